@@ -1,0 +1,43 @@
+"""Errors a user can act on: each says what is wrong, where, and what to do."""
+
+
+class UserError(Exception):
+    """A mistake in what the user gave us. The CLI prints it without a traceback and exits non-zero.
+
+    `problem` names the path and the value; `remedy` is the next thing to try.
+    """
+
+    def __init__(self, problem: str, *, remedy: str) -> None:
+        super().__init__(problem, remedy)
+        self.problem = problem
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.problem}\n  remedy: {self.remedy}"
+
+    def __reduce__(self) -> tuple[object, ...]:  # survives the trip through a Ray worker
+        return (_rebuild, (type(self), self.problem, self.remedy))
+
+
+def _rebuild(kind: type[UserError], problem: str, remedy: str) -> UserError:
+    return kind(problem, remedy=remedy)
+
+
+class InputError(UserError):
+    """Raw text that cannot be read as asked: missing, empty, undecodable."""
+
+
+class CorpusError(UserError):
+    """A built corpus that does not fit what is asked of it: absent, mismatched, too small."""
+
+
+class CorruptBlock(CorpusError):
+    """Stored bytes that do not match the manifest's hash."""
+
+
+class TokenizerError(UserError):
+    """A tokenizer that cannot be trained or loaded as asked."""
+
+
+class PlanError(UserError):
+    """A data plan that cannot be made from this corpus and these settings."""

@@ -1,0 +1,36 @@
+"""`Samples`: rows of different lengths, laid end to end. Never padded; padding is an attention backend's business."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Tokens = NDArray[np.uint16] | NDArray[np.uint32]
+
+
+@dataclass(frozen=True)
+class Samples:
+    """N rows of training data with T tokens and M targets in all.
+
+    Attributes:
+        tokens: [T] uint16 or uint32, the rows' input ids (after masking), row after row, special tokens included.
+        offsets: [N + 1] int64, row i is tokens[offsets[i]:offsets[i + 1]].
+        target_positions: [M] int64, sorted flat indices into `tokens` that the model must predict.
+        target_ids: [M] same dtype as tokens, the original ids there.
+        segment_starts: [N] int32, where the second segment begins inside its row; the row's length if it has none.
+            None for single-segment inputs.
+        pair_label: [N] int8, the sentence-pair label (NSP, SOP); None without pairs.
+        order: [T] int32, factorisation order within the row (permuted LM); None otherwise.
+    """
+
+    tokens: Tokens
+    offsets: NDArray[np.int64]
+    target_positions: NDArray[np.int64]
+    target_ids: Tokens
+    segment_starts: NDArray[np.int32] | None = None
+    pair_label: NDArray[np.int8] | None = None
+    order: NDArray[np.int32] | None = None
+
+    @property
+    def rows(self) -> int:
+        return len(self.offsets) - 1

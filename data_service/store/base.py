@@ -1,0 +1,61 @@
+"""The object store as everything else sees it: keys under one root, whole or by range, put once or replaced.
+
+Local folders and S3 behave alike: a put is atomic (readers see the old bytes or the new ones), a key is
+a slash-separated relative path, and there are no directories.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One stored object: its key relative to the store's root, and its size in bytes."""
+
+    key: str
+    size: int
+
+
+class Store(Protocol):
+    """Objects under a root URI. Every method raises `StoreError` kinds from `data_service.store.errors`."""
+
+    @property
+    def uri(self) -> str: ...
+
+    def at(self, prefix: str) -> "Store":
+        """The same store rooted at `prefix` below this root."""
+        ...
+
+    def get(self, key: str) -> bytes:
+        """The whole object. Raises KeyMissing."""
+        ...
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        """Exactly `length` bytes from byte `start`. Raises KeyMissing, or Truncated if the object ends before."""
+        ...
+
+    def put(self, key: str, data: bytes | memoryview) -> None:
+        """Create or replace atomically."""
+        ...
+
+    def put_if_absent(self, key: str, data: bytes | memoryview) -> bool:
+        """Create atomically; False (and no change) if the key exists. Of any number of racers one wins."""
+        ...
+
+    def put_file(self, key: str, path: Path) -> None:
+        """Upload a local file, in parts where it is large. The object appears only when complete."""
+        ...
+
+    def size(self, key: str) -> int | None:
+        """Size in bytes, None if absent."""
+        ...
+
+    def list(self, prefix: str = "") -> Iterator[Entry]:
+        """All objects whose key starts with `prefix` (a string prefix), in key order."""
+        ...
+
+    def delete(self, key: str) -> None:
+        """Remove; absent is not an error."""
+        ...

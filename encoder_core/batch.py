@@ -1,0 +1,35 @@
+"""`Batch`: what a model sees. Flat tokens; only attention knows about rows."""
+
+from dataclasses import dataclass
+
+from jaxtyping import Int
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Batch:
+    """R rows, T tokens, M targets.
+
+    Attributes:
+        tokens: [T] int64 input ids, row after row.
+        cu_seqlens: [R + 1] int32, row i is tokens[cu_seqlens[i]:cu_seqlens[i + 1]].
+        max_length: longest row, in tokens.
+        positions: [T] int64, index of each token inside its row, from 0.
+        target_positions: [M] int64 flat indices to predict. M may be 0.
+        target_ids: [M] int64 original ids there.
+        segments: [T] int64, 0 for the first segment and 1 for the second; None where the model has no token types.
+        pair_labels: [R] int64, or None.
+    """
+
+    tokens: Int[Tensor, " tokens"]
+    cu_seqlens: Int[Tensor, " rows_plus_1"]
+    max_length: int
+    positions: Int[Tensor, " tokens"]
+    target_positions: Int[Tensor, " targets"]
+    target_ids: Int[Tensor, " targets"]
+    segments: Int[Tensor, " tokens"] | None = None
+    pair_labels: Int[Tensor, " rows"] | None = None
+
+    @property
+    def rows(self) -> int:
+        return self.cu_seqlens.numel() - 1

@@ -1,0 +1,31 @@
+"""Errors a user can act on: each says what is wrong, where, and what to do."""
+
+
+class UserError(Exception):
+    """A mistake in what the user gave us. The CLI prints it without a traceback and exits non-zero.
+
+    `problem` names the path and the value; `remedy` is the next thing to try.
+    """
+
+    def __init__(self, problem: str, *, remedy: str) -> None:
+        super().__init__(problem, remedy)
+        self.problem = problem
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.problem}\n  remedy: {self.remedy}"
+
+    def __reduce__(self) -> tuple[object, ...]:  # survives the trip through a Ray worker
+        return (_rebuild, (type(self), self.problem, self.remedy))
+
+
+def _rebuild(kind: type[UserError], problem: str, remedy: str) -> UserError:
+    return kind(problem, remedy=remedy)
+
+
+class ModelError(UserError):
+    """A model that cannot be built or loaded as asked."""
+
+
+class TrainingError(UserError):
+    """A training setting that cannot work, or a run that cannot go on."""
