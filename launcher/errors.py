@@ -1,0 +1,15 @@
+"""The launcher's own user errors: recipes that cannot work, runs that are not there or have changed."""
+
+from data_service.errors import UserError
+
+
+class RecipeError(UserError):
+    """A recipe that cannot be read, or that asks for an impossible combination."""
+
+
+class RunError(UserError):
+    """A run that does not exist, exists already, or is not what its URI suggests."""
+
+
+class RunChanged(RunError):
+    """The recipe, the corpus or the tokenizer is no longer what the run was started with."""

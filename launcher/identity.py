@@ -1,0 +1,96 @@
+"""Which fields of a recipe are its identity, and which are only how it is operated.
+
+A run may change how it is operated at any restart. A change of identity would make the run a different one,
+and is refused with a diff unless it is forced, on record. Where a corpus lies is operational: what it holds
+is its identity, by fingerprint (`launcher.runs`).
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
+from typing import Literal
+
+from launcher.recipe import Recipe
+
+Kind = Literal["identity", "operational"]
+
+# The one table. The first pattern that matches a dotted path decides; a test covers every field of Recipe.
+FIELDS: tuple[tuple[str, Kind], ...] = (
+    ("name", "operational"),
+    ("seed", "identity"),
+    ("start", "identity"),
+    ("corpus.sources.*.uri", "operational"),
+    ("corpus.*", "identity"),
+    ("tokenizer.*", "operational"),
+    ("model.*", "identity"),
+    ("input.*", "identity"),
+    ("objective.*", "identity"),
+    ("phases.*", "identity"),
+    ("optimizer.*", "identity"),
+    ("schedule.*", "identity"),
+    ("precision", "identity"),
+    ("deterministic", "identity"),
+    ("zero", "operational"),
+    ("stage3_persistence", "operational"),
+    ("microbatch", "identity"),
+    ("activation_checkpointing", "operational"),
+    ("trainers", "operational"),
+    ("data_service.*", "operational"),
+    ("checkpoint.*", "operational"),
+    ("evaluation.*", "operational"),
+    ("logging.*", "operational"),
+)
+
+Flat = dict[str, object]
+
+
+def flatten(data: object, prefix: str = "") -> Flat:
+    """Leaf values by dotted path; list items by index."""
+    return dict(_leaves(data, prefix))
+
+
+def identity(recipe: Recipe) -> Flat:
+    """The identity fields of `recipe`, by dotted path."""
+    return {path: value for path, value in flatten(recipe.to_data()).items() if kind_of(path) == "identity"}
+
+
+def fingerprint(fields: Mapping[str, object]) -> str:
+    """SHA-256 of fields by dotted path, whatever their order."""
+    return hashlib.sha256(json.dumps(dict(fields), sort_keys=True).encode()).hexdigest()
+
+
+def kind_of(path: str) -> Kind:
+    """Raises KeyError for a path that the table does not know."""
+    for pattern, kind in FIELDS:
+        if fnmatchcase(path, pattern):
+            return kind
+    raise KeyError(path)
+
+
+def diff(old: Mapping[str, object], new: Mapping[str, object]) -> list[str]:
+    """One readable line per changed field, in path order: `- model.layers: 12 -> 24`."""
+    lines: list[str] = []
+    for path in sorted(old.keys() | new.keys()):
+        if path not in new:
+            lines.append(f"- {path}: {_show(old[path])} -> (absent)")
+        elif path not in old:
+            lines.append(f"- {path}: (absent) -> {_show(new[path])}")
+        elif old[path] != new[path]:
+            lines.append(f"- {path}: {_show(old[path])} -> {_show(new[path])}")
+    return lines
+
+
+def _leaves(data: object, path: str) -> Iterator[tuple[str, object]]:
+    if isinstance(data, dict) and data:
+        for key, value in data.items():
+            yield from _leaves(value, f"{path}.{key}" if path else str(key))
+    elif isinstance(data, list) and data:
+        for index, value in enumerate(data):
+            yield from _leaves(value, f"{path}.{index}")
+    else:
+        yield path, data
+
+
+def _show(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,246 @@
+"""A recipe: one flat, complete YAML file that says everything a pretraining run is.
+
+The parts that configure a class live beside that class (model, masking, optimizer, schedule); what only a
+whole run has is here. `load` reads a file or a bundled recipe, applies `--set` overrides and refuses what
+cannot work.
+"""
+
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PositiveInt, model_validator
+from pydantic.types import ByteSize
+
+from data_service.samples.masking import MlmMasking
+from encoder_core.families.roberta import RobertaConfig
+from encoder_core.optim.adamw import AdamWConfig
+from encoder_core.optim.lamb import LambConfig
+from encoder_core.optim.schedules import ScheduleConfig
+from launcher.errors import RecipeError
+from launcher.recipe_yaml import Document, override, parse, validate
+
+
+class Strict(BaseModel):
+    """Frozen, and an unknown key is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def _spell_bytes(size: int) -> str:
+    """The exact size in the largest binary unit that divides it: 8589934592 -> "8GiB"."""
+    for shift, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if size and size % (1 << shift) == 0:
+            return f"{size >> shift}{unit}"
+    return f"{size}B"
+
+
+Bytes = Annotated[ByteSize, Field(gt=0), PlainSerializer(_spell_bytes, return_type=str, when_used="always")]
+
+
+class Source(Strict):
+    """One corpus of the mixture. `weight: auto` is in proportion to its tokens."""
+
+    uri: str = Field(min_length=1)
+    weight: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"
+
+
+class Heldout(Strict):
+    """The share of documents kept from training; must be what the corpora were built with."""
+
+    fraction: float = Field(ge=0, lt=0.5)
+
+
+class Corpus(Strict):
+    sources: dict[str, Source] = Field(min_length=1)
+    heldout: Heldout
+
+
+class TokenizerRef(Strict):
+    uri: str = Field(min_length=1)
+
+
+class Input(Strict):
+    """How documents become rows: FULL-SENTENCES may cross documents, DOC-SENTENCES may not."""
+
+    packing: Literal["full_sentences", "doc_sentences"]
+
+
+class Objective(Strict):
+    """What is predicted."""
+
+    mlm: MlmMasking
+
+
+class BatchSize(Strict):
+    """One step's batch: so many rows, or so many tokens (rows then vary)."""
+
+    sequences: PositiveInt | None = None
+    tokens: PositiveInt | None = None
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> "BatchSize":
+        if (self.sequences is None) == (self.tokens is None):
+            raise ValueError("give a batch in sequences or in tokens, exactly one of the two")
+        return self
+
+
+class Phase(Strict):
+    """A stretch of training: optimizer steps, row length in tokens (special tokens included), batch."""
+
+    steps: PositiveInt
+    length: int = Field(ge=8)
+    batch: BatchSize
+
+
+class Optimizer(Strict):
+    """Exactly one of the optimizers."""
+
+    adamw: AdamWConfig | None = None
+    lamb: LambConfig | None = None
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> "Optimizer":
+        if (self.adamw is None) == (self.lamb is None):
+            raise ValueError("choose exactly one optimizer: adamw or lamb")
+        return self
+
+
+class DataService(Strict):
+    """Ray tasks that build windows (`auto`: one per free core), and the memory they may fill ahead."""
+
+    workers: PositiveInt | Literal["auto"] = "auto"
+    memory: Bytes
+
+
+class Every(Strict):
+    """An interval, in steps or in minutes."""
+
+    steps: PositiveInt | None = None
+    minutes: Annotated[float, Field(gt=0)] | None = None
+
+    @model_validator(mode="after")
+    def _at_least_one(self) -> "Every":
+        if self.steps is None and self.minutes is None:
+            raise ValueError("give the interval in steps, in minutes, or both (whichever comes first)")
+        return self
+
+
+class EverySteps(Strict):
+    steps: PositiveInt
+
+
+class Checkpointing(Strict):
+    """When a run saves, and which checkpoints stay: the newest `keep_last`, and multiples of `keep_every`."""
+
+    every: Every
+    keep_last: PositiveInt = 3
+    keep_every: EverySteps | None = None
+
+
+class Evaluation(Strict):
+    """How often the held-out loss is measured, on how many held-out rows (the same ones every time)."""
+
+    every: EverySteps
+    samples: PositiveInt
+
+
+class Logging(Strict):
+    """Seconds that metrics may wait in memory, and whether a local run writes TensorBoard files too."""
+
+    flush_seconds: Annotated[float, Field(gt=0)] = 30.0
+    tensorboard: bool = True
+
+
+class Recipe(Strict):
+    """See recipes/roberta-base.yaml for every key, commented."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    seed: int = Field(ge=0, lt=2**63)
+    start: str = Field(min_length=1)
+    corpus: Corpus
+    tokenizer: TokenizerRef
+    model: RobertaConfig
+    input: Input
+    objective: Objective
+    phases: tuple[Phase, ...] = Field(min_length=1)
+    optimizer: Optimizer
+    schedule: ScheduleConfig
+    precision: Literal["fp32", "bf16"]
+    deterministic: bool = False
+    zero: Literal[0, 1, 2, 3] = 1
+    stage3_persistence: Annotated[int, Field(ge=0)] | None = None
+    microbatch: PositiveInt
+    activation_checkpointing: bool = False
+    trainers: PositiveInt | Literal["auto"] = "auto"
+    data_service: DataService
+    checkpoint: Checkpointing
+    evaluation: Evaluation
+    logging: Logging = Logging()
+
+    @property
+    def total_steps(self) -> int:
+        return sum(phase.steps for phase in self.phases)
+
+    def to_data(self) -> dict[str, object]:
+        """Plain data, complete (defaults written out), in the order of the fields."""
+        return self.model_dump(mode="json")
+
+    def to_yaml(self) -> str:
+        return yaml.safe_dump(self.to_data(), sort_keys=False, allow_unicode=True, width=100)
+
+
+def bundled() -> dict[str, str]:
+    """Name -> YAML text of the recipes that come with Maskfleet."""
+    folder = resources.files("launcher") / "recipes"
+    files = (entry for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+    return {
+        entry.name.removesuffix(".yaml"): entry.read_text("utf-8")
+        for entry in sorted(files, key=lambda e: e.name)
+    }
+
+
+def load(name_or_path: str, assignments: tuple[str, ...] = ()) -> Recipe:
+    """A bundled recipe by name, or a YAML file by path, with `--set` assignments applied.
+
+    Raises RecipeError naming file, line, path, value and remedy of everything wrong with it.
+    """
+    return from_document(override(_read(name_or_path), assignments))
+
+
+def loads(text: str, name: str) -> Recipe:
+    """The recipe in `text`; `name` is what messages call it. Raises RecipeError."""
+    return from_document(parse(text, name))
+
+
+def from_document(document: Document) -> Recipe:
+    """Types and ranges first, then the combinations. Raises RecipeError."""
+    from launcher.recipe_checks import impossible  # it needs Recipe
+
+    recipe = validate(Recipe, document)
+    problems = impossible(recipe)
+    if problems:
+        raise RecipeError(
+            "\n".join(f"{document.where(problem.path)}: {problem.what}" for problem in problems),
+            remedy="; ".join(dict.fromkeys(problem.remedy for problem in problems)),
+        )
+    return recipe
+
+
+def _read(name_or_path: str) -> Document:
+    path = Path(name_or_path)
+    if path.is_file():
+        try:
+            return parse(path.read_text("utf-8"), str(path))
+        except UnicodeDecodeError as error:
+            raise RecipeError(
+                f"{path} is not UTF-8 text: {error.reason}", remedy="save it as UTF-8"
+            ) from error
+    known = bundled()
+    if name_or_path in known:
+        return parse(known[name_or_path], f"{name_or_path}.yaml")
+    raise RecipeError(
+        f"there is no recipe {name_or_path!r}: no such file, and not a bundled recipe",
+        remedy=f"bundled recipes: {', '.join(known)}; or give the path of a YAML file",
+    )

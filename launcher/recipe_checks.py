@@ -1,0 +1,95 @@
+"""Combinations of recipe values that cannot work, each with its path, the reason and a remedy."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from launcher.recipe import Recipe
+from launcher.recipe_yaml import Path
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is wrong at `path`, and what to do about it."""
+
+    path: Path
+    what: str
+    remedy: str
+
+
+def impossible(recipe: Recipe) -> list[Problem]:
+    """Every impossible combination in `recipe`; empty when it can run."""
+    return [
+        *_batches(recipe),
+        *_lengths(recipe),
+        *_schedule(recipe),
+        *_precision(recipe),
+        *_evaluation(recipe),
+    ]
+
+
+def needs_vocabulary(recipe: Recipe, tokenizer_size: int) -> list[Problem]:
+    """The tokenizer's ids must fit the model's embedding table."""
+    vocab = recipe.model.vocab
+    if vocab is None or vocab >= tokenizer_size:
+        return []
+    return [
+        Problem(
+            ("model", "vocab"),
+            f"the tokenizer has {tokenizer_size:,} ids, the model's vocabulary only {vocab:,}",
+            f"set model.vocab to {tokenizer_size} or more, or to null to take the tokenizer's size",
+        )
+    ]
+
+
+def _batches(recipe: Recipe) -> Iterator[Problem]:
+    for index, phase in enumerate(recipe.phases):
+        rows, tokens = phase.batch.sequences, phase.batch.tokens
+        if rows is not None and rows % recipe.microbatch:
+            yield Problem(
+                ("phases", index, "batch", "sequences"),
+                f"a batch of {rows} rows does not divide into microbatches of {recipe.microbatch}",
+                f"use a multiple of {recipe.microbatch}, or change microbatch",
+            )
+        if tokens is not None and tokens < phase.length:
+            yield Problem(
+                ("phases", index, "batch", "tokens"),
+                f"a batch of {tokens} tokens cannot hold one row of {phase.length}",
+                f"use at least {phase.length} tokens",
+            )
+
+
+def _lengths(recipe: Recipe) -> Iterator[Problem]:
+    for index, phase in enumerate(recipe.phases):
+        if phase.length > recipe.model.max_length:
+            yield Problem(
+                ("phases", index, "length"),
+                f"rows of {phase.length} tokens exceed the model's max_length of {recipe.model.max_length}",
+                "shorten the phase's length or raise model.max_length",
+            )
+
+
+def _schedule(recipe: Recipe) -> Iterator[Problem]:
+    if recipe.schedule.warmup > recipe.total_steps:
+        yield Problem(
+            ("schedule", "warmup"),
+            f"a warmup of {recipe.schedule.warmup:,} steps is longer than the run's {recipe.total_steps:,}",
+            "shorten the warmup or add steps to the phases",
+        )
+
+
+def _precision(recipe: Recipe) -> Iterator[Problem]:
+    if recipe.precision == "bf16" and recipe.zero == 0:
+        yield Problem(
+            ("zero",),
+            "bf16 at ZeRO stage 0 would accumulate gradients in bf16, and lose small ones",
+            "use zero: 1 (the default), 2 or 3, or precision: fp32",
+        )
+
+
+def _evaluation(recipe: Recipe) -> Iterator[Problem]:
+    if recipe.corpus.heldout.fraction == 0:
+        yield Problem(
+            ("corpus", "heldout", "fraction"),
+            "evaluation needs held-out documents, and none are kept",
+            "build the corpora with a held-out fraction above 0 and state it here",
+        )

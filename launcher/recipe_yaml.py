@@ -1,0 +1,256 @@
+"""Reads a recipe's YAML so that every mistake can be named by file, line, path, value and remedy.
+
+The text is composed into nodes first (they know their lines, and duplicate keys are still visible there),
+then turned into plain data, and validated by pydantic in strict JSON mode: `layers: "12"` and `seed: true`
+are mistakes, not conversions.
+"""
+
+import difflib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from launcher.errors import RecipeError
+
+Path = tuple[str | int, ...]
+M = TypeVar("M", bound=BaseModel)
+
+_MISSING = object()
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader that also reads `6e-4` as a number (YAML 1.1 wants `6.0e-4`)."""
+
+
+_FLOAT = re.compile(r"^[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)$")
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
+
+
+@dataclass(frozen=True)
+class Document:
+    """Plain data, and where in which text each path of it was written.
+
+    Attributes:
+        data: mappings, lists and scalars.
+        name: file name (or bundled recipe's name) for messages.
+        lines: path -> line number, from 1.
+        overridden: paths set by `--set`, which have no line.
+    """
+
+    data: dict[str, object]
+    name: str
+    lines: Mapping[Path, int]
+    overridden: frozenset[Path] = field(default_factory=frozenset)
+
+    def where(self, path: Path) -> str:
+        """`file:line: a.b.c`, or `--set a.b.c` where the value came from the command line."""
+        for cut in range(len(path), 0, -1):
+            if path[:cut] in self.overridden:
+                return f"--set {dotted(path)}"
+            if path[:cut] in self.lines:
+                return f"{self.name}:{self.lines[path[:cut]]}: {dotted(path)}"
+        return f"{self.name}: {dotted(path)}" if path else self.name
+
+
+def dotted(path: Path) -> str:
+    return ".".join(str(part) for part in path)
+
+
+def parse(text: str, name: str) -> Document:
+    """The document in `text`. Raises RecipeError for broken YAML, duplicate keys, no mapping at the top."""
+    try:
+        node = yaml.compose(text, Loader=_Loader)
+        data = yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        raise RecipeError(
+            f"{name} is not valid YAML: {_one_line(error)}", remedy="fix the YAML there"
+        ) from error
+    if not isinstance(node, yaml.MappingNode) or not isinstance(data, dict):
+        raise RecipeError(
+            f"{name} holds {type(data).__name__} at the top, not a mapping",
+            remedy="start from a complete recipe: maskfleet recipe show roberta-base",
+        )
+    lines: dict[Path, int] = {}
+    _collect_lines(node, (), lines, name)
+    return Document(data, name, lines)
+
+
+def override(document: Document, assignments: Sequence[str]) -> Document:
+    """`document` with each `a.b=value` applied; values are YAML (`null`, `[1, 2]`, `{minutes: 5}`)."""
+    data: dict[str, object] = json.loads(json.dumps(document.data))
+    paths = set(document.overridden)
+    for assignment in assignments:
+        path, value = _assignment(assignment)
+        _assign(data, path, value, assignment)
+        paths.add(path)
+    return Document(data, document.name, document.lines, frozenset(paths))
+
+
+def validate(model: type[M], document: Document) -> M:
+    """`document` as `model`. Raises RecipeError naming every mistake at once."""
+    try:
+        encoded = json.dumps(document.data)
+    except TypeError as error:
+        raise RecipeError(
+            f"{document.name}: {error}", remedy="recipes hold mappings, lists, strings, numbers and booleans"
+        ) from error
+    try:
+        return model.model_validate_json(encoded, strict=True)
+    except ValidationError as error:
+        schema = model.model_json_schema()
+        found = [_explain(detail, document, schema) for detail in error.errors()]
+    raise RecipeError(
+        "\n".join(problem for problem, _ in found),
+        remedy="; ".join(dict.fromkeys(remedy for _, remedy in found)),
+    )
+
+
+def _one_line(error: yaml.YAMLError) -> str:
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        mark = error.problem_mark
+        return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}"
+    return str(error)
+
+
+def _collect_lines(node: yaml.Node, path: Path, lines: dict[Path, int], name: str) -> None:
+    if isinstance(node, yaml.MappingNode):
+        seen: set[str] = set()
+        for key_node, value in node.value:
+            key, line = str(key_node.value), key_node.start_mark.line + 1
+            if key in seen:
+                raise RecipeError(
+                    f"{name}:{line}: {dotted((*path, key))} is given twice", remedy="keep one of the two"
+                )
+            seen.add(key)
+            lines[(*path, key)] = line
+            _collect_lines(value, (*path, key), lines, name)
+    elif isinstance(node, yaml.SequenceNode):
+        for index, item in enumerate(node.value):
+            lines[(*path, index)] = item.start_mark.line + 1
+            _collect_lines(item, (*path, index), lines, name)
+
+
+def _assignment(text: str) -> tuple[Path, object]:
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise RecipeError(f"--set {text!r} is not an assignment", remedy="write --set a.b=value")
+    path = tuple(int(part) if part.isdigit() else part for part in key.strip().split("."))
+    try:
+        return path, yaml.load(value, Loader=_Loader)
+    except yaml.YAMLError as error:
+        raise RecipeError(
+            f"--set {text!r}: the value is not valid YAML: {_one_line(error)}",
+            remedy="quote it for the shell and YAML",
+        ) from error
+
+
+def _assign(data: dict[str, object], path: Path, value: object, assignment: str) -> None:
+    node: object = data
+    for depth, part in enumerate(path):
+        last = depth == len(path) - 1
+        if isinstance(node, dict):
+            if not last and node.get(str(part)) is None:
+                node[str(part)] = {}
+            if last:
+                node[str(part)] = value
+            node = node[str(part)]
+        elif isinstance(node, list) and isinstance(part, int) and part < len(node):
+            if last:
+                node[part] = value
+            node = node[part]
+        else:
+            raise RecipeError(
+                f"--set {assignment!r}: {dotted(path[:depth]) or 'the recipe'} has no {part!r}",
+                remedy="name an existing key, or set the whole value above it",
+            )
+
+
+def _explain(detail: ErrorDetails, document: Document, schema: dict[str, object]) -> tuple[str, str]:
+    path = _data_path(detail["loc"], document.data, detail["type"])
+    where = document.where(path)
+    value = _value_at(document.data, path)
+    if detail["type"] == "extra_forbidden":
+        return f"{where} is not a key of a recipe", _did_you_mean(str(path[-1]), path[:-1], schema)
+    if detail["type"] == "missing":
+        return f"{where} is missing", f"add {dotted(path)}; maskfleet recipe show prints complete recipes"
+    message = detail["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
+    shown = "" if isinstance(value, dict | list) or value is _MISSING else f" = {json.dumps(value)}"
+    return f"{where}{shown}: {message[:1].lower()}{message[1:]}", f"correct {dotted(path) or 'the recipe'}"
+
+
+def _data_path(location: Path, data: object, kind: str) -> Path:
+    """The error's path in the data: pydantic puts union tags in between, which the data does not have."""
+    path: list[str | int] = []
+    for depth, part in enumerate(location):
+        child = _child(data, part)
+        missing_key = kind == "missing" and depth == len(location) - 1
+        if child is not _MISSING or missing_key:
+            path.append(part)
+            data = child
+    return tuple(path)
+
+
+def _value_at(data: object, path: Path) -> object:
+    for part in path:
+        data = _child(data, part)
+    return data
+
+
+def _child(data: object, part: str | int) -> object:
+    if isinstance(data, dict):
+        return data.get(part, _MISSING)
+    if isinstance(data, list) and isinstance(part, int) and part < len(data):
+        return data[part]
+    return _MISSING
+
+
+def _did_you_mean(key: str, parent: Path, schema: dict[str, object]) -> str:
+    known = sorted(keys_at(schema, parent))
+    close = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
+    listed = f"keys of {dotted(parent) or 'a recipe'}: {', '.join(known)}"
+    return f"did you mean {close[0]}? ({listed})" if close else f"remove it ({listed})"
+
+
+def keys_at(schema: dict[str, object], path: Path) -> set[str]:
+    """Property names a JSON schema allows at `path` (in any variant of a union)."""
+    nodes = _variants(schema, schema)
+    for part in path:
+        nodes = [
+            variant
+            for node in nodes
+            for child in _children(node, part)
+            for variant in _variants(child, schema)
+        ]
+    return {key for node in nodes for key in _mapping(node.get("properties"))}
+
+
+def _mapping(value: object) -> dict[str, object]:
+    return value if isinstance(value, dict) else {}
+
+
+def _children(node: dict[str, object], part: str | int) -> list[dict[str, object]]:
+    candidates = (
+        _mapping(node.get("properties")).get(str(part)),
+        node.get("additionalProperties"),
+        node.get("items"),
+    )
+    return [child for child in candidates if isinstance(child, dict)]
+
+
+def _variants(node: dict[str, object], root: dict[str, object]) -> list[dict[str, object]]:
+    reference = node.get("$ref")
+    if isinstance(reference, str):
+        name = reference.rsplit("/", 1)[-1]
+        return _variants(_mapping(_mapping(root.get("$defs")).get(name)), root)
+    options = [option for key in ("anyOf", "oneOf", "allOf") for option in _listed(node.get(key))]
+    return [variant for option in options for variant in _variants(option, root)] or [node]
+
+
+def _listed(value: object) -> list[dict[str, object]]:
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
