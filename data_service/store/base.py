@@ -4,7 +4,7 @@ Local folders and S3 behave alike: a put is atomic (readers see the old bytes or
 a slash-separated relative path, and there are no directories.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -33,7 +33,7 @@ class Store(Protocol):
         ...
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        """Exactly `length` bytes from byte `start`. Raises KeyMissing, or Truncated if the object ends before."""
+        """Exactly `length` bytes from byte `start`. Raises KeyMissing; Truncated if the object ends before."""
         ...
 
     def put(self, key: str, data: bytes | memoryview) -> None:
@@ -42,6 +42,10 @@ class Store(Protocol):
 
     def put_if_absent(self, key: str, data: bytes | memoryview) -> bool:
         """Create atomically; False (and no change) if the key exists. Of any number of racers one wins."""
+        ...
+
+    def put_buffers(self, key: str, buffers: Sequence[memoryview]) -> None:
+        """Create or replace atomically an object of any size: contiguous buffers laid end to end."""
         ...
 
     def put_file(self, key: str, path: Path) -> None:
@@ -58,4 +62,12 @@ class Store(Protocol):
 
     def delete(self, key: str) -> None:
         """Remove; absent is not an error."""
+        ...
+
+    def remove_leftovers(self, prefix: str, *, older_than_s: float) -> int:
+        """Free what writes under `prefix` that never finished still occupy; returns how many there were.
+
+        Leftovers are invisible to every other method. Those younger than `older_than_s` seconds are kept:
+        their writer may be alive.
+        """
         ...

@@ -1,0 +1,75 @@
+"""What can go wrong with stored objects. Every message names the full URI and what to do."""
+
+from data_service.errors import UserError
+
+
+class StoreError(UserError):
+    """An object store that does not do what was asked of it."""
+
+
+class KeyMissing(StoreError):
+    """The object does not exist."""
+
+    @classmethod
+    def at(cls, uri: str) -> "KeyMissing":
+        return cls(
+            f"{uri} does not exist", remedy="check the URI; list the folder above it to see what is there"
+        )
+
+
+class Truncated(StoreError):
+    """The object is shorter than what should be read from it."""
+
+    @classmethod
+    def at(cls, uri: str, start: int, length: int, size: int) -> "Truncated":
+        problem = f"{uri} ends at byte {size}, but bytes {start} to {start + length} are needed"
+        return cls(problem, remedy="the object was cut short: restore it from a copy or write it again")
+
+
+class AccessDenied(StoreError):
+    """The store knows the object and refuses us."""
+
+    @classmethod
+    def at(cls, uri: str, reason: str) -> "AccessDenied":
+        return cls(
+            f"no permission for {uri}: {reason}", remedy="check the permissions or the credentials in use"
+        )
+
+
+class CredentialsExpired(AccessDenied):
+    """Credentials that were valid once. Retried, because whoever issues them may renew them meanwhile."""
+
+    @classmethod
+    def at(cls, uri: str, reason: str) -> "CredentialsExpired":
+        remedy = (
+            "renew the credentials where boto3 finds them (environment, ~/.aws, instance role), start again"
+        )
+        return cls(f"the credentials for {uri} have expired: {reason}", remedy=remedy)
+
+
+class OutOfSpace(StoreError):
+    """No room for the object. What was stored before is unharmed."""
+
+    @classmethod
+    def at(cls, uri: str, reason: str) -> "OutOfSpace":
+        return cls(
+            f"no space left to write {uri}: {reason}",
+            remedy="free space or raise the quota, then start again",
+        )
+
+
+class StoreUnavailable(StoreError):
+    """The store did not answer properly, after all retries."""
+
+    @classmethod
+    def at(cls, uri: str, reason: str) -> "StoreUnavailable":
+        where = "the network and the endpoint (AWS_ENDPOINT_URL)" if "://" in uri else "the disk or the mount"
+        return cls(f"cannot reach {uri}: {reason}", remedy=f"check {where}, then start again")
+
+
+class BadUri(StoreError):
+    """A URI or key that names no possible object."""
+
+    @classmethod
+    def at(cls, uri: str, reason: str) -> "BadUri":
+        return cls(f"{uri!r}: {reason}", remedy="use another name below a folder or s3://bucket/prefix")

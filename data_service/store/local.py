@@ -1,0 +1,239 @@
+"""A folder as an object store.
+
+A write goes to a temporary file in the target's folder, is flushed to the disk, and only then gets its name:
+by `rename` where it may replace, by `link` where it must not, which fails atomically if the name is taken.
+"""
+
+import errno
+import os
+import shutil
+import stat
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import uuid4
+
+from data_service.store.base import Entry
+from data_service.store.errors import (
+    AccessDenied,
+    BadUri,
+    KeyMissing,
+    OutOfSpace,
+    StoreUnavailable,
+    Truncated,
+)
+from data_service.store.keys import TEMPORARY, checked, child
+
+_DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_ATTEMPTS = 100  # to write into a folder that deletes keep taking away
+_ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
+
+
+@dataclass(frozen=True)
+class LocalStore:
+    """Objects are files below `root`, an absolute folder that the first write creates. See `Store`."""
+
+    root: Path
+
+    @property
+    def uri(self) -> str:
+        return str(self.root)
+
+    def at(self, prefix: str) -> "LocalStore":
+        return LocalStore(self.root / checked(self.uri, child(prefix, "")))
+
+    def get(self, key: str) -> bytes:
+        path = self._path(key)
+        with _translated(path):
+            return path.read_bytes()
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        path = self._path(key)
+        with _translated(path), path.open("rb", buffering=0) as file:
+            data = os.pread(file.fileno(), length, start)
+            while len(data) < length:  # one read returns at most 2 GiB
+                more = os.pread(file.fileno(), length - len(data), start + len(data))
+                if not more:
+                    raise Truncated.at(str(path), start, length, os.fstat(file.fileno()).st_size)
+                data += more
+            return data
+
+    def put(self, key: str, data: bytes | memoryview) -> None:
+        self.put_buffers(key, [memoryview(data)])
+
+    def put_buffers(self, key: str, buffers: Sequence[memoryview]) -> None:
+        self._write(key, lambda file: _write_all(file, buffers), os.replace)
+
+    def put_file(self, key: str, path: Path) -> None:
+        self._write(key, lambda file: _copy(path, file), os.replace)
+
+    def put_if_absent(self, key: str, data: bytes | memoryview) -> bool:
+        try:
+            self._write(key, lambda file: _write_all(file, [memoryview(data)]), _link)
+        except FileExistsError:
+            return False
+        return True
+
+    def size(self, key: str) -> int | None:
+        path = self._path(key)
+        try:
+            with _translated(path):
+                status = path.stat()
+        except KeyMissing:
+            return None
+        return None if stat.S_ISDIR(status.st_mode) else status.st_size
+
+    def list(self, prefix: str = "") -> Iterator[Entry]:
+        folder, _, start = prefix.rpartition("/")
+        if folder:
+            checked(self.uri, folder)
+        yield from _walk(self.root / folder, f"{folder}/" if folder else "", start)
+
+    def delete(self, key: str) -> None:
+        path = self._path(key)
+        try:
+            with _translated(path):
+                path.unlink()
+        except KeyMissing:
+            return
+        _remove_empty(path.parent, self.root)
+
+    def remove_leftovers(self, prefix: str, *, older_than_s: float) -> int:
+        count = 0
+        deadline = time.time() - older_than_s
+        base = self.root / checked(self.uri, child(prefix, "")) if prefix else self.root
+        for folder, _, names in os.walk(base):
+            for path in (Path(folder, name) for name in names if name.startswith(TEMPORARY)):
+                with _translated(path), suppress(FileNotFoundError):  # its writer may finish meanwhile
+                    if path.stat().st_mtime < deadline:
+                        path.unlink()
+                        count += 1
+            _remove_empty(Path(folder), self.root)
+        return count
+
+    def _path(self, key: str) -> Path:
+        return self.root / checked(self.uri, key)
+
+    def _write(self, key: str, fill: Callable[[int], None], publish: Callable[[Path, Path], None]) -> None:
+        target = self._path(key)
+        with _translated(target, writing=True):
+            temporary, descriptor = _open_temporary(target.parent)
+            try:
+                try:
+                    fill(descriptor)
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
+                publish(temporary, target)
+                _flush_folder(target.parent)
+            finally:
+                temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def _translated(path: Path, *, writing: bool = False) -> Iterator[None]:
+    """Turns the system's errors about `path` into ours. FileExistsError passes: it is an answer."""
+    try:
+        yield
+    except FileExistsError:
+        raise
+    except OSError as error:
+        reason = error.strerror or str(error)
+        if error.errno in _DENIED:
+            raise AccessDenied.at(str(path), reason) from error
+        if error.errno in _FULL:
+            raise OutOfSpace.at(str(path), reason) from error
+        if error.errno in _ABSENT and not writing:
+            raise KeyMissing.at(str(path)) from error
+        if error.errno in (*_ABSENT, errno.ENAMETOOLONG):
+            raise BadUri.at(str(path), f"cannot be written as a file ({reason})") from error
+        raise StoreUnavailable.at(str(path), reason) from error
+
+
+def _open_temporary(folder: Path) -> tuple[Path, int]:
+    for attempt in range(_ATTEMPTS):
+        path = folder / f"{TEMPORARY}{uuid4().hex}"
+        try:
+            _make_folder(folder)
+            return path, os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        except FileNotFoundError:  # a delete took the folder away because it was empty
+            if attempt == _ATTEMPTS - 1:
+                raise
+    raise AssertionError("unreachable")
+
+
+def _make_folder(folder: Path) -> None:
+    """Creates the folder and those above it, flushed like what they will hold."""
+    if folder.is_dir():
+        return
+    _make_folder(folder.parent)
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        if not folder.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, "a file is in the way", str(folder)) from None
+    _flush_folder(folder.parent)
+
+
+def _flush_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _write_all(descriptor: int, buffers: Sequence[memoryview]) -> None:
+    for buffer in buffers:
+        rest = buffer.cast("B")
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+
+
+def _copy(source: Path, descriptor: int) -> None:
+    with source.open("rb") as reader, os.fdopen(os.dup(descriptor), "wb") as writer:
+        shutil.copyfileobj(reader, writer, 1 << 20)
+
+
+def _link(temporary: Path, target: Path) -> None:
+    if target.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "a folder is in the way", str(target))
+    try:
+        os.link(temporary, target)
+    except FileExistsError:
+        # NFS repeats a request whose answer was lost, and the repetition finds our own link.
+        if os.stat(temporary).st_nlink != 2:
+            raise
+
+
+def _walk(folder: Path, above: str, start: str) -> Iterator[Entry]:
+    """Files below `folder` in key order, their keys beginning with `above`, their first part with `start`."""
+    try:
+        with _translated(folder), os.scandir(folder) as found:
+            entries = [e for e in found if e.name.startswith(start) and not e.name.startswith(TEMPORARY)]
+    except KeyMissing:
+        return
+    named = sorted((entry.name + "/" * entry.is_dir(), entry) for entry in entries)
+    for name, entry in named:
+        if name.endswith("/"):
+            yield from _walk(folder / entry.name, above + name, "")
+            continue
+        try:
+            with _translated(folder / name):
+                size = entry.stat().st_size
+        except KeyMissing:
+            continue  # deleted since
+        yield Entry(above + name, size)
+
+
+def _remove_empty(folder: Path, root: Path) -> None:
+    """Removes folders that hold nothing any more, up to the root: a store has no folders of its own."""
+    while folder != root:
+        try:
+            folder.rmdir()
+        except OSError:
+            return  # not empty, or somebody was faster: both are fine
+        folder = folder.parent

@@ -1,0 +1,40 @@
+"""From a URI to a store."""
+
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from data_service.store.base import Store
+from data_service.store.errors import BadUri
+from data_service.store.local import LocalStore
+
+
+def open_store(uri: str | Path, *, patience_s: float = 120.0) -> Store:
+    """The store at a folder, `file:///folder` or `s3://bucket/prefix`. Nothing is contacted or created yet.
+
+    `patience_s` bounds how long a request to a remote store is retried before it fails.
+
+    Raises:
+        BadUri: the scheme is unknown, or the bucket or folder is missing from the URI.
+    """
+    text = str(uri)
+    if "://" not in text:
+        if not text:
+            raise BadUri.at(text, "an empty URI")
+        return LocalStore(Path(text).expanduser().absolute())
+    parts = urlsplit(text)
+    if parts.scheme == "file":
+        if parts.netloc not in ("", "localhost") or not parts.path:
+            raise BadUri.at(text, "a file URI has three slashes and an absolute folder")
+        return LocalStore(Path(unquote(parts.path)))
+    if parts.scheme == "s3":
+        return _open_s3(text, patience_s)
+    raise BadUri.at(text, f"unknown scheme {parts.scheme!r}")
+
+
+def _open_s3(uri: str, patience_s: float) -> Store:
+    from data_service.store.s3 import S3Store  # boto3 takes a third of a second to import
+
+    bucket, _, prefix = uri.removeprefix("s3://").partition("/")
+    if not bucket:
+        raise BadUri.at(uri, "no bucket")
+    return S3Store(bucket, prefix.strip("/"), patience_s)
