@@ -79,7 +79,7 @@ def human_count(value: float) -> str:
     """1234567 -> "1.2M"."""
     for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
-            return f"{value / size:.1f}{unit}"
+            return f"{value / size:.1f}".removesuffix(".0") + unit
     return f"{value:.0f}"
 
 

@@ -1,0 +1,58 @@
+"""What a run reads: its corpora and its tokenizer, checked against the recipe and against each other."""
+
+from pydantic import BaseModel, ConfigDict
+
+from data_service.errors import CorpusError, TokenizerError
+from data_service.shards.manifest import Manifest
+from data_service.shards.manifest_file import load_manifest
+from data_service.store.open import open_store
+from data_service.tokenizers.load import load_tokenizer
+from launcher.errors import RecipeError
+from launcher.recipe import Recipe
+from launcher.recipe_checks import needs_vocabulary
+
+
+class Inputs(BaseModel):
+    """Content fingerprints: manifest by source name, and the tokenizer's hash."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    corpora: dict[str, str]
+    tokenizer: str
+
+
+def read_inputs(recipe: Recipe) -> Inputs:
+    """Fingerprints of everything `recipe` reads.
+
+    Raises:
+        CorpusError: no corpus there, damaged, made by another tokenizer, or with another held-out share.
+        TokenizerError: no tokenizer there.
+        RecipeError: the tokenizer has more ids than the model.
+        StoreError: a store cannot be read.
+    """
+    tokenizer = load_tokenizer(recipe.tokenizer.uri)
+    problems = needs_vocabulary(recipe, tokenizer.vocab_size)
+    if problems:
+        raise RecipeError(f"model.vocab: {problems[0].what}", remedy=problems[0].remedy)
+    corpora: dict[str, str] = {}
+    for name, source in recipe.corpus.sources.items():
+        manifest = load_manifest(open_store(source.uri))
+        _check_corpus(manifest, source.uri, recipe, tokenizer.hash)
+        corpora[name] = manifest.fingerprint
+    return Inputs(corpora=corpora, tokenizer=tokenizer.hash)
+
+
+def _check_corpus(manifest: Manifest, uri: str, recipe: Recipe, tokenizer_hash: str) -> None:
+    if manifest.tokenizer_hash != tokenizer_hash:
+        raise TokenizerError(
+            f"{uri} was built with another tokenizer ({manifest.tokenizer_hash[:12]}) than "
+            f"{recipe.tokenizer.uri} ({tokenizer_hash[:12]})",
+            remedy=f"set tokenizer.uri to {uri.rstrip('/')}/tokenizer, or build the corpus again",
+        )
+    stated = recipe.corpus.heldout.fraction
+    if manifest.heldout_fraction != stated:
+        raise CorpusError(
+            f"{uri} keeps {manifest.heldout_fraction:g} of its documents from training, "
+            f"the recipe's corpus.heldout.fraction says {stated:g}",
+            remedy=f"set corpus.heldout.fraction to {manifest.heldout_fraction:g}, or build the corpus again",
+        )

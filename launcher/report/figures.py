@@ -1,0 +1,129 @@
+"""The numbers of a report, from a run's history: throughput, waiting, goodput, and every interruption."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from launcher.history import History, Record
+
+Floats = NDArray[np.float64]
+
+_BEGINS = ("start", "resume")
+_ORDERLY = ("stop", "end")
+
+
+@dataclass(frozen=True)
+class Interruption:
+    """A time the run stopped training before its end, and how it came back.
+
+    Attributes:
+        time: when, seconds since the epoch, as near as the events tell.
+        attempt: the attempt that was interrupted.
+        cause: what is known about it.
+        resumed_from: the step that training went on from; None if it has not.
+        downtime: seconds until training went on; None if it has not.
+    """
+
+    time: float
+    attempt: int
+    cause: str
+    resumed_from: int | None
+    downtime: float | None
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a report states in numbers.
+
+    Attributes:
+        steps: steps done on the committed lineage.
+        tokens: tokens those steps trained on.
+        tokens_per_second: median over the steps.
+        data_wait: share of the step time spent waiting for data (slowest rank).
+        wall_seconds: from the first start to the last thing on record.
+        goodput: share of that time spent in steps that count; None without events.
+        repeated: steps that had to be done again after interruptions.
+        skipped: steps without an update, gradients not finite.
+        blocked_seconds: time that checkpoints kept training waiting.
+    """
+
+    steps: int
+    tokens: int
+    tokens_per_second: float
+    data_wait: float
+    wall_seconds: float
+    goodput: float | None
+    repeated: int
+    skipped: int
+    blocked_seconds: float
+
+
+def column(records: Sequence[Record], name: str) -> Floats:
+    """[n] float64; NaN where a record has no number under `name`."""
+    values = (record.get(name) for record in records)
+    return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
+
+
+def measure(history: History) -> Figures:
+    """The figures of a history; zeros before the first step."""
+    seconds, tokens = column(history.steps, "seconds"), column(history.steps, "tokens")
+    busy = float(seconds.sum())
+    wall = _wall_seconds(history, busy)
+    commits = [event for event in history.events if event["kind"] == "commit"]
+    return Figures(
+        steps=len(seconds),
+        tokens=int(tokens.sum()),
+        tokens_per_second=float(np.median(tokens / np.maximum(seconds, 1e-9))) if busy else 0.0,
+        data_wait=float(column(history.steps, "data_wait").sum()) / busy if busy else 0.0,
+        wall_seconds=wall,
+        goodput=min(1.0, busy / wall) if busy and wall else None,
+        repeated=history.repeated,
+        skipped=sum(bool(record["skipped"]) for record in history.steps),
+        blocked_seconds=sum(float(event.get("blocked", 0.0)) for event in commits),
+    )
+
+
+def interruptions(history: History) -> list[Interruption]:
+    """Every gap between one attempt and the next, and the one that a stopped run is in."""
+    events = [event for event in history.events if event["attempt"] > 0]
+    begins = [index for index, event in enumerate(events) if event["kind"] in _BEGINS]
+    found = []
+    for number, begin in enumerate(begins):
+        last = number + 1 == len(begins)
+        end = len(events) if last else begins[number + 1]
+        if not last:
+            found.append(_interruption(events[begin:end], events[end]))
+        elif events[-1]["kind"] == "stop":
+            found.append(_interruption(events[begin:], None))
+    return found
+
+
+def _interruption(attempt: Sequence[Record], following: Record | None) -> Interruption:
+    """`attempt` is one attempt's events; `following` the begin of the next one."""
+    told = next((event for event in reversed(attempt) if event["kind"] in ("stop", "restart")), None)
+    closing = told or attempt[-1]
+    time = float(closing["time"])
+    return Interruption(
+        time=time,
+        attempt=int(attempt[0]["attempt"]),
+        cause=_cause(told),
+        resumed_from=None if following is None else int(following.get("step", 0)),
+        downtime=None if following is None else float(following["time"]) - time,
+    )
+
+
+def _cause(event: dict[str, Any] | None) -> str:
+    if event is None:
+        return "killed without notice (last sign of life shown)"
+    reason = str(event.get("reason") or event.get("cause") or "")
+    return {"stop": "asked to stop", "restart": "restarted"}[event["kind"]] + (
+        f": {reason}" if reason else ""
+    )
+
+
+def _wall_seconds(history: History, busy: float) -> float:
+    times = [float(event["time"]) for event in history.events if event["attempt"] > 0]
+    return max(times) - min(times) if len(times) > 1 else busy

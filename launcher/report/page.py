@@ -1,0 +1,175 @@
+"""The report: one HTML file that stands alone. What happened in a run, for the person who has to judge it."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from html import escape
+
+from launcher.history import History, Record
+from launcher.progress import human_count, human_duration
+from launcher.report.chart import draw
+from launcher.report.curves import charts
+from launcher.report.figures import Figures, Interruption, interruptions, measure
+from launcher.report.style import CSS
+from launcher.report.timeline import draw_timeline
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What the page is about.
+
+    Attributes:
+        name, uri, created: of the run.
+        total_steps: what the recipe asks for.
+        recipe: its YAML text.
+        facts: further lines for the last section: fingerprints, versions.
+        baselines: reference losses on the held-out targets in nats, by name ("unigram", "left bigram").
+    """
+
+    name: str
+    uri: str
+    created: str
+    total_steps: int
+    recipe: str
+    facts: dict[str, str]
+    baselines: dict[str, float]
+
+
+def render(subject: Subject, history: History, now: datetime) -> str:
+    """The page's HTML."""
+    figures, gaps = measure(history), interruptions(history)
+    marks = tuple(float(gap.resumed_from) for gap in gaps if gap.resumed_from is not None)
+    curves = "".join(draw(chart) for chart in charts(history, subject.baselines, marks))
+    sections = [
+        _header(subject, history, figures, now),
+        _tiles(subject, history, figures, gaps),
+        f'<div class="charts">{curves}{draw_timeline(history)}</div>',
+        _interruptions(gaps),
+        _checkpoints([event for event in history.events if event["kind"] == "commit"]),
+        _changes([event for event in history.events if event["kind"].endswith("_changed")]),
+        _configuration(subject),
+    ]
+    title = escape(f"{subject.name} - Maskfleet")
+    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>'
+    body = f"<body><main>{''.join(sections)}</main></body>"
+    return f'<!doctype html><html lang="en"><head>{head}<style>{CSS}</style></head>{body}</html>\n'
+
+
+def _header(subject: Subject, history: History, figures: Figures, now: datetime) -> str:
+    done = figures.steps >= subject.total_steps
+    last = history.events[-1]["kind"] if history.events else ""
+    state = "finished" if done else "stopped" if last == "stop" else "not finished"
+    badge = f'<span class="state{"" if done else " open"}">{state}</span>'
+    when = f"created {escape(subject.created)}, report of {now.astimezone(UTC).isoformat(timespec='seconds')}"
+    return (
+        f"<header><h1>{escape(subject.name)}</h1>{badge}</header>"
+        f'<p class="soft"><code>{escape(subject.uri)}</code><br>{when}</p>'
+    )
+
+
+def _tiles(subject: Subject, history: History, figures: Figures, gaps: Sequence[Interruption]) -> str:
+    tiles = [(f"{figures.steps:,}", f"of {subject.total_steps:,} steps")]
+    if history.evaluations:
+        loss = float(history.evaluations[-1]["loss"])
+        tiles.append(
+            (f"{loss:.3f}", f"held-out loss, perplexity {history.evaluations[-1]['perplexity']:.1f}")
+        )
+        for name, baseline in subject.baselines.items():
+            side = "below" if loss <= baseline else "above"
+            tiles.append((f"{abs(baseline - loss):.2f} nat", f"{side} the {name} baseline"))
+    goodput = "-" if figures.goodput is None else f"{figures.goodput:.1%}"
+    tiles += [
+        (human_count(figures.tokens), "tokens trained on"),
+        (human_count(figures.tokens_per_second), "tokens/s, median step"),
+        (f"{figures.data_wait:.1%}", "of step time waiting for data"),
+        (human_duration(figures.wall_seconds), "wall time"),
+        (goodput, "goodput: steps that count"),
+        (str(len(gaps)), f"interruptions, {figures.repeated:,} steps repeated"),
+    ]
+    if figures.skipped:
+        tiles.append((f"{figures.skipped:,}", "steps skipped, gradients not finite"))
+    return (
+        '<div class="tiles">'
+        + "".join(f'<div class="tile"><b>{b}</b><span>{s}</span></div>' for b, s in tiles)
+        + "</div>"
+    )
+
+
+def _interruptions(gaps: Sequence[Interruption]) -> str:
+    if not gaps:
+        return '<h2>Interruptions</h2><p class="soft">None.</p>'
+    rows = [
+        (
+            _time(gap.time),
+            str(gap.attempt),
+            gap.cause,
+            "not yet" if gap.resumed_from is None else f"{gap.resumed_from:,}",
+            "-" if gap.downtime is None else human_duration(gap.downtime),
+        )
+        for gap in gaps
+    ]
+    return "<h2>Interruptions</h2>" + _table(
+        ("when (UTC)", "attempt", "cause", "resumed at step", "gap"), rows, 2
+    )
+
+
+def _checkpoints(commits: Sequence[Record]) -> str:
+    if not commits:
+        return '<h2>Checkpoints</h2><p class="soft">None committed yet.</p>'
+    rows = [
+        (
+            _time(float(event["time"])),
+            f"{event['step']:,}",
+            f"{float(event['seconds']):.2f} s",
+            f"{float(event['blocked']) * 1e3:.0f} ms",
+        )
+        for event in commits[-12:]
+    ]
+    blocked = sum(float(event["blocked"]) for event in commits)
+    line = (
+        f"{len(commits):,} committed, training kept waiting for {human_duration(blocked)} in all; the newest:"
+    )
+    heads = ("when (UTC)", "step", "written in", "training waited")
+    return f'<h2>Checkpoints</h2><p class="soft">{line}</p>' + _table(heads, rows, 1)
+
+
+def _changes(events: Sequence[Record]) -> str:
+    if not events:
+        return ""
+    rows = [
+        (
+            _time(float(event["time"])),
+            "identity" if event["kind"] == "identity_changed" else "operation",
+            line,
+        )
+        for event in events
+        for line in event["changes"]
+    ]
+    return "<h2>Changes on record</h2>" + _table(("when (UTC)", "kind", "change"), rows, 3)
+
+
+def _configuration(subject: Subject) -> str:
+    rows = [(name, value) for name, value in subject.facts.items()]
+    recipe = f"<summary>recipe.yaml, as resolved</summary><pre>{escape(subject.recipe)}</pre>"
+    return "<h2>Configuration</h2>" + _table(("what", "value"), rows, 2) + f"<details open>{recipe}</details>"
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], first_number: int) -> str:
+    """Columns from `first_number` on that hold numbers only are set right-aligned."""
+    body = list(rows)
+    numeric = {
+        index
+        for index in range(first_number, len(heads))
+        if all(row[index][:1].isdigit() or row[index] in ("-", "not yet") for row in body)
+    }
+
+    def cells(tag: str, row: Sequence[str]) -> str:
+        marked = ((' class="n"' if index in numeric else "", escape(cell)) for index, cell in enumerate(row))
+        return "".join(f"<{tag}{mark}>{cell}</{tag}>" for mark, cell in marked)
+
+    lines = "".join(f"<tr>{cells('td', row)}</tr>" for row in body)
+    return f'<div class="table"><table><tr>{cells("th", heads)}</tr>{lines}</table></div>'
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")

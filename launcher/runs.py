@@ -1,0 +1,187 @@
+"""A run is a URI. `init` creates it, once; everything else opens it and never creates one.
+
+recipe.yaml     the resolved recipe: complete, local paths made absolute
+run.json        what the run is: identity fields, fingerprints of corpora and tokenizer, versions
+attempts/       one object per start (checkpoints.attempt)
+checkpoints/    commits and their data (checkpoints.layout)
+metrics/ events/    segments per attempt (launcher.metrics)
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from platform import python_version
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from data_service.store.base import Store
+from data_service.store.errors import KeyMissing
+from data_service.store.open import open_store
+from launcher import identity
+from launcher.errors import RunChanged, RunError
+from launcher.inputs import Inputs, read_inputs
+from launcher.metrics import operator_event
+from launcher.recipe import Recipe, loads
+
+RECIPE, RECORD = "recipe.yaml", "run.json"
+_VERSIONED = ("maskfleet", "torch", "deepspeed", "ray", "numpy", "tokenizers")
+
+
+class RunRecord(BaseModel):
+    """run.json: what must stay as it was at `init`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    format: Literal[1] = 1
+    name: str
+    created: str
+    identity: dict[str, object]
+    fingerprint: str
+    inputs: Inputs
+    versions: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Run:
+    """An opened run: where it is, what it was asked to be, and what it was when created."""
+
+    uri: str
+    store: Store
+    recipe: Recipe
+    record: RunRecord
+
+
+def init(recipe: Recipe, uri: str, now: datetime) -> Run:
+    """Create the run at `uri`.
+
+    Raises:
+        RunError: there is a run already, or something else under way there.
+        CorpusError, TokenizerError, RecipeError: the inputs are absent or do not fit each other.
+        StoreError: no permission, no space, no such bucket.
+    """
+    store = open_store(uri)
+    if store.size(RECORD) is not None:
+        raise RunError(
+            f"there is a run at {uri} already",
+            remedy=f"maskfleet train {uri} continues it; choose another URI for a new one",
+        )
+    resolved = absolute(recipe)
+    inputs = read_inputs(resolved)
+    record = _record(resolved, inputs, now)
+    text = resolved.to_yaml()
+    if not store.put_if_absent(RECIPE, text.encode()) and store.get(RECIPE) != text.encode():
+        raise RunError(
+            f"{uri} holds another recipe.yaml and no {RECORD}: an init that was interrupted, or is under way",
+            remedy=f"choose another URI, or delete {uri.rstrip('/')}/{RECIPE}",
+        )
+    if not store.put_if_absent(RECORD, _dump(record)):
+        raise RunError(f"another init created the run at {uri} first", remedy=f"maskfleet train {uri}")
+    return Run(uri, store, resolved, record)
+
+
+def open_run(uri: str) -> Run:
+    """The run at `uri`. Never creates one: a mistyped URI is an error.
+
+    Raises:
+        RunError: there is no run, or its files are damaged.
+        StoreError: the store cannot be read.
+    """
+    store = open_store(uri)
+    try:
+        record = RunRecord.model_validate_json(store.get(RECORD))
+    except KeyMissing as error:
+        raise RunError(
+            f"there is no run at {uri}", remedy="check the URI; maskfleet init RECIPE RUN creates a run"
+        ) from error
+    except ValidationError as error:
+        raise RunError(
+            f"{uri.rstrip('/')}/{RECORD} is damaged or of another version: {error.errors()[0]['msg']}",
+            remedy="restore it from a copy, or use the version of maskfleet that created the run",
+        ) from error
+    return Run(uri, store, _stored_recipe(store), record)
+
+
+def reconcile(run: Run, *, recipe: Recipe | None, accept_changes: bool, now: datetime) -> Run:
+    """`run` ready to start: with `recipe` in force if one is given, its inputs checked against its record.
+
+    Operational fields may change freely. A change of identity, corpus or tokenizer is refused, or, with
+    `accept_changes`, becomes what the run is from now on. Either kind of change is recorded as an event.
+
+    Raises:
+        RunChanged: the changes, as a diff.
+        CorpusError, TokenizerError, RecipeError, StoreError: as in `init`.
+    """
+    wanted = run.recipe if recipe is None else absolute(recipe)
+    inputs = read_inputs(wanted)
+    record = _record(wanted, inputs, now)
+    changes = changes_of_identity(run.record, record)
+    if changes and not accept_changes:
+        raise RunChanged(
+            f"{run.uri} was started with other settings:\n" + "\n".join(f"  {line}" for line in changes),
+            remedy="restore them, or start a new run; --accept-changes goes on regardless, on record",
+        )
+    if changes:
+        operator_event(run.store, "identity_changed", now.timestamp(), changes=changes)
+        record = record.model_copy(update={"created": run.record.created})
+        run.store.put(RECORD, _dump(record))
+        run = replace(run, record=record)
+    if wanted != run.recipe:
+        lines = identity.diff(identity.flatten(run.recipe.to_data()), identity.flatten(wanted.to_data()))
+        operator_event(run.store, "recipe_changed", now.timestamp(), changes=lines)
+        run.store.put(RECIPE, wanted.to_yaml().encode())
+    return replace(run, recipe=wanted)
+
+
+def changes_of_identity(old: RunRecord, new: RunRecord) -> list[str]:
+    """Readable lines for every identity field or input that differs."""
+    lines = identity.diff(old.identity, new.identity)
+    return [*lines, *identity.diff(_input_fields(old.inputs), _input_fields(new.inputs))]
+
+
+def absolute(recipe: Recipe) -> Recipe:
+    """`recipe` with local paths made absolute: the run must find its inputs from any working directory."""
+    sources = {
+        name: source.model_copy(update={"uri": _absolute(source.uri)})
+        for name, source in recipe.corpus.sources.items()
+    }
+    start = recipe.start if recipe.start == "scratch" else _absolute(recipe.start)
+    corpus = recipe.corpus.model_copy(update={"sources": sources})
+    tokenizer = recipe.tokenizer.model_copy(update={"uri": _absolute(recipe.tokenizer.uri)})
+    return recipe.model_copy(update={"corpus": corpus, "tokenizer": tokenizer, "start": start})
+
+
+def _absolute(uri: str) -> str:
+    return uri if "://" in uri else str(Path(uri).absolute())
+
+
+def _record(recipe: Recipe, inputs: Inputs, now: datetime) -> RunRecord:
+    fields = identity.identity(recipe)
+    return RunRecord(
+        name=recipe.name,
+        created=now.astimezone(UTC).isoformat(timespec="seconds"),
+        identity=fields,
+        fingerprint=identity.fingerprint({**fields, **_input_fields(inputs)}),
+        inputs=inputs,
+        versions={"python": python_version()} | {name: metadata.version(name) for name in _VERSIONED},
+    )
+
+
+def _input_fields(inputs: Inputs) -> Mapping[str, object]:
+    corpora = {f"corpus.sources.{name} (content)": value for name, value in inputs.corpora.items()}
+    return {**corpora, "tokenizer (content)": inputs.tokenizer}
+
+
+def _stored_recipe(store: Store) -> Recipe:
+    try:
+        return loads(store.get(RECIPE).decode(), f"{store.uri.rstrip('/')}/{RECIPE}")
+    except KeyMissing as error:
+        raise RunError(
+            f"{store.uri} has a {RECORD} and no {RECIPE}", remedy="restore recipe.yaml from a copy"
+        ) from error
+
+
+def _dump(record: RunRecord) -> bytes:
+    return (record.model_dump_json(indent=1) + "\n").encode()
