@@ -1,0 +1,62 @@
+"""What the configurations of all families share."""
+
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from encoder_core.errors import ModelError
+from encoder_core.layers.feed_forward import Activation
+
+
+class EncoderConfig(BaseModel):
+    """The shape of a BERT-like encoder; each family adds its own fields.
+
+    Attributes:
+        layers, hidden, heads, feed_forward: depth, width, attention heads, inner width.
+        max_length: longest row in tokens, special tokens included.
+        vocab: number of token ids; None until the tokenizer is known (`with_tokenizer`).
+        pad_id: the tokenizer's padding id, for interchange (we never pad).
+        dropout, attention_dropout: on hidden states and on attention probabilities.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    layers: int = Field(gt=0)
+    hidden: int = Field(gt=0)
+    heads: int = Field(gt=0)
+    feed_forward: int = Field(gt=0)
+    max_length: int = Field(default=512, gt=1)
+    vocab: int | None = Field(default=None, gt=0)
+    pad_id: int = Field(default=0, ge=0)
+    dropout: float = Field(default=0.1, ge=0, lt=1)
+    attention_dropout: float = Field(default=0.1, ge=0, lt=1)
+    activation: Activation = "gelu"
+    layer_norm_eps: float = Field(default=1e-12, gt=0)
+
+    @model_validator(mode="after")
+    def _heads_divide_hidden(self) -> Self:
+        if self.hidden % self.heads:
+            raise ValueError(f"hidden ({self.hidden}) must be a multiple of heads ({self.heads})")
+        return self
+
+    def with_tokenizer(self, vocab: int, pad_id: int) -> Self:
+        """This configuration for a tokenizer of `vocab` ids.
+
+        Raises ModelError if the model is smaller than that.
+        """
+        if self.vocab is not None and self.vocab < vocab:
+            raise ModelError(
+                f"model.vocab is {self.vocab}, but the tokenizer has {vocab} ids",
+                remedy="leave model.vocab out, or set it to at least the tokenizer's size",
+            )
+        return self.model_copy(update={"vocab": self.vocab or vocab, "pad_id": pad_id})
+
+    @property
+    def vocabulary(self) -> int:
+        """`vocab`, known. Raises ModelError while it is not."""
+        if self.vocab is None:
+            raise ModelError(
+                "model.vocab is not set",
+                remedy="take it from the tokenizer: config.with_tokenizer(vocab, pad_id)",
+            )
+        return self.vocab

@@ -1,0 +1,21 @@
+"""Parts that several families put together the same way."""
+
+from encoder_core.families.config import EncoderConfig
+from encoder_core.layers.attention import SelfAttention
+from encoder_core.layers.encoder import EncoderLayer
+from encoder_core.layers.feed_forward import FeedForward
+from encoder_core.layers.kernels import Attend
+
+
+def encoder_layers(config: EncoderConfig, count: int, attend: Attend) -> list[EncoderLayer]:
+    """`count` post-LayerNorm layers of the configuration's shape."""
+    return [
+        EncoderLayer(
+            SelfAttention(config.hidden, config.heads, config.attention_dropout, attend),
+            FeedForward(config.hidden, config.feed_forward, config.activation),
+            config.hidden,
+            eps=config.layer_norm_eps,
+            dropout=config.dropout,
+        )
+        for _ in range(count)
+    ]

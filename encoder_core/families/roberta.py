@@ -1,0 +1,42 @@
+"""RoBERTa (Liu et al., 2019): BERT's encoder without token types, positions counted from padding id + 1."""
+
+from typing import Literal
+
+from encoder_core.families.config import EncoderConfig
+from encoder_core.families.parts import encoder_layers
+from encoder_core.layers.embeddings import Embeddings
+from encoder_core.layers.encoder import Encoder
+from encoder_core.layers.kernels import Attend, automatic
+
+
+class RobertaConfig(EncoderConfig):
+    """See `EncoderConfig`. The padding id of the published models is 1, and LayerNorm's epsilon 1e-5."""
+
+    family: Literal["roberta"] = "roberta"
+    pad_id: int = 1
+    layer_norm_eps: float = 1e-5
+
+    @property
+    def first_position(self) -> int:
+        """Row of the position table for a row's first token; the rows before it are never used (fairseq)."""
+        return self.pad_id + 1
+
+
+BASE = RobertaConfig(layers=12, hidden=768, heads=12, feed_forward=3072, vocab=50_265)
+LARGE = RobertaConfig(layers=24, hidden=1024, heads=16, feed_forward=4096, vocab=50_265)
+
+
+def build(
+    config: RobertaConfig, *, checkpoint_activations: bool = False, attend: Attend = automatic
+) -> Encoder:
+    """The encoder, its weights not yet initialised. Raises ModelError if the vocabulary is unknown."""
+    embeddings = Embeddings(
+        config.vocabulary,
+        config.hidden,
+        positions=config.max_length + config.first_position,
+        first_position=config.first_position,
+        eps=config.layer_norm_eps,
+        dropout=config.dropout,
+    )
+    layers = encoder_layers(config, config.layers, attend)
+    return Encoder(embeddings, layers, checkpoint_activations=checkpoint_activations)

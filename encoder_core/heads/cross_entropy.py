@@ -1,0 +1,98 @@
+"""Softmax cross-entropy over a large vocabulary without ever holding all logits.
+
+A chunk of targets at a time is scored, turned into its loss and, where gradients are wanted, straight into
+its gradient, in the same buffer. The peak is one chunk of logits instead of four arrays of [targets,
+vocabulary].
+
+Shapes: M targets, c of them in a chunk, E width, V vocabulary.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+CHUNK = 2**24  # logits per chunk: 64 MiB in fp32
+
+
+class CrossEntropySums(NamedTuple):
+    """Sums over targets: of the loss (fp32 or wider) and of predictions equal to the target (int64)."""
+
+    loss_sum: Float[Tensor, ""]
+    correct: Int[Tensor, ""]
+
+
+def linear_cross_entropy(
+    features: Float[Tensor, "targets width"],
+    weight: Float[Tensor, "vocab width"],
+    bias: Float[Tensor, " vocab"],
+    ids: Int[Tensor, " targets"],
+) -> CrossEntropySums:
+    """Sums over targets of -log softmax(features weight' + bias)[id] and of argmax == id. M may be 0."""
+    return CrossEntropySums(*_apply(features, weight, bias, ids))
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, features: Tensor, weight: Tensor, bias: Tensor, ids: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        wide = torch.promote_types(features.dtype, torch.float32)
+        loss_sum = torch.zeros((), dtype=wide, device=features.device)
+        correct = torch.zeros((), dtype=torch.int64, device=features.device)
+        gradients = _Gradients(features, weight, bias, wide) if any(ctx.needs_input_grad) else None
+        for chunk in _chunks(ids.numel(), weight.shape[0]):
+            log_p_cV = torch.addmm(bias, features[chunk], weight.t()).to(wide).log_softmax(-1)
+            target_c1 = ids[chunk, None]
+            loss_sum -= log_p_cV.gather(1, target_c1).sum()
+            correct += (log_p_cV.argmax(-1, keepdim=True) == target_c1).sum()
+            if gradients is not None:
+                gradients.add(chunk, log_p_cV, target_c1)
+        if gradients is not None:
+            ctx.save_for_backward(gradients.features, gradients.weight, gradients.bias)
+            ctx.dtypes = features.dtype, weight.dtype, bias.dtype
+        ctx.mark_non_differentiable(correct)
+        return loss_sum, correct
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        features, weight, bias = (
+            (saved * grad).to(dtype) for saved, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+        )
+        return features, weight, bias, None
+
+
+_apply: Callable[..., tuple[Tensor, Tensor]] = _LinearCrossEntropy.apply
+
+
+class _Gradients:
+    """Derivatives of the loss sum, gathered chunk by chunk; those of weight and bias in fp32 or wider."""
+
+    def __init__(self, features: Tensor, weight: Tensor, bias: Tensor, wide: torch.dtype) -> None:
+        self._inputs = features, weight
+        self.features = torch.empty_like(features)
+        self.weight = torch.zeros_like(weight, dtype=wide)
+        self.bias = torch.zeros_like(bias, dtype=wide)
+
+    def add(self, chunk: slice, log_p_cV: Tensor, target_c1: Tensor) -> None:
+        """Overwrites `log_p_cV` with the derivative by the logits, softmax - onehot."""
+        features, weight = self._inputs
+        d_cV = log_p_cV.exp_()
+        d_cV.scatter_add_(1, target_c1, d_cV.new_full(target_c1.shape, -1.0))
+        self.bias += d_cV.sum(0)
+        d_cV = d_cV.to(features.dtype)
+        self.features[chunk] = d_cV @ weight
+        if self.weight.dtype == features.dtype:
+            self.weight.addmm_(d_cV.t(), features[chunk])
+        else:
+            self.weight += d_cV.t() @ features[chunk]
+
+
+def _chunks(count: int, vocab: int) -> Iterator[slice]:
+    rows = max(1, CHUNK // vocab)
+    for start in range(0, count, rows):
+        yield slice(start, min(start + rows, count))

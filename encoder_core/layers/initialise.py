@@ -1,0 +1,40 @@
+"""Fresh weights, in one table.
+
+| parameter                    | value                                                             |
+|------------------------------|-------------------------------------------------------------------|
+| Linear and Embedding weights | normal(0, std) cut at two standard deviations (BERT, modeling.py) |
+| LayerNorm weights            | 1                                                                 |
+| biases                       | 0                                                                 |
+"""
+
+import torch
+from torch import nn
+
+STD = 0.02
+
+
+@torch.no_grad()
+def initialise(model: nn.Module, std: float = STD) -> None:
+    """Set every parameter of `model` by the table above, drawing from torch's default generator.
+
+    Tied parameters are drawn once. Raises TypeError for a module that owns parameters and is not in the
+    table.
+    """
+    done: set[int] = set()
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if id(parameter) in done:
+                continue
+            done.add(id(parameter))
+            _set(module, name, parameter, std)
+
+
+def _set(module: nn.Module, name: str, parameter: nn.Parameter, std: float) -> None:
+    if name == "bias":
+        nn.init.zeros_(parameter)
+    elif isinstance(module, nn.Linear | nn.Embedding):
+        nn.init.trunc_normal_(parameter, std=std, a=-2 * std, b=2 * std)
+    elif isinstance(module, nn.LayerNorm):
+        nn.init.ones_(parameter)
+    else:
+        raise TypeError(f"no initial value is defined for {name} of {type(module).__name__}")

@@ -1,0 +1,80 @@
+"""Where rows lie in flat tokens, and how to lay them out as a padded rectangle for kernels that want one.
+
+Shapes: T tokens of all rows, R rows, L the longest row.
+"""
+
+import itertools
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from jaxtyping import Bool, Int, Shaped
+from torch import Tensor
+
+from encoder_core.batch import Batch
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of one batch. Everything derived is computed at most once and shared by all layers.
+
+    Attributes:
+        cu_seqlens: [R + 1] int32, row i is tokens[cu_seqlens[i]:cu_seqlens[i + 1]].
+        positions: [T] int64, index of each token inside its row.
+        max_length: L.
+    """
+
+    cu_seqlens: Int[Tensor, " rows_plus_1"]
+    positions: Int[Tensor, " tokens"]
+    max_length: int
+
+    @classmethod
+    def of(cls, batch: Batch) -> "Rows":
+        return cls(batch.cu_seqlens, batch.positions, batch.max_length)
+
+    @property
+    def count(self) -> int:
+        return self.cu_seqlens.numel() - 1
+
+    @property
+    def full(self) -> bool:
+        """True when all rows are L long, so that flat and padded tokens are the same array."""
+        return self.positions.numel() == self.count * self.max_length
+
+    @cached_property
+    def bounds(self) -> tuple[tuple[int, int], ...]:
+        """(start, stop) of each row on the host; waits for the device if the batch lives on one."""
+        edges = self.cu_seqlens.tolist()
+        return tuple(itertools.pairwise(edges))
+
+    @cached_property
+    def slots(self) -> Int[Tensor, " tokens"]:
+        """[T] int64, the place of each token in the padded rectangle read row after row."""
+        lengths = self.cu_seqlens.diff()
+        row = torch.arange(self.count, device=lengths.device)
+        owner = row.repeat_interleave(lengths, output_size=self.positions.numel())
+        return owner * self.max_length + self.positions
+
+    @cached_property
+    def mask(self) -> Bool[Tensor, "rows 1 1 longest"] | None:
+        """True where the rectangle holds a token, shaped to broadcast over heads and queries.
+
+        None if `full`.
+        """
+        if self.full:
+            return None
+        column = torch.arange(self.max_length, device=self.cu_seqlens.device)
+        return (column < self.cu_seqlens.diff()[:, None])[:, None, None, :]
+
+    def pad(self, x: Shaped[Tensor, "tokens ..."]) -> Shaped[Tensor, "rows longest ..."]:
+        """Lay flat tokens out as a rectangle, zeros where a row has ended."""
+        shape = (self.count, self.max_length, *x.shape[1:])
+        if self.full:
+            return x.view(shape)
+        flat = x.new_zeros((self.count * self.max_length, *x.shape[1:]))
+        return flat.index_copy(0, self.slots, x).view(shape)
+
+    def unpad(self, x: Shaped[Tensor, "rows longest ..."]) -> Shaped[Tensor, "tokens ..."]:
+        """Undo `pad`."""
+        flat = x.reshape(self.count * self.max_length, *x.shape[2:])
+        return flat if self.full else flat.index_select(0, self.slots)

@@ -1,0 +1,38 @@
+"""What an objective returns: sums, not means, since only the trainer knows the step's target counts."""
+
+from dataclasses import dataclass, field
+
+from jaxtyping import Num
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Term:
+    """One term of the loss on one microbatch.
+
+    The step's loss is the sum over terms of weight * (sum of loss_sum) / (sum of targets), both sums over all
+    microbatches of all ranks.
+
+    Attributes:
+        name: key of `target_counts`, and of the metric it is reported under.
+        loss_sum: scalar, fp32 or wider, summed over targets.
+        targets: number of summands.
+        weight: factor of the term in the loss.
+    """
+
+    name: str
+    loss_sum: Num[Tensor, ""]
+    targets: int
+    weight: float = 1.0
+
+
+@dataclass(frozen=True)
+class LossSums:
+    """All terms of one microbatch, and sums for metrics.
+
+    `metrics` maps a name such as "mlm_correct" to a scalar without gradient; it is divided by the targets of
+    the term that its name begins with.
+    """
+
+    terms: tuple[Term, ...]
+    metrics: dict[str, Num[Tensor, ""]] = field(default_factory=dict)
