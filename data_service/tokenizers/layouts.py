@@ -1,0 +1,36 @@
+"""What `transformers` puts around one or two texts, per family. Training packs rows itself, without it."""
+
+from typing import assert_never
+
+from tokenizers import AddedToken, processors
+
+from data_service.tokenizers.specials import SpecialStyle
+
+
+def post_processor(style: SpecialStyle) -> processors.TemplateProcessing:
+    """The template of `style.layout`, with the family's token types after the colons."""
+    cls, sep = style.names.cls, style.names.sep
+    match style.layout:
+        case "bert":
+            single, pair = f"{cls}:0 $A:0 {sep}:0", f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1"
+        case "roberta":
+            single, pair = f"{cls}:0 $A:0 {sep}:0", f"{cls}:0 $A:0 {sep}:0 {sep}:0 $B:0 {sep}:0"
+        case "xlnet":
+            single, pair = f"$A:0 {sep}:0 {cls}:2", f"$A:0 {sep}:0 $B:1 {sep}:1 {cls}:2"
+        case _ as never:
+            assert_never(never)
+    ids = [(cls, style.pieces.index(cls)), (sep, style.pieces.index(sep))]
+    return processors.TemplateProcessing(single=single, pair=pair, special_tokens=ids)
+
+
+def added_tokens(style: SpecialStyle) -> list[AddedToken]:
+    """The special tokens in id order. The mask takes the space before it: "a <mask>" is like "a word"."""
+    return [
+        AddedToken(piece, special=True, normalized=False, lstrip=piece == style.names.mask)
+        for piece in style.pieces
+    ]
+
+
+def role_config(style: SpecialStyle) -> dict[str, object]:
+    """The roles as `tokenizer_config.json` names them: {"cls_token": "[CLS]", ...}."""
+    return {f"{role}_token": name for role, name in style.names.by_role().items()}

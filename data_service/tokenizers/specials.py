@@ -1,0 +1,107 @@
+"""Special tokens by role, and the names, order and layout each model family gives them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Literal
+
+from data_service.errors import TokenizerError
+
+Style = Literal["roberta", "bert", "albert", "xlnet", "deberta"]
+Layout = Literal["bert", "roberta", "xlnet"]
+
+
+@dataclass(frozen=True)
+class SpecialIds:
+    """Ids by role. RoBERTa's `<s>` and `</s>` are `cls` and `sep`."""
+
+    cls: int
+    sep: int
+    pad: int
+    mask: int
+    unk: int
+
+
+@dataclass(frozen=True)
+class SpecialNames:
+    """The pieces that play each role."""
+
+    cls: str
+    sep: str
+    pad: str
+    mask: str
+    unk: str
+
+    def by_role(self) -> dict[str, str]:
+        """{"cls": "[CLS]", ...} in the order of the fields."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+@dataclass(frozen=True)
+class SpecialStyle:
+    """A family's special pieces in id order from 0, who plays which role, and how a row is laid out.
+
+    `layout` is what `transformers` does around one or two texts: bert `[CLS] a [SEP] b [SEP]`, roberta
+    `<s> a </s></s> b </s>`, xlnet `a <sep> b <sep> <cls>`.
+    """
+
+    pieces: tuple[str, ...]
+    names: SpecialNames
+    layout: Layout
+
+
+_BERT = SpecialNames(cls="[CLS]", sep="[SEP]", pad="[PAD]", mask="[MASK]", unk="[UNK]")
+_ALBERT = SpecialNames(cls="[CLS]", sep="[SEP]", pad="<pad>", mask="[MASK]", unk="<unk>")
+_ROBERTA = SpecialNames(cls="<s>", sep="</s>", pad="<pad>", mask="<mask>", unk="<unk>")
+_XLNET = SpecialNames(cls="<cls>", sep="<sep>", pad="<pad>", mask="<mask>", unk="<unk>")
+
+STYLES: Mapping[Style, SpecialStyle] = {
+    "roberta": SpecialStyle(("<s>", "<pad>", "</s>", "<unk>", "<mask>"), _ROBERTA, "roberta"),
+    "bert": SpecialStyle(("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"), _BERT, "bert"),
+    "albert": SpecialStyle(("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"), _ALBERT, "bert"),
+    "deberta": SpecialStyle(("[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"), _BERT, "bert"),
+    "xlnet": SpecialStyle(
+        ("<unk>", "<s>", "</s>", "<cls>", "<sep>", "<pad>", "<mask>", "<eod>", "<eop>"), _XLNET, "xlnet"
+    ),
+}
+
+# Names tried, in this order, for a role that a foreign folder's configuration does not name.
+_KNOWN_NAMES: Mapping[str, tuple[str, ...]] = {
+    "cls": ("[CLS]", "<cls>", "<s>"),
+    "sep": ("[SEP]", "<sep>", "</s>"),
+    "pad": ("[PAD]", "<pad>"),
+    "mask": ("[MASK]", "<mask>"),
+    "unk": ("[UNK]", "<unk>"),
+}
+
+
+def resolve_names(
+    vocabulary: Mapping[str, int], configured: Mapping[str, object], *, where: str
+) -> SpecialNames:
+    """Find who plays each role: as a folder's configuration says (`cls_token`, ...), else by known names.
+
+    Raises:
+        TokenizerError: a role that nothing fills, or one that is given to a piece outside the vocabulary.
+    """
+    return SpecialNames(
+        **{role: _resolve(role, vocabulary, configured.get(f"{role}_token"), where) for role in _KNOWN_NAMES}
+    )
+
+
+def _resolve(role: str, vocabulary: Mapping[str, int], configured: object, where: str) -> str:
+    name = configured.get("content") if isinstance(configured, Mapping) else configured
+    if isinstance(name, str):
+        if name not in vocabulary:
+            raise TokenizerError(
+                f"{where}: {role}_token is {name!r}, which is not in the vocabulary",
+                remedy="correct tokenizer_config.json, or add the piece to the vocabulary",
+            )
+        return name
+    found = next((known for known in _KNOWN_NAMES[role] if known in vocabulary), None)
+    if found is None:
+        raise TokenizerError(
+            f"{where}: no {role} token: {role}_token is not configured and none of "
+            f"{', '.join(_KNOWN_NAMES[role])} is in the vocabulary",
+            remedy=f"name it as {role}_token in tokenizer_config.json; masked training needs all of "
+            f"{', '.join(_KNOWN_NAMES)}",
+        )
+    return found

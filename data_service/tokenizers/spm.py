@@ -1,0 +1,102 @@
+"""A SentencePiece model as a definition of the `tokenizers` library, which then gives the same ids.
+
+What SentencePiece does to text (Kudo & Richardson 2018): its character map, spaces trimmed and collapsed, a
+space mark before each word, then a Viterbi path over piece scores (unigram) or merges in score order (BPE).
+"""
+
+import tokenizers
+from google.protobuf.message import DecodeError
+from sentencepiece.sentencepiece_model_pb2 import ModelProto
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
+
+from data_service.errors import TokenizerError
+
+_UNIGRAM, _BPE = 1, 2  # TrainerSpec.ModelType
+_NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4  # ModelProto.SentencePiece.Type
+_SPACE = "\u2581"
+
+
+def parse_model(model: bytes, where: str) -> ModelProto:
+    """Read a .model file. Raises TokenizerError if it is not one, or is neither unigram nor BPE."""
+    proto = ModelProto()
+    try:
+        proto.ParseFromString(model)
+    except DecodeError as error:
+        raise TokenizerError(
+            f"{where}: not a SentencePiece model: {error}",
+            remedy="give the .model file that SentencePiece wrote",
+        ) from error
+    if not proto.pieces or proto.trainer_spec.model_type not in (_UNIGRAM, _BPE):
+        raise TokenizerError(
+            f"{where}: not a unigram or BPE SentencePiece model ({len(proto.pieces)} pieces)",
+            remedy="train it with model_type unigram or bpe",
+        )
+    return proto
+
+
+def convert_model(proto: ModelProto, mask: str | None) -> tokenizers.Tokenizer:
+    """The definition of a parsed model. `mask` names the control piece that takes the space before it."""
+    tokenizer = tokenizers.Tokenizer(_model(proto))
+    tokenizer.normalizer = _normalizer(proto)
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(
+        replacement=_SPACE, prepend_scheme=_prefix(proto), split=True
+    )
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.ByteFallback(),
+            decoders.Metaspace(replacement=_SPACE, prepend_scheme=_prefix(proto)),
+            decoders.Fuse(),
+        ]
+    )
+    tokenizer.add_tokens(
+        [_added(piece.piece, special=False) for piece in proto.pieces if piece.type == _USER_DEFINED]
+    )
+    controls = [piece.piece for piece in proto.pieces if piece.type == _CONTROL]
+    unknown = proto.pieces[proto.trainer_spec.unk_id].piece
+    tokenizer.add_special_tokens(
+        [_added(name, special=True, lstrip=name == mask) for name in [unknown, *controls]]
+    )
+    return tokenizer
+
+
+def _model(proto: ModelProto) -> models.Unigram | models.BPE:
+    fallback = proto.trainer_spec.byte_fallback
+    if proto.trainer_spec.model_type == _UNIGRAM:
+        scored = [(piece.piece, piece.score) for piece in proto.pieces]
+        return models.Unigram(scored, unk_id=proto.trainer_spec.unk_id, byte_fallback=fallback)
+    return models.BPE(
+        {piece.piece: i for i, piece in enumerate(proto.pieces)},
+        _merges(proto),
+        unk_token=proto.pieces[proto.trainer_spec.unk_id].piece,
+        fuse_unk=True,
+        byte_fallback=fallback,
+    )
+
+
+def _merges(proto: ModelProto) -> list[tuple[str, str]]:
+    """Every pair that joins into a piece, best piece first: a merge ranks by the score of its result."""
+    ids = {piece.piece: i for i, piece in enumerate(proto.pieces) if piece.type == _NORMAL}
+    ranked = sorted(ids, key=lambda piece: (-proto.pieces[ids[piece]].score, ids[piece]))
+    return [
+        (piece[:cut], piece[cut:])
+        for piece in ranked
+        for cut in range(1, len(piece))
+        if piece[:cut] in ids and piece[cut:] in ids
+    ]
+
+
+def _normalizer(proto: ModelProto) -> normalizers.Sequence:
+    steps: list[normalizers.Normalizer] = []
+    if proto.normalizer_spec.precompiled_charsmap:
+        steps.append(normalizers.Precompiled(proto.normalizer_spec.precompiled_charsmap))
+    if proto.normalizer_spec.remove_extra_whitespaces:
+        steps += [normalizers.Strip(left=True, right=True), normalizers.Replace(Regex(" {2,}"), " ")]
+    return normalizers.Sequence(steps)
+
+
+def _prefix(proto: ModelProto) -> str:
+    return "always" if proto.normalizer_spec.add_dummy_prefix else "never"
+
+
+def _added(piece: str, *, special: bool, lstrip: bool = False) -> AddedToken:
+    return AddedToken(piece, special=special, normalized=False, lstrip=lstrip)

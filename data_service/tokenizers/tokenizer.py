@@ -1,0 +1,206 @@
+"""`Tokenizer`: text to ids and back, the same ids that `transformers` gives for the same files.
+
+Every kind runs in the `tokenizers` library from one definition, the text of its `tokenizer.json`.
+SentencePiece models are converted to that form when they are trained or loaded: one path to test and one to make fast.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+import tokenizers
+from numpy.typing import NDArray
+
+from data_service.errors import TokenizerError
+from data_service.samples.ragged import Tokens
+from data_service.tokenizers.files import Definition, tokenizer_files
+from data_service.tokenizers.specials import SpecialIds, SpecialNames, resolve_names
+from data_service.tokenizers.words import word_starts
+
+Kind = Literal["byte_bpe", "wordpiece", "unigram", "bpe"]
+
+
+class Tokenizer:
+    """Immutable; pickles as its definition, so it travels to Ray workers.
+
+    Attributes:
+        kind: byte_bpe (GPT-2's and RoBERTa's), wordpiece (BERT's), unigram or bpe (SentencePiece's).
+        special: ids by role.
+        names: the same by piece.
+        pieces: every piece by id; ids that a foreign file leaves unused are empty strings.
+        hash: sha256 of the canonical definition and the roles: equal hashes, equal ids.
+    """
+
+    def __init__(
+        self,
+        definition: str,
+        configured: Mapping[str, object] | None = None,
+        *,
+        model_files: Mapping[str, bytes] | None = None,
+        where: str = "tokenizer.json",
+    ) -> None:
+        """Read a definition.
+
+        Args:
+            definition: the text of a `tokenizer.json`.
+            configured: roles as `tokenizer_config.json` names them (`cls_token`, ...).
+            model_files: files that only travel along, such as a SentencePiece model, by name.
+            where: what errors call this tokenizer, such as its URI.
+
+        Raises:
+            TokenizerError: a definition that cannot be read, of a foreign kind, or without one of the roles.
+        """
+        self._definition = _without_truncation(_parse(definition, where))
+        self._codec = _build(self._definition, where)
+        self.kind: Kind = _kind(self._codec, self._definition, where)
+        vocabulary = self._codec.get_vocab(with_added_tokens=True)
+        self.pieces = _pieces(vocabulary)
+        self.names: SpecialNames = resolve_names(vocabulary, configured or {}, where=where)
+        self.special = SpecialIds(**{role: vocabulary[name] for role, name in self.names.by_role().items()})
+        self._model_files = dict(model_files or {})
+        self._encoder = self._text_only_encoder()
+        self._dtype = np.dtype(np.uint16 if self.vocab_size <= 1 << 16 else np.uint32)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        configured = {f"{role}_token": name for role, name in self.names.by_role().items()}
+        return (_rebuild, (json.dumps(self._definition), configured, self._model_files))
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of ids, special ones included: the highest id plus one."""
+        return len(self.pieces)
+
+    @cached_property
+    def hash(self) -> str:
+        content = {"definition": self._definition, "roles": self.names.by_role()}
+        text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    @cached_property
+    def special_mask(self) -> NDArray[np.bool_]:
+        """[vocab_size] bool: true for ids that are not text: never masked, never a random replacement."""
+        mask = np.zeros(self.vocab_size, dtype=np.bool_)
+        mask[list(self._special_ids())] = True
+        mask.flags.writeable = False
+        return mask
+
+    @cached_property
+    def word_starts(self) -> NDArray[np.bool_]:
+        """[vocab_size] bool: true where a piece begins a word. See `data_service.tokenizers.words`."""
+        return word_starts(self.kind, self.pieces, self.special_mask)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[Tokens]:
+        """The ids of each text, without special tokens: [n] uint16 arrays, uint32 above 65,536 ids.
+
+        A special token's name inside a text ("<mask>" in a page about language models) is text like any
+        other, so `cls`, `sep`, `pad` and `mask` never come out. Runs on all cores unless the environment's
+        TOKENIZERS_PARALLELISM is "false".
+        """
+        encodings = self._encoder.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.array(encoding.ids, dtype=self._dtype) for encoding in encodings]
+
+    def encode(self, text: str) -> Tokens:
+        """The ids of one text."""
+        return self.encode_batch([text])[0]
+
+    def decode(self, ids: Sequence[int] | Tokens) -> str:
+        """The text of `ids`; special tokens appear by name."""
+        return str(self._codec.decode([int(i) for i in ids], skip_special_tokens=False))
+
+    def piece(self, token_id: int) -> str:
+        """The vocabulary's entry for one id, such as "Ġthe" or "##ing"."""
+        return self.pieces[token_id]
+
+    def piece_id(self, piece: str) -> int:
+        """The id of one vocabulary entry, such as XLNet's "<eod>". Raises TokenizerError if there is none."""
+        found = self._codec.token_to_id(piece)
+        if found is None:
+            raise TokenizerError(
+                f"no piece {piece!r} in this {self.kind} vocabulary of {self.vocab_size}",
+                remedy="train the tokenizer with the special tokens of the model family (option `specials`)",
+            )
+        return int(found)
+
+    def save_files(self) -> dict[str, bytes]:
+        """File name to content, as `transformers.AutoTokenizer` and `load_tokenizer` read them."""
+        return tokenizer_files(self._definition, self.pieces, self.names) | self._model_files
+
+    def _special_ids(self) -> set[int]:
+        added = self._codec.get_added_tokens_decoder()
+        roles = (self.special.cls, self.special.sep, self.special.pad, self.special.mask, self.special.unk)
+        return {i for i, token in added.items() if token.special} | set(roles)
+
+    def _text_only_encoder(self) -> tokenizers.Tokenizer:
+        if self.kind != "unigram":
+            encoder = tokenizers.Tokenizer.from_str(json.dumps(self._definition))
+            encoder.encode_special_tokens = True
+            return encoder
+        # A unigram lattice matches any vocabulary entry, "[CLS]" too: rename those to what no text contains.
+        special = self._special_ids()
+        model = self._definition["model"]
+        vocab = [
+            [f"\uffff{i}\uffff", score] if i in special else [piece, score]
+            for i, (piece, score) in enumerate(model["vocab"])
+        ]
+        added = [token for token in self._definition.get("added_tokens") or [] if not token.get("special")]
+        changed = {"added_tokens": added, "model": model | {"vocab": vocab}, "post_processor": None}
+        return tokenizers.Tokenizer.from_str(json.dumps(self._definition | changed))
+
+
+def _rebuild(definition: str, configured: dict[str, object], model_files: dict[str, bytes]) -> Tokenizer:
+    return Tokenizer(definition, configured, model_files=model_files)
+
+
+def _parse(definition: str, where: str) -> Definition:
+    try:
+        parsed = json.loads(definition)
+    except json.JSONDecodeError as error:
+        raise _unreadable(where, str(error)) from error
+    if not isinstance(parsed, dict) or not isinstance(parsed.get("model"), dict):
+        raise _unreadable(where, "it has no model section")
+    return parsed
+
+
+def _without_truncation(definition: Definition) -> Definition:
+    """A file saved with truncation or padding switched on would silently cut documents."""
+    return definition | {"truncation": None, "padding": None}
+
+
+def _build(definition: Definition, where: str) -> tokenizers.Tokenizer:
+    try:
+        return tokenizers.Tokenizer.from_buffer(json.dumps(definition).encode())
+    except ValueError as error:
+        raise _unreadable(where, str(error)) from error
+
+
+def _unreadable(where: str, reason: str) -> TokenizerError:
+    return TokenizerError(
+        f"{where}: not a tokenizer definition: {reason}",
+        remedy="give the folder of a tokenizer saved by `maskfleet tokenizer train` or by transformers",
+    )
+
+
+def _kind(codec: tokenizers.Tokenizer, definition: Definition, where: str) -> Kind:
+    match type(codec.model).__name__:
+        case "WordPiece":
+            return "wordpiece"
+        case "Unigram":
+            return "unigram"
+        case "BPE":
+            # Byte-level pre-tokenisation sits alone or in a sequence: its name in the JSON is unambiguous.
+            return "byte_bpe" if '"ByteLevel"' in json.dumps(definition.get("pre_tokenizer")) else "bpe"
+        case other:
+            raise TokenizerError(
+                f"{where}: a {other} tokenizer",
+                remedy="use byte-level BPE, WordPiece, or a SentencePiece unigram or BPE tokenizer",
+            )
+
+
+def _pieces(vocabulary: Mapping[str, int]) -> tuple[str, ...]:
+    pieces = [""] * (max(vocabulary.values(), default=-1) + 1)
+    for piece, token_id in vocabulary.items():
+        pieces[token_id] = piece
+    return tuple(pieces)

@@ -1,0 +1,60 @@
+"""Train a tokenizer: the same text and options give the same files, byte for byte."""
+
+from collections.abc import Iterable, Iterator
+from itertools import chain
+
+from data_service.errors import TokenizerError
+from data_service.tokenizers.byte_bpe import train_byte_bpe
+from data_service.tokenizers.options import TokenizerOptions
+from data_service.tokenizers.sentencepiece import train_sentencepiece
+from data_service.tokenizers.tokenizer import Kind, Tokenizer
+from data_service.tokenizers.wordpiece import train_wordpiece
+
+
+def train_tokenizer(
+    kind: Kind, texts: Iterable[str], vocab_size: int, options: TokenizerOptions | None = None
+) -> Tokenizer:
+    """Learn a vocabulary of exactly `vocab_size` ids, special tokens included.
+
+    Args:
+        kind: byte_bpe, wordpiece, unigram or bpe.
+        texts: documents or lines, read once. byte_bpe and wordpiece hold word counts in memory; unigram and
+            bpe hold every sentence, so a few gigabytes are plenty. All but byte_bpe write the text to a
+            temporary file.
+        vocab_size: number of ids.
+        options: settings; None for the defaults.
+
+    Raises:
+        TokenizerError: no text; a vocabulary too small for the kind or too large for the text. What `texts`
+            raises comes through as it is.
+    """
+    options = options or TokenizerOptions()
+    tokenizer = _train(kind, _with_text(texts), vocab_size, options)
+    if tokenizer.vocab_size != vocab_size:
+        raise TokenizerError(
+            f"vocab_size {vocab_size} is too large: the text supports {tokenizer.vocab_size} {kind} pieces",
+            remedy=f"ask for {tokenizer.vocab_size} or fewer, lower min_frequency, or give more text",
+        )
+    return tokenizer
+
+
+def _train(kind: Kind, texts: Iterator[str], vocab_size: int, options: TokenizerOptions) -> Tokenizer:
+    match kind:
+        case "byte_bpe":
+            return train_byte_bpe(texts, vocab_size, options)
+        case "wordpiece":
+            return train_wordpiece(texts, vocab_size, options)
+        case "unigram" | "bpe":
+            return train_sentencepiece(kind, texts, vocab_size, options)
+
+
+def _with_text(texts: Iterable[str]) -> Iterator[str]:
+    """The texts that are not blank. Raises TokenizerError at once if there is none."""
+    kept = (text for text in texts if text and not text.isspace())
+    first = next(kept, None)
+    if first is None:
+        raise TokenizerError(
+            "no text to train a tokenizer on",
+            remedy="check the input paths and the name of the text field",
+        )
+    return chain([first], kept)

@@ -1,0 +1,36 @@
+"""The report on real text says what is true of it."""
+
+import pytest
+
+from data_service.errors import TokenizerError
+from data_service.tokenizers.check import check_tokenizer
+
+
+def test_byte_level_loses_nothing(trained, documents: list[str]) -> None:
+    report = check_tokenizer(trained("byte_bpe"), documents)
+    assert report.exact == report.stable == 1.0
+    assert report.unknown == report.byte_pieces == 0.0
+    assert report.tokens == sum(
+        len(trained("byte_bpe").encode(line))
+        for text in documents
+        for line in text.splitlines()
+        if line.strip()
+    )
+    assert 2 < report.bytes_per_token < 5
+    assert 1 < report.tokens_per_word < 5
+    assert 0.7 < report.coverage <= 1.0
+
+
+def test_unknown_text_shows(trained) -> None:
+    report = check_tokenizer(trained("wordpiece"), ["日本語 the the the"])
+    assert report.unknown == pytest.approx(0.5)
+    assert report.exact == 0.0
+    fallback = check_tokenizer(trained("unigram"), ["日本語 the the the"])
+    assert fallback.unknown == 0.0
+    assert fallback.byte_pieces > 0.5
+    assert fallback.exact == 1.0
+
+
+def test_blank_text_is_an_error(trained) -> None:
+    with pytest.raises(TokenizerError, match="no text"):
+        check_tokenizer(trained("byte_bpe"), ["", " \n "])

@@ -1,0 +1,122 @@
+"""What every kind of tokenizer promises, whatever its kind."""
+
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from data_service.errors import TokenizerError
+from data_service.tokenizers.load import from_files, load_tokenizer, save_tokenizer
+from data_service.tokenizers.tokenizer import Tokenizer
+
+
+def test_ids_are_compact_arrays_without_special_tokens(tokenizer: Tokenizer, lines: list[str]) -> None:
+    encoded = tokenizer.encode_batch(lines)
+    ids = np.concatenate(encoded)
+    assert all(array.dtype == np.uint16 for array in encoded)
+    assert ids.max() < tokenizer.vocab_size == 1500
+    assert not np.isin(ids, _inserted(tokenizer)).any()
+
+
+def test_special_names_in_text_are_text(tokenizer: Tokenizer) -> None:
+    text = (
+        "a "
+        + " ".join(tokenizer.names.by_role().values())
+        + " z"
+        + "".join(tokenizer.names.by_role().values())
+    )
+    ids = tokenizer.encode(text)
+    assert not np.isin(ids, _inserted(tokenizer)).any()
+    if tokenizer.kind != "wordpiece":  # which has no piece for some of the marks
+        assert tokenizer.special.unk not in ids
+        assert tokenizer.decode(ids) == text
+
+
+def test_special_mask_covers_exactly_the_special_pieces(tokenizer: Tokenizer) -> None:
+    names = set(tokenizer.names.by_role().values())
+    assert {tokenizer.piece(int(i)) for i in np.flatnonzero(tokenizer.special_mask)} == names
+    assert not tokenizer.special_mask.flags.writeable
+
+
+def test_byte_level_text_survives(trained, lines: list[str]) -> None:
+    tokenizer = trained("byte_bpe")
+    assert [tokenizer.decode(ids) for ids in tokenizer.encode_batch(lines)] == lines
+
+
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+def test_byte_fallback_leaves_nothing_unknown(trained, kind, lines: list[str]) -> None:
+    tokenizer = trained(kind)
+    assert not any((ids == tokenizer.special.unk).any() for ids in tokenizer.encode_batch(lines))
+    assert tokenizer.decode(tokenizer.encode("日本語 😀 text")) == "日本語 😀 text"
+
+
+def test_saving_loading_and_pickling_keep_everything(
+    tokenizer: Tokenizer, lines: list[str], tmp_path
+) -> None:
+    save_tokenizer(tokenizer, str(tmp_path))
+    expected = [ids.tolist() for ids in tokenizer.encode_batch(lines)]
+    for copy in (
+        load_tokenizer(str(tmp_path)),
+        from_files(tokenizer.save_files()),
+        pickle.loads(pickle.dumps(tokenizer)),  # noqa: S301  our own object, as Ray sends it
+    ):
+        assert copy.hash == tokenizer.hash
+        assert copy.special == tokenizer.special
+        assert copy.save_files() == tokenizer.save_files()
+        assert [ids.tolist() for ids in copy.encode_batch(lines)] == expected
+
+
+def test_hash_follows_the_content(trained, documents: list[str]) -> None:
+    hashes = {trained(kind).hash for kind in ("byte_bpe", "wordpiece", "unigram", "bpe")}
+    assert len(hashes) == 4
+    files = trained("byte_bpe").save_files()
+    respaced = files | {"tokenizer.json": files["tokenizer.json"].replace(b"\n", b" ")}
+    cls = {"tokenizer_config.json": b'{"cls_token": "</s>"}'}
+    assert from_files(respaced).hash == trained("byte_bpe").hash
+    assert from_files(files | cls).hash != trained("byte_bpe").hash
+
+
+def test_large_vocabularies_use_uint32(trained) -> None:
+    import json
+
+    definition = json.loads(trained("wordpiece").save_files()["tokenizer.json"])
+    definition["model"]["vocab"] |= {f"filler{i}": 1500 + i for i in range(65536 - 1500 + 1)}
+    large = from_files({"tokenizer.json": json.dumps(definition).encode()})
+    assert large.vocab_size == 65537
+    assert large.encode("filler64036").tolist() == [65536]
+    assert large.encode("filler64036").dtype == np.uint32
+
+
+def test_truncation_in_a_file_does_not_cut_documents(trained, documents: list[str]) -> None:
+    import json
+
+    definition = json.loads(trained("byte_bpe").save_files()["tokenizer.json"])
+    definition["truncation"] = {
+        "direction": "Right",
+        "max_length": 5,
+        "strategy": "LongestFirst",
+        "stride": 0,
+    }
+    cut = from_files({"tokenizer.json": json.dumps(definition).encode()})
+    assert len(cut.encode(documents[0])) == len(trained("byte_bpe").encode(documents[0])) > 5
+    assert cut.hash == trained("byte_bpe").hash
+
+
+def test_a_missing_piece_is_named(trained) -> None:
+    with pytest.raises(TokenizerError, match="<eod>"):
+        trained("unigram").piece_id("<eod>")
+
+
+def test_nothing_heavy_is_imported() -> None:
+    code = (
+        "import sys, data_service.tokenizers.load, data_service.tokenizers.train\n"
+        "assert not {'torch', 'transformers'} & set(sys.modules), 'heavy import'"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def _inserted(tokenizer: Tokenizer) -> list[int]:
+    special = tokenizer.special
+    return [special.cls, special.sep, special.pad, special.mask]

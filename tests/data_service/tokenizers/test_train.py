@@ -1,0 +1,124 @@
+"""Training: deterministic, of the size asked for, with errors that say what to do."""
+
+import subprocess
+import sys
+
+import pytest
+
+from data_service.errors import InputError, TokenizerError
+from data_service.tokenizers.options import TokenizerOptions
+from data_service.tokenizers.train import train_tokenizer
+
+_TRAIN = """
+import sys, pydoc_data.topics
+from data_service.tokenizers.train import train_tokenizer
+from data_service.tokenizers.options import TokenizerOptions
+texts = [topic for _, topic in sorted(pydoc_data.topics.topics.items())][:20]
+print(train_tokenizer(sys.argv[1], texts, 700, TokenizerOptions(alphabet=60)).hash)
+"""
+
+
+@pytest.mark.parametrize("kind", ["byte_bpe", "wordpiece", "unigram", "bpe"])
+def test_the_same_text_gives_the_same_tokenizer_in_any_process(kind) -> None:
+    hashes = {
+        subprocess.run(
+            [sys.executable, "-c", _TRAIN, kind], capture_output=True, text=True, check=True
+        ).stdout
+        for _ in range(3)
+    }
+    assert len(hashes) == 1
+
+
+def test_the_same_text_gives_the_same_files(tokenizer, documents: list[str]) -> None:
+    assert train_tokenizer(tokenizer.kind, iter(documents), 1500).save_files() == tokenizer.save_files()
+
+
+@pytest.mark.parametrize("kind", ["byte_bpe", "wordpiece", "unigram", "bpe"])
+@pytest.mark.parametrize("texts", [[], ["", " \n\t"]])
+def test_no_text_is_an_error(kind, texts) -> None:
+    with pytest.raises(TokenizerError, match="no text"):
+        train_tokenizer(kind, texts, 1000)
+
+
+@pytest.mark.parametrize("kind", ["byte_bpe", "wordpiece", "unigram", "bpe"])
+def test_a_vocabulary_too_small_names_the_least(kind, documents: list[str]) -> None:
+    with pytest.raises(TokenizerError, match=r"too small.*\n.*ask for") as raised:
+        train_tokenizer(kind, documents, 20)
+    least = int("".join(c for c in raised.value.remedy.split(",")[0] if c.isdigit()))
+    assert train_tokenizer(kind, documents, least + 1).vocab_size == least + 1
+
+
+@pytest.mark.parametrize("kind", ["byte_bpe", "wordpiece", "unigram", "bpe"])
+def test_a_vocabulary_too_large_names_the_most(kind, documents: list[str]) -> None:
+    with pytest.raises(TokenizerError, match=r"too large.*\n.*ask for") as raised:
+        train_tokenizer(kind, documents[:3], 50_000)
+    most = int(raised.value.remedy.split()[2])
+    assert train_tokenizer(kind, documents[:3], most).vocab_size == most
+
+
+@pytest.mark.parametrize("kind", ["byte_bpe", "wordpiece", "unigram", "bpe"])
+def test_an_error_while_reading_comes_through_as_it_is(kind) -> None:
+    def texts():
+        yield "some text"
+        raise InputError("book.txt: byte 17 is not UTF-8", remedy="replace it")
+
+    with pytest.raises(InputError, match="byte 17"):
+        train_tokenizer(kind, texts(), 400)
+
+
+def test_lowercase(documents: list[str]) -> None:
+    for kind in ("wordpiece", "unigram", "bpe"):
+        uncased = train_tokenizer(kind, documents, 1500, TokenizerOptions(lowercase=True))
+        assert uncased.encode("The Value").tolist() == uncased.encode("the value").tolist()
+        assert uncased.special.unk not in uncased.encode("The Value")
+    with pytest.raises(TokenizerError, match="lowercase"):
+        train_tokenizer("byte_bpe", documents, 1500, TokenizerOptions(lowercase=True))
+
+
+def test_uncased_wordpiece_strips_accents_and_cased_keeps_case(documents: list[str]) -> None:
+    uncased = train_tokenizer(
+        "wordpiece", [*documents, "naive " * 20], 1500, TokenizerOptions(lowercase=True)
+    )
+    assert uncased.encode("Naïve").tolist() == uncased.encode("naive").tolist()
+    cased = train_tokenizer("wordpiece", documents, 1500)
+    assert cased.encode("The").tolist() != cased.encode("the").tolist()
+
+
+def test_wordpiece_splits_cjk_characters() -> None:
+    tokenizer = train_tokenizer("wordpiece", ["深度学习 的 深度 模型 and latin words latin words " * 5], 40)
+    assert [tokenizer.piece(i) for i in tokenizer.encode("深度的")] == ["深", "度", "的"]
+    assert not any(piece.startswith("##深") for piece in tokenizer.pieces)
+
+
+def test_without_byte_fallback_rare_characters_are_unknown(documents: list[str]) -> None:
+    tokenizer = train_tokenizer("unigram", documents, 1500, TokenizerOptions(byte_fallback=False))
+    assert tokenizer.special.unk in tokenizer.encode("日本")
+    assert not any(piece.startswith("<0x") for piece in tokenizer.pieces)
+
+
+def test_a_line_longer_than_sentencepiece_takes_is_not_lost() -> None:
+    words = " ".join(f"word{i % 97}" for i in range(40_000))
+    tokenizer = train_tokenizer("bpe", [words], 320, TokenizerOptions(coverage=1.0))
+    assert "▁word" in tokenizer.pieces
+
+
+@pytest.mark.parametrize(
+    ("style", "kind", "first"),
+    [
+        ("roberta", "byte_bpe", ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]),
+        ("bert", "wordpiece", ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]),
+        ("albert", "unigram", ["<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"]),
+        ("deberta", "unigram", ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"]),
+        ("bert", "byte_bpe", ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]),
+        ("xlnet", "unigram", ["<unk>", "<s>", "</s>", "<cls>", "<sep>", "<pad>", "<mask>", "<eod>", "<eop>"]),
+        ("xlnet", "bpe", ["<unk>", "<s>", "</s>", "<cls>", "<sep>", "<pad>", "<mask>", "<eod>", "<eop>"]),
+    ],
+)
+def test_special_tokens_stand_first_in_the_family_order(style, kind, first, documents: list[str]) -> None:
+    tokenizer = train_tokenizer(kind, documents, 1200, TokenizerOptions(specials=style))
+    assert list(tokenizer.pieces[: len(first)]) == first
+    assert tokenizer.piece(tokenizer.special.mask) == next(
+        piece for piece in first if "mask" in piece.lower()
+    )
+    assert tokenizer.special_mask.sum() == len(first)
+    assert len(set(tokenizer.pieces)) == 1200

@@ -1,0 +1,118 @@
+"""The same files give the same ids in transformers and in SentencePiece."""
+
+import json
+
+import pytest
+import sentencepiece
+from transformers import AutoTokenizer, BertTokenizer, RobertaTokenizer
+
+from data_service.tokenizers.load import from_files, save_tokenizer
+from data_service.tokenizers.options import TokenizerOptions
+from data_service.tokenizers.train import train_tokenizer
+
+
+def _theirs(tokenizer, texts: list[str]) -> list[list[int]]:
+    return tokenizer(texts, add_special_tokens=False)["input_ids"]
+
+
+def _ours(tokenizer, texts: list[str]) -> list[list[int]]:
+    return [ids.tolist() for ids in tokenizer.encode_batch(texts)]
+
+
+@pytest.mark.parametrize("model_type", [None, "roberta", "bert", "albert", "xlnet", "deberta-v2", "electra"])
+def test_auto_tokenizer_gives_the_same_ids(tokenizer, model_type, lines: list[str], tmp_path) -> None:
+    save_tokenizer(tokenizer, str(tmp_path))
+    if model_type is not None:  # as in an exported model's folder
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    assert len(theirs) == tokenizer.vocab_size
+    assert _theirs(theirs, lines) == _ours(tokenizer, lines)
+    for role in ("cls", "sep", "pad", "mask", "unk"):
+        assert getattr(theirs, f"{role}_token_id") == getattr(tokenizer.special, role)
+
+
+def test_what_transformers_saves_loads_back(tokenizer, lines: list[str], tmp_path) -> None:
+    save_tokenizer(tokenizer, str(tmp_path / "ours"))
+    AutoTokenizer.from_pretrained(tmp_path / "ours").save_pretrained(tmp_path / "theirs")
+    files = {path.name: path.read_bytes() for path in (tmp_path / "theirs").iterdir()}
+    back = from_files(files)
+    assert back.special == tokenizer.special
+    assert _ours(back, lines) == _ours(tokenizer, lines)
+
+
+@pytest.mark.parametrize(
+    ("kind", "style", "one", "two", "types"),
+    [
+        ("byte_bpe", "roberta", "<s>a</s>", "<s>a</s></s>a</s>", [0, 0, 0, 0, 0, 0]),
+        ("wordpiece", "bert", "[CLS]a[SEP]", "[CLS]a[SEP]a[SEP]", [0, 0, 0, 1, 1]),
+        ("unigram", "xlnet", "▁a<sep><cls>", "▁a<sep>▁a<sep><cls>", [0, 0, 1, 1, 2]),
+    ],
+)
+def test_rows_are_laid_out_as_the_family_does(
+    kind, style, one, two, types, documents: list[str], tmp_path
+) -> None:
+    tokenizer = train_tokenizer(kind, documents, 1200, TokenizerOptions(specials=style))
+    save_tokenizer(tokenizer, str(tmp_path))
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    assert "".join(theirs.convert_ids_to_tokens(theirs("a")["input_ids"])) == one
+    assert "".join(theirs.convert_ids_to_tokens(theirs("a", "a")["input_ids"])) == two
+    assert theirs("a", "a", return_token_type_ids=True)["token_type_ids"] == types
+    assert ("token_type_ids" in theirs("a", "a")) == (style != "roberta")
+
+
+def test_the_mask_takes_the_space_before_it(trained, tmp_path) -> None:
+    tokenizer = trained("byte_bpe")
+    save_tokenizer(tokenizer, str(tmp_path))
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    ids = theirs("the <mask> is", add_special_tokens=False)["input_ids"]
+    assert ids == [*tokenizer.encode("the"), tokenizer.special.mask, *tokenizer.encode(" is")]
+
+
+def test_the_vocabulary_files_alone_are_the_same_tokenizer(trained, lines: list[str], tmp_path) -> None:
+    byte_bpe = trained("byte_bpe")
+    files = {name: byte_bpe.save_files()[name] for name in ("vocab.json", "merges.txt")}
+    assert _ours(from_files(files), lines) == _ours(byte_bpe, lines)
+    _write(files, tmp_path / "bpe")
+    assert _theirs(RobertaTokenizer.from_pretrained(tmp_path / "bpe"), lines) == _ours(byte_bpe, lines)
+
+    wordpiece = trained("wordpiece")
+    cased = {"tokenizer_config.json": b'{"do_lower_case": false}'}
+    files = {"vocab.txt": wordpiece.save_files()["vocab.txt"]} | cased
+    assert _ours(from_files(files), lines) == _ours(wordpiece, lines)
+    _write(files, tmp_path / "wordpiece")
+    assert _theirs(BertTokenizer.from_pretrained(tmp_path / "wordpiece"), lines) == _ours(wordpiece, lines)
+
+
+def test_a_bert_vocabulary_alone_is_uncased_as_in_transformers(documents, lines: list[str], tmp_path) -> None:
+    uncased = train_tokenizer("wordpiece", documents, 1200, TokenizerOptions(lowercase=True))
+    files = {"vocab.txt": uncased.save_files()["vocab.txt"]}
+    _write(files, tmp_path / "uncased")
+    assert _ours(from_files(files), lines) == _theirs(
+        BertTokenizer.from_pretrained(tmp_path / "uncased"), lines
+    )
+
+
+def test_sentencepiece_bpe_gives_the_same_ids(trained, lines: list[str]) -> None:
+    tokenizer = trained("bpe")
+    original = sentencepiece.SentencePieceProcessor(model_proto=tokenizer.save_files()["spiece.model"])
+    assert _ours(tokenizer, lines) == [original.encode(line) for line in lines]
+    alone = from_files({"spiece.model": tokenizer.save_files()["spiece.model"]})
+    assert _ours(alone, lines) == _ours(tokenizer, lines)
+
+
+def test_sentencepiece_unigram_gives_the_same_ids_up_to_ties(trained, lines: list[str]) -> None:
+    tokenizer = trained("unigram")
+    original = sentencepiece.SentencePieceProcessor(model_proto=tokenizer.save_files()["spiece.model"])
+    pairs = [(ours, original.encode(line)) for ours, line in zip(_ours(tokenizer, lines), lines, strict=True)]
+    different = [(ours, theirs) for ours, theirs in pairs if ours != theirs]
+    assert len(different) < 0.01 * len(pairs)
+    for ours, theirs in different:  # equal-scoring paths only
+        assert sum(map(original.get_score, ours)) == pytest.approx(
+            sum(map(original.get_score, theirs)), rel=1e-5
+        )
+
+
+def _write(files: dict[str, bytes], folder) -> None:
+    folder.mkdir()
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
