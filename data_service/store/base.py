@@ -1,7 +1,7 @@
 """The object store as everything else sees it: keys under one root, whole or by range, put once or replaced.
 
 Local folders and S3 behave alike: a put is atomic (readers see the old bytes or the new ones), a key is
-a slash-separated relative path, and there are no directories.
+a slash-separated relative path, and there are no directories (but a folder cannot hold both `a` and `a/b`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,7 +33,7 @@ class Store(Protocol):
         ...
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        """Exactly `length` bytes from byte `start`. Raises KeyMissing; Truncated if the object ends before."""
+        """Exactly `length` bytes from byte `start`. Raises KeyMissing, or Truncated if it ends before."""
         ...
 
     def put(self, key: str, data: bytes | memoryview) -> None:

@@ -79,7 +79,7 @@ def _connect() -> "S3Client":
         max_pool_connections=32,
         tcp_keepalive=True,
         s3={"addressing_style": "path" if elsewhere else "auto"},  # own servers rarely have a name per bucket
-        # Checksums in trailers are unknown to servers from before 2024; whoever reads our objects hashes them.
+        # Checksums in trailers are unknown to servers from before 2024; our readers hash what they read.
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
     )

@@ -1,0 +1,65 @@
+"""Fixtures for everything that stores: S3 servers, stores of every kind, and faults on the way to them."""
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import ceph
+import pytest
+from fault_proxy import FaultProxy
+from s3_server import S3Server
+
+from data_service.store.base import Store
+from data_service.store.open import open_store
+
+
+@pytest.fixture(scope="session")
+def moto_server() -> Iterator[S3Server]:
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield S3Server(f"http://{host}:{port}", "test", "test")
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def ceph_server() -> Iterator[S3Server]:
+    reason = ceph.why_not()
+    if reason is not None:
+        pytest.skip(f"no real S3 server: {reason}")
+    with (
+        tempfile.TemporaryDirectory(prefix="ceph-") as folder,  # its sockets' paths must be short
+        ceph.running(Path(folder)) as server,
+    ):
+        yield server
+
+
+@pytest.fixture
+def s3(moto_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
+    """An S3 server in this process (moto), to which the environment points."""
+    return moto_server.use(monkeypatch)
+
+
+@pytest.fixture
+def rgw(ceph_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
+    """A real S3 server (Ceph), to which the environment points. Mark its users with `pytest.mark.rgw`."""
+    return ceph_server.use(monkeypatch)
+
+
+@pytest.fixture(params=["local", "s3", pytest.param("rgw", marks=pytest.mark.rgw)])
+def any_store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    """An empty store: in a folder, on moto's S3, on Ceph's."""
+    if request.param == "local":
+        return open_store(tmp_path / "store")
+    server: S3Server = request.getfixturevalue(request.param)
+    return open_store(f"s3://{server.new_bucket()}/some/prefix", patience_s=20)
+
+
+@pytest.fixture
+def faults(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
+    """A proxy before moto's S3, to which the environment points; it injects nothing until told to."""
+    with FaultProxy(s3.endpoint) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+        yield proxy

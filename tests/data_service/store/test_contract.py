@@ -1,0 +1,147 @@
+"""What every store promises, held against folders, moto's S3 and Ceph's S3."""
+
+import pickle
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from data_service.store.base import Entry, Store
+from data_service.store.errors import BadUri, KeyMissing, Truncated
+from data_service.store.open import open_store
+
+
+def test_whole_objects_are_created_and_replaced(any_store: Store) -> None:
+    any_store.put("a/b.bin", b"first")
+    any_store.put("a/b.bin", memoryview(b"second"))
+    assert any_store.get("a/b.bin") == b"second"
+    assert any_store.size("a/b.bin") == 6
+
+
+def test_ranges_are_exact(any_store: Store) -> None:
+    any_store.put("data", bytes(range(256)))
+    assert any_store.get_range("data", 0, 256) == bytes(range(256))
+    assert any_store.get_range("data", 250, 6) == bytes(range(250, 256))
+    assert any_store.get_range("data", 7, 0) == b""
+
+
+@pytest.mark.parametrize(("start", "length"), [(250, 7), (256, 1), (10_000, 5)])
+def test_a_range_beyond_the_end_is_truncated(any_store: Store, start: int, length: int) -> None:
+    any_store.put("data", bytes(256))
+    with pytest.raises(Truncated, match="ends at byte 256") as caught:
+        any_store.get_range("data", start, length)
+    assert f"{any_store.uri}/data" in caught.value.problem
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        pytest.param(lambda store, key: store.get(key), id="whole"),
+        pytest.param(lambda store, key: store.get_range(key, 0, 4), id="range"),
+        pytest.param(lambda store, key: store.get_range(key, 0, 0), id="empty range"),
+    ],
+)
+def test_a_missing_key_is_named(any_store: Store, read: Callable[[Store, str], bytes]) -> None:
+    any_store.put("there", b"x")
+    with pytest.raises(KeyMissing) as caught:
+        read(any_store, "not/there")
+    assert f"{any_store.uri}/not/there" in caught.value.problem
+    assert any_store.size("not/there") is None
+
+
+def test_a_folder_is_not_an_object(any_store: Store) -> None:
+    any_store.put("folder/object", b"x")
+    assert any_store.size("folder") is None
+    with pytest.raises(KeyMissing):
+        any_store.get("folder")
+
+
+def test_put_if_absent_never_replaces(any_store: Store) -> None:
+    assert any_store.put_if_absent("claims/1", b"first")
+    assert not any_store.put_if_absent("claims/1", b"second")
+    assert any_store.get("claims/1") == b"first"
+
+
+def test_of_forty_racers_one_wins_and_its_bytes_are_stored(any_store: Store) -> None:
+    start = threading.Barrier(40)
+
+    def race(number: int) -> bool:
+        start.wait()
+        return any_store.put_if_absent("claims/1", f"{number:05d}".encode() * 1000)
+
+    with ThreadPoolExecutor(40) as pool:
+        won = list(pool.map(race, range(40)))
+    assert won.count(True) == 1
+    assert any_store.get("claims/1") == f"{won.index(True):05d}".encode() * 1000
+    assert [entry.key for entry in any_store.list()] == ["claims/1"]
+
+
+def test_list_is_in_key_order_and_by_string_prefix(any_store: Store) -> None:
+    keys = ["a-b/c", "a.b", "a/b", "a/c/d", "ab", "b/z", "b/ä", "é"]
+    for key in reversed(keys):
+        any_store.put(key, key.encode())
+    assert [entry.key for entry in any_store.list()] == sorted(keys)
+    assert list(any_store.list("a/")) == [Entry("a/b", 3), Entry("a/c/d", 5)]
+    assert [entry.key for entry in any_store.list("a")] == ["a-b/c", "a.b", "a/b", "a/c/d", "ab"]
+    assert [entry.key for entry in any_store.list("a/c/")] == ["a/c/d"]
+    assert list(any_store.list("nothing/here")) == []
+
+
+def test_list_goes_past_a_page(any_store: Store) -> None:
+    keys = [f"many/{number:05d}" for number in range(1005)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda key: any_store.put(key, b""), keys))
+    assert [entry.key for entry in any_store.list("many/")] == keys
+
+
+def test_delete_is_final_and_repeatable(any_store: Store) -> None:
+    any_store.put("a/b/c", b"x")
+    any_store.delete("a/b/c")
+    any_store.delete("a/b/c")
+    assert list(any_store.list()) == []
+    any_store.put("a/b", b"now an object")
+    assert any_store.get("a/b") == b"now an object"
+
+
+def test_files_and_buffers_of_any_size_arrive_whole(any_store: Store, tmp_path: Path) -> None:
+    data = bytes(range(256)) * (40 << 12)  # 40 MiB: several parts on S3
+    source = tmp_path / "source"
+    source.write_bytes(data)
+    any_store.put_file("file", source)
+    any_store.put_buffers("buffers", [memoryview(data)[:13], memoryview(b""), memoryview(data)[13:]])
+    any_store.put_buffers("empty", [])
+    assert any_store.get("file") == data
+    assert any_store.get("buffers") == data
+    assert any_store.get("empty") == b""
+    assert any_store.get_range("buffers", 39 << 20, 5000) == data[39 << 20 :][:5000]
+
+
+def test_at_is_the_same_store_further_down(any_store: Store) -> None:
+    below = any_store.at("x/y/")
+    below.put("z", b"1")
+    assert any_store.get("x/y/z") == b"1"
+    assert [entry.key for entry in below.list()] == ["z"]
+    assert open_store(below.uri).get("z") == b"1"
+
+
+def test_a_store_travels_to_another_process(any_store: Store) -> None:
+    any_store.put("key", b"value")
+    copy: Store = pickle.loads(pickle.dumps(any_store))  # noqa: S301
+    assert copy.get("key") == b"value"
+    assert copy == any_store
+
+
+@pytest.mark.parametrize("key", ["", "/absolute", "a//b", "../up", "a/./b", "a/", ".tmp-mine"])
+def test_keys_that_are_no_plain_paths_are_refused(any_store: Store, key: str) -> None:
+    with pytest.raises(BadUri):
+        any_store.put(key, b"x")
+    with pytest.raises(BadUri):
+        any_store.get(key)
+
+
+def test_young_leftovers_stay(any_store: Store) -> None:
+    any_store.put("data/a", b"x")
+    assert any_store.remove_leftovers("data", older_than_s=3600) == 0
+    assert any_store.get("data/a") == b"x"

@@ -1,0 +1,126 @@
+"""An HTTP proxy before an S3 server that, when told to, answers as a failing network or server would."""
+
+import http.client
+import socket
+import struct
+import threading
+from collections import deque
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Literal
+from urllib.parse import urlsplit
+
+Fault = Literal["error 500", "slow down", "expired token", "reset", "reset after", "truncate", "garble"]
+
+_ERRORS: dict[Fault, tuple[int, str]] = {
+    "error 500": (500, "InternalError"),
+    "slow down": (503, "SlowDown"),
+    "expired token": (400, "ExpiredToken"),
+}
+
+
+class FaultProxy:
+    """Forwards every request to `upstream`, but treats the next ones as the faults in `plan` say, in turn.
+
+    "reset" breaks the connection before the request reaches the server, "reset after" once the server has
+    carried it out; "truncate" ends the body half-way; "garble" flips a bit in the middle of the body.
+    `only` limits the plan to matching requests: it is given the method and the path.
+    """
+
+    def __init__(self, upstream: str) -> None:
+        self.plan: deque[Fault] = deque()
+        self.only: Callable[[str, str], bool] = lambda method, path: True
+        self.requests: list[str] = []
+        self._lock = threading.Lock()
+        proxy, target = self, urlsplit(upstream).netloc
+
+        class Handler(_Handler):
+            upstream = target
+            faults = proxy
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.endpoint = f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def next(self, method: str, path: str) -> Fault | None:
+        with self._lock:
+            self.requests.append(f"{method} {path}")
+            return self.plan.popleft() if self.plan and self.only(method, path) else None
+
+    def __enter__(self) -> "FaultProxy":
+        threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
+        ).start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    upstream: str
+    faults: FaultProxy
+
+    def _serve(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        fault = self.faults.next(self.command, self.path)
+        if fault == "reset":
+            self._break()
+        elif fault in _ERRORS:
+            self._refuse(*_ERRORS[fault])
+        else:
+            self._forward(body, fault)
+
+    do_GET = do_PUT = do_HEAD = do_POST = do_DELETE = _serve
+
+    def _forward(self, body: bytes, fault: Fault | None) -> None:
+        connection = http.client.HTTPConnection(self.upstream, timeout=60)
+        connection.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
+        for name, value in self.headers.items():  # Host too: the signature covers it
+            if name.lower() not in ("expect", "connection"):
+                connection.putheader(name, value)
+        connection.endheaders(body)
+        answer = connection.getresponse()
+        content = answer.read()
+        connection.close()
+        if fault == "reset after":
+            self._break()
+        else:
+            self._answer(answer, content, fault)
+
+    def _answer(self, answer: http.client.HTTPResponse, content: bytes, fault: Fault | None) -> None:
+        self.send_response(answer.status)
+        for name, value in answer.getheaders():
+            if name.lower() not in ("transfer-encoding", "connection", "content-length", "date", "server"):
+                self.send_header(name, value)
+        length = answer.getheader("Content-Length") if self.command == "HEAD" else None
+        self.send_header("Content-Length", length or str(len(content)))
+        self.end_headers()
+        middle = len(content) // 2
+        if fault == "truncate":
+            self.wfile.write(content[:middle])
+            self._break()
+            return
+        if fault == "garble":
+            content = content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+        self.wfile.write(content)
+
+    def _refuse(self, status: int, code: str) -> None:
+        content = f"<Error><Code>{code}</Code><Message>injected</Message></Error>".encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+    def _break(self) -> None:
+        """Ends the connection with a reset, not a polite end of file."""
+        self.wfile.flush()
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.close_connection = True
+        self.connection.close()
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Silence: the tests' output is pytest's."""
