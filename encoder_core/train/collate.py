@@ -1,0 +1,57 @@
+"""Rows from the data service (NumPy) to the model's `Batch` (torch)."""
+
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from encoder_core.batch import Batch
+
+
+class Rows(Protocol):
+    """The arrays of `data_service.samples.ragged.Samples`, by shape only: this package never imports the service."""
+
+    @property
+    def tokens(self) -> NDArray[np.uint16] | NDArray[np.uint32]: ...
+    @property
+    def offsets(self) -> NDArray[np.int64]: ...
+    @property
+    def target_positions(self) -> NDArray[np.int64]: ...
+    @property
+    def target_ids(self) -> NDArray[np.uint16] | NDArray[np.uint32]: ...
+    @property
+    def segment_starts(self) -> NDArray[np.int32] | None: ...
+    @property
+    def pair_label(self) -> NDArray[np.int8] | None: ...
+
+
+def to_batch(rows: Rows, device: torch.device) -> Batch:
+    """N ragged rows as a `Batch` on `device`. Token ids widen to int64; nothing is padded."""
+    lengths = np.diff(rows.offsets)
+    positions = np.arange(len(rows.tokens)) - np.repeat(rows.offsets[:-1], lengths)
+    segments = None
+    if rows.segment_starts is not None:
+        segments = (positions >= np.repeat(rows.segment_starts, lengths)).astype(np.int64)
+
+    def tensor(array: NDArray[np.generic], dtype: type[np.generic] = np.int64) -> torch.Tensor:
+        return torch.from_numpy(array.astype(dtype)).to(device, non_blocking=True)
+
+    return Batch(
+        tokens=tensor(rows.tokens),
+        cu_seqlens=tensor(rows.offsets, np.int32),
+        max_length=int(lengths.max(initial=0)),
+        positions=tensor(positions),
+        target_positions=tensor(rows.target_positions),
+        target_ids=tensor(rows.target_ids),
+        segments=None if segments is None else tensor(segments),
+        pair_labels=None if rows.pair_label is None else tensor(rows.pair_label),
+    )
+
+
+def idle_batch(device: torch.device) -> Batch:
+    """One row of one token and no targets: what a rank without a microbatch runs so that collectives still meet."""
+    zero = torch.zeros(1, dtype=torch.int64, device=device)
+    none = torch.zeros(0, dtype=torch.int64, device=device)
+    ends = torch.tensor([0, 1], dtype=torch.int32, device=device)
+    return Batch(zero, ends, 1, zero, none, none, segments=zero, pair_labels=None)

@@ -1,0 +1,146 @@
+"""The DeepSpeed engine behind four verbs: forward, backward, update, and the fragments of its state.
+
+The only file that imports deepspeed. ZeRO 0-3, fp32 and bf16, on a GPU (NCCL) or a CPU (gloo) alike.
+"""
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+if not torch.cuda.is_available():  # DeepSpeed decides at import, and would look for other accelerators first
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+
+import deepspeed
+from deepspeed.accelerator import get_accelerator
+
+from encoder_core.batch import Batch
+from encoder_core.errors import TrainingError
+from encoder_core.train import zero_state
+from encoder_core.train.fragments import Fragment
+
+Precision = Literal["fp32", "bf16"]
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """How state is sharded and computed; nothing here changes what is computed beyond rounding.
+
+    Attributes:
+        stage: ZeRO stage 0-3.
+        precision: bf16 keeps fp32 master weights and accumulates gradients in fp32; it needs stage 1-3.
+        clip: largest global gradient norm, None for no clipping.
+        persistence_threshold: stage 3 keeps parameters with fewer elements whole; None for DeepSpeed's default.
+    """
+
+    stage: Literal[0, 1, 2, 3]
+    precision: Precision
+    clip: float | None
+    persistence_threshold: int | None = None
+
+    def deepspeed(self) -> dict[str, Any]:
+        """DeepSpeed's own configuration. Batch sizes are nominal: the step decides its boundaries itself."""
+        zero: dict[str, Any] = {"stage": self.stage}
+        if self.persistence_threshold is not None:
+            zero["stage3_param_persistence_threshold"] = self.persistence_threshold
+        config: dict[str, Any] = {
+            "train_micro_batch_size_per_gpu": 1,
+            "gradient_accumulation_steps": 1,
+            "zero_optimization": zero,
+            "zero_allow_untested_optimizer": True,
+            "gradient_clipping": self.clip or 0.0,
+            "steps_per_print": None,
+        }
+        if self.precision == "bf16":
+            config["bf16"] = {"enabled": True, "check_grad_overflow": True}
+            config["data_types"] = {"grad_accum_dtype": "fp32"}
+        return config
+
+
+@dataclass(frozen=True)
+class Update:
+    """Outcome of one optimizer step: whether weights moved, and the global gradient norm before clipping."""
+
+    applied: bool
+    grad_norm: float
+
+
+class Engine:
+    """A model and its optimizer under DeepSpeed.
+
+    Raises:
+        TrainingError: bf16 at stage 0, which DeepSpeed steps once at construction.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, config: EngineConfig) -> None:
+        if config.precision == "bf16" and config.stage == 0:
+            raise TrainingError(
+                "precision bf16 with zero 0 is not supported: DeepSpeed would keep no fp32 gradient sums there",
+                remedy="set zero: 1 (the default), or precision: fp32",
+            )
+        self.names = {id(p): name for name, p in model.named_parameters()}
+        self.shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+        self.config = config
+        self._engine, *_ = deepspeed.initialize(
+            model=model, optimizer=optimizer, config=config.deepspeed(), dist_init_required=False
+        )
+        self.device = torch.device(get_accelerator().current_device_name())
+        self.world = self._engine.world_size
+        self.rank = self._engine.global_rank
+
+    def __call__(self, batch: Batch) -> Any:
+        """The wrapped module's forward, with ZeRO's hooks around it."""
+        return self._engine(batch)
+
+    def training(self, mode: bool) -> None:
+        """Dropout on or off."""
+        self._engine.train(mode)
+
+    def backward(self, loss: Tensor, *, last: bool) -> None:
+        """Add this microbatch's gradient of `loss`, a share of the step's global loss. `last` on the final one."""
+        self._engine.set_gradient_accumulation_boundary(last)
+        self._engine.backward(loss * self.world, scale_wrt_gas=False)  # undo DeepSpeed's mean over ranks
+
+    def update(self, lr: float, count: int) -> Update:
+        """Apply the accumulated gradient as update number `count` (from 1), or skip it if it is not finite."""
+        for group in self._engine.basic_optimizer.param_groups:
+            group["lr"] = lr * group.get("lr_scale", 1.0)
+            group["step"] = count
+        if self.config.stage == 0:
+            return self._update_unsharded()
+        self._engine.step()
+        norm = float(self._engine.get_global_grad_norm() or 0.0)
+        return Update(bool(self._engine.was_step_applied()), norm)
+
+    def _update_unsharded(self) -> Update:
+        """Stage 0: DeepSpeed would apply NaN and reports no norm, so both are checked here on the reduced gradients."""
+        gradients = [p.grad for p in self._engine.module.parameters() if p.grad is not None]
+        norm = float(nn.utils.get_total_norm(gradients))
+        if not torch.isfinite(torch.tensor(norm)):
+            self._engine.zero_grad()
+            return Update(False, norm)
+        self._engine.step()
+        return Update(True, norm)
+
+    def fragments(self) -> Iterator[Fragment]:
+        """The ranges of master weights and moments this rank owns. Views: copy before the next update."""
+        for place in self._places(self.rank, self.world):
+            yield place.fragment()
+
+    def restore(self, fill: Iterable[str], read: zero_state.Read) -> None:
+        """Overwrite every owned range with `read(name, kind, start, stop)`, then refresh the working weights.
+
+        `fill` names the kinds to restore: "master" alone to start from weights, with the moments to resume.
+        """
+        kinds = tuple(fill)
+        alone = self.config.stage == 0  # every rank holds every parameter whole
+        for place in self._places(0, 1) if alone else self._places(self.rank, self.world):
+            place.restore(kinds, read)
+        zero_state.publish(self._engine.optimizer, self.config.stage)
+
+    def _places(self, rank: int, world: int) -> Iterator[zero_state.Place]:
+        named = [(self.names[id(p)], p) for p in self._engine.module.parameters()]
+        return zero_state.places(self._engine.optimizer, self.config.stage, named, rank, world)

@@ -1,0 +1,124 @@
+"""The training loop, whole. Data and storage come in through protocols; nothing here knows where either lives."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from encoder_core.train.control import Control
+from encoder_core.train.engine import Engine
+from encoder_core.train.evaluate import evaluate
+from encoder_core.train.metrics import StepReport
+from encoder_core.train.signals import Signals, exchange
+from encoder_core.train.state import TrainState
+from encoder_core.train.step import Microbatch, Work, gather_sums, run_step
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """A rank's data for one step.
+
+    Attributes:
+        work: the microbatches.
+        counts: this rank's targets per loss term.
+        tokens: this rank's tokens, special tokens included.
+        digest: sum over the microbatches of a 32-bit checksum of what the model will see.
+        samples: (epoch, start, stop) ranges of the whole step, the same on every rank.
+        wait: seconds this rank waited for the data service.
+    """
+
+    work: Work
+    counts: Mapping[str, int]
+    tokens: int
+    digest: int
+    samples: tuple[tuple[int, int, int], ...]
+    wait: float
+
+
+class Data(Protocol):
+    """Where steps come from."""
+
+    def fetch(self, step: int) -> Fetched: ...
+
+    def heldout(self) -> Iterator[Microbatch]:
+        """This rank's held-out microbatches, as many on every rank, the same rows and masks at every call."""
+        ...
+
+
+class Keeper(Protocol):
+    """Where states go. `begin` returns at once; `commit` is called by all ranks at the same step."""
+
+    def due(self, step: int) -> bool: ...
+    def ready(self) -> bool: ...
+    def begin(self, engine: Engine, state: TrainState) -> None: ...
+    def commit(self) -> None: ...
+    def finish(self, engine: Engine, state: TrainState) -> None: ...
+
+
+class Journal(Protocol):
+    """What is written down. Rank 0 records; the others' calls are heartbeats."""
+
+    def step(self, report: StepReport) -> None: ...
+    def evaluation(self, step: int, figures: Mapping[str, float]) -> None: ...
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to do at which step: pure functions of the step, fixed by the recipe."""
+
+    seed: int
+    steps: int
+    learning_rate: Callable[[int], float]
+    evaluate_every: int | None
+
+    def evaluates_after(self, step: int) -> bool:
+        return self.evaluate_every is not None and (step % self.evaluate_every == 0 or step == self.steps)
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """The parts of a training process and the loop over them."""
+
+    engine: Engine
+    control: Control
+    data: Data
+    keeper: Keeper
+    journal: Journal
+    plan: Plan
+    stop_requested: Callable[[], bool]
+
+    def train(self, state: TrainState) -> TrainState:
+        """Train from `state` to the last step, or until a stop is requested on any rank. The result is committed."""
+        while state.step < self.plan.steps:
+            started = time.monotonic()
+            fetched = self.data.fetch(state.step)
+            signals = self._exchange(state, fetched)
+            if signals.stop:
+                break
+            learning_rate = self.plan.learning_rate(state.step)
+            sums = run_step(self.engine, fetched.work, signals.counts, self.plan.seed)
+            update = self.engine.update(learning_rate, state.updates + 1)
+            sums = gather_sums(self.control, sums)
+            report = StepReport(state, fetched.samples, signals, sums, learning_rate, update, time.monotonic() - started)
+            self.journal.step(report)
+            state = state.after(applied=update.applied, tokens=signals.tokens)
+            if signals.saved:
+                self.keeper.commit()
+            if self.plan.evaluates_after(state.step):
+                self.journal.evaluation(state.step, evaluate(self.engine, self.control, self.data.heldout()))
+            if signals.save:
+                self.keeper.begin(self.engine, state)
+        self.keeper.finish(self.engine, state)
+        return state
+
+    def _exchange(self, state: TrainState, fetched: Fetched) -> Signals:
+        return exchange(
+            self.control,
+            stop=self.stop_requested(),
+            save=self.keeper.due(state.step + 1),
+            saved=self.keeper.ready(),
+            wait=fetched.wait,
+            tokens=fetched.tokens,
+            digest=fetched.digest,
+            counts=fetched.counts,
+        )

@@ -1,0 +1,101 @@
+"""One optimisation step: the global batch in logical microbatches, normalised by the step's own target counts.
+
+The global batch is cut into microbatches of a fixed number of rows whatever the world size, dealt round-robin to the
+ranks. Each draws its randomness from (seed, step, microbatch) and its loss sums are divided by the targets of the
+whole step, so the update is that of one process working through the batch alone, up to rounding.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from encoder_core.batch import Batch
+from encoder_core.objectives.losses import LossSums
+from encoder_core.train.collate import idle_batch
+from encoder_core.train.control import Control
+from encoder_core.train.engine import Engine
+from encoder_core.train.seeding import seed_draws
+
+
+@dataclass(frozen=True)
+class Microbatch:
+    """A logical microbatch: its place in the global batch, and its rows."""
+
+    index: int
+    batch: Batch
+
+
+@dataclass(frozen=True)
+class Work:
+    """A rank's part of a step.
+
+    Attributes:
+        step: the step's number.
+        microbatches: this rank's, in order.
+        total: logical microbatches of the global batch, over all ranks.
+    """
+
+    step: int
+    microbatches: tuple[Microbatch, ...]
+    total: int
+
+    def rounds(self, world: int) -> int:
+        """Forward-backward passes every rank makes; a rank with fewer microbatches idles through the rest."""
+        return -(-self.total // world)
+
+
+def run_step(engine: Engine, work: Work, counts: Mapping[str, float], seed: int) -> dict[str, float]:
+    """Accumulate the step's gradient and return this rank's sums (not means) of losses and metrics.
+
+    `counts` are the step's global targets per loss term, known before the first backward.
+    """
+    engine.training(True)
+    sums = Sums()
+    rounds = work.rounds(engine.world)
+    for i in range(rounds):
+        microbatch = _microbatch(engine, work, i)
+        seed_draws(seed, work.step, microbatch.index)
+        losses: LossSums = engine(microbatch.batch)
+        engine.backward(_share_of_step(losses, counts), last=i == rounds - 1)
+        sums.add(losses)
+    return sums.collect()
+
+
+def _microbatch(engine: Engine, work: Work, i: int) -> Microbatch:
+    if i < len(work.microbatches):
+        return work.microbatches[i]
+    return Microbatch(work.total, idle_batch(engine.device))
+
+
+def _share_of_step(losses: LossSums, counts: Mapping[str, float]) -> Tensor:
+    shares = [term.weight * term.loss_sum / max(1.0, counts[term.name]) for term in losses.terms]
+    return sum(shares[1:], start=shares[0])
+
+
+class Sums:
+    """Running sums of losses, targets and metrics, kept on the device until the step ends."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Tensor | float] = {}
+
+    def add(self, losses: LossSums) -> None:
+        for name, value in losses.metrics.items():
+            self._add(name, value.detach().double())
+        for term in losses.terms:
+            self._add(f"{term.name}_loss", term.loss_sum.detach().double())
+            self._add(f"{term.name}_targets", float(term.targets))
+
+    def _add(self, name: str, value: Tensor | float) -> None:
+        self._sums[name] = self._sums.get(name, 0.0) + value
+
+    def collect(self) -> dict[str, float]:
+        """To the host, in name order."""
+        return {name: float(self._sums[name]) for name in sorted(self._sums)}
+
+
+def gather_sums(control: Control, sums: Mapping[str, float]) -> dict[str, float]:
+    """Sums over all ranks, the same bits on each. Every rank passes the same names."""
+    names = sorted(sums)
+    table = control.table([sums[name] for name in names])
+    return dict(zip(names, table.sum(dim=0).tolist(), strict=True))

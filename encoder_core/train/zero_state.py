@@ -1,0 +1,121 @@
+"""Where each parameter's fp32 state lives at every ZeRO stage, as ranges of flat tensors.
+
+DeepSpeed keeps master weights and moments in flat partitions whose layout depends on the stage, the world size and the
+groups. A `Place` is one contiguous piece of it that this rank owns: elements [start, start + length) of a named
+parameter, at `offset` of a flat tensor. Checkpoints read and write places only, so they know no topology.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from encoder_core.train.fragments import Fragment
+
+MASTER = "master"
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+Read = Callable[[str, str, int, int], Tensor]
+"""(parameter name, kind, start, stop) -> 1-D fp32 tensor of those flat elements."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """One owned range: parameter elements [start, start + length) at flat[offset : offset + length]."""
+
+    name: str
+    start: int
+    length: int
+    flat: Tensor
+    offset: int
+    moments: dict[str, Tensor]
+
+    def fragment(self) -> Fragment:
+        """Views of the master weight and of each moment (zeros before the first update)."""
+        tensors = {MASTER: self._view(self.flat)}
+        for kind in MOMENTS:
+            moment = self.moments.get(kind)
+            tensors[kind] = self._view(moment) if moment is not None else torch.zeros(self.length)
+        return Fragment(self.name, self.start, tensors)
+
+    def restore(self, kinds: Sequence[str], read: Read) -> None:
+        for kind in kinds:
+            if kind != MASTER and kind not in self.moments:
+                self.moments[kind] = torch.zeros_like(self.flat)
+            target = self.flat if kind == MASTER else self.moments[kind]
+            self._view(target).copy_(read(self.name, kind, self.start, self.start + self.length))
+
+    def _view(self, flat: Tensor) -> Tensor:
+        return flat.detach().view(-1).narrow(0, self.offset, self.length)
+
+
+def places(
+    optimizer: Any, stage: int, named: Sequence[tuple[str, nn.Parameter]], rank: int, world: int
+) -> Iterator[Place]:
+    """The ranges rank `rank` of `world` owns. Over all ranks they cover every parameter exactly once."""
+    match stage:
+        case 0:
+            return _unsharded(optimizer, named, rank, world)
+        case 1 | 2:
+            return _optimizer_sharded(optimizer, named)
+        case _:
+            return _fully_sharded(optimizer, named, rank)
+
+
+def publish(optimizer: Any, stage: int) -> None:
+    """After master weights changed: rebuild the working copies all ranks compute with."""
+    if stage in (1, 2):
+        optimizer.update_lp_params()
+    elif stage == 3:
+        for group in range(len(optimizer.fp32_partitioned_groups_flat)):
+            optimizer._reassign_or_swap_out_partitioned_parameters(group)
+        persistent = optimizer.persistent_parameters
+        if persistent:
+            persistent[0].all_gather(persistent)
+
+
+def _moments(optimizer: Any, flat: Tensor) -> dict[str, Tensor]:
+    """The state dict of one flat tensor, created if the optimizer has not stepped yet."""
+    state: dict[str, Tensor] = optimizer.state[flat]
+    return state
+
+
+def _unsharded(
+    optimizer: torch.optim.Optimizer, named: Sequence[tuple[str, nn.Parameter]], rank: int, world: int
+) -> Iterator[Place]:
+    """Stage 0: every rank holds everything; each answers for an equal share of every parameter."""
+    for name, p in named:
+        start, stop = p.numel() * rank // world, p.numel() * (rank + 1) // world
+        if stop > start:
+            yield Place(name, start, stop - start, p, start, _moments(optimizer, p))
+
+
+def _optimizer_sharded(optimizer: Any, named: Sequence[tuple[str, nn.Parameter]]) -> Iterator[Place]:
+    """Stages 1, 2 (and BF16_Optimizer): one flat fp32 partition per parameter group."""
+    flats = getattr(optimizer, "single_partition_of_fp32_groups", None)
+    flats = flats if flats is not None else optimizer.fp32_groups_flat_partition
+    for name, p in named:
+        mapping = p._hp_mapping  # type: ignore[attr-defined]
+        if mapping is None:  # no part of it lies in this rank's partition
+            continue
+        flat = flats[mapping.param_group_index]
+        source, target = mapping.lp_fragment_address, mapping.hp_fragment_address
+        yield Place(
+            name, source.start, source.numel, flat, target.start, _moments(optimizer.optimizer, flat)
+        )
+
+
+def _fully_sharded(
+    optimizer: Any, named: Sequence[tuple[str, nn.Parameter]], rank: int
+) -> Iterator[Place]:
+    """Stage 3: each rank holds 1/world of every parameter, the last piece padded."""
+    for name, p in named:
+        group, offset, _ = optimizer.grad_position[optimizer.get_param_id(p)]
+        flat = optimizer.fp32_partitioned_groups_flat[group]
+        share = p.ds_tensor.numel()  # type: ignore[attr-defined]
+        start = rank * share
+        length = min(share, p.ds_numel - start)  # type: ignore[attr-defined]
+        if length > 0:
+            yield Place(name, start, length, flat, offset, _moments(optimizer.optimizer, flat))

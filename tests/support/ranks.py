@@ -1,0 +1,57 @@
+"""Real ranks for tests: processes joined by gloo, as a launcher would start them."""
+
+import os
+import tempfile
+from collections.abc import Callable
+from multiprocessing.queues import Queue
+from typing import Any
+
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+
+def run_ranks(function: Callable[..., Any], world: int, *args: Any) -> list[Any]:
+    """`function(rank, world, *args)` on `world` processes; their return values (plain data or NumPy arrays) in rank order.
+
+    `function` must be importable by name (put it in a module under tests/support). A rank that raises fails the call.
+    """
+    context = mp.get_context("spawn")
+    results: Queue[tuple[int, Any]] = context.Queue()
+    with tempfile.TemporaryDirectory() as folder:
+        meeting = os.path.join(folder, "meet")
+        running = mp.start_processes(
+            _enter, (function, world, meeting, results, args), nprocs=world, join=False, start_method="spawn"
+        )
+        assert running is not None
+        found: dict[int, Any] = {}
+        while not running.join(timeout=0.05):
+            _drain(results, found)
+        while len(found) < world:
+            rank, value = results.get(timeout=10)
+            found[rank] = value
+    return [found[rank] for rank in range(world)]
+
+
+def _drain(results: "Queue[tuple[int, Any]]", found: dict[int, Any]) -> None:
+    while not results.empty():
+        rank, value = results.get()
+        found[rank] = value
+
+
+def _enter(
+    rank: int,
+    function: Callable[..., Any],
+    world: int,
+    meeting: str,
+    results: "Queue[Any]",
+    args: tuple[Any, ...],
+) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank))
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world)
+    try:
+        results.put((rank, function(rank, world, *args)))
+    finally:
+        dist.destroy_process_group()
