@@ -1,4 +1,4 @@
-"""`Samples`: rows of different lengths, laid end to end. Never padded; padding is an attention backend's business."""
+"""`Samples`: rows of different lengths, laid end to end. Padding is an attention backend's business."""
 
 from dataclasses import dataclass
 
@@ -13,12 +13,12 @@ class Samples:
     """N rows of training data with T tokens and M targets in all.
 
     Attributes:
-        tokens: [T] uint16 or uint32, the rows' input ids (after masking), row after row, special tokens included.
+        tokens: [T] uint16 or uint32, the rows' input ids after masking, row after row, special ones included.
         offsets: [N + 1] int64, row i is tokens[offsets[i]:offsets[i + 1]].
         target_positions: [M] int64, sorted flat indices into `tokens` that the model must predict.
         target_ids: [M] same dtype as tokens, the original ids there.
-        segment_starts: [N] int32, where the second segment begins inside its row; the row's length if it has none.
-            None for single-segment inputs.
+        segment_starts: [N] int32, where the second segment begins inside its row; the row's length if it
+            has none. None for single-segment inputs.
         pair_label: [N] int8, the sentence-pair label (NSP, SOP); None without pairs.
         order: [T] int32, factorisation order within the row (permuted LM); None otherwise.
     """

@@ -1,0 +1,76 @@
+"""The corpora behind a stream, as found where the spec says they are."""
+
+from collections.abc import Callable
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_service.errors import CorpusError
+from data_service.ingest.layout import TOKENIZER
+from data_service.shards.block import Block
+from data_service.shards.manifest import BlockTable, Manifest
+from data_service.shards.manifest_file import load_manifest
+from data_service.shards.reader import read_block
+from data_service.spec import SourceSpec, StreamSpec
+from data_service.store.base import Store
+from data_service.store.open import open_store
+from data_service.tokenizers.load import load_tokenizer
+
+Opener = Callable[[str], Store]
+
+
+class Corpora:
+    """Reads the blocks of a spec's sources. Safe to share between threads.
+
+    Raises:
+        CorpusError: a corpus that is absent or damaged, or is not the one that the spec means.
+        StoreError: a store that cannot be read.
+    """
+
+    def __init__(self, spec: StreamSpec, opener: Opener = open_store) -> None:
+        self.spec = spec
+        self._stores = [opener(source.uri) for source in spec.sources]
+        manifests = [load_manifest(store) for store in self._stores]
+        for source, manifest in zip(spec.sources, manifests, strict=True):
+            _check(spec, source, manifest)
+        self.tables = tuple(_split(spec, manifest) for manifest in manifests)
+        self._tokenizer_hash = manifests[0].tokenizer_hash
+        for source, manifest in zip(spec.sources, manifests, strict=True):
+            if manifest.tokenizer_hash != self._tokenizer_hash:
+                raise CorpusError(
+                    f"source {source.name} ({source.uri}) was built with tokenizer "
+                    f"{manifest.tokenizer_hash[:12]}, source {spec.sources[0].name} "
+                    f"with {self._tokenizer_hash[:12]}",
+                    remedy="build all sources of a mixture with one tokenizer",
+                )
+
+    def read(self, source: int, block: int) -> Block:
+        """One block, verified. Raises CorruptBlock besides."""
+        return read_block(self._stores[source], self.tables[source], block)
+
+    @cached_property
+    def starts_word(self) -> NDArray[np.bool_] | None:
+        """[vocab_size] bool, the tokenizer's word-start table, if the objective masks whole words."""
+        if self.spec.masking.unit == "token":
+            return None
+        return load_tokenizer(self._stores[0].at(TOKENIZER).uri).word_starts
+
+
+def _check(spec: StreamSpec, source: SourceSpec, manifest: Manifest) -> None:
+    if manifest.fingerprint != source.manifest_fingerprint:
+        raise CorpusError(
+            f"source {source.name}: the corpus at {source.uri} has fingerprint {manifest.fingerprint[:12]}, "
+            f"expected {source.manifest_fingerprint[:12]}",
+            remedy="give the address of the corpus that the run was made with, or start a new run on it",
+        )
+    if manifest.vocab_size != spec.vocab_size:
+        raise CorpusError(
+            f"source {source.name}: the corpus at {source.uri} has {manifest.vocab_size} ids, "
+            f"expected {spec.vocab_size}",
+            remedy="use the tokenizer that the corpus was built with",
+        )
+
+
+def _split(spec: StreamSpec, manifest: Manifest) -> BlockTable:
+    return manifest.train if spec.split == "train" else manifest.heldout

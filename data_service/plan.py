@@ -1,0 +1,195 @@
+"""The plan: which block and row is sample `n` of epoch `e`. Arithmetic and prefix sums; nothing is iterated.
+
+Every source is an endless line of rows: its blocks in a new random order each time round. An epoch takes
+the next `quota` rows of each line. It is cut into windows, and window `w` of `W` takes the `w`-th of `W` even
+slices of every source's quota, so a mixture is exact to one sample in every window. The samples of a window
+are then put in random order.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_service.counts import RowCounts
+from data_service.errors import PlanError
+from data_service.permutation import Permutation
+from data_service.shards.manifest import BlockTable
+from data_service.spec import StreamSpec
+
+_BYTES_PER_TARGET = 8  # its position
+
+
+@dataclass(frozen=True)
+class Grid:
+    """How an epoch falls into windows: all that a reader of samples needs to know.
+
+    Attributes:
+        quotas: samples of each source in an epoch.
+        windows: windows in an epoch.
+        slab_rows: samples in each slab of a window (the last may be shorter).
+        window_bytes: most bytes that a window's samples take, to a good estimate.
+    """
+
+    quotas: tuple[int, ...]
+    windows: int
+    slab_rows: int
+    window_bytes: int
+
+    @property
+    def samples_per_epoch(self) -> int:
+        return sum(self.quotas)
+
+    def start(self, window: int) -> int:
+        """The first sample of a window. `start(windows)` is the end of the epoch."""
+        return sum(quota * window // self.windows for quota in self.quotas)
+
+    def window_of(self, sample: int) -> int:
+        """The window that holds a sample."""
+        window = sample * self.windows // self.samples_per_epoch
+        while self.start(window) > sample:
+            window -= 1
+        while self.start(window + 1) <= sample:
+            window += 1
+        return window
+
+    def spans(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+        """(window, first, last): samples `start` to `stop` of an epoch, by window and counted within it."""
+        if not 0 <= start <= stop <= self.samples_per_epoch:
+            raise IndexError(f"samples {start} to {stop} of an epoch of {self.samples_per_epoch}")
+        while start < stop:
+            window = self.window_of(start)
+            base, end = self.start(window), min(stop, self.start(window + 1))
+            yield window, start - base, end - base
+            start = end
+
+    def slabs(self, window: int) -> int:
+        """Slabs in a window."""
+        return -(-(self.start(window + 1) - self.start(window)) // self.slab_rows)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Rows `start` to `stop` of block `block` of a source, in the source's own epoch `epoch`."""
+
+    source: int
+    block: int
+    epoch: int
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True)
+class Window:
+    """What a window is made of: sample `i` is row `order.at(i)` of its pieces laid end to end."""
+
+    pieces: tuple[Piece, ...]
+    order: Permutation
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a sample comes from: a row of a block of a source, in the source's own epoch."""
+
+    source: int
+    block: int
+    row: int
+    epoch: int
+
+
+class Plan:
+    """The samples of a spec over corpora whose blocks hold so many rows.
+
+    Raises:
+        PlanError: a source without a single row.
+    """
+
+    def __init__(
+        self, spec: StreamSpec, tables: tuple[BlockTable, ...], counts: tuple[RowCounts, ...]
+    ) -> None:
+        for source, rows in zip(spec.sources, counts, strict=True):
+            if not rows.sum():
+                raise PlanError(
+                    f"source {source.name} ({source.uri}) has no text in its {spec.split} split",
+                    remedy="leave the source out, or build it from more text",
+                )
+        self.spec = spec
+        self._counts = counts
+        self._totals = tuple(int(rows.sum()) for rows in counts)
+        self.grid = _grid(spec, self._totals, sum(int(table.tokens.sum()) for table in tables))
+        self._line = lru_cache(maxsize=2 * len(counts))(self._draw_line)
+
+    def window(self, epoch: int, window: int) -> Window:
+        """What window `window` of `epoch` is made of."""
+        pieces = [
+            piece
+            for source, quota in enumerate(self.grid.quotas)
+            for piece in self._pieces(
+                source,
+                epoch * quota + quota * window // self.grid.windows,
+                epoch * quota + quota * (window + 1) // self.grid.windows,
+            )
+        ]
+        order = Permutation.of(sum(map(len, pieces)), "window", self.spec.fingerprint, epoch, window)
+        return Window(tuple(pieces), order)
+
+    def origin(self, epoch: int, sample: int) -> Origin:
+        """Where sample `sample` of `epoch` comes from."""
+        ((window, position, _),) = self.grid.spans(sample, sample + 1)
+        found = self.window(epoch, window)
+        thing = found.order.at(position)
+        ends = np.cumsum([len(piece) for piece in found.pieces])
+        piece = found.pieces[int(np.searchsorted(ends, thing, side="right"))]
+        before = int(np.sum([len(other) for other in found.pieces[: found.pieces.index(piece)]]))
+        return Origin(piece.source, piece.block, piece.start + thing - before, piece.epoch)
+
+    def _pieces(self, source: int, start: int, stop: int) -> Iterator[Piece]:
+        """Rows `start` to `stop` of a source's endless line."""
+        while start < stop:
+            epoch, row = divmod(start, self._totals[source])
+            end = min(row + stop - start, self._totals[source])
+            blocks, ends = self._line(source, epoch)
+            index = int(np.searchsorted(ends, row, side="right"))
+            start += end - row
+            while row < end:
+                block, block_end = int(blocks[index]), int(ends[index])
+                base = block_end - int(self._counts[source][block])
+                yield Piece(source, block, epoch, row - base, min(end, block_end) - base)
+                row, index = min(end, block_end), index + 1
+
+    def _draw_line(self, source: int, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """A source's blocks in the order of one epoch of its own, and the rows up to the end of each."""
+        counts = self._counts[source]
+        name = (self.spec.seed, epoch, self.spec.sources[source].manifest_fingerprint, self.spec.split)
+        blocks = Permutation.of(len(counts), "blocks", *name).many(np.arange(len(counts)))
+        return blocks, np.cumsum(counts[blocks])
+
+
+def _grid(spec: StreamSpec, totals: tuple[int, ...], text_tokens: int) -> Grid:
+    rows = sum(totals)
+    row_tokens = max(1, text_tokens // rows)
+    wanted = max(spec.window.samples, spec.window.least_tokens // row_tokens)
+    wanted = min(wanted, max(1, spec.window.most_tokens // row_tokens))
+    windows = max(1, rows // wanted)
+    token_bytes = spec.vocabulary.ordinary.itemsize
+    per_token = token_bytes + spec.masking.rate * (token_bytes + _BYTES_PER_TARGET)
+    window_bytes = round(-(-rows // windows) * min(spec.length, row_tokens + 8) * per_token)
+    return Grid(_quotas(spec, totals), windows, spec.slab_rows, window_bytes)
+
+
+def _quotas(spec: StreamSpec, totals: tuple[int, ...]) -> tuple[int, ...]:
+    """Samples of each source in an epoch as long as all sources together; largest remainders round up."""
+    weights = [source.weight for source in spec.sources]
+    if None in weights:
+        return totals
+    exact = [sum(totals) * weight / sum(filter(None, weights)) for weight in weights if weight is not None]
+    quotas = [int(share) for share in exact]
+    by_remainder = sorted(range(len(exact)), key=lambda source: quotas[source] - exact[source])
+    for source in by_remainder[: sum(totals) - sum(quotas)]:
+        quotas[source] += 1
+    return tuple(quotas)

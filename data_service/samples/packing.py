@@ -1,0 +1,116 @@
+"""Packing: where a block is cut into rows. A pure function of the block, so any row can be found again.
+
+Rows never share or lose a token: they are the pieces between consecutive `edges`. A row is laid out as
+`<s> text </s>`, with one more `</s>` before every document that begins inside it.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, assert_never
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_service.shards.block import Block
+
+Packing = Literal["full_sentences", "doc_sentences", "contiguous"]
+"""RoBERTa's input formats (Liu et al. 2019, section 4.2), and plain cutting:
+
+full_sentences: whole sentences while they fit; rows cross documents.
+doc_sentences: the same, but a row ends with its document.
+contiguous: full rows, cut anywhere. The number of rows follows from the manifest alone.
+"""
+
+EDGE_TOKENS = 2  # <s> and </s>
+
+
+@dataclass(frozen=True)
+class Rows:
+    """N rows of a block.
+
+    Attributes:
+        edges: [N + 1] int64 token offsets; row i holds tokens[edges[i]:edges[i + 1]], never empty.
+        separators: [K] int64 token offsets, sorted: documents that begin inside a row, after its first token.
+    """
+
+    edges: NDArray[np.int64]
+    separators: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.edges) - 1
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """[N] int64 tokens of each row as the model sees it, special tokens included."""
+        return np.diff(self.edges + np.searchsorted(self.separators, self.edges)) + EDGE_TOKENS
+
+
+def cut_rows(
+    sentences: NDArray[np.int64], documents: NDArray[np.int64], packing: Packing, length: int
+) -> Rows:
+    """Cut a block (its boundaries, as in `Block`) into rows of at most `length` tokens, special ones too.
+
+    Whole sentences are taken greedily; a sentence longer than a row is cut into full rows first, and what
+    remains of it is packed with what follows.
+    """
+    room = length - EDGE_TOKENS
+    starts = sentences[documents]  # token offsets of the documents, and the end
+    match packing:
+        case "contiguous":
+            edges = _even_edges(starts, room)
+        case "full_sentences":
+            edges = _greedy_edges(_no_longer_than(sentences, room), starts, room, cross_documents=True)
+        case "doc_sentences":
+            edges = _greedy_edges(_no_longer_than(sentences, room), starts, room, cross_documents=False)
+        case _:
+            assert_never(packing)
+    return Rows(edges, np.setdiff1d(starts, edges, assume_unique=True))
+
+
+def pack(block: Block, packing: Packing, length: int) -> Rows:
+    """The rows of one block."""
+    return cut_rows(block.sentences, block.documents, packing, length)
+
+
+def contiguous_rows(
+    tokens: NDArray[np.int64], documents: NDArray[np.int64], length: int
+) -> NDArray[np.int64]:
+    """[B] int64 rows that `contiguous` packing cuts from blocks of so many tokens and documents."""
+    return -(-(tokens + documents - 1) // (length - EDGE_TOKENS))
+
+
+def _even_edges(starts: NDArray[np.int64], room: int) -> NDArray[np.int64]:
+    """Cut the text with its separators every `room` places; a separator at a cut is left out."""
+    places = starts + np.arange(len(starts))  # of the documents' first tokens, counting separators
+    end = int(places[-1]) - 1
+    cuts = np.append(np.arange(0, end, room), end)
+    edges: NDArray[np.int64] = cuts - np.searchsorted(places[1:-1], cuts, side="right")
+    return edges
+
+
+def _no_longer_than(sentences: NDArray[np.int64], room: int) -> NDArray[np.int64]:
+    """Sentence boundaries with every sentence longer than `room` cut after each `room` tokens."""
+    lengths = np.diff(sentences)
+    if lengths.max() <= room:
+        return sentences
+    pieces = -(-lengths // room)
+    first = np.cumsum(pieces) - pieces
+    within = np.arange(pieces.sum()) - np.repeat(first, pieces)
+    return np.append(np.repeat(sentences[:-1], pieces) + within * room, sentences[-1])
+
+
+def _greedy_edges(
+    sentences: NDArray[np.int64], starts: NDArray[np.int64], room: int, *, cross_documents: bool
+) -> NDArray[np.int64]:
+    """Follow, from the first sentence, the table "a row that starts here ends there"."""
+    document = np.searchsorted(starts, sentences[:-1], side="right") - 1
+    if cross_documents:  # a separator takes a place: count those before each sentence's start and end
+        begin, end = sentences[:-1] + document, sentences[1:] + document
+        following = np.searchsorted(end, begin + room, side="right")
+    else:
+        reach = np.minimum(sentences[:-1] + room, starts[document + 1])
+        following = np.searchsorted(sentences[1:], reach, side="right")
+    jumps, taken, at = following.tolist(), [0], 0
+    while at < len(jumps):
+        at = jumps[at]
+        taken.append(at)
+    return sentences[taken]

@@ -1,0 +1,141 @@
+"""Selection: exactly so many tokens from each row, uniformly, without replacement, for all rows at once.
+
+Units are drawn with replacement from fixed slots of a keyed stream, and a unit counts where it is drawn
+first: the distinct units of such a sequence are in uniform random order. A row gets as many slots as it is
+expected to need and some to spare; the few rows that need more finish with a random order of their remaining
+units. Slots are a function of where the row lies in its block: a row is selected alike alone or with others.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_service.rng import Key, draws32, draws64, scale, stream_key
+from data_service.samples.units import Units
+
+_MARGIN = 1.06  # over the expected number of draws
+_SPARE = 10  # slots a row
+_FRACTION_BITS = 16
+
+
+@dataclass(frozen=True)
+class Slots:
+    """Where each row's draws lie in the streams of its block.
+
+    Attributes:
+        edges: [N + 1] int64, row i has draws edges[i] to edges[i + 1]: at least rate * tokens + 1 of them.
+        first_row: number of the first row in its block.
+    """
+
+    edges: NDArray[np.int64]
+    first_row: int
+
+    @classmethod
+    def of(cls, text_edges: NDArray[np.int64], first_row: int, rate: float) -> "Slots":
+        """To select a share `rate` (below 1) of rows whose text lies at `text_edges` [N + 1] of the block."""
+        expected = -math.log1p(-rate)  # draws per token until that share is distinct, in a long row
+        per_token = math.ceil(expected * _MARGIN * (1 << _FRACTION_BITS))
+        rows = np.arange(first_row, first_row + len(text_edges))
+        return cls(((text_edges * per_token) >> _FRACTION_BITS) + _SPARE * rows, first_row)
+
+    @property
+    def counts(self) -> NDArray[np.int64]:
+        return np.diff(self.edges)
+
+
+def select(units: Units, budgets: NDArray[np.int64], slots: Slots, key: Key) -> NDArray[np.bool_]:
+    """[U] bool, the selected units.
+
+    Single tokens: exactly `budgets` [N] of each row. Words: taken in random order, skipping any that would go
+    over the row's budget (BERT's whole-word rule), so a row may stay below it when no word that is left fits.
+    """
+    chosen = np.zeros(int(units.edges[-1]), dtype=np.bool_)
+    drawn, counts = _draw(units, slots, key)
+    order = np.arange(len(drawn), dtype=np.int32)
+    latest = np.empty(len(chosen), dtype=np.int32)
+    latest[drawn[::-1]] = order[::-1]  # of repeated indices the last assignment stays: the first draw
+    first = latest[drawn] == order
+    if units.sizes is None:
+        left = _take_first(chosen, drawn, counts, first, budgets)
+    else:
+        left = _take_fitting(
+            chosen, drawn[first], np.repeat(np.arange(len(counts)), counts)[first], units.sizes, budgets
+        )
+    for row in np.flatnonzero(left):
+        _finish(chosen, units, int(row), int(left[row]), slots.first_row + int(row), key)
+    return chosen
+
+
+def _draw(units: Units, slots: Slots, key: Key) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Units drawn with replacement, row after row, and how many per row (none where a row has no unit)."""
+    counts, available = slots.counts, np.diff(units.edges)
+    draws = draws32(key, int(slots.edges[0]), int(slots.edges[-1]))
+    if not available.all():
+        draws = draws[np.repeat(available > 0, counts)]
+        counts = np.where(available > 0, counts, 0)
+    drawn = scale(draws, np.repeat(available, counts))
+    drawn += np.repeat(units.edges[:-1], counts)
+    return drawn, counts
+
+
+def _take_first(
+    chosen: NDArray[np.bool_],
+    drawn: NDArray[np.int64],
+    counts: NDArray[np.int64],
+    first: NDArray[np.bool_],
+    budgets: NDArray[np.int64],
+) -> NDArray[np.int64]:
+    """Select the first `budgets` distinct units of each row; what each row still lacks."""
+    distinct = np.cumsum(first)
+    ends = np.append(0, distinct)[np.cumsum(np.append(0, counts))]
+    within = distinct <= np.repeat(ends[:-1] + budgets, counts)
+    within &= first
+    chosen[drawn[within]] = True
+    lacking: NDArray[np.int64] = np.maximum(budgets - np.diff(ends), 0)
+    return lacking
+
+
+def _take_fitting(
+    chosen: NDArray[np.bool_],
+    drawn: NDArray[np.int64],
+    row: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    budgets: NDArray[np.int64],
+) -> NDArray[np.int64]:
+    """Go through each row's distinct units, skipping those that do not fit; what each row still lacks.
+
+    Each pass takes the units up to the first that does not fit, and drops all that never will.
+    """
+    left = budgets.copy()
+    while len(drawn):
+        fits = sizes[drawn] <= left[row]
+        drawn, row = drawn[fits], row[fits]
+        size = sizes[drawn]
+        total = np.cumsum(size)
+        counts = np.bincount(row, minlength=len(left))
+        before = np.append(0, total)[np.cumsum(counts) - counts]
+        taken = total <= np.repeat(before + left, counts)
+        chosen[drawn[taken]] = True
+        left -= np.bincount(row[taken], weights=size[taken], minlength=len(left)).astype(np.int64)
+        drawn, row = drawn[~taken], row[~taken]
+    return left
+
+
+def _finish(
+    chosen: NDArray[np.bool_], units: Units, row: int, left: int, row_in_block: int, key: Key
+) -> None:
+    """Go on through the rest of the row's units in random order."""
+    start, stop = int(units.edges[row]), int(units.edges[row + 1])
+    rest = start + np.flatnonzero(~chosen[start:stop])
+    if units.sizes is not None:
+        rest = rest[units.sizes[rest] <= left]
+    order = np.argsort(draws64(stream_key(key.hex(), row_in_block), 0, len(rest)), kind="stable")
+    for unit in rest[order]:
+        size = 1 if units.sizes is None else int(units.sizes[unit])
+        if size <= left:
+            chosen[unit] = True
+            left -= size
+        if not left:
+            return

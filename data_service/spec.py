@@ -1,0 +1,108 @@
+"""`StreamSpec`: all that decides what a stream of samples is. Equal specs give equal bytes anywhere."""
+
+import hashlib
+from functools import cached_property
+from typing import Literal, Self
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
+
+from data_service.samples.masking import MlmMasking, Vocabulary
+from data_service.samples.packing import Packing
+from data_service.tokenizers.specials import SpecialIds
+
+_SLAB_TOKENS = 1 << 21
+
+
+class _Config(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class SourceSpec(_Config):
+    """One corpus of a mixture.
+
+    Attributes:
+        name: what the recipe calls it.
+        uri: where it is. Not part of the stream's identity: the same corpus elsewhere gives the same samples.
+        manifest_fingerprint: `Manifest.fingerprint` of the corpus that is meant.
+        weight: share of an epoch's samples, relative to the other sources'. None, for all sources alike: each
+            source is read once an epoch, so they mix by their tokens.
+    """
+
+    name: str
+    uri: str
+    manifest_fingerprint: str
+    weight: float | None = Field(default=None, gt=0)
+
+
+class WindowSize(_Config):
+    """How many samples are shuffled together. Part of the identity: the order depends on it.
+
+    Attributes:
+        samples: at least this many (16 global batches), and
+        least_tokens: at least this many tokens, but
+        most_tokens: at most about this many, so that memory is bounded (about 8 bytes a token to build).
+    """
+
+    samples: PositiveInt = 1
+    least_tokens: PositiveInt = 1 << 24
+    most_tokens: PositiveInt = 1 << 27
+
+
+class StreamSpec(_Config):
+    """An immutable array of samples, epoch after epoch.
+
+    Attributes:
+        sources: the corpora.
+        split: train, or heldout (evaluation).
+        packing: how blocks are cut into rows.
+        length: most tokens in a row, special tokens included.
+        masking: the objective's half that happens here.
+        special: ids by role.
+        never_masked: ids that are neither targets nor random replacements: all special ones.
+        vocab_size: number of ids.
+        seed: of every draw.
+        window: extent of the shuffle.
+    """
+
+    sources: tuple[SourceSpec, ...] = Field(min_length=1)
+    split: Literal["train", "heldout"] = "train"
+    packing: Packing = "full_sentences"
+    length: int = Field(ge=8)
+    masking: MlmMasking = MlmMasking()
+    special: SpecialIds
+    never_masked: tuple[NonNegativeInt, ...]
+    vocab_size: PositiveInt
+    seed: NonNegativeInt
+    window: WindowSize = WindowSize()
+
+    @model_validator(mode="after")
+    def _weights_agree(self) -> Self:
+        weighted = [source.name for source in self.sources if source.weight is not None]
+        if weighted and len(weighted) < len(self.sources):
+            raise ValueError(
+                f"weights are given for {', '.join(weighted)} only; give one to every source or to none"
+            )
+        return self
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """sha256 (hex) of all that decides the samples; where the corpora lie does not."""
+        content = self.model_copy(
+            update={"sources": tuple(source.model_copy(update={"uri": ""}) for source in self.sources)}
+        )
+        return hashlib.sha256(content.model_dump_json().encode()).hexdigest()
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """The ids that masking writes."""
+        ordinary = np.delete(np.arange(self.vocab_size), self.never_masked)
+        narrow = self.vocab_size <= 1 << 16
+        return Vocabulary(
+            self.special.mask, ordinary.astype(np.uint16) if narrow else ordinary.astype(np.uint32)
+        )
+
+    @property
+    def slab_rows(self) -> int:
+        """Rows in a slab, the unit in which samples are handed over: about 2 M tokens."""
+        return max(1, _SLAB_TOKENS // self.length)

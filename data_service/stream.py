@@ -1,0 +1,109 @@
+"""`Stream`: sample `n` of epoch `e`, computed here and now: the definition of what the service delivers."""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from data_service.corpora import Corpora, Opener
+from data_service.counts import count_rows
+from data_service.plan import Plan
+from data_service.samples.make import cut
+from data_service.samples.ragged import Samples, Tokens
+from data_service.samples.rows import join_rows, slice_rows
+from data_service.spec import StreamSpec
+from data_service.store.base import Store
+from data_service.store.open import open_store
+from data_service.window import build_window
+
+
+@dataclass(frozen=True)
+class Source:
+    """The text behind a sample.
+
+    Attributes:
+        name, uri: the corpus.
+        block, row: where in it.
+        epoch: how many times the corpus had been read before.
+        start, stop: the text tokens of the block that the row holds.
+        tokens: [stop - start] those tokens, before masking and without special ones.
+    """
+
+    name: str
+    uri: str
+    block: int
+    row: int
+    epoch: int
+    start: int
+    stop: int
+    tokens: Tokens
+
+
+class Stream:
+    """One process's view of a spec's samples. Keeps the last windows it built.
+
+    Args:
+        spec: which samples.
+        opener: from URI to store.
+        cache: where row counts are kept between runs; None to count anew.
+        windows: how many windows to keep in memory.
+
+    Raises:
+        CorpusError, PlanError, StoreError: corpora that are not there, or from which nothing can be made.
+    """
+
+    def __init__(
+        self, spec: StreamSpec, opener: Opener = open_store, cache: Store | None = None, windows: int = 2
+    ) -> None:
+        self.spec = spec
+        self._corpora = Corpora(spec, opener)
+        self.plan = Plan(spec, self._corpora.tables, count_rows(self._corpora, cache))
+        self._kept: OrderedDict[tuple[int, int], list[Samples]] = OrderedDict()
+        self._capacity = windows
+
+    @property
+    def samples_per_epoch(self) -> int:
+        """The same in every epoch."""
+        return self.plan.grid.samples_per_epoch
+
+    def read(self, epoch: int, start: int, stop: int) -> Samples:
+        """Samples `start` to `stop` (at least one) of an epoch. Raises IndexError outside the epoch."""
+        if start >= stop:
+            raise IndexError(f"no samples from {start} to {stop}")
+        parts = []
+        for window, first, last in self.plan.grid.spans(start, stop):
+            parts += read_slabs(self._slabs(epoch, window), self.spec.slab_rows, first, last)
+        return join_rows(parts)
+
+    def source(self, epoch: int, sample: int) -> Source:
+        """Where a sample's text comes from."""
+        origin = self.plan.origin(epoch, sample)
+        block = self._corpora.read(origin.source, origin.block)
+        start, stop = cut(block, self.spec).edges[origin.row : origin.row + 2].tolist()
+        corpus = self.spec.sources[origin.source]
+        return Source(
+            corpus.name,
+            corpus.uri,
+            origin.block,
+            origin.row,
+            origin.epoch,
+            start,
+            stop,
+            block.tokens[start:stop],
+        )
+
+    def _slabs(self, epoch: int, window: int) -> list[Samples]:
+        key = (epoch, window)
+        if key not in self._kept:
+            self._kept[key] = build_window(self._corpora, self.plan.window(epoch, window))
+            while len(self._kept) > self._capacity:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(key)
+        return self._kept[key]
+
+
+def read_slabs(slabs: list[Samples], slab_rows: int, start: int, stop: int) -> list[Samples]:
+    """Rows `start` to `stop` of a window from its slabs, one part from each slab that holds some."""
+    parts = []
+    for slab in range(start // slab_rows, -(-stop // slab_rows)):
+        base = slab * slab_rows
+        parts.append(slice_rows(slabs[slab], max(start - base, 0), min(stop - base, slab_rows)))
+    return parts
