@@ -1,7 +1,8 @@
 """`Tokenizer`: text to ids and back, the same ids that `transformers` gives for the same files.
 
 Every kind runs in the `tokenizers` library from one definition, the text of its `tokenizer.json`.
-SentencePiece models are converted to that form when they are trained or loaded: one path to test and one to make fast.
+SentencePiece models are converted to that form when they are trained or loaded: one path to test and to make
+fast.
 """
 
 import hashlib

@@ -1,8 +1,8 @@
 """Which pieces begin a word: what whole-word, n-gram and span masking need to know about a vocabulary.
 
 A word runs from one flagged piece up to the next. Whoever masks treats the first piece after a special token
-as the beginning of a word too, flagged or not: byte-level BPE writes a document's first word without the space
-that marks one.
+as the beginning of a word too, flagged or not: byte-level BPE writes a document's first word without the
+space that marks one.
 """
 
 import string

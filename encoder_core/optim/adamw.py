@@ -1,0 +1,97 @@
+"""AdamW (Loshchilov & Hutter 2019), and BERT's form of it without bias correction."""
+
+import math
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+from torch.optim.adamw import adamw
+from torch.optim.optimizer import Optimizer
+
+from encoder_core.optim.moments import moments
+from encoder_core.optim.updates import LR_SCALE, UPDATE, update_count
+
+Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+
+class AdamWConfig(BaseModel):
+    """Settings of AdamW.
+
+    Attributes:
+        lr: peak learning rate; the schedule scales it.
+        betas: decay of the first and second moment.
+        eps: added to the root of the second moment.
+        weight_decay: decoupled, times the learning rate; LayerNorm and biases have none.
+        clip: the gradient's global norm is cut to this before the update; null for no clipping.
+        bias_correction: divide the moments by 1 - beta^t (Adam); false is BERT's update.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    lr: float = Field(gt=0.0)
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
+    eps: float = Field(default=1e-6, gt=0.0)
+    weight_decay: float = Field(default=0.01, ge=0.0)
+    clip: float | None = Field(default=1.0, gt=0.0)
+    bias_correction: bool = True
+
+
+class AdamW(Optimizer):
+    """One fused pass over each tensor, on CPU and GPU; moments in the tensor's own dtype.
+
+    State per tensor: `exp_avg` and `exp_avg_sq`, of its shape. The learning rate and the number of the update
+    come from `encoder_core.optim.updates.set_update`. Under DeepSpeed the tensors are ZeRO's flat partitions.
+
+    With bias correction the update is torch.optim.AdamW's. Without it, as in google-research/bert
+    (optimization.py):
+
+        m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2;  p = p - lr (m / (sqrt(v) + eps) + wd p)
+    """
+
+    def __init__(self, params: Iterable[Tensor] | Iterable[dict[str, Any]], config: AdamWConfig) -> None:
+        defaults = {
+            "lr": config.lr,
+            "betas": config.betas,
+            "eps": config.eps,
+            "weight_decay": config.weight_decay,
+            "bias_correction": config.bias_correction,
+            LR_SCALE: 1.0,
+            UPDATE: 0,
+        }
+        super().__init__(params, defaults)
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Apply one update to every tensor that has a gradient.
+
+        Raises:
+            TrainingError: the update's number was not set.
+        """
+        for group in self.param_groups:
+            params = [p for p in group["params"] if p.grad is not None]
+            if params:
+                self._update(group, params)
+
+    def _update(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        # The kernel adds one to the count, then divides by 1 - beta^count: nothing is left of it at infinity.
+        count = update_count(group) - 1.0 if group["bias_correction"] else math.inf
+        states = [moments(self.state, p) for p in params]
+        beta1, beta2 = group["betas"]
+        adamw(
+            params,
+            [p.grad for p in params if p.grad is not None],
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
+            [],
+            list(torch.full((len(params),), count, device=params[0].device).unbind()),
+            fused=True,
+            amsgrad=False,
+            beta1=beta1,
+            beta2=beta2,
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            maximize=False,
+        )

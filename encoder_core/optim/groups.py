@@ -1,0 +1,60 @@
+"""Parameter groups: what decays, what has a trust ratio, and what learns more slowly."""
+
+import re
+from collections import defaultdict
+from typing import Any
+
+from torch import nn
+
+from encoder_core.optim.lamb import TRUST_RATIO
+from encoder_core.optim.updates import LR_SCALE
+
+
+def parameter_groups(
+    model: nn.Module, weight_decay: float, *, layer_decay: float = 1.0
+) -> list[dict[str, Any]]:
+    """Groups for `AdamW` or `Lamb`, in the order of the model's parameters; tied parameters appear once.
+
+    LayerNorm and biases have no weight decay and no trust ratio (BERT, ALBERT). With a `layer_decay` below 1 the
+    learning rate of each layer is that many times the one above it: heads keep 1, the top layer gets
+    `layer_decay`, and what lies below the first layer the smallest (ELECTRA's and XLNet's fine-tuning).
+    """
+    plain = _without_decay(model)
+    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    depth = 1 + max((_layer(name) for name, _ in trained), default=-1)
+    groups: dict[tuple[bool, float], list[nn.Parameter]] = defaultdict(list)
+    for name, p in trained:
+        groups[id(p) in plain, layer_decay ** _below_heads(name, depth)].append(p)
+    return [
+        {
+            "params": params,
+            "weight_decay": 0.0 if is_plain else weight_decay,
+            TRUST_RATIO: not is_plain,
+            LR_SCALE: scale,
+        }
+        for (is_plain, scale), params in groups.items()
+    ]
+
+
+def _without_decay(model: nn.Module) -> set[int]:
+    norms = {
+        id(p) for module in model.modules() if isinstance(module, nn.LayerNorm) for p in module.parameters()
+    }
+    return norms | {id(p) for name, p in model.named_parameters() if name.endswith("bias")}
+
+
+_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+_ENCODER = re.compile(r"(?:^|\.)(?:encoder|embeddings)\.")
+
+
+def _layer(name: str) -> int:
+    """Index of the layer a parameter belongs to, by its name; -1 for what belongs to none."""
+    found = _LAYER.search(name)
+    return int(found[1]) if found else -1
+
+
+def _below_heads(name: str, depth: int) -> int:
+    """How far below the heads: 0 for a head, 1 for the top layer, depth + 1 for the embeddings."""
+    if _LAYER.search(name) or _ENCODER.search(name):
+        return depth - _layer(name)
+    return 0
