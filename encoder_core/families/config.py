@@ -52,6 +52,11 @@ class EncoderConfig(BaseModel):
         return self.model_copy(update={"vocab": self.vocab or vocab, "pad_id": pad_id})
 
     @property
+    def head_activation(self) -> Activation:
+        """Activation of the masked-language-model head."""
+        return self.activation
+
+    @property
     def vocabulary(self) -> int:
         """`vocab`, known. Raises ModelError while it is not."""
         if self.vocab is None:

@@ -6,6 +6,7 @@ from encoder_core.families.config import EncoderConfig
 from encoder_core.families.parts import encoder_layers
 from encoder_core.layers.embeddings import Embeddings
 from encoder_core.layers.encoder import Encoder
+from encoder_core.layers.feed_forward import Activation
 from encoder_core.layers.kernels import Attend, automatic
 
 
@@ -15,6 +16,11 @@ class RobertaConfig(EncoderConfig):
     family: Literal["roberta"] = "roberta"
     pad_id: int = 1
     layer_norm_eps: float = 1e-5
+
+    @property
+    def head_activation(self) -> Activation:
+        """Always the exact GELU, which is all that transformers' class for the head knows."""
+        return "gelu"
 
     @property
     def first_position(self) -> int:

@@ -48,6 +48,6 @@ def masked_language_model(
     """
     encoder = build_encoder(config, checkpoint_activations=checkpoint_activations, attend=attend)
     head = MaskedLanguageModelHead(
-        config.hidden, encoder.embeddings.word, activation=config.activation, eps=config.layer_norm_eps
+        config.hidden, encoder.embeddings.word, activation=config.head_activation, eps=config.layer_norm_eps
     )
     return MaskedLanguageModel(encoder, head)

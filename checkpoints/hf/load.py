@@ -1,0 +1,145 @@
+"""Read a folder in the transformers format. Only safetensors: a pickle is never opened."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from encoder_core.errors import ModelError
+from encoder_core.families.build import ModelConfig
+from encoder_core.families.hf.interchange import interchange, read_config
+from encoder_core.families.hf.keys import KeyTable
+from encoder_core.objectives.mlm import masked_language_model
+
+CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """A model from outside: our configuration of it, and its parameters by our names, fp32, on the CPU."""
+
+    config: ModelConfig
+    tensors: dict[str, Tensor]
+
+
+def load_pretrained(folder: Path) -> Pretrained:
+    """Encoder and masked-language-model head of the model in `folder`.
+
+    Raises ModelError: no such folder, no safetensors, a model type that we do not have, parameters missing,
+    unknown or of another shape than config.json says.
+    """
+    config = _read_config(folder)
+    their = interchange(config)
+    stored = _stored_names(folder)
+    matched = their.table.match(stored, their.layers, str(folder))
+    tensors = _read_all(folder, stored, matched, their.table)
+    _check_shapes(folder, config, tensors)
+    return Pretrained(config, tensors)
+
+
+def weights_for(config: ModelConfig, folder: Path) -> dict[str, Tensor]:
+    """The parameters in `folder` to start a model of `config` from, by our names.
+
+    Raises ModelError, as `load_pretrained`, and where the folder's model has another shape than `config`.
+    """
+    found = load_pretrained(folder)
+    ignored = {"dropout", "attention_dropout"}
+    ours, theirs = config.model_dump(exclude=ignored), found.config.model_dump(exclude=ignored)
+    differing = [key for key in ours if ours[key] != theirs.get(key)]
+    if differing:
+        listed = "; ".join(f"{key} is {ours[key]} here and {theirs.get(key)} there" for key in differing)
+        raise ModelError(
+            f"the model in {folder} is not the recipe's model: {listed}",
+            remedy="set the recipe's `model` to the folder's values (vocab comes from `tokenizer`), "
+            "or start from scratch",
+        )
+    return found.tensors
+
+
+def _read_config(folder: Path) -> ModelConfig:
+    path = folder / CONFIG
+    if not path.is_file():
+        raise ModelError(
+            f"{path} does not exist",
+            remedy="give a folder that `save_pretrained` or `maskfleet export` wrote",
+        )
+    try:
+        return read_config(_read_json(path))
+    except ValidationError as error:
+        raise ModelError(f"{path} does not describe a model: {error}", remedy="correct that file") from error
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        fields = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ModelError(f"{path} is not JSON: {error}", remedy="fetch the file again") from error
+    if not isinstance(fields, dict):
+        raise ModelError(f"{path} is not a JSON object", remedy="fetch the file again")
+    return fields
+
+
+def _stored_names(folder: Path) -> dict[str, str]:
+    """Their parameter names to the file that holds each."""
+    if (folder / INDEX).is_file():
+        weight_map: dict[str, str] = _read_json(folder / INDEX).get("weight_map", {})
+        files = sorted(set(weight_map.values()))
+    elif (folder / WEIGHTS).is_file():
+        files = [WEIGHTS]
+    else:
+        raise ModelError(
+            f"{folder} has no {WEIGHTS}",
+            remedy="convert other weights first: load them with transformers where you trust them, then "
+            "save_pretrained(folder); pickled weights are not opened here",
+        )
+    return {name: file for file in files for name in _open(folder, file).keys()}  # noqa: SIM118
+
+
+def _open(folder: Path, file: str) -> Any:
+    """A safetensors file of the folder, opened by mapping it into memory."""
+    path = folder / file
+    if Path(file).name != file or not path.is_file():
+        raise ModelError(f"{path} does not exist", remedy="fetch the missing file into the folder")
+    try:
+        return safe_open(path, framework="pt")
+    except SafetensorError as error:
+        raise ModelError(f"{path} is damaged: {error}", remedy="fetch the file again") from error
+
+
+def _read_all(
+    folder: Path, stored: dict[str, str], matched: dict[str, str], table: KeyTable
+) -> dict[str, Tensor]:
+    files = {file: _open(folder, file) for file in set(stored.values())}
+
+    def read(name: str) -> Tensor:
+        tensor: Tensor = files[stored[name]].get_tensor(name)
+        return tensor.to(torch.float32)
+
+    tensors = {ours: read(theirs) for ours, theirs in matched.items()}
+    for fold in table.folds:
+        if fold.theirs in stored:
+            tensors[fold.ours] = tensors[fold.ours] + read(fold.theirs)[0]
+    return tensors
+
+
+def _check_shapes(folder: Path, config: ModelConfig, tensors: dict[str, Tensor]) -> None:
+    with torch.device("meta"):
+        model = masked_language_model(config)
+    expected = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    wrong = [
+        f"{name} is {tuple(tensors[name].shape)}, not {shape}"
+        for name, shape in expected.items()
+        if tuple(tensors[name].shape) != shape
+    ]
+    if wrong:
+        raise ModelError(
+            f"{folder}: the weights do not fit its {CONFIG}: {'; '.join(wrong)}",
+            remedy="use the configuration and the weights of one and the same model",
+        )

@@ -1,0 +1,79 @@
+"""RoBERTa against transformers: the same weights give the same hidden states, logits, loss and gradients."""
+
+import pytest
+import torch
+from parity import assert_close, copy_from, copy_into, random_weights
+from ragged import make_batch, pad
+from transformers import RobertaConfig as TheirConfig
+from transformers import RobertaForMaskedLM
+
+from encoder_core.families.hf.interchange import interchange
+from encoder_core.families.roberta import RobertaConfig
+from encoder_core.layers.kernels import Attend, automatic, reference
+from encoder_core.objectives.mlm import MaskedLanguageModel, masked_language_model
+
+CONFIG = RobertaConfig(layers=3, hidden=48, heads=4, feed_forward=80, max_length=40, vocab=101)
+LENGTHS = [17, 40, 3, 1, 28]
+
+
+def their_model(config: RobertaConfig, dtype: torch.dtype) -> RobertaForMaskedLM:
+    their_config = TheirConfig(**interchange(config).fields)
+    return random_weights(RobertaForMaskedLM(their_config)).to(dtype).eval()
+
+
+def our_model(config: RobertaConfig, dtype: torch.dtype, attend: Attend = automatic) -> MaskedLanguageModel:
+    return random_weights(masked_language_model(config, attend=attend)).to(dtype).eval()
+
+
+@pytest.fixture(params=[torch.float32, torch.float64], ids=["fp32", "fp64"])
+def dtype(request: pytest.FixtureRequest) -> torch.dtype:
+    return request.param
+
+
+@pytest.mark.parametrize("direction", ["theirs_to_ours", "ours_to_theirs"])
+@pytest.mark.parametrize("attend", [automatic, reference])
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh"])
+@pytest.mark.parametrize("pad_id", [0, 1, 7])
+def test_same_weights_same_outputs(
+    dtype: torch.dtype, direction: str, attend: Attend, activation: str, pad_id: int
+) -> None:
+    config = CONFIG.model_copy(update={"activation": activation, "pad_id": pad_id})
+    ours, theirs = our_model(config, dtype, attend), their_model(config, dtype)
+    if direction == "theirs_to_ours":
+        copy_from(theirs, ours, interchange(config))
+    else:
+        copy_into(theirs, ours, interchange(config))
+    batch = make_batch([*LENGTHS], config.vocabulary)
+    padded = pad(batch, pad_id)
+
+    expected = theirs(
+        padded.input_ids,
+        attention_mask=padded.attention_mask,
+        labels=padded.labels,
+        output_hidden_states=True,
+    )
+    states = list(ours.encoder.states(batch))
+    assert len(states) == len(expected.hidden_states)
+    for state, hidden in zip(states, expected.hidden_states, strict=True):
+        assert_close(state, padded.flat(hidden))
+    assert_close(ours.logits(batch), padded.flat(expected.logits)[batch.target_positions])
+    term = ours(batch).terms[0]
+    assert_close(term.loss_sum / term.targets, expected.loss)
+    correct = (padded.flat(expected.logits)[batch.target_positions].argmax(-1) == batch.target_ids).sum()
+    assert ours(batch).metrics["mlm_correct"] == correct
+
+
+def test_same_gradients() -> None:
+    ours, theirs = our_model(CONFIG, torch.float64), their_model(CONFIG, torch.float64)
+    copy_into(theirs, ours, interchange(CONFIG))
+    batch = make_batch(LENGTHS, CONFIG.vocabulary)
+    padded = pad(batch, CONFIG.pad_id)
+    theirs(padded.input_ids, attention_mask=padded.attention_mask, labels=padded.labels).loss.backward()
+    term = ours(batch).terms[0]
+    (term.loss_sum / term.targets).backward()
+    their_parameters = dict(theirs.named_parameters())
+    their = interchange(CONFIG)
+    names = their.table.names(their.layers)
+    assert set(names) == {name for name, _ in ours.named_parameters()}
+    for name, parameter in ours.named_parameters():
+        torch.testing.assert_close(parameter.grad, their_parameters[names[name]].grad, rtol=0, atol=1e-8)
