@@ -1,0 +1,188 @@
+"""Loading: which checkpoint, agreed by all ranks before anyone reads it; then any range of any parameter."""
+
+import threading
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from pydantic import JsonValue, TypeAdapter
+from torch import Tensor
+
+from checkpoints.chunks import read_chunk
+from checkpoints.errors import CheckpointError, NoGoodCheckpoint
+from checkpoints.gather import Peers, gather_or_raise
+from checkpoints.layout import ITEM, Manifest, Piece, elements, problems
+from checkpoints.listing import manifests
+from checkpoints.verify import verify_files
+from data_service.store.base import Store
+
+_CACHED = 16  # chunks (64 MiB): neighbours of a small parameter come with it
+_THREADS = 8
+_SUMMARY = TypeAdapter(tuple[int, list[str]])
+_PROBLEMS = TypeAdapter(list[list[str]])
+
+
+@dataclass(frozen=True)
+class Good:
+    """The checkpoint to resume from, and what was wrong with each newer one that was passed over."""
+
+    manifest: Manifest
+    passed_over: tuple[str, ...]
+
+
+def newest_good(store: Store, peers: Peers, *, full: bool = True) -> Good | None:
+    """The newest checkpoint that verifies, None if there are none. A collective: all ranks get one answer.
+
+    Every rank verifies its share of the files: sizes, and all bytes if `full`.
+
+    Raises:
+        NoGoodCheckpoint: there are checkpoints, and each is damaged.
+        StoreError: the store could not answer on some rank (on all of them, so nobody is left waiting).
+    """
+    found = _Candidates(store, peers)
+    passed_over = found.unreadable
+    for manifest in found:
+        wrong = _verify_together(store, manifest, peers, full)
+        if not wrong:
+            return Good(manifest, tuple(passed_over))
+        passed_over.append(f"step {manifest.step} (attempt {manifest.attempt}): {'; '.join(wrong)}")
+    if not passed_over:
+        return None
+    raise NoGoodCheckpoint(
+        f"{store.uri} has checkpoints, but none can be loaded:\n    " + "\n    ".join(passed_over),
+        remedy="restore the files named above from a copy, or fork a new run from an older export",
+    )
+
+
+class _Candidates:
+    """Rank 0's list of checkpoints, newest first, handed to the other ranks one manifest at a time."""
+
+    def __init__(self, store: Store, peers: Peers) -> None:
+        self._peers = peers
+        self._manifests: list[Manifest] = []
+        summary = gather_or_raise(peers, lambda: self._read(store) if peers.rank == 0 else None)[0]
+        self._count, self.unreadable = _SUMMARY.validate_python(summary)
+
+    def __iter__(self) -> Iterator[Manifest]:
+        for index in range(self._count):
+            mine = self._manifests[index].model_dump(mode="json") if self._peers.rank == 0 else None
+            yield Manifest.model_validate(self._peers.all_gather(mine)[0])
+
+    def _read(self, store: Store) -> JsonValue:
+        found = manifests(store)
+        self._manifests = found.good
+        return [len(found.good), [broken.reason for broken in found.unreadable]]
+
+
+def _verify_together(store: Store, manifest: Manifest, peers: Peers, full: bool) -> list[str]:
+    share = manifest.files[peers.rank :: peers.world]
+    answers = gather_or_raise(peers, lambda: list(verify_files(store, manifest, share, full=full)))
+    wrong = problems(manifest.shapes, manifest.kinds, list(manifest.pieces))
+    return wrong + [problem for answer in _PROBLEMS.validate_python(answers) for problem in answer]
+
+
+class Reader:
+    """Reads ranges of a checkpoint's parameters, verified, wherever they lie. Use with `with`, or close."""
+
+    def __init__(self, store: Store, manifest: Manifest) -> None:
+        self.manifest = manifest
+        self._store = store
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="checkpoint reader")
+        self._cache: OrderedDict[tuple[int, int], bytes] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> "Reader":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._cache.clear()
+
+    def read_full(self, name: str, kind: str = "master") -> Float[Tensor, "..."]:
+        """The whole parameter, in its shape, float32 on the CPU. Raises as `read`."""
+        shape = self._shape(name)
+        return self.read(name, kind, 0, elements(shape)).view(shape)
+
+    def read(self, name: str, kind: str, start: int, stop: int) -> Float[Tensor, " length"]:
+        """Elements [start, stop) of the flattened parameter, float32 on the CPU.
+
+        Raises:
+            CheckpointError: the checkpoint has no such parameter, kind or range.
+            DamagedCheckpoint: stored bytes do not match their hashes.
+            StoreError: the store does not answer.
+        """
+        size = elements(self._shape(name))
+        if not 0 <= start <= stop <= size or kind not in self.manifest.kinds:
+            held = f"elements 0 to {size} of {', '.join(self.manifest.kinds)}"
+            raise CheckpointError(
+                f"{self.manifest.key} has no elements {start} to {stop} of {kind} of {name}, only {held}",
+                remedy="load it into the model and optimizer that it was saved from",
+            )
+        result = torch.empty(stop - start, dtype=torch.float32)
+        target = result.numpy().data.cast("B")
+        parts = list(self._parts(name, kind, start, stop))
+        list(self._pool.map(lambda part: self._copy(part, target), parts))
+        return result
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        shape = self.manifest.shapes.get(name)
+        if shape is None:
+            raise CheckpointError(
+                f"{self.manifest.key} has no parameter {name!r}",
+                remedy="load it into the model it was saved from",
+            )
+        return shape
+
+    def _parts(self, name: str, kind: str, start: int, stop: int) -> Iterator["_Part"]:
+        """The range, cut where pieces and chunks end."""
+        pieces = self.manifest.pieces_of[name]
+        first = bisect_right(pieces, start, key=lambda piece: piece.start) - 1
+        for piece in pieces[max(first, 0) :]:
+            if piece.start >= stop:
+                return
+            begin, end = max(start, piece.start), min(stop, piece.stop)
+            yield from self._chunks(piece, kind, begin, end, (begin - start) * ITEM)
+
+    def _chunks(self, piece: Piece, kind: str, begin: int, end: int, to: int) -> Iterator["_Part"]:
+        chunk = self.manifest.files[piece.file].chunk
+        position = piece.offsets[kind] + (begin - piece.start) * ITEM
+        left = (end - begin) * ITEM
+        while left:
+            index, inside = divmod(position, chunk)
+            length = min(left, chunk - inside)
+            yield _Part(piece.file, index, inside, length, to)
+            position, to, left = position + length, to + length, left - length
+
+    def _copy(self, part: "_Part", target: memoryview) -> None:
+        data = self._chunk(part.file, part.chunk)
+        target[part.to : part.to + part.length] = data[part.inside : part.inside + part.length]
+
+    def _chunk(self, file: int, index: int) -> bytes:
+        with self._lock:
+            if (file, index) in self._cache:
+                self._cache.move_to_end((file, index))
+                return self._cache[file, index]
+        data = read_chunk(self._store, self.manifest.files[file], index)
+        with self._lock:
+            self._cache[file, index] = data
+            while len(self._cache) > _CACHED:
+                self._cache.popitem(last=False)
+        return data
+
+
+@dataclass(frozen=True)
+class _Part:
+    """`length` bytes at `inside` of one chunk, which belong at byte `to` of the result."""
+
+    file: int
+    chunk: int
+    inside: int
+    length: int
+    to: int

@@ -1,0 +1,64 @@
+"""Whether a stored checkpoint is what its manifest says."""
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from checkpoints.chunks import read_chunk
+from checkpoints.errors import DamagedCheckpoint
+from checkpoints.layout import File, Manifest, data_prefix, problems
+from checkpoints.listing import manifests
+from data_service.store.base import Store
+
+_THREADS = 8  # requests at once: object stores answer one in tens of milliseconds
+
+
+@dataclass(frozen=True)
+class Report:
+    """What verification found: `problems` is empty for a good checkpoint. `step` as far as it can be told."""
+
+    key: str
+    step: int
+    problems: tuple[str, ...]
+
+
+def verify_all(store: Store, *, full: bool = True) -> Iterator[Report]:
+    """Verifies every checkpoint of the run in `store`, newest first, one at a time."""
+    found = manifests(store)
+    for broken in found.unreadable:
+        yield Report(broken.key, broken.step, (broken.reason,))
+    for manifest in found.good:
+        yield Report(manifest.key, manifest.step, tuple(verify(store, manifest, full=full)))
+
+
+def verify(store: Store, manifest: Manifest, *, full: bool = True) -> list[str]:
+    """What is wrong with the checkpoint. Not `full`: only whether its files exist, with the right sizes."""
+    wrong = problems(manifest.shapes, manifest.kinds, list(manifest.pieces))
+    return wrong + verify_files(store, manifest, manifest.files, full=full)
+
+
+def verify_files(store: Store, manifest: Manifest, files: Sequence[File], *, full: bool) -> list[str]:
+    """What is wrong with some of the checkpoint's files, each problem naming the file."""
+    sizes = {entry.key: entry.size for entry in store.list(data_prefix(manifest.attempt, manifest.step))}
+    wrong = []
+    for file in files:
+        where = f"{store.uri}/{file.key}"
+        if file.key not in sizes:
+            wrong.append(f"{where} is missing")
+        elif sizes[file.key] != file.size:
+            wrong.append(f"{where} has {sizes[file.key]} bytes instead of {file.size}")
+        elif full:
+            wrong += _damaged(store, file)
+    return wrong
+
+
+def _damaged(store: Store, file: File) -> list[str]:
+    def check(index: int) -> str | None:
+        try:
+            read_chunk(store, file, index)
+        except DamagedCheckpoint as error:
+            return error.problem
+        return None
+
+    with ThreadPoolExecutor(_THREADS) as pool:
+        return [problem for problem in pool.map(check, range(len(file.hashes))) if problem is not None]
