@@ -12,8 +12,9 @@ class Block:
 
     Attributes:
         tokens: [T] uint16 (vocabulary up to 65,536) or uint32.
-        sentences: [S + 1] int64, token offsets; sentence j is tokens[sentences[j]:sentences[j + 1]], never empty.
-        documents: [D + 1] int64, sentence indices; document k is sentences documents[k]:documents[k + 1], never empty.
+        sentences: [S + 1] int64, token offsets; sentence j is tokens[sentences[j]:sentences[j+1]], not empty.
+        documents: [D + 1] int64, sentence numbers; document k has those from documents[k] to
+            documents[k + 1] - 1, at least one.
     """
 
     tokens: NDArray[np.uint16] | NDArray[np.uint32]

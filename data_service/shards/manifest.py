@@ -1,6 +1,9 @@
-"""The corpus manifest: what exists, where, and the hash of every block. Written last; without it there is no corpus."""
+"""The corpus manifest: what exists, where, and the hash of every block. Without it there is no corpus."""
 
-from dataclasses import dataclass
+import hashlib
+import json
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +36,15 @@ class BlockTable:
     def __len__(self) -> int:
         return len(self.shard)
 
+    def key(self, index: int) -> str:
+        """The shard that holds block `index`, relative to the corpus root."""
+        return self.shards[int(self.shard[index])]
+
+    def place(self, index: int) -> str:
+        """Where block `index` lies, for messages: shard, block number in the split, byte range."""
+        start = int(self.offset[index])
+        return f"{self.key(index)}, block {index}, bytes {start} to {start + int(self.length[index])}"
+
 
 @dataclass(frozen=True)
 class Manifest:
@@ -47,6 +59,8 @@ class Manifest:
         shard_sizes, shard_digests: whole-file size and hash per shard key, so that any flipped byte is found.
         counts: documents read, duplicates dropped and the like, for `corpus stats`.
         options: how the corpus was built (inputs, options), for the record and for continuing.
+        document_lengths: entry k counts the training documents of 2**k to 2**(k + 1) - 1 tokens.
+        tokenizer_files: hash (blake2b, 16 bytes) per key of the tokenizer's copy below the corpus root.
     """
 
     tokenizer_hash: str
@@ -59,3 +73,34 @@ class Manifest:
     shard_digests: dict[str, str]
     counts: dict[str, int]
     options: dict[str, object]
+    document_lengths: tuple[int, ...] = ()
+    tokenizer_files: dict[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """sha256 (hex) of everything that decides which tokens a run sees: blocks, shards, tokenizer.
+
+        Where the text came from (`options`, `counts`) is left out: the same tokens are the same data.
+        """
+        content = hashlib.sha256()
+        identity = [self.tokenizer_hash, self.vocab_size, self.shard_sizes, self.shard_digests]
+        content.update(json.dumps(identity, sort_keys=True).encode())
+        for table in (self.train, self.heldout):
+            content.update(json.dumps([len(table), table.shards, table.digest]).encode())
+            for column in (table.shard, table.offset, table.length):
+                content.update(column.astype("<i8").tobytes())
+            for column in (table.tokens, table.sentences, table.documents):
+                content.update(column.astype("<i8").tobytes())
+        content.update(self.unigram.astype("<i8").tobytes())
+        return content.hexdigest()
+
+
+def block_table(
+    rows: list[tuple[int, int, int, int, int, int]], digest: list[str], shards: list[str]
+) -> BlockTable:
+    """A table from rows of (shard, offset, length, tokens, sentences, documents), in block order."""
+    columns = np.array(rows, dtype=np.int64).reshape(-1, 6).T
+    shard, offset, length, tokens, sentences, documents = (np.ascontiguousarray(column) for column in columns)
+    return BlockTable(
+        shard.astype(np.int32), offset, length, tokens, sentences, documents, tuple(digest), tuple(shards)
+    )

@@ -1,0 +1,83 @@
+"""From the receipts of a finished build to its manifest."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_service.errors import CorpusError
+from data_service.ingest.configuration import Configuration
+from data_service.ingest.layout import TOKENIZER, shard_key, unigram_key
+from data_service.ingest.part import LENGTHS, PartSummary
+from data_service.ingest.scan import Scanned
+from data_service.ingest.write import Written
+from data_service.shards.manifest import BlockTable, Manifest, block_table
+from data_service.shards.written import WrittenShard
+from data_service.store.base import Store
+from data_service.store.verified import digest
+from data_service.tokenizers.tokenizer import Tokenizer
+
+
+def assemble(
+    store: Store,
+    options: Configuration,
+    tokenizer: Tokenizer,
+    scanned: list[Scanned],
+    written: list[Written],
+    ignored_files: int,
+) -> Manifest:
+    """The manifest of what the tasks wrote, in the order of the splits.
+
+    Raises:
+        CorpusError: there is nothing to train on: every document went to the held-out split, or had no token.
+    """
+    train, heldout = [part.train for part in written], [part.heldout for part in written]
+    if not any(part.shard for part in train):
+        raise CorpusError(
+            f"no document is left for training in {store.uri}",
+            remedy="give more text, or a smaller --heldout-fraction",
+        )
+    shards = _shards("train", train) | _shards("heldout", heldout)
+    files = tokenizer.save_files()
+    return Manifest(
+        tokenizer_hash=tokenizer.hash,
+        vocab_size=tokenizer.vocab_size,
+        heldout_fraction=float(str(options["heldout_fraction"])),
+        train=_table("train", train),
+        heldout=_table("heldout", heldout),
+        unigram=_unigram(store, len(written), tokenizer.vocab_size),
+        shard_sizes={key: shard.size for key, shard in shards.items()},
+        shard_digests={key: shard.digest for key, shard in shards.items()},
+        counts=_counts(scanned, written) | {"ignored_files": ignored_files},
+        options=dict(options),
+        document_lengths=tuple(sum(part.lengths[k] for part in train) for k in range(LENGTHS)),
+        tokenizer_files={f"{TOKENIZER}/{name}": digest(files[name]) for name in sorted(files)},
+    )
+
+
+def _shards(part: str, summaries: list[PartSummary]) -> dict[str, WrittenShard]:
+    return {shard_key(part, i): summary.shard for i, summary in enumerate(summaries) if summary.shard}
+
+
+def _table(part: str, summaries: list[PartSummary]) -> BlockTable:
+    shards = _shards(part, summaries)
+    blocks = [(number, block) for number, shard in enumerate(shards.values()) for block in shard.blocks]
+    rows = [(n, b.offset, b.length, b.tokens, b.sentences, b.documents) for n, b in blocks]
+    return block_table(rows, [block.digest for _, block in blocks], list(shards))
+
+
+def _unigram(store: Store, splits: int, vocab_size: int) -> NDArray[np.int64]:
+    total = np.zeros(vocab_size, dtype=np.int64)
+    for index in range(splits):
+        total += np.frombuffer(store.get(unigram_key(index)), dtype=np.int64)
+    return total
+
+
+def _counts(scanned: list[Scanned], written: list[Written]) -> dict[str, int]:
+    return {
+        "documents_read": sum(split.documents + split.empty for split in scanned),
+        "empty": sum(split.empty for split in scanned),
+        "replaced": sum(split.replaced for split in scanned),
+        "duplicates": sum(split.duplicates for split in written),
+        "without_tokens": sum(split.without_tokens for split in written),
+        "train_text_bytes": sum(split.train.text_bytes for split in written),
+        "heldout_text_bytes": sum(split.heldout.text_bytes for split in written),
+    }

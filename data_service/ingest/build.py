@@ -1,0 +1,99 @@
+"""`build_corpus`: raw text to a corpus of shards, in two passes over splits of the input.
+
+The first pass hashes every document; the hashes are compared, a range at a time; the second pass encodes what
+is not a later copy. Every task is a pure function of the inputs and the options and leaves a receipt, so any
+number of workers writes the same bytes, and a build that was interrupted does only what has no receipt.
+"""
+
+from data_service.errors import InputError
+from data_service.ingest.assemble import assemble
+from data_service.ingest.compare import Compared, compare, drop_slices, plan_partitions
+from data_service.ingest.configuration import claim, configuration, refuse_own_output
+from data_service.ingest.inputs import list_inputs
+from data_service.ingest.layout import BUILD, TOKENIZER
+from data_service.ingest.options import BuildOptions
+from data_service.ingest.pool import Work, run_stage
+from data_service.ingest.progress import Progress, Report
+from data_service.ingest.scan import Scanned, ScanTask, scan
+from data_service.ingest.splits import Split, plan_splits
+from data_service.ingest.write import WriteTask, Written, write
+from data_service.shards.manifest import Manifest
+from data_service.shards.manifest_file import save_manifest
+from data_service.store.base import Store
+from data_service.store.open import open_store
+from data_service.tokenizers.load import load_tokenizer, save_tokenizer
+
+
+def build_corpus(
+    inputs: list[str], output: str, tokenizer: str, options: BuildOptions, progress: Report
+) -> Manifest:
+    """Build a corpus, or continue or find the same one.
+
+    Args:
+        inputs: files, folders and globs, local or s3://; of equal documents the first in this order is kept.
+        output: where the corpus goes, a folder or an s3:// prefix of its own; all workers must reach it.
+        tokenizer: folder of the tokenizer; its files are copied into the corpus.
+        options: see `BuildOptions`.
+        progress: called in this process as tasks finish.
+
+    Raises:
+        InputError: inputs that are missing, empty, or not the text they should be, naming file and place.
+        CorpusError: another corpus is there; no document is left to train on.
+        TokenizerError, StoreError: a tokenizer or a place that cannot be used.
+    """
+    store = open_store(output)
+    listing = list_inputs(inputs)
+    refuse_own_output(store, listing)
+    encoder = load_tokenizer(tokenizer)
+    wanted = configuration(inputs, listing, encoder.hash, options)
+    manifest = claim(store, wanted)
+    if manifest is None:
+        splits = plan_splits(listing.files, options)
+        scanned = _first_pass(store, splits, options, progress)
+        save_tokenizer(encoder, store.at(TOKENIZER).uri)
+        written = _second_pass(store, splits, scanned, encoder.hash, options, progress)
+        manifest = assemble(store, wanted, encoder, scanned, written, listing.ignored)
+        save_manifest(store, manifest)
+    else:
+        shards, size = len(manifest.shard_sizes), sum(manifest.shard_sizes.values())
+        progress(Progress("already built", shards, shards, size, size))
+    _remove_scaffolding(store)
+    return manifest
+
+
+def _first_pass(store: Store, splits: list[Split], options: BuildOptions, progress: Report) -> list[Scanned]:
+    tasks = [ScanTask(store.uri, index, split, options) for index, split in enumerate(splits)]
+    try:
+        scanned = run_stage(Work("reading", tasks, scan, Scanned), store, options.workers, progress)
+        if not any(split.documents for split in scanned):
+            raise InputError(
+                f"no document with text in the inputs ({sum(split.empty for split in scanned)} empty ones)",
+                remedy="check the inputs, and --text-field or --txt-documents",
+            )
+    except InputError:
+        _remove_scaffolding(store)  # whatever mends the input makes it another build
+        raise
+    return scanned
+
+
+def _second_pass(
+    store: Store,
+    splits: list[Split],
+    scanned: list[Scanned],
+    tokenizer_hash: str,
+    options: BuildOptions,
+    progress: Report,
+) -> list[Written]:
+    partitions = plan_partitions(store.uri, scanned)
+    compared = run_stage(Work("comparing", partitions, compare, Compared), store, options.workers, progress)
+    tasks = [
+        WriteTask(store.uri, i, split, options, tokenizer_hash, drop_slices(i, compared), scanned[i].digest)
+        for i, split in enumerate(splits)
+    ]
+    return run_stage(Work("writing", tasks, write, Written), store, options.workers, progress)
+
+
+def _remove_scaffolding(store: Store) -> None:
+    """Take down what only the build needed."""
+    for entry in list(store.list(BUILD)):
+        store.delete(entry.key)

@@ -1,0 +1,106 @@
+"""Between the passes: finds later copies, one range of hashes at a time, so that memory stays flat."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_service.ingest.hashing import BUCKETS, RECORD
+from data_service.ingest.layout import drops_key, drops_receipt, hashes_key
+from data_service.ingest.receipts import Receipt, write_receipt
+from data_service.ingest.scan import Scanned
+from data_service.store.open import open_store
+
+PARTITION_DOCUMENTS = 4_000_000  # about 300 MB while they are sorted
+ORDINAL = np.dtype("<u4")
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Bytes [start, start + length) of an object."""
+
+    key: str
+    start: int
+    length: int
+
+
+@dataclass(frozen=True)
+class CompareTask:
+    """One partition: for every split, in order, the slice of its sorted hashes that falls in it."""
+
+    output: str
+    index: int
+    hashes: tuple[Slice | None, ...]
+
+    @property
+    def receipt(self) -> str:
+        return drops_receipt(self.index)
+
+    @property
+    def input_bytes(self) -> int:
+        return sum(part.length for part in self.hashes if part)
+
+
+class Compared(Receipt):
+    """`starts`: [splits + 1], where each split's documents to drop begin in the partition's ordinals."""
+
+    starts: list[int]
+
+
+def plan_partitions(output: str, scanned: list[Scanned]) -> list[CompareTask]:
+    """Partitions of the hash space that hold about `PARTITION_DOCUMENTS` documents each."""
+    documents = sum(split.documents for split in scanned)
+    count = min(BUCKETS, max(1, -(-documents // PARTITION_DOCUMENTS)))
+    edges = [BUCKETS * i // count for i in range(count + 1)]
+    return [
+        CompareTask(output, index, tuple(_slice(i, split, first, stop) for i, split in enumerate(scanned)))
+        for index, (first, stop) in enumerate(pairwise(edges))
+    ]
+
+
+def _slice(index: int, split: Scanned, first: int, stop: int) -> Slice | None:
+    begin, end = split.buckets[first], split.buckets[stop]
+    if begin == end:
+        return None
+    return Slice(hashes_key(index), begin * RECORD.itemsize, (end - begin) * RECORD.itemsize)
+
+
+def compare(task: CompareTask) -> Compared:
+    """Write which documents of the partition are copies of one that comes before them in the input."""
+    store = open_store(task.output)
+    parts = [
+        np.frombuffer(store.get_range(part.key, part.start, part.length) if part else b"", dtype=RECORD)
+        for part in task.hashes
+    ]
+    records = np.concatenate(parts)
+    split = np.repeat(np.arange(len(parts), dtype=np.uint32), [len(part) for part in parts])
+    order = np.lexsort((records["ordinal"], split, records["low"], records["high"]))
+    later = order[1:][_same_as_before(records[order])]
+    later = later[np.lexsort((records["ordinal"][later], split[later]))]
+    ordinals = records["ordinal"][later].astype(ORDINAL)
+    starts = np.searchsorted(split[later], np.arange(len(parts) + 1)).tolist()
+    files: dict[str, int] = {}
+    if len(ordinals):
+        store.put(drops_key(task.index), ordinals.tobytes())
+        files[drops_key(task.index)] = ordinals.nbytes
+    compared = Compared(files=files, starts=starts)
+    write_receipt(store, task.receipt, compared)
+    return compared
+
+
+def drop_slices(split: int, compared: list[Compared]) -> tuple[Slice, ...]:
+    """Where the ordinals of the documents to drop from a split are written."""
+    return tuple(
+        Slice(drops_key(partition), begin * ORDINAL.itemsize, (end - begin) * ORDINAL.itemsize)
+        for partition, (begin, end) in enumerate(
+            (part.starts[split], part.starts[split + 1]) for part in compared
+        )
+        if end > begin
+    )
+
+
+def _same_as_before(records: NDArray[np.void]) -> NDArray[np.bool_]:
+    high, low = records["high"], records["low"]
+    same: NDArray[np.bool_] = (high[1:] == high[:-1]) & (low[1:] == low[:-1])
+    return same

@@ -1,0 +1,37 @@
+"""What decides the bytes of a corpus besides its text and its tokenizer, and what does not."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+MIB = 1 << 20
+
+
+class BuildOptions(BaseModel):
+    """Options of `build_corpus`. All but `workers` decide what is written: they are kept in the manifest.
+
+    Attributes:
+        text_field: field of a JSON line, or column of a Parquet file, that holds the document.
+        txt_documents: in .txt files, one document a file, or documents separated by blank lines.
+        on_bad_bytes: what to do with text that is not UTF-8: refuse, or put U+FFFD in place of the bad bytes.
+        heldout_fraction: share of documents, by hash of their text, set apart for evaluation; may be 0.
+        block_tokens: a block is closed before the document that would take it above this many tokens.
+        split_bytes: text that one task reads and one shard holds; small corpora are cut finer than this.
+        max_document_bytes: longest document accepted. One document has to fit in memory and in one block.
+        workers: 0 or 1 for this process alone, more for Ray. Never changes the output.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    text_field: str = "text"
+    txt_documents: Literal["file", "blank_line"] = "file"
+    on_bad_bytes: Literal["error", "replace"] = "error"
+    heldout_fraction: float = Field(default=0.0005, ge=0.0, lt=1.0)
+    block_tokens: int = Field(default=MIB, ge=1)
+    split_bytes: int = Field(default=64 * MIB, ge=1)
+    max_document_bytes: int = Field(default=16 * MIB, ge=1)
+    workers: int = Field(default=1, ge=0)
+
+    def identity(self) -> dict[str, object]:
+        """The options that decide the output, ready for JSON."""
+        return self.model_dump(mode="json", exclude={"workers"})

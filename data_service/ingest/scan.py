@@ -1,0 +1,82 @@
+"""First pass over a split: hash every document, so that copies are found without holding the corpus."""
+
+import hashlib
+from dataclasses import dataclass
+
+from data_service.ingest.documents import read_documents
+from data_service.ingest.hashing import BUCKETS, bucket_starts, hash_text, is_blank, sorted_records
+from data_service.ingest.layout import hashes_key, scan_receipt
+from data_service.ingest.options import BuildOptions
+from data_service.ingest.receipts import Receipt, write_receipt
+from data_service.ingest.splits import Split
+from data_service.store.open import open_store
+
+
+@dataclass(frozen=True)
+class ScanTask:
+    """Split `index` of the corpus at `output`."""
+
+    output: str
+    index: int
+    split: Split
+    options: BuildOptions
+
+    @property
+    def receipt(self) -> str:
+        return scan_receipt(self.index)
+
+    @property
+    def input_bytes(self) -> int:
+        return self.split.size
+
+
+class Scanned(Receipt):
+    """What was found in a split.
+
+    Attributes:
+        documents: documents with text in them; they are numbered from 0 in reading order.
+        empty: documents without.
+        replaced: documents in which U+FFFD stands for bad bytes.
+        buckets: [BUCKETS + 1], where each first byte of the hash begins in the sorted hashes.
+        digest: hash of all hashes in reading order; the second pass knows by it that it reads the same text.
+    """
+
+    documents: int
+    empty: int
+    replaced: int
+    buckets: list[int]
+    digest: str
+
+
+def scan(task: ScanTask) -> Scanned:
+    """Read the split and write the hashes of its documents. Memory: 16 bytes a document.
+
+    Raises:
+        InputError, StoreError: as `read_documents`.
+    """
+    store = open_store(task.output)
+    hashes = bytearray()
+    empty = replaced = 0
+    for document in read_documents(task.split, task.options):
+        if is_blank(document.text):
+            empty += 1
+            continue
+        replaced += document.replaced
+        hashes += hash_text(document.text)
+    records = sorted_records(hashes)
+    files: dict[str, int] = {}
+    buckets = [0] * (BUCKETS + 1)
+    if len(records):
+        store.put(hashes_key(task.index), records.tobytes())
+        files[hashes_key(task.index)] = records.nbytes
+        buckets = bucket_starts(records)
+    scanned = Scanned(
+        files=files,
+        documents=len(records),
+        empty=empty,
+        replaced=replaced,
+        buckets=buckets,
+        digest=hashlib.sha256(hashes).hexdigest(),
+    )
+    write_receipt(store, task.receipt, scanned)
+    return scanned
