@@ -10,11 +10,20 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PositiveInt, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PositiveInt,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 from pydantic.types import ByteSize
 
 from data_service.samples.masking import MlmMasking
-from encoder_core.families.roberta import RobertaConfig
+from encoder_core.families.build import ModelConfig
 from encoder_core.optim.adamw import AdamWConfig
 from encoder_core.optim.lamb import LambConfig
 from encoder_core.optim.schedules import ScheduleConfig
@@ -26,6 +35,14 @@ class Strict(BaseModel):
     """Frozen, and an unknown key is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Choice(Strict):
+    """Optional fields of which some are given; those that are not stay out of the YAML."""
+
+    @model_serializer(mode="wrap")
+    def _given(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
+        return {name: value for name, value in serialize(self).items() if value is not None}
 
 
 def _spell_bytes(size: int) -> str:
@@ -73,7 +90,7 @@ class Objective(Strict):
     mlm: MlmMasking
 
 
-class BatchSize(Strict):
+class BatchSize(Choice):
     """One step's batch: so many rows, or so many tokens (rows then vary)."""
 
     sequences: PositiveInt | None = None
@@ -94,7 +111,7 @@ class Phase(Strict):
     batch: BatchSize
 
 
-class Optimizer(Strict):
+class Optimizer(Choice):
     """Exactly one of the optimizers."""
 
     adamw: AdamWConfig | None = None
@@ -114,7 +131,7 @@ class DataService(Strict):
     memory: Bytes
 
 
-class Every(Strict):
+class Every(Choice):
     """An interval, in steps or in minutes."""
 
     steps: PositiveInt | None = None
@@ -161,7 +178,7 @@ class Recipe(Strict):
     start: str = Field(min_length=1)
     corpus: Corpus
     tokenizer: TokenizerRef
-    model: RobertaConfig
+    model: ModelConfig
     input: Input
     objective: Objective
     phases: tuple[Phase, ...] = Field(min_length=1)
@@ -209,6 +226,11 @@ def load(name_or_path: str, assignments: tuple[str, ...] = ()) -> Recipe:
     return from_document(override(_read(name_or_path), assignments))
 
 
+def reload(recipe: Recipe, assignments: tuple[str, ...]) -> Recipe:
+    """`recipe` with `--set` assignments applied. Raises RecipeError."""
+    return from_document(override(Document(recipe.to_data(), recipe.name, {}), assignments))
+
+
 def loads(text: str, name: str) -> Recipe:
     """The recipe in `text`; `name` is what messages call it. Raises RecipeError."""
     return from_document(parse(text, name))
@@ -228,19 +250,25 @@ def from_document(document: Document) -> Recipe:
     return recipe
 
 
-def _read(name_or_path: str) -> Document:
+def source_text(name_or_path: str) -> str:
+    """A recipe's YAML as written, comments included. Raises RecipeError if there is none of that name."""
     path = Path(name_or_path)
     if path.is_file():
         try:
-            return parse(path.read_text("utf-8"), str(path))
+            return path.read_text("utf-8")
         except UnicodeDecodeError as error:
             raise RecipeError(
                 f"{path} is not UTF-8 text: {error.reason}", remedy="save it as UTF-8"
             ) from error
     known = bundled()
     if name_or_path in known:
-        return parse(known[name_or_path], f"{name_or_path}.yaml")
+        return known[name_or_path]
     raise RecipeError(
         f"there is no recipe {name_or_path!r}: no such file, and not a bundled recipe",
         remedy=f"bundled recipes: {', '.join(known)}; or give the path of a YAML file",
     )
+
+
+def _read(name_or_path: str) -> Document:
+    text = source_text(name_or_path)
+    return parse(text, name_or_path if Path(name_or_path).is_file() else f"{name_or_path}.yaml")

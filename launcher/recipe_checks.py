@@ -19,6 +19,7 @@ class Problem:
 def impossible(recipe: Recipe) -> list[Problem]:
     """Every impossible combination in `recipe`; empty when it can run."""
     return [
+        *_weights(recipe),
         *_batches(recipe),
         *_lengths(recipe),
         *_schedule(recipe),
@@ -39,6 +40,16 @@ def needs_vocabulary(recipe: Recipe, tokenizer_size: int) -> list[Problem]:
             f"set model.vocab to {tokenizer_size} or more, or to null to take the tokenizer's size",
         )
     ]
+
+
+def _weights(recipe: Recipe) -> Iterator[Problem]:
+    automatic = [name for name, source in recipe.corpus.sources.items() if source.weight == "auto"]
+    if automatic and len(automatic) < len(recipe.corpus.sources):
+        yield Problem(
+            ("corpus", "sources", automatic[0], "weight"),
+            "some sources have a weight and others auto",
+            "give every source a weight, or all of them auto (each is then read once an epoch)",
+        )
 
 
 def _batches(recipe: Recipe) -> Iterator[Problem]:

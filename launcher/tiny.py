@@ -1,6 +1,6 @@
 """Shrinks any recipe to minutes on a CPU: the same structure, small numbers."""
 
-from encoder_core.families.roberta import RobertaConfig
+from encoder_core.families.build import ModelConfig
 from launcher.recipe import (
     BatchSize,
     Checkpointing,
@@ -50,7 +50,7 @@ def _tiny_phase(phase: Phase) -> Phase:
     return Phase(steps=min(phase.steps, _STEPS), length=length, batch=batch)
 
 
-def _tiny_model(model: RobertaConfig) -> RobertaConfig:
+def _tiny_model(model: ModelConfig) -> ModelConfig:
     """Two layers of 64 with the tokenizer's own vocabulary; dropout, activation and epsilon as they are."""
     return model.model_copy(
         update={

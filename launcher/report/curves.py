@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 
 from launcher.history import History, Record
-from launcher.progress import human_count
+from launcher.human import human_count
 from launcher.report.chart import Chart, Level, Series
 from launcher.report.figures import column
 

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from html import escape
 
 from launcher.history import History, Record
-from launcher.progress import human_count, human_duration
+from launcher.human import human_count, human_duration
 from launcher.report.chart import draw
 from launcher.report.curves import charts
 from launcher.report.figures import Figures, Interruption, interruptions, measure

@@ -3,7 +3,7 @@
 from html import escape
 
 from launcher.history import History, Record
-from launcher.progress import human_duration
+from launcher.human import human_duration
 
 _WIDTH, _BAR = 1060, 26
 _BEGINS = ("start", "resume")

@@ -1,0 +1,55 @@
+# Shared by quickstart and test: a virtual environment in .venv with the pinned packages. Sourced, not run.
+# shellcheck shell=bash
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+
+say() { printf '\n== %s\n' "$*"; }
+
+fail() {
+    printf '\nerror: %s\n  remedy: %s\n' "$1" "$2" >&2
+    exit 1
+}
+
+# Prints the first Python of at least 3.11 with the venv module.
+find_python() {
+    local candidate seen=""
+    for candidate in python3.11 python3.12 python3.13 python3; do
+        command -v "$candidate" >/dev/null || continue
+        seen="$seen $candidate"
+        "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || continue
+        "$candidate" -c 'import ensurepip, venv' 2>/dev/null || {
+            fail "$candidate cannot create virtual environments" \
+                "on Debian: apt-get install python3-venv"
+        }
+        echo "$candidate"
+        return
+    done
+    fail "no Python 3.11 or newer on the path (found:${seen:- none})" \
+        "on Debian: apt-get install python3 python3-venv"
+}
+
+# DeepSpeed compiles its CPU collectives at first use.
+need_compiler() {
+    command -v g++ >/dev/null || fail "no C++ compiler (g++), which DeepSpeed needs" \
+        "on Debian: apt-get install g++ python3-dev"
+}
+
+# setup [EXTRA]: installs Maskfleet, with the extra if one is named, into .venv, unless a stamp says it is there.
+# Leaves the seconds it took in $install_seconds.
+setup() {
+    local extra=${1:-} python pins stamp started
+    install_seconds=0
+    pins=$(cat "$root/infra/constraints.txt" "$root/pyproject.toml" | sha256sum | cut -c1-16)
+    stamp=$root/.venv/installed${extra:+-$extra}-$pins
+    [ -e "$stamp" ] && return
+    need_compiler
+    python=$(find_python)
+    started=$SECONDS
+    say "installing into .venv ($("$python" --version), versions from infra/constraints.txt); this takes some minutes"
+    [ -x "$root/.venv/bin/python" ] || "$python" -m venv "$root/.venv"
+    (cd "$root" && .venv/bin/python -m pip install --quiet --disable-pip-version-check \
+        -c infra/constraints.txt -e ".${extra:+[$extra]}")
+    touch "$stamp" "$root/.venv/installed-$pins"
+    install_seconds=$((SECONDS - started))
+    say "installed in $install_seconds s"
+}

@@ -1,0 +1,55 @@
+"""The `maskfleet` command. Commands live in launcher/commands, grouped as the help shows them.
+
+Commands import what they need when they run: `maskfleet --help` must not wait for torch, Ray or DeepSpeed.
+"""
+
+import sys
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from data_service.errors import UserError as DataError
+from encoder_core.errors import UserError as ModelError
+from launcher.commands import bench, checkpoints, corpus, demo, doctor, recipe, runs, tokenizer
+
+_HELP = """
+Pretrain encoder-only language models on clusters, from raw text to an exported model.
+
+A run goes through four commands, each of which may be repeated safely:
+
+    maskfleet tokenizer train books/ --out s3://bucket/bpe-50k
+    maskfleet corpus build books/ --tokenizer s3://bucket/bpe-50k --out s3://bucket/books
+    maskfleet init roberta-base s3://bucket/runs/base
+    maskfleet train s3://bucket/runs/base
+
+`train` starts the run, or continues it after any interruption. Local paths and s3:// URIs work alike.
+"""
+
+app = typer.Typer(
+    help=_HELP,
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+tokenizer.register(app)
+corpus.register(app)
+recipe.register(app)
+runs.register(app)
+checkpoints.register(app)
+bench.register(app)
+doctor.register(app)
+demo.register(app)
+
+
+def main() -> None:
+    """Runs the command line. A user's mistake ends in its message and exit code 2, without a traceback."""
+    try:
+        app()
+    except (DataError, ModelError) as error:
+        console = Console(stderr=True, soft_wrap=True)
+        console.print(Text("error: ", style="bold red") + Text(error.problem, style="default"))
+        console.print(Text("remedy: ", style="bold") + Text(error.remedy, style="default"))
+        sys.exit(2)

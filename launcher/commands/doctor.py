@@ -1,0 +1,36 @@
+"""`maskfleet doctor`: checks this machine, and stores, before a long run does."""
+
+from typing import Annotated
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    app.command(rich_help_panel="Look after it")(doctor)
+
+
+def doctor(
+    stores: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[STORE...]", help="Folders or s3:// URIs that a run will read or write."),
+    ] = None,
+) -> None:
+    """Check this machine: versions, cores, memory, shared memory, GPUs, limits, ports, clock, and stores.
+
+    A store is tried with a small object that is removed again. Exit code 1 if something would stop a run.
+
+    Example: `maskfleet doctor s3://bucket/runs`
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    from launcher.doctor import examine
+
+    table = Table("", "check", "found", "remedy", box=None, pad_edge=False)
+    marks = {"ok": "[green]ok[/]", "warning": "[yellow]warning[/]", "failure": "[red]FAILURE[/]"}
+    findings = list(examine(stores or []))
+    for finding in findings:
+        table.add_row(marks[finding.verdict], finding.what, finding.found, finding.remedy)
+    Console().print(table)
+    if any(finding.verdict == "failure" for finding in findings):
+        raise typer.Exit(1)

@@ -1,0 +1,28 @@
+"""Arguments and options that several commands share."""
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+
+class BadBytes(StrEnum):
+    error = "error"
+    replace = "replace"
+
+
+InputsArgument = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="INPUT...",
+        help="Files, folders or globs, local or s3://: .txt, .jsonl (.gz, .zst) and .parquet.",
+    ),
+]
+TextFieldOption = Annotated[
+    str, typer.Option("--text-field", help="Field of a JSON line, or Parquet column, that holds the text.")
+]
+BadBytesOption = Annotated[
+    BadBytes, typer.Option("--on-bad-bytes", help="Text that is not UTF-8: stop, or put U+FFFD in its place.")
+]
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The run's folder or s3:// URI.")]
+CorpusArgument = Annotated[str, typer.Argument(metavar="CORPUS", help="The corpus's folder or s3:// URI.")]

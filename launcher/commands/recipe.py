@@ -1,0 +1,115 @@
+"""`maskfleet recipe`: the bundled recipes, and what a recipe comes to."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from launcher.recipe import Recipe
+
+group = typer.Typer(no_args_is_help=True, help="List, show, check and compare recipes.")
+
+RecipeArgument = Annotated[
+    str, typer.Argument(metavar="RECIPE", help="A bundled recipe's name, or a YAML file.")
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Override a value: --set zero=2 --set phases.0.steps=1000."
+    ),
+]
+TinyOption = Annotated[
+    bool, typer.Option("--tiny", help="Shrink it for a CPU: two narrow layers, a few steps.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    app.add_typer(group, name="recipe", rich_help_panel="Prepare")
+
+
+def load_recipe(name: str, assignments: list[str] | None, tiny: bool) -> "Recipe":
+    """The recipe that the command line describes. `--set` comes last, so it also adjusts a tiny recipe."""
+    from launcher import tiny as shrink
+    from launcher.recipe import load, reload
+
+    recipe = load(name, () if tiny else tuple(assignments or ()))
+    return reload(shrink.tiny(recipe), tuple(assignments or ())) if tiny else recipe
+
+
+@group.command("list")
+def list_recipes() -> None:
+    """The recipes that come with Maskfleet."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from launcher.recipe import bundled, loads
+
+    table = Table("name", "model", "steps", "what it is", box=None, pad_edge=False)
+    for name, text in bundled().items():
+        recipe = loads(text, name)
+        shape = f"{recipe.model.family} {recipe.model.layers} x {recipe.model.hidden}"
+        table.add_row(name, shape, f"{recipe.total_steps:,}", text.splitlines()[0].removeprefix("# "))
+    Console().print(table)
+
+
+@group.command()
+def show(
+    recipe: RecipeArgument,
+    assignments: SetOption = None,
+    tiny: TinyOption = False,
+    raw: Annotated[bool, typer.Option("--raw", help="The file as written, with its comments.")] = False,
+) -> None:
+    """Print a recipe as it resolves: complete, defaults written out.
+
+    Start your own from a bundled one with `maskfleet recipe show roberta-base --raw > mine.yaml`.
+    """
+    from launcher.recipe import source_text
+
+    text = source_text(recipe) if raw else load_recipe(recipe, assignments, tiny).to_yaml()
+    typer.echo(text, nl=False)
+
+
+@group.command()
+def check(recipe: RecipeArgument, assignments: SetOption = None, tiny: TinyOption = False) -> None:
+    """Validate a recipe and state what it comes to: parameters, batch, tokens.
+
+    Reads no corpus and no tokenizer; `maskfleet init` checks those.
+    """
+    from rich.console import Console
+
+    from launcher.recipe_summary import summary
+
+    for line in summary(load_recipe(recipe, assignments, tiny)):
+        Console().print(line, highlight=False)
+
+
+@group.command()
+def diff(
+    old: Annotated[str, typer.Argument(help="A recipe's name or file.")],
+    new: Annotated[str, typer.Argument(help="Another one.")],
+) -> None:
+    """Compare two recipes field by field, and say which differences a running run would refuse.
+
+    Exit code 1 if they differ.
+    """
+    from launcher import identity
+    from launcher.recipe import load
+
+    fields = [identity.flatten(load(name).to_data()) for name in (old, new)]
+    differing = [
+        path
+        for path in sorted(fields[0].keys() | fields[1].keys())
+        if fields[0].get(path) != fields[1].get(path)
+    ]
+    for kind, heading in (
+        ("identity", "identity (refused in a running run)"),
+        ("operational", "operational (free)"),
+    ):
+        chosen = [path for path in differing if identity.kind_of(path) == kind]
+        if chosen:
+            typer.echo(f"{heading}:")
+            for line in identity.diff(*({p: f[p] for p in chosen if p in f} for f in fields)):
+                typer.echo(f"  {line}")
+    if differing:
+        raise typer.Exit(1)
+    typer.echo("the same")

@@ -1,0 +1,24 @@
+"""Text to learn a tokenizer from, or to check one on: the same inputs that a corpus is built from."""
+
+from collections.abc import Iterator, Sequence
+
+from data_service.ingest.documents import read_documents
+from data_service.ingest.inputs import list_inputs
+from data_service.ingest.options import BuildOptions
+from data_service.ingest.splits import plan_splits
+
+
+def sample_texts(inputs: Sequence[str], options: BuildOptions, limit: int) -> Iterator[str]:
+    """Documents of the inputs, about `limit` bytes of them, from all over.
+
+    Beyond the limit, evenly spaced splits are read whole. Which ones depends on names and sizes only.
+
+    Raises:
+        InputError: nothing there, or text that cannot be read. StoreError.
+    """
+    splits = plan_splits(list_inputs(list(inputs)).files, options)
+    total = sum(split.size for split in splits)
+    wanted = max(1, min(len(splits), round(len(splits) * limit / max(total, 1))))
+    for index in range(wanted):
+        for document in read_documents(splits[index * len(splits) // wanted], options):
+            yield document.text

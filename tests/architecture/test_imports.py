@@ -1,0 +1,120 @@
+"""Who may import whom: launcher -> checkpoints -> encoder_core and the store; data_service never torch."""
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("encoder_core", "data_service", "checkpoints", "launcher")
+
+
+def sources(*packages: str) -> list[Path]:
+    return sorted(path for package in packages for path in (ROOT / package).rglob("*.py"))
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imported_by(path: Path, *, top_level_only: bool = False) -> set[str]:
+    """Absolute names of the modules that a file's import statements name."""
+    tree = ast.parse(path.read_text("utf-8"))
+    nodes: Iterator[ast.AST] = iter(tree.body) if top_level_only else ast.walk(tree)
+    names: set[str] = set()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: a relative import"
+            names.add(node.module or "")
+            names.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return names
+
+
+def importing(library: str) -> set[str]:
+    """Our files that import a library anywhere in them, relative to the root."""
+    return {
+        str(path.relative_to(ROOT))
+        for path in sources(*PACKAGES)
+        if any(name == library or name.startswith(f"{library}.") for name in imported_by(path))
+    }
+
+
+def loaded_with(modules: list[str]) -> set[str]:
+    """Everything in sys.modules of a fresh interpreter that has imported `modules`."""
+    code = (
+        "import importlib, json, sys\n"
+        "for name in json.loads(sys.argv[1]): importlib.import_module(name)\n"
+        "print(json.dumps(sorted(sys.modules)))"
+    )
+    command = [sys.executable, "-c", code, json.dumps(modules)]
+    result = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    return set(json.loads(result.stdout.splitlines()[-1]))
+
+
+def test_data_service_never_loads_torch_or_the_other_packages() -> None:
+    """All of it in one interpreter. Where shards are written, webdataset is imported inside a function."""
+    loaded = loaded_with([module_name(path) for path in sources("data_service")])
+    assert not loaded & {"torch", "deepspeed", "webdataset", "transformers", *PACKAGES} - {"data_service"}
+
+
+def test_encoder_core_loads_none_of_the_others() -> None:
+    loaded = loaded_with([module_name(path) for path in sources("encoder_core")])
+    assert not loaded & {"data_service", "checkpoints", "launcher", "ray", "boto3", "transformers"}
+
+
+def test_checkpoints_load_encoder_core_and_the_store_only() -> None:
+    loaded = loaded_with([module_name(path) for path in sources("checkpoints")])
+    assert not loaded & {"launcher", "ray", "deepspeed", "transformers"}
+    ours = {name for name in loaded if name.startswith("data_service.")}
+    assert {
+        name for name in ours if not name.startswith(("data_service.store", "data_service.errors"))
+    } == set()
+
+
+@pytest.mark.parametrize(
+    ("package", "allowed"),
+    [
+        ("encoder_core", {"encoder_core"}),
+        ("data_service", {"data_service"}),
+        ("checkpoints", {"checkpoints", "encoder_core", "data_service"}),
+    ],
+)
+def test_import_statements_follow_the_arrows(package: str, allowed: set[str]) -> None:
+    """Imports inside functions count, too."""
+    for path in sources(package):
+        ours = {name.split(".")[0] for name in imported_by(path)} & set(PACKAGES)
+        assert ours <= allowed, f"{path.relative_to(ROOT)} imports {sorted(ours - allowed)}"
+
+
+@pytest.mark.parametrize(
+    ("library", "place"),
+    [
+        ("deepspeed", "encoder_core/train/engine.py"),
+        ("boto3", "data_service/store/s3.py"),
+        ("webdataset", "data_service/shards/writer.py"),
+    ],
+)
+def test_a_library_is_imported_in_one_file(library: str, place: str) -> None:
+    assert importing(library) == {place}
+
+
+def test_ray_stays_where_processes_are_placed() -> None:
+    packages = {path.split("/")[0] for path in importing("ray")}
+    assert packages <= {"data_service", "launcher"}
+    assert len(importing("ray")) <= 10, sorted(importing("ray"))
+
+
+def test_transformers_is_for_tests_and_benchmarks_only() -> None:
+    assert all(path.startswith("launcher/bench/") for path in importing("transformers"))
+
+
+def test_the_command_line_starts_without_heavy_libraries() -> None:
+    loaded = loaded_with(["launcher.cli"])
+    assert not loaded & {"torch", "ray", "deepspeed", "numpy", "boto3", "pydantic", "tokenizers"}

@@ -1,0 +1,146 @@
+"""The shape of the tree: the fixed top level, small files and functions, nothing of one machine in them."""
+
+import ast
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("encoder_core", "data_service", "checkpoints", "launcher")
+TOP_LEVEL = {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", *PACKAGES, "infra", "tests"}
+LONGEST_FILE, LONGEST_FUNCTION = 350, 60
+
+
+def tracked() -> list[Path]:
+    listing = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
+    if listing.returncode:
+        pytest.skip("not a git checkout")
+    return [ROOT / name for name in listing.stdout.split("\0") if name and (ROOT / name).exists()]
+
+
+def python_files() -> list[Path]:
+    return [path for path in tracked() if path.suffix == ".py"]
+
+
+def test_top_level_is_the_fixed_one() -> None:
+    found = {path.relative_to(ROOT).parts[0] for path in tracked()}
+    assert {name for name in found if not name.startswith(".")} == TOP_LEVEL
+
+
+def test_init_files_are_empty() -> None:
+    inits = [path for path in python_files() if path.name == "__init__.py"]
+    assert inits
+    assert [str(path) for path in inits if path.stat().st_size] == []
+    assert [str(path) for path in inits if path.is_relative_to(ROOT / "tests")] == []
+
+
+@pytest.mark.parametrize("package", [*PACKAGES, "infra"])
+def test_every_package_has_a_design_note(package: str) -> None:
+    assert (ROOT / package / "README.md").stat().st_size > 500
+
+
+def test_files_and_functions_stay_small() -> None:
+    too_long = []
+    for path in python_files():
+        text = path.read_text("utf-8")
+        name = path.relative_to(ROOT)
+        if text.count("\n") > LONGEST_FILE:
+            too_long.append(f"{name}: {text.count(chr(10))} lines")
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                length = (node.end_lineno or node.lineno) - node.lineno + 1
+                if length > LONGEST_FUNCTION:
+                    too_long.append(f"{name}: {node.name} has {length} lines")
+    assert too_long == []
+
+
+def test_packages_have_no_unfinished_or_dangerous_code() -> None:
+    found = []
+    for path in (path for path in python_files() if path.relative_to(ROOT).parts[0] in PACKAGES):
+        tree = ast.parse(path.read_text("utf-8"))
+        name = path.relative_to(ROOT)
+        found += [
+            f"{name}:{getattr(node, 'lineno', 0)}: {why}"
+            for node in ast.walk(tree)
+            if (why := _why_not(node))
+        ]
+        if re.search(r"\b(TODO|FIXME|XXX)\b", path.read_text("utf-8")):
+            found.append(f"{name}: a note to self")
+    assert found == []
+
+
+def _why_not(node: ast.AST) -> str:
+    match node:
+        case ast.Import(names=names) if any(
+            alias.name.split(".")[0] in ("pickle", "dill") for alias in names
+        ):
+            return "pickle"
+        case ast.ImportFrom(module="pickle" | "dill" | "cloudpickle"):
+            return "pickle"
+        case ast.Call(func=ast.Name(id="eval" | "exec")):
+            return "eval"
+        case ast.Call(func=ast.Attribute(value=ast.Name(id="torch"), attr="load" | "save")):
+            return "torch's pickled files"
+        case ast.Call(func=ast.Attribute(value=ast.Name(id="os"), attr="system" | "popen")):
+            return "a shell"
+        case ast.Call(keywords=keywords) if any(word.arg == "shell" for word in keywords):
+            return "a shell"
+        case ast.Name(id="NotImplementedError"):
+            return "unfinished"
+        case ast.ExceptHandler(type=None) | ast.ExceptHandler(type=ast.Name(id="Exception")):
+            return "catches everything"
+    return ""
+
+
+def test_nothing_names_this_machine_or_a_registry() -> None:
+    """Absolute paths of a developer's machine, and hosts of package registries."""
+    words = (
+        "/".join(("", "work", "main")),
+        "/".join(("", "root", "")),
+        "pypi" + ".org",
+        "pythonhosted" + ".org",
+    )
+    pattern = re.compile("|".join(re.escape(word) for word in words))
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()[:80]}"
+        for path in tracked()
+        if path.suffix not in (".png", ".model")
+        for number, line in enumerate(path.read_text("utf-8", errors="replace").splitlines(), 1)
+        if pattern.search(line)
+    ]
+    assert found == []
+
+
+def test_the_readme_and_ci_run_the_same_commands() -> None:
+    readme = (ROOT / "README.md").read_text("utf-8")
+    for command in ("infra/quickstart", "infra/test"):
+        assert re.search(rf"^{command}\b", readme, re.MULTILINE), f"README.md does not show {command}"
+        assert os.access(ROOT / command, os.X_OK)
+    ci = [
+        line
+        for line in (ROOT / ".ci/run").read_text("utf-8").splitlines()
+        if line and not line.startswith("#")
+    ]
+    assert ci[-1] == "exec infra/test"
+    assert os.access(ROOT / ".ci/run", os.X_OK)
+
+
+def test_commands_in_the_documentation_exist() -> None:
+    """Every `maskfleet ...` in a README names a command that the CLI has."""
+    import typer.main
+    from click import Group
+
+    from launcher.cli import app
+
+    root = typer.main.get_command(app)
+    documents = [path for path in tracked() if path.name == "README.md"]
+    text = "\n".join(path.read_text("utf-8") for path in documents)
+    for first, second in set(re.findall(r"maskfleet ([a-z]+)(?: ([a-z]+))?", text)):
+        assert isinstance(root, Group)
+        assert first in root.commands, f"maskfleet {first}"
+        group = root.commands[first]
+        if second and isinstance(group, Group):
+            assert second in group.commands, f"maskfleet {first} {second}"
