@@ -19,6 +19,8 @@ from deepspeed.accelerator import get_accelerator
 
 from encoder_core.batch import Batch
 from encoder_core.errors import TrainingError
+from encoder_core.optim.lamb import Lamb, Segment
+from encoder_core.optim.updates import set_update
 from encoder_core.train import zero_state
 from encoder_core.train.fragments import Fragment
 
@@ -90,6 +92,8 @@ class Engine:
         self.device = torch.device(get_accelerator().current_device_name())
         self.world = self._engine.world_size
         self.rank = self._engine.global_rank
+        if isinstance(optimizer, Lamb) and config.stage > 0:
+            self._describe_partitions(optimizer)
 
     def __call__(self, batch: Batch) -> Any:
         """The wrapped module's forward, with ZeRO's hooks around it."""
@@ -106,9 +110,7 @@ class Engine:
 
     def update(self, lr: float, count: int) -> Update:
         """Apply the accumulated gradient as update number `count` (from 1), or skip it if it is not finite."""
-        for group in self._engine.basic_optimizer.param_groups:
-            group["lr"] = lr * group.get("lr_scale", 1.0)
-            group["step"] = count
+        set_update(self._engine.basic_optimizer, lr=lr, count=count)
         if self.config.stage == 0:
             return self._update_unsharded()
         self._engine.step()
@@ -124,6 +126,15 @@ class Engine:
             return Update(False, norm)
         self._engine.step()
         return Update(True, norm)
+
+    def _describe_partitions(self, optimizer: Lamb) -> None:
+        """Trust ratios are per parameter: say which parameters lie where in this rank's flat partitions."""
+        numbers = {name: number for number, name in enumerate(self.names.values())}
+        segments: dict[Tensor, list[Segment]] = {}
+        for place in self._places(self.rank, self.world):
+            ends = Segment(numbers[place.name], place.offset, place.offset + place.length)
+            segments.setdefault(place.flat, []).append(ends)
+        optimizer.shard(segments, len(numbers))
 
     def fragments(self) -> Iterator[Fragment]:
         """The ranges of master weights and moments this rank owns. Views: copy before the next update."""

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from encoder_core.optim.moments import MOMENTS
 from encoder_core.train.fragments import Fragment
 
 MASTER = "master"
-MOMENTS = ("exp_avg", "exp_avg_sq")
+KINDS = (MASTER, *MOMENTS)
 
 Read = Callable[[str, str, int, int], Tensor]
 """(parameter name, kind, start, stop) -> 1-D fp32 tensor of those flat elements."""

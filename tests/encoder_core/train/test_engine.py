@@ -1,0 +1,64 @@
+"""The engine's promises: exact resume at equal topology, rounding at any other, at every ZeRO stage."""
+
+import numpy as np
+import pytest
+import small_training as small
+from ranks import run_ranks
+from small_training import Setting, State, Trace
+
+pytestmark = pytest.mark.cluster
+
+FP32 = [Setting(stage) for stage in (0, 1, 2, 3)]
+BF16 = [Setting(stage, "bf16") for stage in (1, 2, 3)]
+STEPS, CUT, POISONED = 6, 3, 4
+
+
+def by_setting(results: list[list[Trace]]) -> list[list[Trace]]:
+    """Ranks' lists of settings -> settings' lists of ranks."""
+    return [list(traces) for traces in zip(*results, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def whole() -> list[list[Trace]]:
+    return by_setting(run_ranks(small.train, 2, FP32 + BF16, 0, STEPS))
+
+
+@pytest.fixture(scope="module")
+def half() -> list[State]:
+    return [small.assemble(traces) for traces in by_setting(run_ranks(small.train, 2, FP32 + BF16, 0, CUT))]
+
+
+def test_resume_is_bit_identical_at_equal_topology(whole: list[list[Trace]], half: list[State]) -> None:
+    resumed = by_setting(run_ranks(small.train, 2, FP32 + BF16, CUT, STEPS, half))
+    for setting, undisturbed, after in zip(FP32 + BF16, whole, resumed, strict=True):
+        assert after[0].steps == undisturbed[0].steps[CUT:], setting
+        assert small.identical(small.assemble(after), small.assemble(undisturbed)), setting
+
+
+def test_any_topology_and_stage_trains_the_same_model(whole: list[list[Trace]], half: list[State]) -> None:
+    """Dropout is on; one rank has an idle round (3 microbatches on 2 ranks)."""
+    alone = by_setting(run_ranks(small.train, 1, [Setting(0)], 0, STEPS))[0]
+    reference = small.assemble(alone)
+    for setting, traces in zip(FP32, whole, strict=False):
+        np.testing.assert_allclose(
+            [step[0] for step in traces[0].steps], [step[0] for step in alone[0].steps], rtol=2e-6, err_msg=str(setting)
+        )
+        assert small.distance(small.assemble(traces), reference) < 2e-5, setting
+
+
+def test_state_of_two_ranks_zero_2_continues_on_three_ranks_zero_3(
+    whole: list[list[Trace]], half: list[State]
+) -> None:
+    moved = by_setting(run_ranks(small.train, 3, [Setting(3)], CUT, STEPS, [half[2]]))[0]
+    expected = [step[0] for step in whole[2][0].steps[CUT:]]
+    np.testing.assert_allclose([step[0] for step in moved[0].steps], expected, rtol=1e-5)
+    assert small.distance(small.assemble(moved), small.assemble(whole[2])) < 2e-5
+
+
+def test_a_non_finite_gradient_moves_nothing_on_any_rank(half: list[State]) -> None:
+    settings = FP32 + BF16
+    traces = by_setting(run_ranks(small.train, 2, settings, CUT, CUT + 1, half, CUT))
+    for setting, ranks, before in zip(settings, traces, half, strict=True):
+        assert [rank.steps[0][2] for rank in ranks] == [False, False], setting
+        after = small.assemble(ranks)
+        assert small.identical(after, before), setting

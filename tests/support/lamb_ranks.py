@@ -1,0 +1,92 @@
+"""LAMB under a real DeepSpeed engine, driven by gradients chosen in advance."""
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from encoder_core.optim.groups import parameter_groups
+from encoder_core.optim.lamb import Lamb, LambConfig, Segment
+from encoder_core.optim.updates import set_update
+from encoder_core.train import zero_state
+from encoder_core.train.engine import Engine, EngineConfig
+
+STEPS, RATE = 10, 0.01
+CONFIG = LambConfig(lr=RATE, weight_decay=0.01, clip=None)
+
+Weights = dict[str, np.ndarray]
+
+
+class Linear(nn.Module):
+    """Its gradients are what it is called with."""
+
+    def __init__(self, rows: int, columns: int, draws: torch.Generator) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(rows, columns, generator=draws))
+        self.bias = nn.Parameter(torch.randn(rows, generator=draws))
+
+    def forward(self, weight: Tensor, bias: Tensor) -> Tensor:
+        return (self.weight * weight).sum() + (self.bias * bias).sum()
+
+
+class Model(nn.Module):
+    """Odd sizes, so that partitions cut parameters anywhere; one is larger than the others together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        draws = torch.Generator().manual_seed(7)
+        self.layers = nn.ModuleList([Linear(*shape, draws) for shape in ((3, 5), (31, 17), (7, 11), (1, 1))])
+
+    def forward(self, gradients: list[Tensor]) -> Tensor:
+        pairs = zip(gradients[0::2], gradients[1::2], strict=True)
+        return sum(layer(*pair) for layer, pair in zip(self.layers, pairs, strict=True))
+
+
+def gradients(step: int) -> list[Tensor]:
+    """A gradient for every parameter, of very different sizes."""
+    draws = torch.Generator().manual_seed(100 + step)
+    return [
+        torch.randn(p.shape, generator=draws) * 10.0 ** (i % 4 - 2)
+        for i, p in enumerate(Model().parameters())
+    ]
+
+
+def unsharded() -> Weights:
+    """All steps on whole parameters."""
+    model = Model()
+    optimizer = Lamb(parameter_groups(model, CONFIG.weight_decay), CONFIG)
+    for step in range(STEPS):
+        for p, g in zip(model.parameters(), gradients(step), strict=True):
+            p.grad = g
+        set_update(optimizer, lr=RATE, count=step + 1)
+        optimizer.step()
+    return {name: p.detach().numpy().ravel() for name, p in model.named_parameters()}
+
+
+def sharded(rank: int, world: int, stages: list[int]) -> list[list[tuple[str, int, np.ndarray]]]:
+    """All steps under each ZeRO stage; this rank's fragments of the weights afterwards."""
+    return [_run(stage, rank, world) for stage in stages]
+
+
+def _run(stage: int, rank: int, world: int) -> list[tuple[str, int, np.ndarray]]:
+    model = Model()
+    shapes = [p.shape for p in model.parameters()]
+    optimizer = Lamb(parameter_groups(model, CONFIG.weight_decay), CONFIG)
+    engine = Engine(model, optimizer, EngineConfig(stage, "fp32", None, 0 if stage == 3 else None))
+    if stage > 0:
+        _describe(engine, optimizer, model, stage, rank, world)
+    for step in range(STEPS):
+        # Half from each of two ranks is exact in binary, so the reduced gradient is the chosen one.
+        loss = engine([g.reshape(shape) for g, shape in zip(gradients(step), shapes, strict=True)])
+        engine.backward(loss / world, last=True)
+        assert engine.update(RATE, step + 1).applied
+    return [(f.name, f.start, f.tensors["master"].numpy().copy()) for f in engine.fragments()]
+
+
+def _describe(engine: Engine, optimizer: Lamb, model: Model, stage: int, rank: int, world: int) -> None:
+    named = [(name.removeprefix("module."), p) for name, p in model.named_parameters()]
+    number = {name: i for i, (name, _) in enumerate(named)}
+    segments: dict[Tensor, list[Segment]] = {}
+    for place in zero_state.places(engine._engine.optimizer, stage, named, rank, world):
+        segment = Segment(number[place.name], place.offset, place.offset + place.length)
+        segments.setdefault(place.flat, []).append(segment)
+    optimizer.shard(segments, parameters=len(named))

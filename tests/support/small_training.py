@@ -1,0 +1,153 @@
+"""A small masked language model trained for real: engine, steps and state, on synthetic microbatches."""
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import nn
+
+from encoder_core.batch import Batch
+from encoder_core.families.roberta import RobertaConfig
+from encoder_core.layers.initialise import initialise
+from encoder_core.objectives.losses import LossSums
+from encoder_core.objectives.mlm import masked_language_model
+from encoder_core.optim.adamw import AdamW, AdamWConfig
+from encoder_core.optim.groups import parameter_groups
+from encoder_core.train.control import Control
+from encoder_core.train.engine import Engine, EngineConfig, Update
+from encoder_core.train.step import Microbatch, Work, gather_sums, run_step
+from encoder_core.train.zero_state import KINDS, MASTER
+
+VOCAB, MICROBATCHES, SEED = 61, 3, 5
+CONFIG = RobertaConfig(layers=2, hidden=32, heads=2, feed_forward=64, max_length=32, vocab=VOCAB)
+
+State = dict[str, dict[str, np.ndarray]]
+"""Parameter name -> kind -> flat fp32 values."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One way to run: ZeRO stage and precision. Stage 3 shards even the smallest parameter."""
+
+    stage: int
+    precision: str = "fp32"
+    clip: float | None = 1.0
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What one rank saw: per step (mean loss, gradient norm, applied), and its fragments."""
+
+    steps: list[tuple[float, float, bool]]
+    fragments: list[tuple[str, int, dict[str, np.ndarray]]]
+    shapes: dict[str, tuple[int, ...]]
+
+
+def train(
+    rank: int,
+    world: int,
+    settings: list[Setting],
+    first: int,
+    stop: int,
+    states: list[State] | None = None,
+    poisoned: int | None = None,
+) -> list[Trace]:
+    """Steps [first, stop) under each setting, from `states` if given; step `poisoned` gets a NaN gradient."""
+    control = Control.join()
+    return [
+        _train_one(control, setting, first, stop, states[i] if states else None, poisoned)
+        for i, setting in enumerate(settings)
+    ]
+
+
+def assemble(traces: list[Trace]) -> State:
+    """All ranks' fragments as whole parameters; fails where an element is missing or held twice."""
+    whole: State = {}
+    seen: dict[str, np.ndarray] = {}
+    for name, shape in traces[0].shapes.items():
+        whole[name] = {kind: np.zeros(math.prod(shape), np.float32) for kind in KINDS}
+        seen[name] = np.zeros(math.prod(shape), int)
+    for trace in traces:
+        for name, start, tensors in trace.fragments:
+            seen[name][start : start + len(tensors[MASTER])] += 1
+            for kind, values in tensors.items():
+                whole[name][kind][start : start + len(values)] = values
+    assert all((count == 1).all() for count in seen.values())
+    return whole
+
+
+def distance(a: State, b: State) -> float:
+    """Largest difference of master weights."""
+    return max(float(np.abs(a[name][MASTER] - b[name][MASTER]).max()) for name in a)
+
+
+def identical(a: State, b: State) -> bool:
+    return all(np.array_equal(a[name][kind], b[name][kind]) for name in a for kind in a[name])
+
+
+class Poisonable(nn.Module):
+    """The model, and a way to make one step's gradient NaN on every rank."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = masked_language_model(CONFIG)
+        self.factor = 1.0
+
+    def forward(self, batch: Batch) -> LossSums:
+        losses: LossSums = self.model(batch)
+        terms = tuple(replace(term, loss_sum=term.loss_sum * self.factor) for term in losses.terms)
+        return replace(losses, terms=terms)
+
+
+def _train_one(
+    control: Control, setting: Setting, first: int, stop: int, state: State | None, poisoned: int | None
+) -> Trace:
+    torch.manual_seed(SEED)
+    model = Poisonable()
+    initialise(model)
+    engine = _engine(model, setting)
+    if state is not None:
+        engine.restore(
+            KINDS, lambda name, kind, start, end: torch.from_numpy(state[name][kind][start:end])
+        )
+    steps = []
+    for number in range(first, stop):
+        model.factor = float("nan") if number == poisoned else 1.0
+        loss, update = _step(engine, control, number)
+        steps.append((loss, update.grad_norm, update.applied))
+    kept = [
+        (f.name, f.start, {kind: tensor.numpy().copy() for kind, tensor in f.tensors.items()})
+        for f in engine.fragments()
+    ]
+    return Trace(steps, kept, engine.shapes)
+
+
+def _engine(model: nn.Module, setting: Setting) -> Engine:
+    optimizer = AdamW(parameter_groups(model, 0.01), AdamWConfig(lr=1e-3, betas=(0.9, 0.98)))
+    threshold = 0 if setting.stage == 3 else None
+    return Engine(model, optimizer, EngineConfig(setting.stage, setting.precision, setting.clip, threshold))
+
+
+def _step(engine: Engine, control: Control, number: int) -> tuple[float, Update]:
+    mine = tuple(microbatch(number, i) for i in range(MICROBATCHES) if i % control.world == control.rank)
+    work = Work(number, mine, MICROBATCHES)
+    targets = sum(m.batch.target_ids.numel() for m in mine)
+    count = float(control.table([targets]).sum())
+    sums = run_step(engine, work, {"mlm": count}, SEED)
+    update = engine.update(1e-3, number + 1)
+    sums = gather_sums(control, sums)
+    return sums["mlm_loss"] / sums["mlm_targets"], update
+
+
+def microbatch(step: int, index: int) -> Microbatch:
+    """Two rows of different lengths, a third of their tokens targets; the same for a step and index everywhere."""
+    draws = torch.Generator().manual_seed(1000 * step + index)
+    lengths = torch.tensor([12 + index, 20])
+    tokens = torch.randint(5, VOCAB, (int(lengths.sum()),), generator=draws)
+    targets = torch.arange(index, len(tokens), 3)
+    ends = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    positions = torch.cat([torch.arange(int(n)) for n in lengths])
+    return Microbatch(
+        index, Batch(tokens, ends.int(), int(lengths.max()), positions, targets, (tokens[targets] + 1) % VOCAB)
+    )
