@@ -1,0 +1,144 @@
+"""What transformers saves, we load; what does not fit is named."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from parity import random_weights
+from ragged import make_batch, pad
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import RobertaConfig as TheirConfig
+from transformers import RobertaForMaskedLM
+
+from checkpoints.hf.export import export_model
+from checkpoints.hf.load import load_pretrained, weights_for
+from data_service.store.open import open_store
+from encoder_core.errors import ModelError
+from encoder_core.families.hf.interchange import interchange
+from encoder_core.families.roberta import RobertaConfig
+from encoder_core.objectives.mlm import masked_language_model
+
+
+@pytest.fixture
+def theirs(config: RobertaConfig) -> RobertaForMaskedLM:
+    return random_weights(RobertaForMaskedLM(TheirConfig(**interchange(config).fields))).eval()
+
+
+@pytest.fixture
+def folder(tmp_path: Path, theirs: RobertaForMaskedLM) -> Path:
+    theirs.save_pretrained(tmp_path / "theirs")
+    return tmp_path / "theirs"
+
+
+def logits_from(folder: Path, lengths: list[int]) -> Tensor:
+    found = load_pretrained(folder)
+    ours = masked_language_model(found.config).eval()
+    outcome = ours.load_state_dict(found.tensors, strict=False)
+    assert outcome.missing_keys == ["head.decoder.weight"]  # tied
+    return ours.logits(make_batch(lengths, 261))
+
+
+def their_logits(theirs: RobertaForMaskedLM, lengths: list[int]) -> Tensor:
+    batch = make_batch(lengths, 261)
+    padded = pad(batch, 1)
+    logits = theirs(padded.input_ids, attention_mask=padded.attention_mask).logits
+    return padded.flat(logits)[batch.target_positions]
+
+
+def test_same_configuration_and_logits(
+    folder: Path, theirs: RobertaForMaskedLM, config: RobertaConfig
+) -> None:
+    assert load_pretrained(folder).config == config
+    torch.testing.assert_close(logits_from(folder, [9, 40]), their_logits(theirs, [9, 40]), rtol=0, atol=1e-5)
+
+
+def test_sharded_weights(tmp_path: Path, theirs: RobertaForMaskedLM) -> None:
+    theirs.save_pretrained(tmp_path / "sharded", max_shard_size="20KB")
+    assert (tmp_path / "sharded/model.safetensors.index.json").exists()
+    actual = logits_from(tmp_path / "sharded", [9, 40])
+    torch.testing.assert_close(actual, their_logits(theirs, [9, 40]), rtol=0, atol=1e-5)
+
+
+def test_export_then_load_is_bit_identical(
+    tmp_path: Path, config: RobertaConfig, parameters: dict[str, Tensor]
+) -> None:
+    export_model(parameters.__getitem__, config, {}, open_store(str(tmp_path / "out")))
+    found = load_pretrained(tmp_path / "out")
+    assert found.config == config
+    assert set(found.tensors) == set(parameters)
+    for name, tensor in found.tensors.items():
+        assert torch.equal(tensor, parameters[name]), name
+
+
+def test_old_names_of_norms_and_known_extras(folder: Path) -> None:
+    before = load_pretrained(folder).tensors
+    path = folder / "model.safetensors"
+    state = load_file(path)
+    renamed = {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): value
+        for name, value in state.items()
+    }
+    renamed["lm_head.decoder.bias"] = state["lm_head.bias"].clone()
+    renamed["roberta.embeddings.position_ids"] = torch.arange(42)[None]
+    renamed["roberta.pooler.dense.weight"] = torch.zeros(32, 32)
+    save_file(renamed, path)
+    after = load_pretrained(folder).tensors
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def edit(folder: Path, **fields: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"vocab_size": 300}, r"encoder\.embeddings\.word\.weight is \(261, 32\), not \(300, 32\)"),
+        ({"max_position_embeddings": 34}, r"position\.weight is \(42, 32\), not \(34, 32\)"),
+        ({"num_hidden_layers": 3}, r"missing roberta\.encoder\.layer\.2\.attention"),
+        ({"num_hidden_layers": 1}, r"unknown roberta\.encoder\.layer\.1\.attention"),
+        ({"model_type": "gpt2"}, "model_type is 'gpt2'"),
+        ({"hidden_act": "relu"}, "hidden_act is 'relu'"),
+        ({"is_decoder": True}, "is_decoder is true"),
+        ({"tie_word_embeddings": False}, "tie_word_embeddings is false"),
+        ({"num_attention_heads": 5}, "multiple of heads"),
+    ],
+)
+def test_what_does_not_fit_is_named(folder: Path, fields: dict[str, object], message: str) -> None:
+    edit(folder, **fields)
+    with pytest.raises(ModelError, match=message):
+        load_pretrained(folder)
+
+
+def test_pickled_weights_are_not_opened(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(ModelError, match=r"has no model\.safetensors\n.*pickled weights are not opened"):
+        load_pretrained(folder)
+
+
+def test_a_missing_folder_and_damaged_files_are_named(folder: Path) -> None:
+    with pytest.raises(ModelError, match=r"nowhere/config\.json does not exist"):
+        load_pretrained(folder / "nowhere")
+    content = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(content[: len(content) // 2])
+    with pytest.raises(ModelError, match=r"model\.safetensors is damaged"):
+        load_pretrained(folder)
+    (folder / "config.json").write_text("{")
+    with pytest.raises(ModelError, match=r"config\.json is not JSON"):
+        load_pretrained(folder)
+
+
+def test_an_index_may_not_lead_out_of_the_folder(folder: Path) -> None:
+    index = {"weight_map": {"lm_head.bias": "../theirs/model.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ModelError, match="does not exist"):
+        load_pretrained(folder)
+
+
+def test_starting_another_model_from_it_is_refused_with_a_diff(folder: Path, config: RobertaConfig) -> None:
+    assert set(weights_for(config.model_copy(update={"dropout": 0.0}), folder))
+    with pytest.raises(ModelError, match=r"layers is 4 here and 2 there; heads is 2 here and 4 there"):
+        weights_for(config.model_copy(update={"layers": 4, "heads": 2}), folder)

@@ -1,0 +1,36 @@
+"""Configurations refuse what cannot be built, and take their vocabulary from the tokenizer."""
+
+import pytest
+from pydantic import ValidationError
+
+from encoder_core.errors import ModelError
+from encoder_core.families.roberta import RobertaConfig
+
+SHAPE = {"layers": 2, "hidden": 64, "heads": 4, "feed_forward": 128}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"heads": 5}, "multiple of heads"),
+        ({"layers": 0}, "greater than 0"),
+        ({"dropout": 1.0}, "less than 1"),
+        ({"activation": "relu"}, "gelu"),
+        ({"hiden": 64}, "Extra inputs"),
+    ],
+)
+def test_refuses(change: dict[str, object], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        RobertaConfig(**(SHAPE | change))
+
+
+def test_takes_its_vocabulary_from_the_tokenizer() -> None:
+    config = RobertaConfig(**SHAPE).with_tokenizer(1000, pad_id=3)
+    assert (config.vocabulary, config.pad_id, config.first_position) == (1000, 3, 4)
+
+
+def test_keeps_a_larger_vocabulary_and_refuses_a_smaller() -> None:
+    config = RobertaConfig(**SHAPE, vocab=1024)
+    assert config.with_tokenizer(1000, 1).vocabulary == 1024
+    with pytest.raises(ModelError, match="1024, but the tokenizer has 1025 ids"):
+        config.with_tokenizer(1025, 1)

@@ -1,0 +1,77 @@
+"""What the encoder promises whatever the family."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from parity import random_weights
+from ragged import make_batch
+
+from encoder_core.families import roberta
+from encoder_core.families.roberta import RobertaConfig
+from encoder_core.layers.initialise import initialise
+
+CONFIG = RobertaConfig(layers=2, hidden=16, heads=2, feed_forward=32, max_length=24, vocab=50)
+
+
+def gradients(checkpoint_activations: bool) -> dict[str, torch.Tensor]:
+    model = random_weights(roberta.build(CONFIG, checkpoint_activations=checkpoint_activations)).train()
+    torch.manual_seed(7)
+    model(make_batch([5, 24, 9], 50)).square().sum().backward()
+    return {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+def test_activation_checkpointing_changes_no_bit() -> None:
+    plain, recomputed = gradients(False), gradients(True)
+    for name, grad in plain.items():
+        assert torch.equal(grad, recomputed[name]), name
+
+
+def test_activation_checkpointing_holds_less() -> None:
+    held: dict[bool, int] = {}
+    for flag in (False, True):
+        model = random_weights(roberta.build(CONFIG, checkpoint_activations=flag)).train()
+        sizes: list[int] = []
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda x, sizes=sizes: sizes.append(x.numel()) or x, lambda x: x
+        ):
+            model(make_batch([24] * 8, 50))
+        held[flag] = sum(sizes)
+    assert held[True] < held[False] / 3
+
+
+def test_rows_are_independent_of_their_company() -> None:
+    model = random_weights(roberta.build(CONFIG)).double().eval()
+    together = make_batch([5, 24, 9], 50)
+    alone = replace(make_batch([24], 50), tokens=together.tokens[5:29])
+    torch.testing.assert_close(model(alone), model(together)[5:29], rtol=1e-12, atol=1e-12)
+
+
+def test_dropout_acts_in_training_only() -> None:
+    model = random_weights(roberta.build(CONFIG))
+    batch = make_batch([5, 9], 50)
+    assert torch.equal(model.eval()(batch), model(batch))
+    assert not torch.equal(model.train()(batch), model(batch))
+
+
+def test_initial_values_follow_the_table() -> None:
+    model = roberta.build(CONFIG.model_copy(update={"hidden": 128, "feed_forward": 512}))
+    torch.manual_seed(0)
+    initialise(model)
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            assert not parameter.any(), name
+        elif "norm" in name:
+            assert torch.equal(parameter, torch.ones_like(parameter)), name
+        else:
+            assert parameter.abs().max() <= 0.04, name
+            assert parameter.std().item() == pytest.approx(0.0176, rel=0.1), name  # .02, cut at two sigma
+    first = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    torch.manual_seed(0)
+    initialise(model)
+    assert all(torch.equal(first[name], parameter) for name, parameter in model.named_parameters())
+
+
+def test_a_parameter_outside_the_table_is_refused() -> None:
+    with pytest.raises(TypeError, match="weight of Conv1d"):
+        initialise(torch.nn.Conv1d(2, 2, 1))
