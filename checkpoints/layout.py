@@ -1,36 +1,52 @@
-"""What a checkpoint looks like in the store: its keys, and the manifest that makes it one.
+"""What a checkpoint looks like in the store: its folder, and the manifest that makes it one.
 
-    checkpoints/step-00001000/manifest.json                       the commit; written last
-    checkpoints/data/a000003-step-00001000/rank-00000.safetensors what it refers to
+    checkpoints/step-00001000-a000003/rank-00000.safetensors    one file from each rank
+    checkpoints/step-00001000-a000003/manifest.json             written last: the commit
 
 The manifest maps ranges of named flat tensors to byte ranges of files, so nobody who loads needs to know how
-many ranks wrote it or which of them held what.
+many ranks wrote it or which of them held what. Every attempt (start of the run) writes under its own name
+only, so a process that was thought dead cannot touch what its successor wrote.
 """
 
+import re
+from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, JsonValue
+from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
+
+from checkpoints.errors import DamagedCheckpoint
+from data_service.store.verified import digest
 
 ROOT = "checkpoints/"
-STEPS = f"{ROOT}step-"
-DATA = f"{ROOT}data/"
-MANIFEST = "manifest.json"
 CHUNK = 4 << 20
 ITEM = 4  # bytes of a float32, the only element type
 
 
-def manifest_key(step: int) -> str:
-    return f"{STEPS}{step:08d}/{MANIFEST}"
+@dataclass(frozen=True, order=True)
+class Mark:
+    """Which checkpoint. Newer ones compare greater: an attempt supersedes all that it did not load."""
 
+    attempt: int
+    step: int
 
-def data_prefix(attempt: int, step: int) -> str:
-    return f"{DATA}a{attempt:06d}-step-{step:08d}/"
+    @property
+    def folder(self) -> str:
+        return f"{ROOT}step-{self.step:08d}-a{self.attempt:06d}/"
 
+    @property
+    def manifest(self) -> str:
+        return f"{self.folder}manifest.json"
 
-def file_key(attempt: int, step: int, rank: int) -> str:
-    return f"{data_prefix(attempt, step)}rank-{rank:05d}.safetensors"
+    def file(self, rank: int) -> str:
+        return f"{self.folder}rank-{rank:05d}.safetensors"
+
+    @classmethod
+    def of(cls, key: str) -> "Mark | None":
+        """Whose folder the key lies in."""
+        found = re.match(rf"{ROOT}step-(\d+)-a(\d+)/", key)
+        return cls(attempt=int(found[2]), step=int(found[1])) if found else None
 
 
 class Strict(BaseModel):
@@ -107,13 +123,8 @@ class Manifest(Strict):
     created: float
 
     @property
-    def key(self) -> str:
-        return manifest_key(self.step)
-
-    @property
-    def order(self) -> tuple[int, int]:
-        """Newer checkpoints compare greater: a later attempt supersedes all that it did not load."""
-        return (self.attempt, self.step)
+    def mark(self) -> Mark:
+        return Mark(self.attempt, self.step)
 
     @property
     def bytes(self) -> int:
@@ -128,6 +139,31 @@ class Manifest(Strict):
         for pieces in found.values():
             pieces.sort(key=lambda piece: piece.start)
         return found
+
+
+def encode(manifest: Manifest) -> bytes:
+    """The stored form: JSON, with the digest of the manifest's own bytes before it."""
+    return _sealed(manifest.model_dump_json().encode())
+
+
+def decode(data: bytes, where: str) -> Manifest:
+    """The manifest in the object at `where`. Raises DamagedCheckpoint if it is not what was written."""
+    body = data[len(_sealed(b"")) - 1 : -1]
+    reason = "does not match its own digest"
+    if data == _sealed(body):
+        try:
+            return Manifest.model_validate_json(body)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            reason = f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
+    raise DamagedCheckpoint(
+        f"{where} cannot be read: {reason}",
+        remedy="an earlier checkpoint is used; restore the file from a copy if you need this one",
+    )
+
+
+def _sealed(body: bytes) -> bytes:
+    return b'{"digest":"' + digest(body).encode() + b'","manifest":' + body + b"}"
 
 
 def elements(shape: tuple[int, ...]) -> int:

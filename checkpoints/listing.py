@@ -2,28 +2,26 @@
 
 from dataclasses import dataclass
 
-from pydantic import ValidationError
-
-from checkpoints.layout import MANIFEST, STEPS, Manifest, Segment
+from checkpoints.errors import DamagedCheckpoint
+from checkpoints.layout import ROOT, Manifest, Mark, Segment, decode
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing
 
 
 @dataclass(frozen=True)
-class Unreadable:
-    """A manifest that is none."""
+class Folder:
+    """What is stored of one checkpoint, complete or not.
 
-    key: str
-    step: int
-    reason: str
+    Attributes:
+        sizes: bytes of each object, by key.
+    """
 
+    mark: Mark
+    sizes: dict[str, int]
 
-@dataclass(frozen=True)
-class Found:
-    """All manifests of a run, the readable ones newest first."""
-
-    good: list[Manifest]
-    unreadable: list[Unreadable]
+    @property
+    def committed(self) -> bool:
+        return self.mark.manifest in self.sizes
 
 
 @dataclass(frozen=True)
@@ -31,59 +29,73 @@ class Row:
     """One line of `maskfleet checkpoints list`.
 
     Attributes:
-        created: seconds since 1970.
-        bytes: of all its files.
+        bytes: stored for it.
+        created: seconds since 1970; None if the manifest cannot be read.
+        world_size: ranks that wrote it; None if the manifest cannot be read.
         abandoned: the run went on from an earlier checkpoint, so this one is not part of its history.
+        problem: why the manifest cannot be read, if so.
     """
 
     step: int
     attempt: int
-    created: float
     bytes: int
-    world_size: int
+    created: float | None
+    world_size: int | None
     abandoned: bool
+    problem: str | None
 
 
-def manifests(store: Store) -> Found:
-    """Reads every manifest of the run in `store`."""
-    good, unreadable = [], []
-    for entry in store.list(STEPS):
-        folder, _, name = entry.key.rpartition("/")
-        step = folder.removeprefix(STEPS)
-        if name != MANIFEST or not step.isdecimal():
-            continue
-        try:
-            good.append(Manifest.model_validate_json(store.get(entry.key)))
-        except KeyMissing:
-            continue  # deleted since
-        except ValidationError as error:
-            unreadable.append(Unreadable(entry.key, int(step), _reason(store, entry.key, error)))
-    good.sort(key=lambda manifest: manifest.order, reverse=True)
-    return Found(good, unreadable)
+def folders(store: Store) -> list[Folder]:
+    """Everything stored of checkpoints, newest first, in one listing."""
+    sizes: dict[Mark, dict[str, int]] = {}
+    for entry in store.list(ROOT):
+        mark = Mark.of(entry.key)
+        if mark is not None:
+            sizes.setdefault(mark, {})[entry.key] = entry.size
+    return [Folder(mark, sizes[mark]) for mark in sorted(sizes, reverse=True)]
+
+
+def committed(store: Store) -> list[Mark]:
+    """The checkpoints that have a manifest, newest first."""
+    return [folder.mark for folder in folders(store) if folder.committed]
+
+
+def read_manifest(store: Store, mark: Mark) -> Manifest:
+    """Raises DamagedCheckpoint if the manifest is missing or not what was written."""
+    where = f"{store.uri}/{mark.manifest}"
+    try:
+        manifest = decode(store.get(mark.manifest), where)
+    except KeyMissing as error:
+        raise DamagedCheckpoint(f"{where} is missing", remedy="use another checkpoint") from error
+    if manifest.mark != mark:
+        raise DamagedCheckpoint(
+            f"{where} is the manifest of step {manifest.step}, attempt {manifest.attempt}",
+            remedy="move the folder back to its own name",
+        )
+    return manifest
 
 
 def rows(store: Store) -> list[Row]:
-    """The readable checkpoints, newest first."""
-    found = manifests(store).good
-    return [
-        Row(
-            manifest.step,
-            manifest.attempt,
-            manifest.created,
-            manifest.bytes,
-            manifest.world_size,
-            not on(found[0].lineage, manifest.attempt, manifest.step),
+    """The run's checkpoints, newest first."""
+    found = []
+    lineage: tuple[Segment, ...] | None = None
+    for folder in folders(store):
+        if not folder.committed:
+            continue
+        mark, size = folder.mark, sum(folder.sizes.values())
+        try:
+            manifest = read_manifest(store, mark)
+        except DamagedCheckpoint as error:
+            found.append(Row(mark.step, mark.attempt, size, None, None, False, error.problem))
+            continue
+        lineage = lineage or manifest.lineage
+        abandoned = not on(lineage, mark)
+        found.append(
+            Row(mark.step, mark.attempt, size, manifest.created, manifest.world_size, abandoned, None)
         )
-        for manifest in found
-    ]
+    return found
 
 
-def on(lineage: tuple[Segment, ...], attempt: int, step: int) -> bool:
-    """Whether the attempt's checkpoint of that step is part of the history."""
-    return any(part.attempt == attempt and part.start < step <= part.stop for part in lineage)
-
-
-def _reason(store: Store, key: str, error: ValidationError) -> str:
-    first = error.errors(include_url=False)[0]
-    field = ".".join(str(part) for part in first["loc"])
-    return f"{store.uri}/{key} is no manifest: {field + ': ' if field else ''}{first['msg']}"
+def on(lineage: tuple[Segment, ...], mark: Mark) -> bool:
+    """Whether the checkpoint is part of the history."""
+    return any(part.attempt == mark.attempt and part.start < mark.step <= part.stop for part in lineage)

@@ -13,16 +13,16 @@ from pydantic import JsonValue, TypeAdapter
 from torch import Tensor
 
 from checkpoints.chunks import read_chunk
-from checkpoints.errors import CheckpointError, NoGoodCheckpoint
+from checkpoints.errors import CheckpointError, DamagedCheckpoint, NoGoodCheckpoint
 from checkpoints.gather import Peers, gather_or_raise
-from checkpoints.layout import ITEM, Manifest, Piece, elements, problems
-from checkpoints.listing import manifests
+from checkpoints.layout import ITEM, Manifest, Mark, Piece, elements, problems
+from checkpoints.listing import committed, read_manifest
 from checkpoints.verify import verify_files
 from data_service.store.base import Store
 
 _CACHED = 16  # chunks (64 MiB): neighbours of a small parameter come with it
 _THREADS = 8
-_SUMMARY = TypeAdapter(tuple[int, list[str]])
+_MARKS = TypeAdapter(list[tuple[int, int]])
 _PROBLEMS = TypeAdapter(list[list[str]])
 
 
@@ -43,39 +43,41 @@ def newest_good(store: Store, peers: Peers, *, full: bool = True) -> Good | None
         NoGoodCheckpoint: there are checkpoints, and each is damaged.
         StoreError: the store could not answer on some rank (on all of them, so nobody is left waiting).
     """
-    found = _Candidates(store, peers)
-    passed_over = found.unreadable
-    for manifest in found:
-        wrong = _verify_together(store, manifest, peers, full)
-        if not wrong:
-            return Good(manifest, tuple(passed_over))
-        passed_over.append(f"step {manifest.step} (attempt {manifest.attempt}): {'; '.join(wrong)}")
+    marks = gather_or_raise(peers, lambda: _marks(store) if peers.rank == 0 else None)[0]
+    passed_over: list[str] = []
+    for attempt, step in _MARKS.validate_python(marks):
+        mark = Mark(attempt, step)
+        manifest, wrong = _manifest_together(store, mark, peers)
+        if manifest is not None:
+            wrong = _verify_together(store, manifest, peers, full)
+            if not wrong:
+                return Good(manifest, tuple(passed_over))
+        passed_over.append(f"step {step} (attempt {attempt}): {'; '.join(wrong)}")
     if not passed_over:
         return None
     raise NoGoodCheckpoint(
         f"{store.uri} has checkpoints, but none can be loaded:\n    " + "\n    ".join(passed_over),
-        remedy="restore the files named above from a copy, or fork a new run from an older export",
+        remedy="restore the files named above from a copy, or start a new run from an older export",
     )
 
 
-class _Candidates:
-    """Rank 0's list of checkpoints, newest first, handed to the other ranks one manifest at a time."""
+def _marks(store: Store) -> JsonValue:
+    return [[mark.attempt, mark.step] for mark in committed(store)]
 
-    def __init__(self, store: Store, peers: Peers) -> None:
-        self._peers = peers
-        self._manifests: list[Manifest] = []
-        summary = gather_or_raise(peers, lambda: self._read(store) if peers.rank == 0 else None)[0]
-        self._count, self.unreadable = _SUMMARY.validate_python(summary)
 
-    def __iter__(self) -> Iterator[Manifest]:
-        for index in range(self._count):
-            mine = self._manifests[index].model_dump(mode="json") if self._peers.rank == 0 else None
-            yield Manifest.model_validate(self._peers.all_gather(mine)[0])
+def _manifest_together(store: Store, mark: Mark, peers: Peers) -> tuple[Manifest | None, list[str]]:
+    """Rank 0's reading of the manifest, for all; or what is wrong with it."""
 
-    def _read(self, store: Store) -> JsonValue:
-        found = manifests(store)
-        self._manifests = found.good
-        return [len(found.good), [broken.reason for broken in found.unreadable]]
+    def read() -> JsonValue:
+        if peers.rank != 0:
+            return None
+        try:
+            return read_manifest(store, mark).model_dump(mode="json")
+        except DamagedCheckpoint as error:
+            return error.problem
+
+    answer = gather_or_raise(peers, read)[0]
+    return (None, [answer]) if isinstance(answer, str) else (Manifest.model_validate(answer), [])
 
 
 def _verify_together(store: Store, manifest: Manifest, peers: Peers, full: bool) -> list[str]:
@@ -120,9 +122,10 @@ class Reader:
         """
         size = elements(self._shape(name))
         if not 0 <= start <= stop <= size or kind not in self.manifest.kinds:
+            where = f"the checkpoint of step {self.manifest.step} in {self._store.uri}"
             held = f"elements 0 to {size} of {', '.join(self.manifest.kinds)}"
             raise CheckpointError(
-                f"{self.manifest.key} has no elements {start} to {stop} of {kind} of {name}, only {held}",
+                f"{where} has no elements {start} to {stop} of {kind} of {name}, only {held}",
                 remedy="load it into the model and optimizer that it was saved from",
             )
         result = torch.empty(stop - start, dtype=torch.float32)
@@ -135,7 +138,7 @@ class Reader:
         shape = self.manifest.shapes.get(name)
         if shape is None:
             raise CheckpointError(
-                f"{self.manifest.key} has no parameter {name!r}",
+                f"{self._store.uri} at step {self.manifest.step} has no parameter {name!r}",
                 remedy="load it into the model it was saved from",
             )
         return shape

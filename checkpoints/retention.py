@@ -5,13 +5,13 @@ are orphans that the next sweep finds.
 """
 
 import logging
-import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from checkpoints.attempt import Attempt
-from checkpoints.layout import DATA, Segment, data_prefix, manifest_key
-from checkpoints.listing import Found, manifests, on
+from checkpoints.errors import DamagedCheckpoint
+from checkpoints.layout import ROOT, Mark, Segment
+from checkpoints.listing import Folder, folders, on, read_manifest
 from checkpoints.verify import verify
 from data_service.store.base import Store
 
@@ -20,19 +20,11 @@ _log = logging.getLogger(__name__)
 _DAY_S = 86400.0
 
 
-@dataclass(frozen=True, order=True)
-class Mark:
-    """A checkpoint as retention sees it. Newer ones compare greater."""
-
-    attempt: int
-    step: int
-
-
 @dataclass(frozen=True)
 class Tidied:
-    """What `tidy` removed: checkpoints by step, and files that belonged to none."""
+    """What `tidy` removed: checkpoints, and files of saves that were never committed."""
 
-    deleted: tuple[int, ...]
+    deleted: tuple[Mark, ...]
     orphans: int
 
 
@@ -41,11 +33,11 @@ def expired(
 ) -> list[Mark]:
     """The checkpoints to delete, oldest first.
 
-    Kept are, of those on the newest one's lineage: the newest `keep_last`, and for each multiple of
-    `keep_every` steps the first at or after it (checkpoints due by time fall between multiples). What is not
-    on the lineage was abandoned when the run went on from an earlier one.
+    Kept are, of those on `lineage` (the newest one's): the newest `keep_last`, at least one, and for each
+    multiple of `keep_every` steps the first at or after it (checkpoints due by time fall between multiples).
+    What is not on the lineage was abandoned when the run went on from an earlier one.
     """
-    history = sorted((mark for mark in marks if on(lineage, mark.attempt, mark.step)), reverse=True)
+    history = sorted((mark for mark in marks if on(lineage, mark)), reverse=True)
     kept = set(history[: max(keep_last, 1)])
     if keep_every:
         first_of = {mark.step // keep_every: mark for mark in history}  # later entries, lower steps, win
@@ -54,67 +46,59 @@ def expired(
 
 
 def tidy(store: Store, attempt: Attempt, *, keep_last: int, keep_every: int | None) -> Tidied:
-    """Deletes what has expired and sweeps what belongs to no checkpoint. One rank calls it, after a commit.
+    """Deletes checkpoints that have expired, and sweeps. One rank calls it, after a commit.
 
-    Nothing is deleted unless one of the checkpoints that stay is there with all its files.
+    Nothing is deleted unless the newest checkpoint is there with all its files.
 
     Raises:
         Superseded: a newer attempt has been claimed; nothing more is deleted.
         StoreError: the store does not answer; a later call goes on.
     """
-    found = manifests(store)
-    if not found.good:
+    found = folders(store)
+    marks = [folder.mark for folder in found if folder.committed]
+    if not marks:
         return Tidied((), 0)
-    marks = [Mark(manifest.attempt, manifest.step) for manifest in found.good]
-    gone = expired(marks, found.good[0].lineage, keep_last=keep_last, keep_every=keep_every)
-    staying = [manifest for manifest in found.good if Mark(manifest.attempt, manifest.step) not in gone]
-    if not any(not verify(store, manifest, full=False) for manifest in staying):
-        _log.warning("none of the newest checkpoints of %s is complete: deleting none", store.uri)
+    try:
+        newest = read_manifest(store, marks[0])
+        problems = verify(store, newest, full=False)
+    except DamagedCheckpoint as error:
+        problems = [error.problem]
+    if problems:
+        _log.warning("deleting no checkpoints, because the newest is damaged: %s", "; ".join(problems))
         return Tidied((), 0)
+    gone = expired(marks, newest.lineage, keep_last=keep_last, keep_every=keep_every)
+    sizes = {folder.mark: folder.sizes for folder in found}
     for mark in gone:
-        attempt.ensure_current()
-        store.delete(manifest_key(mark.step))
-        _delete_data(store, attempt, data_prefix(mark.attempt, mark.step))
-    return Tidied(tuple(mark.step for mark in gone), sweep(store, attempt))
+        _delete(store, attempt, [mark.manifest, *sizes[mark]])
+    return Tidied(tuple(gone), sweep(store, attempt))
 
 
 def sweep(store: Store, attempt: Attempt) -> int:
-    """Deletes data of saves that were never committed, or half deleted; returns the number of files.
+    """Deletes what saves never committed and deletions half done left; returns the number of files.
 
-    Spared are what newer saves of this attempt may still be writing, and the data of manifests that cannot be
-    read (which somebody may want to repair).
+    Spared is what this attempt may still be writing: steps after its newest commit.
     """
-    found = manifests(store)
-    referenced = {data_prefix(manifest.attempt, manifest.step) for manifest in found.good}
-    count = 0
-    for prefix in sorted({_folder(entry.key) for entry in store.list(DATA)} - referenced):
-        if _is_orphan(prefix, attempt, found):
-            count += _delete_data(store, attempt, prefix)
+    found = folders(store)
+    own = [folder.mark.step for folder in found if folder.committed and folder.mark.attempt == attempt.number]
+    reached = max(own, default=-1)
+    count = sum(
+        _delete(store, attempt, folder.sizes)
+        for folder in found
+        if not folder.committed and _is_over(folder, attempt, reached)
+    )
     attempt.ensure_current()
-    store.remove_leftovers(DATA, older_than_s=_DAY_S)
+    store.remove_leftovers(ROOT, older_than_s=_DAY_S)
     return count
 
 
-def _is_orphan(prefix: str, attempt: Attempt, found: Found) -> bool:
-    name = re.fullmatch(rf"{DATA}a(\d+)-step-(\d+)/", prefix)
-    if name is None:
-        return False
-    writer, step = int(name[1]), int(name[2])
-    if step in [broken.step for broken in found.unreadable]:
-        return False
-    committed = max(
-        (manifest.step for manifest in found.good if manifest.attempt == attempt.number), default=-1
-    )
-    return writer < attempt.number or (writer == attempt.number and step < committed)
+def _is_over(folder: Folder, attempt: Attempt, reached: int) -> bool:
+    writer = folder.mark.attempt
+    return writer < attempt.number or (writer == attempt.number and folder.mark.step < reached)
 
 
-def _folder(key: str) -> str:
-    return key[: key.index("/", len(DATA)) + 1] if "/" in key[len(DATA) :] else key
-
-
-def _delete_data(store: Store, attempt: Attempt, prefix: str) -> int:
-    entries = list(store.list(prefix))
-    for entry in entries:
+def _delete(store: Store, attempt: Attempt, keys: Iterable[str]) -> int:
+    unique = list(dict.fromkeys(keys))
+    for key in unique:
         attempt.ensure_current()
-        store.delete(entry.key)
-    return len(entries)
+        store.delete(key)
+    return len(unique)

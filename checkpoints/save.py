@@ -11,19 +11,18 @@ on any rank reaches all of them through the exchange, as the same outcome.
 
 import json
 import logging
-import platform
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 
 from pydantic import JsonValue
 
 from checkpoints.attempt import Attempt
-from checkpoints.errors import CheckpointError, Superseded
+from checkpoints.commit import Commit, Committed, Outcome, Receipt, outcome_of
+from checkpoints.errors import CheckpointError
 from checkpoints.gather import Peers
-from checkpoints.layout import File, Manifest, Piece, Segment, Strict, file_key, problems
+from checkpoints.layout import Manifest, Mark
 from checkpoints.snapshot import Snapshot, take
 from data_service.store.base import Store
 from data_service.store.errors import StoreError
@@ -36,52 +35,13 @@ _SHOWN = 5  # problems of an incomplete checkpoint that its message lists
 
 
 @dataclass(frozen=True)
-class Committed:
-    """A checkpoint exists.
-
-    Attributes:
-        step, attempt: which one.
-        bytes: stored for it, by all ranks.
-        blocked_s: how long training waited for the copy, on the slowest rank.
-        background_s: how long hashing and uploading took, on the slowest rank.
-    """
-
-    step: int
-    attempt: int
-    bytes: int
-    blocked_s: float
-    background_s: float
-
-
-@dataclass(frozen=True)
-class Failed:
-    """Nothing was committed; earlier checkpoints are as they were. `reason` names ranks and causes."""
-
-    step: int
-    reason: str
-
-
-Outcome = Committed | Failed
-
-
-class _Receipt(Strict):
-    """What one rank stored."""
-
-    step: int
-    file: File
-    pieces: tuple[Piece, ...]
-    blocked_s: float
-    background_s: float
-
-
-@dataclass(frozen=True)
 class _Underway:
     step: int
     snapshot: Snapshot
     shapes: dict[str, tuple[int, ...]]
     state: str
     blocked_s: float
-    upload: "Future[_Receipt]"
+    upload: "Future[Receipt]"
 
 
 class Saver:
@@ -176,8 +136,8 @@ class Saver:
             raise CheckpointError("no save is under way", remedy="call `begin` before `commit`")
         underway, self._underway = self._underway, None
         answers = self._peers.all_gather(self._answer(underway.upload))
-        verdict = self._verdict(underway, answers) if self._peers.rank == 0 else None
-        outcome = _outcome(underway.step, self._peers.all_gather(verdict)[0])
+        verdict = self._commit(underway).decide(answers) if self._peers.rank == 0 else None
+        outcome = outcome_of(underway.step, self._peers.all_gather(verdict)[0])
         if isinstance(outcome, Committed):
             self._last = outcome.step
         return outcome
@@ -186,121 +146,31 @@ class Saver:
         """Lets go of the background thread; a save under way is abandoned."""
         self._worker.shutdown(wait=False, cancel_futures=True)
 
-    def _upload(self, step: int, snapshot: Snapshot, blocked_s: float) -> _Receipt:
+    def _upload(self, step: int, snapshot: Snapshot, blocked_s: float) -> Receipt:
         started = time.perf_counter()
-        file = snapshot.describe(file_key(self._attempt.number, step, self._peers.rank))
+        file = snapshot.describe(Mark(self._attempt.number, step).file(self._peers.rank))
         self._store.put_buffers(file.key, snapshot.buffers)
         seconds = time.perf_counter() - started
-        return _Receipt(
+        return Receipt(
             step=step, file=file, pieces=snapshot.pieces, blocked_s=blocked_s, background_s=seconds
         )
 
-    def _answer(self, upload: "Future[_Receipt]") -> JsonValue:
+    def _answer(self, upload: "Future[Receipt]") -> JsonValue:
         error = upload.exception()
         if error is None:
-            return {"receipt": upload.result().model_dump(mode="json")}
+            return upload.result().model_dump(mode="json")
         _log.error("rank %d could not save", self._peers.rank, exc_info=error)
         text = error.problem if isinstance(error, StoreError) else f"{type(error).__name__}: {error}"
         return {"error": f"rank {self._peers.rank}: {text}"}
 
-    def _verdict(self, underway: _Underway, answers: list[JsonValue]) -> JsonValue:
-        """Rank 0's decision, as what `_outcome` reads on every rank."""
-        errors = [answer["error"] for answer in answers if isinstance(answer, dict) and "error" in answer]
-        if errors:
-            return {"failed": "; ".join(str(error) for error in errors)}
-        receipts = [
-            _Receipt.model_validate(answer["receipt"]) for answer in answers if isinstance(answer, dict)
-        ]
-        manifest = self._manifest(underway, receipts)
-        wrong = _incomplete(manifest, receipts)
-        if wrong:
-            return {"failed": wrong}
-        try:
-            self._publish(manifest)
-        except Superseded as error:
-            return {"superseded": [error.problem, error.remedy]}
-        except StoreError as error:
-            return {"failed": f"rank 0, writing the manifest: {error.problem}"}
-        return {
-            "committed": manifest.bytes,
-            "blocked_s": max(receipt.blocked_s for receipt in receipts),
-            "background_s": max(receipt.background_s for receipt in receipts),
-            "attempt": manifest.attempt,
-        }
-
-    def _manifest(self, underway: _Underway, receipts: list[_Receipt]) -> Manifest:
-        pieces = [
-            piece.model_copy(update={"file": rank})
-            for rank, receipt in enumerate(receipts)
-            for piece in receipt.pieces
-        ]
-        kinds = sorted({kind for piece in pieces for kind in piece.offsets})
-        mine = Segment(attempt=self._attempt.number, start=self._begun_at, stop=underway.step)
-        return Manifest(
+    def _commit(self, underway: _Underway) -> Commit:
+        return Commit(
+            store=self._store,
+            attempt=self._attempt,
+            past=self._past,
+            begun_at=self._begun_at,
             step=underway.step,
-            attempt=self._attempt.number,
-            world_size=self._peers.world,
             shapes=underway.shapes,
-            kinds=tuple(kinds),
-            files=tuple(receipt.file for receipt in receipts),
-            pieces=tuple(pieces),
             state=json.loads(underway.state),
-            lineage=(*self._past, mine),
-            versions=_versions(),
-            created=self._clock(),
+            now=self._clock(),
         )
-
-    def _publish(self, manifest: Manifest) -> None:
-        """Writes the manifest: the commit.
-
-        The name may be taken by an older attempt's checkpoint of this step, which this attempt did not load
-        (it started from an earlier one) and so supersedes.
-        """
-        data = manifest.model_dump_json().encode()
-        self._attempt.ensure_current()
-        if self._store.put_if_absent(manifest.key, data):
-            return
-        _log.warning("replacing the checkpoint of step %d that this attempt did not load", manifest.step)
-        self._attempt.ensure_current()
-        self._store.delete(manifest.key)
-        if not self._store.put_if_absent(manifest.key, data):
-            raise Superseded(
-                f"somebody else commits step {manifest.step} of {self._store.uri} at the same time",
-                remedy="let this process end; see which other process runs the same run",
-            )
-
-
-def _incomplete(manifest: Manifest, receipts: list[_Receipt]) -> str | None:
-    steps = sorted({receipt.step for receipt in receipts})
-    if steps != [manifest.step]:
-        return f"the ranks saved different steps: {steps}"
-    found = problems(manifest.shapes, manifest.kinds, list(manifest.pieces))
-    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-    return f"incomplete: {'; '.join(found[:_SHOWN])}{more}" if found else None
-
-
-def _outcome(step: int, verdict: JsonValue) -> Outcome:
-    match verdict:
-        case {
-            "committed": int(size),
-            "blocked_s": float(blocked),
-            "background_s": float(background),
-            "attempt": int(n),
-        }:
-            return Committed(step, n, size, blocked, background)
-        case {"failed": str(reason)}:
-            return Failed(step, reason)
-        case {"superseded": [str(problem), str(remedy)]}:
-            raise Superseded(problem, remedy=remedy)
-        case _:
-            raise CheckpointError(f"rank 0 decided {verdict!r}", remedy="run the same version on all ranks")
-
-
-def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for name in _LIBRARIES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found

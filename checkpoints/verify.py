@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from checkpoints.chunks import read_chunk
 from checkpoints.errors import DamagedCheckpoint
-from checkpoints.layout import File, Manifest, data_prefix, problems
-from checkpoints.listing import manifests
+from checkpoints.layout import File, Manifest, Mark, problems
+from checkpoints.listing import committed, read_manifest
 from data_service.store.base import Store
 
 _THREADS = 8  # requests at once: object stores answer one in tens of milliseconds
@@ -15,20 +15,20 @@ _THREADS = 8  # requests at once: object stores answer one in tens of millisecon
 
 @dataclass(frozen=True)
 class Report:
-    """What verification found: `problems` is empty for a good checkpoint. `step` as far as it can be told."""
+    """What verification found; `problems` is empty for a good checkpoint."""
 
-    key: str
-    step: int
+    mark: Mark
     problems: tuple[str, ...]
 
 
 def verify_all(store: Store, *, full: bool = True) -> Iterator[Report]:
     """Verifies every checkpoint of the run in `store`, newest first, one at a time."""
-    found = manifests(store)
-    for broken in found.unreadable:
-        yield Report(broken.key, broken.step, (broken.reason,))
-    for manifest in found.good:
-        yield Report(manifest.key, manifest.step, tuple(verify(store, manifest, full=full)))
+    for mark in committed(store):
+        try:
+            found = verify(store, read_manifest(store, mark), full=full)
+        except DamagedCheckpoint as error:
+            found = [error.problem]
+        yield Report(mark, tuple(found))
 
 
 def verify(store: Store, manifest: Manifest, *, full: bool = True) -> list[str]:
@@ -39,7 +39,7 @@ def verify(store: Store, manifest: Manifest, *, full: bool = True) -> list[str]:
 
 def verify_files(store: Store, manifest: Manifest, files: Sequence[File], *, full: bool) -> list[str]:
     """What is wrong with some of the checkpoint's files, each problem naming the file."""
-    sizes = {entry.key: entry.size for entry in store.list(data_prefix(manifest.attempt, manifest.step))}
+    sizes = {entry.key: entry.size for entry in store.list(manifest.mark.folder)}
     wrong = []
     for file in files:
         where = f"{store.uri}/{file.key}"

@@ -1,0 +1,166 @@
+"""The decision that a checkpoint exists: rank 0's, from every rank's receipt or error, the same for all ranks."""
+
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+
+from pydantic import JsonValue
+
+from checkpoints.attempt import Attempt
+from checkpoints.errors import CheckpointError, DamagedCheckpoint, Superseded
+from checkpoints.layout import File, Manifest, Piece, Segment, Strict, decode, encode, problems
+from data_service.store.base import Store
+from data_service.store.errors import StoreError
+
+_LIBRARIES = ("maskfleet", "torch", "deepspeed", "ray", "numpy")
+_SHOWN = 5  # problems of an incomplete checkpoint that its message lists
+
+
+@dataclass(frozen=True)
+class Committed:
+    """A checkpoint exists.
+
+    Attributes:
+        step, attempt: which one.
+        bytes: stored for it, by all ranks.
+        blocked_s: how long training waited for the copy, on the slowest rank.
+        background_s: how long hashing and uploading took, on the slowest rank.
+    """
+
+    step: int
+    attempt: int
+    bytes: int
+    blocked_s: float
+    background_s: float
+
+
+@dataclass(frozen=True)
+class Failed:
+    """Nothing was committed; earlier checkpoints are as they were. `reason` names ranks and causes."""
+
+    step: int
+    reason: str
+
+
+Outcome = Committed | Failed
+
+
+class Receipt(Strict):
+    """What one rank stored."""
+
+    step: int
+    file: File
+    pieces: tuple[Piece, ...]
+    blocked_s: float
+    background_s: float
+
+
+@dataclass(frozen=True)
+class Commit:
+    """What rank 0 knows when it decides.
+
+    Attributes:
+        past: the lineage of the checkpoint that the attempt started from, at step `begun_at`.
+        now: seconds since 1970.
+    """
+
+    store: Store
+    attempt: Attempt
+    past: tuple[Segment, ...]
+    begun_at: int
+    step: int
+    shapes: dict[str, tuple[int, ...]]
+    state: dict[str, JsonValue]
+    now: float
+
+    def decide(self, answers: Sequence[JsonValue]) -> JsonValue:
+        """The verdict on what the ranks answered (`Receipt` or error): what `outcome_of` reads on every rank."""
+        errors = [answer["error"] for answer in answers if isinstance(answer, dict) and "error" in answer]
+        if errors:
+            return {"failed": "; ".join(str(error) for error in errors)}
+        receipts = [Receipt.model_validate(answer) for answer in answers]
+        manifest = self._manifest(receipts)
+        try:
+            wrong = _incomplete(manifest, receipts) or self._publish(manifest)
+        except Superseded as error:
+            return {"superseded": [error.problem, error.remedy]}
+        except (StoreError, DamagedCheckpoint) as error:
+            wrong = f"rank 0, writing the manifest: {error.problem}"
+        if wrong:
+            return {"failed": wrong}
+        return {
+            "committed": manifest.bytes,
+            "attempt": manifest.attempt,
+            "blocked_s": max(receipt.blocked_s for receipt in receipts),
+            "background_s": max(receipt.background_s for receipt in receipts),
+        }
+
+    def _manifest(self, receipts: list[Receipt]) -> Manifest:
+        pieces = [
+            piece.model_copy(update={"file": rank})
+            for rank, receipt in enumerate(receipts)
+            for piece in receipt.pieces
+        ]
+        kinds = sorted({kind for piece in pieces for kind in piece.offsets})
+        mine = Segment(attempt=self.attempt.number, start=self.begun_at, stop=self.step)
+        return Manifest(
+            step=self.step,
+            attempt=self.attempt.number,
+            world_size=len(receipts),
+            shapes=self.shapes,
+            kinds=tuple(kinds),
+            files=tuple(receipt.file for receipt in receipts),
+            pieces=tuple(pieces),
+            state=self.state,
+            lineage=(*self.past, mine),
+            versions=_versions(),
+            created=self.now,
+        )
+
+    def _publish(self, manifest: Manifest) -> str | None:
+        """Writes the manifest, which is the commit; or says why not."""
+        self.attempt.ensure_current()
+        key = manifest.mark.manifest
+        if self.store.put_if_absent(key, encode(manifest)):
+            return None
+        there = decode(self.store.get(key), f"{self.store.uri}/{key}")
+        if there.model_copy(update={"created": self.now}) == manifest:
+            return None  # our own, from a commit that failed only in that its answer was lost
+        return f"{self.store.uri}/{key} is there already, and differs"
+
+
+def _incomplete(manifest: Manifest, receipts: list[Receipt]) -> str | None:
+    steps = sorted({receipt.step for receipt in receipts})
+    if steps != [manifest.step]:
+        return f"the ranks saved different steps: {steps}"
+    found = problems(manifest.shapes, manifest.kinds, list(manifest.pieces))
+    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    return f"incomplete: {'; '.join(found[:_SHOWN])}{more}" if found else None
+
+
+def outcome_of(step: int, verdict: JsonValue) -> Outcome:
+    match verdict:
+        case {
+            "committed": int(size),
+            "blocked_s": float(blocked),
+            "background_s": float(background),
+            "attempt": int(n),
+        }:
+            return Committed(step, n, size, blocked, background)
+        case {"failed": str(reason)}:
+            return Failed(step, reason)
+        case {"superseded": [str(problem), str(remedy)]}:
+            raise Superseded(problem, remedy=remedy)
+        case _:
+            raise CheckpointError(f"rank 0 decided {verdict!r}", remedy="run the same version on all ranks")
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in _LIBRARIES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
