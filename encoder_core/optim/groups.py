@@ -15,8 +15,8 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """Groups for `AdamW` or `Lamb`, in the order of the model's parameters; tied parameters appear once.
 
-    LayerNorm and biases have no weight decay and no trust ratio (BERT, ALBERT). With a `layer_decay` below 1 the
-    learning rate of each layer is that many times the one above it: heads keep 1, the top layer gets
+    LayerNorm and biases have no weight decay and no trust ratio (BERT, ALBERT). With a `layer_decay` below 1
+    the learning rate of each layer is that many times the one above it: heads keep 1, the top layer gets
     `layer_decay`, and what lies below the first layer the smallest (ELECTRA's and XLNet's fine-tuning).
     """
     plain = _without_decay(model)

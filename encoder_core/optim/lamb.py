@@ -1,8 +1,8 @@
 """LAMB (You et al. 2020), its trust ratios those of whole parameters however the state is sharded.
 
-ZeRO hands an optimizer flat partitions in which several parameters lie end to end, each possibly cut between ranks.
-The norms that LAMB needs are sums of squares, so each rank adds up its own ranges and one all-reduce of a small
-float64 table gives every rank the norms of whole parameters.
+ZeRO hands an optimizer flat partitions in which several parameters lie end to end, each possibly cut between
+ranks. The norms LAMB needs are sums of squares, so each rank adds up its own ranges and one all-reduce of a
+small float64 table gives every rank the norms of whole parameters.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -55,7 +55,7 @@ class Segment:
 
 
 class Lamb(Optimizer):
-    """Adam's direction, scaled per parameter by |w| / |update| (You et al. 2020, algorithm 2, phi the identity).
+    """Adam's direction, scaled per parameter by |w| / |update| (You et al. 2020, algorithm 2; phi(x) = x).
 
         u = m / (sqrt(v) + eps) + wd w;   w = w - lr (|w| / |u|) u     (ratio 1 where either norm is 0)
 
@@ -75,8 +75,12 @@ class Lamb(Optimizer):
             UPDATE: 0,
         }
         super().__init__(params, defaults)
-        self._segments: Mapping[Tensor, Sequence[Segment]] | None = None
-        self._parameters = 0
+        whole = [p for group in self.param_groups for p in group["params"]]
+        self._segments: Mapping[Tensor, Sequence[Segment]] = {
+            p: (Segment(i, 0, p.numel()),) for i, p in enumerate(whole)
+        }
+        self._parameters = len(whole)
+        self._sharded = False
         self._ranks: dist.ProcessGroup | None = None
 
     def shard(
@@ -93,6 +97,7 @@ class Lamb(Optimizer):
             ranks: the process group that shares the parameters; None for the default group.
         """
         self._segments, self._parameters, self._ranks = segments, parameters, ranks
+        self._sharded = True
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -127,30 +132,26 @@ class Lamb(Optimizer):
 
     def _scale(self, params: Sequence[Tensor], directions: Sequence[Tensor]) -> None:
         """Multiply each parameter's range of the directions by its trust ratio."""
-        ranges = self._ranges(params)
-        rows = self._parameters if self._segments is not None else len(params)
-        squares = torch.zeros(2, rows, dtype=torch.float64, device=params[0].device)
+        ranges = [self._ranges(p) for p in params]
+        squares = torch.zeros(2, self._parameters, dtype=torch.float64, device=params[0].device)
         for p, direction, segments in zip(params, directions, ranges, strict=True):
             for segment in segments:
                 squares[0, segment.parameter] += _square_sum(_part(p, segment))
                 squares[1, segment.parameter] += _square_sum(_part(direction, segment))
-        if self._segments is not None and dist.is_initialized():
+        if self._sharded:
             dist.all_reduce(squares, group=self._ranks)
         ratios = _trust_ratios(squares)
         for direction, segments in zip(directions, ranges, strict=True):
             for segment in segments:
                 _part(direction, segment).mul_(ratios[segment.parameter])
 
-    def _ranges(self, params: Sequence[Tensor]) -> list[Sequence[Segment]]:
-        if self._segments is None:
-            return [[Segment(i, 0, p.numel())] for i, p in enumerate(params)]
-        unknown = next((p for p in params if p not in self._segments), None)
-        if unknown is not None:
+    def _ranges(self, p: Tensor) -> Sequence[Segment]:
+        if p not in self._segments:
             raise TrainingError(
-                f"LAMB was handed a flat tensor of {unknown.numel()} elements that nobody described",
-                remedy="call Lamb.shard with the segments of every partition after the engine is built",
+                f"LAMB was handed a flat tensor of {p.numel()} elements and not told whose they are",
+                remedy="call Lamb.shard with the segments of every partition once the engine is built",
             )
-        return [self._segments[p] for p in params]
+        return self._segments[p]
 
 
 def _part(flat: Tensor, segment: Segment) -> Tensor:
@@ -158,7 +159,8 @@ def _part(flat: Tensor, segment: Segment) -> Tensor:
 
 
 def _square_sum(x: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(x, dtype=torch.float64).square()
+    norm: Tensor = torch.linalg.vector_norm(x, dtype=torch.float64)
+    return norm.square()
 
 
 def _trust_ratios(squares: Tensor) -> Tensor:

@@ -28,8 +28,8 @@ def learning_rate(config: ScheduleConfig, *, peak: float, total: int, step: int)
     """The rate of step number `step`, counted from 0, of `total` steps over all phases.
 
     No step is spent at rate 0: step 0 of a warmup of W has peak / W, steps W - 1 and W have the peak, and the
-    last step is one notch above the floor. (fairseq's polynomial_decay; google-research/bert is one step behind,
-    and decays from step 0 rather than from the end of warmup.)
+    last step is one notch above the floor. (fairseq's polynomial_decay; google-research/bert is one step
+    behind, and decays from step 0 rather than from the end of warmup.)
     """
     if step < config.warmup:
         return peak * (step + 1) / config.warmup

@@ -1,8 +1,9 @@
 """What an optimizer is told from outside before each update: its learning rate and its number.
 
-Neither is optimizer state. Both are functions of the run's position, so a checkpoint stores one count of applied
-updates for the whole run and moments per parameter, and no optimizer keeps a counter that could disagree with it.
-(DeepSpeed calls `step` once per group or sub-group, so a counter inside would run ahead at ZeRO 3.)
+Neither is optimizer state. Both are functions of the run's position, so a checkpoint stores one count of
+applied updates for the whole run and moments per parameter, and no optimizer keeps a counter that could
+disagree with it. (DeepSpeed calls `step` once per group or sub-group: a counter inside would run ahead at
+ZeRO 3.)
 """
 
 from typing import Any

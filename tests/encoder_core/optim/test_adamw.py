@@ -1,0 +1,115 @@
+"""AdamW against torch's, and without bias correction against BERT's update written out."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from encoder_core.errors import TrainingError
+from encoder_core.optim.adamw import AdamW, AdamWConfig
+from encoder_core.optim.updates import set_update
+
+STEPS = 20
+
+
+def _gradients(shapes: list[tuple[int, ...]], seed: int = 1) -> list[list[Tensor]]:
+    draws = torch.Generator().manual_seed(seed)
+    return [[torch.randn(shape, generator=draws) * 0.1 for shape in shapes] for _ in range(STEPS)]
+
+
+def _parameters(shapes: list[tuple[int, ...]]) -> list[nn.Parameter]:
+    draws = torch.Generator().manual_seed(2)
+    return [nn.Parameter(torch.randn(shape, generator=draws)) for shape in shapes]
+
+
+def _rates() -> list[float]:
+    return [1e-2 * (1 - step / STEPS) for step in range(STEPS)]
+
+
+SHAPES = [(33, 17), (129,), (), (5, 3, 2)]
+
+
+def test_with_bias_correction_it_is_torchs_adamw() -> None:
+    ours, theirs = _parameters(SHAPES), _parameters(SHAPES)
+    config = AdamWConfig(lr=1e-2, betas=(0.9, 0.98), eps=1e-6, weight_decay=0.1)
+    optimizer = AdamW(ours, config)
+    reference = torch.optim.AdamW(theirs, lr=1e-2, betas=(0.9, 0.98), eps=1e-6, weight_decay=0.1, fused=True)
+    for count, (rate, gradients) in enumerate(zip(_rates(), _gradients(SHAPES), strict=True), start=1):
+        for p, q, g in zip(ours, theirs, gradients, strict=True):
+            p.grad, q.grad = g.clone(), g.clone()
+        set_update(optimizer, lr=rate, count=count)
+        optimizer.step()
+        reference.param_groups[0]["lr"] = rate
+        reference.step()
+        for p, q in zip(ours, theirs, strict=True):
+            assert torch.equal(p, q)
+
+
+def test_without_bias_correction_it_is_berts_update() -> None:
+    params = _parameters(SHAPES)
+    config = AdamWConfig(lr=1e-2, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.01, bias_correction=False)
+    optimizer = AdamW(params, config)
+    weights = [p.detach().double() for p in params]
+    first, second = [torch.zeros_like(w) for w in weights], [torch.zeros_like(w) for w in weights]
+    for count, (rate, gradients) in enumerate(zip(_rates(), _gradients(SHAPES), strict=True), start=1):
+        for i, (p, g) in enumerate(zip(params, gradients, strict=True)):
+            p.grad = g.clone()
+            first[i] = 0.9 * first[i] + 0.1 * g.double()
+            second[i] = 0.999 * second[i] + 0.001 * g.double() ** 2
+            update = first[i] / (second[i].sqrt() + 1e-6) + 0.01 * weights[i]
+            weights[i] = weights[i] - rate * update
+        set_update(optimizer, lr=rate, count=count)
+        optimizer.step()
+    for p, w in zip(params, weights, strict=True):
+        torch.testing.assert_close(p.detach().double(), w, rtol=2e-6, atol=2e-7)
+
+
+@pytest.mark.parametrize("bias_correction", [True, False])
+def test_the_update_is_a_function_of_moments_and_count_alone(bias_correction: bool) -> None:
+    """A fresh optimizer given the moments and the count goes on as the old one does: what a resume needs."""
+    config = AdamWConfig(lr=1e-2, bias_correction=bias_correction)
+    [p], gradients = _parameters([(40,)]), _gradients([(40,)])
+    optimizer = AdamW([p], config)
+    for count in range(1, 11):
+        p.grad = gradients[count][0]
+        set_update(optimizer, lr=1e-2, count=count)
+        optimizer.step()
+    q = nn.Parameter(p.detach().clone())
+    resumed = AdamW([q], config)
+    for kind, moment in optimizer.state[p].items():
+        resumed.state[q][kind] = moment.clone()
+    for weight, opt in ((p, optimizer), (q, resumed)):
+        weight.grad = gradients[11][0]
+        set_update(opt, lr=1e-2, count=11)
+        opt.step()
+    assert torch.equal(p, q)
+    assert set(optimizer.state[p]) == {"exp_avg", "exp_avg_sq"}
+
+
+def test_groups_have_their_own_rate_and_decay() -> None:
+    fast, slow, still = (nn.Parameter(torch.ones(4)) for _ in range(3))
+    groups = [
+        {"params": [fast], "weight_decay": 0.0},
+        {"params": [slow], "weight_decay": 0.0, "lr_scale": 0.1},
+        {"params": [still]},
+    ]
+    optimizer = AdamW(groups, AdamWConfig(lr=1e-2))
+    fast.grad, slow.grad = torch.ones(4), torch.ones(4)
+    set_update(optimizer, lr=1e-2, count=1)
+    optimizer.step()
+    torch.testing.assert_close(
+        (1 - fast.detach()) / (1 - slow.detach()), torch.full((4,), 10.0), rtol=1e-3, atol=0
+    )
+    assert torch.equal(still, torch.ones(4))  # no gradient: neither update nor decay
+
+
+def test_an_unset_count_is_an_error() -> None:
+    [p] = _parameters([(3,)])
+    p.grad = torch.ones(3)
+    with pytest.raises(TrainingError, match="set_update"):
+        AdamW([p], AdamWConfig(lr=1e-2)).step()
+
+
+@pytest.mark.parametrize("bad", [{"lr": 0}, {"betas": (0.9, 1.0)}, {"eps": 0}, {"clip": 0}, {"lr_decay": 1}])
+def test_settings_are_checked(bad: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="validation error"):
+        AdamWConfig.model_validate({"lr": 1e-3} | bad)

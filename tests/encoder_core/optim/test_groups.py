@@ -1,0 +1,50 @@
+"""Who decays, who has a trust ratio, and who learns more slowly, on a real model."""
+
+import pytest
+
+from encoder_core.families.roberta import RobertaConfig
+from encoder_core.objectives.mlm import masked_language_model
+from encoder_core.optim.groups import parameter_groups
+
+CONFIG = RobertaConfig(layers=3, hidden=16, heads=2, feed_forward=32, max_length=8, vocab=20)
+
+
+@pytest.fixture
+def model():
+    return masked_language_model(CONFIG)
+
+
+def _by_name(model, groups) -> dict[str, dict]:
+    names = {id(p): name for name, p in model.named_parameters()}
+    return {names[id(p)]: group for group in groups for p in group["params"]}
+
+
+def test_every_parameter_is_in_exactly_one_group(model) -> None:
+    for decay in (1.0, 0.8):
+        groups = parameter_groups(model, 0.01, layer_decay=decay)
+        placed = [id(p) for group in groups for p in group["params"]]
+        assert sorted(placed) == sorted(id(p) for p in model.parameters())
+
+
+def test_layer_norms_and_biases_neither_decay_nor_scale(model) -> None:
+    groups = _by_name(model, parameter_groups(model, 0.01))
+    for name, group in groups.items():
+        plain = name.endswith("bias") or "norm" in name
+        assert group["weight_decay"] == (0.0 if plain else 0.01), name
+        assert group["trust_ratio"] == (not plain), name
+        assert group["lr_scale"] == 1.0
+    assert len(parameter_groups(model, 0.01)) == 2
+
+
+def test_layers_learn_more_slowly_the_deeper_they_lie(model) -> None:
+    groups = _by_name(model, parameter_groups(model, 0.01, layer_decay=0.5))
+    scale = {name: group["lr_scale"] for name, group in groups.items()}
+    assert {scale[name] for name in scale if name.startswith("head.")} == {1.0}
+    for layer, expected in ((2, 0.5), (1, 0.25), (0, 0.125)):
+        assert {scale[name] for name in scale if f"layers.{layer}." in name} == {expected}
+    assert {scale[name] for name in scale if "embeddings" in name} == {0.0625}
+
+
+def test_frozen_parameters_are_left_out(model) -> None:
+    model.encoder.embeddings.word.weight.requires_grad_(False)
+    assert "encoder.embeddings.word.weight" not in _by_name(model, parameter_groups(model, 0.01))

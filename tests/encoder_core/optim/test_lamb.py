@@ -1,0 +1,113 @@
+"""LAMB against its formula, and sharded by hand against itself whole. With DeepSpeed: test_lamb_zero.py."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from encoder_core.errors import TrainingError
+from encoder_core.optim.lamb import Lamb, LambConfig, Segment
+from encoder_core.optim.updates import set_update
+
+STEPS = 10
+SHAPES = [(13, 7), (50,), (4, 4)]
+
+
+def _parameters() -> list[nn.Parameter]:
+    draws = torch.Generator().manual_seed(2)
+    return [nn.Parameter(torch.randn(shape, generator=draws)) for shape in SHAPES]
+
+
+def _gradients() -> list[list[Tensor]]:
+    draws = torch.Generator().manual_seed(1)
+    return [[torch.randn(shape, generator=draws) for shape in SHAPES] for _ in range(STEPS)]
+
+
+def _literal(w: Tensor, gradients: list[Tensor], *, scaled: bool, decay: float, corrected: bool) -> Tensor:
+    """You et al. 2020, algorithm 2, in float64."""
+    w, m, v = w.detach().double(), torch.zeros(w.shape).double(), torch.zeros(w.shape).double()
+    for t, gradient in enumerate(gradients, start=1):
+        g = gradient.double()
+        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
+        m_hat, v_hat = (m / (1 - 0.9**t), v / (1 - 0.999**t)) if corrected else (m, v)
+        u = m_hat / (v_hat.sqrt() + 1e-6) + decay * w
+        ratio = w.norm() / u.norm() if scaled else 1.0
+        w = w - 0.01 * ratio * u
+    return w
+
+
+@pytest.mark.parametrize("corrected", [True, False])
+def test_it_is_the_papers_algorithm(corrected: bool) -> None:
+    params, gradients = _parameters(), _gradients()
+    groups = [
+        {"params": [params[0], params[2]]},
+        {"params": [params[1]], "weight_decay": 0.0, "trust_ratio": False},
+    ]
+    expected = [
+        _literal(
+            p, [g[i] for g in gradients], scaled=i != 1, decay=0.0 if i == 1 else 0.1, corrected=corrected
+        )
+        for i, p in enumerate(params)
+    ]
+    optimizer = Lamb(groups, LambConfig(lr=0.01, weight_decay=0.1, bias_correction=corrected))
+    for count in range(1, STEPS + 1):
+        for p, g in zip(params, gradients[count - 1], strict=True):
+            p.grad = g.clone()
+        set_update(optimizer, lr=0.01, count=count)
+        optimizer.step()
+    for p, w in zip(params, expected, strict=True):
+        torch.testing.assert_close(p.detach().double(), w, rtol=2e-6, atol=1e-7)
+
+
+def test_a_flat_tensor_of_several_parameters_steps_like_the_parameters() -> None:
+    """One rank's partition holding everything, with padding at its end."""
+    whole, gradients = _parameters(), _gradients()
+    reference = Lamb(whole, LambConfig(lr=0.01))
+    padding = torch.zeros(5)
+    flat = nn.Parameter(torch.cat([*(p.detach().flatten() for p in _parameters()), padding]))
+    sharded = Lamb([flat], LambConfig(lr=0.01))
+    starts = [0, 91, 141, 157]
+    segments = [Segment(i, start, stop) for i, (start, stop) in enumerate(pairwise(starts))]
+    torch.distributed.init_process_group("gloo", rank=0, world_size=1, store=torch.distributed.HashStore())
+    try:
+        sharded.shard({flat: segments}, parameters=3)
+        for count in range(1, STEPS + 1):
+            for p, g in zip(whole, gradients[count - 1], strict=True):
+                p.grad = g
+            flat.grad = torch.cat([*(g.flatten() for g in gradients[count - 1]), padding])
+            for optimizer in (reference, sharded):
+                set_update(optimizer, lr=0.01, count=count)
+                optimizer.step()
+    finally:
+        torch.distributed.destroy_process_group()
+    expected = torch.cat([*(p.detach().flatten() for p in whole), padding])
+    torch.testing.assert_close(flat.detach(), expected, rtol=1e-6, atol=0)
+
+
+def test_a_parameter_of_zeros_moves_with_ratio_one() -> None:
+    p = nn.Parameter(torch.zeros(4))
+    p.grad = torch.ones(4)
+    optimizer = Lamb([p], LambConfig(lr=0.01, bias_correction=True))
+    set_update(optimizer, lr=0.01, count=1)
+    optimizer.step()
+    torch.testing.assert_close(p.detach(), torch.full((4,), -0.01), rtol=1e-4, atol=0)
+
+
+def test_a_gradient_of_zeros_without_decay_moves_nothing() -> None:
+    p = nn.Parameter(torch.ones(4))
+    p.grad = torch.zeros(4)
+    optimizer = Lamb([p], LambConfig(lr=0.01, weight_decay=0.0))
+    set_update(optimizer, lr=0.01, count=1)
+    optimizer.step()
+    assert torch.equal(p.detach(), torch.ones(4))
+
+
+def test_a_partition_nobody_described_is_an_error() -> None:
+    optimizer = Lamb(_parameters(), LambConfig(lr=0.01))
+    flat = nn.Parameter(torch.ones(8))
+    flat.grad = torch.ones(8)
+    optimizer.param_groups[0]["params"] = [flat]
+    set_update(optimizer, lr=0.01, count=1)
+    with pytest.raises(TrainingError, match=r"Lamb\.shard"):
+        optimizer.step()
