@@ -5,19 +5,18 @@ from numpy.typing import NDArray
 
 from data_service.errors import CorpusError
 from data_service.ingest.configuration import Configuration
-from data_service.ingest.layout import TOKENIZER, shard_key, unigram_key
+from data_service.ingest.layout import TOKENIZER, Layout, shard_key
 from data_service.ingest.part import LENGTHS, PartSummary
 from data_service.ingest.scan import Scanned
 from data_service.ingest.write import Written
 from data_service.shards.manifest import BlockTable, Manifest, block_table
 from data_service.shards.written import WrittenShard
-from data_service.store.base import Store
 from data_service.store.verified import digest
 from data_service.tokenizers.tokenizer import Tokenizer
 
 
 def assemble(
-    store: Store,
+    layout: Layout,
     options: Configuration,
     tokenizer: Tokenizer,
     scanned: list[Scanned],
@@ -32,7 +31,7 @@ def assemble(
     train, heldout = [part.train for part in written], [part.heldout for part in written]
     if not any(part.shard for part in train):
         raise CorpusError(
-            f"no document is left for training in {store.uri}",
+            f"no document is left for training in {layout.output}",
             remedy="give more text, or a smaller --heldout-fraction",
         )
     shards = _shards("train", train) | _shards("heldout", heldout)
@@ -43,7 +42,7 @@ def assemble(
         heldout_fraction=float(str(options["heldout_fraction"])),
         train=_table("train", train),
         heldout=_table("heldout", heldout),
-        unigram=_unigram(store, len(written), tokenizer.vocab_size),
+        unigram=_unigram(layout, len(written), tokenizer.vocab_size),
         shard_sizes={key: shard.size for key, shard in shards.items()},
         shard_digests={key: shard.digest for key, shard in shards.items()},
         counts=_counts(scanned, written) | {"ignored_files": ignored_files},
@@ -64,10 +63,11 @@ def _table(part: str, summaries: list[PartSummary]) -> BlockTable:
     return block_table(rows, [block.digest for _, block in blocks], list(shards))
 
 
-def _unigram(store: Store, splits: int, vocab_size: int) -> NDArray[np.int64]:
+def _unigram(layout: Layout, splits: int, vocab_size: int) -> NDArray[np.int64]:
+    store = layout.open()
     total = np.zeros(vocab_size, dtype=np.int64)
     for index in range(splits):
-        total += np.frombuffer(store.get(unigram_key(index)), dtype=np.int64)
+        total += np.frombuffer(store.get(layout.unigram(index)), dtype=np.int64)
     return total
 
 

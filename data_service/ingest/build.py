@@ -8,11 +8,11 @@ number of workers writes the same bytes, and a build that was interrupted does o
 from data_service.errors import InputError
 from data_service.ingest.assemble import assemble
 from data_service.ingest.compare import Compared, compare, drop_slices, plan_partitions
-from data_service.ingest.configuration import claim, configuration, refuse_own_output
+from data_service.ingest.configuration import claim, configuration, identity, refuse_own_output
 from data_service.ingest.inputs import list_inputs
-from data_service.ingest.layout import BUILD, TOKENIZER
+from data_service.ingest.layout import BUILD, TOKENIZER, Layout
 from data_service.ingest.options import BuildOptions
-from data_service.ingest.pool import Work, run_stage
+from data_service.ingest.pool import Pool, Work, run_stage
 from data_service.ingest.progress import Progress, Report
 from data_service.ingest.scan import Scanned, ScanTask, scan
 from data_service.ingest.splits import Split, plan_splits
@@ -48,11 +48,13 @@ def build_corpus(
     wanted = configuration(inputs, listing, encoder.hash, options)
     manifest = claim(store, wanted)
     if manifest is None:
+        layout = Layout(store.uri, identity(wanted))
         splits = plan_splits(listing.files, options)
-        scanned = _first_pass(store, splits, options, progress)
-        save_tokenizer(encoder, store.at(TOKENIZER).uri)
-        written = _second_pass(store, splits, scanned, encoder.hash, options, progress)
-        manifest = assemble(store, wanted, encoder, scanned, written, listing.ignored)
+        with Pool(options.workers) as pool:
+            scanned = _first_pass(layout, splits, options, pool, progress)
+            save_tokenizer(encoder, store.at(TOKENIZER).uri)
+            written = _second_pass(layout, splits, scanned, encoder.hash, options, pool, progress)
+        manifest = assemble(layout, wanted, encoder, scanned, written, listing.ignored)
         save_manifest(store, manifest)
     else:
         shards, size = len(manifest.shard_sizes), sum(manifest.shard_sizes.values())
@@ -61,36 +63,41 @@ def build_corpus(
     return manifest
 
 
-def _first_pass(store: Store, splits: list[Split], options: BuildOptions, progress: Report) -> list[Scanned]:
-    tasks = [ScanTask(store.uri, index, split, options) for index, split in enumerate(splits)]
+def _first_pass(
+    layout: Layout, splits: list[Split], options: BuildOptions, pool: Pool, progress: Report
+) -> list[Scanned]:
+    tasks = [ScanTask(layout, index, split, options) for index, split in enumerate(splits)]
     try:
-        scanned = run_stage(Work("reading", tasks, scan, Scanned), store, options.workers, progress)
+        scanned = run_stage(Work("reading", tasks, scan, Scanned), layout.open(), pool, progress)
         if not any(split.documents for split in scanned):
             raise InputError(
                 f"no document with text in the inputs ({sum(split.empty for split in scanned)} empty ones)",
                 remedy="check the inputs, and --text-field or --txt-documents",
             )
     except InputError:
-        _remove_scaffolding(store)  # whatever mends the input makes it another build
+        _remove_scaffolding(layout.open())  # whatever mends the input makes it another build
         raise
     return scanned
 
 
 def _second_pass(
-    store: Store,
+    layout: Layout,
     splits: list[Split],
     scanned: list[Scanned],
     tokenizer_hash: str,
     options: BuildOptions,
+    pool: Pool,
     progress: Report,
 ) -> list[Written]:
-    partitions = plan_partitions(store.uri, scanned)
-    compared = run_stage(Work("comparing", partitions, compare, Compared), store, options.workers, progress)
+    partitions = plan_partitions(layout, scanned)
+    compared = run_stage(Work("comparing", partitions, compare, Compared), layout.open(), pool, progress)
     tasks = [
-        WriteTask(store.uri, i, split, options, tokenizer_hash, drop_slices(i, compared), scanned[i].digest)
+        WriteTask(
+            layout, i, split, options, tokenizer_hash, drop_slices(layout, i, compared), scanned[i].digest
+        )
         for i, split in enumerate(splits)
     ]
-    return run_stage(Work("writing", tasks, write, Written), store, options.workers, progress)
+    return run_stage(Work("writing", tasks, write, Written), layout.open(), pool, progress)
 
 
 def _remove_scaffolding(store: Store) -> None:

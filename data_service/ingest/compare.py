@@ -7,10 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_service.ingest.hashing import BUCKETS, RECORD
-from data_service.ingest.layout import drops_key, drops_receipt, hashes_key
+from data_service.ingest.layout import Layout
 from data_service.ingest.receipts import Receipt, write_receipt
 from data_service.ingest.scan import Scanned
-from data_service.store.open import open_store
 
 PARTITION_DOCUMENTS = 4_000_000  # about 300 MB while they are sorted
 ORDINAL = np.dtype("<u4")
@@ -29,13 +28,13 @@ class Slice:
 class CompareTask:
     """One partition: for every split, in order, the slice of its sorted hashes that falls in it."""
 
-    output: str
+    layout: Layout
     index: int
     hashes: tuple[Slice | None, ...]
 
     @property
     def receipt(self) -> str:
-        return drops_receipt(self.index)
+        return self.layout.receipt("compare", self.index)
 
     @property
     def input_bytes(self) -> int:
@@ -48,27 +47,27 @@ class Compared(Receipt):
     starts: list[int]
 
 
-def plan_partitions(output: str, scanned: list[Scanned]) -> list[CompareTask]:
+def plan_partitions(layout: Layout, scanned: list[Scanned]) -> list[CompareTask]:
     """Partitions of the hash space that hold about `PARTITION_DOCUMENTS` documents each."""
     documents = sum(split.documents for split in scanned)
     count = min(BUCKETS, max(1, -(-documents // PARTITION_DOCUMENTS)))
     edges = [BUCKETS * i // count for i in range(count + 1)]
     return [
-        CompareTask(output, index, tuple(_slice(i, split, first, stop) for i, split in enumerate(scanned)))
+        CompareTask(layout, index, tuple(_slice(layout, i, first, stop, s) for i, s in enumerate(scanned)))
         for index, (first, stop) in enumerate(pairwise(edges))
     ]
 
 
-def _slice(index: int, split: Scanned, first: int, stop: int) -> Slice | None:
+def _slice(layout: Layout, index: int, first: int, stop: int, split: Scanned) -> Slice | None:
     begin, end = split.buckets[first], split.buckets[stop]
     if begin == end:
         return None
-    return Slice(hashes_key(index), begin * RECORD.itemsize, (end - begin) * RECORD.itemsize)
+    return Slice(layout.hashes(index), begin * RECORD.itemsize, (end - begin) * RECORD.itemsize)
 
 
 def compare(task: CompareTask) -> Compared:
     """Write which documents of the partition are copies of one that comes before them in the input."""
-    store = open_store(task.output)
+    store = task.layout.open()
     parts = [
         np.frombuffer(store.get_range(part.key, part.start, part.length) if part else b"", dtype=RECORD)
         for part in task.hashes
@@ -82,17 +81,18 @@ def compare(task: CompareTask) -> Compared:
     starts = np.searchsorted(split[later], np.arange(len(parts) + 1)).tolist()
     files: dict[str, int] = {}
     if len(ordinals):
-        store.put(drops_key(task.index), ordinals.tobytes())
-        files[drops_key(task.index)] = ordinals.nbytes
+        key = task.layout.drops(task.index)
+        store.put(key, ordinals.tobytes())
+        files[key] = ordinals.nbytes
     compared = Compared(files=files, starts=starts)
     write_receipt(store, task.receipt, compared)
     return compared
 
 
-def drop_slices(split: int, compared: list[Compared]) -> tuple[Slice, ...]:
+def drop_slices(layout: Layout, split: int, compared: list[Compared]) -> tuple[Slice, ...]:
     """Where the ordinals of the documents to drop from a split are written."""
     return tuple(
-        Slice(drops_key(partition), begin * ORDINAL.itemsize, (end - begin) * ORDINAL.itemsize)
+        Slice(layout.drops(partition), begin * ORDINAL.itemsize, (end - begin) * ORDINAL.itemsize)
         for partition, (begin, end) in enumerate(
             (part.starts[split], part.starts[split + 1]) for part in compared
         )

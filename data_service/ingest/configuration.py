@@ -33,6 +33,12 @@ def configuration(
     }
 
 
+def identity(wanted: Configuration) -> str:
+    """A short hash of what decides the output."""
+    decisive = {key: value for key, value in wanted.items() if key != "inputs"}
+    return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
+
+
 def claim(store: Store, wanted: Configuration) -> Manifest | None:
     """Make the place ours for this build. The manifest, if the same build is complete there already.
 

@@ -1,7 +1,8 @@
-"""Runs the tasks of one stage, here or on Ray; what is finished already is not done again."""
+"""Runs a build's tasks, stage by stage, here or on Ray."""
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -36,14 +37,40 @@ class Work(Generic[T, R]):
     receipt: type[R]
 
 
-def run_stage(work: Work[T, R], store: Store, workers: int, report: Report) -> list[R]:
-    """Receipts of all tasks, in their order.
+class Pool:
+    """Where tasks run: this process for 0 or 1 workers, else Ray, started when there is a use for it."""
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+        self._cluster = ExitStack()
+        self._started = False
+
+    def __enter__(self) -> "Pool":
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self._cluster.close()
+
+    def run(self, function: Callable[[T], R], tasks: Sequence[T]) -> Iterator[tuple[int, R]]:
+        """(index, receipt) as tasks finish. Raises whatever `function` raises."""
+        if self._workers <= 1 or len(tasks) <= 1:
+            return ((index, function(task)) for index, task in enumerate(tasks))
+        from data_service.ingest.ray_pool import cluster, run_on_ray  # Ray takes a second to import
+
+        if not self._started:
+            self._cluster.enter_context(cluster(self._workers))
+            self._started = True
+        return run_on_ray(function, tasks, self._workers)
+
+
+def run_stage(work: Work[T, R], store: Store, pool: Pool, report: Report) -> list[R]:
+    """Receipts of all tasks, in their order. What has a receipt already is not done again.
 
     Raises:
-        whatever `function` raises, as it is; work that was finished before stays finished.
+        whatever the stage's function raises, as it is; work that was finished before stays finished.
     """
     total_bytes = sum(task.input_bytes for task in work.tasks)
-    receipts: list[R | None] = _find_receipts(work, store)
+    receipts = _find_receipts(work, store)
     missing = [index for index, receipt in enumerate(receipts) if receipt is None]
 
     def report_now() -> None:
@@ -51,26 +78,18 @@ def run_stage(work: Work[T, R], store: Store, workers: int, report: Report) -> l
         report(Progress(work.stage, len(done), len(work.tasks), sum(done), total_bytes))
 
     report_now()
-    for position, receipt in _run(work.function, [work.tasks[index] for index in missing], workers):
+    for position, receipt in pool.run(work.function, [work.tasks[index] for index in missing]):
         receipts[missing[position]] = receipt
         report_now()
     return [receipt for receipt in receipts if receipt is not None]
 
 
 def _find_receipts(work: Work[T, R], store: Store) -> list[R | None]:
-    written = {entry.key for folder in _folders(work.tasks) for entry in store.list(folder)}
-    keys = [task.receipt if task.receipt in written else None for task in work.tasks]
+    folders = {task.receipt.rpartition("/")[0] + "/" for task in work.tasks}
+    written = {entry.key for folder in folders for entry in store.list(folder)}
+
+    def find(task: T) -> R | None:
+        return read_receipt(store, task.receipt, work.receipt) if task.receipt in written else None
+
     with ThreadPoolExecutor(_REQUESTS) as threads:
-        return list(threads.map(lambda key: key and read_receipt(store, key, work.receipt), keys))
-
-
-def _folders(tasks: Sequence[T]) -> set[str]:
-    return {task.receipt.rpartition("/")[0] + "/" for task in tasks}
-
-
-def _run(function: Callable[[T], R], tasks: Sequence[T], workers: int) -> Iterator[tuple[int, R]]:
-    if workers <= 1 or len(tasks) <= 1:
-        return ((index, function(task)) for index, task in enumerate(tasks))
-    from data_service.ingest.ray_pool import run_on_ray  # Ray takes a second to import
-
-    return run_on_ray(function, tasks, workers)
+        return list(threads.map(find, work.tasks))

@@ -18,30 +18,50 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-def run_on_ray(function: Callable[[T], R], tasks: Sequence[T], workers: int) -> Iterator[tuple[int, R]]:
-    """(index, result) as tasks finish, at most `workers` at a time.
+@contextmanager
+def cluster(workers: int) -> Iterator[None]:
+    """The cluster this process is connected to, else the one RAY_ADDRESS names, else one of its own."""
+    if ray.is_initialized():
+        yield
+        return
+    if "RAY_ADDRESS" in os.environ:
+        ray.init(log_to_driver=False, logging_level=logging.ERROR)
+    else:
+        ray.init(
+            address="local",
+            num_cpus=workers,
+            object_store_memory=_OBJECT_STORE,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+        )
+    try:
+        yield
+    finally:
+        ray.shutdown()
 
-    Joins the cluster that this process is connected to, else the one RAY_ADDRESS names, else starts one here.
+
+def run_on_ray(function: Callable[[T], R], tasks: Sequence[T], workers: int) -> Iterator[tuple[int, R]]:
+    """(index, result) as tasks finish, at most `workers` at a time. Call within `cluster`.
 
     Raises:
         CorpusError: workers die again and again.
         whatever `function` raises.
     """
-    with _cluster(workers):
-        remote = ray.remote(max_retries=_RETRIES, num_cpus=1)(_alone)
-        waiting = iter(enumerate(tasks))
-        running: dict[ray.ObjectRef, int] = {}
-        try:
-            while True:
-                while len(running) < workers and (following := next(waiting, None)):
-                    running[remote.remote(function, following[1])] = following[0]
-                if not running:
-                    return
-                (finished,), _ = ray.wait(list(running), num_returns=1)
-                yield running.pop(finished), _result(finished)
-        finally:
-            for reference in running:
-                ray.cancel(reference)
+    remote = ray.remote(max_retries=_RETRIES, num_cpus=1)(_alone)
+    waiting = iter(enumerate(tasks))
+    running: dict[ray.ObjectRef, int] = {}
+    try:
+        while True:
+            while len(running) < workers and (following := next(waiting, None)):
+                running[remote.remote(function, following[1])] = following[0]
+            if not running:
+                return
+            (finished,), _ = ray.wait(list(running), num_returns=1)
+            yield running.pop(finished), _result(finished)
+    finally:
+        for reference in running:
+            ray.cancel(reference)
 
 
 def _alone(function: Callable[[T], R], task: T) -> R:
@@ -61,25 +81,3 @@ def _result(reference: ray.ObjectRef) -> Any:
             f"a worker died {_RETRIES + 1} times on the same part of the input: {error}",
             remedy="if memory ran out, use fewer --workers; the same command continues the build",
         ) from error
-
-
-@contextmanager
-def _cluster(workers: int) -> Iterator[None]:
-    if ray.is_initialized():
-        yield
-        return
-    if "RAY_ADDRESS" in os.environ:
-        ray.init(log_to_driver=False, logging_level=logging.ERROR)
-    else:
-        ray.init(
-            address="local",
-            num_cpus=workers,
-            object_store_memory=_OBJECT_STORE,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-        )
-    try:
-        yield
-    finally:
-        ray.shutdown()

@@ -5,25 +5,24 @@ from dataclasses import dataclass
 
 from data_service.ingest.documents import read_documents
 from data_service.ingest.hashing import BUCKETS, bucket_starts, hash_text, is_blank, sorted_records
-from data_service.ingest.layout import hashes_key, scan_receipt
+from data_service.ingest.layout import Layout
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.receipts import Receipt, write_receipt
 from data_service.ingest.splits import Split
-from data_service.store.open import open_store
 
 
 @dataclass(frozen=True)
 class ScanTask:
-    """Split `index` of the corpus at `output`."""
+    """Split `index` of the input."""
 
-    output: str
+    layout: Layout
     index: int
     split: Split
     options: BuildOptions
 
     @property
     def receipt(self) -> str:
-        return scan_receipt(self.index)
+        return self.layout.receipt("scan", self.index)
 
     @property
     def input_bytes(self) -> int:
@@ -54,7 +53,7 @@ def scan(task: ScanTask) -> Scanned:
     Raises:
         InputError, StoreError: as `read_documents`.
     """
-    store = open_store(task.output)
+    store = task.layout.open()
     hashes = bytearray()
     empty = replaced = 0
     for document in read_documents(task.split, task.options):
@@ -67,8 +66,9 @@ def scan(task: ScanTask) -> Scanned:
     files: dict[str, int] = {}
     buckets = [0] * (BUCKETS + 1)
     if len(records):
-        store.put(hashes_key(task.index), records.tobytes())
-        files[hashes_key(task.index)] = records.nbytes
+        key = task.layout.hashes(task.index)
+        store.put(key, records.tobytes())
+        files[key] = records.nbytes
         buckets = bucket_starts(records)
     scanned = Scanned(
         files=files,

@@ -16,14 +16,13 @@ from data_service.ingest.blocks import encode_documents
 from data_service.ingest.compare import ORDINAL, Slice
 from data_service.ingest.documents import read_documents
 from data_service.ingest.hashing import hash_text, is_blank, is_heldout
-from data_service.ingest.layout import TOKENIZER, shard_key, shard_name, shards_receipt, unigram_key
+from data_service.ingest.layout import TOKENIZER, Layout, shard_key, shard_name
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.part import Part, PartSummary
 from data_service.ingest.receipts import Receipt, write_receipt
 from data_service.ingest.splits import Split
 from data_service.store.base import Store
 from data_service.store.errors import OutOfSpace
-from data_service.store.open import open_store
 from data_service.tokenizers.load import load_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
 
@@ -32,12 +31,12 @@ _BATCH = 256 * 1024  # characters encoded at once: enough for speed, little besi
 
 @dataclass(frozen=True)
 class WriteTask:
-    """Split `index` of the corpus at `output`.
+    """Split `index` of the input.
 
     `drops` say which documents are later copies; `digest` is the hash of all hashes of the first pass.
     """
 
-    output: str
+    layout: Layout
     index: int
     split: Split
     options: BuildOptions
@@ -47,7 +46,7 @@ class WriteTask:
 
     @property
     def receipt(self) -> str:
-        return shards_receipt(self.index)
+        return self.layout.receipt("write", self.index)
 
     @property
     def input_bytes(self) -> int:
@@ -70,7 +69,7 @@ def write(task: WriteTask) -> Written:
         InputError: the text changed since the first pass; else as `read_documents`.
         StoreError: a shard that cannot be stored; OutOfSpace also for the local temporary folder.
     """
-    store = open_store(task.output)
+    store = task.layout.open()
     tokenizer = _tokenizer(store.at(TOKENIZER).uri, task.tokenizer_hash)
     with tempfile.TemporaryDirectory(prefix="maskfleet-") as folder, _room_in(folder):
         name, block_tokens = shard_name(task.index), task.options.block_tokens
@@ -81,7 +80,7 @@ def write(task: WriteTask) -> Written:
             drops = _read_drops(store, task.drops)
             without_tokens = _fill(task, tokenizer, drops, (train, heldout))
             summaries = (train.finish(), heldout.finish())
-            files = _store_parts(store, task.index, (train, heldout), summaries)
+            files = _store_parts(store, task, (train, heldout), summaries)
     written = Written(
         files=files,
         train=summaries[0],
@@ -146,18 +145,18 @@ def _read_drops(store: Store, slices: tuple[Slice, ...]) -> set[int]:
 
 
 def _store_parts(
-    store: Store, index: int, parts: tuple[Part, Part], summaries: tuple[PartSummary, PartSummary]
+    store: Store, task: WriteTask, parts: tuple[Part, Part], summaries: tuple[PartSummary, PartSummary]
 ) -> dict[str, int]:
     """Upload what the parts wrote; key and size of everything stored."""
     files: dict[str, int] = {}
     for name, part, summary in zip(("train", "heldout"), parts, summaries, strict=True):
         if summary.shard is not None:
-            key = shard_key(name, index)
+            key = shard_key(name, task.index)
             store.put_file(key, part.path)
             files[key] = summary.shard.size
-    unigram = parts[0].unigram.tobytes()
-    store.put(unigram_key(index), unigram)
-    return files | {unigram_key(index): len(unigram)}
+    key, unigram = task.layout.unigram(task.index), parts[0].unigram.tobytes()
+    store.put(key, unigram)
+    return files | {key: len(unigram)}
 
 
 @contextmanager
