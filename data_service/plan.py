@@ -29,13 +29,11 @@ class Grid:
     Attributes:
         quotas: samples of each source in an epoch.
         windows: windows in an epoch.
-        slab_rows: samples in each slab of a window (the last may be shorter).
         window_bytes: most bytes that a window's samples take, to a good estimate.
     """
 
     quotas: tuple[int, ...]
     windows: int
-    slab_rows: int
     window_bytes: int
 
     @property
@@ -65,9 +63,9 @@ class Grid:
             yield window, start - base, end - base
             start = end
 
-    def slabs(self, window: int) -> int:
-        """Slabs in a window."""
-        return -(-(self.start(window + 1) - self.start(window)) // self.slab_rows)
+    def size(self, window: int) -> int:
+        """Samples in a window."""
+        return self.start(window + 1) - self.start(window)
 
 
 @dataclass(frozen=True)
@@ -179,7 +177,7 @@ def _grid(spec: StreamSpec, totals: tuple[int, ...], text_tokens: int) -> Grid:
     token_bytes = spec.vocabulary.ordinary.itemsize
     per_token = token_bytes + spec.masking.rate * (token_bytes + _BYTES_PER_TARGET)
     window_bytes = round(-(-rows // windows) * min(spec.length, row_tokens + 8) * per_token)
-    return Grid(_quotas(spec, totals), windows, spec.slab_rows, window_bytes)
+    return Grid(_quotas(spec, totals), windows, window_bytes)
 
 
 def _quotas(spec: StreamSpec, totals: tuple[int, ...]) -> tuple[int, ...]:

@@ -11,8 +11,6 @@ from data_service.samples.masking import MlmMasking, Vocabulary
 from data_service.samples.packing import Packing
 from data_service.tokenizers.specials import SpecialIds
 
-_SLAB_TOKENS = 1 << 21
-
 
 class _Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -101,8 +99,3 @@ class StreamSpec(_Config):
         return Vocabulary(
             self.special.mask, ordinary.astype(np.uint16) if narrow else ordinary.astype(np.uint32)
         )
-
-    @property
-    def slab_rows(self) -> int:
-        """Rows in a slab, the unit in which samples are handed over: about 2 M tokens."""
-        return max(1, _SLAB_TOKENS // self.length)

@@ -56,7 +56,7 @@ class Stream:
         self.spec = spec
         self._corpora = Corpora(spec, opener)
         self.plan = Plan(spec, self._corpora.tables, count_rows(self._corpora, cache))
-        self._kept: OrderedDict[tuple[int, int], list[Samples]] = OrderedDict()
+        self._kept: OrderedDict[tuple[int, int], Samples] = OrderedDict()
         self._capacity = windows
 
     @property
@@ -68,10 +68,10 @@ class Stream:
         """Samples `start` to `stop` (at least one) of an epoch. Raises IndexError outside the epoch."""
         if start >= stop:
             raise IndexError(f"no samples from {start} to {stop}")
-        parts = []
-        for window, first, last in self.plan.grid.spans(start, stop):
-            parts += read_slabs(self._slabs(epoch, window), self.spec.slab_rows, first, last)
-        return join_rows(parts)
+        spans = self.plan.grid.spans(start, stop)
+        return join_rows(
+            [slice_rows(self._window(epoch, window), first, last) for window, first, last in spans]
+        )
 
     def source(self, epoch: int, sample: int) -> Source:
         """Where a sample's text comes from."""
@@ -90,20 +90,12 @@ class Stream:
             block.tokens[start:stop],
         )
 
-    def _slabs(self, epoch: int, window: int) -> list[Samples]:
+    def _window(self, epoch: int, window: int) -> Samples:
         key = (epoch, window)
         if key not in self._kept:
-            self._kept[key] = build_window(self._corpora, self.plan.window(epoch, window))
+            size = self.plan.grid.size(window)
+            (self._kept[key],) = build_window(self._corpora, self.plan.window(epoch, window), size)
             while len(self._kept) > self._capacity:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(key)
         return self._kept[key]
-
-
-def read_slabs(slabs: list[Samples], slab_rows: int, start: int, stop: int) -> list[Samples]:
-    """Rows `start` to `stop` of a window from its slabs, one part from each slab that holds some."""
-    parts = []
-    for slab in range(start // slab_rows, -(-stop // slab_rows)):
-        base = slab * slab_rows
-        parts.append(slice_rows(slabs[slab], max(start - base, 0), min(stop - base, slab_rows)))
-    return parts

@@ -16,8 +16,8 @@ from data_service.shards.block import Block
 _READERS = 4  # requests in flight: hides a store's latency behind the work on the block before
 
 
-def build_window(corpora: Corpora, window: Window) -> list[Samples]:
-    """The slabs of a window: its samples in order, `spec.slab_rows` each but the last.
+def build_window(corpora: Corpora, window: Window, slab_rows: int) -> list[Samples]:
+    """A window's samples in order, in slabs of `slab_rows` samples (the last may have fewer).
 
     Raises:
         CorruptBlock, StoreError: a block that cannot be read.
@@ -26,8 +26,7 @@ def build_window(corpora: Corpora, window: Window) -> list[Samples]:
     joined = join_rows(made)
     del made
     order = window.order.many(np.arange(window.order.size))
-    step = corpora.spec.slab_rows
-    return [take_rows(joined, order[first : first + step]) for first in range(0, len(order), step)]
+    return [take_rows(joined, order[first : first + slab_rows]) for first in range(0, len(order), slab_rows)]
 
 
 def _make(corpora: Corpora, piece: Piece, block: Block) -> Samples:

@@ -1,0 +1,162 @@
+"""The feed: the one actor that owns the windows in the object store. It may restart, and is asked again.
+
+It knows streams and windows, not steps or ranks. A window that somebody needs is built at once; windows that
+will be needed are built ahead while there are workers and memory for them; those asked for least recently go
+first. Ray keeps an object only while its owner lives, so when the feed dies its windows are built again.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+
+from data_service.corpora import Corpora
+from data_service.counts import RowCounts, count_rows
+from data_service.plan import Grid, Plan
+from data_service.spec import StreamSpec
+from data_service.store.open import open_store
+from data_service.workers import SlabRefs, count_blocks, submit_window
+
+FeedHandle = Any  # ray.actor.ActorHandle of a Feed; Ray's types do not name an actor's methods
+
+EpochWindow = tuple[int, int]
+"""(epoch, window)."""
+
+
+class FeedConfig(BaseModel):
+    """How much of a machine the data service may use. Changes nothing in the samples.
+
+    Attributes:
+        workers: most windows being built at the same time.
+        memory: bytes of finished windows to hold, over all streams. Two windows a stream are always allowed.
+        cpus: what a worker asks of Ray's scheduler, in cores.
+        slab_tokens: tokens in a slab, about: the unit in which samples travel.
+        cache: URI of a folder that keeps row counts between runs; None to count at every start.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    workers: PositiveInt
+    memory: PositiveInt
+    cpus: float = Field(default=0.25, gt=0)
+    slab_tokens: PositiveInt = 1 << 21
+    cache: str | None = None
+
+
+@dataclass(frozen=True)
+class OpenStream:
+    """What a client needs to know of a stream: where samples lie, and how many windows may be held."""
+
+    grid: Grid
+    slab_rows: int
+    windows_held: int
+
+
+@dataclass(frozen=True)
+class _Stream:
+    spec_json: str
+    plan: Plan
+    opened: OpenStream
+
+
+_Key = tuple[str, int, int]  # stream, epoch, window
+
+
+class Feed:
+    """The actor's methods. Streams are named by their spec's JSON, so a restarted feed knows them."""
+
+    def __init__(self, config: FeedConfig) -> None:
+        self._config = config
+        self._streams: dict[str, _Stream] = {}
+        self._builds: OrderedDict[_Key, SlabRefs] = OrderedDict()
+
+    def open(self, spec_json: str) -> OpenStream:
+        """Make a stream's plan; the first time, count its rows.
+
+        Raises:
+            CorpusError, PlanError, StoreError: corpora that are not there, or from which nothing can be made.
+        """
+        return self._stream(spec_json).opened
+
+    def windows(
+        self, spec_json: str, needed: Sequence[EpochWindow], ahead: Sequence[EpochWindow]
+    ) -> dict[EpochWindow, SlabRefs]:
+        """The slabs of the windows `needed`, and of those `ahead` for which there is room, in that order."""
+        stream = self._stream(spec_json)
+        asked = {_key(spec_json, window) for window in (*needed, *ahead)}
+        for window in needed:
+            self._touch(stream, window, asked, must=True)
+        for window in ahead:
+            self._touch(stream, window, asked, must=False)
+        return {
+            window: self._builds[_key(spec_json, window)]
+            for window in (*needed, *ahead)
+            if _key(spec_json, window) in self._builds
+        }
+
+    def forget(self, spec_json: str, window: EpochWindow, first_slab: str) -> None:
+        """A window's build, known by its first slab (hex), failed or was lost: who asks next gets another."""
+        slabs = self._builds.get(_key(spec_json, window))
+        if slabs is not None and slabs[0].hex() == first_slab:
+            del self._builds[_key(spec_json, window)]
+
+    def _stream(self, spec_json: str) -> _Stream:
+        if spec_json not in self._streams:
+            self._streams[spec_json] = self._open(spec_json)
+        return self._streams[spec_json]
+
+    def _open(self, spec_json: str) -> _Stream:
+        spec = StreamSpec.model_validate_json(spec_json)
+        corpora = Corpora(spec)
+        cache = None if self._config.cache is None else open_store(self._config.cache)
+        plan = Plan(spec, corpora.tables, count_rows(corpora, cache, self._count))
+        held = max(2, self._config.memory // max(1, plan.grid.window_bytes))
+        slab_rows = max(1, self._config.slab_tokens // spec.length)
+        return _Stream(spec_json, plan, OpenStream(plan.grid, slab_rows, held))
+
+    def _count(self, spec: StreamSpec, source: int, blocks: int) -> RowCounts:
+        return count_blocks(spec, source, blocks, self._config.cpus)
+
+    def _touch(self, stream: _Stream, window: EpochWindow, asked: set[_Key], *, must: bool) -> None:
+        """Mark a window as wanted now, and start it where there is room, or if it must be."""
+        key = _key(stream.spec_json, window)
+        if key not in self._builds:
+            if not self._make_room(stream, asked) and not must:
+                return
+            self._builds[key] = submit_window(
+                stream.spec_json, stream.plan.window(*window), stream.opened.slab_rows, self._config.cpus
+            )
+        self._builds.move_to_end(key)
+
+    def _make_room(self, stream: _Stream, asked: set[_Key]) -> bool:
+        """Let go of what was asked for longest ago until a window more fits; whether it may start."""
+        size = stream.plan.grid.window_bytes
+        for key in [key for key in self._builds if key not in asked]:
+            if self._fits(size):
+                break
+            del self._builds[key]
+        return self._fits(size) and self._unfinished() < self._config.workers
+
+    def _fits(self, size: int) -> bool:
+        held = sum(self._streams[spec_json].plan.grid.window_bytes for spec_json, _, _ in self._builds)
+        return held + size <= self._config.memory or len(self._builds) < 2
+
+    def _unfinished(self) -> int:
+        first = [slabs[0] for slabs in self._builds.values()]
+        if not first:
+            return 0
+        _, unfinished = ray.wait(first, num_returns=len(first), timeout=0, fetch_local=False)
+        return len(unfinished)
+
+
+def start_feed(config: FeedConfig) -> FeedHandle:
+    """Start the feed on the running Ray cluster. It lives as long as the handle, restarted wherever it dies."""
+    actor = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(Feed)
+    return actor.remote(config)
+
+
+def _key(spec_json: str, window: EpochWindow) -> _Key:
+    return (spec_json, *window)

@@ -1,0 +1,180 @@
+"""Positions: which samples a step of training takes. A pure map, with no loop over the steps before.
+
+A phase's batches follow each other through an epoch and on into the next. A new phase starts a new epoch, and
+epoch numbers grow over the whole run. Ranges that were skipped (after a loss spike) are left out, and what
+follows moves up.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Protocol
+
+from data_service.errors import PlanError
+
+
+@dataclass(frozen=True)
+class Range:
+    """Samples `start` to `stop` of `epoch` of the stream of phase `phase`."""
+
+    phase: int
+    epoch: int
+    start: int
+    stop: int
+
+
+class Axis(Protocol):
+    """A stream measured from the start of epoch 0, in samples or in tokens."""
+
+    def unit(self, epoch: int, sample: int) -> int:
+        """Where a sample begins."""
+        ...
+
+    def locate(self, unit: int) -> tuple[int, int]:
+        """(epoch, sample) of the first sample that begins at `unit` or after it."""
+        ...
+
+
+@dataclass(frozen=True)
+class SampleAxis:
+    """A stream measured in samples."""
+
+    samples_per_epoch: int
+
+    def unit(self, epoch: int, sample: int) -> int:
+        return epoch * self.samples_per_epoch + sample
+
+    def locate(self, unit: int) -> tuple[int, int]:
+        return divmod(unit, self.samples_per_epoch)
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of training on one stream.
+
+    Attributes:
+        steps: optimizer steps.
+        batch: units of `axis` in a step: samples, or tokens (a step then takes the samples that begin within
+            its stretch of so many tokens).
+        samples_per_epoch: of the stream.
+        axis: how batches are measured out.
+    """
+
+    steps: int
+    batch: int
+    samples_per_epoch: int
+    axis: Axis
+
+    @classmethod
+    def of_samples(cls, steps: int, batch: int, samples_per_epoch: int) -> "Phase":
+        """Batches of so many samples."""
+        return cls(steps, batch, samples_per_epoch, SampleAxis(samples_per_epoch))
+
+
+@dataclass(frozen=True)
+class _Skip:
+    """Units `start` to `stop` are left out; `used` units of the phase come before them."""
+
+    start: int
+    stop: int
+    used: int
+
+
+class Positions:
+    """The samples of every step of a run.
+
+    Args:
+        phases: in order.
+        skips: ranges left out, in any order.
+
+    Raises:
+        PlanError: a phase whose epoch is smaller than one batch.
+    """
+
+    def __init__(self, phases: Sequence[Phase], skips: Sequence[Range] = ()) -> None:
+        self._phases = tuple(phases)
+        self._ends = list(accumulate(phase.steps for phase in phases))
+        self._first_epochs: list[int] = []
+        self._skips: list[list[_Skip]] = []
+        epoch = 0
+        for number, phase in enumerate(self._phases):
+            _check_size(number, phase)
+            self._first_epochs.append(epoch)
+            self._skips.append(_skips(phase, epoch, [skip for skip in skips if skip.phase == number]))
+            if phase.steps:
+                last = self._unit(number, phase.steps * phase.batch - 1)
+                epoch = phase.axis.locate(last)[0] + 1 if number + 1 < len(self._phases) else epoch
+
+    @property
+    def steps(self) -> int:
+        """Steps of all phases."""
+        return self._ends[-1] if self._ends else 0
+
+    def phase_of(self, step: int) -> int:
+        """The phase of a step, both counted from 0. Raises IndexError after the last step."""
+        if not 0 <= step < self.steps:
+            raise IndexError(f"step {step} of a run of {self.steps}")
+        return bisect_right(self._ends, step)
+
+    def ranges(self, step: int) -> tuple[Range, ...]:
+        """The samples of a step, in order: one range, or more where an epoch ends or something is skipped."""
+        number = self.phase_of(step)
+        phase = self._phases[number]
+        first = (step - self._ends[number] + phase.steps) * phase.batch
+        stretches = self._stretches(number, first, first + phase.batch)
+        return tuple(piece for start, stop in stretches for piece in _by_epoch(number, phase, start, stop))
+
+    def _stretches(self, number: int, first: int, last: int) -> Iterator[tuple[int, int]]:
+        """Units of the axis for the phase's used units `first` to `last`: what lies between the skips."""
+        start, stop = self._unit(number, first), self._unit(number, last - 1) + 1
+        for skip in self._skips[number]:
+            if start < skip.start < stop:
+                yield start, skip.start
+                start = skip.stop
+        yield start, stop
+
+    def _unit(self, number: int, used: int) -> int:
+        """The unit of the axis at which `used` units of the phase have been taken."""
+        skips = self._skips[number]
+        passed = bisect_right(skips, used, key=lambda skip: skip.used)
+        phase = self._phases[number]
+        if passed:
+            return skips[passed - 1].stop + used - skips[passed - 1].used
+        return phase.axis.unit(self._first_epochs[number], 0) + used
+
+
+def _check_size(number: int, phase: Phase) -> None:
+    units = phase.axis.unit(1, 0)
+    if phase.batch > units:
+        raise PlanError(
+            f"phase {number}: a batch of {phase.batch} is larger than an epoch of the corpus, {units}",
+            remedy="use a smaller batch or more text",
+        )
+
+
+def _skips(phase: Phase, first_epoch: int, ranges: Sequence[Range]) -> list[_Skip]:
+    """The phase's skips as disjoint stretches of its axis, in order."""
+    base = phase.axis.unit(first_epoch, 0)
+    skips: list[_Skip] = []
+    for start, stop in sorted(_units(phase.axis, skip) for skip in ranges):
+        if skips and start <= skips[-1].stop:
+            skips[-1] = _Skip(skips[-1].start, max(stop, skips[-1].stop), skips[-1].used)
+        else:
+            skipped = sum(skip.stop - skip.start for skip in skips)
+            skips.append(_Skip(start, stop, start - base - skipped))
+    return skips
+
+
+def _units(axis: Axis, skip: Range) -> tuple[int, int]:
+    return axis.unit(skip.epoch, skip.start), axis.unit(skip.epoch, skip.stop)
+
+
+def _by_epoch(number: int, phase: Phase, start: int, stop: int) -> Iterator[Range]:
+    """The samples that begin in units `start` to `stop`, cut where an epoch ends."""
+    (epoch, sample), (last_epoch, last_sample) = phase.axis.locate(start), phase.axis.locate(stop)
+    while (epoch, sample) < (last_epoch, last_sample):
+        end = last_sample if epoch == last_epoch else phase.samples_per_epoch
+        if sample < end:
+            yield Range(number, epoch, sample, end)
+        epoch, sample = epoch + 1, 0

@@ -1,0 +1,72 @@
+"""The Ray tasks that count rows and build windows: stateless, so what dies is simply computed again."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TypeAlias
+
+import numpy as np
+import ray
+
+from data_service.corpora import Corpora
+from data_service.counts import RowCounts, count_range
+from data_service.errors import UserError
+from data_service.plan import Window
+from data_service.samples.ragged import Samples
+from data_service.spec import StreamSpec
+from data_service.window import build_window
+
+SlabRefs: TypeAlias = "list[ray.ObjectRef[Samples]]"
+
+_COUNTED_TOGETHER = 64  # blocks in a counting task: a few seconds of work
+
+
+def submit_window(spec_json: str, window: Window, slab_rows: int, cpus: float) -> SlabRefs:
+    """Start building a window; its slabs, to come. Ray runs again what dies, and not what raises."""
+    slabs = -(-window.order.size // slab_rows)
+    options = {"num_returns": slabs, "num_cpus": cpus, "max_retries": -1, "scheduling_strategy": "SPREAD"}
+    refs = _BUILD.options(**options).remote(spec_json, window, slab_rows)
+    return refs if slabs > 1 else [refs]
+
+
+def count_blocks(spec: StreamSpec, source: int, blocks: int, cpus: float) -> RowCounts:
+    """[blocks] int64 rows of each block of a source, counted by as many tasks as there is room for.
+
+    Raises:
+        CorruptBlock, StoreError: a block that cannot be read.
+    """
+    task = _COUNT.options(num_cpus=cpus, max_retries=-1, scheduling_strategy="SPREAD")
+    starts = range(0, blocks, _COUNTED_TOGETHER)
+    spec_json = spec.model_dump_json()
+    refs = [task.remote(spec_json, source, start, min(start + _COUNTED_TOGETHER, blocks)) for start in starts]
+    try:
+        counted: Sequence[RowCounts] = ray.get(refs)
+    except ray.exceptions.RayTaskError as error:
+        raise cause_of(error) from error
+    return np.concatenate([np.zeros(0, dtype=np.int64), *counted])
+
+
+def cause_of(error: ray.exceptions.RayTaskError) -> BaseException:
+    """What a task, or a task that it waited for, really raised: a mistake of the user as itself."""
+    cause: BaseException = error
+    while isinstance(cause, ray.exceptions.RayTaskError) and cause.cause is not None:
+        cause = cause.cause
+    return cause if isinstance(cause, UserError) else error
+
+
+def _build_slabs(spec_json: str, window: Window, slab_rows: int) -> list[Samples] | Samples:
+    slabs = build_window(_corpora(spec_json), window, slab_rows)
+    return slabs if len(slabs) > 1 else slabs[0]
+
+
+def _count_rows(spec_json: str, source: int, start: int, stop: int) -> RowCounts:
+    return count_range(_corpora(spec_json), source, start, stop)
+
+
+_BUILD = ray.remote(_build_slabs)
+_COUNT = ray.remote(_count_rows)
+
+
+@lru_cache(maxsize=8)
+def _corpora(spec_json: str) -> Corpora:
+    """Manifests and stores are opened once per worker process."""
+    return Corpora(StreamSpec.model_validate_json(spec_json))
