@@ -18,8 +18,8 @@ Pretrain encoder-only language models on clusters, from raw text to an exported 
 
 A run goes through four commands, each of which may be repeated safely:
 
-    maskfleet tokenizer train books/ --out s3://bucket/bpe-50k
-    maskfleet corpus build books/ --tokenizer s3://bucket/bpe-50k --out s3://bucket/books
+    maskfleet tokenizer train books/ --out bpe-50k/
+    maskfleet corpus build books/ --tokenizer bpe-50k/ --out s3://bucket/books
     maskfleet init roberta-base s3://bucket/runs/base
     maskfleet train s3://bucket/runs/base
 
@@ -34,6 +34,7 @@ app = typer.Typer(
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+demo.register(app)
 tokenizer.register(app)
 corpus.register(app)
 recipe.register(app)
@@ -41,7 +42,6 @@ runs.register(app)
 checkpoints.register(app)
 bench.register(app)
 doctor.register(app)
-demo.register(app)
 
 
 def main() -> None:

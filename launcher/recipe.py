@@ -23,6 +23,7 @@ from pydantic import (
 from pydantic.types import ByteSize
 
 from data_service.samples.masking import MlmMasking
+from data_service.samples.packing import Packing
 from encoder_core.families.build import ModelConfig
 from encoder_core.optim.adamw import AdamWConfig
 from encoder_core.optim.lamb import LambConfig
@@ -79,9 +80,9 @@ class TokenizerRef(Strict):
 
 
 class Input(Strict):
-    """How documents become rows: FULL-SENTENCES may cross documents, DOC-SENTENCES may not."""
+    """How documents become rows; see `data_service.samples.packing`."""
 
-    packing: Literal["full_sentences", "doc_sentences"]
+    packing: Packing
 
 
 class Objective(Strict):

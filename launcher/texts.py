@@ -1,11 +1,14 @@
-"""Text to learn a tokenizer from, or to check one on: the same inputs that a corpus is built from."""
+"""Raw text as the commands take it: a sample to learn a tokenizer from, and how many hands it needs."""
 
+import os
 from collections.abc import Iterator, Sequence
 
 from data_service.ingest.documents import read_documents
 from data_service.ingest.inputs import list_inputs
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.splits import plan_splits
+
+_SMALL = 64 << 20  # bytes
 
 
 def sample_texts(inputs: Sequence[str], options: BuildOptions, limit: int) -> Iterator[str]:
@@ -22,3 +25,9 @@ def sample_texts(inputs: Sequence[str], options: BuildOptions, limit: int) -> It
     for index in range(wanted):
         for document in read_documents(splits[index * len(splits) // wanted], options):
             yield document.text
+
+
+def automatic_workers(inputs: Sequence[str]) -> int:
+    """How many processes to build a corpus with: Ray takes seconds to start, so a small input takes one."""
+    size = sum(file.size for file in list_inputs(list(inputs)).files)
+    return 1 if size < _SMALL else len(os.sched_getaffinity(0))

@@ -12,7 +12,7 @@ def register(app: typer.Typer) -> None:
 def doctor(
     stores: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[STORE...]", help="Folders or s3:// URIs that a run will read or write."),
+        typer.Argument(help="Folders or s3:// URIs that a run will read or write."),
     ] = None,
 ) -> None:
     """Check this machine: versions, cores, memory, shared memory, GPUs, limits, ports, clock, and stores.

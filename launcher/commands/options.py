@@ -14,7 +14,7 @@ class BadBytes(StrEnum):
 InputsArgument = Annotated[
     list[str],
     typer.Argument(
-        metavar="INPUT...",
+        metavar="INPUT",
         help="Files, folders or globs, local or s3://: .txt, .jsonl (.gz, .zst) and .parquet.",
     ),
 ]

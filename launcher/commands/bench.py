@@ -1,0 +1,34 @@
+"""`maskfleet bench`: measurements against a peer in the same run."""
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+group = typer.Typer(no_args_is_help=True, help="Measure Maskfleet against a peer, in the same run.")
+
+
+class Size(StrEnum):
+    small = "small"
+    base = "base"
+
+
+def register(app: typer.Typer) -> None:
+    app.add_typer(group, name="bench", rich_help_panel="Look after it")
+
+
+@group.command()
+def step(
+    size: Annotated[Size, typer.Option(help="4 layers of 256, or RoBERTa-base at length 512.")] = Size.small,
+    rounds: Annotated[int, typer.Option(min=1, help="Timed steps of each side.")] = 5,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of each side.")] = 1,
+) -> None:
+    """A training step against transformers' RoBERTa: same weights, batch, threads and optimizer.
+
+    Also shown: the peer with its head on masked positions only. Needs transformers (the dev extra).
+    """
+    from launcher.bench.step import bench_step, render, setting
+
+    typer.echo(
+        render(bench_step(setting(size.value, rounds, threads), lambda line: typer.echo(line, err=True)))
+    )

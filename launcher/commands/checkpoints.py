@@ -1,0 +1,73 @@
+"""`maskfleet checkpoints`: list, verify, export."""
+
+from datetime import UTC, datetime
+from typing import Annotated
+
+import typer
+
+from launcher.commands.options import RunArgument
+
+group = typer.Typer(no_args_is_help=True, help="List, verify and export a run's checkpoints.")
+
+
+def register(app: typer.Typer) -> None:
+    app.add_typer(group, name="checkpoints", rich_help_panel="Look after it")
+
+
+@group.command("list")
+def list_checkpoints(run: RunArgument) -> None:
+    """The run's checkpoints, newest first."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from checkpoints.listing import rows
+    from launcher.human import human_bytes
+    from launcher.runs import open_run
+
+    table = Table("step", "committed (UTC)", "attempt", "ranks", "size", "", box=None, pad_edge=False)
+    for row in rows(open_run(run).store):
+        when = datetime.fromtimestamp(row.created, UTC).strftime("%Y-%m-%d %H:%M:%S")
+        note = "abandoned: the run went on from an earlier one" if row.abandoned else ""
+        size = human_bytes(row.bytes)
+        table.add_row(f"{row.step:,}", when, str(row.attempt), str(row.world_size), size, note)
+    Console().print(table)
+
+
+@group.command()
+def verify(
+    run: RunArgument,
+    quick: Annotated[bool, typer.Option("--quick", help="Files and sizes only, not every byte.")] = False,
+) -> None:
+    """Check every checkpoint against its manifest, every byte of it. Exit code 1 if one is damaged."""
+    from checkpoints.verify import verify_all
+    from launcher.runs import open_run
+
+    damaged = 0
+    for report in verify_all(open_run(run).store, full=not quick):
+        typer.echo(f"step {report.step:,}: {'DAMAGED' if report.problems else 'good'}")
+        for problem in report.problems:
+            typer.echo(f"  {problem}")
+        damaged += bool(report.problems)
+    if damaged:
+        raise typer.Exit(1)
+
+
+@group.command()
+def export(
+    run: RunArgument,
+    out: Annotated[str, typer.Option("--out", help="Folder or s3:// URI for the exported model.")],
+    step: Annotated[
+        int | None, typer.Option("--step", help="The checkpoint of this step; default: the newest good one.")
+    ] = None,
+) -> None:
+    """Write the model as `transformers` loads it: safetensors, config.json and the tokenizer's files.
+
+    What was written is read back and compared bit for bit.
+
+    Example: `maskfleet checkpoints export s3://bucket/runs/base --out base-hf/`
+    """
+    from launcher.export import export_run
+    from launcher.runs import open_run
+
+    exported = export_run(open_run(run), step, out)
+    typer.echo(f"exported step {exported:,} to {out}")

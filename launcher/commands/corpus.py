@@ -1,0 +1,132 @@
+"""`maskfleet corpus`: raw text to verified shards, and what is in them."""
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from launcher.commands.options import (
+    BadBytes,
+    BadBytesOption,
+    CorpusArgument,
+    InputsArgument,
+    TextFieldOption,
+)
+
+group = typer.Typer(no_args_is_help=True, help="Build corpora from raw text, verify, count and read them.")
+
+
+class TxtDocuments(StrEnum):
+    file = "file"
+    blank_line = "blank_line"
+
+
+class Split(StrEnum):
+    train = "train"
+    heldout = "heldout"
+
+
+def register(app: typer.Typer) -> None:
+    app.add_typer(group, name="corpus", rich_help_panel="Prepare")
+
+
+@group.command()
+def build(
+    inputs: InputsArgument,
+    out: Annotated[str, typer.Option("--out", help="Folder or s3:// URI of its own for the corpus.")],
+    tokenizer: Annotated[str, typer.Option("--tokenizer", help="The tokenizer's folder or s3:// URI.")],
+    heldout: Annotated[
+        float, typer.Option("--heldout", help="Share of documents kept for evaluation.")
+    ] = 0.0005,
+    workers: Annotated[
+        int | None,
+        typer.Option("--workers", min=1, help="Processes. Default: all cores, one for a small input."),
+    ] = None,
+    text_field: TextFieldOption = "text",
+    txt_documents: Annotated[
+        TxtDocuments,
+        typer.Option("--txt-documents", help="In .txt: a document a file, or between blank lines."),
+    ] = TxtDocuments.file,
+    on_bad_bytes: BadBytesOption = BadBytes.error,
+    block_tokens: Annotated[
+        int, typer.Option("--block-tokens", min=1, help="Tokens a block aims for; a document is never cut.")
+    ] = 1 << 20,
+    max_document_bytes: Annotated[
+        int, typer.Option("--max-document-bytes", min=1, help="Refuse longer documents than this.")
+    ] = 16 << 20,
+) -> None:
+    """Tokenise raw text into shards, drop exact duplicates, set held-out documents apart.
+
+    The result is the same for any number of workers. An interrupted build continues when the same command is
+    given again, and a complete one is recognised.
+
+    Example: `maskfleet corpus build 'news/*.jsonl.zst' --tokenizer s3://bucket/bpe-50k --out s3://bucket/news`
+    """
+    from rich.console import Console
+
+    from data_service.ingest.build import build_corpus
+    from data_service.ingest.options import BuildOptions
+    from launcher.build_watch import BuildWatch
+    from launcher.texts import automatic_workers
+
+    options = BuildOptions(
+        text_field=text_field,
+        txt_documents=txt_documents.value,
+        on_bad_bytes=on_bad_bytes.value,
+        heldout_fraction=heldout,
+        block_tokens=block_tokens,
+        max_document_bytes=max_document_bytes,
+        workers=workers or automatic_workers(inputs),
+    )
+    watch = BuildWatch(Console())
+    try:
+        build_corpus(inputs, out, tokenizer, options, watch.update)
+    finally:
+        watch.close()
+    stats(out)
+
+
+@group.command()
+def verify(corpus: CorpusArgument) -> None:
+    """Read every byte and compare it with its hash. Names damaged files, blocks and gaps (exit code 1)."""
+    from data_service.corpus import verify_corpus
+    from launcher.human import human_bytes
+
+    report = verify_corpus(corpus)
+    for damage in report.damage:
+        typer.echo(f"DAMAGED  {damage}")
+    size = human_bytes(report.bytes)
+    typer.echo(
+        f"{report.shards:,} shards, {report.blocks:,} blocks, {size} read, {len(report.damage)} damaged"
+    )
+    if report.damage:
+        raise typer.Exit(1)
+
+
+@group.command()
+def stats(corpus: CorpusArgument) -> None:
+    """Count documents, sentences and tokens; duplicates dropped; document lengths; unigram entropy."""
+    from rich.console import Console
+
+    from data_service.corpus import corpus_stats
+    from launcher.corpus_table import stats_tables
+
+    for table in stats_tables(corpus_stats(corpus)):
+        Console().print(table)
+
+
+@group.command()
+def show(
+    corpus: CorpusArgument,
+    index: Annotated[int, typer.Option("--index", min=0, help="Number of the first document.")] = 0,
+    count: Annotated[int, typer.Option("--count", min=1, help="How many documents.")] = 1,
+    split: Annotated[Split, typer.Option("--split", help="Which documents.")] = Split.train,
+) -> None:
+    """Print documents as training sees them: decoded from their tokens, a line a sentence."""
+    from data_service.corpus import show_documents
+
+    for document in show_documents(corpus, split.value, index, count):
+        place = f"{document.shard}, block {document.block}, document {document.document}"
+        typer.echo(f"== {place}: {document.tokens:,} tokens")
+        for sentence in document.sentences:
+            typer.echo(sentence.rstrip("\n"))

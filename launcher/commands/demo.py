@@ -1,0 +1,31 @@
+"""`maskfleet demo`: everything once, on this machine."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    app.command(rich_help_panel="Prepare")(demo)
+
+
+def demo(
+    text: Annotated[
+        str | None,
+        typer.Argument(help="Your text: a file, folder or glob. Default: Python's docs."),
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", help="Folder for everything that is made.")] = Path(
+        "maskfleet-demo"
+    ),
+) -> None:
+    """From text to a pretrained and exported RoBERTa in minutes: what `infra/quickstart` runs.
+
+    Eight stages: text, tokenizer, corpus, run, training on two ranks, evaluation, export, report. Interrupt it
+    anywhere and give the command again: it goes on.
+    """
+    from rich.console import Console
+
+    from launcher.demo import Demo
+
+    raise typer.Exit(Demo(out, text, Console()).run())

@@ -1,0 +1,114 @@
+"""The commands of a run's life: init, train, show, report."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from launcher.commands.options import RunArgument
+from launcher.commands.recipe import RecipeArgument, SetOption, TinyOption, load_recipe
+
+_TRAIN, _LOOK = "Train", "Look after it"
+
+
+def register(app: typer.Typer) -> None:
+    app.command(rich_help_panel=_TRAIN)(init)
+    app.command(rich_help_panel=_TRAIN)(train)
+    app.command(rich_help_panel=_LOOK)(show)
+    app.command(rich_help_panel=_LOOK)(report)
+
+
+def init(
+    recipe: RecipeArgument, run: RunArgument, assignments: SetOption = None, tiny: TinyOption = False
+) -> None:
+    """Create a run: resolve the recipe, check its corpora and tokenizer, record what they are.
+
+    Refuses a URI that holds a run already.
+
+    Example: `maskfleet init roberta-base s3://bucket/runs/base --set tokenizer.uri=s3://bucket/bpe-50k`
+    """
+    from datetime import UTC, datetime
+
+    from launcher import runs
+
+    created = runs.init(load_recipe(recipe, assignments, tiny), run, datetime.now(UTC))
+    typer.echo(f"created {created.recipe.name} at {run} ({created.record.fingerprint[:12]})")
+    typer.echo(f"next: maskfleet train {run}")
+
+
+def train(
+    run: RunArgument,
+    recipe: Annotated[
+        str | None, typer.Option("--recipe", help="Go on with this recipe; its identity must be the run's.")
+    ] = None,
+    assignments: SetOption = None,
+    accept_changes: Annotated[
+        bool, typer.Option("--accept-changes", help="Let the run's identity change; recorded as an event.")
+    ] = False,
+) -> None:
+    """Start the run, or continue it from its newest good checkpoint. The one command a scheduler repeats.
+
+    Never creates a run. What a run is operated with (ZeRO stage, ranks, workers, intervals) may change at any
+    start: `--set zero=2`. What it is (data, model, objective, optimizer, seed) may not, unless forced.
+
+    SIGTERM and Ctrl-C commit a checkpoint first. Exit codes: 0 finished; 75 stopped, run it again to go on;
+    2 a mistake in what it was given.
+    """
+    from datetime import UTC, datetime
+
+    from rich.console import Console
+
+    from launcher import runs
+    from launcher.progress import Watch
+    from launcher.recipe import load, reload
+    from launcher.supervisor import train as supervise
+
+    opened = runs.open_run(run)
+    wanted = reload(load(recipe) if recipe else opened.recipe, tuple(assignments or ()))
+    opened = runs.reconcile(opened, recipe=wanted, accept_changes=accept_changes, now=datetime.now(UTC))
+    watch = Watch(Console(), opened.recipe.total_steps)
+    try:
+        outcome = supervise(opened, watch)
+    finally:
+        watch.close()
+    typer.echo(f"{run}: step {outcome.step:,} of {opened.recipe.total_steps:,}")
+    raise typer.Exit(outcome.code)
+
+
+def show(
+    run: RunArgument,
+    step: Annotated[int, typer.Option("--step", min=0, help="Step, counted from 0; past or future.")],
+    row: Annotated[int, typer.Option("--row", min=0, help="Row of the step's global batch.")] = 0,
+) -> None:
+    """Print a sample that a step saw or will see: its text, what was masked, and where it comes from.
+
+    Needs no checkpoint and no training: a sample is a function of the run's recipe and its position.
+    """
+    from rich.console import Console
+
+    from launcher import runs
+    from launcher.show import find_sample, render
+
+    sample = find_sample(runs.open_run(run), step, row)
+    for line in render(sample):
+        Console().print(line, highlight=False)
+
+
+def report(
+    run: RunArgument,
+    out: Annotated[Path, typer.Option("--out", help="The HTML file to write.")] = Path("report.html"),
+    baselines: Annotated[
+        bool, typer.Option(help="Compute the unigram and bigram loss of the held-out targets, once.")
+    ] = True,
+) -> None:
+    """Write one HTML page about a run: losses, throughput, data wait, checkpoints, interruptions, recipe.
+
+    The page stands alone: no script, no link to anything outside it.
+    """
+    from datetime import UTC, datetime
+
+    from launcher import runs
+    from launcher.report.write import write_report
+
+    write_report(runs.open_run(run), out, with_baselines=baselines, now=datetime.now(UTC))
+    typer.echo(f"wrote {out}")

@@ -1,0 +1,183 @@
+"""The whole path on one machine: text, tokenizer, corpus, run, training, evaluation, export, report.
+
+Every stage goes through the functions behind the commands, and every stage can be repeated: a demo that was
+interrupted goes on where it was.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rich.console import Console
+
+from data_service.corpus import corpus_stats
+from data_service.errors import TokenizerError
+from data_service.ingest.build import build_corpus
+from data_service.ingest.options import BuildOptions
+from data_service.tokenizers.load import load_tokenizer, save_tokenizer
+from data_service.tokenizers.train import train_tokenizer
+from launcher import runs
+from launcher.baselines import baselines
+from launcher.build_watch import BuildWatch
+from launcher.demo_text import write_jsonl
+from launcher.errors import RunError
+from launcher.export import export_run
+from launcher.fill import fill_mask
+from launcher.history import read_history
+from launcher.human import human_bytes, human_count, human_duration
+from launcher.progress import Watch
+from launcher.recipe import load
+from launcher.report.write import write_report
+from launcher.supervisor import train
+from launcher.texts import automatic_workers, sample_texts
+
+_VOCABULARY = 2048
+_SAMPLE = 50_000_000  # bytes of text to learn the tokenizer from
+_STAGES = 8
+_SENTENCES = (
+    "Return <mask> if the object is an instance of the class.",
+    "This method raises an <mask> if the value is not valid.",
+    "If the file does not <mask>, an error is raised.",
+)
+
+
+@dataclass
+class Demo:
+    """A demo in folder `out`, on the text at `text` (None: Python's own documentation)."""
+
+    out: Path
+    text: str | None
+    console: Console
+    _stage: int = field(default=0, init=False)
+
+    def run(self) -> int:
+        """All stages. Returns the exit code: 0, or 75 if training was stopped on the way."""
+        inputs = self._gather_text()
+        self._train_tokenizer(inputs)
+        self._build_corpus(inputs)
+        run = self._create_run()
+        if self._train(run):
+            return 75
+        self._evaluate(run)
+        self._export(run)
+        self._report(run)
+        return 0
+
+    def _gather_text(self) -> list[str]:
+        with self._timed("text"):
+            if self.text is not None:
+                self._say(f"yours: {self.text}")
+                return [self.text]
+            path = self.out / "text" / "python.jsonl"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            documents, size = write_jsonl(path)
+            self._say(f"documentation strings of Python's standard library and its help topics, {path}")
+            self._say(f"{documents:,} documents, {human_bytes(size)}")
+            return [str(path)]
+
+    def _train_tokenizer(self, inputs: list[str]) -> None:
+        with self._timed(f"tokenizer: byte-level BPE of {_VOCABULARY:,} ids"):
+            uri = str(self.out / "tokenizer")
+            texts = sample_texts(inputs, BuildOptions(), _SAMPLE)
+            tokenizer = train_tokenizer("byte_bpe", texts, _VOCABULARY)
+            if (self.out / "tokenizer").exists() and load_tokenizer(uri).hash != tokenizer.hash:
+                raise TokenizerError(
+                    f"{self.out} holds a demo on other text", remedy="give another folder with --out"
+                )
+            save_tokenizer(tokenizer, uri)
+            self._say(f"{uri} (hash {tokenizer.hash[:12]})")
+
+    def _build_corpus(self, inputs: list[str]) -> None:
+        with self._timed("corpus: shards with hashes, duplicates dropped, held-out documents apart"):
+            fraction = load("quickstart").corpus.heldout.fraction
+            options = BuildOptions(heldout_fraction=fraction, workers=automatic_workers(inputs))
+            watch = BuildWatch(self.console)
+            uri = str(self.out / "corpus")
+            try:
+                build_corpus(inputs, uri, str(self.out / "tokenizer"), options, watch.update)
+            finally:
+                watch.close()
+            stats = corpus_stats(uri)
+            held = (
+                f"{stats.heldout.documents:,} documents, {human_count(stats.heldout.tokens)} tokens held out"
+            )
+            trained = (
+                f"{stats.train.documents:,} documents, {human_count(stats.train.tokens)} tokens to train on"
+            )
+            self._say(f"{trained}; {held}")
+
+    def _create_run(self) -> runs.Run:
+        with self._timed("run: recipe quickstart, resolved and recorded"):
+            uri = str(self.out / "run")
+            recipe = load(
+                "quickstart",
+                (f"corpus.sources.text.uri={self.out / 'corpus'}", f"tokenizer.uri={self.out / 'tokenizer'}"),
+            )
+            now = datetime.now(UTC)
+            if (self.out / "run" / runs.RECORD).exists():
+                return runs.reconcile(runs.open_run(uri), recipe=recipe, accept_changes=False, now=now)
+            return runs.init(recipe, uri, now)
+
+    def _train(self, run: runs.Run) -> bool:
+        """Returns whether training was stopped before its end."""
+        ranks, stage = run.recipe.trainers, run.recipe.zero
+        with self._timed(f"training: {ranks} ranks, ZeRO {stage}, data through Ray"):
+            watch = Watch(self.console, run.recipe.total_steps)
+            try:
+                outcome = train(run, watch)
+            finally:
+                watch.close()
+            if outcome.code:
+                self._say(f"stopped at step {outcome.step:,}; the same command goes on from there")
+            return outcome.code != 0
+
+    def _evaluate(self, run: runs.Run) -> None:
+        with self._timed("evaluation on held-out documents"):
+            evaluations = read_history(run.store).evaluations
+            if not evaluations:
+                raise RunError(
+                    f"{run.uri} has no evaluation on record", remedy="remove the folder and start again"
+                )
+            last, counted = evaluations[-1], baselines(run)
+            self._say(f"masked tokens evaluated        {counted.targets:,}")
+            self._say(f"unigram cross-entropy          {counted.unigram:.3f} nats (guessing by frequency)")
+            self._say(
+                f"left-bigram cross-entropy      {counted.bigram:.3f} nats (guessing from the token before)"
+            )
+            self._say(
+                f"held-out loss of the model     {last['loss']:.3f} nats, perplexity {last['perplexity']:.1f}"
+            )
+            below, bigram = counted.unigram - last["loss"], counted.bigram - last["loss"]
+            self._say(f"the model is {below:+.3f} nats better than unigram, {bigram:+.3f} than left-bigram")
+
+    def _export(self, run: runs.Run) -> None:
+        with self._timed("export, and a masked sentence filled with what was exported"):
+            folder = self.out / "model"
+            step = export_run(run, None, str(folder))
+            self._say(
+                f"step {step:,} to {folder}; transformers loads it: AutoModelForMaskedLM, AutoTokenizer"
+            )
+            for sentence in _SENTENCES:
+                guesses = fill_mask(folder, sentence, 4)
+                shown = ", ".join(f"{guess.text.strip()!r} {guess.probability:.0%}" for guess in guesses)
+                self._say(f"{sentence}\n        {shown}")
+
+    def _report(self, run: runs.Run) -> None:
+        with self._timed("report"):
+            page = self.out / "report.html"
+            write_report(run, page, with_baselines=True, now=datetime.now(UTC))
+            self._say(f"open {page} in a browser")
+
+    @contextmanager
+    def _timed(self, title: str) -> Iterator[None]:
+        self._stage += 1
+        self.console.print(f"\n[bold]\\[{self._stage}/{_STAGES}][/] {title}", highlight=False)
+        started = time.monotonic()
+        yield
+        self._say(f"took {human_duration(time.monotonic() - started)}")
+
+    def _say(self, text: str) -> None:
+        self.console.print(f"      {text}", highlight=False, markup=False, soft_wrap=True)

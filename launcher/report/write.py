@@ -1,0 +1,41 @@
+"""From a run to its report file."""
+
+from datetime import datetime
+from pathlib import Path
+
+from launcher.baselines import baselines
+from launcher.history import read_history
+from launcher.report.page import Subject, render
+from launcher.runs import Run
+
+
+def write_report(run: Run, out: Path, *, with_baselines: bool, now: datetime) -> None:
+    """Write the page about `run` to the local file `out`.
+
+    Raises:
+        RunError: metrics of the run are damaged.
+        CorpusError, StoreError: the baselines are asked for and the corpora cannot be read.
+    """
+    page = render(subject(run, with_baselines=with_baselines), read_history(run.store), now)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(page, encoding="utf-8")
+
+
+def subject(run: Run, *, with_baselines: bool) -> Subject:
+    """What the page says about the run besides its history."""
+    record = run.record
+    corpora = {
+        f"corpus {name}": f"{run.recipe.corpus.sources[name].uri} ({fingerprint[:12]})"
+        for name, fingerprint in record.inputs.corpora.items()
+    }
+    tokenizer = {"tokenizer": f"{run.recipe.tokenizer.uri} ({record.inputs.tokenizer[:12]})"}
+    computed = baselines(run) if with_baselines else None
+    return Subject(
+        name=run.recipe.name,
+        uri=run.uri,
+        created=record.created,
+        total_steps=run.recipe.total_steps,
+        recipe=run.recipe.to_yaml(),
+        facts={"run fingerprint": record.fingerprint[:12], **corpora, **tokenizer, **record.versions},
+        baselines={"unigram": computed.unigram, "left bigram": computed.bigram} if computed else {},
+    )

@@ -1,0 +1,133 @@
+"""Any sample of any step of a run, past or future: text, masks, targets, and where it comes from.
+
+It is computed from the recipe and the position alone, by the definition of the stream, so it is what training sees.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.markup import escape
+
+from data_service.positions import Positions, Range
+from data_service.samples.ragged import Samples
+from data_service.stream import Source, Stream
+from data_service.tokenizers.load import load_tokenizer
+from data_service.tokenizers.tokenizer import Tokenizer
+from launcher.errors import RunError
+from launcher.rank import positions
+from launcher.runs import Run
+from launcher.session import stream_spec
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One row of one step, and what it was made from.
+
+    Attributes:
+        step, row, rows: row `row` of the `rows` of step `step`, all counted from 0.
+        phase, epoch, sample: its position in the run's data.
+        source: the text behind it.
+        samples: the row alone, as training gets it.
+        tokenizer: for reading it.
+    """
+
+    step: int
+    row: int
+    rows: int
+    phase: int
+    epoch: int
+    sample: int
+    source: Source
+    samples: Samples
+    tokenizer: Tokenizer
+
+
+def find_sample(run: Run, step: int, row: int) -> Shown:
+    """Row `row` of step `step` of `run`.
+
+    Raises:
+        RunError: the run has no such step, or the step no such row.
+        CorpusError, StoreError: the corpora cannot be read.
+    """
+    if step >= run.recipe.total_steps:
+        raise RunError(
+            f"{run.uri} has no step {step}", remedy=f"its steps are 0 to {run.recipe.total_steps - 1}"
+        )
+    tokenizer = load_tokenizer(run.recipe.tokenizer.uri)
+    cache = run.store.at("cache")
+    streams = [
+        Stream(stream_spec(run, tokenizer, phase), cache=cache) for phase in range(len(run.recipe.phases))
+    ]
+    where: Positions = positions(run, list(streams))
+    ranges = where.ranges(step)
+    place, rows = _place(ranges, row), sum(span.stop - span.start for span in ranges)
+    if place is None:
+        raise RunError(f"step {step} has no row {row}", remedy=f"its rows are 0 to {rows - 1}")
+    phase, epoch, sample = place
+    samples = streams[phase].read(epoch, sample, sample + 1)
+    source = streams[phase].source(epoch, sample)
+    return Shown(step, row, rows, phase, epoch, sample, source, samples, tokenizer)
+
+
+def render(shown: Shown) -> Iterator[str]:
+    """Lines in rich's markup: the position, the text with its targets marked, then a line for each target."""
+    source = shown.source
+    yield (
+        f"[bold]step {shown.step}, row {shown.row}[/] of {shown.rows}: "
+        f"phase {shown.phase}, epoch {shown.epoch}, sample {shown.sample}"
+    )
+    yield (
+        f"from {escape(source.name)} ({escape(source.uri)}): block {source.block}, row {source.row}, "
+        f"text tokens {source.start} to {source.stop}, read {source.epoch} time(s) before"
+    )
+    samples = shown.samples
+    yield f"{len(samples.tokens)} tokens, {len(samples.target_ids)} targets, marked [input -> original]:".replace(
+        "[", "\\["
+    )
+    yield ""
+    yield marked_text(samples, shown.tokenizer)
+    yield ""
+    yield "position  original        input"
+    for position, original in zip(samples.target_positions, samples.target_ids, strict=True):
+        yield _target_line(int(position), int(original), int(samples.tokens[position]), shown.tokenizer)
+
+
+def marked_text(samples: Samples, tokenizer: Tokenizer) -> str:
+    """The row as text, in rich's markup; tokens that are to be predicted as `[what stands there -> what stood]`."""
+    target = np.full(len(samples.tokens), -1, dtype=np.int64)
+    target[samples.target_positions] = samples.target_ids
+    parts = []
+    for is_target, run in groupby(range(len(target)), key=lambda index: bool(target[index] >= 0)):
+        indices = list(run)
+        if is_target:
+            parts += [_mark(int(samples.tokens[i]), int(target[i]), tokenizer) for i in indices]
+        else:
+            parts.append(escape(tokenizer.decode(_ids(samples, indices))))
+    return "".join(parts)
+
+
+def _ids(samples: Samples, indices: list[int]) -> NDArray[np.int64]:
+    return samples.tokens[indices[0] : indices[-1] + 1].astype(np.int64)
+
+
+def _mark(given: int, original: int, tokenizer: Tokenizer) -> str:
+    pair = f"[{tokenizer.decode([given])} -> {tokenizer.decode([original])}]"
+    return f"[bold yellow]{escape(pair)}[/]"
+
+
+def _target_line(position: int, original: int, given: int, tokenizer: Tokenizer) -> str:
+    kind = "masked" if given == tokenizer.special.mask else "kept" if given == original else "random"
+    piece = "" if kind == "kept" else f"  {tokenizer.piece(given)}"
+    return escape(f"{position:8}  {tokenizer.piece(original):<14}  {kind}{piece}")
+
+
+def _place(ranges: tuple[Range, ...], row: int) -> tuple[int, int, int] | None:
+    """(phase, epoch, sample) of a row of a step; None beyond its last."""
+    for span in ranges:
+        if row < span.stop - span.start:
+            return span.phase, span.epoch, span.start + row
+        row -= span.stop - span.start
+    return None
