@@ -1,4 +1,4 @@
-"""The decision that a checkpoint exists: rank 0's, from every rank's receipt or error, the same for all ranks."""
+"""The decision that a checkpoint exists: rank 0's, from every rank's receipt or error, known to all ranks."""
 
 import platform
 from collections.abc import Sequence
@@ -75,7 +75,7 @@ class Commit:
     now: float
 
     def decide(self, answers: Sequence[JsonValue]) -> JsonValue:
-        """The verdict on what the ranks answered (`Receipt` or error): what `outcome_of` reads on every rank."""
+        """The verdict on the ranks' answers (`Receipt` or error), as `outcome_of` reads it on every rank."""
         errors = [answer["error"] for answer in answers if isinstance(answer, dict) and "error" in answer]
         if errors:
             return {"failed": "; ".join(str(error) for error in errors)}

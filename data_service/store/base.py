@@ -64,8 +64,8 @@ class Store(Protocol):
         """Remove; absent is not an error."""
         ...
 
-    def remove_leftovers(self, prefix: str, *, older_than_s: float) -> int:
-        """Free what writes under `prefix` that never finished still occupy; returns how many there were.
+    def remove_leftovers(self, folder: str, *, older_than_s: float) -> int:
+        """Free what writes below `folder` ("" for all) that never finished still occupy; returns how many.
 
         Leftovers are invisible to every other method. Those younger than `older_than_s` seconds are kept:
         their writer may be alive.

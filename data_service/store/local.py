@@ -101,17 +101,17 @@ class LocalStore:
             return
         _remove_empty(path.parent, self.root)
 
-    def remove_leftovers(self, prefix: str, *, older_than_s: float) -> int:
+    def remove_leftovers(self, folder: str, *, older_than_s: float) -> int:
         count = 0
         deadline = time.time() - older_than_s
-        base = self.root / checked(self.uri, child(prefix, "")) if prefix else self.root
-        for folder, _, names in os.walk(base):
-            for path in (Path(folder, name) for name in names if name.startswith(TEMPORARY)):
+        base = self.root / checked(self.uri, child(folder, "")) if folder else self.root
+        for place, _, names in os.walk(base):
+            for path in (Path(place, name) for name in names if name.startswith(TEMPORARY)):
                 with _translated(path), suppress(FileNotFoundError):  # its writer may finish meanwhile
                     if path.stat().st_mtime < deadline:
                         path.unlink()
                         count += 1
-            _remove_empty(Path(folder), self.root)
+            _remove_empty(Path(place), self.root)
         return count
 
     def _path(self, key: str) -> Path:

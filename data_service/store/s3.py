@@ -186,10 +186,11 @@ class S3Store:
         name = self._name(key)
         self._call(name, lambda client: client.delete_object(Bucket=self.bucket, Key=name))
 
-    def remove_leftovers(self, prefix: str, *, older_than_s: float) -> int:
+    def remove_leftovers(self, folder: str, *, older_than_s: float) -> int:
         """Aborts unfinished multipart uploads (1,000 a call): their parts are kept, and paid for, so long."""
         deadline = datetime.fromtimestamp(time.time() - older_than_s, UTC)
-        start = child(self.prefix, prefix)
+        start = child(self.prefix, folder)
+        start += "/" if start else ""
         answer = self._call(
             start, lambda client: client.list_multipart_uploads(Bucket=self.bucket, Prefix=start)
         )

@@ -24,13 +24,15 @@ class FaultProxy:
 
     "reset" breaks the connection before the request reaches the server, "reset after" once the server has
     carried it out; "truncate" ends the body half-way; "garble" flips a bit in the middle of the body.
-    `only` limits the plan to matching requests: it is given the method and the path.
+    `only` limits faults to matching requests: it is given the method and the path. `always` is the fault once
+    the plan is used up. `requests` records what came, as (method, path, access key).
     """
 
     def __init__(self, upstream: str) -> None:
         self.plan: deque[Fault] = deque()
         self.only: Callable[[str, str], bool] = lambda method, path: True
-        self.requests: list[str] = []
+        self.always: Fault | None = None
+        self.requests: list[tuple[str, str, str]] = []
         self._lock = threading.Lock()
         proxy, target = self, urlsplit(upstream).netloc
 
@@ -42,10 +44,13 @@ class FaultProxy:
         self._server.daemon_threads = True
         self.endpoint = f"http://127.0.0.1:{self._server.server_address[1]}"
 
-    def next(self, method: str, path: str) -> Fault | None:
+    def next(self, method: str, path: str, authorization: str) -> Fault | None:
         with self._lock:
-            self.requests.append(f"{method} {path}")
-            return self.plan.popleft() if self.plan and self.only(method, path) else None
+            key = authorization.partition("Credential=")[2].partition("/")[0]
+            self.requests.append((method, path, key))
+            if not self.only(method, path):
+                return None
+            return self.plan.popleft() if self.plan else self.always
 
     def __enter__(self) -> "FaultProxy":
         threading.Thread(
@@ -65,7 +70,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _serve(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        fault = self.faults.next(self.command, self.path)
+        fault = self.faults.next(self.command, self.path, self.headers.get("Authorization", ""))
         if fault == "reset":
             self._break()
         elif fault in _ERRORS:

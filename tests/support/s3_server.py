@@ -2,10 +2,14 @@
 
 import os
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import boto3
 import pytest
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
 
 
 @dataclass(frozen=True)
@@ -37,15 +41,17 @@ class S3Server:
             monkeypatch.setenv(name, value)
         return self
 
-    def new_bucket(self) -> str:
-        """The name of a new, empty bucket."""
-        name = f"test-{uuid4().hex[:12]}"
-        client = boto3.client(
+    def client(self) -> "S3Client":
+        return boto3.Session().client(
             "s3",
             endpoint_url=self.endpoint,
             aws_access_key_id=self.access_key,
             aws_secret_access_key=self.secret_key,
             region_name="us-east-1",
         )
-        client.create_bucket(Bucket=name)
+
+    def new_bucket(self) -> str:
+        """The name of a new, empty bucket."""
+        name = f"test-{uuid4().hex[:12]}"
+        self.client().create_bucket(Bucket=name)
         return name

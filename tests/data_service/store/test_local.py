@@ -1,0 +1,137 @@
+"""What only folders do: file-system errors, races with their own clean-up, leftovers of interrupted writes."""
+
+import errno
+import os
+import resource
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from data_service.store.errors import AccessDenied, BadUri, OutOfSpace, StoreUnavailable
+from data_service.store.local import LocalStore
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    return LocalStore(tmp_path / "store")
+
+
+@contextmanager
+def files_limited_to(size: int) -> Iterator[None]:
+    """The kernel refuses to let this process write files larger than `size` bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_write_without_room_fails_and_leaves_the_old_bytes_and_nothing_else(store: LocalStore) -> None:
+    store.put("a/b", b"old")
+    with files_limited_to(1 << 16), pytest.raises(OutOfSpace, match="a/b"):
+        store.put("a/b", bytes(1 << 20))
+    assert store.get("a/b") == b"old"
+    assert os.listdir(store.root / "a") == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [
+        (errno.ENOSPC, OutOfSpace),
+        (errno.EDQUOT, OutOfSpace),
+        (errno.EROFS, AccessDenied),
+        (errno.EIO, StoreUnavailable),
+    ],
+)
+def test_the_systems_errors_have_our_names(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch, number: int, kind: type[Exception]
+) -> None:
+    def refuse(descriptor: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(kind, match=os.strerror(number)):
+        store.put("key", b"x")
+
+
+def test_a_folder_of_somebody_else_is_denied(store: LocalStore) -> None:
+    store.put("mine/key", b"x")
+    (store.root / "mine").chmod(0o500)
+    root = os.geteuid() == 0
+    if root:
+        store.root.chmod(0o700)
+        os.seteuid(65534)
+    try:
+        with pytest.raises(AccessDenied, match="Permission denied"):
+            store.put("mine/other", b"x")
+    finally:
+        if root:
+            os.seteuid(0)
+        (store.root / "mine").chmod(0o700)
+
+
+def test_a_key_below_an_object_is_refused(store: LocalStore) -> None:
+    store.put("a", b"x")
+    with pytest.raises(BadUri, match="cannot be written"):
+        store.put("a/b", b"x")
+    store.put("folder/key", b"x")
+    with pytest.raises(BadUri, match="cannot be written"):
+        store.put_if_absent("folder", b"x")
+
+
+def test_deleting_leaves_no_empty_folders(store: LocalStore) -> None:
+    store.put("a/b/c", b"x")
+    store.put("a/d", b"x")
+    store.delete("a/b/c")
+    assert os.listdir(store.root / "a") == ["d"]
+    store.delete("a/d")
+    assert os.listdir(store.root) == []
+
+
+def test_writers_win_against_deletes_that_take_their_folder_away(store: LocalStore) -> None:
+    start = threading.Barrier(2)
+
+    def churn(key: str) -> None:
+        start.wait()
+        for _ in range(300):
+            store.put(key, b"x")
+            store.delete(key)
+        store.put(key, key.encode())
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(churn, ["folder/a", "folder/b"]))
+    assert [store.get(entry.key) for entry in store.list()] == [b"folder/a", b"folder/b"]
+
+
+def test_leftovers_are_invisible_and_removed_when_old(store: LocalStore) -> None:
+    store.put("data/a", b"x")
+    left = store.root / "data" / ".tmp-interrupted"
+    left.write_bytes(b"half")
+    alone = store.root / "gone" / ".tmp-interrupted"
+    alone.parent.mkdir()
+    alone.write_bytes(b"half")
+    os.utime(alone, (0, 0))
+    assert [entry.key for entry in store.list()] == ["data/a"]
+    assert store.remove_leftovers("", older_than_s=3600) == 1
+    assert left.exists()
+    assert os.listdir(store.root) == ["data"]
+
+
+def test_a_link_whose_answer_was_lost_counts_as_ours(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = os.link
+
+    def repeated(source: Path, target: Path) -> None:  # as NFS does
+        link(source, target)
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", repeated)
+    assert store.put_if_absent("key", b"mine")
+    assert not store.put_if_absent("key", b"other")
+    assert store.get("key") == b"mine"
