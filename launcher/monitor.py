@@ -1,7 +1,7 @@
 """The monitor: one small Ray actor through which ranks and the driver talk beside the training itself.
 
-Ranks report that they are alive and how far they are; the driver asks how the run stands and says when to stop. It holds
-nothing a run needs to continue: if it dies with its node, the next start has a new one.
+Ranks report that they are alive and how far they are; the driver asks how the run stands and says when to stop.
+It holds nothing a run needs to continue: if it dies with its node, the next start has a new one.
 """
 
 import time
@@ -10,6 +10,10 @@ from typing import Any
 
 import ray
 
+from checkpoints.attempt import Attempt, Heartbeat, Owner, claim
+
+STUCK_STARTS = 3
+
 
 @dataclass(frozen=True)
 class Fatal:
@@ -17,6 +21,21 @@ class Fatal:
 
     problem: str
     remedy: str
+
+
+@dataclass
+class Progress:
+    """Starts without a finished step between them."""
+
+    starts: int = 0
+
+    def stuck(self) -> bool:
+        """Counts one more start; True if too many have come to nothing."""
+        self.starts += 1
+        return self.starts > STUCK_STARTS
+
+    def step_done(self) -> None:
+        self.starts = 0
 
 
 @dataclass
@@ -44,16 +63,35 @@ class Status:
 
 
 class MonitorState:
-    """The actor's body."""
+    """The actor's body. It claims the attempts after the first, in the driver's name, and beats for the newest."""
 
-    def __init__(self) -> None:
+    def __init__(self, attempt: Attempt, owner: Owner) -> None:
+        self._store, self._owner = attempt.store, owner
+        self._first: Attempt | None = attempt
+        self._heart: Heartbeat | None = None
         self._status = Status()
         self._stop = False
+        self._progress = Progress()
 
-    def started(self, attempt: int) -> None:
+    def enter(self) -> int | None:
+        """A group of ranks starts: the number of its attempt; None if no start can cure what ended the last one."""
+        if self._progress.stuck():
+            self.fail(
+                f"the ranks died {STUCK_STARTS} times in a row before finishing a step",
+                "see the errors above; after mending, the same command resumes the run",
+            )
+        if self._status.fatal is not None:
+            return None
+        attempt, self._first = self._first or claim(self._store, owner=self._owner), None
+        if self._heart is not None:
+            self._heart.__exit__()
+        self._heart = Heartbeat(attempt)
+        self._heart.__enter__()
         self._status.starts += 1
-        self._status.attempt = attempt
+        self._status.attempt = attempt.number
         self._status.beats.clear()
+        self._status.finished = None
+        return attempt.number
 
     def beat(self, rank: int, step: int, doing: str) -> bool:
         """A sign of life. Returns whether the run should stop at the next step."""
@@ -65,12 +103,13 @@ class MonitorState:
             self._status.evaluation = record
         else:
             self._status.record = record
+            self._progress.step_done()
 
     def note(self, text: str) -> None:
         """A line for the operator."""
         self._status.notes.append(text)
 
-    def finished(self, step: int) -> None:
+    def finish(self, step: int) -> None:
         self._status.finished = step
 
     def fail(self, problem: str, remedy: str) -> None:
@@ -91,6 +130,6 @@ class MonitorState:
         return snapshot
 
 
-def start_monitor() -> Any:
+def start_monitor(attempt: Attempt, owner: Owner) -> Any:
     """A handle that travels to the ranks. Lives as long as the driver."""
-    return ray.remote(MonitorState).options(num_cpus=0, max_restarts=0).remote()
+    return ray.remote(MonitorState).options(num_cpus=0, max_restarts=0).remote(attempt, owner)

@@ -1,0 +1,113 @@
+"""When a run saves and what it keeps: the checkpoints package, driven by the training loop."""
+
+import time
+from collections.abc import Callable
+
+from checkpoints.attempt import Attempt
+from checkpoints.commit import Committed, Failed, Outcome
+from checkpoints.errors import CheckpointError
+from checkpoints.gather import Peers
+from checkpoints.layout import Manifest
+from checkpoints.retention import tidy
+from checkpoints.save import Saver
+from data_service.store.base import Store
+from data_service.store.errors import StoreError
+from encoder_core.train.engine import Engine
+from encoder_core.train.state import TrainState
+from launcher.rank_journal import RankJournal
+from launcher.recipe import Checkpointing
+
+BEGAN = "checkpoints/began.json"  # there has been a commit: finding none later is an error, not a fresh start
+
+
+class RunKeeper:
+    """One rank's hand on the run's checkpoints. Whether and when it saves changes nothing in the training.
+
+    A save that fails is recorded and tried again at the next one due; only at the end is it an error.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        attempt: Attempt,
+        peers: Peers,
+        settings: Checkpointing,
+        journal: RankJournal,
+        resumed: Manifest | None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._saver = Saver(store, attempt, peers, resumed=resumed)
+        self._store, self._attempt, self._rank = store, attempt, peers.rank
+        self._settings, self._journal, self._clock = settings, journal, clock
+        self._begun_at = clock()
+
+    def due(self, step: int) -> bool:
+        """Whether to save once `step` steps are done: a multiple of the interval, or the time has come."""
+        if self._saver.underway is not None:
+            return False
+        every = self._settings.every
+        by_count = every.steps is not None and step % every.steps == 0
+        by_time = every.minutes is not None and self._clock() - self._begun_at >= 60 * every.minutes
+        return by_count or by_time
+
+    def ready(self) -> bool:
+        return self._saver.ready()
+
+    def begin(self, engine: Engine, state: TrainState) -> None:
+        """Copy and start uploading. Training waits for the copy only."""
+        self._begun_at = self._clock()
+        self._saver.begin(state.step, engine.fragments(), engine.shapes, state.to_json())
+
+    def commit(self) -> None:
+        """Collective. Metrics are flushed first: what a checkpoint says happened is on record when it exists."""
+        self._record(self._commit())
+
+    def finish(self, engine: Engine, state: TrainState) -> None:
+        """Commit `state` unless it is committed already; wait for it.
+
+        Raises:
+            CheckpointError: the last save failed, so the work since the one before would be lost silently.
+        """
+        if self._saver.underway is not None:
+            self._saver.wait()
+            self.commit()
+        if self._saver.last_step != state.step:
+            self.begin(engine, state)
+            self._saver.wait()
+            outcome = self._commit()
+            self._record(outcome)
+            if isinstance(outcome, Failed):
+                raise CheckpointError(
+                    f"the final checkpoint of step {state.step} failed: {outcome.reason}",
+                    remedy="mend the cause and run the same command again: it resumes from the last commit",
+                )
+        self._saver.close()
+
+    def _commit(self) -> Outcome:
+        self._journal.flush()
+        return self._saver.commit()
+
+    def _record(self, outcome: Outcome) -> None:
+        match outcome:
+            case Committed():
+                self._journal.event(
+                    "commit",
+                    step=outcome.step,
+                    bytes=outcome.bytes,
+                    blocked=outcome.blocked_s,
+                    seconds=outcome.background_s,
+                )
+                if self._rank == 0:
+                    self._store.put_if_absent(BEGAN, b"{}\n")
+                    self._tidy()
+            case Failed():
+                self._journal.event("commit_failed", step=outcome.step, reason=outcome.reason)
+                self._journal.note(f"checkpoint of step {outcome.step} failed: {outcome.reason}")
+
+    def _tidy(self) -> None:
+        """Delete what has expired. The store failing here costs space until the next commit, nothing else."""
+        every = self._settings.keep_every.steps if self._settings.keep_every else None
+        try:
+            tidy(self._store, self._attempt, keep_last=self._settings.keep_last, keep_every=every)
+        except StoreError as error:
+            self._journal.event("tidy_failed", reason=error.problem)

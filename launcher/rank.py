@@ -1,0 +1,137 @@
+"""One rank from start to end: agree on a checkpoint, build, load, train. Knows nothing of Ray."""
+
+import os
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import torch
+
+from checkpoints.attempt import Attempt
+from checkpoints.gather import Peers
+from checkpoints.load import Good, Reader, newest_good
+from data_service.positions import Phase, Positions
+from data_service.spec import StreamSpec
+from data_service.store.local import LocalStore
+from data_service.tokenizers.load import load_tokenizer
+from data_service.tokenizers.tokenizer import Tokenizer
+from encoder_core.train.control import Control
+from encoder_core.train.engine import Engine
+from encoder_core.train.loop import Plan, Trainer
+from encoder_core.train.state import TrainState
+from encoder_core.train.zero_state import KINDS, MASTER
+from launcher import session
+from launcher.errors import RunError
+from launcher.keeper import BEGAN, RunKeeper
+from launcher.metrics import Journal
+from launcher.rank_data import RankData, SampleStream, Share
+from launcher.rank_journal import Link, RankJournal
+from launcher.runs import Run
+from launcher.tensorboard import TensorBoardFiles
+
+OpenStream = Callable[[StreamSpec], SampleStream]
+
+
+def run_rank(
+    run: Run, attempt: Attempt, control: Control, peers: Peers, open_stream: OpenStream, link: Link
+) -> TrainState:
+    """Train this rank's part of `run` until it is complete or a stop is requested; the result is committed.
+
+    Raises:
+        NoGoodCheckpoint, RunError: nothing to resume from, though the run had begun.
+        Superseded: a newer attempt of the run has been claimed.
+        UserError kinds of the packages below: damaged data, a store that does not answer, and the like.
+    """
+    link.beat(0, "starting")
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // control.world))
+    torch.use_deterministic_algorithms(run.recipe.deterministic)
+    tokenizer = load_tokenizer(run.recipe.tokenizer.uri)
+    good = _resume_point(run, peers)
+    model = session.build_model(run.recipe, tokenizer)
+    engine = Engine(model, session.build_optimizer(run.recipe, model), session.engine_config(run.recipe))
+    link.beat(0, "loading")
+    state = _load(run, engine, good, tokenizer)
+    journal = _journal(run, attempt, control, link, state)
+    _record_start(journal, state, good, control)
+    keeper = RunKeeper(
+        run.store, attempt, peers, run.recipe.checkpoint, journal, good.manifest if good else None
+    )
+    data = _data(run, tokenizer, control, engine, open_stream, model.target_counts)
+    plan = Plan(
+        run.recipe.seed,
+        run.recipe.total_steps,
+        session.schedule(run.recipe),
+        run.recipe.evaluation.every.steps,
+    )
+    trainer = Trainer(engine, control, data, keeper, journal, plan, link.stop_requested)
+    with closing(data), closing(journal):
+        return trainer.train(state)
+
+
+def _resume_point(run: Run, peers: Peers) -> Good | None:
+    """The checkpoint all ranks resume from; None only if the run never had one: no silent restart from zero."""
+    good = newest_good(run.store, peers)
+    if good is None and run.store.size(BEGAN) is not None:
+        raise RunError(
+            f"{run.uri} had checkpoints, and none is left",
+            remedy="restore its checkpoints/ folder from a copy, or start a new run",
+        )
+    if good is not None and peers.rank == 0:
+        run.store.put_if_absent(BEGAN, b"{}\n")
+    return good
+
+
+def _load(run: Run, engine: Engine, good: Good | None, tokenizer: Tokenizer) -> TrainState:
+    if good is not None:
+        with Reader(run.store, good.manifest) as reader:
+            engine.restore(KINDS, reader.read)
+        return TrainState.from_json(good.manifest.state)
+    weights = session.initial_weights(run, tokenizer)
+    if weights is not None:
+        engine.restore((MASTER,), weights)
+    return TrainState()
+
+
+def _data(
+    run: Run,
+    tokenizer: Tokenizer,
+    control: Control,
+    engine: Engine,
+    open_stream: OpenStream,
+    count: Callable[..., dict[str, int]],
+) -> RankData:
+    phases = run.recipe.phases
+    streams = [open_stream(session.stream_spec(run, tokenizer, number)) for number in range(len(phases))]
+    heldout = open_stream(session.heldout_spec(run, tokenizer))
+    rows = min(run.recipe.evaluation.samples, heldout.samples_per_epoch)
+    share = Share(control.rank, control.world, run.recipe.microbatch)
+    return RankData(streams, positions(run, streams), (heldout, rows), share, engine.device, count)
+
+
+def positions(run: Run, streams: list[SampleStream]) -> Positions:
+    """From step to samples, given each phase's stream."""
+    return Positions(
+        [
+            Phase.of_samples(phase.steps, phase.batch.sequences or 0, stream.samples_per_epoch)
+            for phase, stream in zip(run.recipe.phases, streams, strict=True)
+        ]
+    )
+
+
+def _journal(run: Run, attempt: Attempt, control: Control, link: Link, state: TrainState) -> RankJournal:
+    if control.rank != 0:
+        return RankJournal(link, None, None)
+    files = None
+    if run.recipe.logging.tensorboard and isinstance(run.store, LocalStore):
+        files = TensorBoardFiles(Path(run.store.root) / "tensorboard", state.step)
+    return RankJournal(link, Journal(run.store, attempt.number, run.recipe.logging.flush_seconds), files)
+
+
+def _record_start(journal: RankJournal, state: TrainState, good: Good | None, control: Control) -> None:
+    if good is None:
+        journal.event("start", step=0, world=control.world)
+        return
+    journal.event("resume", step=state.step, attempt_of=good.manifest.attempt, world=control.world)
+    for damage in good.passed_over:
+        journal.event("damaged_checkpoint", what=damage)
+        journal.note(f"passed over a damaged checkpoint: {damage}")

@@ -1,0 +1,71 @@
+"""What a rank writes down: rank 0 keeps metrics, events and TensorBoard; every rank gives signs of life."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from encoder_core.train.metrics import StepReport
+from launcher.metrics import Journal, evaluation_record
+from launcher.tensorboard import TensorBoardFiles
+
+
+class Link(Protocol):
+    """A rank's line to its supervisor."""
+
+    def beat(self, step: int, doing: str) -> None: ...
+    def record(self, record: dict[str, Any]) -> None: ...
+    def note(self, text: str) -> None: ...
+    def stop_requested(self) -> bool: ...
+
+
+@dataclass(frozen=True)
+class RankJournal:
+    """`journal` and `tensorboard` are None on all ranks but the first."""
+
+    link: Link
+    journal: Journal | None
+    tensorboard: TensorBoardFiles | None
+
+    def step(self, report: StepReport) -> None:
+        self.link.beat(report.before.step + 1, "training")
+        if self.journal is None:
+            return
+        record = report.record()
+        self._write(record)
+        if self.tensorboard is not None:
+            self.tensorboard.step(record)
+        if not report.update.applied:
+            self.event("skipped_step", step=report.before.step, reason="the gradient was not finite")
+        self.journal.flush_due(time.monotonic())
+
+    def evaluation(self, step: int, figures: Mapping[str, float]) -> None:
+        if self.journal is None:
+            return
+        record = evaluation_record(step, figures)
+        self._write(record)
+        if self.tensorboard is not None:
+            self.tensorboard.evaluation(record)
+
+    def event(self, kind: str, **fields: object) -> None:
+        if self.journal is not None:
+            self.journal.event(kind, time.time(), **fields)
+
+    def note(self, text: str) -> None:
+        if self.journal is not None:
+            self.link.note(text)
+
+    def flush(self) -> None:
+        if self.journal is not None:
+            self.journal.flush()
+
+    def close(self) -> None:
+        """Everything on record, files closed. Called however training ends."""
+        self.flush()
+        if self.tensorboard is not None:
+            self.tensorboard.close()
+
+    def _write(self, record: dict[str, Any]) -> None:
+        assert self.journal is not None
+        self.journal.metric(record)
+        self.link.record(record)

@@ -1,0 +1,135 @@
+"""From a run to the things its recipe describes: data streams, model, optimizer, schedule. A small function each."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from checkpoints.gather import Alone
+from checkpoints.hf.load import weights_for
+from checkpoints.load import Reader, newest_good
+from data_service.spec import SourceSpec, StreamSpec, WindowSize
+from data_service.store.open import open_store
+from data_service.tokenizers.tokenizer import Tokenizer
+from encoder_core.layers.initialise import initialise
+from encoder_core.objectives.mlm import MaskedLanguageModel, masked_language_model
+from encoder_core.optim.adamw import AdamW, AdamWConfig
+from encoder_core.optim.groups import parameter_groups
+from encoder_core.optim.lamb import Lamb, LambConfig
+from encoder_core.optim.schedules import learning_rate
+from encoder_core.train.engine import EngineConfig
+from encoder_core.train.seeding import draw_seed
+from encoder_core.train.zero_state import MASTER, Read
+from launcher.errors import RunError
+from launcher.recipe import Recipe
+from launcher.runs import Run
+
+WINDOW_BATCHES = 16
+WEIGHTS_STEP = -1  # the "step" from whose draws the initial weights come
+
+
+def stream_spec(run: Run, tokenizer: Tokenizer, phase: int) -> StreamSpec:
+    """The training samples of one phase."""
+    batch = run.recipe.phases[phase].batch
+    length = run.recipe.phases[phase].length
+    rows = batch.sequences or max(1, (batch.tokens or length) // length)
+    return _spec(run, tokenizer, "train", length, WindowSize(samples=WINDOW_BATCHES * rows))
+
+
+def heldout_spec(run: Run, tokenizer: Tokenizer) -> StreamSpec:
+    """The held-out samples, as long as the last phase's, under the masks of their epoch 0."""
+    return _spec(run, tokenizer, "heldout", run.recipe.phases[-1].length, WindowSize())
+
+
+def build_model(recipe: Recipe, tokenizer: Tokenizer) -> MaskedLanguageModel:
+    """The model with fresh weights: a function of the recipe's seed, on any machine."""
+    config = recipe.model.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
+    model = masked_language_model(config, checkpoint_activations=recipe.activation_checkpointing)
+    torch.manual_seed(draw_seed(recipe.seed, WEIGHTS_STEP, 0))
+    initialise(model)
+    return model
+
+
+def build_optimizer(recipe: Recipe, model: torch.nn.Module) -> torch.optim.Optimizer:
+    """AdamW or LAMB over the model's decay groups. Its learning rate and update number come with each update."""
+    settings = optimizer_settings(recipe)
+    groups = parameter_groups(model, settings.weight_decay)
+    return AdamW(groups, settings) if isinstance(settings, AdamWConfig) else Lamb(groups, settings)
+
+
+def optimizer_settings(recipe: Recipe) -> AdamWConfig | LambConfig:
+    settings = recipe.optimizer.adamw or recipe.optimizer.lamb
+    assert settings is not None  # the recipe has exactly one
+    return settings
+
+
+def engine_config(recipe: Recipe) -> EngineConfig:
+    return EngineConfig(
+        recipe.zero, recipe.precision, optimizer_settings(recipe).clip, recipe.stage3_persistence
+    )
+
+
+def schedule(recipe: Recipe) -> Callable[[int], float]:
+    """Step -> learning rate."""
+    peak, total = optimizer_settings(recipe).lr, recipe.total_steps
+    return lambda step: learning_rate(recipe.schedule, peak=peak, total=total, step=step)
+
+
+def initial_weights(run: Run, tokenizer: Tokenizer) -> Read | None:
+    """What a fresh run begins from, if `start` names something: another run's newest checkpoint, or a folder in
+    the transformers format. None for fresh weights.
+
+    Raises:
+        RunError: the run it names has no checkpoint.
+        ModelError: the folder's model is not the recipe's.
+    """
+    start = run.recipe.start
+    if start == "scratch":
+        return None
+    store = open_store(start)
+    if store.size("run.json") is None:
+        config = run.recipe.model.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
+        tensors = weights_for(config, Path(start.removeprefix("file://")))
+        return _from_tensors(tensors)
+    good = newest_good(store, Alone())
+    if good is None:
+        raise RunError(
+            f"start: {start} is a run without a checkpoint", remedy="train it first, or start: scratch"
+        )
+    return Reader(store, good.manifest).read
+
+
+def _from_tensors(tensors: dict[str, Tensor]) -> Read:
+    def read(name: str, kind: str, start: int, stop: int) -> Tensor:
+        assert kind == MASTER
+        return tensors[name].flatten()[start:stop]
+
+    return read
+
+
+def _spec(
+    run: Run, tokenizer: Tokenizer, split: Literal["train", "heldout"], length: int, window: WindowSize
+) -> StreamSpec:
+    recipe = run.recipe
+    return StreamSpec(
+        sources=tuple(
+            SourceSpec(
+                name=name,
+                uri=source.uri,
+                manifest_fingerprint=run.record.inputs.corpora[name],
+                weight=None if source.weight == "auto" else source.weight,
+            )
+            for name, source in recipe.corpus.sources.items()
+        ),
+        split=split,
+        packing=recipe.input.packing,
+        length=length,
+        masking=recipe.objective.mlm,
+        special=tokenizer.special,
+        never_masked=tuple(int(i) for i in tokenizer.special_mask.nonzero()[0]),
+        vocab_size=tokenizer.vocab_size,
+        seed=recipe.seed,
+        window=window,
+    )

@@ -1,0 +1,98 @@
+"""The function Ray Train runs on every rank: joins the group, keeps a line to the monitor, and trains."""
+
+import threading
+import traceback
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+import ray.train
+import torch.distributed as dist
+
+from checkpoints.attempt import Attempt
+from checkpoints.gather import GlooPeers
+from data_service.client import FeedClient
+from data_service.errors import UserError as DataError
+from data_service.feed import FeedHandle
+from data_service.store.errors import StoreUnavailable
+from encoder_core.errors import UserError as ModelError
+from encoder_core.train.control import Control
+from launcher.rank import run_rank
+from launcher.runs import open_run
+
+BEAT_S = 1.0
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What the driver hands every rank."""
+
+    run_uri: str
+    monitor: Any
+    feed: FeedHandle
+
+
+def train_rank(config: dict[str, Assignment]) -> None:
+    """A rank's life. A mistake no restart can cure is reported to the monitor before it ends the group."""
+    assignment = config["assignment"]
+    link = RayLink(assignment.monitor, ray.train.get_context().get_world_rank())
+    try:
+        _train(assignment, link)
+    except StoreUnavailable:
+        raise  # a store may come back: let the group be restarted
+    except (DataError, ModelError) as error:
+        ray.get(assignment.monitor.fail.remote(error.problem, error.remedy))
+        raise
+    except BaseException:
+        where = ray.get_runtime_context().get_node_id()
+        link.note(f"rank {link.rank} failed on node {where[:8]}:\n{traceback.format_exc()}")
+        raise
+    finally:
+        link.close()
+
+
+def _train(assignment: Assignment, link: "RayLink") -> None:
+    control = Control.join()
+    peers = GlooPeers(dist.new_group(backend="gloo"))
+    granted = ray.get(assignment.monitor.enter.remote()) if peers.rank == 0 else None
+    number = peers.all_gather(granted)[0]
+    if not isinstance(number, int):
+        return  # the monitor refused: the driver knows why
+    run = open_run(assignment.run_uri)
+    attempt = Attempt(run.store, number)
+    state = run_rank(run, attempt, control, peers, lambda spec: FeedClient(assignment.feed, spec), link)
+    if peers.rank == 0:
+        ray.get(assignment.monitor.finish.remote(state.step))
+
+
+class RayLink:
+    """A rank's line to the monitor. A thread beats, so that a rank deep in a collective still shows where it is."""
+
+    def __init__(self, monitor: Any, rank: int) -> None:
+        self._monitor, self.rank = monitor, rank
+        self._where = (0, "starting")
+        self._stop = threading.Event()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="beat", daemon=True)
+        self._thread.start()
+
+    def beat(self, step: int, doing: str) -> None:
+        self._where = (step, doing)
+
+    def record(self, record: dict[str, Any]) -> None:
+        self._monitor.record.remote(record)
+
+    def note(self, text: str) -> None:
+        self._monitor.note.remote(text)
+
+    def stop_requested(self) -> bool:
+        return self._stop.is_set()
+
+    def close(self) -> None:
+        self._closed.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._closed.wait(BEAT_S):
+            if ray.get(self._monitor.beat.remote(self.rank, *self._where)):
+                self._stop.set()
