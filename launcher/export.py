@@ -3,7 +3,7 @@
 from checkpoints.gather import Alone
 from checkpoints.hf.export import export_model
 from checkpoints.layout import Manifest
-from checkpoints.listing import manifests
+from checkpoints.listing import committed, read_manifest
 from checkpoints.load import Reader, newest_good
 from data_service.store.open import open_store
 from data_service.tokenizers.load import load_tokenizer
@@ -32,9 +32,9 @@ def _choose(run: Run, step: int | None) -> Manifest:
         if good is None:
             raise RunError(f"{run.uri} has no checkpoint yet", remedy=f"maskfleet train {run.uri}")
         return good.manifest
-    found = manifests(run.store).good
-    for manifest in found:
-        if manifest.step == step:
-            return manifest
-    have = ", ".join(str(manifest.step) for manifest in found) or "none"
-    raise RunError(f"{run.uri} has no checkpoint of step {step}", remedy=f"it has: {have}")
+    marks = committed(run.store)
+    chosen = next((mark for mark in marks if mark.step == step), None)  # the newest attempt's comes first
+    if chosen is None:
+        have = ", ".join(str(mark.step) for mark in marks) or "none"
+        raise RunError(f"{run.uri} has no checkpoint of step {step}", remedy=f"it has: {have}")
+    return read_manifest(run.store, chosen)

@@ -26,10 +26,11 @@ def list_checkpoints(run: RunArgument) -> None:
 
     table = Table("step", "committed (UTC)", "attempt", "ranks", "size", "", box=None, pad_edge=False)
     for row in rows(open_run(run).store):
-        when = datetime.fromtimestamp(row.created, UTC).strftime("%Y-%m-%d %H:%M:%S")
-        note = "abandoned: the run went on from an earlier one" if row.abandoned else ""
+        when = "" if row.created is None else f"{datetime.fromtimestamp(row.created, UTC):%Y-%m-%d %H:%M:%S}"
+        abandoned = "abandoned: the run went on from an earlier one" if row.abandoned else ""
+        ranks = "" if row.world_size is None else str(row.world_size)
         size = human_bytes(row.bytes)
-        table.add_row(f"{row.step:,}", when, str(row.attempt), str(row.world_size), size, note)
+        table.add_row(f"{row.step:,}", when, str(row.attempt), ranks, size, row.problem or abandoned)
     Console().print(table)
 
 
