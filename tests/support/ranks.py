@@ -11,9 +11,10 @@ import torch.multiprocessing as mp
 
 
 def run_ranks(function: Callable[..., Any], world: int, *args: Any) -> list[Any]:
-    """`function(rank, world, *args)` on `world` processes; their return values (plain data or NumPy arrays) in rank order.
+    """`function(rank, world, *args)` on `world` processes; what they return, in rank order.
 
-    `function` must be importable by name (put it in a module under tests/support). A rank that raises fails the call.
+    They may return plain data and NumPy arrays. `function` must be importable by name (put it in a module under
+    tests/support). A rank that raises fails the call.
     """
     context = mp.get_context("spawn")
     results: Queue[tuple[int, Any]] = context.Queue()

@@ -108,9 +108,7 @@ def _train_one(
     initialise(model)
     engine = _engine(model, setting)
     if state is not None:
-        engine.restore(
-            KINDS, lambda name, kind, start, end: torch.from_numpy(state[name][kind][start:end])
-        )
+        engine.restore(KINDS, lambda name, kind, start, end: torch.from_numpy(state[name][kind][start:end]))
     steps = []
     for number in range(first, stop):
         model.factor = float("nan") if number == poisoned else 1.0
@@ -149,5 +147,6 @@ def microbatch(step: int, index: int) -> Microbatch:
     ends = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
     positions = torch.cat([torch.arange(int(n)) for n in lengths])
     return Microbatch(
-        index, Batch(tokens, ends.int(), int(lengths.max()), positions, targets, (tokens[targets] + 1) % VOCAB)
+        index,
+        Batch(tokens, ends.int(), int(lengths.max()), positions, targets, (tokens[targets] + 1) % VOCAB),
     )

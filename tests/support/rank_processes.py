@@ -1,0 +1,130 @@
+"""A run's ranks as plain processes, without Ray: what `launcher.worker` does, on gloo and an in-process stream.
+
+As a program it is one rank; imported, it starts a group of them, some told to kill themselves at a step.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from typing import Any
+
+KILLED = -signal.SIGKILL
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a group of ranks ended: exit codes in rank order, and what they printed."""
+
+    codes: list[int]
+    output: str
+
+
+def run_group(
+    run: str,
+    world: int,
+    *,
+    kill: dict[int, int] | None = None,
+    stop_at: int | None = None,
+    timeout: float = 240,
+) -> Ended:
+    """Start `world` ranks on a new attempt and wait for all. `kill` maps a rank to the step at which it dies by
+    SIGKILL; `stop_at` asks for a clean stop at a step. When one rank dies by itself, the others end by error."""
+    with tempfile.TemporaryDirectory() as meeting:
+        ranks = [
+            subprocess.Popen(
+                [
+                    sys.executable,
+                    __file__,
+                    json.dumps(_orders(run, rank, world, meeting, kill or {}, stop_at)),
+                ],
+                env=os.environ | _environment(rank, world),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for rank in range(world)
+        ]
+        outputs = [rank.communicate(timeout=timeout)[0] for rank in ranks]
+    return Ended([rank.returncode for rank in ranks], "\n".join(outputs))
+
+
+def _environment(rank: int, world: int) -> dict[str, str]:
+    return {"OMP_NUM_THREADS": "1", "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
+
+
+def _orders(
+    run: str, rank: int, world: int, meeting: str, kill: dict[int, int], stop_at: int | None
+) -> dict[str, Any]:
+    return {
+        "run": run,
+        "rank": rank,
+        "world": world,
+        "meeting": f"{meeting}/meet",
+        "kill_at": kill.get(rank),
+        "stop_at": stop_at,
+    }
+
+
+class ProcessLink:
+    """A rank's line to nobody, with its orders."""
+
+    def __init__(self, kill_at: int | None, stop_at: int | None) -> None:
+        self._kill_at, self._stop_at, self._step = kill_at, stop_at, 0
+
+    def beat(self, step: int, doing: str) -> None:
+        self._step = step
+        if doing == "training" and step == self._kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def record(self, record: dict[str, Any]) -> None:
+        pass
+
+    def note(self, text: str) -> None:
+        print(text)
+
+    def stop_requested(self) -> bool:
+        return self._step == self._stop_at
+
+
+def _main(orders: dict[str, Any]) -> None:
+    import torch.distributed as dist
+
+    from checkpoints.attempt import Attempt, claim
+    from checkpoints.gather import GlooPeers
+    from data_service.spec import StreamSpec
+    from data_service.stream import Stream
+    from encoder_core.train.control import Control
+    from launcher.rank import run_rank
+    from launcher.runs import open_run
+
+    class InProcess(Stream):
+        def prefetch(self, ranges: object) -> None:
+            pass
+
+        def close(self) -> None:
+            pass
+
+    dist.init_process_group(
+        "gloo", init_method=f"file://{orders['meeting']}", rank=orders["rank"], world_size=orders["world"]
+    )
+    control = Control.join()
+    peers = GlooPeers(dist.new_group(backend="gloo"))
+    run = open_run(orders["run"])
+    claimed = claim(run.store).number if orders["rank"] == 0 else None
+    number = peers.all_gather(claimed)[0]
+
+    def open_stream(spec: StreamSpec) -> InProcess:
+        return InProcess(spec)
+
+    link = ProcessLink(orders["kill_at"], orders["stop_at"])
+    state = run_rank(run, Attempt(run.store, number), control, peers, open_stream, link)
+    print(f"rank {orders['rank']} ended at step {state.step}")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    _main(json.loads(sys.argv[1]))

@@ -1,0 +1,141 @@
+"""Small real runs for tests: text of our own making, a tokenizer, a corpus, and a recipe of a few steps."""
+
+import json
+import random
+from datetime import UTC, datetime
+from pathlib import Path
+
+from checkpoints.gather import Alone
+from checkpoints.load import Reader, newest_good
+from data_service.ingest.build import build_corpus
+from data_service.ingest.options import BuildOptions
+from data_service.tokenizers.load import save_tokenizer
+from data_service.tokenizers.train import train_tokenizer
+from encoder_core.train.zero_state import KINDS
+from launcher import runs
+from launcher.history import History, read_history
+from launcher.recipe import load
+
+WORDS = [
+    "a",
+    "rank",
+    "reads",
+    "its",
+    "rows",
+    "and",
+    "every",
+    "step",
+    "is",
+    "the",
+    "same",
+    "on",
+    "any",
+    "machine",
+    "while",
+    "loss",
+    "falls",
+    "workers",
+    "die",
+    "come",
+    "back",
+    "nothing",
+    "lost",
+]
+
+
+def write_text(path: Path, documents: int = 30, seed: int = 3) -> None:
+    """JSON lines of made-up documents of a few sentences each."""
+    draw = random.Random(seed)
+    with path.open("w") as lines:
+        for _ in range(documents):
+            sentences = [
+                " ".join(draw.choices(WORDS, k=draw.randint(3, 8))) for _ in range(draw.randint(2, 4))
+            ]
+            lines.write(json.dumps({"text": ". ".join(sentences) + "."}) + "\n")
+
+
+def prepare_corpus(folder: Path) -> None:
+    """`folder`/tokenizer and `folder`/corpus."""
+    write_text(folder / "text.jsonl")
+    texts = (json.loads(line)["text"] for line in (folder / "text.jsonl").open())
+    save_tokenizer(train_tokenizer("byte_bpe", texts, 320), str(folder / "tokenizer"))
+    options = BuildOptions(heldout_fraction=0.1, block_tokens=256)
+    build_corpus(
+        [str(folder / "text.jsonl")],
+        str(folder / "corpus"),
+        str(folder / "tokenizer"),
+        options,
+        lambda p: None,
+    )
+
+
+SETTINGS = (
+    "corpus.heldout.fraction=0.1",
+    "phases=[{steps: 8, length: 32, batch: {sequences: 12}}, {steps: 6, length: 64, batch: {sequences: 8}}]",
+    "microbatch=4",
+    "model.layers=2",
+    "model.hidden=32",
+    "model.heads=2",
+    "model.feed_forward=64",
+    "model.max_length=64",
+    "model.dropout=0.1",
+    "model.attention_dropout=0.1",
+    "schedule.warmup=3",
+    "checkpoint={every: {steps: 3}, keep_last: 3}",
+    "evaluation={every: {steps: 7}, samples: 20}",
+    "logging={flush_seconds: 1000, tensorboard: false}",
+    "data_service={workers: 1, memory: 64MiB}",
+    "stage3_persistence=0",
+)
+STEPS = 14
+
+
+def new_run(folder: Path, name: str, *settings: str) -> str:
+    """A fresh run over the corpus in `folder`; returns its URI."""
+    places = (f"corpus.sources.text.uri={folder / 'corpus'}", f"tokenizer.uri={folder / 'tokenizer'}")
+    uri = str(folder / name)
+    runs.init(load("quickstart", (*places, *SETTINGS, *settings)), uri, datetime.now(UTC))
+    return uri
+
+
+def operate(uri: str, *settings: str) -> None:
+    """Change how a run is operated, as `maskfleet train --set` does."""
+    from launcher.recipe import reload
+
+    run = runs.open_run(uri)
+    runs.reconcile(run, recipe=reload(run.recipe, settings), accept_changes=False, now=datetime.now(UTC))
+
+
+def history(uri: str) -> History:
+    return read_history(runs.open_run(uri).store)
+
+
+def losses(uri: str) -> list[float]:
+    """Per step, along the committed lineage; fails where a step is missing."""
+    steps = history(uri).steps
+    assert [record["step"] for record in steps] == list(range(len(steps)))
+    return [record["loss"] for record in steps]
+
+
+def ledger(uri: str) -> list[tuple[int, int, int]]:
+    """(epoch, start, stop) of all samples trained on, in order, along the committed lineage."""
+    return [tuple(span) for record in history(uri).steps for span in record["samples"]]
+
+
+def digests(uri: str) -> list[int]:
+    """Checksums of the bytes each step trained on."""
+    return [record["digest"] for record in history(uri).steps]
+
+
+def final_state(uri: str) -> dict[tuple[str, str], bytes]:
+    """(parameter, kind) -> bytes of the newest checkpoint."""
+    store = runs.open_run(uri).store
+    good = newest_good(store, Alone())
+    assert good is not None
+    assert good.manifest.step == STEPS
+    with Reader(store, good.manifest) as reader:
+        return {
+            (name, kind): reader.read_full(name, kind).numpy().tobytes()
+            for name in good.manifest.shapes
+            for kind in KINDS
+        }
