@@ -1,16 +1,31 @@
 """From a model configuration to its encoder, whatever the family."""
 
-from encoder_core.families import roberta
+from typing import Annotated, assert_never
+
+from pydantic import Field
+
+from encoder_core.families import deberta, roberta
+from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.roberta import RobertaConfig
+from encoder_core.layers.disentangled_encoder import DisentangledEncoder
 from encoder_core.layers.encoder import Encoder
 from encoder_core.layers.kernels import Attend, automatic
 
-ModelConfig = RobertaConfig
+ModelConfig = Annotated[RobertaConfig | DebertaConfig | DebertaV2Config, Field(discriminator="family")]
 """The configuration of any family, told apart by its `family` field."""
 
 
 def build_encoder(
     config: ModelConfig, *, checkpoint_activations: bool = False, attend: Attend = automatic
-) -> Encoder:
-    """The family's encoder, weights not yet initialised. Raises ModelError if the vocabulary is unknown."""
-    return roberta.build(config, checkpoint_activations=checkpoint_activations, attend=attend)
+) -> Encoder | DisentangledEncoder:
+    """The family's encoder, weights not yet initialised. Raises ModelError if the vocabulary is unknown.
+
+    `attend` is the kernel of plain attention; disentangled attention has its own.
+    """
+    match config:
+        case RobertaConfig():
+            return roberta.build(config, checkpoint_activations=checkpoint_activations, attend=attend)
+        case DebertaConfig() | DebertaV2Config():
+            return deberta.build(config, checkpoint_activations=checkpoint_activations)
+        case _ as never:
+            assert_never(never)

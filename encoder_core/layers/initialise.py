@@ -1,10 +1,10 @@
 """Fresh weights, in one table.
 
-| parameter                    | value                                                             |
-|------------------------------|-------------------------------------------------------------------|
-| Linear and Embedding weights | normal(0, std) cut at two standard deviations (BERT, modeling.py) |
-| LayerNorm weights            | 1                                                                 |
-| biases                       | 0                                                                 |
+| parameter                            | value                                                             |
+|--------------------------------------|-------------------------------------------------------------------|
+| Linear, Embedding and Conv1d weights | normal(0, std) cut at two standard deviations (BERT, modeling.py) |
+| LayerNorm weights                    | 1                                                                 |
+| biases                               | 0                                                                 |
 """
 
 import torch
@@ -32,7 +32,7 @@ def initialise(model: nn.Module, std: float = STD) -> None:
 def _set(module: nn.Module, name: str, parameter: nn.Parameter, std: float) -> None:
     if name == "bias":
         nn.init.zeros_(parameter)
-    elif isinstance(module, nn.Linear | nn.Embedding):
+    elif isinstance(module, nn.Linear | nn.Embedding | nn.Conv1d):
         nn.init.trunc_normal_(parameter, std=std, a=-2 * std, b=2 * std)
     elif isinstance(module, nn.LayerNorm):
         nn.init.ones_(parameter)

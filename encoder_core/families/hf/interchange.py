@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, assert_never
 
 from encoder_core.errors import ModelError
 from encoder_core.families.build import ModelConfig
-from encoder_core.families.hf import roberta
+from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
+from encoder_core.families.hf import deberta, roberta
 from encoder_core.families.hf.keys import KeyTable
+from encoder_core.families.roberta import RobertaConfig
 
 
 @dataclass(frozen=True)
@@ -29,10 +31,21 @@ class Interchange:
 
 def interchange(config: ModelConfig) -> Interchange:
     """The class of transformers that holds this model and its masked-language-model head."""
-    return Interchange(roberta.ARCHITECTURE, roberta.TABLE, roberta.to_json(config), config.layers)
+    match config:
+        case RobertaConfig():
+            return Interchange(roberta.ARCHITECTURE, roberta.TABLE, roberta.to_json(config), config.layers)
+        case DebertaConfig() | DebertaV2Config():
+            architecture, table = deberta.ARCHITECTURES[config.family], deberta.table(config)
+            return Interchange(architecture, table, deberta.to_json(config), config.layers)
+        case _ as never:
+            assert_never(never)
 
 
-_READERS: dict[str, Callable[[dict[str, Any]], ModelConfig]] = {"roberta": roberta.from_json}
+_READERS: dict[str, Callable[[dict[str, Any]], ModelConfig]] = {
+    "roberta": roberta.from_json,
+    "deberta": deberta.from_json,
+    "deberta-v2": deberta.from_json,
+}
 
 
 def read_config(fields: dict[str, Any]) -> ModelConfig:

@@ -73,5 +73,5 @@ def test_initial_values_follow_the_table() -> None:
 
 
 def test_a_parameter_outside_the_table_is_refused() -> None:
-    with pytest.raises(TypeError, match="weight of Conv1d"):
-        initialise(torch.nn.Conv1d(2, 2, 1))
+    with pytest.raises(TypeError, match="weight of Conv2d"):
+        initialise(torch.nn.Conv2d(2, 2, 1))

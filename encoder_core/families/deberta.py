@@ -1,0 +1,116 @@
+"""DeBERTa (He et al. 2021): disentangled attention; v2 and v3 share its projections and bucket its distances."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from encoder_core.families.config import EncoderConfig
+from encoder_core.layers.disentangled import (
+    AttendDisentangled,
+    DisentangledAttention,
+    FusedProjections,
+    SharedProjections,
+    padded,
+)
+from encoder_core.layers.disentangled_encoder import Convolution, DisentangledEncoder, DisentangledLayer
+from encoder_core.layers.embeddings import Embeddings
+from encoder_core.layers.feed_forward import FeedForward
+from encoder_core.layers.relative import RelativePositions
+
+
+class DebertaConfig(EncoderConfig):
+    """The first version. See `EncoderConfig`.
+
+    Attributes:
+        mask_decoder: enhanced lets absolute positions in before the prediction, as the paper does; plain predicts
+            from the last layer, as transformers' classes do.
+    """
+
+    family: Literal["deberta"] = "deberta"
+    layer_norm_eps: float = Field(default=1e-7, gt=0)
+    mask_decoder: Literal["enhanced", "plain"] = "enhanced"
+
+
+class DebertaV2Config(EncoderConfig):
+    """The second version, and the third, which has the second's encoder.
+
+    Attributes:
+        mask_decoder: see `DebertaConfig`.
+        buckets: rows of the position table each way.
+        convolution: width of the convolution beside the first layer; None for none.
+    """
+
+    family: Literal["deberta_v2"] = "deberta_v2"
+    layer_norm_eps: float = Field(default=1e-7, gt=0)
+    mask_decoder: Literal["enhanced", "plain"] = "enhanced"
+    buckets: int = Field(default=256, ge=2, multiple_of=2)
+    convolution: Literal[3] | None = None
+
+
+BASE = DebertaConfig(layers=12, hidden=768, heads=12, feed_forward=3072, vocab=50_265)
+LARGE = DebertaConfig(layers=24, hidden=1024, heads=16, feed_forward=4096, vocab=50_265)
+XLARGE = DebertaConfig(layers=48, hidden=1024, heads=16, feed_forward=4096, vocab=50_265)
+
+V2_XLARGE = DebertaV2Config(layers=24, hidden=1536, heads=24, feed_forward=6144, vocab=128_100, convolution=3)
+V2_XXLARGE = V2_XLARGE.model_copy(update={"layers": 48})
+
+V3_XSMALL = DebertaV2Config(layers=12, hidden=384, heads=6, feed_forward=1536, vocab=128_100)
+V3_SMALL = DebertaV2Config(layers=6, hidden=768, heads=12, feed_forward=3072, vocab=128_100)
+V3_BASE = V3_SMALL.model_copy(update={"layers": 12})
+V3_LARGE = DebertaV2Config(layers=24, hidden=1024, heads=16, feed_forward=4096, vocab=128_100)
+
+
+def build(
+    config: DebertaConfig | DebertaV2Config,
+    *,
+    checkpoint_activations: bool = False,
+    attend: AttendDisentangled = padded,
+) -> DisentangledEncoder:
+    """The encoder, its weights not yet initialised. Raises ModelError if the vocabulary is unknown."""
+    embeddings = Embeddings(
+        config.vocabulary, config.hidden, positions=0, eps=config.layer_norm_eps, dropout=config.dropout
+    )
+    return DisentangledEncoder(
+        embeddings,
+        _positions(config),
+        [_layer(config, attend) for _ in range(config.layers)],
+        convolution=_convolution(config),
+        checkpoint_activations=checkpoint_activations,
+    )
+
+
+def _positions(config: DebertaConfig | DebertaV2Config) -> RelativePositions:
+    buckets = config.buckets if isinstance(config, DebertaV2Config) else None
+    return RelativePositions(
+        config.max_length, config.hidden, buckets=buckets, norm=buckets is not None, eps=config.layer_norm_eps
+    )
+
+
+def _layer(config: DebertaConfig | DebertaV2Config, attend: AttendDisentangled) -> DisentangledLayer:
+    projections = SharedProjections if isinstance(config, DebertaV2Config) else FusedProjections
+    attention = DisentangledAttention(
+        projections(config.hidden, config.heads),
+        config.hidden,
+        dropout=config.dropout,
+        attention_dropout=config.attention_dropout,
+        attend=attend,
+    )
+    return DisentangledLayer(
+        attention,
+        FeedForward(config.hidden, config.feed_forward, config.activation),
+        config.hidden,
+        eps=config.layer_norm_eps,
+        dropout=config.dropout,
+    )
+
+
+def _convolution(config: DebertaConfig | DebertaV2Config) -> Convolution | None:
+    if not isinstance(config, DebertaV2Config) or config.convolution is None:
+        return None
+    return Convolution(
+        config.hidden,
+        config.convolution,
+        activation=config.activation,
+        eps=config.layer_norm_eps,
+        dropout=config.dropout,
+    )

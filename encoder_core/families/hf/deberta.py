@@ -1,0 +1,174 @@
+"""`DebertaForMaskedLM` and `DebertaV2ForMaskedLM` of transformers, with the prediction head of the published weights.
+
+transformers has no enhanced mask decoder: there our logits are those of the plain decoder. The decoder's absolute
+positions travel under the name that the published weights give them, which transformers skips.
+"""
+
+from typing import Any, NoReturn
+
+from encoder_core.errors import ModelError
+from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
+from encoder_core.families.hf.keys import KeyTable, Pair
+from encoder_core.families.hf.parts import shared_from_json, shared_to_json, with_bias
+
+ARCHITECTURES = {"deberta": "DebertaForMaskedLM", "deberta_v2": "DebertaV2ForMaskedLM"}
+
+_LAYER = (
+    *with_bias(
+        "encoder.layers.{layer}.attention.output", "deberta.encoder.layer.{layer}.attention.output.dense"
+    ),
+    *with_bias(
+        "encoder.layers.{layer}.attention_norm", "deberta.encoder.layer.{layer}.attention.output.LayerNorm"
+    ),
+    *with_bias("encoder.layers.{layer}.feed_forward.up", "deberta.encoder.layer.{layer}.intermediate.dense"),
+    *with_bias("encoder.layers.{layer}.feed_forward.down", "deberta.encoder.layer.{layer}.output.dense"),
+    *with_bias("encoder.layers.{layer}.feed_forward_norm", "deberta.encoder.layer.{layer}.output.LayerNorm"),
+)
+
+_OURS = "encoder.layers.{layer}.attention.projections"
+_THEIRS = "deberta.encoder.layer.{layer}.attention.self"
+
+_FUSED = (
+    Pair(f"{_OURS}.content.weight", f"{_THEIRS}.in_proj.weight"),
+    Pair(f"{_OURS}.query.bias", f"{_THEIRS}.q_bias"),
+    Pair(f"{_OURS}.value.bias", f"{_THEIRS}.v_bias"),
+    Pair(f"{_OURS}.position_key.weight", f"{_THEIRS}.pos_proj.weight"),
+    *with_bias(f"{_OURS}.position_query", f"{_THEIRS}.pos_q_proj"),
+)
+
+_SHARED = (
+    *with_bias(f"{_OURS}.query", f"{_THEIRS}.query_proj"),
+    *with_bias(f"{_OURS}.key", f"{_THEIRS}.key_proj"),
+    *with_bias(f"{_OURS}.value", f"{_THEIRS}.value_proj"),
+    *with_bias("encoder.positions.norm", "deberta.encoder.LayerNorm"),
+)
+
+_ENDS = (
+    Pair("encoder.embeddings.word.weight", "deberta.embeddings.word_embeddings.weight"),
+    *with_bias("encoder.embeddings.norm", "deberta.embeddings.LayerNorm"),
+    Pair("encoder.positions.embedding.weight", "deberta.encoder.rel_embeddings.weight"),
+    *with_bias("head.dense", "lm_predictions.lm_head.dense"),
+    *with_bias("head.norm", "lm_predictions.lm_head.LayerNorm"),
+    Pair("head.decoder.bias", "lm_predictions.lm_head.bias"),
+)
+
+_CONVOLUTION = (
+    *with_bias("encoder.convolution.convolution", "deberta.encoder.conv.conv"),
+    *with_bias("encoder.convolution.norm", "deberta.encoder.conv.LayerNorm"),
+)
+
+_POSITIONS = Pair("decoder.position.weight", "deberta.embeddings.position_embeddings.weight")
+
+# The discriminator's head, which version 3's published weights carry beside the generator's.
+_DETECTION = tuple(
+    f"mask_predictions.{name}"
+    for name in (
+        "dense.weight",
+        "dense.bias",
+        "LayerNorm.weight",
+        "LayerNorm.bias",
+        "classifier.weight",
+        "classifier.bias",
+    )
+)
+
+
+def table(config: DebertaConfig | DebertaV2Config) -> KeyTable:
+    """The parameters of this model."""
+    pairs = (*_ENDS, *_LAYER, *(_SHARED if isinstance(config, DebertaV2Config) else _FUSED))
+    if isinstance(config, DebertaV2Config) and config.convolution is not None:
+        pairs = (*pairs, *_CONVOLUTION)
+    unused = ("deberta.embeddings.position_ids", *_DETECTION)
+    if config.mask_decoder == "enhanced":
+        return KeyTable((*pairs, _POSITIONS), unused=unused)
+    return KeyTable(pairs, unused=(*unused, _POSITIONS.theirs))
+
+
+def to_json(config: DebertaConfig | DebertaV2Config) -> dict[str, Any]:
+    """The fields of config.json that describe the model; `mask_decoder` is ours alone."""
+    fields = {
+        "architectures": [ARCHITECTURES[config.family]],
+        "model_type": config.family.replace("_", "-"),
+        **shared_to_json(config),
+        "max_position_embeddings": config.max_length,
+        "legacy": False,
+        "type_vocab_size": 0,
+        "relative_attention": True,
+        "max_relative_positions": -1,
+        "position_biased_input": False,
+        "pos_att_type": ["p2c", "c2p"],
+        "mask_decoder": config.mask_decoder,
+    }
+    if isinstance(config, DebertaConfig):
+        return fields
+    fields |= {"position_buckets": config.buckets, "norm_rel_ebd": "layer_norm", "share_att_key": True}
+    if config.convolution is not None:
+        hidden_act = fields["hidden_act"]
+        fields |= {"conv_kernel_size": config.convolution, "conv_act": hidden_act}
+    return fields
+
+
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "deberta": {"vocab_size": 50_265},
+    "deberta-v2": {
+        "vocab_size": 128_100,
+        "hidden_size": 1536,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 24,
+        "intermediate_size": 6144,
+    },
+}
+"""What transformers assumes where a config.json is silent, beyond `parts.DEFAULTS`."""
+
+_COMMON_DEFAULTS: dict[str, Any] = {
+    "max_position_embeddings": 512,
+    "layer_norm_eps": 1e-7,
+    "pad_token_id": 0,
+    "type_vocab_size": 0,
+    "relative_attention": False,
+    "max_relative_positions": -1,
+    "position_biased_input": True,
+    "pos_att_type": None,
+    "legacy": True,
+    "mask_decoder": "enhanced",
+}
+
+
+def from_json(fields: dict[str, Any]) -> DebertaConfig | DebertaV2Config:
+    """The inverse. Raises ModelError for a variant that was never published."""
+    fields = _COMMON_DEFAULTS | DEFAULTS[fields["model_type"]] | fields
+    _check(fields)
+    values = shared_from_json(fields)
+    values |= {"max_length": fields["max_position_embeddings"], "mask_decoder": fields["mask_decoder"]}
+    if fields["model_type"] == "deberta":
+        return DebertaConfig(**values)
+    kernel = fields.get("conv_kernel_size", 0)
+    if kernel and fields.get("conv_act", "tanh") != fields["hidden_act"]:
+        _refuse("conv_act", fields.get("conv_act", "tanh"), fields["hidden_act"])
+    return DebertaV2Config(**values, buckets=fields.get("position_buckets", -1), convolution=kernel or None)
+
+
+def _check(fields: dict[str, Any]) -> None:
+    """Refuse what is not the published architecture, first difference first."""
+    expected: dict[str, tuple[object, ...]] = {
+        "relative_attention": (True,),
+        "position_biased_input": (False,),
+        "type_vocab_size": (0,),
+        "max_relative_positions": (-1, fields["max_position_embeddings"]),
+        "legacy": (False,),
+    }
+    if fields["model_type"] == "deberta-v2":
+        expected |= {"share_att_key": (True,), "norm_rel_ebd": ("layer_norm",)}
+    for name, values in expected.items():
+        if fields.get(name) not in values:
+            _refuse(name, fields.get(name), values[0])
+    kinds = fields["pos_att_type"] or []
+    if set(kinds.split("|") if isinstance(kinds, str) else kinds) != {"p2c", "c2p"}:
+        _refuse("pos_att_type", kinds, "p2c|c2p")
+
+
+def _refuse(name: str, value: object, expected: object) -> NoReturn:
+    raise ModelError(
+        f"config.json: {name} is {value!r}, which is not supported",
+        remedy=f"use weights of the published architecture, whose {name} is {expected!r}",
+    )

@@ -1,0 +1,180 @@
+"""Disentangled attention (He et al. 2021, DeBERTa, section 3.1): scores from contents, and from contents and
+relative positions either way round.
+
+    score(q, k) = (Q_q . K_k  +  Q_q . PK_d  +  PQ_d . K_k) / sqrt(3 D),    d the place of the distance q - k
+
+Shapes: T tokens, M queries, H hidden, N heads, D head width, P places; R rows, K longest row, Q most queries.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from encoder_core.layers.relative import Relations
+from encoder_core.layers.rows import Rows
+
+
+@dataclass(frozen=True)
+class Operands:
+    """What the attention of one layer multiplies.
+
+    Attributes:
+        q: [M, N, D] of the queries; k, v: [T, N, D] of all tokens.
+        position_q, position_k: [P, N, D] of the relative positions.
+    """
+
+    q: Float[Tensor, "queries heads width"]
+    k: Float[Tensor, "tokens heads width"]
+    v: Float[Tensor, "tokens heads width"]
+    position_q: Float[Tensor, "places heads width"]
+    position_k: Float[Tensor, "places heads width"]
+
+    @property
+    def scale(self) -> float:
+        return float((3 * self.q.shape[-1]) ** -0.5)
+
+
+AttendDisentangled = Callable[[Operands, Relations, Rows, Rows, float], Tensor]
+"""(operands, relations, rows of the queries, rows, dropout) -> context [M, N, D]; dropout acts on probabilities."""
+
+
+def padded(
+    operands: Operands, relations: Relations, query_rows: Rows, rows: Rows, dropout: float
+) -> Float[Tensor, "queries heads width"]:
+    """Rows padded to a rectangle; the position scores join torch's fused attention as a bias."""
+    q_RNQD, k_RNKD, v_RNKD = (
+        r.pad(x).transpose(1, 2)
+        for r, x in ((query_rows, operands.q), (rows, operands.k), (rows, operands.v))
+    )
+    position_q_NDP, position_k_NDP = (p.permute(1, 2, 0) for p in (operands.position_q, operands.position_k))
+    index_R1QK = relations.index[:, None]
+    shape = (rows.count, q_RNQD.shape[1], q_RNQD.shape[2], k_RNKD.shape[2])
+    to_position = (q_RNQD @ position_k_NDP).gather(-1, index_R1QK.expand(shape))
+    of_position = (
+        (k_RNKD @ position_q_NDP).gather(-1, index_R1QK.expand(shape).transpose(2, 3)).transpose(2, 3)
+    )
+    bias_RNQK = (to_position + of_position) * operands.scale
+    if rows.mask is not None:
+        bias_RNQK = bias_RNQK.masked_fill(~rows.mask, float("-inf"))
+    context_RNQD = F.scaled_dot_product_attention(
+        q_RNQD, k_RNKD, v_RNKD, attn_mask=bias_RNQK, dropout_p=dropout, scale=operands.scale
+    )
+    return query_rows.unpad(context_RNQD.transpose(1, 2))
+
+
+def reference(
+    operands: Operands, relations: Relations, query_rows: Rows, rows: Rows, dropout: float
+) -> Float[Tensor, "queries heads width"]:
+    """The formula, one row after the other, with a position vector per pair of tokens; for tests."""
+    contexts = []
+    for row, ((q0, q1), (k0, k1)) in enumerate(zip(query_rows.bounds, rows.bounds, strict=True)):
+        index_QK = relations.index[min(row, len(relations.index) - 1), : q1 - q0, : k1 - k0]
+        q, k, v = operands.q[q0:q1], operands.k[k0:k1], operands.v[k0:k1]
+        scores_NQK = (
+            torch.einsum("qnd,knd->nqk", q, k)
+            + torch.einsum("qnd,qknd->nqk", q, operands.position_k[index_QK])
+            + torch.einsum("qknd,knd->nqk", operands.position_q[index_QK], k)
+        ) * operands.scale
+        weights_NQK = F.dropout(scores_NQK.softmax(-1), dropout)
+        contexts.append(torch.einsum("nqk,knd->qnd", weights_NQK, v))
+    return torch.cat(contexts)
+
+
+class FusedProjections(nn.Module):
+    """DeBERTa v1's: one matrix for query, key and value, head by head; biases for query and value only; position
+    projections of their own."""
+
+    def __init__(self, hidden: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.content = nn.Linear(hidden, 3 * hidden, bias=False)
+        self.query = Bias(hidden)
+        self.value = Bias(hidden)
+        self.position_key = nn.Linear(hidden, hidden, bias=False)
+        self.position_query = nn.Linear(hidden, hidden)
+
+    def forward(self, queries_MH: Tensor | None, x_TH: Tensor, table_PH: Tensor) -> Operands:
+        if queries_MH is None:
+            q, k, v = self.content(x_TH).unflatten(-1, (self.heads, 3, -1)).unbind(-2)
+        else:
+            weight_N3DH = self.content.weight.view(self.heads, 3, -1, x_TH.shape[-1])
+            q = torch.einsum("mh,ndh->mnd", queries_MH, weight_N3DH[:, 0])
+            k, v = torch.einsum("th,nkdh->ktnd", x_TH, weight_N3DH[:, 1:])
+        return Operands(
+            q + self._split(self.query.bias),
+            k,
+            v + self._split(self.value.bias),
+            self._split(self.position_query(table_PH)),
+            self._split(self.position_key(table_PH)),
+        )
+
+    def _split(self, x: Tensor) -> Tensor:
+        return x.view(*x.shape[:-1], self.heads, -1)
+
+
+class SharedProjections(nn.Module):
+    """DeBERTa v2's and v3's: query, key and value projections, the first two also for relative positions."""
+
+    def __init__(self, hidden: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query = nn.Linear(hidden, hidden)
+        self.key = nn.Linear(hidden, hidden)
+        self.value = nn.Linear(hidden, hidden)
+
+    def forward(self, queries_MH: Tensor | None, x_TH: Tensor, table_PH: Tensor) -> Operands:
+        projected = (
+            self.query(x_TH if queries_MH is None else queries_MH),
+            self.key(x_TH),
+            self.value(x_TH),
+            self.query(table_PH),
+            self.key(table_PH),
+        )
+        return Operands(*(x.unflatten(-1, (self.heads, -1)) for x in projected))
+
+
+class Bias(nn.Module):
+    """A bias without a matrix."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(width))
+
+
+class DisentangledAttention(nn.Module):
+    """Projections, the kernel, and the output projection. `dropout` acts on the position table, anew in each layer."""
+
+    def __init__(
+        self,
+        projections: FusedProjections | SharedProjections,
+        hidden: int,
+        *,
+        dropout: float,
+        attention_dropout: float,
+        attend: AttendDisentangled,
+    ) -> None:
+        super().__init__()
+        self.projections = projections
+        self.output = nn.Linear(hidden, hidden)
+        self.position_dropout = nn.Dropout(dropout)
+        self.attention_dropout = attention_dropout
+        self.attend = attend
+
+    def forward(
+        self,
+        queries_MH: Float[Tensor, "queries hidden"] | None,
+        x_TH: Float[Tensor, "tokens hidden"],
+        relations: Relations,
+        query_rows: Rows,
+        rows: Rows,
+    ) -> Float[Tensor, "queries hidden"]:
+        """Queries look at all tokens of their rows; None for the tokens themselves."""
+        operands = self.projections(queries_MH, x_TH, self.position_dropout(relations.table))
+        dropout = self.attention_dropout if self.training else 0.0
+        context_MND = self.attend(operands, relations, query_rows, rows, dropout)
+        output_MH: Tensor = self.output(context_MND.flatten(-2))
+        return output_MH
