@@ -1,6 +1,6 @@
 """What can be wrong with checkpoints, and with who may write them."""
 
-from data_service.errors import UserError
+from encoder_core.errors import UserError
 
 
 class CheckpointError(UserError):

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float32
 from pydantic import JsonValue, TypeAdapter
 from torch import Tensor
 
@@ -107,12 +107,12 @@ class Reader:
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._cache.clear()
 
-    def read_full(self, name: str, kind: str = "master") -> Float[Tensor, "..."]:
+    def read_full(self, name: str, kind: str = "master") -> Float32[Tensor, "..."]:
         """The whole parameter, in its shape, float32 on the CPU. Raises as `read`."""
         shape = self._shape(name)
         return self.read(name, kind, 0, elements(shape)).view(shape)
 
-    def read(self, name: str, kind: str, start: int, stop: int) -> Float[Tensor, " length"]:
+    def read(self, name: str, kind: str, start: int, stop: int) -> Float32[Tensor, " length"]:
         """Elements [start, stop) of the flattened parameter, float32 on the CPU.
 
         Raises:

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import UInt8
 from torch import Tensor
 
 from checkpoints.errors import CheckpointError
@@ -31,7 +32,7 @@ class Snapshot:
     """
 
     header: bytes
-    body: Tensor
+    body: UInt8[Tensor, " bytes"]
     pieces: tuple[Piece, ...]
 
     @property
@@ -44,7 +45,7 @@ class Snapshot:
         return File(key=key, size=size, chunk=CHUNK, hashes=chunk_digests(self.buffers, CHUNK))
 
 
-def take(fragments: Iterable[Fragment], reuse: Tensor | None = None) -> Snapshot:
+def take(fragments: Iterable[Fragment], reuse: UInt8[Tensor, " bytes"] | None = None) -> Snapshot:
     """Copies the fragments into one file's layout, into the body `reuse` of an earlier snapshot if it fits.
 
     Raises:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from jaxtyping import Float32
 from torch import Tensor
 
 
@@ -20,4 +21,4 @@ class Fragment:
 
     name: str
     start: int
-    tensors: dict[str, Tensor]
+    tensors: dict[str, Float32[Tensor, " length"]]

@@ -2,14 +2,12 @@
 
 import errno
 import os
-import resource
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from limits import files_limited_to
 
 from data_service.store.errors import AccessDenied, BadUri, OutOfSpace, StoreUnavailable
 from data_service.store.local import LocalStore
@@ -18,17 +16,6 @@ from data_service.store.local import LocalStore
 @pytest.fixture
 def store(tmp_path: Path) -> LocalStore:
     return LocalStore(tmp_path / "store")
-
-
-@contextmanager
-def files_limited_to(size: int) -> Iterator[None]:
-    """The kernel refuses to let this process write files larger than `size` bytes."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_a_write_without_room_fails_and_leaves_the_old_bytes_and_nothing_else(store: LocalStore) -> None:

@@ -1,0 +1,162 @@
+"""Attempts: one start of a run at a time, found dead at once on its own machine, and by its lease elsewhere."""
+
+import json
+import os
+import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from checkpoints.attempt import Attempt, Heartbeat, Owner, claim, end_all
+from checkpoints.errors import RunIsActive, Superseded
+from data_service.store.base import Store
+from data_service.store.errors import StoreUnavailable
+from data_service.store.local import LocalStore
+
+NOW = 1_000_000.0
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    return LocalStore(tmp_path / "run")
+
+
+def elsewhere(now: float, pid: int = 77) -> Owner:
+    return Owner(host="node-9", processes="node-9 another boot", pid=pid, started=now - 5, claimed=now)
+
+
+def claim_in_child(store: LocalStore, *, then_die: bool) -> int:
+    """Claims in another process of this machine; returns its pid. It is killed, or waits to be."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        claim(store)
+        os.write(write, b"claimed")
+        signal.pause()
+    assert os.read(read, 7) == b"claimed"
+    if then_die:
+        os.kill(child, signal.SIGKILL)
+    return child
+
+
+def reap(child: int) -> None:
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+
+
+def test_numbers_count_up(any_store: Store) -> None:
+    for number in (1, 2, 3):
+        attempt = claim(any_store)
+        assert attempt.number == number
+        attempt.ensure_current()
+        attempt.end(NOW)
+
+
+def test_a_run_that_lives_here_is_refused_and_named(store: LocalStore) -> None:
+    child = claim_in_child(store, then_die=False)
+    try:
+        with pytest.raises(RunIsActive, match=f"process {child}") as caught:
+            claim(store)
+    finally:
+        reap(child)
+    assert f"kill {child}" in caught.value.remedy
+    assert claim(store).number == 2
+
+
+def test_a_killed_run_starts_again_at_once_even_before_it_is_reaped(store: LocalStore) -> None:
+    child = claim_in_child(store, then_die=True)
+    assert os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT) is not None  # dead, still in the table
+    try:
+        assert claim(store).number == 2
+    finally:
+        os.waitpid(child, 0)
+
+
+def test_a_reused_pid_is_not_the_old_process(store: LocalStore) -> None:
+    here = Owner.here(NOW)
+    store.put(
+        "attempts/000001.json",
+        here.model_copy(update={"started": here.started - 100}).model_dump_json().encode(),
+    )
+    assert claim(store).number == 2
+
+
+def test_elsewhere_the_lease_decides(store: LocalStore) -> None:
+    first = claim(store, owner=elsewhere(NOW), clock=lambda: NOW)
+    with pytest.raises(RunIsActive, match="node-9") as caught:
+        claim(store, clock=lambda: NOW + 59)
+    assert "try again in 1 s" in caught.value.remedy
+    first.beat(NOW + 100)
+    with pytest.raises(RunIsActive):
+        claim(store, clock=lambda: NOW + 159)
+    assert claim(store, clock=lambda: NOW + 160).number == 2
+
+
+def test_an_ended_attempt_needs_no_lease(store: LocalStore) -> None:
+    claim(store, owner=elsewhere(NOW), clock=lambda: NOW).end(NOW)
+    assert claim(store, clock=lambda: NOW + 1).number == 2
+
+
+def test_an_owner_succeeds_itself_and_ends_its_last(store: LocalStore) -> None:
+    owner = elsewhere(NOW)
+    first = claim(store, owner=owner, clock=lambda: NOW)
+    second = claim(store, owner=owner, clock=lambda: NOW + 1000)
+    with pytest.raises(Superseded):
+        first.ensure_current()
+    second.ensure_current()
+    with pytest.raises(RunIsActive):  # the second claim counts as a sign of life, before any heartbeat
+        claim(store, clock=lambda: NOW + 1001)
+    end_all(store, elsewhere(NOW, pid=78), NOW)  # not its own: nothing happens
+    with pytest.raises(RunIsActive):
+        claim(store, clock=lambda: NOW + 1001)
+    end_all(store, owner, NOW + 1001)
+    assert claim(store, clock=lambda: NOW + 1001).number == 3
+
+
+def test_of_many_starts_at_once_one_works(any_store: Store) -> None:
+    claim(any_store, owner=elsewhere(NOW), clock=lambda: NOW).end(NOW)
+    start = threading.Barrier(12)
+
+    def try_one(number: int) -> bool:
+        start.wait()
+        try:
+            claim(any_store, owner=elsewhere(NOW, pid=number), clock=lambda: NOW)
+        except RunIsActive:
+            return False
+        return True
+
+    with ThreadPoolExecutor(12) as pool:
+        assert list(pool.map(try_one, range(12))).count(True) == 1
+
+
+def test_superseded_names_the_successor(store: LocalStore) -> None:
+    old = claim(store)
+    old.end(NOW)
+    claim(store)
+    with pytest.raises(Superseded, match=f"attempt 1 of .* attempt 2 .*process {os.getpid()}"):
+        old.ensure_current()
+
+
+def test_the_heart_beats_and_survives_a_failing_store(store: LocalStore) -> None:
+    flaky = _Flaky(store)
+    attempt = Attempt(flaky, claim(store).number)  # type: ignore[arg-type]
+    with Heartbeat(attempt, lease_s=0.004, clock=lambda: NOW):
+        assert flaky.recovered.wait(30)
+    assert json.loads(store.get("attempts/000001.heartbeat.json")) == {"time": NOW}
+
+
+class _Flaky:
+    """A store whose first two puts fail."""
+
+    def __init__(self, store: LocalStore) -> None:
+        self._store, self._puts = store, 0
+        self.recovered = threading.Event()
+
+    def put(self, key: str, data: bytes) -> None:
+        self._puts += 1
+        if self._puts <= 2:
+            raise StoreUnavailable.at(key, "down")
+        self._store.put(key, data)
+        self.recovered.set()

@@ -1,0 +1,48 @@
+"""Checkpoints of real processes joined by gloo: agreement, failure on one rank, other world sizes."""
+
+from pathlib import Path
+
+import pytest
+from checkpoint_ranks import gather, load_at, one_rank_leaves, save_and_fail_and_save
+from ranks import run_ranks
+
+from checkpoints.attempt import claim
+from checkpoints.layout import Mark
+from checkpoints.listing import committed
+from data_service.store.local import LocalStore
+
+pytestmark = pytest.mark.cluster
+
+
+def test_gather_carries_json_of_any_length() -> None:
+    expected = [{"rank": rank, "text": "ä" * (10 ** (2 * rank))} for rank in range(3)]
+    assert run_ranks(gather, 3) == [[expected, [[1.5, True], None, None]]] * 3
+
+
+def test_three_ranks_save_and_one_or_two_load(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "run")
+    claim(store)
+    outcomes = run_ranks(save_and_fail_and_save, 3, store.uri)
+    assert outcomes[0] == outcomes[1] == outcomes[2]
+    assert outcomes[0][0] == "committed 10"
+    assert outcomes[0][1].startswith("failed 20: rank 2: no space left")
+    assert outcomes[0][2] == "committed 30"
+    assert run_ranks(load_at, 1, store.uri) == [(30, [], True)]
+    key = Mark(1, 30).file(2)
+    data = bytearray(store.get(key))
+    data[-1] ^= 1
+    store.put(key, bytes(data))
+    found = run_ranks(load_at, 2, store.uri)
+    assert found[0] == found[1]
+    step, passed_over, right = found[0]
+    assert (step, right) == (10, True)
+    assert key in passed_over[0]
+
+
+def test_a_rank_that_leaves_keeps_nobody_waiting_and_no_checkpoint(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "run")
+    claim(store)
+    found = run_ranks(one_rank_leaves, 3, store.uri)
+    assert found[2] == "left"
+    assert all(text.startswith("raised: ") for text in found[:2])
+    assert committed(store) == []

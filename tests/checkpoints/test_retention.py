@@ -1,0 +1,120 @@
+"""Retention: which checkpoints stay is a table; deleting them never leaves a run without one."""
+
+from pathlib import Path
+
+import pytest
+from trainers import SHAPES, assert_holds, commit_steps, cut, random_state
+
+from checkpoints.attempt import claim
+from checkpoints.errors import Superseded
+from checkpoints.gather import Alone
+from checkpoints.layout import Mark, Segment
+from checkpoints.listing import committed, folders, read_manifest
+from checkpoints.load import newest_good
+from checkpoints.retention import expired, sweep, tidy
+from checkpoints.save import Saver
+from data_service.store.local import LocalStore
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    return LocalStore(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("steps", "keep_last", "keep_every", "kept"),
+    [
+        ([10, 20, 30], 3, None, [10, 20, 30]),
+        ([10, 20, 30], 2, None, [20, 30]),
+        ([10, 20, 30], 0, None, [30]),
+        ([10, 20, 30, 40], 1, 20, [20, 40]),
+        ([15, 27, 38, 41, 44, 59], 1, 20, [27, 41, 59]),  # due by time: the first after each multiple
+        ([5, 10, 15], 1, 100, [15]),  # step 0 is no multiple worth keeping
+        ([100, 101, 102, 103], 2, 100, [100, 102, 103]),
+    ],
+)
+def test_what_stays(steps: list[int], keep_last: int, keep_every: int | None, kept: list[int]) -> None:
+    lineage = (Segment(attempt=1, start=0, stop=steps[-1]),)
+    gone = expired([Mark(1, step) for step in steps], lineage, keep_last=keep_last, keep_every=keep_every)
+    assert sorted(set(steps) - {mark.step for mark in gone}) == kept
+
+
+def test_what_was_kept_for_a_multiple_stays_kept_as_the_run_goes_on() -> None:
+    marks: list[Mark] = []
+    for step in range(7, 700, 13):
+        marks.append(Mark(1, step))
+        gone = expired(marks, (Segment(attempt=1, start=0, stop=step),), keep_last=2, keep_every=100)
+        marks = [mark for mark in marks if mark not in gone]
+    every = [min(step for step in range(7, 700, 13) if step >= bound) for bound in range(100, 700, 100)]
+    assert [mark.step for mark in marks] == sorted({*every, *list(range(7, 700, 13))[-2:]})
+
+
+def test_abandoned_branches_go() -> None:
+    lineage = (Segment(attempt=1, start=0, stop=20), Segment(attempt=3, start=20, stop=50))
+    marks = [Mark(1, 10), Mark(1, 20), Mark(1, 30), Mark(2, 40), Mark(3, 40), Mark(3, 50)]
+    assert expired(marks, lineage, keep_last=9, keep_every=None) == [Mark(1, 30), Mark(2, 40)]
+
+
+def test_tidy_deletes_what_expired_and_nothing_else(store: LocalStore) -> None:
+    attempt = claim(store)
+    commit_steps(store, attempt, 10, 20, 30)
+    tidied = tidy(store, attempt, keep_last=2, keep_every=None)
+    assert tidied.deleted == (Mark(1, 10),)
+    assert committed(store) == [Mark(1, 30), Mark(1, 20)]
+    assert not any("00000010" in entry.key for entry in store.list())
+    assert_holds(store, read_manifest(store, Mark(1, 20)), random_state(20))
+
+
+@pytest.mark.parametrize("damage", ["data missing", "manifest unreadable"])
+def test_the_last_good_one_stays_while_the_newest_is_damaged(store: LocalStore, damage: str) -> None:
+    attempt = claim(store)
+    commit_steps(store, attempt, 10, 20)
+    if damage == "data missing":
+        store.delete(Mark(1, 20).file(0))
+    else:
+        store.put(Mark(1, 20).manifest, b"{}")
+    assert tidy(store, attempt, keep_last=1, keep_every=None).deleted == ()
+    good = newest_good(store, Alone())
+    assert good is not None
+    assert good.manifest.step == 10
+
+
+def test_a_zombie_cannot_delete(store: LocalStore) -> None:
+    zombie = claim(store)
+    commit_steps(store, zombie, 10, 20)
+    zombie.end(0.0)
+    claim(store)
+    with pytest.raises(Superseded):
+        tidy(store, zombie, keep_last=1, keep_every=None)
+    with pytest.raises(Superseded):
+        sweep(store, zombie)
+    assert committed(store) == [Mark(1, 20), Mark(1, 10)]
+
+
+def test_orphans_of_dead_attempts_go_and_saves_under_way_stay(store: LocalStore) -> None:
+    dead = claim(store)
+    commit_steps(store, dead, 10)
+    abandoned = Saver(store, dead, Alone())
+    abandoned.begin(20, cut(random_state(20), (), 0), SHAPES, {})
+    abandoned.wait()
+    dead.end(0.0)
+    attempt = claim(store)
+    saver = Saver(store, attempt, Alone(), resumed=read_manifest(store, Mark(1, 10)))
+    saver.begin(15, cut(random_state(15), (), 0), SHAPES, {})
+    saver.wait()
+    assert tidy(store, attempt, keep_last=1, keep_every=None).orphans == 1
+    assert [folder.mark for folder in folders(store)] == [Mark(2, 15), Mark(1, 10)]
+    saver.commit()
+    assert_holds(store, read_manifest(store, Mark(2, 15)), random_state(15))
+
+
+def test_a_half_deleted_checkpoint_is_swept_later(store: LocalStore) -> None:
+    attempt = claim(store)
+    commit_steps(store, attempt, 10, 20)
+    store.delete(Mark(1, 10).manifest)
+    assert tidy(store, attempt, keep_last=2, keep_every=None).orphans == 1
+    assert [folder.mark for folder in folders(store)] == [Mark(1, 20)]
+
+
+def test_nothing_to_tidy(store: LocalStore) -> None:
+    assert tidy(store, claim(store), keep_last=1, keep_every=None).deleted == ()

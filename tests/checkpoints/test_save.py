@@ -1,0 +1,293 @@
+"""Saving: what is written is what was there when it began, from any number of ranks, or it is not a checkpoint."""
+
+import json
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+from trainers import (
+    KINDS,
+    SHAPES,
+    assert_holds,
+    commit_steps,
+    cut,
+    cut_each,
+    on_threads,
+    random_state,
+    save,
+)
+
+from checkpoints.attempt import Attempt, claim
+from checkpoints.commit import Committed, Failed
+from checkpoints.errors import CheckpointError, Superseded
+from checkpoints.gather import Alone, Peers
+from checkpoints.layout import Mark, Segment
+from checkpoints.listing import committed, read_manifest
+from checkpoints.load import Reader, newest_good
+from checkpoints.save import Saver
+from data_service.store.base import Store
+from data_service.store.errors import OutOfSpace
+from data_service.store.local import LocalStore
+from data_service.store.open import open_store
+from encoder_core.train.fragments import Fragment
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return open_store(tmp_path / "run")
+
+
+@pytest.fixture
+def attempt(store: Store) -> Attempt:
+    return claim(store)
+
+
+def test_a_checkpoint_on_every_kind_of_store(any_store: Store) -> None:
+    attempt = claim(any_store)
+    outcome = save(Saver(any_store, attempt, Alone()), 10, seed=1)
+    assert isinstance(outcome, Committed)
+    good = newest_good(any_store, Alone())
+    assert good is not None
+    assert good.passed_over == ()
+    assert good.manifest.mark == Mark(attempt=1, step=10)
+    assert good.manifest.state == {"step": 10, "seed": 1}
+    assert outcome.bytes == good.manifest.bytes
+    assert_holds(any_store, good.manifest, random_state(1))
+
+
+@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_cut_loads_as_any_other(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    shapes = data.draw(
+        st.dictionaries(
+            st.text(min_size=1, max_size=4), st.tuples(st.integers(0, 40)), min_size=1, max_size=5
+        )
+    )
+    total = sum(shape[0] for shape in shapes.values())
+    world = data.draw(st.integers(1, 4))
+    cuts = sorted(data.draw(st.lists(st.integers(0, total), min_size=world - 1, max_size=world - 1)))
+    each = data.draw(st.booleans())
+    state = random_state(0, shapes)
+    store = open_store(tmp_path_factory.mktemp("run"))
+    attempt = claim(store)
+
+    def work(peers: Peers) -> bool:
+        saver = Saver(store, attempt, peers)
+        mine = cut_each(state, world, peers.rank) if each else cut(state, cuts, peers.rank)
+        saver.begin(1, mine, shapes, {})
+        return isinstance(saver.commit(), Committed)
+
+    assert all(on_threads(world, work)) or total == 0
+    if total:
+        manifest = read_manifest(store, Mark(attempt=1, step=1))
+        assert_holds(store, manifest, state)
+        with Reader(store, manifest) as reader:
+            for name, shape in shapes.items():
+                start = data.draw(st.integers(0, shape[0]))
+                stop = data.draw(st.integers(start, shape[0]))
+                assert torch.equal(
+                    reader.read(name, "exp_avg", start, stop), state[name]["exp_avg"][start:stop]
+                )
+
+
+def test_files_are_plain_safetensors(store: LocalStore, attempt: Attempt) -> None:
+    save(Saver(store, attempt, Alone()), 10, seed=1)
+    tensors = load_file(store.root / Mark(1, 10).file(0))
+    state = random_state(1)
+    assert torch.equal(tensors["embed.weight:exp_avg:0"], state["embed.weight"]["exp_avg"])
+    assert len(tensors) == 4 * len(KINDS)  # the empty parameter has no elements
+
+
+def test_manifests_are_plain_json(store: Store, attempt: Attempt) -> None:
+    save(Saver(store, attempt, Alone()), 10, seed=1)
+    manifest = json.loads(store.get(Mark(1, 10).manifest))["manifest"]
+    assert manifest["step"] == 10
+    assert manifest["versions"]["torch"] == torch.__version__
+
+
+def test_what_is_saved_is_what_was_there_when_it_began(store: Store, attempt: Attempt) -> None:
+    gate = threading.Event()
+    saver = Saver(_Gated(store, gate), attempt, Alone())
+    state, numbers = random_state(1), {"loss": [1.0]}
+    saver.begin(10, cut(state, (), 0), SHAPES, {"metrics": numbers})
+    for kinds in state.values():  # training goes on
+        for tensor in kinds.values():
+            tensor.zero_()
+    numbers["loss"].append(2.0)
+    assert saver.underway == 10
+    assert not saver.ready()
+    gate.set()
+    saver.wait()
+    assert saver.ready()
+    assert isinstance(saver.commit(), Committed)
+    assert (saver.underway, saver.ready(), saver.last_step) == (None, False, 10)
+    manifest = read_manifest(store, Mark(1, 10))
+    assert manifest.state == {"metrics": {"loss": [1.0]}}
+    assert_holds(store, manifest, random_state(1))
+
+
+def test_memory_is_used_again_and_old_checkpoints_stay_as_they_were(store: Store, attempt: Attempt) -> None:
+    commit_steps(store, attempt, 10, 20, 30)
+    for step in (10, 20, 30):
+        assert_holds(store, read_manifest(store, Mark(1, step)), random_state(step))
+
+
+def test_lineage_is_who_took_which_steps(store: Store) -> None:
+    first = claim(store)
+    commit_steps(store, first, 10, 20)
+    first.end(0.0)
+    second = claim(store)
+    commit_steps(store, second, 15, 30, resumed=read_manifest(store, Mark(1, 10)))
+    expected = (Segment(attempt=1, start=0, stop=10), Segment(attempt=2, start=10, stop=30))
+    assert read_manifest(store, Mark(2, 30)).lineage == expected
+    assert committed(store) == [Mark(2, 30), Mark(2, 15), Mark(1, 20), Mark(1, 10)]
+
+
+@pytest.mark.parametrize(
+    ("shares", "reason"),
+    [
+        ([(0, 50), (60, 100)], "no rank holds elements 50 to 60"),
+        ([(0, 60), (50, 100)], "two ranks hold elements 50 to 60"),
+        ([(0, 50), (50, 90)], "100 elements, but the ranks' pieces end at 90"),
+        ([(0, 50), (50, 110)], "100 elements, but the ranks' pieces end at 110"),
+        ([(0, 100), (0, 100)], "two ranks hold elements 0 to 100"),
+    ],
+)
+def test_only_exact_cover_is_a_checkpoint(
+    store: Store, attempt: Attempt, shares: Sequence[tuple[int, int]], reason: str
+) -> None:
+    def work(peers: Peers) -> object:
+        start, stop = shares[peers.rank]
+        saver = Saver(store, attempt, peers)
+        saver.begin(1, [Fragment("w", start, {"master": torch.zeros(stop - start)})], {"w": (10, 10)}, {})
+        return saver.commit()
+
+    outcomes = on_threads(2, work)
+    assert outcomes[0] == outcomes[1]
+    assert isinstance(outcomes[0], Failed)
+    assert reason in outcomes[0].reason
+    assert committed(store) == []
+
+
+@pytest.mark.parametrize(
+    ("fragments", "reason"),
+    [
+        ([Fragment("stranger", 0, {"master": torch.zeros(4)})], "'stranger' is no parameter"),
+        ([Fragment("b", 0, {"exp_avg": torch.zeros(3)})], "b has ['exp_avg'], others have"),
+    ],
+)
+def test_names_and_kinds_must_agree(
+    store: Store, attempt: Attempt, fragments: list[Fragment], reason: str
+) -> None:
+    saver = Saver(store, attempt, Alone())
+    saver.begin(1, [Fragment("a", 0, {"master": torch.zeros(4)}), *fragments], {"a": (4,), "b": (3,)}, {})
+    outcome = saver.commit()
+    assert isinstance(outcome, Failed)
+    assert reason in outcome.reason
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        {"master": torch.zeros(4, dtype=torch.bfloat16)},
+        {"master": torch.zeros(2, 2)},
+        {"master": torch.zeros(4), "exp_avg": torch.zeros(3)},
+    ],
+)
+def test_malformed_fragments_are_refused(
+    store: Store, attempt: Attempt, tensors: dict[str, torch.Tensor]
+) -> None:
+    with pytest.raises(CheckpointError, match="fragment of 'w'"):
+        Saver(store, attempt, Alone()).begin(1, [Fragment("w", 0, tensors)], {"w": (4,)}, {})
+
+
+def test_ranks_at_different_steps_commit_nothing(store: Store, attempt: Attempt) -> None:
+    def work(peers: Peers) -> object:
+        saver = Saver(store, attempt, peers)
+        saver.begin(10 + peers.rank, cut(random_state(1), (50,), peers.rank), SHAPES, {})
+        return saver.commit()
+
+    outcomes = on_threads(2, work)
+    assert all(isinstance(outcome, Failed) and "different steps" in outcome.reason for outcome in outcomes)
+
+
+def test_one_save_at_a_time_and_only_forward(store: Store, attempt: Attempt) -> None:
+    saver = Saver(store, attempt, Alone())
+    with pytest.raises(CheckpointError, match="no save is under way"):
+        saver.commit()
+    saver.begin(10, cut(random_state(1), (), 0), SHAPES, {})
+    with pytest.raises(CheckpointError, match="step 10 is being saved"):
+        saver.begin(11, [], SHAPES, {})
+    saver.commit()
+    with pytest.raises(CheckpointError, match="step 10 is saved already"):
+        saver.begin(10, [], SHAPES, {})
+
+
+def test_a_zombie_cannot_commit(store: Store) -> None:
+    zombie = claim(store)
+    zombie.end(0.0)
+    saver = Saver(store, zombie, Alone())
+    saver.begin(10, cut(random_state(1), (), 0), SHAPES, {})
+    claim(store)
+    with pytest.raises(Superseded, match="superseded by attempt 2"):
+        saver.commit()
+    assert committed(store) == []
+
+
+def test_superseded_is_what_every_rank_hears(store: Store, attempt: Attempt) -> None:
+    attempt.end(0.0)
+    claim(store)
+
+    def work(peers: Peers) -> str:
+        saver = Saver(store, attempt, peers)
+        saver.begin(10, cut(random_state(1), (50,), peers.rank), SHAPES, {})
+        with pytest.raises(Superseded) as caught:
+            saver.commit()
+        return caught.value.problem
+
+    assert len(set(on_threads(2, work))) == 1
+
+
+def test_a_commit_that_failed_can_be_tried_again(store: Store, attempt: Attempt) -> None:
+    flaky = _Full(store)
+    saver = Saver(flaky, attempt, Alone())
+    outcome = save(saver, 10, seed=1)
+    assert isinstance(outcome, Failed)
+    assert "rank 0: no space left" in outcome.reason
+    assert saver.last_step is None
+    flaky.full = False
+    assert isinstance(save(saver, 10, seed=1), Committed)
+
+
+class _Gated:
+    """A store whose uploads wait for `gate`."""
+
+    def __init__(self, store: Store, gate: threading.Event) -> None:
+        self._store, self._gate = store, gate
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._store, name)
+
+    def put_buffers(self, key: str, buffers: Sequence[memoryview]) -> None:
+        assert self._gate.wait(60)
+        self._store.put_buffers(key, buffers)
+
+
+class _Full:
+    """A store without room for large objects while `full`."""
+
+    def __init__(self, store: Store) -> None:
+        self._store, self.full = store, True
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._store, name)
+
+    def put_buffers(self, key: str, buffers: Sequence[memoryview]) -> None:
+        if self.full:
+            raise OutOfSpace.at(key, "quota")
+        self._store.put_buffers(key, buffers)

@@ -1,0 +1,124 @@
+"""A process that dies anywhere in a save or a retention: a good checkpoint remains, and the next start works."""
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dying import dies_at
+from limits import files_limited_to
+from s3_server import S3Server
+from trainers import SHAPES, assert_holds, commit_steps, cut, random_state
+
+from checkpoints.attempt import Attempt, claim
+from checkpoints.commit import Committed
+from checkpoints.gather import Alone
+from checkpoints.layout import Manifest, Mark
+from checkpoints.listing import folders
+from checkpoints.load import newest_good
+from checkpoints.retention import tidy
+from checkpoints.save import Saver
+from data_service.store.base import Store
+from data_service.store.local import LocalStore
+from data_service.store.open import open_store
+
+
+def resume(store: Store) -> tuple[Attempt, Manifest]:
+    attempt = claim(store)
+    good = newest_good(store, Alone())
+    assert good is not None
+    assert good.passed_over == ()
+    return attempt, good.manifest
+
+
+def go_on(store: Store, step: int) -> None:
+    """A start of the run that saves once and keeps only that."""
+    attempt, manifest = resume(store)
+    commit_steps(store, attempt, step, resumed=manifest)
+    tidy(store, attempt, keep_last=1, keep_every=None)
+    attempt.end(0.0)
+
+
+def test_dying_at_any_file_system_change_of_a_run(tmp_path: Path) -> None:
+    base = LocalStore(tmp_path / "base")
+    attempt = claim(base)
+    commit_steps(base, attempt, 10)
+    attempt.end(0.0)
+    resumed_from = []
+    for call in range(1, 10_000):
+        store = LocalStore(tmp_path / f"{call}")
+        shutil.copytree(base.root, store.root)
+        if not dies_at(call, lambda: go_on(store, 20)):  # noqa: B023
+            break
+        good = newest_good(store, Alone())
+        assert good is not None
+        assert good.passed_over == ()
+        assert_holds(store, good.manifest, random_state(good.manifest.step))
+        resumed_from.append(good.manifest.step)
+        go_on(store, 30)
+        store.remove_leftovers("", older_than_s=-60)
+        newest = newest_good(store, Alone())
+        assert newest is not None
+        assert_holds(store, newest.manifest, random_state(30))
+        assert [folder.mark.step for folder in folders(store)] == [30]
+        shutil.rmtree(store.root)
+    assert resumed_from == sorted(resumed_from)
+    assert resumed_from.count(10) > 10  # while claiming, uploading, committing
+    assert resumed_from.count(20) > 5  # while deleting step 10
+
+
+class Dying:
+    """A store whose process ends instead of making its n-th change."""
+
+    def __init__(self, store: Store, change: int) -> None:
+        self._store, self._left = store, change
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("put", "put_buffers", "put_if_absent", "delete"):
+            self._left -= 1
+            if self._left == 0:
+                os._exit(9)
+        return getattr(self._store, name)
+
+
+@pytest.mark.rgw
+def test_dying_at_any_change_of_a_run_on_s3(rgw: S3Server) -> None:
+    for change in range(1, 1000):
+        store = open_store(f"s3://{rgw.new_bucket()}/run")
+        attempt = claim(store)
+        commit_steps(store, attempt, 10)
+        attempt.end(0.0)
+        child = os.fork()
+        if child == 0:
+            try:
+                go_on(Dying(store, change), 20)  # type: ignore[arg-type]
+            finally:
+                os._exit(0)
+        died = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+        good = newest_good(store, Alone())
+        assert good is not None
+        assert good.passed_over == ()
+        assert_holds(store, good.manifest, random_state(good.manifest.step))
+        if not died:
+            assert good.manifest.step == 20
+            break
+        go_on(store, 30)
+        assert [folder.mark.step for folder in folders(store)] == [30]
+    assert change == 7  # after the claim, data, manifest, two deletions, end
+
+
+def test_a_full_disk_costs_one_checkpoint_and_says_so(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "run")
+    attempt = claim(store)
+    commit_steps(store, attempt, 10)
+    saver = Saver(store, attempt, Alone(), resumed=None)
+    with files_limited_to(4096):
+        saver.begin(20, cut(random_state(20), (), 0), SHAPES, {})
+        outcome = saver.commit()
+    assert "no space left to write" in getattr(outcome, "reason", "")
+    good = newest_good(store, Alone())
+    assert good is not None
+    assert good.manifest.mark == Mark(1, 10)
+    saver.begin(21, cut(random_state(21), (), 0), SHAPES, {})
+    assert isinstance(saver.commit(), Committed)
