@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import ray
@@ -14,6 +15,7 @@ from data_service.samples.ragged import Samples
 from data_service.samples.rows import join_rows, slice_rows
 from data_service.spec import StreamSpec
 from data_service.store.errors import StoreUnavailable
+from data_service.token_axis import TokenAxis
 from data_service.workers import SlabRefs, cause_of
 
 _STORE_ATTEMPTS = 3  # builds of a window, each of which has already retried its requests with patience
@@ -48,7 +50,8 @@ class FeedClient:
         self._opened: OpenStream = _result(feed.open.remote(self._spec_json))
         self._changed = threading.Condition()  # guards what follows
         self._held: dict[EpochWindow, _Held] = {}
-        self._announced: dict[SlabKey, None] = {}
+        self._coming: Iterator[SlabKey] = iter(())
+        self._announced: dict[EpochWindow, dict[int, None]] = {}
         self._reading: set[EpochWindow] = set()
         self._failures: dict[EpochWindow, Exception] = {}
         self._closed = False
@@ -59,6 +62,11 @@ class FeedClient:
     def samples_per_epoch(self) -> int:
         """The same in every epoch."""
         return self._opened.grid.samples_per_epoch
+
+    def token_axis(self) -> TokenAxis:
+        """The stream measured in tokens, for batches of so many. The first time, rows' lengths are counted."""
+        axis: TokenAxis = _result(self._feed.token_axis.remote(self._spec_json))
+        return axis
 
     def read(self, epoch: int, start: int, stop: int) -> Samples:
         """Samples `start` to `stop` (at least one) of an epoch. The arrays are read-only.
@@ -75,7 +83,7 @@ class FeedClient:
         ]
         with self._changed:
             self._reading = {window for window, _, _ in spans}
-            self._let_go()
+            self._move_on()
         parts = [part for window, first, last in spans for part in self._parts(window, first, last)]
         self.wait_seconds += time.perf_counter() - began
         return join_rows(parts)
@@ -86,28 +94,22 @@ class FeedClient:
         Ranges are taken only as far as memory allows, so an iterator may go on to the end of the run. What
         was announced before and is not now is let go.
         """
-        announced = dict.fromkeys(self._within_memory(ranges))
         with self._changed:
-            self._announced = announced
-            self._let_go()
-            self._changed.notify()
+            self._coming = self._slabs_of(ranges)
+            self._announced = {}
+            self._move_on()
 
     def close(self) -> None:
         """Stop fetching and let go of everything."""
         with self._changed:
             self._closed = True
-            self._announced, self._reading = {}, set()
-            self._let_go()
-            self._changed.notify()
+            self._coming, self._announced, self._reading = iter(()), {}, set()
+            self._move_on()
         self._thread.join()
 
-    def _within_memory(self, ranges: Iterable[tuple[int, int, int]]) -> Iterator[SlabKey]:
-        windows: set[EpochWindow] = set()
+    def _slabs_of(self, ranges: Iterable[tuple[int, int, int]]) -> Iterator[SlabKey]:
         for epoch, start, stop in ranges:
             for window, first, last in self._opened.grid.spans(start, stop):
-                windows.add((epoch, window))
-                if len(windows) > self._opened.windows_held:
-                    return
                 for slab in self._slabs(first, last):
                     yield (epoch, window), slab
 
@@ -122,12 +124,22 @@ class FeedClient:
             samples = self._fetch(window, slab)
             yield slice_rows(samples, max(first - base, 0), min(last - base, rows))
 
-    def _let_go(self) -> None:
-        kept = self._reading | {window for window, _ in self._announced}
+    def _move_on(self) -> None:
+        """Drop announced windows that were read past, take up more while memory allows, let go of the rest."""
+        if self._reading & self._announced.keys():
+            while (first := next(iter(self._announced))) not in self._reading:
+                del self._announced[first]
+        for window, slab in self._coming:
+            if window not in self._announced and len(self._announced) == self._opened.windows_held:
+                self._coming = chain([(window, slab)], self._coming)
+                break
+            self._announced.setdefault(window, {})[slab] = None
+        kept = self._reading | self._announced.keys()
         for window in self._held.keys() - kept:
             del self._held[window]
         for window in self._failures.keys() - kept:
             del self._failures[window]
+        self._changed.notify()
 
     def _fetch_announced(self) -> None:
         """The body of the client's thread: fetch, in order, what is announced and not yet here."""
@@ -144,9 +156,10 @@ class FeedClient:
                     self._failures[key[0]] = error  # raised by the read that needs it
 
     def _next_announced(self) -> SlabKey | None:
-        for window, slab in self._announced:
+        for window, slabs in self._announced.items():
             held = self._held.get(window)
-            if window not in self._failures and (held is None or slab not in held.slabs):
+            missing = (slab for slab in slabs if held is None or slab not in held.slabs)
+            if window not in self._failures and (slab := next(missing, None)) is not None:
                 return window, slab
         return None
 
@@ -181,11 +194,13 @@ class FeedClient:
                 raise failure
             if window in self._held:
                 return self._held[window]
-            ahead = list(dict.fromkeys(announced for announced, _ in self._announced if announced != window))
+            ahead = [announced for announced in self._announced if announced != window]
         answer: dict[EpochWindow, SlabRefs] = _result(
             self._feed.windows.remote(self._spec_json, [window], ahead)
         )
         with self._changed:
+            for started in answer.keys() & self._announced.keys():
+                self._held.setdefault(started, _Held(answer[started]))
             return self._held.setdefault(window, _Held(answer[window]))
 
     def _forget(self, window: EpochWindow, held: _Held) -> None:

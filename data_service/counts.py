@@ -1,12 +1,14 @@
 """The counting pass: how many rows each block is cut into, known before any sample is needed.
 
 Contiguous packing needs arithmetic only. Where sentence boundaries decide, every block is looked at once per
-corpus, packing and length, and the counts are kept under a key that names just those.
+corpus, packing and length, and the counts are kept under a key that names just those. Where batches are measured
+in tokens, the length of every row is kept likewise.
 """
 
 import hashlib
 import io
 from collections.abc import Callable
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +23,17 @@ from data_service.store.errors import KeyMissing
 RowCounts = NDArray[np.int64]
 """[B] int64, rows of each block of a source."""
 
-CountBlocks = Callable[[StreamSpec, int, int], RowCounts]
-"""(spec, source, number of blocks) -> the counts, by whatever means."""
+RowLengths = NDArray[np.uint32]
+"""[N] uint32, tokens of each row of a source as the model sees it, block after block."""
+
+Found: TypeAlias = NDArray[np.int64] | NDArray[np.uint32]
+"""What a pass finds: row counts, or row lengths."""
+
+Pass = Callable[[Corpora, int, int, int], Found]
+"""(corpora, source, first block, last block) -> what is known of these blocks. `count_range` or `measure_range`."""
+
+Runner = Callable[[Pass, Corpora, int, int], Found]
+"""Runs a pass over blocks 0 to n of a source, by whatever means: (pass, corpora, source, n)."""
 
 
 def count_range(corpora: Corpora, source: int, start: int, stop: int) -> RowCounts:
@@ -31,52 +42,64 @@ def count_range(corpora: Corpora, source: int, start: int, stop: int) -> RowCoun
     return np.array([len(cut(block, corpora.spec)) for block in blocks], dtype=np.int64)
 
 
-def count_rows(
-    corpora: Corpora, cache: Store | None, count: CountBlocks | None = None
-) -> tuple[RowCounts, ...]:
+def measure_range(corpora: Corpora, source: int, start: int, stop: int) -> RowLengths:
+    """[N] uint32, tokens of the rows of blocks `start` to `stop`."""
+    blocks = (corpora.read(source, block) for block in range(start, stop))
+    lengths = [cut(block, corpora.spec).lengths.astype(np.uint32) for block in blocks]
+    return np.concatenate([np.zeros(0, dtype=np.uint32), *lengths])
+
+
+def run_here(job: Pass, corpora: Corpora, source: int, blocks: int) -> Found:
+    """The runner that uses this process."""
+    return job(corpora, source, 0, blocks)
+
+
+def count_rows(corpora: Corpora, cache: Store | None, run: Runner = run_here) -> tuple[RowCounts, ...]:
     """The row counts of every source.
 
     Args:
         corpora: what to count.
         cache: where counts are kept between runs; None to count anew.
-        count: counts one source's blocks; in this process if None.
+        run: how a source's blocks are gone through.
     """
-    return tuple(_source_counts(corpora, source, cache, count) for source in range(len(corpora.tables)))
-
-
-def _source_counts(
-    corpora: Corpora, source: int, cache: Store | None, count: CountBlocks | None
-) -> RowCounts:
-    spec, table = corpora.spec, corpora.tables[source]
+    spec = corpora.spec
     if spec.packing == "contiguous":
-        return contiguous_rows(table.tokens, table.documents, spec.length)
-    key = f"rows/{_counts_key(spec, source)}.npy"
+        return tuple(contiguous_rows(table.tokens, table.documents, spec.length) for table in corpora.tables)
+    found = [_kept(corpora, source, cache, "rows", count_range, run) for source in range(len(corpora.tables))]
+    return tuple(counts.astype(np.int64, copy=False) for counts in found)
+
+
+def measure_rows(corpora: Corpora, cache: Store | None, run: Runner = run_here) -> tuple[RowLengths, ...]:
+    """The row lengths of every source; arguments as for `count_rows`."""
+    found = [
+        _kept(corpora, source, cache, "lengths", measure_range, run) for source in range(len(corpora.tables))
+    ]
+    return tuple(lengths.astype(np.uint32, copy=False) for lengths in found)
+
+
+def _kept(corpora: Corpora, source: int, cache: Store | None, kind: str, job: Pass, run: Runner) -> Found:
+    key = f"{kind}/{_name(corpora.spec, source)}.npy"
     kept = None if cache is None else _load(cache, key)
-    if kept is not None and len(kept) == len(table):
+    if kept is not None:
         return kept
-    counted = (
-        count_range(corpora, source, 0, len(table)) if count is None else count(spec, source, len(table))
-    )
+    found = run(job, corpora, source, len(corpora.tables[source]))
     if cache is not None:
-        _save(cache, key, counted)
-    return counted
+        buffer = io.BytesIO()
+        np.save(buffer, found, allow_pickle=False)
+        cache.put(key, buffer.getvalue())
+    return found
 
 
-def _counts_key(spec: StreamSpec, source: int) -> str:
+def _name(spec: StreamSpec, source: int) -> str:
+    """What rows depend on, and nothing else."""
     parts = (spec.sources[source].manifest_fingerprint, spec.split, spec.packing, spec.length)
     return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()
 
 
-def _load(cache: Store, key: str) -> RowCounts | None:
+def _load(cache: Store, key: str) -> Found | None:
     try:
         data = cache.get(key)
     except KeyMissing:
         return None
-    counts: RowCounts = np.load(io.BytesIO(data), allow_pickle=False)
-    return counts
-
-
-def _save(cache: Store, key: str, counts: RowCounts) -> None:
-    buffer = io.BytesIO()
-    np.save(buffer, counts, allow_pickle=False)
-    cache.put(key, buffer.getvalue())
+    found: Found = np.load(io.BytesIO(data), allow_pickle=False)
+    return found

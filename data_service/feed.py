@@ -8,17 +8,20 @@ first. Ray keeps an object only while its owner lives, so when the feed dies its
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import ray
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
 from data_service.corpora import Corpora
-from data_service.counts import RowCounts, count_rows
+from data_service.counts import RowCounts, Runner, count_rows, measure_rows
 from data_service.plan import Grid, Plan
 from data_service.spec import StreamSpec
+from data_service.store.base import Store
 from data_service.store.open import open_store
-from data_service.workers import SlabRefs, count_blocks, submit_window
+from data_service.token_axis import TokenAxis
+from data_service.workers import SlabRefs, run_pass, submit_window
 
 FeedHandle = Any  # ray.actor.ActorHandle of a Feed; Ray's types do not name an actor's methods
 
@@ -58,6 +61,8 @@ class OpenStream:
 @dataclass(frozen=True)
 class _Stream:
     spec_json: str
+    corpora: Corpora
+    counts: tuple[RowCounts, ...]
     plan: Plan
     opened: OpenStream
 
@@ -70,6 +75,7 @@ class Feed:
 
     def __init__(self, config: FeedConfig) -> None:
         self._config = config
+        self._run: Runner = partial(run_pass, cpus=config.cpus)
         self._streams: dict[str, _Stream] = {}
         self._builds: OrderedDict[_Key, SlabRefs] = OrderedDict()
 
@@ -97,6 +103,12 @@ class Feed:
             if _key(spec_json, window) in self._builds
         }
 
+    def token_axis(self, spec_json: str) -> TokenAxis:
+        """The stream measured in tokens; the first time, its rows' lengths are counted. Raises as `open` does."""
+        stream = self._stream(spec_json)
+        lengths = measure_rows(stream.corpora, self._cache(), self._run)
+        return TokenAxis(stream.plan, stream.counts, lengths)
+
     def forget(self, spec_json: str, window: EpochWindow, first_slab: str) -> None:
         """A window's build, known by its first slab (hex), failed or was lost: who asks next gets another."""
         slabs = self._builds.get(_key(spec_json, window))
@@ -111,14 +123,14 @@ class Feed:
     def _open(self, spec_json: str) -> _Stream:
         spec = StreamSpec.model_validate_json(spec_json)
         corpora = Corpora(spec)
-        cache = None if self._config.cache is None else open_store(self._config.cache)
-        plan = Plan(spec, corpora.tables, count_rows(corpora, cache, self._count))
+        counts = count_rows(corpora, self._cache(), self._run)
+        plan = Plan(spec, corpora.tables, counts)
         held = max(2, self._config.memory // max(1, plan.grid.window_bytes))
         slab_rows = max(1, self._config.slab_tokens // spec.length)
-        return _Stream(spec_json, plan, OpenStream(plan.grid, slab_rows, held))
+        return _Stream(spec_json, corpora, counts, plan, OpenStream(plan.grid, slab_rows, held))
 
-    def _count(self, spec: StreamSpec, source: int, blocks: int) -> RowCounts:
-        return count_blocks(spec, source, blocks, self._config.cpus)
+    def _cache(self) -> Store | None:
+        return None if self._config.cache is None else open_store(self._config.cache)
 
     def _touch(self, stream: _Stream, window: EpochWindow, asked: set[_Key], *, must: bool) -> None:
         """Mark a window as wanted now, and start it where there is room, or if it must be."""

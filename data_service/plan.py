@@ -8,7 +8,7 @@ are then put in random order.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from data_service.shards.manifest import BlockTable
 from data_service.spec import StreamSpec
 
 _BYTES_PER_TARGET = 8  # its position
+_LINES_KEPT = 2  # a source
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,18 @@ class Window:
     order: Permutation
 
 
+class Line(NamedTuple):
+    """A source's blocks in the order of one epoch of its own.
+
+    Attributes:
+        blocks: [B] int64, their indices.
+        ends: [B] int64, rows up to the end of each.
+    """
+
+    blocks: NDArray[np.int64]
+    ends: NDArray[np.int64]
+
+
 @dataclass(frozen=True)
 class Origin:
     """Where a sample comes from: a row of a block of a source, in the source's own epoch."""
@@ -120,7 +133,7 @@ class Plan:
         self._counts = counts
         self._totals = tuple(int(rows.sum()) for rows in counts)
         self.grid = _grid(spec, self._totals, sum(int(table.tokens.sum()) for table in tables))
-        self._line = lru_cache(maxsize=2 * len(counts))(self._draw_line)
+        self._lines: dict[tuple[int, int], Line] = {}
 
     def window(self, epoch: int, window: int) -> Window:
         """What window `window` of `epoch` is made of."""
@@ -151,7 +164,7 @@ class Plan:
         while start < stop:
             epoch, row = divmod(start, self._totals[source])
             end = min(row + stop - start, self._totals[source])
-            blocks, ends = self._line(source, epoch)
+            blocks, ends = self.line(source, epoch)
             index = int(np.searchsorted(ends, row, side="right"))
             start += end - row
             while row < end:
@@ -160,12 +173,19 @@ class Plan:
                 yield Piece(source, block, epoch, row - base, min(end, block_end) - base)
                 row, index = min(end, block_end), index + 1
 
-    def _draw_line(self, source: int, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """A source's blocks in the order of one epoch of its own, and the rows up to the end of each."""
+    def line(self, source: int, epoch: int) -> Line:
+        """The blocks of one epoch of a source's own. The last few are remembered."""
+        if (source, epoch) not in self._lines:
+            while len(self._lines) >= _LINES_KEPT * len(self._counts):
+                del self._lines[next(iter(self._lines))]
+            self._lines[source, epoch] = self._draw_line(source, epoch)
+        return self._lines[source, epoch]
+
+    def _draw_line(self, source: int, epoch: int) -> Line:
         counts = self._counts[source]
         name = (self.spec.seed, epoch, self.spec.sources[source].manifest_fingerprint, self.spec.split)
         blocks = Permutation.of(len(counts), "blocks", *name).many(np.arange(len(counts)))
-        return blocks, np.cumsum(counts[blocks])
+        return Line(blocks, np.cumsum(counts[blocks]))
 
 
 def _grid(spec: StreamSpec, totals: tuple[int, ...], text_tokens: int) -> Grid:

@@ -4,7 +4,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from data_service.corpora import Corpora, Opener
-from data_service.counts import count_rows
+from data_service.counts import count_rows, measure_rows
 from data_service.plan import Plan
 from data_service.samples.make import cut
 from data_service.samples.ragged import Samples, Tokens
@@ -12,6 +12,7 @@ from data_service.samples.rows import join_rows, slice_rows
 from data_service.spec import StreamSpec
 from data_service.store.base import Store
 from data_service.store.open import open_store
+from data_service.token_axis import TokenAxis
 from data_service.window import build_window
 
 
@@ -55,7 +56,9 @@ class Stream:
     ) -> None:
         self.spec = spec
         self._corpora = Corpora(spec, opener)
-        self.plan = Plan(spec, self._corpora.tables, count_rows(self._corpora, cache))
+        self._cache = cache
+        self._counts = count_rows(self._corpora, cache)
+        self.plan = Plan(spec, self._corpora.tables, self._counts)
         self._kept: OrderedDict[tuple[int, int], Samples] = OrderedDict()
         self._capacity = windows
 
@@ -72,6 +75,10 @@ class Stream:
         return join_rows(
             [slice_rows(self._window(epoch, window), first, last) for window, first, last in spans]
         )
+
+    def token_axis(self) -> TokenAxis:
+        """The stream measured in tokens; the first time, its rows' lengths are counted."""
+        return TokenAxis(self.plan, self._counts, measure_rows(self._corpora, self._cache))
 
     def source(self, epoch: int, sample: int) -> Source:
         """Where a sample's text comes from."""

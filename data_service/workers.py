@@ -1,6 +1,5 @@
 """The Ray tasks that count rows and build windows: stateless, so what dies is simply computed again."""
 
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import TypeAlias
 
@@ -8,7 +7,7 @@ import numpy as np
 import ray
 
 from data_service.corpora import Corpora
-from data_service.counts import RowCounts, count_range
+from data_service.counts import Found, Pass
 from data_service.errors import UserError
 from data_service.plan import Window
 from data_service.samples.ragged import Samples
@@ -28,21 +27,24 @@ def submit_window(spec_json: str, window: Window, slab_rows: int, cpus: float) -
     return refs if slabs > 1 else [refs]
 
 
-def count_blocks(spec: StreamSpec, source: int, blocks: int, cpus: float) -> RowCounts:
-    """[blocks] int64 rows of each block of a source, counted by as many tasks as there is room for.
+def run_pass(job: Pass, corpora: Corpora, source: int, blocks: int, *, cpus: float) -> Found:
+    """Run a pass over a source's blocks (a `Runner`), in as many tasks at once as there is room for.
 
     Raises:
         CorruptBlock, StoreError: a block that cannot be read.
     """
-    task = _COUNT.options(num_cpus=cpus, max_retries=-1, scheduling_strategy="SPREAD")
-    starts = range(0, blocks, _COUNTED_TOGETHER)
-    spec_json = spec.model_dump_json()
-    refs = [task.remote(spec_json, source, start, min(start + _COUNTED_TOGETHER, blocks)) for start in starts]
+    task = _PASS.options(num_cpus=cpus, max_retries=-1, scheduling_strategy="SPREAD")
+    spec_json = corpora.spec.model_dump_json()
+    refs = [
+        task.remote(job, spec_json, source, start, min(start + _COUNTED_TOGETHER, blocks))
+        for start in range(0, blocks, _COUNTED_TOGETHER)
+    ]
     try:
-        counted: Sequence[RowCounts] = ray.get(refs)
+        found: list[Found] = ray.get(refs)
     except ray.exceptions.RayTaskError as error:
         raise cause_of(error) from error
-    return np.concatenate([np.zeros(0, dtype=np.int64), *counted])
+    joined: Found = np.concatenate([job(corpora, source, 0, 0), *found])
+    return joined
 
 
 def cause_of(error: ray.exceptions.RayTaskError) -> BaseException:
@@ -58,12 +60,12 @@ def _build_slabs(spec_json: str, window: Window, slab_rows: int) -> list[Samples
     return slabs if len(slabs) > 1 else slabs[0]
 
 
-def _count_rows(spec_json: str, source: int, start: int, stop: int) -> RowCounts:
-    return count_range(_corpora(spec_json), source, start, stop)
+def _count_rows(job: Pass, spec_json: str, source: int, start: int, stop: int) -> Found:
+    return job(_corpora(spec_json), source, start, stop)
 
 
 _BUILD = ray.remote(_build_slabs)
-_COUNT = ray.remote(_count_rows)
+_PASS = ray.remote(_count_rows)
 
 
 @lru_cache(maxsize=8)
