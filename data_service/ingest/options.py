@@ -28,7 +28,7 @@ class BuildOptions(BaseModel):
     on_bad_bytes: Literal["error", "replace"] = "error"
     heldout_fraction: float = Field(default=0.0005, ge=0.0, lt=1.0)
     block_tokens: int = Field(default=MIB, ge=1)
-    split_bytes: int = Field(default=64 * MIB, ge=1)
+    split_bytes: int = Field(default=64 * MIB, ge=4096)
     max_document_bytes: int = Field(default=16 * MIB, ge=1)
     workers: int = Field(default=1, ge=0)
 

@@ -1,10 +1,12 @@
 """A stored object as a file: read by ranges of a few MiB, so memory does not depend on its size."""
 
 import io
+from functools import lru_cache
 from typing import BinaryIO, cast
 
 from data_service.ingest.inputs import InputFile
 from data_service.ingest.options import MIB
+from data_service.store.base import Store
 from data_service.store.open import open_store
 
 _CHUNK = 4 * MIB
@@ -14,7 +16,7 @@ class _RangedFile(io.RawIOBase):
     """Seekable and read-only. Every read is one ranged get, which the store retries."""
 
     def __init__(self, file: InputFile) -> None:
-        self._store = open_store(file.root)
+        self._store = _store_at(file.root)
         self._file = file
         self._position = 0
 
@@ -41,6 +43,12 @@ class _RangedFile(io.RawIOBase):
         return length
 
 
+@lru_cache(maxsize=16)
+def _store_at(root: str) -> Store:
+    """One connection for all files of a folder: opening one to S3 takes longer than reading a small file."""
+    return open_store(root)
+
+
 def open_ranged(file: InputFile, *, start: int = 0, chunk: int = _CHUNK) -> BinaryIO:
     """The file's stored bytes, from byte `start` on; `chunk` bytes are fetched at a time.
 
@@ -54,7 +62,7 @@ def open_ranged(file: InputFile, *, start: int = 0, chunk: int = _CHUNK) -> Bina
 
 def line_start(file: InputFile, position: int) -> int:
     """Where the line that holds byte `position` begins, found by reading backwards."""
-    store = open_store(file.root)
+    store = _store_at(file.root)
     stop = position
     while stop > 0:
         start = max(0, stop - 64 * 1024)

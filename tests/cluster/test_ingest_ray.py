@@ -1,0 +1,113 @@
+"""Builds over real Ray: the same bytes from any number of workers, workers killed, errors as themselves."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import ray
+from raw_text import DOCUMENTS, SMALL, build, files_of, tokenizer_folder, write_jsonl, write_mixture
+
+from data_service.errors import InputError
+from data_service.ingest.build import build_corpus
+from data_service.ingest.progress import Progress
+from data_service.store.open import open_store
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    ray.init(
+        address="local",
+        num_cpus=3,
+        object_store_memory=128 << 20,
+        include_dashboard=False,
+        log_to_driver=False,
+        _temp_dir=str(tmp_path_factory.getbasetemp().parent / "ray"),
+    )
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_mixture(tmp_path_factory.mktemp("ray") / "inputs")
+
+
+@pytest.fixture(scope="module")
+def alone(inputs: Path) -> dict[str, bytes]:
+    """What one process without Ray builds."""
+    build(inputs, inputs.parent / "alone")
+    return files_of(inputs.parent / "alone")
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_any_number_of_workers_writes_the_same_bytes(
+    tmp_path: Path, inputs: Path, alone: dict[str, bytes], workers: int
+) -> None:
+    build(inputs, tmp_path / "corpus", SMALL.model_copy(update={"workers": workers}))
+    assert files_of(tmp_path / "corpus") == alone
+
+
+def test_killed_workers_are_replaced(tmp_path: Path, inputs: Path, alone: dict[str, bytes]) -> None:
+    killed: list[int] = []
+
+    def kill_one(progress: Progress) -> None:
+        """Between tasks of the writing stage: at least one of the others is at work then."""
+        if progress.stage != "writing" or len(killed) >= 3:
+            return
+        for process in psutil.Process().children(recursive=True):
+            if process.pid not in killed and "_alone" in process.name() + " ".join(process.cmdline()):
+                os.kill(process.pid, signal.SIGKILL)
+                killed.append(process.pid)
+                return
+
+    tokenizer = tokenizer_folder(inputs.parent / "tokenizer")
+    options = SMALL.model_copy(update={"workers": 3})
+    build_corpus([str(inputs)], str(tmp_path / "corpus"), tokenizer, options, kill_one)
+    assert killed
+    assert files_of(tmp_path / "corpus") == alone
+
+
+_BUILD = """
+import sys
+from data_service.ingest.build import build_corpus
+from data_service.ingest.options import BuildOptions
+inputs, output, tokenizer, options = sys.argv[1:]
+report = lambda progress: print(progress.stage, flush=True)
+build_corpus([inputs], output, tokenizer, BuildOptions.model_validate_json(options), report)
+"""
+
+
+@pytest.mark.parametrize("stage", ["reading", "writing"])
+def test_the_process_is_killed_and_the_build_continued(
+    tmp_path: Path, inputs: Path, alone: dict[str, bytes], stage: str
+) -> None:
+    tokenizer = tokenizer_folder(inputs.parent / "tokenizer")
+    arguments = [str(inputs), str(tmp_path / "corpus"), tokenizer, SMALL.model_dump_json()]
+    command = [sys.executable, "-c", _BUILD, *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.strip() == stage:
+                process.kill()
+    assert process.returncode == -signal.SIGKILL
+    assert "manifest.json" not in files_of(tmp_path / "corpus")
+    build(inputs, tmp_path / "corpus")
+    open_store(tmp_path / "corpus").remove_leftovers("", older_than_s=0)
+    assert files_of(tmp_path / "corpus") == alone
+
+
+def test_an_error_of_the_data_is_raised_as_it_is(tmp_path: Path) -> None:
+    for number in range(4):
+        write_jsonl(tmp_path / f"inputs/{number}.jsonl", DOCUMENTS[number * 9 : number * 9 + 9])
+    (tmp_path / "inputs/2.jsonl").write_text('{"text": "good"}\n{"bad\n')
+    with pytest.raises(InputError, match=r"2\.jsonl, line 2: not JSON") as failure:
+        build(tmp_path / "inputs", tmp_path / "corpus", SMALL.model_copy(update={"workers": 2}))
+    assert type(failure.value) is InputError
+    assert failure.value.remedy == "correct the line or remove it"

@@ -1,0 +1,146 @@
+"""Mistakes in the input: each a clear error that names the file and the place, and nothing half-used."""
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+from raw_text import DOCUMENTS, build, files_of, write_jsonl
+
+from data_service.corpus import corpus_stats, show_documents
+from data_service.errors import CorpusError, InputError
+from data_service.ingest.options import BuildOptions
+
+GOOD = json.dumps({"text": "A sentence. And another."}).encode() + b"\n"
+
+
+def parquet(table: pa.Table) -> Callable[[Path], None]:
+    return lambda path: pq.write_table(table, path)
+
+
+def raw(data: bytes) -> Callable[[Path], object]:
+    return lambda path: path.write_bytes(data)
+
+
+CASES: dict[str, tuple[str, Callable[[Path], object], str]] = {
+    "bad bytes in a text file": ("a.txt", raw(b"abc\xff\n"), r"a\.txt: byte 3 is not UTF-8 \(0xff"),
+    "bad bytes in a line": (
+        "a.jsonl",
+        raw(GOOD + b'{"text": "\xc3("}'),
+        rf"a\.jsonl: byte {len(GOOD) + 10} is",
+    ),
+    "bad bytes inside gzip": ("a.txt.gz", raw(gzip.compress(b"ab\x80")), "byte 2 of the decompressed text"),
+    "not JSON": ("a.jsonl", raw(GOOD * 2 + b"{oops}\n" + GOOD), r"a\.jsonl, line 3: not JSON"),
+    "not JSON inside zstd": ("a.jsonl.zst", raw(zstandard.compress(GOOD + b"[1")), r"zst, line 2: not JSON"),
+    "deep JSON": ("a.jsonl", raw(b'{"text": ' + b"[" * 30_000 + b"\n"), r"a\.jsonl, line 1: not JSON"),
+    "no such field": (
+        "a.jsonl",
+        raw(GOOD + b'{"body": "x"}\n'),
+        r"line 2: no field 'text' \(it has 'body'\)",
+    ),
+    "not an object": ("a.jsonl", raw(b'["text"]\n'), r"line 1: no field 'text' \(it is not an object\)"),
+    "not text": ("a.jsonl", raw(GOOD + b'{"text": 7}\n'), r"line 2: field 'text' is int"),
+    "null": ("a.jsonl", raw(b'{"text": null}\n'), r"line 1: field 'text' is NoneType"),
+    "half a character": ("a.jsonl", raw(GOOD + b'{"text": "a\\ud800"}\n'), r"line 2: character 1 is half a"),
+    "damaged gzip": (
+        "a.jsonl.gz",
+        raw(gzip.compress(GOOD)[:-6] + b"\0" * 6),
+        r"a\.jsonl\.gz: damaged or trunc",
+    ),
+    "truncated gzip": ("a.jsonl.gz", raw(gzip.compress(GOOD * 99)[:-9]), r"a\.jsonl\.gz: damaged or trunc"),
+    "truncated zstd": (
+        "a.txt.zst",
+        raw(zstandard.compress(GOOD * 99)[:-3]),
+        r"a\.txt\.zst: damaged or trunc",
+    ),
+    "not zstd": ("a.txt.zst", raw(b"plain text"), r"a\.txt\.zst: damaged or truncated zst"),
+    "not Parquet": ("a.parquet", raw(b"plain text"), r"a\.parquet: not a Parquet file"),
+    "no column": ("a.parquet", parquet(pa.table({"body": ["x"]})), r"no column 'text' \(it has body\)"),
+    "column of numbers": ("a.parquet", parquet(pa.table({"text": [1]})), r"column 'text' has type int64"),
+    "null in a column": (
+        "a.parquet",
+        parquet(pa.table({"text": ["x", None]})),
+        r"row 1: column 'text' is null",
+    ),
+    "document too long": ("a.txt", raw(b"x" * 5001), r"a\.txt: a document of more than 5,000 bytes"),
+    "line too long": ("a.jsonl", raw(GOOD + b"x" * 50_000), r"line 2: a document of more than"),
+    "text of a line too long": (
+        "a.jsonl",
+        raw(GOOD + json.dumps({"text": "é" * 2501}, ensure_ascii=False).encode()),
+        r"line 2: a document of more than 5,000 bytes",
+    ),
+}
+OPTIONS = BuildOptions(max_document_bytes=5000)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_error_names_the_place_and_the_build_can_be_repeated(tmp_path: Path, case: str) -> None:
+    name, spoil, problem = CASES[case]
+    write_jsonl(tmp_path / "inputs/0-good.jsonl", ["Good text."])
+    spoil(tmp_path / "inputs" / name)
+    with pytest.raises(InputError, match=problem) as failure:
+        build(tmp_path / "inputs", tmp_path / "corpus", OPTIONS)
+    assert failure.value.remedy
+    assert str(tmp_path / "inputs" / name) in failure.value.problem
+    (tmp_path / "inputs" / name).unlink()
+    assert build(tmp_path / "inputs", tmp_path / "corpus", OPTIONS).train.documents.sum() == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "data"), [("a.txt", b""), ("a.txt", b" \n\n"), ("a.jsonl", b""), ("a.jsonl", b'{"text": " "}\n')]
+)
+def test_inputs_without_text_are_an_error(tmp_path: Path, name: str, data: bytes) -> None:
+    (tmp_path / "inputs").mkdir()
+    (tmp_path / "inputs" / name).write_bytes(data)
+    with pytest.raises(InputError, match="no document with text"):
+        build(tmp_path / "inputs", tmp_path / "corpus")
+    assert files_of(tmp_path / "corpus") == {}
+
+
+def test_a_truncated_file_among_good_ones_loses_nothing_silently(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "inputs/a.jsonl.zst", DOCUMENTS[:20])
+    data = path.read_bytes()
+    for length in (len(data) - 1, len(data) // 2, 10):
+        path.write_bytes(data[:length])
+        with pytest.raises(InputError, match="damaged or truncated"):
+            build(tmp_path / "inputs", tmp_path / "corpus")
+
+
+def test_bad_bytes_are_replaced_and_counted_when_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "inputs").mkdir()
+    (tmp_path / "inputs/a.txt").write_bytes(b"caf\xe9 au lait")
+    (tmp_path / "inputs/b.jsonl").write_bytes(GOOD + b'{"text": "\xff"}\n{"text": "x\\udc00y"}\n')
+    options = BuildOptions(on_bad_bytes="replace", heldout_fraction=0)
+    build(tmp_path / "inputs", tmp_path / "corpus", options)
+    assert corpus_stats(str(tmp_path / "corpus")).counts["replaced"] == 3
+    shown = show_documents(str(tmp_path / "corpus"), "train", 0, 9)
+    assert ["".join(document.sentences) for document in shown] == [
+        "caf\ufffd au lait",
+        "A sentence. And another.",
+        "\ufffd",
+        "x\ufffd\ufffd\ufffdy",
+    ]
+
+
+def test_a_document_longer_than_a_block_gets_its_own(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "inputs/a.jsonl", ["short one.", "long " * 500, "short two."])
+    options = BuildOptions(block_tokens=100, heldout_fraction=0)
+    manifest = build(tmp_path / "inputs", tmp_path / "corpus", options)
+    assert manifest.train.documents.tolist() == [1, 1, 1]
+    assert manifest.train.tokens[1] >= 500
+
+
+def test_a_corpus_with_nothing_to_train_on_is_refused(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "inputs/a.jsonl", ["One document."])
+    with pytest.raises(CorpusError, match="no document is left for training"):
+        build(tmp_path / "inputs", tmp_path / "corpus", BuildOptions(heldout_fraction=0.999999999))
+
+
+def test_an_output_among_the_inputs_is_refused(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "inputs/a.jsonl", ["One document."])
+    with pytest.raises(InputError, match="holds the input"):
+        build(tmp_path / "inputs", tmp_path / "inputs")

@@ -1,0 +1,253 @@
+"""`build_corpus` as a whole: every form of input, interruption at any point, and refusals."""
+
+import hashlib
+import shutil
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from raw_text import (
+    DOCUMENTS,
+    SMALL,
+    build,
+    files_of,
+    small_tokenizer,
+    tokenizer_folder,
+    write_jsonl,
+    write_mixture,
+)
+
+from data_service.corpus import open_corpus, show_documents, verify_corpus
+from data_service.errors import CorpusError, InputError
+from data_service.ingest.build import build_corpus
+from data_service.ingest.options import BuildOptions
+from data_service.ingest.progress import Progress
+from data_service.ingest.sentences import split_sentences
+from data_service.shards.manifest import BlockTable
+from data_service.shards.reader import read_block
+from data_service.store.base import Store
+from data_service.tokenizers.load import save_tokenizer
+from data_service.tokenizers.train import train_tokenizer
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_mixture(tmp_path_factory.mktemp("build") / "inputs")
+
+
+@pytest.fixture(scope="module")
+def corpus(inputs: Path) -> Path:
+    build(inputs, inputs.parent / "corpus")
+    return inputs.parent / "corpus"
+
+
+class Killed(BaseException):
+    """Stands for the death of the process: nothing of the build may catch it."""
+
+
+def kill_after(events: int) -> Callable[[Progress], None]:
+    left = events
+
+    def report(progress: Progress) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise Killed
+
+    return report
+
+
+def kill_in_writing(done: int) -> Callable[[Progress], None]:
+    def report(progress: Progress) -> None:
+        if progress.stage == "writing" and progress.done == done:
+            raise Killed
+
+    return report
+
+
+def texts_of(store: Store, table: BlockTable) -> list[str]:
+    tokenizer = small_tokenizer()
+    found = []
+    for index in range(len(table)):
+        block = read_block(store, table, index)
+        ends = block.sentences[block.documents]
+        found += [tokenizer.decode(block.tokens[a:b]) for a, b in pairwise(ends)]
+    return found
+
+
+def test_every_document_is_there_once_as_text(corpus: Path) -> None:
+    opened = open_corpus(str(corpus))
+    train = texts_of(opened.store, opened.manifest.train)
+    heldout = texts_of(opened.store, opened.manifest.heldout)
+    expected = {"".join(split_sentences(text)) for text in DOCUMENTS}
+    assert len(train) + len(heldout) == len(expected) == len(DOCUMENTS)
+    assert {*train, *heldout} == expected
+    assert len(heldout) > 2
+
+
+def test_the_manifest_counts_what_the_blocks_hold(corpus: Path) -> None:
+    opened = open_corpus(str(corpus))
+    manifest = opened.manifest
+    blocks = [read_block(opened.store, manifest.train, index) for index in range(len(manifest.train))]
+    tokens = np.concatenate([block.tokens for block in blocks])
+    np.testing.assert_array_equal(manifest.unigram, np.bincount(tokens, minlength=manifest.vocab_size))
+    lengths = np.concatenate([np.diff(block.sentences[block.documents]) for block in blocks])
+    histogram = np.bincount(np.log2(lengths).astype(int), minlength=len(manifest.document_lengths))
+    assert histogram.tolist() == list(manifest.document_lengths)
+    assert manifest.counts["documents_read"] == len(DOCUMENTS) + 3 + 2 + 5 + 2
+    assert manifest.counts["duplicates"] == 3 + 2 + 5 + 2
+    assert manifest.counts["train_text_bytes"] + manifest.counts["heldout_text_bytes"] == sum(
+        len(text.encode()) for text in DOCUMENTS
+    )
+    assert manifest.train.tokens.max() <= SMALL.block_tokens or manifest.train.documents.min() == 1
+
+
+def test_a_finished_corpus_holds_no_scaffolding(corpus: Path) -> None:
+    folders = {name.split("/")[0] for name in files_of(corpus)}
+    assert folders == {"manifest.json", "train", "heldout", "tokenizer"}
+
+
+def test_the_heldout_split_is_a_matter_of_the_text_alone(tmp_path: Path, corpus: Path) -> None:
+    write_jsonl(tmp_path / "inputs/all.jsonl", DOCUMENTS[::-1])
+    build(tmp_path / "inputs", tmp_path / "corpus", SMALL.model_copy(update={"block_tokens": 500}))
+    one, other = open_corpus(str(corpus)), open_corpus(str(tmp_path / "corpus"))
+    assert set(texts_of(one.store, one.manifest.heldout)) == set(
+        texts_of(other.store, other.manifest.heldout)
+    )
+
+
+def test_killed_at_any_point_and_continued_it_is_the_same_corpus(tmp_path: Path) -> None:
+    inputs = write_jsonl(tmp_path / "inputs/a.jsonl", [text[:1500] for text in DOCUMENTS[:12] * 2]).parent
+    options = SMALL.model_copy(update={"split_bytes": 10_000})
+    tokenizer = tokenizer_folder(tmp_path / "tokenizer")
+    build(inputs, tmp_path / "whole", options)
+    expected, new = files_of(tmp_path / "whole"), tmp_path / "new"
+    for events in range(100):
+        try:
+            build_corpus([str(inputs)], str(new), tokenizer, options, kill_after(events))
+            break
+        except Killed:
+            with pytest.raises(CorpusError, match="no corpus at"):
+                open_corpus(str(new))
+            build(inputs, new, options)
+            assert files_of(new) == expected
+        shutil.rmtree(new)
+    assert events > 8
+    assert files_of(new) == expected
+
+
+def test_a_continued_build_does_only_what_is_missing(tmp_path: Path, inputs: Path) -> None:
+    tokenizer = tokenizer_folder(inputs.parent / "tokenizer")
+    with pytest.raises(Killed):
+        build_corpus([str(inputs)], str(tmp_path / "new"), tokenizer, SMALL, kill_in_writing(done=2))
+    seen: list[Progress] = []
+    build_corpus([str(inputs)], str(tmp_path / "new"), tokenizer, SMALL, seen.append)
+    reading = [progress.done for progress in seen if progress.stage == "reading"]
+    assert reading == [seen[0].total]
+    assert next(progress.done for progress in seen if progress.stage == "writing") == 2
+    assert all(p.bytes_done <= p.bytes_total for p in seen)
+
+
+def test_a_shard_cut_short_behind_our_back_is_written_again(
+    tmp_path: Path, inputs: Path, corpus: Path
+) -> None:
+    tokenizer = tokenizer_folder(inputs.parent / "tokenizer")
+    with pytest.raises(Killed):
+        build_corpus([str(inputs)], str(tmp_path / "new"), tokenizer, SMALL, kill_in_writing(done=3))
+    shard = min((tmp_path / "new/train").iterdir())
+    shard.write_bytes(shard.read_bytes()[:100])
+    build(inputs, tmp_path / "new")
+    assert files_of(tmp_path / "new") == files_of(corpus)
+
+
+def test_a_complete_corpus_is_left_alone(inputs: Path, corpus: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in corpus.rglob("*.*")}
+    seen: list[Progress] = []
+    tokenizer = tokenizer_folder(inputs.parent / "tokenizer")
+    manifest = build_corpus([str(inputs)], str(corpus), tokenizer, SMALL, seen.append)
+    assert [progress.stage for progress in seen] == ["already built"]
+    assert manifest.fingerprint == open_corpus(str(corpus)).manifest.fingerprint
+    assert {path: path.stat().st_mtime_ns for path in corpus.rglob("*.*")} == before
+
+
+@pytest.mark.parametrize("complete", [True, False])
+def test_another_build_over_a_corpus_is_refused_with_the_difference(
+    tmp_path: Path, inputs: Path, complete: bool
+) -> None:
+    tokenizer = tokenizer_folder(tmp_path / "tokenizer")
+    if complete:
+        build(inputs, tmp_path / "new")
+    else:
+        with pytest.raises(Killed):
+            build_corpus([str(inputs)], str(tmp_path / "new"), tokenizer, SMALL, kill_in_writing(done=1))
+    before = files_of(tmp_path / "new")
+    other = SMALL.model_copy(update={"block_tokens": 4321})
+    with pytest.raises(CorpusError, match=r"block_tokens: there 8000, asked for 4321"):
+        build_corpus([str(inputs)], str(tmp_path / "new"), tokenizer, other, lambda progress: None)
+    with pytest.raises(CorpusError, match=r"input_files: there \d+, asked for 1\n"):
+        build_corpus([f"{inputs}/a.jsonl"], str(tmp_path / "new"), tokenizer, SMALL, lambda progress: None)
+    save_tokenizer(train_tokenizer("byte_bpe", iter(DOCUMENTS[:5]), 400), str(tmp_path / "other"))
+    with pytest.raises(CorpusError, match=r"tokenizer: there '[0-9a-f]{64}', asked for"):
+        build_corpus(
+            [str(inputs)], str(tmp_path / "new"), str(tmp_path / "other"), SMALL, lambda progress: None
+        )
+    assert files_of(tmp_path / "new") == before
+
+
+def test_inputs_that_change_under_the_build_are_noticed(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "inputs/a.jsonl", DOCUMENTS[:9])
+    tokenizer = tokenizer_folder(tmp_path / "tokenizer")
+
+    def change(progress: Progress) -> None:
+        if progress.stage == "writing":
+            path.write_bytes(path.read_bytes().replace(b"the", b"THE"))
+
+    with pytest.raises(InputError, match=r"a\.jsonl.*changed while the corpus was built"):
+        build_corpus([str(path)], str(tmp_path / "corpus"), tokenizer, SMALL, change)
+
+
+def test_the_corpus_keeps_its_tokenizer_and_knows_it_from_others(tmp_path: Path, corpus: Path) -> None:
+    opened = open_corpus(str(corpus))
+    assert opened.tokenizer().hash == small_tokenizer().hash
+    other = train_tokenizer("byte_bpe", iter(DOCUMENTS[:5]), 400)
+    with pytest.raises(CorpusError, match=r"built with another tokenizer: .* \(600 ids\).* \(400 ids\)"):
+        opened.require_tokenizer(other)
+
+
+def test_documents_are_shown_by_number_across_blocks(corpus: Path) -> None:
+    opened = open_corpus(str(corpus))
+    expected = texts_of(opened.store, opened.manifest.train)
+    shown = show_documents(str(corpus), "train", 1, len(expected))
+    assert ["".join(document.sentences) for document in shown] == expected[1:]
+    assert len({(document.block, document.document) for document in shown}) == len(shown)
+    with pytest.raises(CorpusError, match=f"no document {len(expected)} in split train"):
+        show_documents(str(corpus), "train", len(expected))
+
+
+def test_in_and_out_of_a_bucket(any_store: Store, inputs: Path, corpus: Path) -> None:
+    for name, data in files_of(inputs).items():
+        any_store.put(f"inputs/{name}", data)
+    tokenizer = tokenizer_folder(inputs.parent / "tokenizer")
+    output = any_store.at("corpus")
+    sources = [f"{any_store.uri}/inputs/*.jsonl*", f"{any_store.uri}/inputs/[d-z]*"]
+    build_corpus(sources, output.uri, tokenizer, SMALL, lambda progress: None)
+    assert verify_corpus(output.uri).damage == ()
+    shards = {name: data for name, data in files_of(corpus).items() if name.endswith(".tar")}
+    assert {name: output.get(name) for name in shards} == shards
+    assert {entry.key for entry in output.list("build/")} == set()
+
+
+def test_any_way_of_cutting_loses_and_doubles_nothing(tmp_path: Path) -> None:
+    texts = [f"Document {i} {hashlib.sha256(str(i % 90).encode()).hexdigest()}." for i in range(300)]
+    copies = [text.replace(f"Document {i} ", "") for i, text in enumerate(texts)]
+    write_jsonl(tmp_path / "inputs/a.jsonl", copies)
+    for split_bytes in (4096, 5000, 8192, 1 << 20):
+        options = BuildOptions(split_bytes=split_bytes, heldout_fraction=0.2)
+        manifest = build(tmp_path / "inputs", tmp_path / f"{split_bytes}", options)
+        assert manifest.counts["duplicates"] == 210
+        opened = open_corpus(str(tmp_path / f"{split_bytes}"))
+        train = texts_of(opened.store, opened.manifest.train)
+        assert train == [text for text in copies[:90] if text in set(train)]
+        assert sorted(train + texts_of(opened.store, opened.manifest.heldout)) == sorted(copies[:90])
