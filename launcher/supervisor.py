@@ -161,6 +161,7 @@ def _ray(resources: Resources) -> Iterator[None]:
 
 def _local_cluster(resources: Resources) -> dict[str, Any]:
     return {
+        "address": "local",  # without it, Ray would join any cluster it finds on the machine
         "num_cpus": resources.local_cpus,
         "include_dashboard": False,
         "object_store_memory": resources.object_store_bytes,
