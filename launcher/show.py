@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
-from numpy.typing import NDArray
 from rich.markup import escape
 
-from data_service.positions import Positions, Range
+from data_service.positions import Range
 from data_service.samples.ragged import Samples
 from data_service.stream import Source, Stream
 from data_service.tokenizers.load import load_tokenizer
@@ -58,11 +57,9 @@ def find_sample(run: Run, step: int, row: int) -> Shown:
         )
     tokenizer = load_tokenizer(run.recipe.tokenizer.uri)
     cache = run.store.at("cache")
-    streams = [
-        Stream(stream_spec(run, tokenizer, phase), cache=cache) for phase in range(len(run.recipe.phases))
-    ]
-    where: Positions = positions(run, list(streams))
-    ranges = where.ranges(step)
+    specs = [stream_spec(run, tokenizer, phase) for phase in range(len(run.recipe.phases))]
+    streams = [Stream(spec, cache=cache) for spec in specs]
+    ranges = positions(run, [*streams]).ranges(step)
     place, rows = _place(ranges, row), sum(span.stop - span.start for span in ranges)
     if place is None:
         raise RunError(f"step {step} has no row {row}", remedy=f"its rows are 0 to {rows - 1}")
@@ -105,12 +102,8 @@ def marked_text(samples: Samples, tokenizer: Tokenizer) -> str:
         if is_target:
             parts += [_mark(int(samples.tokens[i]), int(target[i]), tokenizer) for i in indices]
         else:
-            parts.append(escape(tokenizer.decode(_ids(samples, indices))))
+            parts.append(escape(tokenizer.decode(samples.tokens[indices])))
     return "".join(parts)
-
-
-def _ids(samples: Samples, indices: list[int]) -> NDArray[np.int64]:
-    return samples.tokens[indices[0] : indices[-1] + 1].astype(np.int64)
 
 
 def _mark(given: int, original: int, tokenizer: Tokenizer) -> str:

@@ -9,8 +9,8 @@ group = typer.Typer(no_args_is_help=True, help="Measure Maskfleet against a peer
 
 
 class Size(StrEnum):
-    small = "small"
-    base = "base"
+    SMALL = "small"
+    BASE = "base"
 
 
 def register(app: typer.Typer) -> None:
@@ -19,7 +19,7 @@ def register(app: typer.Typer) -> None:
 
 @group.command()
 def step(
-    size: Annotated[Size, typer.Option(help="4 layers of 256, or RoBERTa-base at length 512.")] = Size.small,
+    size: Annotated[Size, typer.Option(help="4 layers of 256, or RoBERTa-base at length 512.")] = Size.SMALL,
     rounds: Annotated[int, typer.Option(min=1, help="Timed steps of each side.")] = 5,
     threads: Annotated[int, typer.Option(min=1, help="Threads of each side.")] = 1,
 ) -> None:

@@ -45,7 +45,7 @@ def verify(
 
     damaged = 0
     for report in verify_all(open_run(run).store, full=not quick):
-        typer.echo(f"step {report.step:,}: {'DAMAGED' if report.problems else 'good'}")
+        typer.echo(f"step {report.mark.step:,}: {'DAMAGED' if report.problems else 'good'}")
         for problem in report.problems:
             typer.echo(f"  {problem}")
         damaged += bool(report.problems)

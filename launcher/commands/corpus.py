@@ -17,13 +17,13 @@ group = typer.Typer(no_args_is_help=True, help="Build corpora from raw text, ver
 
 
 class TxtDocuments(StrEnum):
-    file = "file"
-    blank_line = "blank_line"
+    FILE = "file"
+    BLANK_LINE = "blank_line"
 
 
 class Split(StrEnum):
-    train = "train"
-    heldout = "heldout"
+    TRAIN = "train"
+    HELDOUT = "heldout"
 
 
 def register(app: typer.Typer) -> None:
@@ -46,8 +46,8 @@ def build(
     txt_documents: Annotated[
         TxtDocuments,
         typer.Option("--txt-documents", help="In .txt: a document a file, or between blank lines."),
-    ] = TxtDocuments.file,
-    on_bad_bytes: BadBytesOption = BadBytes.error,
+    ] = TxtDocuments.FILE,
+    on_bad_bytes: BadBytesOption = BadBytes.ERROR,
     block_tokens: Annotated[
         int, typer.Option("--block-tokens", min=1, help="Tokens a block aims for; a document is never cut.")
     ] = 1 << 20,
@@ -120,7 +120,7 @@ def show(
     corpus: CorpusArgument,
     index: Annotated[int, typer.Option("--index", min=0, help="Number of the first document.")] = 0,
     count: Annotated[int, typer.Option("--count", min=1, help="How many documents.")] = 1,
-    split: Annotated[Split, typer.Option("--split", help="Which documents.")] = Split.train,
+    split: Annotated[Split, typer.Option("--split", help="Which documents.")] = Split.TRAIN,
 ) -> None:
     """Print documents as training sees them: decoded from their tokens, a line a sentence."""
     from data_service.corpus import show_documents

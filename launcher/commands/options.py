@@ -7,8 +7,8 @@ import typer
 
 
 class BadBytes(StrEnum):
-    error = "error"
-    replace = "replace"
+    ERROR = "error"
+    REPLACE = "replace"
 
 
 InputsArgument = Annotated[

@@ -13,10 +13,10 @@ _MB = 1_000_000
 
 
 class Kind(StrEnum):
-    byte_bpe = "byte_bpe"
-    wordpiece = "wordpiece"
-    unigram = "unigram"
-    bpe = "bpe"
+    BYTE_BPE = "byte_bpe"
+    WORDPIECE = "wordpiece"
+    UNIGRAM = "unigram"
+    BPE = "bpe"
 
 
 SampleOption = Annotated[
@@ -35,11 +35,11 @@ def train(
     vocab_size: Annotated[int, typer.Option("--vocab-size", help="Ids, special tokens included.")] = 50_000,
     kind: Annotated[
         Kind, typer.Option(help="RoBERTa's and DeBERTa's, BERT's and ELECTRA's, ALBERT's, XLNet's kind.")
-    ] = Kind.byte_bpe,
+    ] = Kind.BYTE_BPE,
     lowercase: Annotated[bool, typer.Option("--lowercase", help="Fold case, as uncased models do.")] = False,
     sample_mb: SampleOption = 2000,
     text_field: TextFieldOption = "text",
-    on_bad_bytes: BadBytesOption = BadBytes.error,
+    on_bad_bytes: BadBytesOption = BadBytes.ERROR,
 ) -> None:
     """Learn a vocabulary. The same text and options give the same files, byte for byte.
 
@@ -68,7 +68,7 @@ def check(
     inputs: InputsArgument,
     sample_mb: SampleOption = 20,
     text_field: TextFieldOption = "text",
-    on_bad_bytes: BadBytesOption = BadBytes.error,
+    on_bad_bytes: BadBytesOption = BadBytes.ERROR,
 ) -> None:
     """Measure how well a tokenizer fits some text: bytes a token, unknown tokens, what text survives."""
     from rich.console import Console

@@ -1,0 +1,20 @@
+"""A corpus, a tokenizer and a run that has never trained, shared by the launcher's tests."""
+
+from pathlib import Path
+
+import pytest
+from small_runs import new_run, prepare_corpus
+
+
+@pytest.fixture(scope="session")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `corpus` and `tokenizer`. Read only."""
+    folder = tmp_path_factory.mktemp("inputs")
+    prepare_corpus(folder)
+    return folder
+
+
+@pytest.fixture
+def fresh_run(inputs: Path, tmp_path: Path) -> str:
+    """The URI of a new run over the shared corpus."""
+    return new_run(inputs, str(tmp_path / "run"))

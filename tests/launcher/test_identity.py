@@ -1,0 +1,55 @@
+"""What a run is, and how it is operated: one table, complete."""
+
+import pytest
+
+from launcher import identity
+from launcher.recipe import Recipe, bundled, load
+
+
+@pytest.mark.parametrize("name", bundled())
+def test_every_field_is_in_the_table(name: str) -> None:
+    for path in identity.flatten(load(name).to_data()):
+        assert identity.kind_of(path) in ("identity", "operational")
+
+
+def test_every_top_level_field_has_a_row_of_its_own() -> None:
+    """A field added to Recipe must be decided upon; a pattern that matches nothing is stale."""
+    heads = [pattern.split(".")[0] for pattern, _ in identity.FIELDS]
+    assert set(heads) == set(Recipe.model_fields)
+    with pytest.raises(KeyError):
+        identity.kind_of("something_new")
+
+
+@pytest.mark.parametrize(
+    "assignment",
+    [
+        "seed=2",
+        "model.layers=3",
+        "optimizer.adamw.lr=1",
+        "microbatch=8",
+        "objective.mlm.rate=0.2",
+        "precision=bf16",
+    ],
+)
+def test_identity_changes_the_fingerprint(assignment: str) -> None:
+    old, new = (identity.identity(load("quickstart", sets)) for sets in ((), (assignment,)))
+    assert identity.fingerprint(old) != identity.fingerprint(new)
+    assert len(identity.diff(old, new)) == 1
+
+
+@pytest.mark.parametrize(
+    "assignment",
+    ["zero=2", "trainers=8", "name=other", "checkpoint.keep_last=9", "evaluation.samples=7", "tokenizer.uri=b",
+     "corpus.sources.text.uri=elsewhere", "data_service.memory=1GiB", "logging.tensorboard=false"],
+)  # fmt: skip
+def test_operation_does_not(assignment: str) -> None:
+    assert identity.identity(load("quickstart")) == identity.identity(load("quickstart", (assignment,)))
+
+
+def test_a_diff_reads_well() -> None:
+    lines = identity.diff({"a.b": 1, "gone": "x"}, {"a.b": 2, "new": None})
+    assert lines == ["- a.b: 1 -> 2", '- gone: "x" -> (absent)', "- new: (absent) -> null"]
+
+
+def test_the_fingerprint_does_not_depend_on_order() -> None:
+    assert identity.fingerprint({"a": 1, "b": 2}) == identity.fingerprint({"b": 2, "a": 1})

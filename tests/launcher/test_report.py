@@ -1,0 +1,157 @@
+"""The report: the right figures, one self-contained page, whatever the run has been through."""
+
+import re
+from datetime import UTC, datetime
+from html.parser import HTMLParser
+from typing import Any
+
+import numpy as np
+import pytest
+
+from launcher.history import History
+from launcher.report.chart import Chart, Level, Series, buckets, draw
+from launcher.report.figures import interruptions, measure
+from launcher.report.page import Subject, render
+
+NOW = datetime(2026, 11, 20, tzinfo=UTC)
+SUBJECT = Subject(
+    "a <b>run</b>", "s3://bucket/run&x", "yesterday", 100, "name: <script>", {"corpus": "c"}, {"unigram": 6.5}
+)
+
+
+def step(number: int, **fields: Any) -> dict[str, Any]:
+    usual = {"kind": "step", "step": number, "loss": 5.0, "mlm_accuracy": 0.1, "tokens": 1000, "lr": 1e-3}
+    usual |= {"grad_norm": 1.0, "skipped": False, "seconds": 2.0, "data_wait": 0.5, "data_wait_share": 0.25}
+    return usual | fields
+
+
+def event(kind: str, time: float, attempt: int = 1, **fields: Any) -> dict[str, Any]:
+    return {"kind": kind, "time": time, "attempt": attempt, **fields}
+
+
+def history(steps: int, *events: dict[str, Any], repeated: int = 0) -> History:
+    evaluations = [{"kind": "evaluation", "step": 5, "loss": 4.5, "perplexity": 90.0, "mlm_accuracy": 0.2}]
+    return History(tuple(map(step, range(steps))), tuple(evaluations) if steps else (), events, repeated, 0.0)
+
+
+KILLED = history(
+    10,
+    event("start", 0.0, step=0),
+    event("commit", 10.0, step=4, seconds=1.5, blocked=0.25),
+    event("resume", 30.0, attempt=2, step=4),
+    event("stop", 42.0, attempt=2, reason="SIGTERM"),
+    event("resume", 50.0, attempt=3, step=10),
+    event("end", 50.5, attempt=3),
+    repeated=2,
+)
+
+
+def test_figures() -> None:
+    figures = measure(KILLED)
+    assert (figures.steps, figures.tokens, figures.tokens_per_second) == (10, 10_000, 500.0)
+    assert (figures.data_wait, figures.wall_seconds, figures.repeated) == (0.25, 50.5, 2)
+    assert figures.goodput == pytest.approx(20 / 50.5)
+    assert figures.blocked_seconds == 0.25
+
+
+def test_every_interruption_has_its_cause() -> None:
+    killed, stopped = interruptions(KILLED)
+    assert (killed.attempt, killed.resumed_from, killed.downtime) == (1, 4, 20.0)
+    assert "killed without notice" in killed.cause
+    assert (stopped.attempt, stopped.resumed_from, stopped.downtime) == (2, 10, 8.0)
+    assert stopped.cause == "asked to stop: SIGTERM"
+
+
+def test_a_run_that_is_stopped_shows_it() -> None:
+    (gap,) = interruptions(history(3, event("start", 0.0), event("stop", 9.0)))
+    assert (gap.resumed_from, gap.downtime) == (None, None)
+
+
+class Page(HTMLParser):
+    """Tags must nest, and nothing may be fetched."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.fetched: list[str] = []
+        self.text = ""
+        self.feed(html)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.fetched += [value or "" for name, value in attrs if name in ("src", "href", "xlink:href")]
+        if tag not in ("meta", "br"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        pass
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+@pytest.mark.parametrize(
+    "case",
+    [KILLED, history(0), history(1, event("start", 0.0)), history(1)],
+    ids=["killed", "new", "one", "bare"],
+)
+def test_the_page_stands_alone(case: History) -> None:
+    html = render(SUBJECT, case, NOW)
+    page = Page(html)
+    assert page.fetched == []
+    assert "script" not in html.replace("&lt;script&gt;", "")
+    assert "url(" not in html
+    assert "a <b>run</b>" in page.text
+
+
+def test_the_page_shows_what_matters() -> None:
+    text = Page(render(SUBJECT, KILLED, NOW)).text
+    for words in (
+        "held-out loss, perplexity 90.0",
+        "2.00 nat",
+        "below the unigram baseline",
+        "SIGTERM",
+        "39.6%",
+    ):
+        assert words in text
+    assert "MLM accuracy" in text
+
+
+def test_skipped_steps_leave_gaps_not_errors() -> None:
+    steps = (step(0), step(1, loss=None, grad_norm=None, skipped=True), step(2))
+    html = render(SUBJECT, History(steps, (), (), 0, 0.0), NOW)
+    assert "steps skipped" in html
+    assert "nan" not in html.lower().replace("finance", "")
+
+
+def test_a_long_series_becomes_buckets_that_keep_mean_and_extremes() -> None:
+    x, y = np.arange(100_003, dtype=np.float64), np.random.default_rng(0).normal(size=100_003)
+    mean_x, mean, low, high = buckets(x, y, 200)
+    assert len(mean_x) == 200
+    assert np.all(np.diff(mean_x) > 0)
+    assert (low.min(), high.max()) == (y.min(), y.max())
+    assert abs(mean.mean() - y.mean()) < 1e-3
+
+
+def test_coordinates_stay_inside_the_chart() -> None:
+    y = np.array([5.0, 1e6, 4.0, 3.0] * 300)
+    chart = Chart("t", "u", (Series("s", np.arange(1200.0), y),), 1200.0, levels=(Level("base", 7.0),))
+    numbers = [
+        float(pair.split(",")[1])
+        for pair in re.findall(r"[\d.]+,[\d.-]+", draw(chart).split("points=", 1)[1])
+    ]
+    assert all(0 <= number <= 220 for number in numbers)
+
+
+def test_a_chart_without_points_is_left_out() -> None:
+    assert draw(Chart("t", "u", (Series("s", np.empty(0), np.empty(0)),), 1.0)) == ""
+
+
+@pytest.mark.parametrize("value", [0.0, 5.0, -3.0, 1e-9, 1e12])
+def test_a_constant_series_can_be_drawn(value: float) -> None:
+    drawn = draw(Chart("t", "u", (Series("s", np.arange(3.0), np.full(3, value)),), 3.0))
+    assert "nan" not in drawn
+    assert "inf" not in drawn
