@@ -146,8 +146,8 @@ class Plan:
                 epoch * quota + quota * (window + 1) // self.grid.windows,
             )
         ]
-        order = Permutation.of(sum(map(len, pieces)), "window", self.spec.fingerprint, epoch, window)
-        return Window(tuple(pieces), order)
+        name = (self.spec.seed, epoch, window, *(source.manifest_fingerprint for source in self.spec.sources))
+        return Window(tuple(pieces), Permutation.of(sum(map(len, pieces)), "window", *name, self.spec.split))
 
     def origin(self, epoch: int, sample: int) -> Origin:
         """Where sample `sample` of `epoch` comes from."""

@@ -1,0 +1,205 @@
+"""The Ray service delivers the bytes of the single process, whatever its size and whatever dies."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import ray
+from corpus import random_block, source_of, spec_of, write_corpus
+
+from data_service.client import FeedClient
+from data_service.errors import CorpusError, CorruptBlock
+from data_service.feed import FeedConfig, FeedHandle, start_feed
+from data_service.positions import Phase, Positions
+from data_service.samples.ragged import Samples
+from data_service.spec import StreamSpec
+from data_service.store.errors import Truncated
+from data_service.store.open import open_store
+from data_service.stream import Stream
+
+pytestmark = pytest.mark.cluster
+
+Ranges = list[tuple[int, int, int]]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    ray.init(
+        num_cpus=2,
+        include_dashboard=False,
+        _temp_dir=str(tmp_path_factory.mktemp("r")),
+        object_store_memory=300_000_000,
+        log_to_driver=False,
+    )
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def uri(tmp_path_factory: pytest.TempPathFactory) -> str:
+    blocks = [random_block(seed, 20_000) for seed in range(12)]
+    return write_corpus(tmp_path_factory.mktemp("corpus"), blocks, [random_block(99, 3000)])
+
+
+@pytest.fixture(scope="module")
+def spec(uri: str) -> StreamSpec:
+    return spec_of(source_of(uri), window={"least_tokens": 30_000})
+
+
+def steps_of(spec: StreamSpec, steps: int, batch: int, count: int) -> list[Ranges]:
+    positions = Positions([Phase.of_samples(steps, batch, count)])
+    return [[(r.epoch, r.start, r.stop) for r in positions.ranges(step)] for step in range(steps)]
+
+
+def assert_same(left: Samples, right: Samples) -> None:
+    for column in ("tokens", "offsets", "target_positions", "target_ids"):
+        ours, theirs = getattr(left, column), getattr(right, column)
+        np.testing.assert_array_equal(ours, theirs)
+        assert ours.dtype == theirs.dtype
+
+
+@contextmanager
+def connected(feed: FeedHandle, spec: StreamSpec) -> Iterator[FeedClient]:
+    client = FeedClient(feed, spec)
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+def read_all(client: FeedClient, reference: Stream, steps: list[Ranges]) -> None:
+    client.prefetch(range_ for step in steps for range_ in step)
+    for step in steps:
+        for range_ in step:
+            assert_same(client.read(*range_), reference.read(*range_))
+
+
+def workers_of_this_cluster(title: str) -> list[psutil.Process]:
+    """Ray sets a worker's command line to what it runs; ours descend from this process."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        try:
+            if process.cmdline()[:1] and title in process.cmdline()[0]:
+                found.append(process)
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("memory", [1, 10_000_000], ids=["no-memory", "plenty"])
+@pytest.mark.parametrize("slab_tokens", [2000, 1 << 21], ids=["slabs", "one-slab"])
+def test_same_bytes_at_any_size(spec: StreamSpec, workers: int, memory: int, slab_tokens: int) -> None:
+    reference = Stream(spec)
+    feed = start_feed(FeedConfig(workers=workers, memory=memory, slab_tokens=slab_tokens))
+    with connected(feed, spec) as client:
+        assert client.samples_per_epoch == reference.samples_per_epoch
+        read_all(client, reference, steps_of(spec, 30, 640, client.samples_per_epoch))
+    ray.kill(feed)
+
+
+def test_ranks_read_their_own_rows_of_one_feed(spec: StreamSpec) -> None:
+    reference = Stream(spec)
+    feed = start_feed(FeedConfig(workers=2, memory=10_000_000, slab_tokens=3000))
+    with connected(feed, spec) as first, connected(feed, spec) as second:
+        steps = steps_of(spec, 12, 700, first.samples_per_epoch)
+        for client in (first, second):
+            client.prefetch(range_ for step in steps for range_ in step)
+        for step in steps:
+            for epoch, start, stop in step:
+                middle = (start + stop) // 2
+                assert_same(first.read(epoch, start, middle), reference.read(epoch, start, middle))
+                assert_same(second.read(epoch, middle, stop), reference.read(epoch, middle, stop))
+    ray.kill(feed)
+
+
+def test_reading_without_announcing_and_backwards(spec: StreamSpec) -> None:
+    reference = Stream(spec)
+    feed = start_feed(FeedConfig(workers=1, memory=1))
+    with connected(feed, spec) as client:
+        for epoch, start, stop in [(5, 3000, 3100), (0, 0, 50), (5, 2000, 3000), (1, 10, 4000)]:
+            assert_same(client.read(epoch, start, stop), reference.read(epoch, start, stop))
+        assert client.wait_seconds > 0
+    ray.kill(feed)
+
+
+def test_killed_workers_and_a_killed_feed_change_nothing(spec: StreamSpec) -> None:
+    """kill -9 of whatever builds windows, and of the feed, over and over while a rank reads."""
+    reference = Stream(spec)
+    feed = start_feed(FeedConfig(workers=2, memory=200_000, slab_tokens=3000))
+    done, killed = threading.Event(), []
+
+    def kill_on() -> None:
+        while not done.wait(0.15):
+            titles = ["_build_slabs", "_build_slabs", "Feed"] if len(killed) % 4 else ["_build_slabs"]
+            victims = [process for title in titles for process in workers_of_this_cluster(title)]
+            if victims:
+                victim = victims[-1]
+                killed.append("Feed" if "Feed" in victim.cmdline()[0] else "worker")
+                victim.kill()
+
+    killer = threading.Thread(target=kill_on)
+    with connected(feed, spec) as client:
+        killer.start()
+        try:
+            read_all(client, reference, steps_of(spec, 60, 500, client.samples_per_epoch))
+        finally:
+            done.set()
+            killer.join()
+    assert {"Feed", "worker"} <= set(killed)
+    ray.kill(feed)
+
+
+def test_batches_of_tokens_by_the_service(spec: StreamSpec, tmp_path: Path) -> None:
+    reference = Stream(spec)
+    feed = start_feed(FeedConfig(workers=2, memory=10_000_000, cache=str(tmp_path / "cache")))
+    with connected(feed, spec) as client:
+        ours, theirs = client.token_axis(), reference.token_axis()
+        positions = range(0, 900_000, 77_777)
+        assert [ours.locate(unit) for unit in positions] == [theirs.locate(unit) for unit in positions]
+    kinds = {entry.key.split("/")[0] for entry in open_store(tmp_path / "cache").list()}
+    assert kinds == {"rows", "lengths"}
+    ray.kill(feed)
+
+
+def test_a_damaged_block_reaches_the_reader_as_itself_and_at_once(tmp_path: Path) -> None:
+    uri = write_corpus(tmp_path / "c", [random_block(seed, 5000) for seed in range(6)])
+    spec = spec_of(source_of(uri), packing="contiguous")
+    feed = start_feed(FeedConfig(workers=1, memory=10_000_000))
+    with connected(feed, spec) as client:
+        client.read(0, 0, 1)
+        shard = tmp_path / "c" / "train" / "000000.tar"
+        good = shard.read_bytes()
+        shard.write_bytes(good[:20_000] + bytes(len(good) - 20_000))
+        began = time.monotonic()
+        with pytest.raises(CorruptBlock, match=r"train/000000\.tar, block \d"):
+            client.read(1, 0, client.samples_per_epoch)
+        assert time.monotonic() - began < 30
+        shard.write_bytes(good)
+        assert client.read(1, 0, client.samples_per_epoch).rows == client.samples_per_epoch
+    ray.kill(feed)
+
+
+def test_a_failed_prefetch_is_raised_by_the_read_that_needs_it(tmp_path: Path) -> None:
+    uri = write_corpus(tmp_path / "c", [random_block(seed, 5000) for seed in range(6)])
+    spec = spec_of(source_of(uri), packing="contiguous", window={"least_tokens": 5000})
+    feed = start_feed(FeedConfig(workers=1, memory=10_000_000))
+    (tmp_path / "c" / "train" / "000000.tar").write_bytes(b"")
+    with connected(feed, spec) as client:
+        client.prefetch([(0, 0, client.samples_per_epoch)])
+        with pytest.raises(Truncated, match=r"000000\.tar"):
+            client.read(0, 0, 10)
+    ray.kill(feed)
+
+
+def test_a_corpus_that_is_not_there_reaches_whoever_opens_it(uri: str) -> None:
+    feed = start_feed(FeedConfig(workers=1, memory=1))
+    missing = spec_of(source_of(uri).model_copy(update={"uri": uri + "-gone"}))
+    with pytest.raises(CorpusError, match="no corpus at"):
+        FeedClient(feed, missing)
+    ray.kill(feed)

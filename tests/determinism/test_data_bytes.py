@@ -1,0 +1,41 @@
+"""The bytes of a stream are pinned: a change here changes what every existing run would read when it resumes."""
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from corpus import VOCABULARY, source_of, spec_of, write_corpus
+
+from data_service.samples.masking import MlmMasking
+from data_service.shards.block import Block
+from data_service.stream import Stream
+
+GOLDEN = {
+    ("full_sentences", "token"): "c67fcad3f97bab10",
+    ("doc_sentences", "token"): "6196493cf53e981b",
+    ("contiguous", "token"): "461a99370496e888",
+    ("full_sentences", "bert"): "3661bf425d9e5a18",
+}
+
+
+def written_out(number: int) -> Block:
+    """A block by formula, so that no library's random numbers are in it."""
+    sentences = np.cumsum([0, *(1 + (i * i + number) % 37 for i in range(90))])
+    tokens = 5 + np.arange(sentences[-1]) * 7919 % (VOCABULARY - 5)
+    return Block(tokens.astype(np.uint16), sentences, np.append(np.arange(0, 90, 7), 90))
+
+
+@pytest.mark.parametrize(("packing", "masking"), GOLDEN)
+def test_the_bytes_of_an_epoch(tmp_path: Path, packing: str, masking: str) -> None:
+    uri = write_corpus(tmp_path / "c", [written_out(number) for number in range(5)])
+    settings = {
+        "token": MlmMasking(),
+        "bert": MlmMasking(count="bert", max_predictions=4, copies=2),
+    }[masking]
+    stream = Stream(spec_of(source_of(uri), packing=packing, masking=settings))
+    samples = stream.read(3, 0, stream.samples_per_epoch)
+    digest = hashlib.sha256()
+    for column in (samples.tokens, samples.offsets, samples.target_positions, samples.target_ids):
+        digest.update(column.astype("<i8").tobytes())
+    assert digest.hexdigest()[:16] == GOLDEN[packing, masking]
