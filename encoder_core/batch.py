@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 
@@ -19,6 +19,9 @@ class Batch:
         target_ids: [M] int64 original ids there.
         segments: [T] int64, 0 for the first segment and 1 for the second; None where the model has no token types.
         pair_labels: [R] int64, or None.
+        order: [T] int64, the factorisation order inside each row (permuted LM): a token's state may use tokens of
+            no higher number, its prediction only those of lower number. None otherwise.
+        reversed_rows: [R] bool, rows laid out from last token to first; None where there are none.
     """
 
     tokens: Int[Tensor, " tokens"]
@@ -29,6 +32,8 @@ class Batch:
     target_ids: Int[Tensor, " targets"]
     segments: Int[Tensor, " tokens"] | None = None
     pair_labels: Int[Tensor, " rows"] | None = None
+    order: Int[Tensor, " tokens"] | None = None
+    reversed_rows: Bool[Tensor, " rows"] | None = None
 
     @property
     def rows(self) -> int:

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from encoder_core.layers.free import Bias
 from encoder_core.layers.relative import Relations
 from encoder_core.layers.rows import Rows
 
@@ -135,14 +136,6 @@ class SharedProjections(nn.Module):
             self.key(table_PH),
         )
         return Operands(*(x.unflatten(-1, (self.heads, -1)) for x in projected))
-
-
-class Bias(nn.Module):
-    """A bias without a matrix."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.bias = nn.Parameter(torch.zeros(width))
 
 
 class DisentangledAttention(nn.Module):

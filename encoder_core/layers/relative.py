@@ -23,7 +23,7 @@ class Relations:
     """
 
     table: Float[Tensor, "places hidden"]
-    index: Int[Tensor, "rows queries keys"]
+    index: Int[Tensor, "#rows queries keys"]
 
 
 class RelativePositions(nn.Module):

@@ -31,8 +31,10 @@ class LossSums:
     """All terms of one microbatch, and sums for metrics.
 
     `metrics` maps a name such as "mlm_correct" to a scalar without gradient; it is divided by the targets of
-    the term that its name begins with.
+    the term that its name begins with. `memory` is what a recurrent model wants back with the same rows' next
+    tokens; empty for all others.
     """
 
     terms: tuple[Term, ...]
     metrics: dict[str, Num[Tensor, ""]] = field(default_factory=dict)
+    memory: tuple[Tensor, ...] = ()

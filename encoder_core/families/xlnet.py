@@ -1,0 +1,57 @@
+"""XLNet (Yang et al. 2019): permuted language modelling over a Transformer-XL."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from encoder_core.families.config import EncoderConfig
+from encoder_core.layers.two_stream import TwoStreamAttention
+from encoder_core.layers.two_stream_encoder import Recurrence, TwoStreamEncoder, TwoStreamLayer
+
+
+class XlnetConfig(EncoderConfig):
+    """See `EncoderConfig`.
+
+    Attributes:
+        reuse: tokens at the start of each row that the next row of its lane repeats no more: they join the memory.
+        memory: tokens that each layer remembers; 0 for no recurrence.
+    """
+
+    family: Literal["xlnet"] = "xlnet"
+    pad_id: int = 5
+    reuse: int = Field(default=256, ge=0)
+    memory: int = Field(default=384, ge=0)
+
+
+BASE = XlnetConfig(layers=12, hidden=768, heads=12, feed_forward=3072, vocab=32_000)
+LARGE = XlnetConfig(layers=24, hidden=1024, heads=16, feed_forward=4096, vocab=32_000)
+
+
+def build(config: XlnetConfig, *, checkpoint_activations: bool = False) -> TwoStreamEncoder:
+    """The encoder, its weights not yet initialised. Raises ModelError if the vocabulary is unknown."""
+    return TwoStreamEncoder(
+        config.vocabulary,
+        config.hidden,
+        [_layer(config) for _ in range(config.layers)],
+        recurrence=Recurrence(config.reuse, config.memory) if config.memory else None,
+        dropout=config.dropout,
+        checkpoint_activations=checkpoint_activations,
+    )
+
+
+def _layer(config: XlnetConfig) -> TwoStreamLayer:
+    attention = TwoStreamAttention(
+        config.hidden,
+        config.heads,
+        eps=config.layer_norm_eps,
+        dropout=config.dropout,
+        attention_dropout=config.attention_dropout,
+    )
+    return TwoStreamLayer(
+        attention,
+        config.hidden,
+        config.feed_forward,
+        activation=config.activation,
+        eps=config.layer_norm_eps,
+        dropout=config.dropout,
+    )

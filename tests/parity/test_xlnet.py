@@ -1,0 +1,289 @@
+"""XLNet against transformers: one stream and two, with memory, segments, padding and reversed rows."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from parity import assert_close, copy_from, copy_into, random_weights
+from ragged import make_batch, pad
+from torch import Tensor
+from transformers import XLNetConfig as TheirConfig
+from transformers import XLNetLMHeadModel
+from transformers.models.xlnet.modeling_xlnet import XLNetModel
+
+from encoder_core.batch import Batch
+from encoder_core.errors import ModelError, TrainingError
+from encoder_core.families import xlnet
+from encoder_core.families.hf import xlnet as hf
+from encoder_core.families.hf.interchange import Interchange
+from encoder_core.families.xlnet import XlnetConfig
+from encoder_core.layers.two_stream_encoder import Memory
+from encoder_core.objectives.plm import PermutedLanguageModel, permuted_language_model
+
+CONFIG = XlnetConfig(
+    layers=3,
+    hidden=32,
+    heads=4,
+    feed_forward=48,
+    max_length=40,
+    vocab=101,
+    reuse=10,
+    memory=14,
+    attention_dropout=0.1,
+)
+THEIRS = Interchange(hf.ARCHITECTURE, hf.TABLE, hf.to_json(CONFIG), CONFIG.layers)
+RAGGED, FULL = [17, 40, 5, 28], [24, 24, 24, 24]
+
+
+@pytest.fixture(params=[torch.float32, torch.float64], ids=["fp32", "fp64"])
+def dtype(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.dtype:
+    """transformers makes its sinusoids in fp32, which two streams in fp64 then cannot multiply: widen them."""
+    encode = XLNetModel.relative_positional_encoding
+    monkeypatch.setattr(
+        XLNetModel, "relative_positional_encoding", lambda *a, **k: encode(*a, **k).to(request.param)
+    )
+    return request.param
+
+
+def models(
+    dtype: torch.dtype, direction: str = "ours_to_theirs", **fields: object
+) -> tuple[PermutedLanguageModel, XLNetLMHeadModel]:
+    ours = random_weights(permuted_language_model(CONFIG), seed=1).to(dtype).eval()
+    theirs = random_weights(XLNetLMHeadModel(TheirConfig(**(THEIRS.fields | fields)))).to(dtype).eval()
+    if direction == "ours_to_theirs":
+        copy_into(theirs, ours, THEIRS)
+    else:
+        copy_from(theirs, ours, THEIRS)
+    return ours, theirs
+
+
+def permuted(lengths: list[int], *, segments: bool = True, seed: int = 0) -> Batch:
+    """A batch with a factorisation order: unpredicted tokens first, then targets in any order. Segment ids 0 to 2."""
+    batch = make_batch(lengths, 101, segments=segments, seed=seed)
+    draws = torch.Generator().manual_seed(seed)
+    order = torch.zeros_like(batch.tokens)
+    target = torch.zeros_like(batch.tokens, dtype=torch.bool)
+    for start, stop in zip(batch.cu_seqlens[:-1].tolist(), batch.cu_seqlens[1:].tolist(), strict=True):
+        chosen = start + torch.randperm(stop - start, generator=draws)[: (stop - start) // 3]
+        target[chosen] = True
+        order[chosen] = 1 + torch.randperm(len(chosen), generator=draws)
+        if segments:
+            batch.segments[stop - 1] = 2  # XLNet's [CLS], last in its row
+    at = target.nonzero().flatten()
+    ids = torch.randint(8, 101, (len(at),), generator=draws)
+    return replace(batch, order=order, target_positions=at, target_ids=ids)
+
+
+@dataclass(frozen=True)
+class Theirs:
+    """A batch as transformers takes it: rectangles, and which of its [R, most targets] predictions are real."""
+
+    arguments: dict[str, Tensor]
+    real: Tensor
+    flat: object
+
+
+def their_inputs(batch: Batch, dtype: torch.dtype) -> Theirs:
+    rectangle = pad(batch, 5)
+    lengths, longest = batch.cu_seqlens.diff().tolist(), batch.max_length
+    orders = torch.zeros(batch.rows, longest, dtype=torch.int64)
+    counts = [((batch.target_positions >= a) & (batch.target_positions < a + n)).sum().item()
+              for a, n in zip(batch.cu_seqlens.tolist(), lengths, strict=False)]  # fmt: skip
+    mapping = torch.zeros(batch.rows, max(counts), longest, dtype=dtype)
+    labels = torch.full((batch.rows, max(counts)), -100)
+    real = torch.arange(max(counts)) < torch.tensor(counts)[:, None]
+    hidden = torch.zeros(batch.rows, longest, longest, dtype=dtype)
+    done = 0
+    for row, (start, length, count) in enumerate(
+        zip(batch.cu_seqlens.tolist(), lengths, counts, strict=False)
+    ):
+        orders[row, :length] = batch.order[start : start + length]
+        own = batch.target_positions[done : done + count] - start
+        mapping[row, torch.arange(count), own] = 1
+        labels[row, :count] = batch.target_ids[done : done + count]
+        is_target = torch.zeros(longest, dtype=torch.bool)
+        is_target[own] = True
+        # As data_utils.py has it: a target may see lower orders, anything else its own order too.
+        limit = torch.where(is_target, orders[row], orders[row] + 1)
+        hidden[row] = (limit[:, None] <= orders[row][None, :]).to(dtype)
+        done += count
+    arguments = {
+        "input_ids": rectangle.input_ids,
+        "attention_mask": rectangle.attention_mask.to(dtype),
+        "perm_mask": hidden,
+        "target_mapping": mapping,
+        "labels": labels,
+    }
+    if batch.segments is not None:
+        arguments["token_type_ids"] = rectangle.token_type_ids
+    return Theirs(arguments, real, rectangle.flat)
+
+
+def check_two_streams(
+    ours: PermutedLanguageModel,
+    theirs: XLNetLMHeadModel,
+    batch: Batch,
+    dtype: torch.dtype,
+    memory: Memory | None = None,
+    their_memory: list[Tensor] | None = None,
+) -> tuple[Memory, list[Tensor]]:
+    inputs = their_inputs(batch, dtype)
+    expected = theirs(
+        **inputs.arguments, mems=their_memory, use_mems=memory is not None, output_hidden_states=True
+    )
+    states = ours.encoder.states(batch, memory)
+    assert 2 * len(states) == len(expected.hidden_states)
+    for depth, state in enumerate(states):
+        assert_close(state.content, inputs.flat(expected.hidden_states[2 * depth]))
+        assert_close(state.query, expected.hidden_states[2 * depth + 1][inputs.real])
+    assert_close(ours.logits(batch, memory), expected.logits[inputs.real])
+    sums = ours(batch, memory)
+    assert_close(sums.terms[0].loss_sum / sums.terms[0].targets, expected.loss)
+    if memory is not None:
+        for mine, their in zip(sums.memory, expected.mems, strict=True):
+            assert_close(mine, their.transpose(0, 1))
+    return sums.memory, expected.mems
+
+
+@pytest.mark.parametrize("direction", ["theirs_to_ours", "ours_to_theirs"])
+@pytest.mark.parametrize("lengths", [RAGGED, FULL], ids=["ragged", "full"])
+@pytest.mark.parametrize("segments", [True, False], ids=["segments", "no_segments"])
+def test_two_streams(dtype: torch.dtype, direction: str, lengths: list[int], segments: bool) -> None:
+    ours, theirs = models(dtype, direction)
+    check_two_streams(ours, theirs, permuted(lengths, segments=segments), dtype)
+
+
+@pytest.mark.parametrize("lengths", [RAGGED, FULL], ids=["ragged", "full"])
+def test_one_stream_sees_every_token(dtype: torch.dtype, lengths: list[int]) -> None:
+    ours, theirs = models(dtype)
+    batch = make_batch(lengths, 101, segments=True)
+    rectangle = pad(batch, 5)
+    expected = theirs(
+        rectangle.input_ids,
+        attention_mask=rectangle.attention_mask.to(dtype),
+        token_type_ids=rectangle.token_type_ids,
+        use_mems=False,
+        output_hidden_states=True,
+    )
+    for state, hidden in zip(ours.encoder.states(batch), expected.hidden_states, strict=True):
+        assert_close(state.content, rectangle.flat(hidden))
+        assert state.query is None
+        assert state.memory == ()
+
+
+@pytest.mark.parametrize("bi_data", [False, True], ids=["forward", "half_reversed"])
+def test_memory_over_several_steps(dtype: torch.dtype, bi_data: bool) -> None:
+    """The memory fills (10 tokens a step, 14 kept), is passed on, and stays equal."""
+    ours, theirs = models(dtype, bi_data=bi_data)
+    memory, their_memory = (), None
+    flags = torch.tensor([False, False, True, True]) if bi_data else None
+    for step in range(4):
+        batch = replace(permuted(FULL, seed=step), reversed_rows=flags)
+        memory, their_memory = check_two_streams(ours, theirs, batch, dtype, memory, their_memory)
+        assert [m.shape for m in memory] == [(4, min(10 * (step + 1), 14), 32)] * 3
+        assert not any(m.requires_grad for m in memory)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64], indirect=True)
+def test_same_gradients(dtype: torch.dtype) -> None:
+    ours, theirs = models(dtype)
+    batch = permuted(FULL)
+    memory = ours(permuted(FULL, seed=1), ()).memory
+    inputs = their_inputs(batch, dtype)
+    theirs(**inputs.arguments, mems=[m.transpose(0, 1) for m in memory], use_mems=True).loss.backward()
+    term = ours(batch, memory).terms[0]
+    (term.loss_sum / term.targets).backward()
+    their_parameters = dict(theirs.named_parameters())
+    names = THEIRS.table.names(CONFIG.layers)
+    assert set(names) == {name for name, _ in ours.named_parameters()}
+    for name, parameter in ours.named_parameters():
+        torch.testing.assert_close(parameter.grad, their_parameters[names[name]].grad, rtol=0, atol=1e-8)
+
+
+@torch.no_grad()
+def test_the_reuse_half_does_not_see_the_other_but_is_seen() -> None:
+    """Orders that put one half after the other mask as data_utils.py's two joined permutations do."""
+    ours, _ = models(torch.float64)
+    batch = permuted([20])
+    half = torch.arange(20) >= 10
+    batch = replace(batch, order=batch.order + 100 * half)
+    before = ours.encoder.states(batch)[-1].content
+    changed = replace(batch, tokens=torch.where(half, (batch.tokens + 1) % 101, batch.tokens))
+    after = ours.encoder.states(changed)[-1].content
+    torch.testing.assert_close(after[:10], before[:10])
+    assert not torch.isclose(after[10:], before[10:]).all(-1).any()
+
+
+@torch.no_grad()
+def test_a_prediction_does_not_see_its_own_token_nor_later_ones() -> None:
+    ours, _ = models(torch.float64)
+    batch = permuted([30])
+    logits = ours.logits(batch)
+    order = batch.order[batch.target_positions]
+    for i, at in enumerate(batch.target_positions.tolist()):
+        tokens = batch.tokens.clone()
+        tokens[at] = (tokens[at] + 1) % 101
+        changed = (ours.logits(replace(batch, tokens=tokens)) - logits).abs().amax(-1) > 1e-9
+        assert torch.equal(changed, order > order[i])
+
+
+def test_a_target_that_sees_nothing_is_predicted_from_its_place_alone() -> None:
+    ours, _ = models(torch.float32)
+    batch = permuted([3])
+    alone = replace(
+        batch, order=torch.tensor([2, 3, 4]), target_positions=torch.tensor([0]), target_ids=torch.tensor([9])
+    )
+    logits = ours.logits(alone)
+    changed = replace(alone, tokens=(alone.tokens + 1) % 101)
+    assert logits.isfinite().all()
+    assert torch.equal(ours.logits(changed), logits)
+    ours(alone).terms[0].loss_sum.backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in ours.parameters())
+
+
+def test_a_batch_without_targets_keeps_every_parameter_in_the_graph() -> None:
+    ours, _ = models(torch.float32)
+    batch = make_batch([1], 101, segments=True)
+    none = batch.target_ids[:0]
+    idle = replace(batch, target_positions=none, target_ids=none, order=torch.zeros(1, dtype=torch.int64))
+    ours(idle).terms[0].loss_sum.backward()
+    for name, parameter in ours.named_parameters():
+        assert parameter.grad is not None, name
+        assert not parameter.grad.any(), name
+
+
+def test_activation_checkpointing_changes_no_bit() -> None:
+    batch = permuted(FULL)
+    gradients = []
+    for flag in (False, True):
+        model = random_weights(permuted_language_model(CONFIG, checkpoint_activations=flag)).train()
+        torch.manual_seed(7)
+        model(batch, ()).terms[0].loss_sum.backward()
+        gradients.append({name: parameter.grad for name, parameter in model.named_parameters()})
+    for name, gradient in gradients[0].items():
+        assert torch.equal(gradient, gradients[1][name]), name
+
+
+def test_wrong_use_is_named() -> None:
+    ours, _ = models(torch.float32)
+    with pytest.raises(ModelError, match="10 tokens that are carried"):
+        ours(permuted([24, 9]), ())
+    with pytest.raises(ModelError, match="memory of 3 layers and 4 rows"):
+        ours(permuted([24, 24]), ours(permuted(FULL), ()).memory)
+    with pytest.raises(TrainingError, match="factorisation order"):
+        ours(make_batch(FULL, 101))
+
+
+@pytest.mark.parametrize(("memory", "reuse"), [(384, 256), (0, 0)])
+def test_configurations_travel_both_ways(memory: int, reuse: int) -> None:
+    config = CONFIG.model_copy(update={"memory": memory, "reuse": reuse, "attention_dropout": 0.0})
+    assert hf.from_json(hf.to_json(config)) == config
+
+
+@pytest.mark.parametrize(("config", "millions"), [(xlnet.BASE, 117), (xlnet.LARGE, 361)])
+def test_official_sizes(config: XlnetConfig, millions: float) -> None:
+    with torch.device("meta"):
+        ours, theirs = permuted_language_model(config), XLNetLMHeadModel(TheirConfig(**hf.to_json(config)))
+    count = sum(parameter.numel() for parameter in ours.parameters())
+    assert count == sum(parameter.numel() for parameter in theirs.parameters())
+    assert count / 1e6 == pytest.approx(millions, rel=0.01)
