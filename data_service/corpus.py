@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 
 from data_service.errors import CorpusError
+from data_service.ingest.layout import TOKENIZER
 from data_service.shards.manifest import BlockTable, Manifest
 from data_service.shards.manifest_file import load_manifest
 from data_service.shards.reader import read_block
@@ -17,7 +18,6 @@ from data_service.store.open import open_store
 from data_service.tokenizers.load import load_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
 
-TOKENIZER = "tokenizer"
 Part = Literal["train", "heldout"]
 
 

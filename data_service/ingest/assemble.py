@@ -32,7 +32,7 @@ def assemble(
     if not any(part.shard for part in train):
         raise CorpusError(
             f"no document is left for training in {layout.output}",
-            remedy="give more text, or a smaller --heldout-fraction",
+            remedy="give more text, or a smaller --heldout",
         )
     shards = _shards("train", train) | _shards("heldout", heldout)
     files = tokenizer.save_files()

@@ -11,7 +11,7 @@ from data_service.ingest.layout import Layout
 from data_service.ingest.receipts import Receipt, write_receipt
 from data_service.ingest.scan import Scanned
 
-PARTITION_DOCUMENTS = 4_000_000  # about 300 MB while they are sorted
+PARTITION_DOCUMENTS = 2_000_000  # about 200 MB while they are sorted
 ORDINAL = np.dtype("<u4")
 
 

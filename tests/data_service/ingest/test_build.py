@@ -21,6 +21,7 @@ from raw_text import (
 
 from data_service.corpus import open_corpus, show_documents, verify_corpus
 from data_service.errors import CorpusError, InputError
+from data_service.ingest import compare
 from data_service.ingest.build import build_corpus
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.progress import Progress
@@ -239,7 +240,11 @@ def test_in_and_out_of_a_bucket(any_store: Store, inputs: Path, corpus: Path) ->
     assert {entry.key for entry in output.list("build/")} == set()
 
 
-def test_any_way_of_cutting_loses_and_doubles_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("documents_a_partition", [2_000_000, 50, 1])
+def test_any_way_of_cutting_loses_and_doubles_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, documents_a_partition: int
+) -> None:
+    monkeypatch.setattr(compare, "PARTITION_DOCUMENTS", documents_a_partition)
     texts = [f"Document {i} {hashlib.sha256(str(i % 90).encode()).hexdigest()}." for i in range(300)]
     copies = [text.replace(f"Document {i} ", "") for i, text in enumerate(texts)]
     write_jsonl(tmp_path / "inputs/a.jsonl", copies)
