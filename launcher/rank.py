@@ -1,7 +1,7 @@
 """One rank from start to end: agree on a checkpoint, build, load, train. Knows nothing of Ray."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -20,11 +20,11 @@ from encoder_core.train.engine import Engine
 from encoder_core.train.loop import Plan, Trainer
 from encoder_core.train.state import TrainState
 from encoder_core.train.zero_state import KINDS, MASTER
-from launcher import session
+from launcher import recipe, session
 from launcher.errors import RunError
 from launcher.keeper import BEGAN, RunKeeper
 from launcher.metrics import Journal
-from launcher.rank_data import RankData, SampleStream, Share
+from launcher.rank_data import Measured, RankData, SampleStream, Share
 from launcher.rank_journal import Link, RankJournal
 from launcher.runs import Run
 from launcher.tensorboard import TensorBoardFiles
@@ -108,14 +108,18 @@ def _data(
     return RankData(streams, positions(run, streams), (heldout, rows), share, engine.device, count)
 
 
-def positions(run: Run, streams: list[SampleStream]) -> Positions:
+def positions(run: Run, streams: Sequence[Measured]) -> Positions:
     """From step to samples, given each phase's stream."""
     return Positions(
-        [
-            Phase.of_samples(phase.steps, phase.batch.sequences or 0, stream.samples_per_epoch)
-            for phase, stream in zip(run.recipe.phases, streams, strict=True)
-        ]
+        [_phase(phase, stream) for phase, stream in zip(run.recipe.phases, streams, strict=True)]
     )
+
+
+def _phase(phase: recipe.Phase, stream: Measured) -> Phase:
+    if phase.batch.sequences is not None:
+        return Phase.of_samples(phase.steps, phase.batch.sequences, stream.samples_per_epoch)
+    assert phase.batch.tokens is not None  # the recipe has exactly one
+    return Phase(phase.steps, phase.batch.tokens, stream.samples_per_epoch, stream.token_axis())
 
 
 def _journal(run: Run, attempt: Attempt, control: Control, link: Link, state: TrainState) -> RankJournal:

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-from data_service.positions import Positions, Range
+from data_service.positions import Axis, Positions, Range
 from data_service.samples.ragged import Samples
 from data_service.samples.rows import join_rows
 from encoder_core.batch import Batch
@@ -21,11 +21,17 @@ AHEAD = 2  # steps whose rows are read before they are needed
 ANNOUNCED = 64  # steps whose rows the data service is told of, renewed when half of them are done
 
 
-class SampleStream(Protocol):
-    """A stream as ranks read it (`data_service.client.FeedClient`)."""
+class Measured(Protocol):
+    """How long a stream's epochs are, in samples and in tokens."""
 
     @property
     def samples_per_epoch(self) -> int: ...
+
+    def token_axis(self) -> Axis: ...
+
+
+class SampleStream(Measured, Protocol):
+    """A stream as ranks read it (`data_service.client.FeedClient`)."""
 
     def read(self, epoch: int, start: int, stop: int) -> Samples: ...
 

@@ -99,7 +99,9 @@ class Trainer:
             sums = run_step(self.engine, fetched.work, signals.counts, self.plan.seed)
             update = self.engine.update(learning_rate, state.updates + 1)
             sums = gather_sums(self.control, sums)
-            report = StepReport(state, fetched.samples, signals, sums, learning_rate, update, time.monotonic() - started)
+            report = StepReport(
+                state, fetched.samples, signals, sums, learning_rate, update, time.monotonic() - started
+            )
             self.journal.step(report)
             state = state.after(applied=update.applied, tokens=signals.tokens)
             if signals.saved:

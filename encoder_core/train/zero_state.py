@@ -103,14 +103,10 @@ def _optimizer_sharded(optimizer: Any, named: Sequence[tuple[str, nn.Parameter]]
             continue
         flat = flats[mapping.param_group_index]
         source, target = mapping.lp_fragment_address, mapping.hp_fragment_address
-        yield Place(
-            name, source.start, source.numel, flat, target.start, _moments(optimizer.optimizer, flat)
-        )
+        yield Place(name, source.start, source.numel, flat, target.start, _moments(optimizer.optimizer, flat))
 
 
-def _fully_sharded(
-    optimizer: Any, named: Sequence[tuple[str, nn.Parameter]], rank: int
-) -> Iterator[Place]:
+def _fully_sharded(optimizer: Any, named: Sequence[tuple[str, nn.Parameter]], rank: int) -> Iterator[Place]:
     """Stage 3: each rank holds 1/world of every parameter, the last piece padded."""
     for name, p in named:
         group, offset, _ = optimizer.grad_position[optimizer.get_param_id(p)]

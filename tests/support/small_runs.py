@@ -127,12 +127,12 @@ def digests(uri: str) -> list[int]:
     return [record["digest"] for record in history(uri).steps]
 
 
-def final_state(uri: str) -> dict[tuple[str, str], bytes]:
-    """(parameter, kind) -> bytes of the newest checkpoint."""
+def final_state(uri: str, step: int = STEPS) -> dict[tuple[str, str], bytes]:
+    """(parameter, kind) -> bytes of the newest checkpoint, which must be of `step`."""
     store = runs.open_run(uri).store
     good = newest_good(store, Alone())
     assert good is not None
-    assert good.manifest.step == STEPS
+    assert good.manifest.step == step
     with Reader(store, good.manifest) as reader:
         return {
             (name, kind): reader.read_full(name, kind).numpy().tobytes()

@@ -41,7 +41,10 @@ def test_any_topology_and_stage_trains_the_same_model(whole: list[list[Trace]], 
     reference = small.assemble(alone)
     for setting, traces in zip(FP32, whole, strict=False):
         np.testing.assert_allclose(
-            [step[0] for step in traces[0].steps], [step[0] for step in alone[0].steps], rtol=2e-6, err_msg=str(setting)
+            [step[0] for step in traces[0].steps],
+            [step[0] for step in alone[0].steps],
+            rtol=2e-6,
+            err_msg=str(setting),
         )
         assert small.distance(small.assemble(traces), reference) < 2e-5, setting
 
