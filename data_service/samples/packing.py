@@ -102,7 +102,9 @@ def _greedy_edges(
     sentences: NDArray[np.int64], starts: NDArray[np.int64], room: int, *, cross_documents: bool
 ) -> NDArray[np.int64]:
     """Follow, from the first sentence, the table "a row that starts here ends there"."""
-    document = np.searchsorted(starts, sentences[:-1], side="right") - 1
+    begins_document = np.zeros(len(sentences) - 1, dtype=np.int64)
+    begins_document[np.searchsorted(sentences, starts[1:-1])] = 1
+    document = np.cumsum(begins_document)
     if cross_documents:  # a separator takes a place: count those before each sentence's start and end
         begin, end = sentences[:-1] + document, sentences[1:] + document
         following = np.searchsorted(end, begin + room, side="right")
