@@ -28,10 +28,9 @@ from launcher.export import export_run
 from launcher.fill import fill_mask
 from launcher.history import read_history
 from launcher.human import human_bytes, human_count, human_duration
-from launcher.progress import Watch
+from launcher.operate import operate
 from launcher.recipe import load
 from launcher.report.write import write_report
-from launcher.supervisor import train
 from launcher.texts import automatic_workers, sample_texts
 
 _VOCABULARY = 2048
@@ -125,11 +124,7 @@ class Demo:
         """Returns whether training was stopped before its end."""
         ranks, stage = run.recipe.trainers, run.recipe.zero
         with self._timed(f"training: {ranks} ranks, ZeRO {stage}, data through Ray"):
-            watch = Watch(self.console, run.recipe.total_steps)
-            try:
-                outcome = train(run, watch)
-            finally:
-                watch.close()
+            outcome = operate(run, self.console)
             if outcome.code:
                 self._say(f"stopped at step {outcome.step:,}; the same command goes on from there")
             return outcome.code != 0

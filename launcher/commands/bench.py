@@ -32,3 +32,17 @@ def step(
     typer.echo(
         render(bench_step(setting(size.value, rounds, threads), lambda line: typer.echo(line, err=True)))
     )
+
+
+@group.command()
+def masking(
+    length: Annotated[int, typer.Option(min=8, help="Tokens in a row.")] = 512,
+    rounds: Annotated[int, typer.Option(min=1, help="Timed rounds of each side.")] = 5,
+) -> None:
+    """Masking against transformers' MLM collator, on the same rows, one core each.
+
+    Needs transformers (the dev extra).
+    """
+    from launcher.bench.masking import bench_masking, render
+
+    typer.echo(render(bench_masking(length, rounds, lambda line: typer.echo(line, err=True))))

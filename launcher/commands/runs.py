@@ -59,18 +59,13 @@ def train(
     from rich.console import Console
 
     from launcher import runs
-    from launcher.progress import Watch
+    from launcher.operate import operate
     from launcher.recipe import load, reload
-    from launcher.supervisor import train as supervise
 
     opened = runs.open_run(run)
     wanted = reload(load(recipe) if recipe else opened.recipe, tuple(assignments or ()))
     opened = runs.reconcile(opened, recipe=wanted, accept_changes=accept_changes, now=datetime.now(UTC))
-    watch = Watch(Console(), opened.recipe.total_steps)
-    try:
-        outcome = supervise(opened, watch)
-    finally:
-        watch.close()
+    outcome = operate(opened, Console())
     typer.echo(f"{run}: step {outcome.step:,} of {opened.recipe.total_steps:,}")
     raise typer.Exit(outcome.code)
 

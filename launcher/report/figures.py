@@ -12,7 +12,8 @@ from launcher.history import History, Record
 Floats = NDArray[np.float64]
 
 _BEGINS = ("start", "resume")
-_ORDERLY = ("stop", "end")
+_ENDS = ("end",)
+_CAUSES = {"stop": "asked to stop", "failed": "failed", "restart": "restarted"}
 
 
 @dataclass(frozen=True)
@@ -88,40 +89,39 @@ def measure(history: History) -> Figures:
 
 def interruptions(history: History) -> list[Interruption]:
     """Every gap between one attempt and the next, and the one that a stopped run is in."""
-    events = [event for event in history.events if event["attempt"] > 0]
+    events = [
+        event for event in history.events if event["kind"] in (*_BEGINS, *_CAUSES, *_ENDS) or event["attempt"]
+    ]
     begins = [index for index, event in enumerate(events) if event["kind"] in _BEGINS]
     found = []
-    for number, begin in enumerate(begins):
-        last = number + 1 == len(begins)
-        end = len(events) if last else begins[number + 1]
-        if not last:
-            found.append(_interruption(events[begin:end], events[end]))
-        elif events[-1]["kind"] == "stop":
-            found.append(_interruption(events[begin:], None))
+    for begin, end in zip(begins, [*begins[1:], None], strict=False):
+        following = None if end is None else events[end]
+        gap = _interruption(events[begin:end], following)
+        if gap is not None:
+            found.append(gap)
     return found
 
 
-def _interruption(attempt: Sequence[Record], following: Record | None) -> Interruption:
-    """`attempt` is one attempt's events; `following` the begin of the next one."""
-    told = next((event for event in reversed(attempt) if event["kind"] in ("stop", "restart")), None)
-    closing = told or attempt[-1]
-    time = float(closing["time"])
+def _interruption(attempt: Sequence[Record], following: Record | None) -> Interruption | None:
+    """What ended an attempt, given its events and the begin of the next; None if nothing cut it short."""
+    told = next((event for event in reversed(attempt) if event["kind"] in (*_CAUSES, *_ENDS)), None)
+    if (told is not None and told["kind"] in _ENDS) or (told is None and following is None):
+        return None
+    time = float((told or attempt[-1])["time"])
     return Interruption(
         time=time,
         attempt=int(attempt[0]["attempt"]),
         cause=_cause(told),
-        resumed_from=None if following is None else int(following.get("step", 0)),
+        resumed_from=None if following is None else int(following["step"]),
         downtime=None if following is None else float(following["time"]) - time,
     )
 
 
 def _cause(event: dict[str, Any] | None) -> str:
     if event is None:
-        return "killed without notice (last sign of life shown)"
-    reason = str(event.get("reason") or event.get("cause") or "")
-    return {"stop": "asked to stop", "restart": "restarted"}[event["kind"]] + (
-        f": {reason}" if reason else ""
-    )
+        return "killed without notice (last event before it shown)"
+    reason = str(event.get("reason", ""))
+    return _CAUSES[event["kind"]] + (f": {reason}" if reason else "")
 
 
 def _wall_seconds(history: History, busy: float) -> float:

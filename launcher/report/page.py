@@ -57,8 +57,8 @@ def render(subject: Subject, history: History, now: datetime) -> str:
 
 def _header(subject: Subject, history: History, figures: Figures, now: datetime) -> str:
     done = figures.steps >= subject.total_steps
-    last = history.events[-1]["kind"] if history.events else ""
-    state = "finished" if done else "stopped" if last == "stop" else "not finished"
+    ended = [event["kind"] for event in history.events if event["kind"] in ("start", "resume", "stop")]
+    state = "finished" if done else "stopped" if ended[-1:] == ["stop"] else "not finished"
     badge = f'<span class="state{"" if done else " open"}">{state}</span>'
     when = f"created {escape(subject.created)}, report of {now.astimezone(UTC).isoformat(timespec='seconds')}"
     return (

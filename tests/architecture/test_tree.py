@@ -131,16 +131,15 @@ def test_the_readme_and_ci_run_the_same_commands() -> None:
 def test_commands_in_the_documentation_exist() -> None:
     """Every `maskfleet ...` in a README names a command that the CLI has."""
     import typer.main
-    from click import Group
 
     from launcher.cli import app
 
-    root = typer.main.get_command(app)
+    commands = getattr(typer.main.get_command(app), "commands")  # noqa: B009 - typer carries its own click
     documents = [path for path in tracked() if path.name == "README.md"]
     text = "\n".join(path.read_text("utf-8") for path in documents)
-    for first, second in set(re.findall(r"maskfleet ([a-z]+)(?: ([a-z]+))?", text)):
-        assert isinstance(root, Group)
-        assert first in root.commands, f"maskfleet {first}"
-        group = root.commands[first]
-        if second and isinstance(group, Group):
-            assert second in group.commands, f"maskfleet {first} {second}"
+    named = set(re.findall(r"maskfleet ([a-z]+)(?: ([a-z]+))?", text))
+    assert len(named) > 10
+    for first, second in named:
+        assert first in commands, f"maskfleet {first}"
+        inner = getattr(commands[first], "commands", None)
+        assert not second or inner is None or second in inner, f"maskfleet {first} {second}"

@@ -67,6 +67,25 @@ def test_a_run_that_is_stopped_shows_it() -> None:
     assert (gap.resumed_from, gap.downtime) == (None, None)
 
 
+def test_an_end_is_no_interruption_even_if_the_run_is_started_again() -> None:
+    ended = history(
+        3, event("start", 0.0), event("end", 9.0, attempt=0, step=3), event("resume", 20.0, 2, step=3)
+    )
+    assert interruptions(ended) == []
+
+
+def test_a_failure_told_by_the_driver_is_the_cause() -> None:
+    failed = history(3, event("start", 0.0), event("failed", 5.0, attempt=0, reason="no space"))
+    assert [gap.cause for gap in interruptions(failed)] == ["failed: no space"]
+
+
+def test_changes_between_attempts_cut_nothing_short() -> None:
+    changed = history(
+        3, event("start", 1.0), event("recipe_changed", 0.5, attempt=0, changes=["- a: 1 -> 2"])
+    )
+    assert interruptions(changed) == []
+
+
 class Page(HTMLParser):
     """Tags must nest, and nothing may be fetched."""
 
