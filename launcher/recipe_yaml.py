@@ -106,9 +106,18 @@ def validate(model: type[M], document: Document) -> M:
         schema = model.model_json_schema()
         found = [_explain(detail, document, schema) for detail in error.errors()]
     raise RecipeError(
-        "\n".join(problem for problem, _ in found),
+        "\n".join(_merged([problem for problem, _ in found])),
         remedy="; ".join(dict.fromkeys(remedy for _, remedy in found)),
     )
+
+
+def _merged(problems: list[str]) -> list[str]:
+    """One line a place: a value that fits no variant of a union has a problem for each of them."""
+    reasons: dict[str, list[str]] = {}
+    for problem in problems:
+        place, separator, reason = problem.rpartition(": ")
+        reasons.setdefault(place + separator, []).append(reason)
+    return [place + ", or ".join(dict.fromkeys(found)) for place, found in reasons.items()]
 
 
 def _one_line(error: yaml.YAMLError) -> str:

@@ -46,3 +46,15 @@ def masking(
     from launcher.bench.masking import bench_masking, render
 
     typer.echo(render(bench_masking(length, rounds, lambda line: typer.echo(line, err=True))))
+
+
+@group.command()
+def plan(
+    tokens: Annotated[
+        int, typer.Option(min=1_000_000, help="Tokens of the synthetic manifest; no data is behind it.")
+    ] = 40_000_000_000,
+) -> None:
+    """What a data plan costs at scale: making it, a seek to any sample, the counting pass, the first batch."""
+    from launcher.bench.plan import bench_plan, render
+
+    typer.echo(render(bench_plan(tokens, lambda line: typer.echo(line, err=True))))

@@ -108,6 +108,11 @@ def test_overrides_adjust_a_tiny_recipe() -> None:
         ("data_service.memory=lots", '--set data_service.memory = "lots"', "correct data_service.memory"),
         ("corpus.sources={}", "--set corpus.sources", "correct corpus.sources"),
         ("phases.7.steps=1", "phases has no 7", "an existing key"),
+        (
+            "objective.mlm.copies=x",
+            "copies = \"x\": input should be 'dynamic', or input should be a valid",
+            "copies",
+        ),
         ("nonsense", "'nonsense' is not an assignment", "--set a.b=value"),
         ("model={a: [}", "not valid YAML", "quote it"),
     ],
