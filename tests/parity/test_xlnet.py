@@ -287,3 +287,33 @@ def test_official_sizes(config: XlnetConfig, millions: float) -> None:
     count = sum(parameter.numel() for parameter in ours.parameters())
     assert count == sum(parameter.numel() for parameter in theirs.parameters())
     assert count / 1e6 == pytest.approx(millions, rel=0.01)
+
+
+@torch.no_grad()
+def test_memory_equals_the_full_context() -> None:
+    """Two halves, the second with the first in memory, are the whole whose first half may not look ahead."""
+    model = random_weights(permuted_language_model(CONFIG.model_copy(update={"reuse": 12, "memory": 12})))
+    encoder = model.double().eval().encoder
+    whole = make_batch([24, 24], 101)
+    half = (whole.positions >= 12).long()
+    none = whole.target_ids[:0]
+    whole = replace(whole, order=half, target_positions=none, target_ids=none)
+    first, second = (_half(whole, half == i) for i in range(2))
+    start = encoder.streams(first, ())
+    follow = encoder.streams(second, start.memory)
+    expected = encoder.streams(whole).content
+    torch.testing.assert_close(start.content, expected[half == 0], rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(follow.content, expected[half == 1], rtol=1e-12, atol=1e-12)
+
+
+def _half(whole: Batch, chosen: Tensor) -> Batch:
+    """Twelve tokens of each of two rows, as rows of their own that see all of themselves."""
+    ends = torch.tensor([0, 12, 24], dtype=torch.int32)
+    return replace(
+        whole,
+        tokens=whole.tokens[chosen],
+        cu_seqlens=ends,
+        max_length=12,
+        positions=torch.arange(12).repeat(2),
+        order=torch.zeros(24, dtype=torch.int64),
+    )
