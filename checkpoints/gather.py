@@ -41,7 +41,8 @@ class GlooPeers:
     """Ranks joined by a torch.distributed group that moves CPU tensors.
 
     Give checkpoints a group of their own (`new_group(backend="gloo")`): its collectives then mix with nobody
-    else's, and its timeout bounds how long a rank waits for one that died.
+    else's. Its timeout bounds how long a rank waits for one that hangs, so it must be longer than the store's
+    patience and the reading of a rank's share of a checkpoint.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:

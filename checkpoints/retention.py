@@ -6,6 +6,7 @@ are orphans that the next sweep finds.
 
 import logging
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from checkpoints.attempt import Attempt
@@ -18,6 +19,7 @@ from data_service.store.base import Store
 _log = logging.getLogger(__name__)
 
 _DAY_S = 86400.0
+_THREADS = 8
 
 
 @dataclass(frozen=True)
@@ -67,9 +69,11 @@ def tidy(store: Store, attempt: Attempt, *, keep_last: int, keep_every: int | No
         _log.warning("deleting no checkpoints, because the newest is damaged: %s", "; ".join(problems))
         return Tidied((), 0)
     gone = expired(marks, newest.lineage, keep_last=keep_last, keep_every=keep_every)
-    sizes = {folder.mark: folder.sizes for folder in found}
-    for mark in gone:
-        _delete(store, attempt, [mark.manifest, *sizes[mark]])
+    for folder in reversed(found):
+        if folder.mark in gone:
+            attempt.ensure_current()
+            store.delete(folder.mark.manifest)
+            _delete(store, folder.sizes)
     return Tidied(tuple(gone), sweep(store, attempt))
 
 
@@ -81,14 +85,12 @@ def sweep(store: Store, attempt: Attempt) -> int:
     found = folders(store)
     own = [folder.mark.step for folder in found if folder.committed and folder.mark.attempt == attempt.number]
     reached = max(own, default=-1)
-    count = sum(
-        _delete(store, attempt, folder.sizes)
-        for folder in found
-        if not folder.committed and _is_over(folder, attempt, reached)
-    )
+    over = [folder for folder in found if not folder.committed and _is_over(folder, attempt, reached)]
     attempt.ensure_current()
+    for folder in over:
+        _delete(store, folder.sizes)
     store.remove_leftovers(ROOT, older_than_s=_DAY_S)
-    return count
+    return sum(len(folder.sizes) for folder in over)
 
 
 def _is_over(folder: Folder, attempt: Attempt, reached: int) -> bool:
@@ -96,9 +98,6 @@ def _is_over(folder: Folder, attempt: Attempt, reached: int) -> bool:
     return writer < attempt.number or (writer == attempt.number and folder.mark.step < reached)
 
 
-def _delete(store: Store, attempt: Attempt, keys: Iterable[str]) -> int:
-    unique = list(dict.fromkeys(keys))
-    for key in unique:
-        attempt.ensure_current()
-        store.delete(key)
-    return len(unique)
+def _delete(store: Store, keys: Iterable[str]) -> None:
+    with ThreadPoolExecutor(_THREADS) as pool:
+        list(pool.map(store.delete, keys))

@@ -97,7 +97,7 @@ class Saver:
         Args:
             step: steps taken; greater than `last_step`.
             shapes: of every parameter of the model, by name.
-            state: whatever else a resume needs; rank 0's is stored.
+            state: whatever else a resume needs, as JSON without NaN; rank 0's is stored.
 
         Raises:
             CheckpointError: a save is under way, the step is not a new one, or a fragment is malformed.
@@ -109,12 +109,13 @@ class Saver:
             )
         if self._last is not None and step <= self._last:
             raise CheckpointError(f"step {step} is saved already", remedy="save only after `last_step`")
+        text = json.dumps(state, allow_nan=False)
         started = time.perf_counter()
         snapshot = take(fragments, self._memory.body if self._memory else None)
         self._memory = snapshot
         blocked = time.perf_counter() - started
         upload = self._worker.submit(self._upload, step, snapshot, blocked)
-        self._underway = _Underway(step, snapshot, dict(shapes), json.dumps(state), blocked, upload)
+        self._underway = _Underway(step, snapshot, dict(shapes), text, blocked, upload)
 
     def ready(self) -> bool:
         """Whether a save is under way and this rank's part of it is over, well or badly."""

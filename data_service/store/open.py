@@ -1,7 +1,7 @@
 """From a URI to a store."""
 
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from data_service.store.base import Store
 from data_service.store.errors import BadUri
@@ -17,24 +17,31 @@ def open_store(uri: str | Path, *, patience_s: float = 120.0) -> Store:
         BadUri: the scheme is unknown, or the bucket or folder is missing from the URI.
     """
     text = str(uri)
-    if "://" not in text:
-        if not text:
-            raise BadUri.at(text, "an empty URI")
+    scheme, separator, rest = text.partition("://")
+    if not text:
+        raise BadUri.at(text, "an empty URI")
+    if not separator:
         return LocalStore(Path(text).expanduser().absolute())
-    parts = urlsplit(text)
-    if parts.scheme == "file":
-        if parts.netloc not in ("", "localhost") or not parts.path:
-            raise BadUri.at(text, "a file URI has three slashes and an absolute folder")
-        return LocalStore(Path(unquote(parts.path)))
-    if parts.scheme == "s3":
-        return _open_s3(text, patience_s)
-    raise BadUri.at(text, f"unknown scheme {parts.scheme!r}")
+    match scheme.lower():
+        case "file":
+            return _open_file(text, rest)
+        case "s3":
+            return _open_s3(text, rest, patience_s)
+        case _:
+            raise BadUri.at(text, f"unknown scheme {scheme!r}")
 
 
-def _open_s3(uri: str, patience_s: float) -> Store:
+def _open_file(uri: str, rest: str) -> Store:
+    path = rest.removeprefix("localhost")
+    if not path.startswith("/"):
+        raise BadUri.at(uri, "a file URI has three slashes and an absolute folder")
+    return LocalStore(Path(unquote(path)))
+
+
+def _open_s3(uri: str, rest: str, patience_s: float) -> Store:
     from data_service.store.s3 import S3Store  # boto3 takes a third of a second to import
 
-    bucket, _, prefix = uri.removeprefix("s3://").partition("/")
+    bucket, _, prefix = rest.partition("/")
     if not bucket:
         raise BadUri.at(uri, "no bucket")
     return S3Store(bucket, prefix.strip("/"), patience_s)

@@ -44,6 +44,7 @@ _T = TypeVar("_T")
 
 _PART = 16 << 20
 _TRANSFER = TransferConfig(multipart_threshold=2 * _PART, multipart_chunksize=_PART, max_concurrency=4)
+_SILENCE_S = 60.0  # a connection that says nothing for so long is dead
 _WRITER = "writer"  # the metadata field by which a conditional put knows its own object again
 
 
@@ -75,10 +76,10 @@ def _connect() -> "S3Client":
     config = Config(
         retries={"mode": "standard", "total_max_attempts": 4},
         connect_timeout=10,
-        read_timeout=60,
+        read_timeout=_SILENCE_S,
         max_pool_connections=32,
         tcp_keepalive=True,
-        s3={"addressing_style": "path" if elsewhere else "auto"},  # own servers rarely have a name per bucket
+        s3={"addressing_style": "path"} if elsewhere else None,  # own servers rarely have a name per bucket
         # Checksums in trailers are unknown to servers from before 2024; our readers hash what they read.
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pydantic import JsonValue
 from safetensors.torch import load_file
 from trainers import (
     KINDS,
@@ -26,7 +27,7 @@ from checkpoints.attempt import Attempt, claim
 from checkpoints.commit import Committed, Failed
 from checkpoints.errors import CheckpointError, Superseded
 from checkpoints.gather import Alone, Peers
-from checkpoints.layout import Mark, Segment
+from checkpoints.layout import Manifest, Mark, Segment, decode, encode
 from checkpoints.listing import committed, read_manifest
 from checkpoints.load import Reader, newest_good
 from checkpoints.save import Saver
@@ -135,6 +136,41 @@ def test_memory_is_used_again_and_old_checkpoints_stay_as_they_were(store: Store
     commit_steps(store, attempt, 10, 20, 30)
     for step in (10, 20, 30):
         assert_holds(store, read_manifest(store, Mark(1, step)), random_state(step))
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    value=st.recursive(
+        st.none()
+        | st.booleans()
+        | st.integers()
+        | st.floats(allow_nan=False, allow_infinity=False)
+        | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+        max_leaves=8,
+    )
+)
+def test_state_comes_back_exactly(value: JsonValue) -> None:
+    manifest = Manifest(
+        step=1,
+        attempt=1,
+        world_size=1,
+        shapes={},
+        kinds=(),
+        files=(),
+        pieces=(),
+        state={"": value},
+        lineage=(),
+        versions={},
+        created=0.0,
+    )
+    assert decode(encode(manifest), "here") == manifest
+
+
+def test_state_that_json_cannot_hold_is_refused_at_once(store: Store, attempt: Attempt) -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        Saver(store, attempt, Alone()).begin(1, [], {}, {"loss": float("nan")})
+    assert list(store.list("checkpoints/")) == []
 
 
 def test_lineage_is_who_took_which_steps(store: Store) -> None:

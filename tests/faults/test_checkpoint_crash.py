@@ -85,8 +85,9 @@ class Dying:
 
 @pytest.mark.rgw
 def test_dying_at_any_change_of_a_run_on_s3(rgw: S3Server) -> None:
+    bucket = open_store(f"s3://{rgw.new_bucket()}")
     for change in range(1, 1000):
-        store = open_store(f"s3://{rgw.new_bucket()}/run")
+        store = bucket.at(f"run-{change}")
         attempt = claim(store)
         commit_steps(store, attempt, 10)
         attempt.end(0.0)

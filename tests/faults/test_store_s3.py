@@ -72,6 +72,18 @@ def test_a_failed_part_repeats_itself_only(store: Store, faults: FaultProxy, tmp
     assert len(parts) == 6
 
 
+def test_silence_is_a_failure_like_others(
+    store: Store, faults: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("data_service.store.s3._SILENCE_S", 0.3)
+    hasty = open_store(store.uri)
+    faults.plan.extend(["stall", "stall"])
+    assert hasty.get("key") == DATA
+    faults.plan.append("stall")
+    assert hasty.put_if_absent("claim", b"x")
+    assert not faults.plan
+
+
 def test_an_upload_of_buffers_survives(store: Store, faults: FaultProxy) -> None:
     faults.plan.extend(["slow down", "reset"])
     store.put_buffers("buffers", [memoryview(DATA), memoryview(DATA)])

@@ -10,7 +10,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Literal
 from urllib.parse import urlsplit
 
-Fault = Literal["error 500", "slow down", "expired token", "reset", "reset after", "truncate", "garble"]
+Fault = Literal[
+    "error 500", "slow down", "expired token", "reset", "reset after", "truncate", "garble", "stall"
+]
 
 _ERRORS: dict[Fault, tuple[int, str]] = {
     "error 500": (500, "InternalError"),
@@ -23,7 +25,8 @@ class FaultProxy:
     """Forwards every request to `upstream`, but treats the next ones as the faults in `plan` say, in turn.
 
     "reset" breaks the connection before the request reaches the server, "reset after" once the server has
-    carried it out; "truncate" ends the body half-way; "garble" flips a bit in the middle of the body.
+    carried it out; "truncate" ends the body half-way; "garble" flips a bit in the middle of the body; "stall"
+    never answers.
     `only` limits faults to matching requests: it is given the method and the path. `always` is the fault once
     the plan is used up. `requests` records what came, as (method, path, access key).
     """
@@ -33,6 +36,7 @@ class FaultProxy:
         self.only: Callable[[str, str], bool] = lambda method, path: True
         self.always: Fault | None = None
         self.requests: list[tuple[str, str, str]] = []
+        self.closing = threading.Event()
         self._lock = threading.Lock()
         proxy, target = self, urlsplit(upstream).netloc
 
@@ -59,6 +63,7 @@ class FaultProxy:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self.closing.set()
         self._server.shutdown()
         self._server.server_close()
 
@@ -71,7 +76,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _serve(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         fault = self.faults.next(self.command, self.path, self.headers.get("Authorization", ""))
-        if fault == "reset":
+        if fault == "stall":
+            self.faults.closing.wait()
+        if fault in ("reset", "stall"):
             self._break()
         elif fault in _ERRORS:
             self._refuse(*_ERRORS[fault])

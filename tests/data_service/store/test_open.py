@@ -20,6 +20,7 @@ def test_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_buckets() -> None:
     assert open_store("s3://bucket/some/prefix/") == S3Store("bucket", "some/prefix")
+    assert open_store("S3://bucket/odd#key?") == S3Store("bucket", "odd#key?")
     assert open_store("s3://bucket").uri == "s3://bucket"
 
 
