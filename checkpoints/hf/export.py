@@ -18,7 +18,7 @@ from checkpoints.hf.special import special_token_ids
 from data_service.store.base import Store
 from encoder_core.errors import ModelError
 from encoder_core.families.build import ModelConfig
-from encoder_core.families.hf.interchange import interchange
+from encoder_core.families.hf.interchange import Heads, Interchange, interchange
 
 
 def export_model(
@@ -26,6 +26,7 @@ def export_model(
     config: ModelConfig,
     tokenizer_files: Mapping[str, bytes],
     out: Store,
+    heads: Heads = "mlm",
 ) -> None:
     """Export to the root of `out`, in fp32.
 
@@ -34,8 +35,8 @@ def export_model(
     """
     with tempfile.TemporaryDirectory(prefix="maskfleet-export-") as name:
         folder = Path(name)
-        _write_folder(folder, read_parameter, config, tokenizer_files)
-        _compare(folder, read_parameter)
+        _write_folder(folder, read_parameter, interchange(config, heads), tokenizer_files)
+        _compare(folder, read_parameter, heads)
         files = sorted(path for path in folder.iterdir() if path.name != CONFIG)
         for path in [*files, folder / CONFIG]:
             out.put_file(path.name, path)
@@ -44,25 +45,24 @@ def export_model(
 def _write_folder(
     folder: Path,
     read_parameter: Callable[[str], Tensor],
-    config: ModelConfig,
+    their: Interchange,
     tokenizer_files: Mapping[str, bytes],
 ) -> None:
     for name, content in tokenizer_files.items():
         (folder / name).write_bytes(content)
-    their = interchange(config)
     tensors = {
         theirs: read_parameter(ours).to(torch.float32).contiguous()
         for ours, theirs in their.table.names(their.layers).items()
     }
     for fold in their.table.folds:
-        tensors[fold.theirs] = torch.zeros(1, config.hidden)
+        tensors[fold.theirs] = torch.zeros_like(read_parameter(fold.ours)[:1])
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     fields = their.fields | {"dtype": "float32"} | special_token_ids(tokenizer_files)
     (folder / CONFIG).write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n")
 
 
-def _compare(folder: Path, read_parameter: Callable[[str], Tensor]) -> None:
-    for name, read_back in load_pretrained(folder).tensors.items():
+def _compare(folder: Path, read_parameter: Callable[[str], Tensor], heads: Heads) -> None:
+    for name, read_back in load_pretrained(folder, heads).tensors.items():
         written = read_parameter(name).to(torch.float32)
         if not torch.equal(read_back.view(torch.int32), written.contiguous().view(torch.int32)):
             raise ModelError(

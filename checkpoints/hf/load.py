@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
+from torch import Tensor, nn
 
 from encoder_core.errors import ModelError
 from encoder_core.families.build import ModelConfig
-from encoder_core.families.hf.interchange import interchange, read_config
+from encoder_core.families.hf.interchange import Heads, interchange, read_config
 from encoder_core.families.hf.keys import KeyTable
-from encoder_core.objectives.mlm import masked_language_model
+from encoder_core.objectives.networks import network
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
@@ -29,28 +29,30 @@ class Pretrained:
     tensors: dict[str, Tensor]
 
 
-def load_pretrained(folder: Path) -> Pretrained:
-    """Encoder and masked-language-model head of the model in `folder`.
+def load_pretrained(folder: Path, heads: Heads = "mlm") -> Pretrained:
+    """The encoder and the asked heads of the model in `folder`; other heads there are left alone.
 
     Raises ModelError: no such folder, no safetensors, a model type that we do not have, parameters missing,
     unknown or of another shape than config.json says.
     """
     config = _read_config(folder)
-    their = interchange(config)
+    their = interchange(config, heads)
     stored = _stored_names(folder)
     matched = their.table.match(stored, their.layers, str(folder))
     tensors = _read_all(folder, stored, matched, their.table)
-    _check_shapes(folder, config, tensors)
+    with torch.device("meta"):
+        model = network(config, heads)
+    _check_shapes(folder, model, tensors)
     return Pretrained(config, tensors)
 
 
-def weights_for(config: ModelConfig, folder: Path) -> dict[str, Tensor]:
+def weights_for(config: ModelConfig, folder: Path, heads: Heads = "mlm") -> dict[str, Tensor]:
     """The parameters in `folder` to start a model of `config` from, by our names.
 
     Raises ModelError, as `load_pretrained`, and where the folder's model has another shape than `config`.
     """
-    found = load_pretrained(folder)
-    ignored = {"dropout", "attention_dropout"}
+    found = load_pretrained(folder, heads)
+    ignored = {"dropout", "attention_dropout", "generator_divisor"}
     ours, theirs = config.model_dump(exclude=ignored), found.config.model_dump(exclude=ignored)
     differing = [key for key in ours if ours[key] != theirs.get(key)]
     if differing:
@@ -129,9 +131,7 @@ def _read_all(
     return tensors
 
 
-def _check_shapes(folder: Path, config: ModelConfig, tensors: dict[str, Tensor]) -> None:
-    with torch.device("meta"):
-        model = masked_language_model(config)
+def _check_shapes(folder: Path, model: nn.Module, tensors: dict[str, Tensor]) -> None:
     expected = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     wrong = [
         f"{name} is {tuple(tensors[name].shape)}, not {shape}"

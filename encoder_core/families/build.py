@@ -4,25 +4,40 @@ from typing import Annotated, assert_never
 
 from pydantic import Field
 
-from encoder_core.families import deberta, roberta
+from encoder_core.families import albert, bert, deberta, electra, roberta
+from encoder_core.families.albert import AlbertConfig
+from encoder_core.families.bert import BertConfig
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
+from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.layers.disentangled_encoder import DisentangledEncoder
 from encoder_core.layers.encoder import Encoder
 from encoder_core.layers.kernels import Attend, automatic
 
-ModelConfig = Annotated[RobertaConfig | DebertaConfig | DebertaV2Config, Field(discriminator="family")]
+ModelConfig = Annotated[
+    BertConfig | RobertaConfig | AlbertConfig | ElectraConfig | DebertaConfig | DebertaV2Config,
+    Field(discriminator="family"),
+]
 """The configuration of any family, told apart by its `family` field."""
+
+AnyEncoder = Encoder | DisentangledEncoder
+"""Batch to hidden states [T, H], with the input embeddings as `embeddings`."""
 
 
 def build_encoder(
     config: ModelConfig, *, checkpoint_activations: bool = False, attend: Attend = automatic
-) -> Encoder | DisentangledEncoder:
+) -> AnyEncoder:
     """The family's encoder, weights not yet initialised. Raises ModelError if the vocabulary is unknown.
 
     `attend` is the kernel of plain attention; disentangled attention has its own.
     """
     match config:
+        case BertConfig():
+            return bert.build(config, checkpoint_activations=checkpoint_activations, attend=attend)
+        case AlbertConfig():
+            return albert.build(config, checkpoint_activations=checkpoint_activations, attend=attend)
+        case ElectraConfig():
+            return electra.build(config, checkpoint_activations=checkpoint_activations, attend=attend)
         case RobertaConfig():
             return roberta.build(config, checkpoint_activations=checkpoint_activations, attend=attend)
         case DebertaConfig() | DebertaV2Config():

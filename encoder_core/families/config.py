@@ -52,6 +52,11 @@ class EncoderConfig(BaseModel):
         return self.model_copy(update={"vocab": self.vocab or vocab, "pad_id": pad_id})
 
     @property
+    def distinct_layers(self) -> int:
+        """Layers with parameters of their own."""
+        return self.layers
+
+    @property
     def head_activation(self) -> Activation:
         """Activation of the masked-language-model head."""
         return self.activation

@@ -1,5 +1,7 @@
 """Parts that several families put together the same way."""
 
+from collections.abc import Callable
+
 from encoder_core.families.config import EncoderConfig
 from encoder_core.layers.attention import SelfAttention
 from encoder_core.layers.encoder import EncoderLayer
@@ -7,11 +9,11 @@ from encoder_core.layers.feed_forward import FeedForward
 from encoder_core.layers.kernels import Attend
 
 
-def encoder_layers(config: EncoderConfig, count: int, attend: Attend) -> list[EncoderLayer]:
-    """`count` post-LayerNorm layers of the configuration's shape."""
+def encoder_layers(config: EncoderConfig, count: int, kernel: Callable[[], Attend]) -> list[EncoderLayer]:
+    """`count` post-LayerNorm layers of the configuration's shape, each with a `kernel()` of its own."""
     return [
         EncoderLayer(
-            SelfAttention(config.hidden, config.heads, config.attention_dropout, attend),
+            SelfAttention(config.hidden, config.heads, config.attention_dropout, kernel()),
             FeedForward(config.hidden, config.feed_forward, config.activation),
             config.hidden,
             eps=config.layer_norm_eps,

@@ -44,5 +44,5 @@ def build(
         eps=config.layer_norm_eps,
         dropout=config.dropout,
     )
-    layers = encoder_layers(config, config.layers, attend)
+    layers = encoder_layers(config, config.layers, lambda: attend)
     return Encoder(embeddings, layers, checkpoint_activations=checkpoint_activations)

@@ -19,10 +19,14 @@ CHUNK = 2**24  # logits per chunk: 64 MiB in fp32
 
 
 class CrossEntropySums(NamedTuple):
-    """Sums over targets: of the loss (fp32 or wider) and of predictions equal to the target (int64)."""
+    """Sums over targets: of the loss (fp32 or wider) and of predictions equal to the target (int64).
+
+    `sampled` holds an id drawn for each target where one was asked for.
+    """
 
     loss_sum: Float[Tensor, ""]
     correct: Int[Tensor, ""]
+    sampled: Int[Tensor, " targets"] | None = None
 
 
 def linear_cross_entropy(
@@ -30,43 +34,68 @@ def linear_cross_entropy(
     weight: Float[Tensor, "vocab width"],
     bias: Float[Tensor, " vocab"],
     ids: Int[Tensor, " targets"],
+    *,
+    temperature: float | None = None,
 ) -> CrossEntropySums:
-    """Sums over targets of -log softmax(features weight' + bias)[id] and of argmax == id. M may be 0."""
-    return CrossEntropySums(*_apply(features, weight, bias, ids))
+    """Sums over targets of -log softmax(logits)[id] and of argmax == id, for logits = features weight' + bias.
+
+    With a temperature an id is drawn for each target from softmax(logits / temperature), by looking up one uniform
+    number (default generator) in the cumulated probabilities. M may be 0.
+    """
+    loss_sum, correct, sampled = _apply(features, weight, bias, ids, temperature, torch.is_grad_enabled())
+    return CrossEntropySums(loss_sum, correct, None if temperature is None else sampled)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, features: Tensor, weight: Tensor, bias: Tensor, ids: Tensor
-    ) -> tuple[Tensor, Tensor]:
+        ctx: Any,
+        features: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        ids: Tensor,
+        temperature: float | None,
+        wants_gradient: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:
         wide = torch.promote_types(features.dtype, torch.float32)
         loss_sum = torch.zeros((), dtype=wide, device=features.device)
         correct = torch.zeros((), dtype=torch.int64, device=features.device)
-        gradients = _Gradients(features, weight, bias, wide) if any(ctx.needs_input_grad) else None
-        for chunk in _chunks(ids.numel(), weight.shape[0]):
+        sampled = torch.empty_like(ids)
+        draws = torch.rand(0 if temperature is None else len(ids), 1, dtype=wide, device=ids.device)
+        gradients = _Gradients(features, weight, bias, wide) if wants_gradient else None
+        for chunk in _chunks(len(ids), weight.shape[0]):
             log_p_cV = torch.addmm(bias, features[chunk], weight.t()).to(wide).log_softmax(-1)
             target_c1 = ids[chunk, None]
             loss_sum -= log_p_cV.gather(1, target_c1).sum()
             correct += (log_p_cV.argmax(-1, keepdim=True) == target_c1).sum()
+            if temperature is not None:
+                sampled[chunk] = _sample(log_p_cV, draws[chunk], temperature)
             if gradients is not None:
                 gradients.add(chunk, log_p_cV, target_c1)
         if gradients is not None:
             ctx.save_for_backward(gradients.features, gradients.weight, gradients.bias)
             ctx.dtypes = features.dtype, weight.dtype, bias.dtype
-        ctx.mark_non_differentiable(correct)
-        return loss_sum, correct
+        ctx.mark_non_differentiable(correct, sampled)
+        return loss_sum, correct, sampled
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None, None]:
         features, weight, bias = (
             (saved * grad).to(dtype) for saved, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
         )
-        return features, weight, bias, None
+        return features, weight, bias, None, None, None
 
 
-_apply: Callable[..., tuple[Tensor, Tensor]] = _LinearCrossEntropy.apply
+_apply: Callable[..., tuple[Tensor, Tensor, Tensor]] = _LinearCrossEntropy.apply
+
+
+def _sample(log_p_cV: Tensor, draw_c1: Tensor, temperature: float) -> Tensor:
+    """[c] ids by inversion: the first whose cumulated probability exceeds the draw."""
+    p_cV = log_p_cV.exp() if temperature == 1.0 else (log_p_cV / temperature).softmax(-1)
+    cumulated_cV = p_cV.cumsum_(-1)
+    place_c1 = torch.searchsorted(cumulated_cV, draw_c1 * cumulated_cV[:, -1:], right=True)
+    return place_c1.clamp_max_(log_p_cV.shape[1] - 1).squeeze(-1)
 
 
 class _Gradients:

@@ -37,7 +37,10 @@ class MaskedLanguageModelHead(nn.Module):
         hidden_TH: Float[Tensor, "tokens hidden"],
         positions_M: Int[Tensor, " targets"],
         ids_M: Int[Tensor, " targets"],
+        temperature: float | None = None,
     ) -> CrossEntropySums:
-        """Sums over the targets of the cross-entropy and of correct predictions."""
+        """Sums over the targets; with a temperature, also an id drawn for each (see `linear_cross_entropy`)."""
         features_ME = self.features(hidden_TH.index_select(0, positions_M))
-        return linear_cross_entropy(features_ME, self.decoder.weight, self.decoder.bias, ids_M)
+        return linear_cross_entropy(
+            features_ME, self.decoder.weight, self.decoder.bias, ids_M, temperature=temperature
+        )

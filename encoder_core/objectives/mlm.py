@@ -1,11 +1,15 @@
 """Masked language modelling: encoder and head as the one module that the engine wraps."""
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from encoder_core.batch import Batch
 from encoder_core.families.build import ModelConfig, build_encoder
+from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
+from encoder_core.heads.enhanced import EnhancedMaskDecoder
 from encoder_core.heads.mlm import MaskedLanguageModelHead
+from encoder_core.layers.disentangled_encoder import DisentangledEncoder
 from encoder_core.layers.encoder import Encoder
 from encoder_core.layers.kernels import Attend, automatic
 from encoder_core.objectives.losses import LossSums, Term
@@ -17,10 +21,16 @@ class MaskedLanguageModel(nn.Module):
     Terms: "mlm".
     """
 
-    def __init__(self, encoder: Encoder, head: MaskedLanguageModelHead) -> None:
+    def __init__(
+        self,
+        encoder: Encoder | DisentangledEncoder,
+        head: MaskedLanguageModelHead,
+        decoder: EnhancedMaskDecoder | None = None,
+    ) -> None:
         super().__init__()
         self.encoder = encoder
         self.head = head
+        self.decoder = decoder
 
     @staticmethod
     def target_counts(batch: Batch) -> dict[str, int]:
@@ -29,13 +39,21 @@ class MaskedLanguageModel(nn.Module):
 
     def forward(self, batch: Batch) -> LossSums:
         """Sums for this batch; metrics: "mlm_correct"."""
-        loss_sum, correct = self.head(self.encoder(batch), batch.target_positions, batch.target_ids)
+        loss_sum, correct, _ = self.head(*self._predicted(batch), batch.target_ids)
         term = Term("mlm", loss_sum, self.target_counts(batch)["mlm"])
         return LossSums((term,), {"mlm_correct": correct})
 
     def logits(self, batch: Batch) -> Float[Tensor, "targets vocab"]:
         """Scores of all ids at the target positions."""
-        return self.head.logits(self.encoder(batch).index_select(0, batch.target_positions))
+        hidden, positions_M = self._predicted(batch)
+        return self.head.logits(hidden.index_select(0, positions_M))
+
+    def _predicted(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Hidden states and which of them are predicted from: the encoder's, or DeBERTa's decoder's."""
+        if self.decoder is None:
+            return self.encoder(batch), batch.target_positions
+        decoded_MH: Tensor = self.decoder(self.encoder, batch)
+        return decoded_MH, torch.arange(len(decoded_MH), device=decoded_MH.device)
 
 
 def masked_language_model(
@@ -47,7 +65,17 @@ def masked_language_model(
     Raises ModelError if the configuration's vocabulary is unknown.
     """
     encoder = build_encoder(config, checkpoint_activations=checkpoint_activations, attend=attend)
-    head = MaskedLanguageModelHead(
-        config.hidden, encoder.embeddings.word, activation=config.head_activation, eps=config.layer_norm_eps
+    return MaskedLanguageModel(encoder, tied_head(config, encoder.embeddings.word), _decoder(config))
+
+
+def tied_head(config: ModelConfig, word: nn.Embedding) -> MaskedLanguageModelHead:
+    """The family's head, its decoder tied to these word embeddings."""
+    return MaskedLanguageModelHead(
+        config.hidden, word, activation=config.head_activation, eps=config.layer_norm_eps
     )
-    return MaskedLanguageModel(encoder, head)
+
+
+def _decoder(config: ModelConfig) -> EnhancedMaskDecoder | None:
+    if isinstance(config, DebertaConfig | DebertaV2Config) and config.mask_decoder == "enhanced":
+        return EnhancedMaskDecoder(config.max_length, config.hidden)
+    return None

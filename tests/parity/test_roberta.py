@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from parity import assert_close, copy_from, copy_into, random_weights
+from parity import GRADIENT_TOLERANCE, assert_close, copy_from, copy_into, random_weights
 from ragged import make_batch, pad
 from transformers import RobertaConfig as TheirConfig
 from transformers import RobertaForMaskedLM
@@ -76,4 +76,6 @@ def test_same_gradients() -> None:
     names = their.table.names(their.layers)
     assert set(names) == {name for name, _ in ours.named_parameters()}
     for name, parameter in ours.named_parameters():
-        torch.testing.assert_close(parameter.grad, their_parameters[names[name]].grad, rtol=0, atol=1e-8)
+        torch.testing.assert_close(
+            parameter.grad, their_parameters[names[name]].grad, rtol=0, atol=GRADIENT_TOLERANCE
+        )

@@ -10,6 +10,7 @@ from encoder_core.families.hf.interchange import Interchange
 Model = TypeVar("Model", bound=nn.Module)
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
+GRADIENT_TOLERANCE = 1e-8  # absolute, in fp64
 
 
 @torch.no_grad()

@@ -2,14 +2,20 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, assert_never
+from typing import Any, Literal
 
 from encoder_core.errors import ModelError
+from encoder_core.families.albert import AlbertConfig
+from encoder_core.families.bert import BertConfig
 from encoder_core.families.build import ModelConfig
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
-from encoder_core.families.hf import deberta, roberta
+from encoder_core.families.electra import ElectraConfig
+from encoder_core.families.hf import albert, bert, deberta, electra, roberta
 from encoder_core.families.hf.keys import KeyTable
 from encoder_core.families.roberta import RobertaConfig
+
+Heads = Literal["mlm", "mlm_pair", "rtd"]
+"""What sits on the encoder: the masked-language-model head, that and a pair head, or ELECTRA's detection head."""
 
 
 @dataclass(frozen=True)
@@ -29,19 +35,43 @@ class Interchange:
     layers: int
 
 
-def interchange(config: ModelConfig) -> Interchange:
-    """The class of transformers that holds this model and its masked-language-model head."""
-    match config:
-        case RobertaConfig():
-            return Interchange(roberta.ARCHITECTURE, roberta.TABLE, roberta.to_json(config), config.layers)
-        case DebertaConfig() | DebertaV2Config():
-            architecture, table = deberta.ARCHITECTURES[config.family], deberta.table(config)
-            return Interchange(architecture, table, deberta.to_json(config), config.layers)
-        case _ as never:
-            assert_never(never)
+def interchange(config: ModelConfig, heads: Heads = "mlm") -> Interchange:
+    """The class of transformers that holds this encoder and these heads. Raises ModelError if there is none."""
+    architecture, table, fields = _described(config, heads)
+    described = {"architectures": [architecture]} | fields
+    return Interchange(architecture, table, described, config.distinct_layers)
+
+
+def _described(config: ModelConfig, heads: Heads) -> tuple[str, KeyTable, dict[str, Any]]:
+    """Architecture, key table and config.json."""
+    match config, heads:
+        case BertConfig(), "mlm":
+            return "BertForMaskedLM", bert.MASKED_LM, bert.to_json(config)
+        case BertConfig(), "mlm_pair":
+            return "BertForPreTraining", bert.PRETRAINING, bert.to_json(config)
+        case AlbertConfig(), "mlm":
+            return "AlbertForMaskedLM", albert.MASKED_LM, albert.to_json(config)
+        case AlbertConfig(), "mlm_pair":
+            return "AlbertForPreTraining", albert.PRETRAINING, albert.to_json(config)
+        case ElectraConfig(), "mlm":
+            return "ElectraForMaskedLM", electra.masked_lm(config), electra.to_json(config)
+        case ElectraConfig(), "rtd":
+            return "ElectraForPreTraining", electra.detection(config), electra.to_json(config)
+        case RobertaConfig(), "mlm":
+            return "RobertaForMaskedLM", roberta.TABLE, roberta.to_json(config)
+        case ((DebertaConfig() | DebertaV2Config()), "mlm"):
+            return deberta.ARCHITECTURES[config.family], deberta.table(config), deberta.to_json(config)
+        case _:
+            raise ModelError(
+                f"transformers has no class for {config.family} with the heads {heads!r}",
+                remedy="export the encoder with its masked-language-model head",
+            )
 
 
 _READERS: dict[str, Callable[[dict[str, Any]], ModelConfig]] = {
+    "bert": bert.from_json,
+    "albert": albert.from_json,
+    "electra": electra.from_json,
     "roberta": roberta.from_json,
     "deberta": deberta.from_json,
     "deberta-v2": deberta.from_json,

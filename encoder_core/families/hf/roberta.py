@@ -12,8 +12,6 @@ from encoder_core.families.hf.parts import (
 )
 from encoder_core.families.roberta import RobertaConfig
 
-ARCHITECTURE = "RobertaForMaskedLM"
-
 TABLE = KeyTable(
     pairs=(
         *embedding_pairs("encoder.embeddings", "roberta.embeddings"),
@@ -45,7 +43,6 @@ DEFAULTS: dict[str, Any] = {
 def to_json(config: RobertaConfig) -> dict[str, Any]:
     """The fields of config.json that describe the model."""
     return {
-        "architectures": [ARCHITECTURE],
         "model_type": "roberta",
         **shared_to_json(config),
         "max_position_embeddings": config.max_length + config.first_position,

@@ -23,7 +23,7 @@ def test_equals_the_formula(chunk: int, targets: int, monkeypatch: pytest.Monkey
     features, weight, bias = tensors
     logits = F.linear(features, weight, bias)
     expected = F.cross_entropy(logits, ids, reduction="sum")
-    loss_sum, correct = linear_cross_entropy(features, weight, bias, ids)
+    loss_sum, correct, _ = linear_cross_entropy(features, weight, bias, ids)
     torch.testing.assert_close(loss_sum, expected, rtol=1e-12, atol=0)
     assert correct == (logits.argmax(-1) == ids).sum()
     actual = torch.autograd.grad(loss_sum * 0.37, tensors)
@@ -33,7 +33,7 @@ def test_equals_the_formula(chunk: int, targets: int, monkeypatch: pytest.Monkey
 
 def test_no_targets_give_zero_and_zero_gradients() -> None:
     tensors, ids = inputs(0)
-    loss_sum, correct = linear_cross_entropy(*tensors, ids)
+    loss_sum, correct, _ = linear_cross_entropy(*tensors, ids)
     assert loss_sum == 0
     assert correct == 0
     for tensor, grad in zip(tensors, torch.autograd.grad(loss_sum, tensors), strict=True):
@@ -44,7 +44,7 @@ def test_no_targets_give_zero_and_zero_gradients() -> None:
 def test_bf16_sums_in_fp32() -> None:
     tensors, ids = inputs(2000, torch.bfloat16)
     exact = [x.detach().double().requires_grad_() for x in tensors]
-    loss_sum, _ = linear_cross_entropy(*tensors, ids)
+    loss_sum, *_ = linear_cross_entropy(*tensors, ids)
     expected = F.cross_entropy(F.linear(exact[0], exact[1], exact[2]), ids, reduction="sum")
     assert loss_sum.dtype == torch.float32
     assert loss_sum.item() == pytest.approx(expected.item(), rel=2e-3)
@@ -62,3 +62,41 @@ def test_holds_one_chunk_of_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x.numel()) or x, lambda x: x):
         linear_cross_entropy(*tensors, ids)
     assert sum(saved) == sum(tensor.numel() for tensor in tensors)
+
+
+def test_evaluation_computes_no_gradient() -> None:
+    tensors, ids = inputs(5)
+    with torch.no_grad(), torch.profiler.profile() as profile:
+        linear_cross_entropy(*tensors, ids)
+    called = {event.key for event in profile.key_averages()}
+    assert "aten::addmm" in called
+    assert not called & {"aten::mm", "aten::addmm_", "aten::scatter_add_"}
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5, 2.0])
+def test_samples_follow_the_tempered_softmax(temperature: float) -> None:
+    draws = 40_000
+    tensors, _ = inputs(1)
+    features, weight, bias = (x.detach() for x in tensors)
+    ids = torch.zeros(draws, dtype=torch.int64)
+    torch.manual_seed(0)
+    sums = linear_cross_entropy(features.expand(draws, -1), weight, bias, ids, temperature=temperature)
+    p = (F.linear(features, weight, bias)[0] / temperature).softmax(-1)
+    expected = draws * p
+    observed = torch.bincount(sums.sampled, minlength=13).double()
+    chi_square = ((observed - expected).square() / expected).sum().item()
+    assert chi_square < 40  # 12 degrees of freedom: exceeded once in 10,000
+    torch.testing.assert_close(
+        sums.loss_sum / draws, F.cross_entropy(F.linear(features, weight, bias), ids[:1])
+    )
+
+
+def test_sampling_repeats_with_the_seed_however_it_is_chunked(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors, ids = inputs(11)
+    outcomes = []
+    for chunk in (2**24, 13 * 2, 2**24):
+        monkeypatch.setattr(cross_entropy, "CHUNK", chunk)
+        torch.manual_seed(5 if len(outcomes) < 2 else 6)
+        outcomes.append(linear_cross_entropy(*tensors, ids, temperature=1.0).sampled)
+    assert torch.equal(outcomes[0], outcomes[1])
+    assert not torch.equal(outcomes[0], outcomes[2])

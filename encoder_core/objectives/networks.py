@@ -1,0 +1,30 @@
+"""One network by its configuration and heads: what a folder in transformers' format holds."""
+
+from typing import assert_never
+
+from torch import nn
+
+from encoder_core.errors import ModelError
+from encoder_core.families.build import ModelConfig
+from encoder_core.families.electra import ElectraConfig
+from encoder_core.families.hf.interchange import Heads
+from encoder_core.objectives.mlm import masked_language_model
+from encoder_core.objectives.mlm_pair import masked_language_model_with_pairs
+from encoder_core.objectives.replaced import discriminator_model
+
+
+def network(config: ModelConfig, heads: Heads) -> nn.Module:
+    """The module whose parameter names the key table of (config, heads) knows. Raises ModelError if none is."""
+    match heads:
+        case "mlm":
+            return masked_language_model(config)
+        case "mlm_pair":
+            return masked_language_model_with_pairs(config, "nsp")
+        case "rtd":
+            if not isinstance(config, ElectraConfig):
+                raise ModelError(
+                    f"{config.family} has no detection head", remedy="use a model of family electra"
+                )
+            return discriminator_model(config)
+        case _:
+            assert_never(heads)

@@ -1,0 +1,107 @@
+"""BERT and ALBERT against transformers, with token types, both heads and lengths mixed."""
+
+from typing import Any
+
+import pytest
+import torch
+from parity import GRADIENT_TOLERANCE, assert_close, copy_from, copy_into, random_weights
+from ragged import make_batch, pad
+from torch import nn
+from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForPreTraining
+
+from encoder_core.families.albert import AlbertConfig
+from encoder_core.families.bert import BertConfig
+from encoder_core.families.build import ModelConfig
+from encoder_core.families.hf.interchange import Heads, interchange
+from encoder_core.layers.kernels import Attend, automatic, reference
+from encoder_core.objectives.mlm import masked_language_model
+from encoder_core.objectives.mlm_pair import masked_language_model_with_pairs
+
+SHAPE = {"layers": 4, "hidden": 48, "heads": 4, "feed_forward": 80, "max_length": 40, "vocab": 101}
+LENGTHS = [17, 40, 3, 1, 28]
+
+CONFIGS = {
+    "bert": BertConfig(**SHAPE),
+    "bert-tanh": BertConfig(**SHAPE, activation="gelu_tanh", token_types=3),
+    "albert": AlbertConfig(**SHAPE, embedding=16),
+    "albert-groups": AlbertConfig(**SHAPE, embedding=16, groups=3, activation="gelu_tanh"),
+}
+TASKS = {"bert": "nsp", "albert": "sop"}
+
+
+def our_model(config: ModelConfig, heads: Heads, dtype: torch.dtype, attend: Attend = automatic) -> Any:
+    if heads == "mlm":
+        model: nn.Module = masked_language_model(config, attend=attend)
+    else:
+        model = masked_language_model_with_pairs(config, TASKS[config.family], attend=attend)
+    return random_weights(model).to(dtype).eval()
+
+
+def their_model(config: ModelConfig, heads: Heads, dtype: torch.dtype) -> Any:
+    described = AutoConfig.for_model(**interchange(config, heads).fields)
+    factory = AutoModelForMaskedLM if heads == "mlm" else AutoModelForPreTraining
+    model = factory.from_config(described)
+    assert type(model).__name__ == interchange(config, heads).architecture
+    return random_weights(model).to(dtype).eval()
+
+
+def their_inputs(config: ModelConfig, heads: Heads) -> tuple[Any, Any, dict[str, Any]]:
+    batch = make_batch(LENGTHS, config.vocabulary, segments=True)
+    padded = pad(batch, config.pad_id)
+    inputs = {
+        "input_ids": padded.input_ids,
+        "attention_mask": padded.attention_mask,
+        "token_type_ids": padded.token_type_ids,
+        "labels": padded.labels,
+    }
+    if heads == "mlm_pair":
+        name = "next_sentence_label" if config.family == "bert" else "sentence_order_label"
+        inputs[name] = batch.pair_labels
+    return batch, padded, inputs
+
+
+@pytest.fixture(params=[torch.float32, torch.float64], ids=["fp32", "fp64"])
+def dtype(request: pytest.FixtureRequest) -> torch.dtype:
+    return request.param
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+@pytest.mark.parametrize("heads", ["mlm", "mlm_pair"])
+@pytest.mark.parametrize("direction", ["theirs_to_ours", "ours_to_theirs"])
+@pytest.mark.parametrize("attend", [automatic, reference])
+def test_same_weights_same_outputs(
+    config: ModelConfig, heads: Heads, direction: str, attend: Attend, dtype: torch.dtype
+) -> None:
+    ours, theirs = our_model(config, heads, dtype, attend), their_model(config, heads, dtype)
+    copy = copy_from if direction == "theirs_to_ours" else copy_into
+    copy(theirs, ours, interchange(config, heads))
+    batch, padded, inputs = their_inputs(config, heads)
+
+    expected = theirs(**inputs, output_hidden_states=True)
+    states = list(ours.encoder.states(batch))
+    for state, hidden in zip(states[1:], expected.hidden_states[1:], strict=True):
+        assert_close(state, padded.flat(hidden))
+    their_logits = expected.logits if heads == "mlm" else expected.prediction_logits
+    assert_close(ours.logits(batch), padded.flat(their_logits)[batch.target_positions])
+    if heads == "mlm_pair":
+        pair = expected.seq_relationship_logits if config.family == "bert" else expected.sop_logits
+        first = states[-1][batch.cu_seqlens[:-1].long()]
+        assert_close(ours.pair_head.logits(first), pair)
+        correct = (pair.argmax(-1) == batch.pair_labels).sum()
+        assert ours(batch).metrics[f"{TASKS[config.family]}_correct"] == correct
+    assert_close(sum(term.weight * term.loss_sum / term.targets for term in ours(batch).terms), expected.loss)
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+@pytest.mark.parametrize("heads", ["mlm", "mlm_pair"])
+def test_same_gradients(config: ModelConfig, heads: Heads) -> None:
+    ours, theirs = our_model(config, heads, torch.float64), their_model(config, heads, torch.float64)
+    their = interchange(config, heads)
+    copy_into(theirs, ours, their)
+    batch, _, inputs = their_inputs(config, heads)
+    theirs(**inputs).loss.backward()
+    sum(term.loss_sum / term.targets for term in ours(batch).terms).backward()
+    their_parameters, names = dict(theirs.named_parameters()), their.table.names(their.layers)
+    for name, parameter in ours.named_parameters():
+        expected = their_parameters[names[name]].grad
+        torch.testing.assert_close(parameter.grad, expected, rtol=0, atol=GRADIENT_TOLERANCE)

@@ -1,0 +1,83 @@
+"""ELECTRA's two networks against transformers' two classes."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from parity import GRADIENT_TOLERANCE, assert_close, copy_from, copy_into, random_weights
+from ragged import make_batch, pad
+from transformers import ElectraConfig as TheirConfig
+from transformers import ElectraForMaskedLM, ElectraForPreTraining
+
+from encoder_core.families.electra import ElectraConfig
+from encoder_core.families.hf.interchange import Heads, interchange
+from encoder_core.objectives.networks import network
+
+SHAPE = {"layers": 3, "hidden": 48, "heads": 4, "feed_forward": 80, "max_length": 40, "vocab": 101}
+CONFIGS = {
+    "projected": ElectraConfig(**SHAPE, embedding=16),
+    "projected-tanh": ElectraConfig(**SHAPE, embedding=16, activation="gelu_tanh"),
+    "as_wide": ElectraConfig(**SHAPE, embedding=48),
+}
+LENGTHS = [17, 40, 3, 1, 28]
+CLASSES = {"mlm": ElectraForMaskedLM, "rtd": ElectraForPreTraining}
+
+
+def both_models(config: ElectraConfig, heads: Heads, dtype: torch.dtype) -> tuple[Any, Any]:
+    their = interchange(config, heads)
+    assert CLASSES[heads].__name__ == their.architecture
+    theirs = CLASSES[heads](TheirConfig(**their.fields))
+    return (random_weights(model).to(dtype).eval() for model in (network(config, heads), theirs))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["fp32", "fp64"])
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+@pytest.mark.parametrize("heads", ["mlm", "rtd"])
+@pytest.mark.parametrize("copy", [copy_from, copy_into])
+def test_same_weights_same_outputs(
+    config: ElectraConfig, heads: Heads, copy: Any, dtype: torch.dtype
+) -> None:
+    ours, theirs = both_models(config, heads, dtype)
+    copy(theirs, ours, interchange(config, heads))
+    batch = make_batch(LENGTHS, config.vocabulary, segments=True)
+    padded = pad(batch, config.pad_id)
+    replaced = torch.zeros_like(batch.tokens, dtype=torch.bool)
+    replaced[batch.target_positions] = True
+    labels = padded.labels if heads == "mlm" else (padded.labels >= 0).long()
+
+    expected = theirs(
+        padded.input_ids,
+        attention_mask=padded.attention_mask,
+        token_type_ids=padded.token_type_ids,
+        labels=labels,
+        output_hidden_states=True,
+    )
+    for state, hidden in zip(list(ours.encoder.states(batch))[1:], expected.hidden_states[1:], strict=True):
+        assert_close(state, padded.flat(hidden))
+    their_loss = expected.loss
+    if heads == "rtd" and dtype == torch.float64:  # theirs takes fp32 labels and returns an fp32 loss
+        their_loss = F.binary_cross_entropy_with_logits(padded.flat(expected.logits), replaced.double())
+    if heads == "mlm":
+        assert_close(ours.logits(batch), padded.flat(expected.logits)[batch.target_positions])
+        term = ours(batch).terms[0]
+        loss = term.loss_sum / term.targets
+    else:
+        logits = padded.flat(expected.logits)
+        assert_close(ours.logits(batch), logits)
+        sums = ours(batch, replaced)
+        assert sums.flagged == (logits > 0).sum()
+        assert sums.found == ((logits > 0) & replaced).sum()
+        assert sums.correct == ((logits > 0) == replaced).sum()
+        assert sums.replaced == replaced.sum()
+        loss = sums.loss_sum / batch.tokens.numel()
+    assert_close(loss, their_loss)
+
+    if dtype == torch.float64:
+        their_loss.backward()
+        loss.backward()
+        their = interchange(config, heads)
+        their_parameters, names = dict(theirs.named_parameters()), their.table.names(their.layers)
+        for name, parameter in ours.named_parameters():
+            wanted = their_parameters[names[name]].grad
+            torch.testing.assert_close(parameter.grad, wanted, rtol=0, atol=GRADIENT_TOLERANCE)
