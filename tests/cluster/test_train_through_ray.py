@@ -1,21 +1,11 @@
 """The whole command on a real Ray: ranks, data workers, the feed and everything at once are killed; nothing changes."""
 
-import os
 import signal
-import subprocess
-import sys
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
 import pytest
 import small_runs
-
-from checkpoints.listing import committed as commits
-from data_service.store.open import open_store
+from train_command import committed, kill, kill_everything, output, training, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
@@ -104,74 +94,6 @@ def test_damaged_data_ends_the_run_with_its_name(folder: Path, tmp_path: Path) -
         text = output(process)
     assert shard.name in text
     assert "Traceback" not in text
-
-
-@contextmanager
-def training(uri: str) -> Iterator["subprocess.Popen[str]"]:
-    """`maskfleet train` in a process group of its own; whatever is left of it is killed at the end."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"}
-    process = subprocess.Popen(
-        [str(Path(sys.executable).with_name("maskfleet")), "train", uri],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        yield process
-    finally:
-        kill_everything(process)
-
-
-def output(process: "subprocess.Popen[str]") -> str:
-    assert process.stdout is not None
-    return process.stdout.read()
-
-
-def committed(uri: str) -> int:
-    """Step of the newest checkpoint, 0 if there is none."""
-    return max((mark.step for mark in commits(open_store(uri))), default=0)
-
-
-def wait_for(process: "subprocess.Popen[str]", condition: Callable[[], bool], timeout: float = 240) -> None:
-    """Until `condition` holds; fails at once if the command ends before that."""
-    tick, deadline = threading.Event(), time.monotonic() + timeout
-    while not condition():
-        assert process.poll() is None, output(process)
-        assert time.monotonic() < deadline
-        tick.wait(0.05)
-
-
-def kill(process: "subprocess.Popen[str]", name: str, *, optional: bool = False) -> None:
-    """SIGKILL to one descendant whose title begins with `name`."""
-    found = [child for child in descendants(process) if title(child).startswith(name)]
-    assert found or optional, sorted(title(child) for child in descendants(process))
-    for child in found[:1]:
-        child.kill()
-
-
-def kill_everything(process: "subprocess.Popen[str]") -> None:
-    for child in (*descendants(process), process):
-        try:
-            child.kill()
-        except psutil.NoSuchProcess:
-            continue
-    process.wait()
-
-
-def descendants(process: "subprocess.Popen[str]") -> list[psutil.Process]:
-    try:
-        return psutil.Process(process.pid).children(recursive=True)
-    except psutil.NoSuchProcess:
-        return []
-
-
-def title(process: psutil.Process) -> str:
-    try:
-        return " ".join(process.cmdline())
-    except (psutil.NoSuchProcess, psutil.ZombieProcess):
-        return ""
 
 
 def same_outcome(uri: str, undisturbed: str) -> None:

@@ -54,19 +54,14 @@ def write_text(path: Path, documents: int = 30, seed: int = 3) -> None:
             lines.write(json.dumps({"text": ". ".join(sentences) + "."}) + "\n")
 
 
-def prepare_corpus(folder: Path) -> None:
-    """`folder`/tokenizer and `folder`/corpus."""
-    write_text(folder / "text.jsonl")
-    texts = (json.loads(line)["text"] for line in (folder / "text.jsonl").open())
-    save_tokenizer(train_tokenizer("byte_bpe", texts, 320), str(folder / "tokenizer"))
+def prepare_corpus(folder: Path, root: str | None = None) -> None:
+    """Text in `folder`; `root`/tokenizer and `root`/corpus (default: beside it; may be s3://)."""
+    text, root = folder / "text.jsonl", root or str(folder)
+    write_text(text)
+    texts = (json.loads(line)["text"] for line in text.open())
+    save_tokenizer(train_tokenizer("byte_bpe", texts, 320), f"{root}/tokenizer")
     options = BuildOptions(heldout_fraction=0.1, block_tokens=256)
-    build_corpus(
-        [str(folder / "text.jsonl")],
-        str(folder / "corpus"),
-        str(folder / "tokenizer"),
-        options,
-        lambda p: None,
-    )
+    build_corpus([str(text)], f"{root}/corpus", f"{root}/tokenizer", options, lambda progress: None)
 
 
 SETTINGS = (
@@ -90,10 +85,10 @@ SETTINGS = (
 STEPS = 14
 
 
-def new_run(folder: Path, name: str, *settings: str) -> str:
-    """A fresh run over the corpus in `folder`; returns its URI."""
-    places = (f"corpus.sources.text.uri={folder / 'corpus'}", f"tokenizer.uri={folder / 'tokenizer'}")
-    uri = str(folder / name)
+def new_run(root: Path | str, name: str, *settings: str) -> str:
+    """A fresh run over the corpus at `root`, beside it; returns its URI."""
+    places = (f"corpus.sources.text.uri={root}/corpus", f"tokenizer.uri={root}/tokenizer")
+    uri = f"{root}/{name}"
     runs.init(load("quickstart", (*places, *SETTINGS, *settings)), uri, datetime.now(UTC))
     return uri
 

@@ -1,0 +1,32 @@
+"""A run that lives in object storage entirely: corpus, tokenizer, checkpoints and metrics on a real S3 server."""
+
+from pathlib import Path
+
+import pytest
+import small_runs
+from s3_server import S3Server
+from train_command import committed, kill_everything, output, training, wait_for
+
+pytestmark = [pytest.mark.cluster, pytest.mark.rgw, pytest.mark.timeout(900)]
+
+LONGER = (
+    "phases=[{steps: 60, length: 32, batch: {sequences: 12}}]",
+    "checkpoint={every: {steps: 10}, keep_last: 2}",
+)
+
+
+def test_a_run_on_s3_survives_the_loss_of_its_machine(rgw: S3Server, tmp_path: Path) -> None:
+    root = f"s3://{rgw.new_bucket()}/here"
+    small_runs.prepare_corpus(tmp_path, root)
+    uri = small_runs.new_run(root, "run", *LONGER)
+    with training(uri) as process:
+        wait_for(process, lambda: committed(uri) >= 10)
+        kill_everything(process)
+    with training(uri) as process:
+        assert process.wait(300) == 0, output(process)
+    assert committed(uri) == 60
+    local = small_runs.new_run(root, "undisturbed", *LONGER)
+    with training(local) as process:
+        assert process.wait(300) == 0, output(process)
+    assert small_runs.losses(uri) == small_runs.losses(local)
+    assert small_runs.final_state(uri, 60) == small_runs.final_state(local, 60)
