@@ -21,6 +21,7 @@ from data_service.store.errors import (
     BadUri,
     KeyMissing,
     OutOfSpace,
+    StoreError,
     StoreUnavailable,
     Truncated,
 )
@@ -29,6 +30,7 @@ from data_service.store.keys import TEMPORARY, checked, child
 _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _ATTEMPTS = 100  # to write into a folder that deletes keep taking away
+_NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP)
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
 
 
@@ -182,6 +184,9 @@ def _flush_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # some network file systems have no folders to flush
+            raise
     finally:
         os.close(descriptor)
 
@@ -207,6 +212,13 @@ def _link(temporary: Path, target: Path) -> None:
         # NFS repeats a request whose answer was lost, and the repetition finds our own link.
         if os.stat(temporary).st_nlink != 2:
             raise
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        raise StoreError(
+            f"{target} is on a file system without hard links, so claims and commits cannot be atomic",
+            remedy="use another file system, or an s3:// URI",
+        ) from error
 
 
 def _walk(folder: Path, above: str, start: str) -> Iterator[Entry]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from limits import files_limited_to
 
-from data_service.store.errors import AccessDenied, BadUri, OutOfSpace, StoreUnavailable
+from data_service.store.errors import AccessDenied, BadUri, OutOfSpace, StoreError, StoreUnavailable
 from data_service.store.local import LocalStore
 
 
@@ -122,3 +122,13 @@ def test_a_link_whose_answer_was_lost_counts_as_ours(
     assert store.put_if_absent("key", b"mine")
     assert not store.put_if_absent("key", b"other")
     assert store.get("key") == b"mine"
+
+
+def test_a_file_system_without_links_is_named(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(source: Path, target: Path) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "link", refuse)
+    with pytest.raises(StoreError, match="without hard links"):
+        store.put_if_absent("key", b"x")
+    assert list(store.list()) == []
