@@ -21,8 +21,9 @@ def maskfleet(*arguments: str | Path, code: int = 0) -> str:
 @pytest.mark.parametrize("recipe", ["roberta-base", "roberta-large-160gb"])
 def test_a_published_recipe_runs_on_a_cpu(recipe: str, inputs: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
+    corpus = f"{{uri: '{inputs / 'corpus'}', weight: 1}}"
     settings = (
-        f"corpus.sources={{a: {{uri: '{inputs / 'corpus'}', weight: 3}}, b: {{uri: '{inputs / 'corpus'}', weight: 1}}}}",
+        f"corpus.sources={{a: {corpus}, b: {corpus}}}",
         f"tokenizer.uri={inputs / 'tokenizer'}",
         "corpus.heldout.fraction=0.1",
         "phases.0.length=32",
