@@ -8,8 +8,8 @@ number of workers writes the same bytes, and a build that was interrupted does o
 from data_service.errors import InputError
 from data_service.ingest.assemble import assemble
 from data_service.ingest.compare import Compared, compare, drop_slices, plan_partitions
-from data_service.ingest.configuration import claim, configuration, identity, refuse_own_output
-from data_service.ingest.inputs import list_inputs
+from data_service.ingest.configuration import Configuration, claim, configuration, identity, refuse_own_output
+from data_service.ingest.inputs import Listing, list_inputs
 from data_service.ingest.layout import BUILD, TOKENIZER, Layout
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.pool import Pool, Work, run_stage
@@ -20,8 +20,10 @@ from data_service.ingest.write import WriteTask, Written, write
 from data_service.shards.manifest import Manifest
 from data_service.shards.manifest_file import save_manifest
 from data_service.store.base import Store
+from data_service.store.errors import KeyMissing
 from data_service.store.open import open_store
 from data_service.tokenizers.load import load_tokenizer, save_tokenizer
+from data_service.tokenizers.tokenizer import Tokenizer
 
 
 def build_corpus(
@@ -48,18 +50,36 @@ def build_corpus(
     wanted = configuration(inputs, listing, encoder.hash, options)
     manifest = claim(store, wanted)
     if manifest is None:
-        layout = Layout(store.uri, identity(wanted))
-        splits = plan_splits(listing.files, options)
-        with Pool(options.workers) as pool:
-            scanned = _first_pass(layout, splits, options, pool, progress)
-            save_tokenizer(encoder, store.at(TOKENIZER).uri)
-            written = _second_pass(layout, splits, scanned, encoder.hash, options, pool, progress)
-        manifest = assemble(layout, wanted, encoder, scanned, written, listing.ignored)
-        save_manifest(store, manifest)
+        try:
+            manifest = _build(store, listing, encoder, wanted, options, progress)
+        except KeyMissing:
+            # Somebody else may have finished the same build meanwhile and taken down the scaffolding.
+            manifest = claim(store, wanted)
+            if manifest is None:
+                raise
     else:
         shards, size = len(manifest.shard_sizes), sum(manifest.shard_sizes.values())
         progress(Progress("already built", shards, shards, size, size))
     _remove_scaffolding(store)
+    return manifest
+
+
+def _build(
+    store: Store,
+    listing: Listing,
+    tokenizer: Tokenizer,
+    wanted: Configuration,
+    options: BuildOptions,
+    progress: Report,
+) -> Manifest:
+    layout = Layout(store.uri, identity(wanted))
+    splits = plan_splits(listing.files, options)
+    with Pool(options.workers) as pool:
+        scanned = _first_pass(layout, splits, options, pool, progress)
+        save_tokenizer(tokenizer, store.at(TOKENIZER).uri)
+        written = _second_pass(layout, splits, scanned, tokenizer.hash, options, pool, progress)
+    manifest = assemble(layout, wanted, tokenizer, scanned, written, listing.ignored)
+    save_manifest(store, manifest)
     return manifest
 
 

@@ -79,6 +79,11 @@ def list_inputs(patterns: list[str]) -> Listing:
 
 def _expand(pattern: str) -> Iterator[tuple[str, str, int, bool]]:
     """(root, key, size, named by the user as a file) of all that `pattern` matches, whatever its suffix."""
+    parent, name = _parent(pattern)
+    size = parent.size(name) if name and parent is not None else None
+    if parent is not None and size is not None:
+        yield parent.uri, name, size, True
+        return
     wildcard = _WILDCARD.search(pattern)
     if wildcard:
         base, slash, literal = pattern[: wildcard.start()].rpartition("/")
@@ -87,11 +92,6 @@ def _expand(pattern: str) -> Iterator[tuple[str, str, int, bool]]:
         for entry in store.list(literal):
             if matches(entry.key):
                 yield store.uri, entry.key, entry.size, False
-        return
-    parent, name = _parent(pattern)
-    size = parent.size(name) if name and parent is not None else None
-    if parent is not None and size is not None:
-        yield parent.uri, name, size, True
         return
     store = open_store(pattern)
     for entry in store.list():

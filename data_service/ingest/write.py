@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from data_service.errors import CorpusError, InputError
-from data_service.ingest.blocks import encode_documents
+from data_service.ingest.blocks import BATCH, encode_documents
 from data_service.ingest.compare import ORDINAL, Slice
 from data_service.ingest.documents import read_documents
 from data_service.ingest.hashing import hash_text, is_blank, is_heldout
@@ -25,8 +25,6 @@ from data_service.store.base import Store
 from data_service.store.errors import OutOfSpace
 from data_service.tokenizers.load import load_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
-
-_BATCH = 256 * 1024  # characters encoded at once: enough for speed, little beside a block
 
 
 @dataclass(frozen=True)
@@ -131,7 +129,7 @@ def _batches(documents: Iterator[tuple[str, bool]]) -> Iterator[list[tuple[str, 
     for document in documents:
         batch.append(document)
         characters += len(document[0])
-        if characters >= _BATCH:
+        if characters >= BATCH:
             yield batch
             batch, characters = [], 0
     if batch:
@@ -165,7 +163,7 @@ def _room_in(folder: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
         raise OutOfSpace.at(folder, f"{error.strerror} (TMPDIR names the folder to use)") from error
 

@@ -1,6 +1,7 @@
 """`build_corpus` as a whole: every form of input, interruption at any point, and refusals."""
 
 import hashlib
+import resource
 import shutil
 from collections.abc import Callable
 from itertools import pairwise
@@ -19,7 +20,7 @@ from raw_text import (
     write_mixture,
 )
 
-from data_service.corpus import open_corpus, show_documents, verify_corpus
+from data_service.corpus import corpus_stats, open_corpus, show_documents, verify_corpus
 from data_service.errors import CorpusError, InputError
 from data_service.ingest import compare
 from data_service.ingest.build import build_corpus
@@ -29,6 +30,7 @@ from data_service.ingest.sentences import split_sentences
 from data_service.shards.manifest import BlockTable
 from data_service.shards.reader import read_block
 from data_service.store.base import Store
+from data_service.store.errors import OutOfSpace
 from data_service.tokenizers.load import save_tokenizer
 from data_service.tokenizers.train import train_tokenizer
 
@@ -105,6 +107,16 @@ def test_the_manifest_counts_what_the_blocks_hold(corpus: Path) -> None:
     assert manifest.train.tokens.max() <= SMALL.block_tokens or manifest.train.documents.min() == 1
 
 
+def test_stats_are_those_of_the_text(corpus: Path) -> None:
+    stats, manifest = corpus_stats(str(corpus)), open_corpus(str(corpus)).manifest
+    shares = manifest.unigram[manifest.unigram > 0] / manifest.unigram.sum()
+    assert stats.unigram_entropy == pytest.approx(np.sum(shares * np.log(1 / shares)))
+    assert stats.train.documents + stats.heldout.documents == len(DOCUMENTS)
+    assert sum(stats.document_lengths.values()) == stats.train.documents
+    assert stats.train.tokens == manifest.unigram.sum()
+    assert 0.2 < stats.train.tokens_per_byte < 0.6
+
+
 def test_a_finished_corpus_holds_no_scaffolding(corpus: Path) -> None:
     folders = {name.split("/")[0] for name in files_of(corpus)}
     assert folders == {"manifest.json", "train", "heldout", "tokenizer"}
@@ -171,6 +183,37 @@ def test_a_complete_corpus_is_left_alone(inputs: Path, corpus: Path) -> None:
     assert [progress.stage for progress in seen] == ["already built"]
     assert manifest.fingerprint == open_corpus(str(corpus)).manifest.fingerprint
     assert {path: path.stat().st_mtime_ns for path in corpus.rglob("*.*")} == before
+
+
+@pytest.mark.parametrize("stage", ["comparing", "writing"])
+def test_two_builds_of_the_same_corpus_at_once_agree(
+    tmp_path: Path, inputs: Path, corpus: Path, stage: str
+) -> None:
+    others: list[str] = []
+
+    def let_another_overtake(progress: Progress) -> None:
+        if progress.stage == stage and not others:
+            others.append(build(inputs, tmp_path / "new").fingerprint)
+
+    tokenizer = tokenizer_folder(inputs.parent / "tokenizer")
+    manifest = build_corpus([str(inputs)], str(tmp_path / "new"), tokenizer, SMALL, let_another_overtake)
+    assert others == [manifest.fingerprint]
+    assert files_of(tmp_path / "new") == files_of(corpus)
+
+
+def test_a_full_disk_is_named_and_the_build_continues_when_there_is_room(
+    tmp_path: Path, inputs: Path, corpus: Path
+) -> None:
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (90_000, limit[1]))  # shards of this corpus are larger
+    try:
+        with pytest.raises(OutOfSpace, match="no space left to write"):
+            build(inputs, tmp_path / "new")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert "manifest.json" not in files_of(tmp_path / "new")
+    build(inputs, tmp_path / "new")
+    assert files_of(tmp_path / "new") == files_of(corpus)
 
 
 @pytest.mark.parametrize("complete", [True, False])

@@ -78,6 +78,12 @@ def test_relative_paths(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert all(file.uri.startswith("/") for file in list_inputs([pattern]).files)
 
 
+def test_a_name_that_looks_like_a_glob_is_a_name_first(folder: Path) -> None:
+    (folder / "part[1].txt").write_text("x")
+    (file,) = list_inputs([f"{folder}/part[1].txt"]).files
+    assert file.key == "part[1].txt"
+
+
 def test_mistakes_name_the_pattern(folder: Path) -> None:
     for pattern, problem in (
         (f"{folder}/nothing", "no such file, or no text file"),
