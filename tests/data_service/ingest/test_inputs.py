@@ -39,8 +39,8 @@ PATTERNS = [
 ]
 
 
-def assert_found(root: str, base: str) -> None:
-    for pattern, names, ignored in PATTERNS:
+def assert_found(root: str, base: str, every: int = 1) -> None:
+    for pattern, names, ignored in PATTERNS[::every]:
         listing = list_inputs([root + pattern])
         assert [file.uri.removeprefix(f"{base}/") for file in listing.files] == names, pattern
         assert [file.size for file in listing.files] == [len(name) for name in names]
@@ -57,7 +57,7 @@ def test_patterns_in_buckets(s3: S3Server) -> None:
     for store in (open_store(root), open_store(f"{root}/some/where")):
         for name in NAMES:
             store.put(name, name.encode())
-    assert_found(f"{root}/some/where", f"{root}/some/where")
+    assert_found(f"{root}/some/where", f"{root}/some/where", every=4)
     assert len(list_inputs([root]).files) == 12
 
 
