@@ -1,6 +1,7 @@
 """ELECTRA (Clark et al., 2020): a generator fills the masks, a discriminator says which tokens it replaced."""
 
 from dataclasses import replace
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -96,6 +97,11 @@ class ReplacedTokenDetection(nn.Module):
     def logits(self, batch: Batch) -> Float[Tensor, "targets vocab"]:
         """The generator's scores of all ids at the target positions."""
         return self.generator.logits(batch)
+
+
+def stored_name(part: Literal["generator", "discriminator"], name: str) -> str:
+    """A parameter of one network by its name in `ReplacedTokenDetection`, where the embeddings are stored once."""
+    return f"generator.{name}" if name.startswith("encoder.embeddings.") else f"{part}.{name}"
 
 
 def corrupt(batch: Batch, drawn_M: Int[Tensor, " targets"]) -> tuple[Batch, Bool[Tensor, " tokens"]]:

@@ -1,0 +1,104 @@
+"""Every family and head out to transformers and back, bit for bit."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from parity import random_weights
+from torch import nn
+from transformers import AutoModelForMaskedLM, AutoModelForPreTraining
+
+from checkpoints.hf.electra import export_pair, pair_weights_for
+from checkpoints.hf.export import export_model
+from checkpoints.hf.load import load_pretrained, weights_for
+from data_service.store.open import open_store
+from encoder_core.errors import ModelError
+from encoder_core.families.albert import AlbertConfig
+from encoder_core.families.bert import BertConfig
+from encoder_core.families.build import ModelConfig
+from encoder_core.families.electra import ElectraConfig
+from encoder_core.families.hf.interchange import Heads
+from encoder_core.families.roberta import RobertaConfig
+from encoder_core.objectives.networks import network
+from encoder_core.objectives.replaced import ReplacedTokenConfig, replaced_token_detection
+
+SHAPE = {"layers": 2, "hidden": 32, "heads": 4, "feed_forward": 48, "max_length": 40, "vocab": 261}
+ELECTRA = ElectraConfig(**SHAPE, embedding=16, generator_divisor=2)
+CASES: dict[str, tuple[ModelConfig, Heads]] = {
+    "bert": (BertConfig(**SHAPE), "mlm"),
+    "bert-pair": (BertConfig(**SHAPE), "mlm_pair"),
+    "albert": (AlbertConfig(**SHAPE, embedding=16), "mlm"),
+    "albert-pair": (AlbertConfig(**SHAPE, embedding=16, groups=2), "mlm_pair"),
+    "electra-generator": (ELECTRA.generator, "mlm"),
+    "electra-discriminator": (ELECTRA.model_copy(update={"generator_divisor": 1}), "rtd"),
+}
+
+
+def parameters_of(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+@pytest.mark.parametrize(("config", "heads"), CASES.values(), ids=CASES)
+def test_out_and_back(tmp_path: Path, config: ModelConfig, heads: Heads) -> None:
+    parameters = parameters_of(random_weights(network(config, heads)))
+    export_model(parameters.__getitem__, config, {}, open_store(str(tmp_path / "out")), heads)
+    found = load_pretrained(tmp_path / "out", heads)
+    assert found.config == config
+    assert found.tensors.keys() == parameters.keys()
+    assert all(torch.equal(found.tensors[name], parameters[name]) for name in parameters)
+
+    factory = AutoModelForMaskedLM if heads == "mlm" else AutoModelForPreTraining
+    theirs, report = factory.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not any(report.values()), report
+    theirs.save_pretrained(tmp_path / "theirs")
+    again = load_pretrained(tmp_path / "theirs", heads)
+    assert again.config == config
+    assert all(torch.equal(again.tensors[name], parameters[name]) for name in parameters)
+
+
+def test_a_pretraining_folder_serves_plain_masked_language_modelling(tmp_path: Path) -> None:
+    config = BertConfig(**SHAPE)
+    parameters = parameters_of(random_weights(network(config, "mlm_pair")))
+    export_model(parameters.__getitem__, config, {}, open_store(str(tmp_path)), "mlm_pair")
+    tensors = weights_for(config, tmp_path)
+    assert {name for name in parameters if not name.startswith("pair_head.")} == tensors.keys()
+
+
+def test_a_missing_head_is_named(tmp_path: Path) -> None:
+    config = BertConfig(**SHAPE)
+    parameters = parameters_of(random_weights(network(config, "mlm")))
+    export_model(parameters.__getitem__, config, {}, open_store(str(tmp_path)))
+    with pytest.raises(ModelError, match=r"missing bert\.pooler\.dense\.bias.*cls\.seq_relationship"):
+        weights_for(config, tmp_path, "mlm_pair")
+
+
+@pytest.mark.parametrize("heads", ["mlm_pair", "rtd"])
+def test_heads_without_a_class_are_refused(tmp_path: Path, heads: Heads) -> None:
+    with pytest.raises(ModelError, match=f"no class for roberta with the heads '{heads}'"):
+        export_model({}.__getitem__, RobertaConfig(**SHAPE), {}, open_store(str(tmp_path)), heads)
+
+
+def test_relative_positions_cannot_be_exported(tmp_path: Path) -> None:
+    config = BertConfig(**SHAPE, position="relative_key")
+    with pytest.raises(ModelError, match="relative_key"):
+        export_model({}.__getitem__, config, {}, open_store(str(tmp_path)))
+
+
+def test_an_electra_pair_out_and_back(tmp_path: Path) -> None:
+    model = random_weights(replaced_token_detection(ELECTRA, ReplacedTokenConfig()))
+    parameters = parameters_of(model)
+    export_pair(parameters.__getitem__, ELECTRA, {}, open_store(str(tmp_path)))
+    tensors = pair_weights_for(ELECTRA, tmp_path)
+    assert tensors.keys() == parameters.keys()
+    assert all(torch.equal(tensors[name], parameters[name]) for name in parameters)
+
+
+def test_strangers_are_not_a_pair(tmp_path: Path) -> None:
+    for seed, part, config, heads in (
+        (1, "generator", ELECTRA.generator, "mlm"),
+        (2, "discriminator", ELECTRA, "rtd"),
+    ):
+        parameters = parameters_of(random_weights(network(config, heads), seed))
+        export_model(parameters.__getitem__, config, {}, open_store(str(tmp_path / part)), heads)
+    with pytest.raises(ModelError, match="do not share their embeddings"):
+        pair_weights_for(ELECTRA, tmp_path)

@@ -1,0 +1,51 @@
+"""The pair term beside masked language modelling: what it sums, and rows without labels."""
+
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from parity import random_weights
+from ragged import make_batch
+
+from encoder_core.families.bert import BertConfig
+from encoder_core.objectives.mlm_pair import masked_language_model_with_pairs
+
+CONFIG = BertConfig(layers=2, hidden=16, heads=2, feed_forward=32, max_length=40, vocab=50)
+
+
+def test_sums_are_the_literal_formula() -> None:
+    model = random_weights(masked_language_model_with_pairs(CONFIG, "nsp")).double().eval()
+    batch = make_batch([9, 30, 4], 50, segments=True)
+    outcome = model(batch)
+    mlm, nsp = outcome.terms
+    hidden = model.encoder(batch)
+    total = torch.zeros((), dtype=torch.float64)
+    for first, label in zip((0, 9, 39), batch.pair_labels.tolist(), strict=True):
+        pooled = torch.tanh(model.pair_head.pooler(hidden[first]))
+        total = total - model.pair_head.classifier(pooled).log_softmax(0)[label]
+    torch.testing.assert_close(nsp.loss_sum, total)
+    expected = F.cross_entropy(model.logits(batch), batch.target_ids, reduction="sum")
+    torch.testing.assert_close(mlm.loss_sum, expected)
+    assert model.target_counts(batch) == {"mlm": mlm.targets, "nsp": 3}
+    assert nsp.targets == 3
+
+
+def test_the_second_segment_changes_the_outcome() -> None:
+    model = random_weights(masked_language_model_with_pairs(CONFIG, "sop")).eval()
+    batch = make_batch([9, 30], 50, segments=True)
+    swapped = replace(batch, segments=1 - batch.segments)
+    assert model(batch).terms[1].loss_sum != model(swapped).terms[1].loss_sum
+
+
+def test_rows_without_labels_have_no_pair_term_but_a_whole_graph() -> None:
+    model = masked_language_model_with_pairs(CONFIG, "sop")
+    batch = make_batch([9, 30], 50)
+    outcome = model(batch)
+    assert [(term.name, term.targets) for term in outcome.terms] == [
+        ("mlm", batch.target_ids.numel()),
+        ("sop", 0),
+    ]
+    assert outcome.terms[1].loss_sum == 0
+    sum(term.loss_sum for term in outcome.terms).backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
