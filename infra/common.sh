@@ -34,10 +34,11 @@ need_compiler() {
         "on Debian: apt-get install g++ python3-dev"
 }
 
-# setup [EXTRA]: installs Maskfleet, with the extra if one is named, into .venv, unless a stamp says it is there.
+# setup EXTRA: installs Maskfleet, with the extra unless it is empty, into .venv, unless a stamp says it is there.
 # Leaves the seconds it took in $install_seconds.
 setup() {
-    local extra=${1:-} python pins stamp started
+    local extra=$1 python pins stamp started quiet=(-qq)
+    [ ! -t 1 ] || quiet=() # on a terminal, pip shows its progress
     install_seconds=0
     pins=$(cat "$root/infra/constraints.txt" "$root/pyproject.toml" | sha256sum | cut -c1-16)
     stamp=$root/.venv/installed${extra:+-$extra}-$pins
@@ -47,7 +48,7 @@ setup() {
     started=$SECONDS
     say "installing into .venv ($("$python" --version), versions from infra/constraints.txt); this takes some minutes"
     [ -x "$root/.venv/bin/python" ] || "$python" -m venv "$root/.venv"
-    (cd "$root" && .venv/bin/python -m pip install --quiet --disable-pip-version-check \
+    (cd "$root" && .venv/bin/python -m pip install "${quiet[@]}" --disable-pip-version-check \
         -c infra/constraints.txt -e ".${extra:+[$extra]}")
     touch "$stamp" "$root/.venv/installed-$pins"
     install_seconds=$((SECONDS - started))

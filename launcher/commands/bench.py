@@ -58,3 +58,20 @@ def plan(
     from launcher.bench.plan import bench_plan, render
 
     typer.echo(render(bench_plan(tokens, lambda line: typer.echo(line, err=True))))
+
+
+@group.command()
+def data(
+    uri: Annotated[
+        str | None,
+        typer.Argument(metavar="S3_URI", help="Where to write the shards; default: a server started here."),
+    ] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Processes of each side.")] = 2,
+) -> None:
+    """Shards in object storage to masked microbatches, against MosaicML Streaming with transformers' collator.
+
+    CPU seconds per million tokens, of all processes. Needs the peer installed; says how if it is not.
+    """
+    from launcher.bench.data import bench_data, render
+
+    typer.echo(render(bench_data(uri, workers, lambda line: typer.echo(line, err=True))))

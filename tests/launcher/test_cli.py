@@ -34,7 +34,7 @@ def failing(*arguments: str | Path, capsys: pytest.CaptureFixture[str]) -> tuple
 COMMANDS = [
     "tokenizer train", "tokenizer check", "corpus build", "corpus verify", "corpus stats", "corpus show",
     "recipe list", "recipe show", "recipe check", "recipe diff", "init", "train", "show", "report",
-    "checkpoints list", "checkpoints verify", "checkpoints export", "bench masking", "bench step", "bench plan",
+    "checkpoints list", "checkpoints verify", "checkpoints export", "bench masking", "bench data", "bench step", "bench plan",
     "doctor", "demo",
 ]  # fmt: skip
 
