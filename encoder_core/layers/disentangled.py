@@ -99,22 +99,24 @@ class FusedProjections(nn.Module):
         self.position_query = nn.Linear(hidden, hidden)
 
     def forward(self, queries_MH: Tensor | None, x_TH: Tensor, table_PH: Tensor) -> Operands:
-        if queries_MH is None:
-            q, k, v = self.content(x_TH).unflatten(-1, (self.heads, 3, -1)).unbind(-2)
-        else:
-            weight_N3DH = self.content.weight.view(self.heads, 3, -1, x_TH.shape[-1])
-            q = torch.einsum("mh,ndh->mnd", queries_MH, weight_N3DH[:, 0])
-            k, v = torch.einsum("th,nkdh->ktnd", x_TH, weight_N3DH[:, 1:])
+        q, k, v = self._contents(x_TH)
+        if queries_MH is not None:  # two thirds of this product go unused, but the queries are few
+            q, _, _ = self._contents(queries_MH)
         return Operands(
-            q + self._split(self.query.bias),
-            k,
-            v + self._split(self.value.bias),
+            self._split(self.query(q)),
+            self._split(k),
+            self._split(self.value(v)),
             self._split(self.position_query(table_PH)),
             self._split(self.position_key(table_PH)),
         )
 
+    def _contents(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, key and value, [tokens, H] each, heads end to end."""
+        q, k, v = self.content(x).view(len(x), self.heads, 3, x.shape[-1] // self.heads).unbind(2)
+        return q.flatten(1), k.flatten(1), v.flatten(1)
+
     def _split(self, x: Tensor) -> Tensor:
-        return x.view(*x.shape[:-1], self.heads, -1)
+        return x.view(*x.shape[:-1], self.heads, x.shape[-1] // self.heads)
 
 
 class SharedProjections(nn.Module):
@@ -135,7 +137,7 @@ class SharedProjections(nn.Module):
             self.query(table_PH),
             self.key(table_PH),
         )
-        return Operands(*(x.unflatten(-1, (self.heads, -1)) for x in projected))
+        return Operands(*(x.view(len(x), self.heads, x.shape[-1] // self.heads) for x in projected))
 
 
 class DisentangledAttention(nn.Module):

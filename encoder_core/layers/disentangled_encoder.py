@@ -108,7 +108,7 @@ class DisentangledEncoder(nn.Module):
         embedded_TH: Tensor = self.embeddings(batch)
         yield embedded_TH
         rows = Rows.of(batch)
-        relations = self.positions(batch.positions, rows, rows)
+        relations = self.positions.relate(batch.positions, rows, rows)
         x_TH = embedded_TH
         for depth in range(len(self.layers)):
             x_TH = self._layer(depth, None, x_TH, relations, rows, rows)
@@ -128,7 +128,7 @@ class DisentangledEncoder(nn.Module):
         `x_TH` each time."""
         rows = Rows.of(batch)
         query_rows = rows_of(at_M, batch)
-        relations = self.positions(batch.positions[at_M], rows, query_rows)
+        relations = self.positions.relate(batch.positions[at_M], rows, query_rows)
         for _ in range(times):
             queries_MH = self._layer(len(self.layers) - 1, queries_MH, x_TH, relations, query_rows, rows)
         return queries_MH

@@ -1,20 +1,57 @@
-"""Parameters that belong to no matrix product of torch's, as modules, so that tables can tell weights from biases."""
+"""Parameters in the layouts of published models that torch has no module for.
+
+Each is used in the `forward` of the module that owns it, tensors in and tensors out: that is where ZeRO 3 gathers it,
+in the forward pass and again in the backward pass.
+
+Shapes: H hidden, N heads, D head width.
+"""
 
 import torch
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor, nn
 
 
 class Weights(nn.Module):
-    """A weight of any shape, in the layout of the published model; unset until initialised or loaded."""
+    """A weight of any shape, unset until initialised or loaded. Called, it gives itself."""
 
     def __init__(self, *shape: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(shape))
 
+    def forward(self) -> Tensor:
+        return self.weight.clone()  # a tensor of its own, which carries the backward hooks
+
 
 class Bias(nn.Module):
-    """A bias of any shape, at first zero."""
+    """A bias of any shape, at first zero, added to what it is called with."""
 
     def __init__(self, *shape: int) -> None:
         super().__init__()
         self.bias = nn.Parameter(torch.zeros(shape))
+
+    def forward(self, x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        return x + self.bias
+
+
+class IntoHeads(nn.Module):
+    """A projection [H, N, D] from states to heads, without a bias."""
+
+    def __init__(self, hidden: int, heads: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(hidden, heads, hidden // heads))
+
+    def forward(self, x: Float[Tensor, "*tokens hidden"]) -> Float[Tensor, "*tokens heads width"]:
+        y: Tensor = torch.tensordot(x, self.weight, dims=1)
+        return y
+
+
+class OutOfHeads(nn.Module):
+    """A projection, stored [H, N, D] too, from heads back to states, without a bias."""
+
+    def __init__(self, hidden: int, heads: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(hidden, heads, hidden // heads))
+
+    def forward(self, x: Float[Tensor, "tokens heads width"]) -> Float[Tensor, "tokens hidden"]:
+        y: Tensor = torch.tensordot(x, self.weight, dims=([-2, -1], [1, 2]))
+        return y

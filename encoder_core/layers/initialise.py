@@ -11,7 +11,7 @@
 import torch
 from torch import nn
 
-from encoder_core.layers.free import Weights
+from encoder_core.layers.free import IntoHeads, OutOfHeads, Weights
 
 STD = 0.02
 
@@ -35,7 +35,7 @@ def initialise(model: nn.Module, std: float = STD) -> None:
 def _set(module: nn.Module, name: str, parameter: nn.Parameter, std: float) -> None:
     if name == "bias":
         nn.init.zeros_(parameter)
-    elif isinstance(module, nn.Linear | nn.Embedding | nn.Conv1d | Weights):
+    elif isinstance(module, nn.Linear | nn.Embedding | nn.Conv1d | Weights | IntoHeads | OutOfHeads):
         nn.init.trunc_normal_(parameter, std=std, a=-2 * std, b=2 * std)
     elif isinstance(module, nn.LayerNorm):
         nn.init.ones_(parameter)

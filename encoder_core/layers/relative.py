@@ -43,13 +43,16 @@ class RelativePositions(nn.Module):
         self.embedding = nn.Embedding(2 * self.span, hidden)
         self.norm = nn.LayerNorm(hidden, eps=eps) if norm else None
 
-    def forward(self, queries: Int[Tensor, " tokens"], rows: Rows, query_rows: Rows) -> Relations:
+    def forward(self, places_P: Int[Tensor, " places"]) -> Float[Tensor, "places hidden"]:
+        """Rows of the table."""
+        table_PH: Tensor = self.embedding(places_P)
+        return table_PH if self.norm is None else self.norm(table_PH)
+
+    def relate(self, queries: Int[Tensor, " tokens"], rows: Rows, query_rows: Rows) -> Relations:
         """Relations of queries at positions `queries` (in their rows, laid out by `query_rows`) to all tokens."""
         reach = self.steps[rows.max_length - 1]
         low, high = max(0, self.span - reach), min(2 * self.span, self.span + reach + 1)
-        table_PH = self.embedding.weight[low:high]
-        if self.norm is not None:
-            table_PH = self.norm(table_PH)
+        table_PH = self(torch.arange(low, high, device=queries.device))
         keys_K = torch.arange(rows.max_length, device=queries.device)
         if query_rows is rows:
             distance = (keys_K[:, None] - keys_K)[None]

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from encoder_core.layers.free import Bias, Weights
+from encoder_core.layers.free import Bias, IntoHeads, OutOfHeads, Weights
 from encoder_core.layers.rows import Rows
 
 
@@ -47,8 +47,8 @@ class TwoStreamAttention(nn.Module):
     ) -> None:
         super().__init__()
         width = hidden // heads
-        self.query, self.key, self.value = (Weights(hidden, heads, width) for _ in range(3))
-        self.distance, self.output = Weights(hidden, heads, width), Weights(hidden, heads, width)
+        self.query, self.key, self.value, self.distance = (IntoHeads(hidden, heads) for _ in range(4))
+        self.output = OutOfHeads(hidden, heads)
         self.content_bias, self.distance_bias, self.segment_bias = (Bias(heads, width) for _ in range(3))
         self.segment = Weights(2, heads, width)
         self.norm = nn.LayerNorm(hidden, eps=eps)
@@ -57,14 +57,14 @@ class TwoStreamAttention(nn.Module):
 
     def keys(self, content_RKH: Float[Tensor, "rows keys hidden"]) -> tuple[Tensor, Tensor]:
         """Keys and values, [R, N, K, D] each, of the memory and the content states, in rows."""
-        key = torch.einsum("rkh,hnd->rnkd", content_RKH, self.key.weight)
-        return key, torch.einsum("rkh,hnd->rnkd", content_RKH, self.value.weight)
+        return self.key(content_RKH).transpose(1, 2), self.value(content_RKH).transpose(1, 2)
 
     def distances(
         self, table_PH: Float[Tensor, "distances hidden"]
     ) -> Float[Tensor, "heads distances width"]:
         """Keys of the distances."""
-        return torch.einsum("ph,hnd->npd", table_PH, self.distance.weight)
+        distances_NPD: Tensor = self.distance(table_PH).transpose(0, 1)
+        return distances_NPD
 
     def forward(
         self,
@@ -74,10 +74,9 @@ class TwoStreamAttention(nn.Module):
         sight: Sight,
     ) -> Float[Tensor, "queries hidden"]:
         """One stream's new states, before its feed-forward."""
-        query_MND = torch.einsum("mh,hnd->mnd", x_MH, self.query.weight)
+        query_MND = self.query(x_MH)
         context_MND = sight.rows.unpad(self._context(query_MND, keys, distances_NPD, sight).transpose(1, 2))
-        output_MH = torch.einsum("mnd,hnd->mh", context_MND, self.output.weight)
-        y_MH: Tensor = self.norm(x_MH + self.dropout(output_MH))
+        y_MH: Tensor = self.norm(x_MH + self.dropout(self.output(context_MND)))
         return y_MH
 
     def _context(
@@ -87,13 +86,13 @@ class TwoStreamAttention(nn.Module):
         key_RNKD, value_RNKD = keys
         scale = key_RNKD.shape[-1] ** -0.5
         shape = (len(key_RNKD), key_RNKD.shape[1], sight.distance.shape[1], key_RNKD.shape[2])
-        biased = (self.content_bias.bias, self.distance_bias.bias)
-        to_content_RNQD, to_distance_RNQD = (self._rectangle(query_MND + bias, sight) for bias in biased)
+        to_content_RNQD = self._rectangle(self.content_bias(query_MND), sight)
+        to_distance_RNQD = self._rectangle(self.distance_bias(query_MND), sight)
         scores_RNQP = to_distance_RNQD @ distances_NPD.transpose(1, 2)
         bias_RNQK = scores_RNQP.gather(-1, sight.distance[:, None].expand(shape))
         if sight.other is not None:
-            to_segment_RNQD = self._rectangle(query_MND + self.segment_bias.bias, sight)
-            same, other = torch.einsum("rnqd,snd->srnq", to_segment_RNQD, self.segment.weight).unsqueeze(-1)
+            to_segment_RNQD = self._rectangle(self.segment_bias(query_MND), sight)
+            same, other = torch.einsum("rnqd,snd->srnq", to_segment_RNQD, self.segment()).unsqueeze(-1)
             bias_RNQK = bias_RNQK + torch.where(sight.other[:, None], other, same)
         blind = ~sight.visible.any(-1, keepdim=True)[:, None]
         hidden = ~(sight.visible[:, None] | blind)

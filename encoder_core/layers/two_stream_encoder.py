@@ -165,7 +165,8 @@ class TwoStreamEncoder(nn.Module):
         return streams
 
     def _first_query(self, batch: Batch) -> Tensor:
-        return self.mask.weight.view(1, -1).expand(batch.target_positions.numel(), -1)
+        mask_1H: Tensor = self.mask().view(1, -1)
+        return mask_1H.expand(batch.target_positions.numel(), -1)
 
     def _table(self, batch: Batch, memory: Memory) -> Tensor:
         first, last = _reach(batch, memory[0].shape[1] if memory else 0)
