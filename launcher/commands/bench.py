@@ -64,7 +64,7 @@ def plan(
 def data(
     uri: Annotated[
         str | None,
-        typer.Argument(metavar="S3_URI", help="Where to write the shards; default: a server started here."),
+        typer.Argument(metavar="S3_URI", help="Where to write shards. Default: a server of its own."),
     ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Processes of each side.")] = 2,
 ) -> None:
