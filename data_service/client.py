@@ -12,10 +12,11 @@ import ray
 from data_service.errors import UserError
 from data_service.feed import EpochWindow, FeedHandle, OpenStream
 from data_service.samples.ragged import Samples
-from data_service.samples.rows import join_rows, slice_rows
+from data_service.samples.rows import join_rows
 from data_service.spec import StreamSpec
 from data_service.store.errors import StoreUnavailable
 from data_service.token_axis import TokenAxis
+from data_service.window import part_of, slabs_of
 from data_service.workers import SlabRefs, cause_of
 
 _STORE_ATTEMPTS = 3  # builds of a window, each of which has already retried its requests with patience
@@ -110,19 +111,13 @@ class FeedClient:
     def _slabs_of(self, ranges: Iterable[tuple[int, int, int]]) -> Iterator[SlabKey]:
         for epoch, start, stop in ranges:
             for window, first, last in self._opened.grid.spans(start, stop):
-                for slab in self._slabs(first, last):
+                for slab in slabs_of(first, last, self._opened.slab_rows):
                     yield (epoch, window), slab
-
-    def _slabs(self, first: int, last: int) -> range:
-        """The slabs that hold samples `first` to `last` of a window."""
-        return range(first // self._opened.slab_rows, -(-last // self._opened.slab_rows))
 
     def _parts(self, window: EpochWindow, first: int, last: int) -> Iterator[Samples]:
         rows = self._opened.slab_rows
-        for slab in self._slabs(first, last):
-            base = slab * rows
-            samples = self._fetch(window, slab)
-            yield slice_rows(samples, max(first - base, 0), min(last - base, rows))
+        for slab in slabs_of(first, last, rows):
+            yield part_of(self._fetch(window, slab), slab, first, last, rows)
 
     def _move_on(self) -> None:
         """Drop announced windows that were read past, take up more while memory allows, let go of the rest."""

@@ -21,6 +21,7 @@ from data_service.spec import StreamSpec
 from data_service.store.base import Store
 from data_service.store.open import open_store
 from data_service.token_axis import TokenAxis
+from data_service.window import slab_rows
 from data_service.workers import SlabRefs, run_pass, submit_window
 
 FeedHandle = Any  # ray.actor.ActorHandle of a Feed; Ray's types do not name an actor's methods
@@ -126,8 +127,8 @@ class Feed:
         counts = count_rows(corpora, self._cache(), self._run)
         plan = Plan(spec, corpora.tables, counts)
         held = max(2, self._config.memory // max(1, plan.grid.window_bytes))
-        slab_rows = max(1, self._config.slab_tokens // spec.length)
-        return _Stream(spec_json, corpora, counts, plan, OpenStream(plan.grid, slab_rows, held))
+        rows = slab_rows(spec.length, self._config.slab_tokens)
+        return _Stream(spec_json, corpora, counts, plan, OpenStream(plan.grid, rows, held))
 
     def _cache(self) -> Store | None:
         return None if self._config.cache is None else open_store(self._config.cache)

@@ -146,8 +146,9 @@ class Plan:
                 epoch * quota + quota * (window + 1) // self.grid.windows,
             )
         ]
-        name = (self.spec.seed, epoch, window, *(source.manifest_fingerprint for source in self.spec.sources))
-        return Window(tuple(pieces), Permutation.of(sum(map(len, pieces)), "window", *name, self.spec.split))
+        corpora = (source.manifest_fingerprint for source in self.spec.sources)
+        name = ("window", self.spec.seed, epoch, window, *corpora, self.spec.split)
+        return Window(tuple(pieces), Permutation.of(sum(map(len, pieces)), *name))
 
     def origin(self, epoch: int, sample: int) -> Origin:
         """Where sample `sample` of `epoch` comes from."""

@@ -8,12 +8,12 @@ from data_service.counts import count_rows, measure_rows
 from data_service.plan import Plan
 from data_service.samples.make import cut
 from data_service.samples.ragged import Samples, Tokens
-from data_service.samples.rows import join_rows, slice_rows
+from data_service.samples.rows import join_rows
 from data_service.spec import StreamSpec
 from data_service.store.base import Store
 from data_service.store.open import open_store
 from data_service.token_axis import TokenAxis
-from data_service.window import build_window
+from data_service.window import build_window, part_of, slab_rows, slabs_of
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,9 @@ class Stream:
         self._cache = cache
         self._counts = count_rows(self._corpora, cache)
         self.plan = Plan(spec, self._corpora.tables, self._counts)
-        self._kept: OrderedDict[tuple[int, int], Samples] = OrderedDict()
+        self._kept: OrderedDict[tuple[int, int], list[Samples]] = OrderedDict()
         self._capacity = windows
+        self._slab_rows = slab_rows(spec.length)
 
     @property
     def samples_per_epoch(self) -> int:
@@ -71,9 +72,13 @@ class Stream:
         """Samples `start` to `stop` (at least one) of an epoch. Raises IndexError outside the epoch."""
         if start >= stop:
             raise IndexError(f"no samples from {start} to {stop}")
-        spans = self.plan.grid.spans(start, stop)
+        rows = self._slab_rows
         return join_rows(
-            [slice_rows(self._window(epoch, window), first, last) for window, first, last in spans]
+            [
+                part_of(self._window(epoch, window)[slab], slab, first, last, rows)
+                for window, first, last in self.plan.grid.spans(start, stop)
+                for slab in slabs_of(first, last, rows)
+            ]
         )
 
     def token_axis(self) -> TokenAxis:
@@ -97,11 +102,11 @@ class Stream:
             block.tokens[start:stop],
         )
 
-    def _window(self, epoch: int, window: int) -> Samples:
+    def _window(self, epoch: int, window: int) -> list[Samples]:
         key = (epoch, window)
         if key not in self._kept:
-            size = self.plan.grid.size(window)
-            (self._kept[key],) = build_window(self._corpora, self.plan.window(epoch, window), size)
+            made = self.plan.window(epoch, window)
+            self._kept[key] = build_window(self._corpora, made, self._slab_rows)
             while len(self._kept) > self._capacity:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(key)

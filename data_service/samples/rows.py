@@ -43,10 +43,16 @@ def join_rows(parts: Sequence[Samples]) -> Samples:
     )
 
 
-def take_rows(samples: Samples, rows: NDArray[np.int64]) -> Samples:
-    """Rows `rows` [N], in that order."""
-    where, offsets = _ragged_take(samples.offsets, rows)
+def deal_rows(samples: Samples, order: NDArray[np.int64], size: int) -> list[Samples]:
+    """Rows `order` [N], in that order, in parts of `size` rows (the last may have fewer)."""
     target_edges = np.searchsorted(samples.target_positions, samples.offsets)
+    return [
+        _take_rows(samples, target_edges, order[first : first + size]) for first in range(0, len(order), size)
+    ]
+
+
+def _take_rows(samples: Samples, target_edges: NDArray[np.int64], rows: NDArray[np.int64]) -> Samples:
+    where, offsets = _ragged_take(samples.offsets, rows)
     targets, target_offsets = _ragged_take(target_edges, rows)
     moved = np.repeat(offsets[:-1] - samples.offsets[rows], np.diff(target_offsets))
     return Samples(

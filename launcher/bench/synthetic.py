@@ -32,7 +32,11 @@ def random_block(seed: int, tokens: int = BLOCK_TOKENS) -> Block:
 
 def write_corpus(store: Store, blocks: int) -> Manifest:
     """Write `blocks` random blocks as a corpus at the store's root."""
-    rows, digests, shards, sizes, shard_digests = [], [], [], {}, {}
+    rows: list[tuple[int, int, int, int, int, int]] = []
+    digests: list[str] = []
+    shards: list[str] = []
+    sizes: dict[str, int] = {}
+    shard_digests: dict[str, str] = {}
     with tempfile.TemporaryDirectory(prefix="maskfleet-bench-") as folder:
         for first in range(0, blocks, _BLOCKS_PER_SHARD):
             path, key = Path(folder) / "shard.tar", f"train/{len(shards):06d}.tar"

@@ -1,0 +1,120 @@
+"""`maskfleet bench data`: shards on S3 to masked microbatches in a trainer, against MosaicML Streaming.
+
+Counted is the CPU time of every process (Ray's own, workers, the trainer's side) except the S3 server, per million
+tokens. Ours reads blocks, cuts, shuffles, masks and delivers through Ray. The peer reads rows that were cut
+beforehand (StreamingDataset, shuffling), and masks with transformers' collator in DataLoader workers. Both end
+with torch tensors of `ROWS` rows. Starting processes, opening streams and counting rows are left out.
+"""
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import ray
+import torch
+
+from data_service.client import FeedClient
+from data_service.feed import FeedConfig, FeedHandle, start_feed
+from data_service.shards.manifest import Manifest
+from data_service.spec import SourceSpec, StreamSpec, WindowSize
+from data_service.store.open import open_store
+from encoder_core.train.collate import to_batch
+from launcher.bench.cpu import tree_seconds
+from launcher.bench.data_peer import measure_peer, need_peer
+from launcher.bench.s3 import Place, place
+from launcher.bench.synthetic import BLOCK_TOKENS, NEVER_MASKED, SPECIAL, VOCABULARY, write_corpus
+
+LENGTH = 512
+ROWS = 64  # in a microbatch
+_BLOCKS = 32
+_EPOCHS = 4
+_MEMORY = 1 << 30
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """CPU seconds per million tokens, and where the shards were."""
+
+    where: str
+    ours: float
+    peer: float
+
+    @property
+    def ratio(self) -> float:
+        return self.peer / self.ours
+
+
+def bench_data(
+    uri: str | None = None, workers: int = 2, progress: Callable[[str], None] = print
+) -> Comparison:
+    """Measure with shards below `uri`, an s3:// address to write to; on a moto server if None.
+
+    Raises:
+        BenchError: the peer or the server is not installed.
+        StoreError: the address cannot be written to.
+    """
+    need_peer()
+    with place(uri) as at:
+        progress(f"writing {_BLOCKS * BLOCK_TOKENS / 1e6:.0f} M tokens to {at.uri}")
+        manifest = write_corpus(open_store(f"{at.uri}/corpus"), _BLOCKS)
+        progress("measuring maskfleet")
+        ours = measure_ours(f"{at.uri}/corpus", manifest, workers, _left_out(at))
+        progress("measuring the peer")
+        peer = measure_peer(f"{at.uri}/mds", LENGTH, ROWS, workers, _left_out(at))
+    return Comparison(at.uri if uri else "a moto server on this machine", ours, peer)
+
+
+def render(result: Comparison) -> str:
+    """A few lines for people."""
+    return "\n".join(
+        [
+            f"rows of {LENGTH}, microbatches of {ROWS}, vocabulary {VOCABULARY:,}, shards on {result.where}",
+            "CPU seconds per million tokens, all processes but the S3 server",
+            f"{'maskfleet through Ray':<48}{result.ours:>9.4f}",
+            f"{'MosaicML Streaming, DataLoader, MLM collator':<48}{result.peer:>9.4f} {result.ratio:>8.1f} x",
+        ]
+    )
+
+
+def measure_ours(uri: str, manifest: Manifest, workers: int, left_out: frozenset[int]) -> float:
+    """CPU seconds per million tokens through the Ray service on a cluster of its own."""
+    with tempfile.TemporaryDirectory(prefix="ray-") as folder:
+        ray.init(num_cpus=workers, include_dashboard=False, log_to_driver=False, _temp_dir=str(Path(folder)))
+        try:
+            feed = start_feed(FeedConfig(workers=workers, memory=_MEMORY, cpus=1))
+            _read(feed, _spec(uri, manifest, seed=1), epochs=1)  # starts the workers
+            before = tree_seconds(left_out)
+            tokens = _read(feed, _spec(uri, manifest, seed=0), epochs=_EPOCHS)
+            return (tree_seconds(left_out) - before) / (tokens / 1e6)
+        finally:
+            ray.shutdown()
+
+
+def _read(feed: FeedHandle, spec: StreamSpec, epochs: int) -> int:
+    """Read whole epochs in microbatches, as a trainer does; how many tokens."""
+    client = FeedClient(feed, spec)
+    count, device, tokens = client.samples_per_epoch, torch.device("cpu"), 0
+    client.prefetch([(epoch, 0, count) for epoch in range(epochs)])
+    for epoch in range(epochs):
+        for start in range(0, count, ROWS):
+            samples = client.read(epoch, start, min(start + ROWS, count))
+            tokens += to_batch(samples, device).tokens.numel()
+    client.close()
+    return tokens
+
+
+def _spec(uri: str, manifest: Manifest, seed: int) -> StreamSpec:
+    return StreamSpec(
+        sources=(SourceSpec(name="random", uri=uri, manifest_fingerprint=manifest.fingerprint),),
+        length=LENGTH,
+        special=SPECIAL,
+        never_masked=NEVER_MASKED,
+        vocab_size=VOCABULARY,
+        seed=seed,
+        window=WindowSize(),
+    )
+
+
+def _left_out(at: Place) -> frozenset[int]:
+    return frozenset() if at.server is None else frozenset({at.server})

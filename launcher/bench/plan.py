@@ -1,0 +1,145 @@
+"""`maskfleet bench plan`: what it costs to know where every sample of a large corpus is.
+
+The plan and the seeks are measured on the manifest of a corpus that does not exist. What needs data, the counting
+pass and the first batch, is measured apart on a small real one.
+"""
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from data_service.corpora import Corpora
+from data_service.counts import count_range, count_rows
+from data_service.plan import Plan
+from data_service.shards.manifest_file import load_manifest, save_manifest
+from data_service.spec import SourceSpec, StreamSpec, WindowSize
+from data_service.store.open import open_store
+from data_service.stream import Stream
+from launcher.bench.synthetic import (
+    BLOCK_TOKENS,
+    NEVER_MASKED,
+    SPECIAL,
+    VOCABULARY,
+    synthetic_manifest,
+    write_corpus,
+)
+
+_LENGTH = 512
+_BATCH = 8192
+_SEEKS = 200
+_EPOCHS = 40
+_FEWEST_ROWS = BLOCK_TOKENS // _LENGTH  # of a block
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds, unless named otherwise.
+
+    Attributes:
+        tokens, samples: of the synthetic corpus.
+        manifest: reading its manifest.
+        plan: making the plan, counts known.
+        seeks: finding the block and row of a random sample of a random epoch, each.
+        counted_per_second: tokens a second on one core of the counting pass.
+        first_batch: opening a real corpus of `real_tokens`, counts known, to its first batch.
+    """
+
+    tokens: int
+    samples: int
+    manifest: float
+    plan: float
+    seeks: tuple[float, ...]
+    counted_per_second: float
+    real_tokens: int
+    first_batch: float
+
+
+def bench_plan(
+    tokens: int = 40_000_000_000, real_blocks: int = 32, progress: Callable[[str], None] = print
+) -> Cost:
+    """Measure: the plan of `tokens` that do not exist, and `real_blocks` million that do."""
+    with tempfile.TemporaryDirectory(prefix="maskfleet-bench-") as folder:
+        progress(f"writing the manifest of {tokens:,} tokens")
+        save_manifest(open_store(Path(folder) / "synthetic"), synthetic_manifest(tokens))
+        manifest, plan, made = _make_plan(str(Path(folder) / "synthetic"))
+        progress("seeking")
+        seeks = _seek(made)
+        progress(f"writing a real corpus of {real_blocks * BLOCK_TOKENS:,} tokens")
+        real = str(Path(folder) / "real")
+        write_corpus(open_store(real), real_blocks)
+        counted, first_batch = _read_first(_spec(real), str(Path(folder) / "cache"), real_blocks)
+    samples = made.grid.samples_per_epoch
+    return Cost(tokens, samples, manifest, plan, seeks, counted, real_blocks * BLOCK_TOKENS, first_batch)
+
+
+def render(cost: Cost) -> str:
+    """A few lines for people."""
+    counting = cost.tokens / cost.counted_per_second
+    rows = [
+        ("read the manifest", f"{cost.manifest:.2f} s"),
+        ("make the plan, counts known", f"{cost.plan:.2f} s"),
+        ("seek to a random sample, median", f"{statistics.median(cost.seeks) * 1e3:.2f} ms"),
+        ("seek to a random sample, slowest", f"{max(cost.seeks) * 1e3:.2f} ms"),
+        ("counting pass, once a corpus", f"{cost.counted_per_second / 1e6:.0f} M tokens/s a core"),
+        ("  so for this corpus", f"{counting:.0f} core-seconds and its bytes read once"),
+        (
+            f"open {cost.real_tokens / 1e6:.0f} M real tokens to the first {_BATCH} samples",
+            f"{cost.first_batch:.2f} s",
+        ),
+    ]
+    head = f"{cost.tokens / 1e9:g} billion tokens, {cost.samples:,} rows of up to {_LENGTH}, windows of 16 x {_BATCH}"
+    return "\n".join([head, *(f"{name:<58}{value}" for name, value in rows)])
+
+
+def _make_plan(uri: str) -> tuple[float, float, Plan]:
+    """Seconds to read the manifest, seconds to make the plan, and the plan."""
+    spec = _spec(uri)
+    began = time.perf_counter()
+    corpora = Corpora(spec)
+    read = time.perf_counter()
+    # Whole-sentence rows are a few per cent shorter than full ones; which is which does not matter to the plan.
+    counts = tuple(table.tokens // (_LENGTH - 25) + 1 for table in corpora.tables)
+    plan = Plan(spec, corpora.tables, counts)
+    return read - began, time.perf_counter() - read, plan
+
+
+def _seek(plan: Plan) -> tuple[float, ...]:
+    rng = np.random.default_rng(0)
+    seconds = []
+    for _ in range(_SEEKS):
+        epoch, sample = int(rng.integers(_EPOCHS)), int(rng.integers(plan.grid.samples_per_epoch))
+        began = time.perf_counter()
+        plan.origin(epoch, sample)
+        seconds.append(time.perf_counter() - began)
+    return tuple(seconds)
+
+
+def _read_first(spec: StreamSpec, cache: str, blocks: int) -> tuple[float, float]:
+    """Tokens a second of the counting pass, and seconds to a first batch with the counts kept."""
+    corpora = Corpora(spec)
+    began = time.process_time()
+    count_range(corpora, 0, 0, blocks)
+    rate = blocks * BLOCK_TOKENS / (time.process_time() - began)
+    count_rows(corpora, open_store(cache))
+    began = time.perf_counter()
+    Stream(spec, cache=open_store(cache)).read(0, 0, min(_BATCH, _FEWEST_ROWS * blocks))
+    return rate, time.perf_counter() - began
+
+
+def _spec(uri: str) -> StreamSpec:
+    return StreamSpec(
+        sources=(
+            SourceSpec(name="text", uri=uri, manifest_fingerprint=load_manifest(open_store(uri)).fingerprint),
+        ),
+        length=_LENGTH,
+        special=SPECIAL,
+        never_masked=NEVER_MASKED,
+        vocab_size=VOCABULARY,
+        seed=0,
+        window=WindowSize(samples=16 * _BATCH),
+    )

@@ -1,0 +1,40 @@
+"""The measuring programs run and say what they found; how fast anything is, is not tested."""
+
+from importlib.util import find_spec
+
+import pytest
+
+from launcher.bench import masking, plan
+from launcher.bench.cpu import tree_seconds
+from launcher.bench.data_peer import need_peer
+from launcher.bench.errors import BenchError
+
+
+def quiet(_: str) -> None: ...
+
+
+def test_masking() -> None:
+    result = masking.bench_masking(length=128, rounds=1, progress=quiet)
+    assert result.ratio > 1
+    text = masking.render(result)
+    assert "by whole_word" in text
+    assert "transformers collator" in text
+
+
+def test_plan() -> None:
+    cost = plan.bench_plan(tokens=10**9, real_blocks=1, progress=quiet)
+    assert cost.samples == pytest.approx(10**9 / 487, rel=0.01)
+    assert "counting pass, once a corpus" in plan.render(cost)
+
+
+def test_cpu_time_counts_this_process() -> None:
+    before = tree_seconds()
+    sum(range(3_000_000))
+    assert tree_seconds() > before
+
+
+@pytest.mark.skipif(find_spec("streaming") is not None, reason="the peer is installed")
+def test_a_missing_peer_is_named_with_the_way_to_install_it() -> None:
+    with pytest.raises(BenchError, match="MosaicML Streaming, is not installed") as raised:
+        need_peer()
+    assert "pip install --no-deps mosaicml-streaming" in raised.value.remedy
