@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 CHUNK = 2**24  # logits per chunk: 64 MiB in fp32
+GROUP = 256  # ids that are sampled from together
 
 
 class CrossEntropySums(NamedTuple):
@@ -39,8 +40,8 @@ def linear_cross_entropy(
 ) -> CrossEntropySums:
     """Sums over targets of -log softmax(logits)[id] and of argmax == id, for logits = features weight' + bias.
 
-    With a temperature an id is drawn for each target from softmax(logits / temperature), by looking up one uniform
-    number (default generator) in the cumulated probabilities. M may be 0.
+    With a temperature an id is drawn for each target from softmax(logits / temperature), by inversion of uniform
+    numbers from the default generator. M may be 0.
     """
     loss_sum, correct, sampled = _apply(features, weight, bias, ids, temperature, torch.is_grad_enabled())
     return CrossEntropySums(loss_sum, correct, None if temperature is None else sampled)
@@ -61,7 +62,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         loss_sum = torch.zeros((), dtype=wide, device=features.device)
         correct = torch.zeros((), dtype=torch.int64, device=features.device)
         sampled = torch.empty_like(ids)
-        draws = torch.rand(0 if temperature is None else len(ids), 1, dtype=wide, device=ids.device)
+        draws = torch.rand(0 if temperature is None else len(ids), 2, dtype=wide, device=ids.device)
         gradients = _Gradients(features, weight, bias, wide) if wants_gradient else None
         for chunk in _chunks(len(ids), weight.shape[0]):
             log_p_cV = torch.addmm(bias, features[chunk], weight.t()).to(wide).log_softmax(-1)
@@ -90,12 +91,29 @@ class _LinearCrossEntropy(torch.autograd.Function):
 _apply: Callable[..., tuple[Tensor, Tensor, Tensor]] = _LinearCrossEntropy.apply
 
 
-def _sample(log_p_cV: Tensor, draw_c1: Tensor, temperature: float) -> Tensor:
-    """[c] ids by inversion: the first whose cumulated probability exceeds the draw."""
+def _sample(log_p_cV: Tensor, draws_c2: Tensor, temperature: float) -> Tensor:
+    """[c] ids by inversion in two steps: which group of `GROUP` ids, then which id of that group."""
     p_cV = log_p_cV.exp() if temperature == 1.0 else (log_p_cV / temperature).softmax(-1)
-    cumulated_cV = p_cV.cumsum_(-1)
-    place_c1 = torch.searchsorted(cumulated_cV, draw_c1 * cumulated_cV[:, -1:], right=True)
-    return place_c1.clamp_max_(log_p_cV.shape[1] - 1).squeeze(-1)
+    vocab = p_cV.shape[1]
+    whole = vocab // GROUP
+    sums = [
+        p_cV[:, : whole * GROUP].view(-1, whole, GROUP).sum(-1),
+        p_cV[:, whole * GROUP :].sum(-1, True),
+    ]
+    group_c1 = _invert(torch.cat(sums, -1), draws_c2[:, :1])
+    ids_cG = group_c1 * GROUP + torch.arange(GROUP, device=p_cV.device)
+    members_cG = p_cV.gather(1, ids_cG.clamp(max=vocab - 1)).masked_fill(ids_cG >= vocab, 0.0)
+    return (group_c1 * GROUP + _invert(members_cG, draws_c2[:, 1:])).squeeze(-1)
+
+
+def _invert(weights: Tensor, draw_c1: Tensor) -> Tensor:
+    """[c, 1] the first place whose cumulated weight exceeds draw * total.
+
+    Weights are cumulated as whole numbers, whose sums are the same in any order: torch has no deterministic
+    cumulated sum of floats on a GPU.
+    """
+    cumulated = (weights / weights.sum(-1, keepdim=True) * 2.0**40).long().cumsum(-1)
+    return torch.searchsorted(cumulated, (draw_c1.double() * cumulated[:, -1:]).long(), right=True)
 
 
 class _Gradients:
@@ -111,7 +129,7 @@ class _Gradients:
         """Overwrites `log_p_cV` with the derivative by the logits, softmax - onehot."""
         features, weight = self._inputs
         d_cV = log_p_cV.exp_()
-        d_cV.scatter_add_(1, target_c1, d_cV.new_full(target_c1.shape, -1.0))
+        d_cV[torch.arange(len(d_cV), device=d_cV.device), target_c1.squeeze(1)] -= 1.0
         self.bias += d_cV.sum(0)
         d_cV = d_cV.to(features.dtype)
         self.features[chunk] = d_cV @ weight

@@ -75,8 +75,8 @@ def plain_step(generator: torch.nn.Module, discriminator: torch.nn.Module, batch
     logits = generator.logits(batch)
     mlm = F.cross_entropy(logits, batch.target_ids)
     with torch.no_grad():
-        cumulated = logits.softmax(-1).cumsum(-1)
-        draws = torch.rand(len(logits), 1, dtype=torch.float64) * cumulated[:, -1:]
+        cumulated = logits.softmax(-1).cumsum(-1)  # the vocabulary is one group, so the second draw decides
+        draws = torch.rand(len(logits), 2, dtype=torch.float64)[:, 1:] * cumulated[:, -1:]
         sampled = (cumulated <= draws).sum(-1)
     tokens = batch.tokens.clone()
     tokens[batch.target_positions] = sampled
