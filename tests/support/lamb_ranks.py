@@ -5,9 +5,8 @@ import torch
 from torch import Tensor, nn
 
 from encoder_core.optim.groups import parameter_groups
-from encoder_core.optim.lamb import Lamb, LambConfig, Segment
+from encoder_core.optim.lamb import Lamb, LambConfig
 from encoder_core.optim.updates import set_update
-from encoder_core.train import zero_state
 from encoder_core.train.engine import Engine, EngineConfig
 
 STEPS, RATE = 10, 0.01
@@ -64,29 +63,17 @@ def unsharded() -> Weights:
 
 def sharded(rank: int, world: int, stages: list[int]) -> list[list[tuple[str, int, np.ndarray]]]:
     """All steps under each ZeRO stage; this rank's fragments of the weights afterwards."""
-    return [_run(stage, rank, world) for stage in stages]
+    return [_run(stage, world) for stage in stages]
 
 
-def _run(stage: int, rank: int, world: int) -> list[tuple[str, int, np.ndarray]]:
+def _run(stage: int, world: int) -> list[tuple[str, int, np.ndarray]]:
     model = Model()
     shapes = [p.shape for p in model.parameters()]
     optimizer = Lamb(parameter_groups(model, CONFIG.weight_decay), CONFIG)
     engine = Engine(model, optimizer, EngineConfig(stage, "fp32", None, 0 if stage == 3 else None))
-    if stage > 0:
-        _describe(engine, optimizer, model, stage, rank, world)
     for step in range(STEPS):
         # Half from each of two ranks is exact in binary, so the reduced gradient is the chosen one.
         loss = engine([g.reshape(shape) for g, shape in zip(gradients(step), shapes, strict=True)])
         engine.backward(loss / world, last=True)
         assert engine.update(RATE, step + 1).applied
     return [(f.name, f.start, f.tensors["master"].numpy().copy()) for f in engine.fragments()]
-
-
-def _describe(engine: Engine, optimizer: Lamb, model: Model, stage: int, rank: int, world: int) -> None:
-    named = [(name.removeprefix("module."), p) for name, p in model.named_parameters()]
-    number = {name: i for i, (name, _) in enumerate(named)}
-    segments: dict[Tensor, list[Segment]] = {}
-    for place in zero_state.places(engine._engine.optimizer, stage, named, rank, world):
-        segment = Segment(number[place.name], place.offset, place.offset + place.length)
-        segments.setdefault(place.flat, []).append(segment)
-    optimizer.shard(segments, parameters=len(named))
