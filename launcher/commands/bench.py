@@ -57,7 +57,7 @@ def plan(
     """What a data plan costs at scale: making it, a seek to any sample, the counting pass, the first batch."""
     from launcher.bench.plan import bench_plan, render
 
-    typer.echo(render(bench_plan(tokens, lambda line: typer.echo(line, err=True))))
+    typer.echo(render(bench_plan(tokens, progress=lambda line: typer.echo(line, err=True))))
 
 
 @group.command()
