@@ -97,7 +97,7 @@ def _sample(log_p_cV: Tensor, draws_c2: Tensor, temperature: float) -> Tensor:
     vocab = p_cV.shape[1]
     whole = vocab // GROUP
     sums = [
-        p_cV[:, : whole * GROUP].view(-1, whole, GROUP).sum(-1),
+        p_cV[:, : whole * GROUP].view(len(p_cV), whole, GROUP).sum(-1),
         p_cV[:, whole * GROUP :].sum(-1, True),
     ]
     group_c1 = _invert(torch.cat(sums, -1), draws_c2[:, :1])
