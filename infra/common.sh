@@ -28,12 +28,6 @@ find_python() {
         "on Debian: apt-get install python3 python3-venv"
 }
 
-# DeepSpeed compiles its CPU collectives at first use.
-need_compiler() {
-    command -v g++ >/dev/null || fail "no C++ compiler (g++), which DeepSpeed needs" \
-        "on Debian: apt-get install g++ python3-dev"
-}
-
 # setup EXTRA: installs Maskfleet, with the extra unless it is empty, into .venv, unless a stamp says it is there.
 # Leaves the seconds it took in $install_seconds.
 setup() {
@@ -43,7 +37,6 @@ setup() {
     pins=$(cat "$root/infra/constraints.txt" "$root/pyproject.toml" | sha256sum | cut -c1-16)
     stamp=$root/.venv/installed${extra:+-$extra}-$pins
     [ -e "$stamp" ] && return
-    need_compiler
     python=$(find_python)
     started=$SECONDS
     say "installing into .venv ($("$python" --version), versions from infra/constraints.txt); this takes some minutes"

@@ -43,7 +43,6 @@ def examine(uris: list[str]) -> Iterator[Finding]:
     """Findings about this machine, then about each store in `uris` (a probe is written and removed)."""
     yield _python()
     yield from _versions()
-    yield _compiler()
     yield _cores()
     yield _memory()
     yield _shared_memory()
@@ -74,15 +73,6 @@ def _versions() -> Iterator[Finding]:
             yield Finding(
                 name, "warning", f"{installed}, tested with {pinned}", "install with infra/constraints.txt"
             )
-
-
-def _compiler() -> Finding:
-    path = shutil.which("g++")
-    if path:
-        return Finding("compiler", "ok", path)
-    return Finding(
-        "compiler", "failure", "no g++", "DeepSpeed builds its CPU collectives: apt-get install g++"
-    )
 
 
 def _cores() -> Finding:

@@ -2,13 +2,14 @@
 
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from checkpoints.attempt import Attempt
 from checkpoints.commit import Committed, Failed, Outcome
 from checkpoints.errors import CheckpointError
 from checkpoints.gather import Peers
 from checkpoints.layout import Manifest
-from checkpoints.retention import tidy
+from checkpoints.retention import Tidied, tidy
 from checkpoints.save import Saver
 from data_service.store.base import Store
 from data_service.store.errors import StoreError
@@ -40,6 +41,8 @@ class RunKeeper:
         self._store, self._attempt, self._rank = store, attempt, peers.rank
         self._settings, self._journal, self._clock = settings, journal, clock
         self._begun_at = clock()
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="retention")
+        self._tidying: Future[Tidied] | None = None
 
     def due(self, step: int) -> bool:
         """Whether to save once `step` steps are done: a multiple of the interval, or the time has come."""
@@ -82,6 +85,8 @@ class RunKeeper:
                     remedy="mend the cause and run the same command again: it resumes from the last commit",
                 )
         self._saver.close()
+        self._tidied()
+        self._pool.shutdown()
 
     def _commit(self) -> Outcome:
         self._journal.flush()
@@ -105,9 +110,19 @@ class RunKeeper:
                 self._journal.note(f"checkpoint of step {outcome.step} failed: {outcome.reason}")
 
     def _tidy(self) -> None:
-        """Delete what has expired. The store failing here costs space until the next commit, nothing else."""
+        """Rank 0, beside training: delete what has expired. Superseded surfaces with the next commit."""
+        self._tidied()
         every = self._settings.keep_every.steps if self._settings.keep_every else None
+        keep_last = self._settings.keep_last
+        self._tidying = self._pool.submit(
+            tidy, self._store, self._attempt, keep_last=keep_last, keep_every=every
+        )
+
+    def _tidied(self) -> None:
+        """Wait for the deletions under way. The store failing there costs space until the next commit."""
+        tidying, self._tidying = self._tidying, None
         try:
-            tidy(self._store, self._attempt, keep_last=self._settings.keep_last, keep_every=every)
+            if tidying is not None:
+                tidying.result()
         except StoreError as error:
             self._journal.event("tidy_failed", reason=error.problem)

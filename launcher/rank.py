@@ -1,7 +1,7 @@
 """One rank from start to end: agree on a checkpoint, build, load, train. Knows nothing of Ray."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -10,7 +10,6 @@ import torch
 from checkpoints.attempt import Attempt
 from checkpoints.gather import Peers
 from checkpoints.load import Good, Reader, newest_good
-from data_service.positions import Phase, Positions
 from data_service.spec import StreamSpec
 from data_service.store.local import LocalStore
 from data_service.tokenizers.load import load_tokenizer
@@ -20,11 +19,11 @@ from encoder_core.train.engine import Engine
 from encoder_core.train.loop import Plan, Trainer
 from encoder_core.train.state import TrainState
 from encoder_core.train.zero_state import KINDS, MASTER
-from launcher import recipe, session
+from launcher import session
 from launcher.errors import RunError
 from launcher.keeper import BEGAN, RunKeeper
 from launcher.metrics import Journal
-from launcher.rank_data import Measured, RankData, SampleStream, Share
+from launcher.rank_data import RankData, SampleStream, Share
 from launcher.rank_journal import Link, RankJournal
 from launcher.runs import Run
 from launcher.tensorboard import TensorBoardFiles
@@ -105,21 +104,9 @@ def _data(
     heldout = open_stream(session.heldout_spec(run, tokenizer))
     rows = min(run.recipe.evaluation.samples, heldout.samples_per_epoch)
     share = Share(control.rank, control.world, run.recipe.microbatch)
-    return RankData(streams, positions(run, streams), (heldout, rows), share, engine.device, count)
-
-
-def positions(run: Run, streams: Sequence[Measured]) -> Positions:
-    """From step to samples, given each phase's stream."""
-    return Positions(
-        [_phase(phase, stream) for phase, stream in zip(run.recipe.phases, streams, strict=True)]
+    return RankData(
+        streams, session.positions(run.recipe, streams), (heldout, rows), share, engine.device, count
     )
-
-
-def _phase(phase: recipe.Phase, stream: Measured) -> Phase:
-    if phase.batch.sequences is not None:
-        return Phase.of_samples(phase.steps, phase.batch.sequences, stream.samples_per_epoch)
-    assert phase.batch.tokens is not None  # the recipe has exactly one
-    return Phase(phase.steps, phase.batch.tokens, stream.samples_per_epoch, stream.token_axis())
 
 
 def _journal(run: Run, attempt: Attempt, control: Control, link: Link, state: TrainState) -> RankJournal:

@@ -9,28 +9,20 @@ from typing import Protocol
 
 import torch
 
-from data_service.positions import Axis, Positions, Range
+from data_service.positions import Positions, Range
 from data_service.samples.ragged import Samples
 from data_service.samples.rows import join_rows
 from encoder_core.batch import Batch
 from encoder_core.train.collate import idle_batch, to_batch
 from encoder_core.train.loop import Fetched
 from encoder_core.train.step import Microbatch, Work
+from launcher import session
 
 AHEAD = 2  # steps whose rows are read before they are needed
 ANNOUNCED = 64  # steps whose rows the data service is told of, renewed when half of them are done
 
 
-class Measured(Protocol):
-    """How long a stream's epochs are, in samples and in tokens."""
-
-    @property
-    def samples_per_epoch(self) -> int: ...
-
-    def token_axis(self) -> Axis: ...
-
-
-class SampleStream(Measured, Protocol):
+class SampleStream(session.Measured, Protocol):
     """A stream as ranks read it (`data_service.client.FeedClient`)."""
 
     def read(self, epoch: int, start: int, stop: int) -> Samples: ...

@@ -1,8 +1,8 @@
 """From a run to the things its recipe describes: data streams, model, optimizer, schedule. A small function each."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -10,6 +10,7 @@ from torch import Tensor
 from checkpoints.gather import Alone
 from checkpoints.hf.load import weights_for
 from checkpoints.load import Reader, newest_good
+from data_service.positions import Axis, Phase, Positions
 from data_service.spec import SourceSpec, StreamSpec, WindowSize
 from data_service.store.open import open_store
 from data_service.tokenizers.tokenizer import Tokenizer
@@ -19,15 +20,25 @@ from encoder_core.optim.adamw import AdamW, AdamWConfig
 from encoder_core.optim.groups import parameter_groups
 from encoder_core.optim.lamb import Lamb, LambConfig
 from encoder_core.optim.schedules import learning_rate
-from encoder_core.train.engine import EngineConfig
+from encoder_core.train.engine_config import EngineConfig
 from encoder_core.train.seeding import draw_seed
 from encoder_core.train.zero_state import MASTER, Read
 from launcher.errors import RunError
+from launcher.recipe import Phase as RecipePhase
 from launcher.recipe import Recipe
 from launcher.runs import Run
 
 WINDOW_BATCHES = 16
 WEIGHTS_STEP = -1  # the "step" from whose draws the initial weights come
+
+
+class Measured(Protocol):
+    """How long a stream's epochs are, in samples and in tokens."""
+
+    @property
+    def samples_per_epoch(self) -> int: ...
+
+    def token_axis(self) -> Axis: ...
 
 
 def stream_spec(run: Run, tokenizer: Tokenizer, phase: int) -> StreamSpec:
@@ -41,6 +52,18 @@ def stream_spec(run: Run, tokenizer: Tokenizer, phase: int) -> StreamSpec:
 def heldout_spec(run: Run, tokenizer: Tokenizer) -> StreamSpec:
     """The held-out samples, as long as the last phase's, under the masks of their epoch 0."""
     return _spec(run, tokenizer, "heldout", run.recipe.phases[-1].length, WindowSize())
+
+
+def positions(recipe: Recipe, streams: Sequence[Measured]) -> Positions:
+    """From step to samples, given each phase's stream."""
+    return Positions([_phase(phase, stream) for phase, stream in zip(recipe.phases, streams, strict=True)])
+
+
+def _phase(phase: RecipePhase, stream: Measured) -> Phase:
+    if phase.batch.sequences is not None:
+        return Phase.of_samples(phase.steps, phase.batch.sequences, stream.samples_per_epoch)
+    assert phase.batch.tokens is not None  # the recipe has exactly one
+    return Phase(phase.steps, phase.batch.tokens, stream.samples_per_epoch, stream.token_axis())
 
 
 def build_model(recipe: Recipe, tokenizer: Tokenizer) -> MaskedLanguageModel:

@@ -16,9 +16,8 @@ from data_service.stream import Source, Stream
 from data_service.tokenizers.load import load_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
 from launcher.errors import RunError
-from launcher.rank import positions
 from launcher.runs import Run
-from launcher.session import stream_spec
+from launcher.session import positions, stream_spec
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ def find_sample(run: Run, step: int, row: int) -> Shown:
     cache = run.store.at("cache")
     specs = [stream_spec(run, tokenizer, phase) for phase in range(len(run.recipe.phases))]
     streams = [Stream(spec, cache=cache) for spec in specs]
-    ranges = positions(run, [*streams]).ranges(step)
+    ranges = positions(run.recipe, streams).ranges(step)
     place, rows = _place(ranges, row), sum(span.stop - span.start for span in ranges)
     if place is None:
         raise RunError(f"step {step} has no row {row}", remedy=f"its rows are 0 to {rows - 1}")

@@ -21,6 +21,8 @@ from ray.train import FailureConfig, RunConfig, ScalingConfig, TrainingFailedErr
 from ray.train.torch import TorchConfig, TorchTrainer
 
 from checkpoints.attempt import Attempt, Owner, claim, end_all
+from checkpoints.gather import Alone
+from checkpoints.load import newest_good
 from data_service.feed import FeedConfig, start_feed
 from launcher.errors import RunError
 from launcher.metrics import operator_event
@@ -58,9 +60,17 @@ def train(run: Run, display: Display) -> Outcome:
     owner = Owner.here(time.time())
     attempt = claim(run.store, owner=owner)
     try:
+        if (done := _steps_done(run)) >= run.recipe.total_steps:
+            return Outcome(DONE, done)
         return _supervise(run, attempt, owner, display)
     finally:
         end_all(run.store, owner, time.time())
+
+
+def _steps_done(run: Run) -> int:
+    """Steps in the newest checkpoint; 0 if there is none. Every rank verifies it before it is used."""
+    good = newest_good(run.store, Alone(), full=False)
+    return good.manifest.step if good else 0
 
 
 def _supervise(run: Run, attempt: Attempt, owner: Owner, display: Display) -> Outcome:

@@ -50,8 +50,7 @@ def to_batch(rows: Rows, device: torch.device) -> Batch:
 
 
 def idle_batch(device: torch.device) -> Batch:
-    """One row of one token and no targets: what a rank without a microbatch runs so that collectives still meet."""
-    zero = torch.zeros(1, dtype=torch.int64, device=device)
+    """No rows at all: what a rank without a microbatch runs, so that collectives still meet and nothing is counted."""
     none = torch.zeros(0, dtype=torch.int64, device=device)
-    ends = torch.tensor([0, 1], dtype=torch.int32, device=device)
-    return Batch(zero, ends, 1, zero, none, none, segments=zero, pair_labels=None)
+    ends = torch.zeros(1, dtype=torch.int32, device=device)
+    return Batch(none, ends, 0, none, none, none, segments=none, pair_labels=none)

@@ -6,7 +6,7 @@ The only file that imports deepspeed. ZeRO 0-3, fp32 and bf16, on a GPU (NCCL) o
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,44 +22,12 @@ from encoder_core.errors import TrainingError
 from encoder_core.optim.lamb import Lamb, Segment
 from encoder_core.optim.updates import set_update
 from encoder_core.train import zero_state
+from encoder_core.train.engine_config import EngineConfig
 from encoder_core.train.fragments import Fragment
 
-Precision = Literal["fp32", "bf16"]
-
-
-@dataclass(frozen=True)
-class EngineConfig:
-    """How state is sharded and computed; nothing here changes what is computed beyond rounding.
-
-    Attributes:
-        stage: ZeRO stage 0-3.
-        precision: bf16 keeps fp32 master weights and accumulates gradients in fp32; it needs stage 1-3.
-        clip: largest global gradient norm, None for no clipping.
-        persistence_threshold: stage 3 keeps parameters with fewer elements whole; None for DeepSpeed's default.
-    """
-
-    stage: Literal[0, 1, 2, 3]
-    precision: Precision
-    clip: float | None
-    persistence_threshold: int | None = None
-
-    def deepspeed(self) -> dict[str, Any]:
-        """DeepSpeed's own configuration. Batch sizes are nominal: the step decides its boundaries itself."""
-        zero: dict[str, Any] = {"stage": self.stage}
-        if self.persistence_threshold is not None:
-            zero["stage3_param_persistence_threshold"] = self.persistence_threshold
-        config: dict[str, Any] = {
-            "train_micro_batch_size_per_gpu": 1,
-            "gradient_accumulation_steps": 1,
-            "zero_optimization": zero,
-            "zero_allow_untested_optimizer": True,
-            "gradient_clipping": self.clip or 0.0,
-            "steps_per_print": None,
-        }
-        if self.precision == "bf16":
-            config["bf16"] = {"enabled": True, "check_grad_overflow": True}
-            config["data_types"] = {"grad_accum_dtype": "fp32"}
-        return config
+# On a CPU DeepSpeed would compile a shared-memory reduction at every first start, for inference only. Training
+# reduces through gloo, so it is declared absent, and no machine needs a compiler.
+deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 
 @dataclass(frozen=True)

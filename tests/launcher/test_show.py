@@ -7,9 +7,8 @@ from data_service.positions import Positions
 from data_service.stream import Stream
 from data_service.tokenizers.load import load_tokenizer
 from launcher.errors import RunError
-from launcher.rank import positions
 from launcher.runs import Run, open_run
-from launcher.session import stream_spec
+from launcher.session import positions, stream_spec
 from launcher.show import find_sample, marked_text, render
 
 
@@ -21,7 +20,7 @@ def run(fresh_run: str) -> Run:
 def test_every_row_of_a_step_is_what_training_reads(run: Run) -> None:
     tokenizer = load_tokenizer(run.recipe.tokenizer.uri)
     streams = [Stream(stream_spec(run, tokenizer, phase)) for phase in range(2)]
-    where: Positions = positions(run, list(streams))
+    where: Positions = positions(run.recipe, list(streams))
     for step in (0, 7, 8, 13):
         row = 0
         for span in where.ranges(step):

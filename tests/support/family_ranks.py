@@ -16,7 +16,8 @@ from encoder_core.objectives.plm import permuted_language_model
 from encoder_core.optim.adamw import AdamW, AdamWConfig
 from encoder_core.optim.groups import parameter_groups
 from encoder_core.optim.updates import set_update
-from encoder_core.train.engine import Engine, EngineConfig
+from encoder_core.train.engine import Engine
+from encoder_core.train.engine_config import EngineConfig
 
 STEPS, RATE = 3, 1e-3
 OPTIMIZER = AdamWConfig(lr=RATE, clip=None)

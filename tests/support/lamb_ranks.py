@@ -7,7 +7,8 @@ from torch import Tensor, nn
 from encoder_core.optim.groups import parameter_groups
 from encoder_core.optim.lamb import Lamb, LambConfig
 from encoder_core.optim.updates import set_update
-from encoder_core.train.engine import Engine, EngineConfig
+from encoder_core.train.engine import Engine
+from encoder_core.train.engine_config import EngineConfig
 
 STEPS, RATE = 10, 0.01
 CONFIG = LambConfig(lr=RATE, weight_decay=0.01, clip=None)

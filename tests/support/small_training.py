@@ -15,7 +15,8 @@ from encoder_core.objectives.mlm import masked_language_model
 from encoder_core.optim.adamw import AdamW, AdamWConfig
 from encoder_core.optim.groups import parameter_groups
 from encoder_core.train.control import Control
-from encoder_core.train.engine import Engine, EngineConfig, Update
+from encoder_core.train.engine import Engine, Update
+from encoder_core.train.engine_config import EngineConfig
 from encoder_core.train.step import Microbatch, Work, gather_sums, run_step
 from encoder_core.train.zero_state import KINDS, MASTER
 

@@ -1,0 +1,41 @@
+"""How the engine shards and computes. Apart from the engine, so that reading a recipe does not load DeepSpeed."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Precision = Literal["fp32", "bf16"]
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """How state is sharded and computed; nothing here changes what is computed beyond rounding.
+
+    Attributes:
+        stage: ZeRO stage 0-3.
+        precision: bf16 keeps fp32 master weights and accumulates gradients in fp32; it needs stage 1-3.
+        clip: largest global gradient norm, None for no clipping.
+        persistence_threshold: stage 3 keeps parameters with fewer elements whole; None for DeepSpeed's default.
+    """
+
+    stage: Literal[0, 1, 2, 3]
+    precision: Precision
+    clip: float | None
+    persistence_threshold: int | None = None
+
+    def deepspeed(self) -> dict[str, Any]:
+        """DeepSpeed's own configuration. Batch sizes are nominal: the step decides its boundaries itself."""
+        zero: dict[str, Any] = {"stage": self.stage}
+        if self.persistence_threshold is not None:
+            zero["stage3_param_persistence_threshold"] = self.persistence_threshold
+        config: dict[str, Any] = {
+            "train_micro_batch_size_per_gpu": 1,
+            "gradient_accumulation_steps": 1,
+            "zero_optimization": zero,
+            "zero_allow_untested_optimizer": True,
+            "gradient_clipping": self.clip or 0.0,
+            "steps_per_print": None,
+        }
+        if self.precision == "bf16":
+            config["bf16"] = {"enabled": True, "check_grad_overflow": True}
+            config["data_types"] = {"grad_accum_dtype": "fp32"}
+        return config
