@@ -14,6 +14,7 @@ from data_service.ingest.build import build_corpus
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.progress import Progress
 from data_service.shards.manifest import Manifest
+from data_service.store.open import open_store
 from data_service.tokenizers.load import save_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
 from data_service.tokenizers.train import train_tokenizer
@@ -75,5 +76,6 @@ def ignore_progress(progress: Progress) -> None:
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
-    """Every file below a folder, by its path in it."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    """Every object stored below a folder, by its key. What a killed writer left half-written is no object."""
+    store = open_store(str(folder))
+    return {entry.key: store.get(entry.key) for entry in store.list()}
