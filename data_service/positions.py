@@ -54,7 +54,7 @@ class Phase:
     """A stretch of training on one stream.
 
     Attributes:
-        steps: optimizer steps.
+        steps: optimizer steps, at least one.
         batch: units of `axis` in a step: samples, or tokens (a step then takes the samples that begin within
             its stretch of so many tokens).
         samples_per_epoch: of the stream.
@@ -102,9 +102,8 @@ class Positions:
             _check_size(number, phase)
             self._first_epochs.append(epoch)
             self._skips.append(_skips(phase, epoch, [skip for skip in skips if skip.phase == number]))
-            if phase.steps:
-                last = self._unit(number, phase.steps * phase.batch - 1)
-                epoch = phase.axis.locate(last)[0] + 1 if number + 1 < len(self._phases) else epoch
+            last = self._unit(number, phase.steps * phase.batch - 1)
+            epoch = phase.axis.locate(last)[0] + 1
 
     @property
     def steps(self) -> int:

@@ -1,9 +1,8 @@
 """The Ray service delivers the bytes of the single process, whatever its size and whatever dies."""
 
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -79,16 +78,15 @@ def read_all(client: FeedClient, reference: Stream, steps: list[Ranges]) -> None
             assert_same(client.read(*range_), reference.read(*range_))
 
 
-def workers_of_this_cluster(title: str) -> list[psutil.Process]:
-    """Ray sets a worker's command line to what it runs; ours descend from this process."""
-    found = []
+def kill_one(title: str) -> bool:
+    """Kill a process of this cluster that runs `title` just now (Ray says so in its command line), if there is one."""
     for process in psutil.Process().children(recursive=True):
-        try:
-            if process.cmdline()[:1] and title in process.cmdline()[0]:
-                found.append(process)
-        except psutil.NoSuchProcess:
-            continue
-    return found
+        with suppress(psutil.NoSuchProcess):
+            command = process.cmdline()
+            if command and f"ray::{title}" in command[0]:
+                process.kill()
+                return True
+    return False
 
 
 @pytest.mark.parametrize("workers", [1, 3])
@@ -129,29 +127,22 @@ def test_reading_without_announcing_and_backwards(spec: StreamSpec) -> None:
 
 
 def test_killed_workers_and_a_killed_feed_change_nothing(spec: StreamSpec) -> None:
-    """kill -9 of whatever builds windows, and of the feed, over and over while a rank reads."""
+    """kill -9 of processes that build windows, and of the feed, again and again while a rank reads."""
     reference = Stream(spec)
     feed = start_feed(FeedConfig(workers=2, memory=200_000, slab_tokens=3000))
-    done, killed = threading.Event(), []
-
-    def kill_on() -> None:
-        while not done.wait(0.15):
-            titles = ["_build_slabs", "_build_slabs", "Feed"] if len(killed) % 4 else ["_build_slabs"]
-            victims = [process for title in titles for process in workers_of_this_cluster(title)]
-            if victims:
-                victim = victims[-1]
-                killed.append("Feed" if "Feed" in victim.cmdline()[0] else "worker")
-                victim.kill()
-
-    killer = threading.Thread(target=kill_on)
+    killed = {"_build_slabs": 0, "Feed": 0}
     with connected(feed, spec) as client:
-        killer.start()
-        try:
-            read_all(client, reference, steps_of(spec, 60, 500, client.samples_per_epoch))
-        finally:
-            done.set()
-            killer.join()
-    assert {"Feed", "worker"} <= set(killed)
+        steps = steps_of(spec, 2000, 500, client.samples_per_epoch)
+        client.prefetch(range_ for step in steps for range_ in step)
+        for number, step in enumerate(steps):
+            for range_ in step:
+                assert_same(client.read(*range_), reference.read(*range_))
+            title = "Feed" if number % 20 == 19 and killed["Feed"] < 3 else "_build_slabs"
+            killed[title] += kill_one(title)
+            if killed["Feed"] >= 3 and killed["_build_slabs"] >= 3:
+                break
+    assert killed["Feed"] >= 3
+    assert killed["_build_slabs"] >= 3
     ray.kill(feed)
 
 
