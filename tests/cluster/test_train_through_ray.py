@@ -26,14 +26,29 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def undisturbed(folder: Path) -> str:
-    uri = small_runs.new_run(folder, "undisturbed", *SETTINGS)
+    return train_undisturbed(folder, zero=1)
+
+
+def train_undisturbed(folder: Path, zero: int) -> str:
+    uri = small_runs.new_run(folder, f"undisturbed-{zero}", *SETTINGS, f"zero={zero}")
     with training(uri) as process:
         assert process.wait(300) == 0, output(process)
     return uri
 
 
 def test_whatever_is_killed_nothing_changes(folder: Path, undisturbed: str) -> None:
-    uri = small_runs.new_run(folder, "killed", *SETTINGS)
+    kill_all_kinds(folder, 1, undisturbed)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("zero", [0, 2, 3])
+def test_whatever_is_killed_nothing_changes_at_any_stage(folder: Path, zero: int) -> None:
+    kill_all_kinds(folder, zero, train_undisturbed(folder, zero))
+
+
+def kill_all_kinds(folder: Path, zero: int, undisturbed: str) -> None:
+    """A rank, then the feed and an idle worker, then everything; the end must be as if none of it had happened."""
+    uri = small_runs.new_run(folder, f"killed-{zero}", *SETTINGS, f"zero={zero}")
     with training(uri) as process:
         wait_for(process, lambda: committed(uri) >= 20)
         kill(process, "ray::RayTrainWorker")  # a rank
