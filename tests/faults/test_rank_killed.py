@@ -70,3 +70,19 @@ def test_the_world_and_the_stage_may_change_on_the_way(folder: Path, undisturbed
         assert ended.codes == [0] * world, ended.output
     assert small_runs.losses(run) == pytest.approx(small_runs.losses(undisturbed[2]), rel=1e-5)
     assert small_runs.digests(run) == small_runs.digests(undisturbed[2])
+
+
+def test_batches_by_tokens_survive_too(folder: Path) -> None:
+    """DOC-SENTENCES with a token budget: the rows of a step, and so of every microbatch, vary."""
+    settings = ("input.packing=doc_sentences", "phases=[{steps: 8, length: 32, batch: {tokens: 300}}]")
+    calm = small_runs.new_run(folder, "tokens-undisturbed", *settings)
+    assert run_group(calm, 2).codes == [0, 0]
+    run = small_runs.new_run(folder, "tokens-killed", *settings)
+    assert run_group(run, 2, kill={1: 5}).codes[1] == KILLED
+    again = run_group(run, 2)
+    assert again.codes == [0, 0], again.output
+    assert small_runs.losses(run) == small_runs.losses(calm)
+    assert small_runs.digests(run) == small_runs.digests(calm)
+    assert small_runs.final_state(run, 8) == small_runs.final_state(calm, 8)
+    rows = {stop - start for _, start, stop in small_runs.ledger(run)}
+    assert len(rows) > 1
