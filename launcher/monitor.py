@@ -117,9 +117,6 @@ class MonitorState:
         if self._status.fatal is None:
             self._status.fatal = Fatal(problem, remedy)
 
-    def fatal(self) -> Fatal | None:
-        return self._status.fatal
-
     def stop(self) -> None:
         self._stop = True
 

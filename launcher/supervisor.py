@@ -80,15 +80,15 @@ def _supervise(run: Run, attempt: Attempt, owner: Owner, display: Display) -> Ou
         feed = start_feed(_feed_config(run, resources))
         assignment = Assignment(run.store.uri, monitor, feed)
         fitting = _Fit(_trainer(assignment, resources, scratch, f"a{attempt.number:06d}-{os.getpid()}"))
-        with _stop_signals(monitor, display) as stopping:
+        with _stop_signals(monitor, display):
             fitting.start()
             while fitting.is_alive() and _show(monitor, display).fatal is None:
                 fitting.join(POLL_S)
             status = _show(monitor, display)
-        return _outcome(run, status, fitting.error, stopping.is_set())
+        return _outcome(run, status, fitting.error)
 
 
-def _outcome(run: Run, status: Status, error: BaseException | None, stopped: bool) -> Outcome:
+def _outcome(run: Run, status: Status, error: BaseException | None) -> Outcome:
     if status.fatal is not None:
         raise RunError(status.fatal.problem, remedy=status.fatal.remedy) from error
     if isinstance(error, TrainingFailedError):
@@ -102,7 +102,7 @@ def _outcome(run: Run, status: Status, error: BaseException | None, stopped: boo
     if status.finished is None:
         raise RunError("the ranks ended without saying where", remedy="run the same command again to resume")
     complete = status.finished >= run.recipe.total_steps
-    return Outcome(DONE if complete or not stopped else REQUEUE, status.finished)
+    return Outcome(DONE if complete else REQUEUE, status.finished)
 
 
 def _show(monitor: Any, display: Display) -> Status:
@@ -179,7 +179,7 @@ def _local_cluster(resources: Resources) -> dict[str, Any]:
 
 
 @contextmanager
-def _stop_signals(monitor: Any, display: Display) -> Iterator[threading.Event]:
+def _stop_signals(monitor: Any, display: Display) -> Iterator[None]:
     """SIGTERM and Ctrl-C ask for a commit and a clean end; a second Ctrl-C ends at once. Set after ray.init, which
     installs handlers of its own."""
     asked = threading.Event()
@@ -196,7 +196,7 @@ def _stop_signals(monitor: Any, display: Display) -> Iterator[threading.Event]:
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        yield asked
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
