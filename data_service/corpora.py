@@ -52,7 +52,7 @@ class Corpora:
     @cached_property
     def starts_word(self) -> NDArray[np.bool_] | None:
         """[vocab_size] bool, the tokenizer's word-start table, if the objective masks whole words."""
-        if self.spec.masking.unit == "token":
+        if self.spec.masking.unit in ("token", "piece"):
             return None
         return load_tokenizer(self._stores[0].at(TOKENIZER).uri).word_starts
 

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_service.corpora import Corpora
+from data_service.samples.inputs import Packed
 from data_service.samples.make import cut
 from data_service.samples.packing import contiguous_rows
 from data_service.spec import StreamSpec
@@ -63,7 +64,7 @@ def count_rows(corpora: Corpora, cache: Store | None, run: Runner = run_here) ->
         run: how a source's blocks are gone through.
     """
     spec = corpora.spec
-    if spec.packing == "contiguous":
+    if isinstance(spec.input, Packed) and spec.input.packing == "contiguous":
         return tuple(contiguous_rows(table.tokens, table.documents, spec.length) for table in corpora.tables)
     found = [_kept(corpora, source, cache, "rows", count_range, run) for source in range(len(corpora.tables))]
     return tuple(counts.astype(np.int64, copy=False) for counts in found)
@@ -92,7 +93,7 @@ def _kept(corpora: Corpora, source: int, cache: Store | None, kind: str, job: Pa
 
 def _name(spec: StreamSpec, source: int) -> str:
     """What rows depend on, and nothing else."""
-    parts = (spec.sources[source].manifest_fingerprint, spec.split, spec.packing, spec.length)
+    parts = (spec.sources[source].manifest_fingerprint, spec.split, spec.input.model_dump_json(), spec.length)
     return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()
 
 

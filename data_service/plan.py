@@ -20,6 +20,7 @@ from data_service.shards.manifest import BlockTable
 from data_service.spec import StreamSpec
 
 _BYTES_PER_TARGET = 8  # its position
+_TARGETS = 0.2  # share of the tokens, about
 _LINES_KEPT = 2  # a source
 
 
@@ -196,7 +197,7 @@ def _grid(spec: StreamSpec, totals: tuple[int, ...], text_tokens: int) -> Grid:
     wanted = min(wanted, max(1, spec.window.most_tokens // row_tokens))
     windows = max(1, rows // wanted)
     token_bytes = spec.vocabulary.ordinary.itemsize
-    per_token = token_bytes + spec.masking.rate * (token_bytes + _BYTES_PER_TARGET)
+    per_token = token_bytes + _TARGETS * (token_bytes + _BYTES_PER_TARGET)
     window_bytes = round(-(-rows // windows) * min(spec.length, row_tokens + 8) * per_token)
     return Grid(_quotas(spec, totals), windows, window_bytes)
 

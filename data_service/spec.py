@@ -2,18 +2,23 @@
 
 import hashlib
 from functools import cached_property
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
 
+from data_service.samples.inputs import Input, Packed
 from data_service.samples.masking import MlmMasking, Vocabulary
-from data_service.samples.packing import Packing
+from data_service.samples.permuted import PermutedPrediction
 from data_service.tokenizers.specials import SpecialIds
 
 
 class _Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+Masking = Annotated[MlmMasking | PermutedPrediction, Field(discriminator="kind")]
+"""What is predicted, and what stands in its place."""
 
 
 class SourceSpec(_Config):
@@ -53,9 +58,10 @@ class StreamSpec(_Config):
     Attributes:
         sources: the corpora.
         split: train, or heldout (evaluation).
-        packing: how blocks are cut into rows.
+        input: how blocks are cut into rows.
         length: most tokens in a row, special tokens included.
         masking: the objective's half that happens here.
+        lanes: rows of a step, where each continues a row of the step before (`Lanes` input); 1 elsewhere.
         special: ids by role.
         never_masked: ids that are neither targets nor random replacements: all special ones.
         vocab_size: number of ids.
@@ -65,9 +71,10 @@ class StreamSpec(_Config):
 
     sources: tuple[SourceSpec, ...] = Field(min_length=1)
     split: Literal["train", "heldout"] = "train"
-    packing: Packing = "full_sentences"
+    input: Input = Packed(packing="full_sentences")
     length: int = Field(ge=8)
-    masking: MlmMasking = MlmMasking()
+    masking: Masking = MlmMasking()
+    lanes: PositiveInt = 1
     special: SpecialIds
     never_masked: tuple[NonNegativeInt, ...]
     vocab_size: PositiveInt

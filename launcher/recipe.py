@@ -16,19 +16,17 @@ from pydantic import (
     Field,
     PlainSerializer,
     PositiveInt,
-    SerializerFunctionWrapHandler,
-    model_serializer,
     model_validator,
 )
 from pydantic.types import ByteSize
 
-from data_service.samples.masking import MlmMasking
-from data_service.samples.packing import Packing
+from data_service.samples.inputs import Input
 from encoder_core.families.build import ModelConfig
 from encoder_core.optim.adamw import AdamWConfig
 from encoder_core.optim.lamb import LambConfig
 from encoder_core.optim.schedules import ScheduleConfig
 from launcher.errors import RecipeError
+from launcher.objective import Choice, Objective
 from launcher.recipe_yaml import Document, override, parse, validate
 
 
@@ -36,14 +34,6 @@ class Strict(BaseModel):
     """Frozen, and an unknown key is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Choice(Strict):
-    """Optional fields of which some are given; those that are not stay out of the YAML."""
-
-    @model_serializer(mode="wrap")
-    def _given(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
-        return {name: value for name, value in serialize(self).items() if value is not None}
 
 
 def _spell_bytes(size: int) -> str:
@@ -77,18 +67,6 @@ class Corpus(Strict):
 
 class TokenizerRef(Strict):
     uri: str = Field(min_length=1)
-
-
-class Input(Strict):
-    """How documents become rows; see `data_service.samples.packing`."""
-
-    packing: Packing
-
-
-class Objective(Strict):
-    """What is predicted."""
-
-    mlm: MlmMasking
 
 
 class BatchSize(Choice):

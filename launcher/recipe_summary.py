@@ -1,21 +1,17 @@
 """What a recipe comes to, in figures: model size, batches, tokens."""
 
-import torch
-
-from encoder_core.objectives.mlm import masked_language_model
 from launcher.human import human_count
+from launcher.objective import meta_module, parameter_count
 from launcher.recipe import Phase, Recipe
 
 _ASSUMED_VOCABULARY = 50_265  # for counting only, where the recipe leaves it to the tokenizer
 
 
 def parameters(recipe: Recipe) -> int:
-    """Trainable parameters, tied ones once; built on the meta device, so no memory is used."""
+    """Trainable parameters of all networks, tied ones once; built on the meta device, so no memory is used."""
     model = recipe.model
     known = model if model.vocab else model.model_copy(update={"vocab": _ASSUMED_VOCABULARY})
-    with torch.device("meta"):
-        module = masked_language_model(known)
-    return sum(parameter.numel() for parameter in module.parameters())
+    return parameter_count(meta_module(known, recipe.objective))
 
 
 def summary(recipe: Recipe) -> list[str]:

@@ -11,11 +11,12 @@ from checkpoints.gather import Alone
 from checkpoints.hf.load import weights_for
 from checkpoints.load import Reader, newest_good
 from data_service.positions import Axis, Phase, Positions
+from data_service.samples.inputs import Lanes
 from data_service.spec import SourceSpec, StreamSpec, WindowSize
 from data_service.store.open import open_store
 from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.layers.initialise import initialise
-from encoder_core.objectives.mlm import MaskedLanguageModel, masked_language_model
+from encoder_core.objectives.losses import Objective
 from encoder_core.optim.adamw import AdamW, AdamWConfig
 from encoder_core.optim.groups import parameter_groups
 from encoder_core.optim.lamb import Lamb, LambConfig
@@ -24,6 +25,7 @@ from encoder_core.train.engine_config import EngineConfig
 from encoder_core.train.seeding import draw_seed
 from encoder_core.train.zero_state import MASTER, Read
 from launcher.errors import RunError
+from launcher.objective import objective_module
 from launcher.recipe import Phase as RecipePhase
 from launcher.recipe import Recipe
 from launcher.runs import Run
@@ -46,12 +48,19 @@ def stream_spec(run: Run, tokenizer: Tokenizer, phase: int) -> StreamSpec:
     batch = run.recipe.phases[phase].batch
     length = run.recipe.phases[phase].length
     rows = batch.sequences or max(1, (batch.tokens or length) // length)
-    return _spec(run, tokenizer, "train", length, WindowSize(samples=WINDOW_BATCHES * rows))
+    return _spec(
+        run, tokenizer, "train", length, WindowSize(samples=WINDOW_BATCHES * rows), _lanes(run, rows)
+    )
 
 
 def heldout_spec(run: Run, tokenizer: Tokenizer) -> StreamSpec:
     """The held-out samples, as long as the last phase's, under the masks of their epoch 0."""
-    return _spec(run, tokenizer, "heldout", run.recipe.phases[-1].length, WindowSize())
+    last = run.recipe.phases[-1]
+    return _spec(run, tokenizer, "heldout", last.length, WindowSize(), lanes=1)
+
+
+def _lanes(run: Run, rows: int) -> int:
+    return rows if isinstance(run.recipe.input, Lanes) else 1
 
 
 def positions(recipe: Recipe, streams: Sequence[Measured]) -> Positions:
@@ -66,10 +75,10 @@ def _phase(phase: RecipePhase, stream: Measured) -> Phase:
     return Phase(phase.steps, phase.batch.tokens, stream.samples_per_epoch, stream.token_axis())
 
 
-def build_model(recipe: Recipe, tokenizer: Tokenizer) -> MaskedLanguageModel:
+def build_model(recipe: Recipe, tokenizer: Tokenizer) -> Objective:
     """The model with fresh weights: a function of the recipe's seed, on any machine."""
     config = recipe.model.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
-    model = masked_language_model(config, checkpoint_activations=recipe.activation_checkpointing)
+    model = objective_module(config, recipe.objective, checkpoint_activations=recipe.activation_checkpointing)
     torch.manual_seed(draw_seed(recipe.seed, WEIGHTS_STEP, 0))
     initialise(model)
     return model
@@ -133,7 +142,12 @@ def _from_tensors(tensors: dict[str, Tensor]) -> Read:
 
 
 def _spec(
-    run: Run, tokenizer: Tokenizer, split: Literal["train", "heldout"], length: int, window: WindowSize
+    run: Run,
+    tokenizer: Tokenizer,
+    split: Literal["train", "heldout"],
+    length: int,
+    window: WindowSize,
+    lanes: int,
 ) -> StreamSpec:
     recipe = run.recipe
     return StreamSpec(
@@ -147,9 +161,10 @@ def _spec(
             for name, source in recipe.corpus.sources.items()
         ),
         split=split,
-        packing=recipe.input.packing,
+        input=recipe.input,
         length=length,
-        masking=recipe.objective.mlm,
+        masking=recipe.objective.masking,
+        lanes=lanes,
         special=tokenizer.special,
         never_masked=tuple(int(i) for i in tokenizer.special_mask.nonzero()[0]),
         vocab_size=tokenizer.vocab_size,

@@ -6,9 +6,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_service.rng import Key, stream_key
+from data_service.samples.inputs import Lanes, OrderedPairs, Packed, SegmentPairs, TwoSegments
 from data_service.samples.layout import lay_out
 from data_service.samples.masking import MlmMasking, mask_rows
 from data_service.samples.packing import Rows, pack
+from data_service.samples.permuted import PermutedPrediction
 from data_service.samples.ragged import Samples
 from data_service.samples.selection import Slots
 from data_service.samples.units import Units, fixed_positions, token_units, word_units
@@ -18,7 +20,13 @@ from data_service.spec import StreamSpec
 
 def cut(block: Block, spec: StreamSpec) -> Rows:
     """The rows of a block, the same in every epoch."""
-    return pack(block, spec.packing, spec.length)
+    match spec.input:
+        case Packed():
+            return pack(block, spec.input.packing, spec.length)
+        case SegmentPairs() | OrderedPairs() | TwoSegments() | Lanes():
+            raise NotImplementedError(spec.input.packing)
+        case _:
+            assert_never(spec.input)
 
 
 def make_rows(
@@ -47,6 +55,8 @@ def make_rows(
             slots = Slots.of(rows.edges[start : stop + 1], start, masking.rate)
             units = _units(block, rows, start, stop, spec, starts_word)
             return mask_rows(laid_out, units, slots, masking, spec.vocabulary, key)
+        case PermutedPrediction():
+            raise NotImplementedError(masking.kind)
         case _:
             assert_never(masking)
 

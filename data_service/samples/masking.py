@@ -23,11 +23,15 @@ class _Config(BaseModel):
 
 
 class Replacement(_Config):
-    """What stands where a target was: shares of the mask token, a random token, the token itself; sum 1."""
+    """What stands where a target was: shares of the mask token, a random token, the token itself; sum 1.
+
+    A random token is any ordinary one alike, or drawn by its frequency in the corpora (SpanBERT).
+    """
 
     mask: Share = 0.8
     random: Share = 0.1
     keep: Share = 0.1
+    random_from: Literal["vocabulary", "unigram"] = "vocabulary"
 
     @model_validator(mode="after")
     def _sums_to_one(self) -> Self:
@@ -41,19 +45,27 @@ class MlmMasking(_Config):
 
     Attributes:
         rate: share of a row's maskable tokens to predict.
-        unit: mask tokens independently, or all pieces of a word together.
+        unit: mask tokens independently; all pieces of a word together; n-grams of 1 to `longest` words, n drawn
+            with probability proportional to 1 / n (ALBERT, DeBERTa); or spans of 1 to `longest` words, their
+            length geometric with `span_p`, adjacent ones merged and replaced alike (SpanBERT).
+        longest: words in the longest n-gram (null: 3) or span (null: 10).
+        span_p: of the geometric distribution of span lengths.
         copies: "dynamic" draws anew every epoch; a number k draws k masks of each row, used in turn.
         count: targets of a row of n maskable tokens. "stochastic": floor(rate * n + u), u uniform in [0, 1)
-            (fairseq), whose mean is exact; "bert": max(1, round(rate * n)), halves to even.
+            (fairseq), whose mean is exact; "bert": max(1, round(rate * n)), halves to even; "ceil":
+            ceil(rate * n) (SpanBERT); "drawn": BERT's number of positions drawn with replacement, each counted
+            once (google-research/electra).
         max_predictions: most targets in a row (BERT: 20 at length 128), or None.
     """
 
     kind: Literal["mlm"] = "mlm"
     rate: float = Field(default=0.15, gt=0, le=0.8)
-    unit: Literal["token", "whole_word"] = "token"
+    unit: Literal["token", "whole_word", "ngram", "span"] = "token"
+    longest: PositiveInt | None = None
+    span_p: float = Field(default=0.2, gt=0, lt=1)
     copies: Literal["dynamic"] | PositiveInt = "dynamic"
     replace: Replacement = Replacement()
-    count: Literal["stochastic", "bert"] = "stochastic"
+    count: Literal["stochastic", "bert", "ceil", "drawn"] = "stochastic"
     max_predictions: PositiveInt | None = None
 
     def mask_epoch(self, epoch: int) -> int:

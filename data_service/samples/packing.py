@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from data_service.shards.block import Block
 
 Packing = Literal["full_sentences", "doc_sentences", "contiguous"]
-"""RoBERTa's input formats (Liu et al. 2019, section 4.2), and plain cutting:
+"""How `data_service.samples.inputs.Packed` cuts:
 
 full_sentences: whole sentences while they fit; rows cross documents.
 doc_sentences: the same, but a row ends with its document.

@@ -4,23 +4,25 @@ from typing import Annotated, assert_never
 
 from pydantic import Field
 
-from encoder_core.families import albert, bert, deberta, electra, roberta
+from encoder_core.families import albert, bert, deberta, electra, roberta, xlnet
 from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bert import BertConfig
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.roberta import RobertaConfig
+from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.disentangled_encoder import DisentangledEncoder
 from encoder_core.layers.encoder import Encoder
 from encoder_core.layers.kernels import Attend, automatic
+from encoder_core.layers.two_stream_encoder import TwoStreamEncoder
 
 ModelConfig = Annotated[
-    BertConfig | RobertaConfig | AlbertConfig | ElectraConfig | DebertaConfig | DebertaV2Config,
+    BertConfig | RobertaConfig | AlbertConfig | ElectraConfig | DebertaConfig | DebertaV2Config | XlnetConfig,
     Field(discriminator="family"),
 ]
 """The configuration of any family, told apart by its `family` field."""
 
-AnyEncoder = Encoder | DisentangledEncoder
+AnyEncoder = Encoder | DisentangledEncoder | TwoStreamEncoder
 """Batch to hidden states [T, H], with the input embeddings as `embeddings`."""
 
 
@@ -29,7 +31,7 @@ def build_encoder(
 ) -> AnyEncoder:
     """The family's encoder, weights not yet initialised. Raises ModelError if the vocabulary is unknown.
 
-    `attend` is the kernel of plain attention; disentangled attention has its own.
+    `attend` is the kernel of plain attention; disentangled and two-stream attention have their own.
     """
     match config:
         case BertConfig():
@@ -42,5 +44,7 @@ def build_encoder(
             return roberta.build(config, checkpoint_activations=checkpoint_activations, attend=attend)
         case DebertaConfig() | DebertaV2Config():
             return deberta.build(config, checkpoint_activations=checkpoint_activations)
+        case XlnetConfig():
+            return xlnet.build(config, checkpoint_activations=checkpoint_activations)
         case _ as never:
             assert_never(never)

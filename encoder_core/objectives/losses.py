@@ -1,9 +1,12 @@
-"""What an objective returns: sums, not means, since only the trainer knows the step's target counts."""
+"""What an objective is, and what it returns: sums, not means, since only the trainer knows the step's targets."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 
 from jaxtyping import Num
-from torch import Tensor
+from torch import Tensor, nn
+
+from encoder_core.batch import Batch
 
 
 @dataclass(frozen=True)
@@ -31,10 +34,21 @@ class LossSums:
     """All terms of one microbatch, and sums for metrics.
 
     `metrics` maps a name such as "mlm_correct" to a scalar without gradient; it is divided by the targets of
-    the term that its name begins with. `memory` is what a recurrent model wants back with the same rows' next
-    tokens; empty for all others.
+    the term that its name begins with. `memory` is what the module wants back with the same microbatch: at its next
+    turn in this step, or in the next step (XLNet: the states of the rows' last tokens). Empty for most.
     """
 
     terms: tuple[Term, ...]
     metrics: dict[str, Num[Tensor, ""]] = field(default_factory=dict)
     memory: tuple[Tensor, ...] = ()
+
+
+class Objective(nn.Module, ABC):
+    """Networks and losses as the one module that the engine wraps: batch to `LossSums`.
+
+    A module that returned `memory` for a microbatch is called with it as second argument.
+    """
+
+    @abstractmethod
+    def target_counts(self, batch: Batch) -> dict[str, int]:
+        """How many summands each term will have for this batch, known before the forward pass."""

@@ -5,17 +5,15 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from encoder_core.batch import Batch
-from encoder_core.families.build import ModelConfig, build_encoder
+from encoder_core.families.build import AnyEncoder, ModelConfig, build_encoder
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.heads.enhanced import EnhancedMaskDecoder
 from encoder_core.heads.mlm import MaskedLanguageModelHead
-from encoder_core.layers.disentangled_encoder import DisentangledEncoder
-from encoder_core.layers.encoder import Encoder
 from encoder_core.layers.kernels import Attend, automatic
-from encoder_core.objectives.losses import LossSums, Term
+from encoder_core.objectives.losses import LossSums, Objective, Term
 
 
-class MaskedLanguageModel(nn.Module):
+class MaskedLanguageModel(Objective):
     """Cross-entropy of the original ids at the target positions (BERT, section 3.1; RoBERTa).
 
     Terms: "mlm".
@@ -23,7 +21,7 @@ class MaskedLanguageModel(nn.Module):
 
     def __init__(
         self,
-        encoder: Encoder | DisentangledEncoder,
+        encoder: AnyEncoder,
         head: MaskedLanguageModelHead,
         decoder: EnhancedMaskDecoder | None = None,
     ) -> None:
@@ -32,8 +30,7 @@ class MaskedLanguageModel(nn.Module):
         self.head = head
         self.decoder = decoder
 
-    @staticmethod
-    def target_counts(batch: Batch) -> dict[str, int]:
+    def target_counts(self, batch: Batch) -> dict[str, int]:
         """How many summands each term will have for this batch, known before the forward pass."""
         return {"mlm": batch.target_ids.numel()}
 

@@ -3,34 +3,40 @@
 from typing import Literal
 
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from encoder_core.batch import Batch
 from encoder_core.families.build import AnyEncoder, ModelConfig, build_encoder
 from encoder_core.heads.mlm import MaskedLanguageModelHead
 from encoder_core.heads.pair import PairHead
 from encoder_core.layers.kernels import Attend, automatic
-from encoder_core.objectives.losses import LossSums, Term
+from encoder_core.objectives.losses import LossSums, Objective, Term
 from encoder_core.objectives.mlm import tied_head
 
 PairTask = Literal["nsp", "sop"]
 """Next sentence prediction (BERT, section 3.1) or sentence order prediction (ALBERT, section 3.1)."""
 
 
-class MaskedLanguageModelWithPairs(nn.Module):
-    """Two terms of equal weight: "mlm" over targets, and "nsp" or "sop" over rows.
+class MaskedLanguageModelWithPairs(Objective):
+    """Two terms: "mlm" over targets, and "nsp" or "sop" over rows, times `weight`.
 
     Rows without labels (`pair_labels` None) have no pair term, but its head still takes part in the graph.
     """
 
     def __init__(
-        self, encoder: AnyEncoder, head: MaskedLanguageModelHead, pair_head: PairHead, task: PairTask
+        self,
+        encoder: AnyEncoder,
+        head: MaskedLanguageModelHead,
+        pair_head: PairHead,
+        task: PairTask,
+        weight: float = 1.0,
     ) -> None:
         super().__init__()
         self.encoder = encoder
         self.head = head
         self.pair_head = pair_head
         self.task: PairTask = task
+        self.weight = weight
 
     def target_counts(self, batch: Batch) -> dict[str, int]:
         """How many summands each term will have for this batch, known before the forward pass."""
@@ -45,7 +51,10 @@ class MaskedLanguageModelWithPairs(nn.Module):
         labels_R = batch.cu_seqlens[:0].long() if batch.pair_labels is None else batch.pair_labels
         first_R = batch.cu_seqlens[: counts[self.task]].long()
         pair_sum, pair_correct = self.pair_head(hidden_TH.index_select(0, first_R), labels_R)
-        terms = (Term("mlm", loss_sum, counts["mlm"]), Term(self.task, pair_sum, counts[self.task]))
+        terms = (
+            Term("mlm", loss_sum, counts["mlm"]),
+            Term(self.task, pair_sum, counts[self.task], self.weight),
+        )
         return LossSums(terms, {"mlm_correct": correct, f"{self.task}_correct": pair_correct})
 
     def logits(self, batch: Batch) -> Float[Tensor, "targets vocab"]:
@@ -54,7 +63,12 @@ class MaskedLanguageModelWithPairs(nn.Module):
 
 
 def masked_language_model_with_pairs(
-    config: ModelConfig, task: PairTask, *, checkpoint_activations: bool = False, attend: Attend = automatic
+    config: ModelConfig,
+    task: PairTask,
+    weight: float = 1.0,
+    *,
+    checkpoint_activations: bool = False,
+    attend: Attend = automatic,
 ) -> MaskedLanguageModelWithPairs:
     """Encoder and both heads, on the default device; weights not yet initialised (`initialise`).
 
@@ -62,4 +76,4 @@ def masked_language_model_with_pairs(
     """
     encoder = build_encoder(config, checkpoint_activations=checkpoint_activations, attend=attend)
     head = tied_head(config, encoder.embeddings.word)
-    return MaskedLanguageModelWithPairs(encoder, head, PairHead(config.hidden), task)
+    return MaskedLanguageModelWithPairs(encoder, head, PairHead(config.hidden), task, weight)

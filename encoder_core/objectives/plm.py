@@ -1,7 +1,7 @@
 """Permuted language modelling (Yang et al. 2019, section 2.2): encoder and head as the module the engine wraps."""
 
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from encoder_core.batch import Batch
 from encoder_core.errors import TrainingError
@@ -9,10 +9,10 @@ from encoder_core.families import xlnet
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.heads.plm import PermutationHead
 from encoder_core.layers.two_stream_encoder import Memory, Streams, TwoStreamEncoder
-from encoder_core.objectives.losses import LossSums, Term
+from encoder_core.objectives.losses import LossSums, Objective, Term
 
 
-class PermutedLanguageModel(nn.Module):
+class PermutedLanguageModel(Objective):
     """Cross-entropy of the ids at the target positions, each predicted from what comes before it in the
     factorisation order.
 
@@ -24,8 +24,7 @@ class PermutedLanguageModel(nn.Module):
         self.encoder = encoder
         self.head = head
 
-    @staticmethod
-    def target_counts(batch: Batch) -> dict[str, int]:
+    def target_counts(self, batch: Batch) -> dict[str, int]:
         """How many summands each term will have for this batch, known before the forward pass."""
         return {"plm": batch.target_ids.numel()}
 

@@ -12,9 +12,10 @@ from encoder_core.batch import Batch
 from encoder_core.families import electra
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.heads.replaced import DetectionSums, ReplacedTokenHead
+from encoder_core.layers.embeddings import Embeddings
 from encoder_core.layers.encoder import Encoder
 from encoder_core.layers.kernels import Attend, automatic
-from encoder_core.objectives.losses import LossSums, Term
+from encoder_core.objectives.losses import LossSums, Objective, Term
 from encoder_core.objectives.mlm import MaskedLanguageModel, masked_language_model
 
 
@@ -49,7 +50,7 @@ class Discriminator(nn.Module):
         return sums
 
 
-class ReplacedTokenDetection(nn.Module):
+class ReplacedTokenDetection(Objective):
     """Both networks as one module with one set of embeddings, so that one engine trains them together.
 
     Terms: "mlm" over the generator's targets, and "rtd" over all tokens, weighted. No gradient passes through the
@@ -64,8 +65,7 @@ class ReplacedTokenDetection(nn.Module):
         self.discriminator = discriminator
         self.config = config
 
-    @staticmethod
-    def target_counts(batch: Batch) -> dict[str, int]:
+    def target_counts(self, batch: Batch) -> dict[str, int]:
         """How many summands each term will have for this batch, known before the forward pass."""
         return {"mlm": batch.target_ids.numel(), "rtd": batch.tokens.numel()}
 
@@ -125,9 +125,11 @@ def replaced_token_detection(
     generator = masked_language_model(
         config.generator, checkpoint_activations=checkpoint_activations, attend=attend
     )
+    embeddings = generator.encoder.embeddings
+    assert isinstance(embeddings, Embeddings)  # the family's own
     encoder = electra.build(
         config,
-        embeddings=generator.encoder.embeddings,
+        embeddings=embeddings,
         checkpoint_activations=checkpoint_activations,
         attend=attend,
     )

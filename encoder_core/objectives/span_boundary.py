@@ -4,14 +4,14 @@ from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from encoder_core.batch import Batch
 from encoder_core.families.build import AnyEncoder, ModelConfig, build_encoder
 from encoder_core.heads.mlm import MaskedLanguageModelHead
 from encoder_core.heads.span_boundary import MAX_TARGETS, SpanBoundaryHead
 from encoder_core.layers.kernels import Attend, automatic
-from encoder_core.objectives.losses import LossSums, Term
+from encoder_core.objectives.losses import LossSums, Objective, Term
 from encoder_core.objectives.mlm import tied_head
 
 
@@ -52,19 +52,23 @@ def boundary_targets(batch: Batch) -> BoundaryTargets:
     return BoundaryTargets(first[span] - 1, last[span] + 1, place[chosen], batch.target_ids[chosen])
 
 
-class SpanBoundaryModel(nn.Module):
-    """Two terms of equal weight: "mlm" over targets, "sbo" over those with a boundary."""
+class SpanBoundaryModel(Objective):
+    """Two terms: "mlm" over targets, and "sbo" over those with a boundary, times `weight`."""
 
     def __init__(
-        self, encoder: AnyEncoder, head: MaskedLanguageModelHead, boundary_head: SpanBoundaryHead
+        self,
+        encoder: AnyEncoder,
+        head: MaskedLanguageModelHead,
+        boundary_head: SpanBoundaryHead,
+        weight: float = 1.0,
     ) -> None:
         super().__init__()
         self.encoder = encoder
         self.head = head
         self.boundary_head = boundary_head
+        self.weight = weight
 
-    @staticmethod
-    def target_counts(batch: Batch) -> dict[str, int]:
+    def target_counts(self, batch: Batch) -> dict[str, int]:
         """How many summands each term will have for this batch, known before the forward pass."""
         return {"mlm": batch.target_ids.numel(), "sbo": boundary_targets(batch).ids.numel()}
 
@@ -75,7 +79,10 @@ class SpanBoundaryModel(nn.Module):
         targets = boundary_targets(batch)
         left_BH, right_BH = (hidden_TH.index_select(0, side) for side in (targets.left, targets.right))
         sbo_sum, sbo_correct, _ = self.boundary_head(left_BH, right_BH, targets.place, targets.ids)
-        terms = (Term("mlm", loss_sum, batch.target_ids.numel()), Term("sbo", sbo_sum, targets.ids.numel()))
+        terms = (
+            Term("mlm", loss_sum, batch.target_ids.numel()),
+            Term("sbo", sbo_sum, targets.ids.numel(), self.weight),
+        )
         return LossSums(terms, {"mlm_correct": correct, "sbo_correct": sbo_correct})
 
     def logits(self, batch: Batch) -> Float[Tensor, "targets vocab"]:
@@ -84,7 +91,11 @@ class SpanBoundaryModel(nn.Module):
 
 
 def span_boundary_model(
-    config: ModelConfig, *, checkpoint_activations: bool = False, attend: Attend = automatic
+    config: ModelConfig,
+    weight: float = 1.0,
+    *,
+    checkpoint_activations: bool = False,
+    attend: Attend = automatic,
 ) -> SpanBoundaryModel:
     """Encoder and both heads, on the default device; weights not yet initialised (`initialise`).
 
@@ -95,4 +106,4 @@ def span_boundary_model(
     boundary_head = SpanBoundaryHead(
         config.hidden, word, activation=config.head_activation, eps=config.layer_norm_eps
     )
-    return SpanBoundaryModel(encoder, tied_head(config, word), boundary_head)
+    return SpanBoundaryModel(encoder, tied_head(config, word), boundary_head, weight)

@@ -63,9 +63,9 @@ class Engine:
         if isinstance(optimizer, Lamb) and config.stage > 0:
             self._describe_partitions(optimizer)
 
-    def __call__(self, batch: Batch) -> Any:
-        """The wrapped module's forward, with ZeRO's hooks around it."""
-        return self._engine(batch)
+    def __call__(self, batch: Batch, memory: tuple[Tensor, ...] = ()) -> Any:
+        """The wrapped module's forward, with ZeRO's hooks around it. `memory` only where the module returned some."""
+        return self._engine(batch, memory) if memory else self._engine(batch)
 
     def training(self, mode: bool) -> None:
         """Dropout on or off."""

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from encoder_core.train.control import Control
@@ -11,7 +11,7 @@ from encoder_core.train.evaluate import evaluate
 from encoder_core.train.metrics import StepReport
 from encoder_core.train.signals import Signals, exchange
 from encoder_core.train.state import TrainState
-from encoder_core.train.step import Microbatch, Work, gather_sums, run_step
+from encoder_core.train.step import Memories, Microbatch, Work, accumulate, gather_sums
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,7 @@ class Trainer:
     journal: Journal
     plan: Plan
     stop_requested: Callable[[], bool]
+    memories: Memories = field(default_factory=dict)
 
     def train(self, state: TrainState) -> TrainState:
         """Train from `state` to the last step, or until a stop is requested on any rank. The result is committed."""
@@ -96,7 +97,7 @@ class Trainer:
             if signals.stop:
                 break
             learning_rate = self.plan.learning_rate(state.step)
-            sums = run_step(self.engine, fetched.work, signals.counts, self.plan.seed)
+            sums = accumulate(self.engine, fetched.work, signals.counts, self.plan.seed, self.memories)
             update = self.engine.update(learning_rate, state.updates + 1)
             sums = gather_sums(self.control, sums)
             report = StepReport(

@@ -5,7 +5,7 @@ ranks. Each draws its randomness from (seed, step, microbatch) and its loss sums
 whole step, so the update is that of one process working through the batch alone, up to rounding.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -45,7 +45,13 @@ class Work:
         return -(-self.total // world)
 
 
-def run_step(engine: Engine, work: Work, counts: Mapping[str, float], seed: int) -> dict[str, float]:
+Memories = MutableMapping[int, tuple[Tensor, ...]]
+"""By logical microbatch: what the module returned for it and wants back with it."""
+
+
+def accumulate(
+    engine: Engine, work: Work, counts: Mapping[str, float], seed: int, memories: Memories
+) -> dict[str, float]:
     """Accumulate the step's gradient and return this rank's sums (not means) of losses and metrics.
 
     `counts` are the step's global targets per loss term, known before the first backward.
@@ -56,9 +62,11 @@ def run_step(engine: Engine, work: Work, counts: Mapping[str, float], seed: int)
     for i in range(rounds):
         microbatch = _microbatch(engine, work, i)
         seed_draws(seed, work.step, microbatch.index)
-        losses: LossSums = engine(microbatch.batch)
+        losses: LossSums = engine(microbatch.batch, memories.pop(microbatch.index, ()))
         engine.backward(_share_of_step(losses, counts), last=i == rounds - 1)
         sums.add(losses)
+        if losses.memory:
+            memories[microbatch.index] = losses.memory
     return sums.collect()
 
 

@@ -160,7 +160,7 @@ def test_batches_of_tokens_by_the_service(spec: StreamSpec, tmp_path: Path) -> N
 
 def test_a_damaged_block_reaches_the_reader_as_itself_and_at_once(tmp_path: Path) -> None:
     uri = write_corpus(tmp_path / "c", [random_block(seed, 5000) for seed in range(6)])
-    spec = spec_of(source_of(uri), packing="contiguous")
+    spec = spec_of(source_of(uri), input={"packing": "contiguous"})
     feed = start_feed(FeedConfig(workers=1, memory=10_000_000))
     with connected(feed, spec) as client:
         client.read(0, 0, 1)
@@ -178,7 +178,7 @@ def test_a_damaged_block_reaches_the_reader_as_itself_and_at_once(tmp_path: Path
 
 def test_a_failed_prefetch_is_raised_by_the_read_that_needs_it(tmp_path: Path) -> None:
     uri = write_corpus(tmp_path / "c", [random_block(seed, 5000) for seed in range(6)])
-    spec = spec_of(source_of(uri), packing="contiguous", window={"least_tokens": 5000})
+    spec = spec_of(source_of(uri), input={"packing": "contiguous"}, window={"least_tokens": 5000})
     feed = start_feed(FeedConfig(workers=1, memory=10_000_000))
     (tmp_path / "c" / "train" / "000000.tar").write_bytes(b"")
     with connected(feed, spec) as client:

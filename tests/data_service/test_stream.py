@@ -50,7 +50,7 @@ def assert_same(left: Samples, right: Samples) -> None:
 @pytest.mark.parametrize("packing", ["full_sentences", "doc_sentences", "contiguous"])
 @pytest.mark.parametrize("epoch", [0, 3])
 def test_every_token_once_an_epoch(corpus: str, other: str, packing: Packing, epoch: int) -> None:
-    stream = Stream(spec_of(source_of(corpus), source_of(other, "other"), packing=packing))
+    stream = Stream(spec_of(source_of(corpus), source_of(other, "other"), input={"packing": packing}))
     samples = stream.read(epoch, 0, stream.samples_per_epoch)
     expected = np.bincount(np.concatenate([block.tokens for block in BLOCKS + OTHER]))
     np.testing.assert_array_equal(np.bincount(text_of(samples)), expected)
@@ -157,7 +157,7 @@ def test_contiguous_packing_counts_without_reading(corpus: str) -> None:
     def never(*_: object) -> np.ndarray:
         raise AssertionError("read")
 
-    corpora = Corpora(spec_of(source_of(corpus), packing="contiguous"))
+    corpora = Corpora(spec_of(source_of(corpus), input={"packing": "contiguous"}))
     (counts,) = count_rows(corpora, None, never)
     assert counts.sum() == len(measure_rows(corpora, None)[0])
 

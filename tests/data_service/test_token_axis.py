@@ -24,7 +24,7 @@ def uris(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 def stream_of(uris: list[str], weights: tuple[float | None, float | None]) -> Stream:
     first, second = (source_of(uri, name, w) for uri, name, w in zip(uris, "ab", weights, strict=True))
-    return Stream(spec_of(first, second, packing="doc_sentences", window={"least_tokens": 600}))
+    return Stream(spec_of(first, second, input={"packing": "doc_sentences"}, window={"least_tokens": 600}))
 
 
 @pytest.mark.parametrize("weights", WEIGHTS)

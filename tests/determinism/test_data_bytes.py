@@ -33,7 +33,7 @@ def test_the_bytes_of_an_epoch(tmp_path: Path, packing: str, masking: str) -> No
         "token": MlmMasking(),
         "bert": MlmMasking(count="bert", max_predictions=4, copies=2),
     }[masking]
-    stream = Stream(spec_of(source_of(uri), packing=packing, masking=settings))
+    stream = Stream(spec_of(source_of(uri), input={"packing": packing}, masking=settings))
     samples = stream.read(3, 0, stream.samples_per_epoch)
     digest = hashlib.sha256()
     for column in (samples.tokens, samples.offsets, samples.target_positions, samples.target_ids):

@@ -32,9 +32,11 @@ def test_a_resolved_recipe_reads_back_as_itself(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_bundled_recipe_writes_out_every_key(name: str) -> None:
-    """What is left to defaults is only what another key implies: a union's tag, the tokenizer's padding id."""
+    """What is left to defaults is only what another key implies: a union's tag, the tokenizer's padding id, what
+    belongs to another unit of masking."""
     implied = {"model.pad_id", "objective.mlm.kind", "objective.mlm.count", "objective.mlm.max_predictions"}
-    implied |= {"schedule.power", "schedule.floor"}
+    implied |= {"objective.mlm.longest", "objective.mlm.span_p", "objective.mlm.replace.random_from"}
+    implied |= {"objective.plm.kind", "schedule.power", "schedule.floor"}
 
     def keys(data: object, prefix: str = "") -> set[str]:
         if not isinstance(data, dict):

@@ -17,7 +17,7 @@ from encoder_core.optim.groups import parameter_groups
 from encoder_core.train.control import Control
 from encoder_core.train.engine import Engine, Update
 from encoder_core.train.engine_config import EngineConfig
-from encoder_core.train.step import Microbatch, Work, gather_sums, run_step
+from encoder_core.train.step import Microbatch, Work, accumulate, gather_sums
 from encoder_core.train.zero_state import KINDS, MASTER
 
 VOCAB, MICROBATCHES, SEED = 61, 3, 5
@@ -133,7 +133,7 @@ def _step(engine: Engine, control: Control, number: int) -> tuple[float, Update]
     work = Work(number, mine, MICROBATCHES)
     targets = sum(m.batch.target_ids.numel() for m in mine)
     count = float(control.table([targets]).sum())
-    sums = run_step(engine, work, {"mlm": count}, SEED)
+    sums = accumulate(engine, work, {"mlm": count}, SEED, {})
     update = engine.update(1e-3, number + 1)
     sums = gather_sums(control, sums)
     return sums["mlm_loss"] / sums["mlm_targets"], update

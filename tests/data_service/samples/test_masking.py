@@ -21,7 +21,7 @@ WORD_STARTS = np.arange(VOCABULARY) % 3 != 0  # about two thirds of the pieces s
 
 
 def spec_with(masking: MlmMasking, length: int = 64, packing: str = "full_sentences") -> StreamSpec:
-    return spec_of(SOURCE, length=length, masking=masking, packing=packing)
+    return spec_of(SOURCE, length=length, masking=masking, input={"packing": packing})
 
 
 def make(block: Block, spec: StreamSpec, key: Key | None = None) -> tuple[Rows, Samples]:

@@ -1,0 +1,105 @@
+"""How documents become rows: what a recipe's `input` says. The rules themselves are a file each beside this one."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class _Input(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @property
+    def structures(self) -> int:
+        """Different ways in which a corpus is cut, taken in turn, one each time it is read."""
+        return 1
+
+
+class Packed(_Input):
+    """Rows of one segment; every token once an epoch. See `data_service.samples.packing`.
+
+    RoBERTa's FULL-SENTENCES and DOC-SENTENCES (Liu et al. 2019, section 4.2), and plain cutting.
+    """
+
+    packing: Literal["full_sentences", "doc_sentences", "contiguous"]
+
+
+class _Drawn(_Input):
+    """Rows whose boundaries are drawn.
+
+    Attributes:
+        copies: how many ways the corpus is cut in, with draws of their own, one after another; then the first
+            comes again (BERT's duplication factor). Their rows are counted ahead.
+    """
+
+    copies: PositiveInt = 10
+
+    @property
+    def structures(self) -> int:
+        return self.copies
+
+
+class SegmentPairs(_Drawn):
+    """Two segments, of which the second follows the first or is drawn from another document.
+
+    segment_pair: segments of many sentences that fill the row (Devlin et al. 2019, appendix A.2).
+    sentence_pair: single sentences (Liu et al. 2019, section 4.2).
+
+    Attributes:
+        short: share of documents whose rows are filled to a random shorter length (BERT).
+        random: share of rows whose second segment is drawn from elsewhere.
+    """
+
+    packing: Literal["segment_pair", "sentence_pair"]
+    short: Share = 0.1
+    random: Share = 0.5
+
+
+class OrderedPairs(_Drawn):
+    """Two consecutive segments, swapped or not (Lan et al. 2019, section 3.1). `short` as for `SegmentPairs`.
+
+    Attributes:
+        swapped: share of rows in which they are swapped.
+        lone_sentence: what a row of one sentence becomes: cut in two like any other text (the paper's definition
+            of the task), or given a random second segment (google-research/albert).
+    """
+
+    packing: Literal["ordered_pair"]
+    short: Share = 0.1
+    swapped: Share = 0.5
+    lone_sentence: Literal["cut", "random"] = "cut"
+
+
+class TwoSegments(_Drawn):
+    """Consecutive text, usually as two segments, without a label (google-research/electra,
+    build_pretraining_dataset.py).
+
+    Attributes:
+        single: share of rows of one segment.
+        short: share of rows filled to a random shorter length.
+    """
+
+    packing: Literal["two_segments"]
+    single: Share = 0.1
+    short: Share = 0.05
+
+
+class Lanes(_Input):
+    """Rows that go on from step to step: lane i of one step continues lane i of the step before (XLNet).
+
+    Each row is `[reuse][A <sep> B <sep> <cls>]`, and the window moves on by `reuse` tokens.
+
+    Attributes:
+        reuse: tokens at the start of each row that join the model's memory.
+        random: share of rows whose segment B is drawn from elsewhere.
+        both_directions: every second lane reads its text backwards (bi_data).
+    """
+
+    packing: Literal["lanes"]
+    reuse: PositiveInt = 256
+    random: Share = 0.5
+    both_directions: bool = True
+
+
+Input = Annotated[Packed | SegmentPairs | OrderedPairs | TwoSegments | Lanes, Field(discriminator="packing")]

@@ -1,0 +1,142 @@
+"""What a recipe's `objective` says, and the module that trains it.
+
+An objective is composed of parts: masked language modelling, alone or with a pair task, a span boundary task or
+a discriminator; or permuted language modelling. Its host half (what is masked) goes to the data service, its
+device half (the losses) is the module that the engine wraps.
+"""
+
+from typing import Self
+
+import torch
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
+from torch import nn
+
+from data_service.samples.masking import MlmMasking
+from data_service.samples.permuted import PermutedPrediction
+from data_service.spec import Masking
+from encoder_core.errors import ModelError
+from encoder_core.families.build import ModelConfig
+from encoder_core.families.deberta import DebertaV2Config
+from encoder_core.families.electra import ElectraConfig
+from encoder_core.families.xlnet import XlnetConfig
+from encoder_core.objectives.losses import Objective as ObjectiveModule
+from encoder_core.objectives.mlm import masked_language_model
+from encoder_core.objectives.mlm_pair import masked_language_model_with_pairs
+from encoder_core.objectives.plm import permuted_language_model
+from encoder_core.objectives.replaced import ReplacedTokenConfig, replaced_token_detection
+from encoder_core.objectives.span_boundary import span_boundary_model
+
+
+class Choice(BaseModel):
+    """Optional fields of which some are given; those that are not stay out of the YAML."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @model_serializer(mode="wrap")
+    def _given(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
+        return {name: value for name, value in serialize(self).items() if value is not None}
+
+
+class ExtraTerm(BaseModel):
+    """A further term of the loss, and its weight beside masked language modelling's 1."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    weight: float = Field(default=1.0, gt=0)
+
+
+class Objective(Choice):
+    """What is predicted.
+
+    Attributes:
+        mlm: masked tokens (BERT and most others); the masks of the generator with `rtd`.
+        nsp: whether the second segment follows the first (BERT). Needs input of segment or sentence pairs.
+        sop: whether two segments are in order (ALBERT). Needs input of ordered pairs.
+        sbo: masked spans from their boundaries (SpanBERT).
+        rtd: which tokens a generator replaced (ELECTRA, DeBERTa v3).
+        plm: tokens in a random factorisation order (XLNet). Needs input of lanes; stands alone.
+    """
+
+    mlm: MlmMasking | None = None
+    nsp: ExtraTerm | None = None
+    sop: ExtraTerm | None = None
+    sbo: ExtraTerm | None = None
+    rtd: ReplacedTokenConfig | None = None
+    plm: PermutedPrediction | None = None
+
+    @model_validator(mode="after")
+    def _compose(self) -> Self:
+        if (self.mlm is None) == (self.plm is None):
+            raise ValueError("choose exactly one of mlm and plm")
+        extra = [name for name in ("nsp", "sop", "sbo", "rtd") if getattr(self, name) is not None]
+        if extra and self.mlm is None:
+            raise ValueError(f"{extra[0]} goes with mlm, not with plm")
+        if len(extra) > 1:
+            raise ValueError(f"choose one of {' and '.join(extra)} beside mlm")
+        return self
+
+    @property
+    def masking(self) -> Masking:
+        """The host half."""
+        masking = self.mlm or self.plm
+        assert masking is not None  # exactly one is given
+        return masking
+
+
+def objective_module(
+    config: ModelConfig, objective: Objective, *, checkpoint_activations: bool = False
+) -> ObjectiveModule:
+    """The module that trains `objective` on a model of `config`; weights not yet initialised (`initialise`).
+
+    Raises ModelError: the family cannot be trained so, or its vocabulary is unknown.
+    """
+    wrong = misfit(config, objective)
+    if wrong is not None:
+        raise ModelError(wrong, remedy="see `maskfleet recipe list` for what goes together")
+    if objective.plm is not None and isinstance(config, XlnetConfig):
+        return permuted_language_model(config, checkpoint_activations=checkpoint_activations)
+    if objective.rtd is not None and isinstance(config, ElectraConfig):
+        return replaced_token_detection(config, objective.rtd, checkpoint_activations=checkpoint_activations)
+    if objective.nsp is not None:
+        return masked_language_model_with_pairs(
+            config, "nsp", objective.nsp.weight, checkpoint_activations=checkpoint_activations
+        )
+    if objective.sop is not None:
+        return masked_language_model_with_pairs(
+            config, "sop", objective.sop.weight, checkpoint_activations=checkpoint_activations
+        )
+    if objective.sbo is not None:
+        return span_boundary_model(
+            config, objective.sbo.weight, checkpoint_activations=checkpoint_activations
+        )
+    return masked_language_model(config, checkpoint_activations=checkpoint_activations)
+
+
+def misfit(config: ModelConfig, objective: Objective) -> str | None:
+    """Why a family cannot be trained by an objective; None if it can."""
+    if (objective.plm is not None) != isinstance(config, XlnetConfig):
+        return f"a model of family {config.family} is not trained by {'plm' if objective.plm else 'mlm'}"
+    detects = isinstance(config, ElectraConfig | DebertaV2Config)
+    if objective.rtd is not None and not detects:
+        return f"a model of family {config.family} has no generator for rtd"
+    if isinstance(config, ElectraConfig) and objective.rtd is None:
+        return "a model of family electra is trained by rtd"
+    return None
+
+
+def parameter_count(module: nn.Module) -> int:
+    """Trainable parameters, tied ones once."""
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def meta_module(config: ModelConfig, objective: Objective) -> ObjectiveModule:
+    """The module without memory: for its names, shapes and size."""
+    with torch.device("meta"):
+        return objective_module(config, objective)
