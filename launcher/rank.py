@@ -42,7 +42,7 @@ def run_rank(
         UserError kinds of the packages below: damaged data, a store that does not answer, and the like.
     """
     link.beat(0, "starting")
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // control.world))
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // control.world))
     torch.use_deterministic_algorithms(run.recipe.deterministic)
     tokenizer = load_tokenizer(run.recipe.tokenizer.uri)
     good = _resume_point(run, peers)
