@@ -35,6 +35,7 @@ class Corpora:
         for source, manifest in zip(spec.sources, manifests, strict=True):
             _check(spec, source, manifest)
         self.tables = tuple(_split(spec, manifest) for manifest in manifests)
+        self._counts = [manifest.unigram for manifest in manifests]
         self._tokenizer_hash = manifests[0].tokenizer_hash
         for source, manifest in zip(spec.sources, manifests, strict=True):
             if manifest.tokenizer_hash != self._tokenizer_hash:
@@ -51,10 +52,37 @@ class Corpora:
 
     @cached_property
     def starts_word(self) -> NDArray[np.bool_] | None:
-        """[vocab_size] bool, the tokenizer's word-start table, if the objective masks whole words."""
-        if self.spec.masking.unit in ("token", "piece"):
+        """[vocab_size] bool, the tokenizer's word-start table, if the objective masks whole words.
+
+        Raises CorpusError: no ordinary piece of the vocabulary begins a word.
+        """
+        unit = self.spec.masking.unit
+        if unit in ("token", "piece"):
             return None
-        return load_tokenizer(self._stores[0].at(TOKENIZER).uri).word_starts
+        starts = load_tokenizer(self._stores[0].at(TOKENIZER).uri).word_starts
+        if not starts[self.spec.vocabulary.ordinary].any():
+            raise CorpusError(
+                f"masking by {unit} needs words, and no piece of this corpus's tokenizer begins one",
+                remedy="mask by token, or build the corpus with a tokenizer that marks where words begin",
+            )
+        return starts
+
+    @cached_property
+    def unigram(self) -> NDArray[np.int64] | None:
+        """[vocab_size] int64, the sources' token counts together, if random replacements are drawn by them.
+
+        Raises CorpusError: no ordinary token was counted.
+        """
+        masking = self.spec.masking
+        if masking.kind != "mlm" or masking.replace.random_from != "unigram":
+            return None
+        counts: NDArray[np.int64] = np.sum(self._counts, axis=0)
+        if not counts[self.spec.vocabulary.ordinary].any():
+            raise CorpusError(
+                "the manifests count no ordinary token, so random replacements cannot follow their frequency",
+                remedy="build the corpus again, or set objective.mlm.replace.random_from to vocabulary",
+            )
+        return counts
 
 
 def _check(spec: StreamSpec, source: SourceSpec, manifest: Manifest) -> None:

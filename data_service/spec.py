@@ -8,8 +8,9 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
 
 from data_service.samples.inputs import Input, Packed
-from data_service.samples.masking import MlmMasking, Vocabulary
+from data_service.samples.masking import MlmMasking
 from data_service.samples.permuted import PermutedPrediction
+from data_service.samples.replacement import Vocabulary
 from data_service.tokenizers.specials import SpecialIds
 
 

@@ -54,7 +54,7 @@ def _make(corpora: Corpora, piece: Piece, block: Block) -> Samples:
             remedy="the row counts in the cache are not this corpus's: delete the cache and start again",
         )
     key = block_key(spec, piece.source, piece.block, piece.epoch)
-    return make_rows(block, rows, piece.start, piece.stop, spec, key, corpora.starts_word)
+    return make_rows(block, rows, piece.start, piece.stop, spec, key, corpora.starts_word, corpora.unigram)
 
 
 def _read_ahead(corpora: Corpora, pieces: tuple[Piece, ...]) -> Iterator[tuple[Piece, Block]]:

@@ -1,5 +1,6 @@
 """From a block to training rows: the one place that says what each objective needs."""
 
+from dataclasses import replace
 from typing import assert_never
 
 import numpy as np
@@ -37,6 +38,7 @@ def make_rows(
     spec: StreamSpec,
     key: Key,
     starts_word: NDArray[np.bool_] | None,
+    unigram: NDArray[np.int64] | None = None,
 ) -> Samples:
     """Rows `start` to `stop` of a block, ready to train on.
 
@@ -47,6 +49,7 @@ def make_rows(
         spec: the stream's.
         key: names the block and the masking epoch; see `block_key`.
         starts_word: [vocab_size] bool, the tokenizer's word-start table, where words are masked whole.
+        unigram: [vocab_size] counts of the corpora's tokens, where random replacements follow them.
     """
     laid_out = lay_out(block.tokens, rows, start, stop, spec.special)
     masking = spec.masking
@@ -54,7 +57,10 @@ def make_rows(
         case MlmMasking():
             slots = Slots.of(rows.edges[start : stop + 1], start, masking.rate)
             units = _units(block, rows, start, stop, spec, starts_word)
-            return mask_rows(laid_out, units, slots, masking, spec.vocabulary, key)
+            vocabulary = spec.vocabulary
+            if unigram is not None:
+                vocabulary = replace(vocabulary, counts=unigram[vocabulary.ordinary])
+            return mask_rows(laid_out, units, slots, masking, vocabulary, key)
         case PermutedPrediction():
             raise NotImplementedError(masking.kind)
         case _:

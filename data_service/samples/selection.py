@@ -64,7 +64,16 @@ def select(units: Units, budgets: NDArray[np.int64], slots: Slots, key: Key) -> 
             chosen, drawn[first], np.repeat(np.arange(len(counts)), counts)[first], units.sizes, budgets
         )
     for row in np.flatnonzero(left):
-        _finish(chosen, units, int(row), int(left[row]), slots.first_row + int(row), key)
+        finish(chosen, units, int(row), int(left[row]), slots.first_row + int(row), key)
+    return chosen
+
+
+def select_drawn(units: Units, draws: NDArray[np.int64], slots: Slots, key: Key) -> NDArray[np.bool_]:
+    """[U] bool, what comes up when so many units, `draws` [N], of each row are drawn with replacement."""
+    chosen = np.zeros(int(units.edges[-1]), dtype=np.bool_)
+    drawn, counts = _draw(units, slots, key)
+    before = np.cumsum(counts) - counts
+    chosen[drawn[np.arange(len(drawn)) - np.repeat(before, counts) < np.repeat(draws, counts)]] = True
     return chosen
 
 
@@ -123,10 +132,10 @@ def _take_fitting(
     return left
 
 
-def _finish(
+def finish(
     chosen: NDArray[np.bool_], units: Units, row: int, left: int, row_in_block: int, key: Key
 ) -> None:
-    """Go on through the rest of the row's units in random order."""
+    """Choose of the rest of a row's units in random order, as far as they fit into the `left` tokens."""
     start, stop = int(units.edges[row]), int(units.edges[row + 1])
     rest = start + np.flatnonzero(~chosen[start:stop])
     if units.sizes is not None:
