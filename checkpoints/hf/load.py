@@ -14,6 +14,8 @@ from encoder_core.errors import ModelError
 from encoder_core.families.build import ModelConfig
 from encoder_core.families.hf.interchange import Heads, interchange, read_config
 from encoder_core.families.hf.keys import KeyTable
+from encoder_core.families.roberta import RobertaConfig
+from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.objectives.networks import network
 
 CONFIG = "config.json"
@@ -35,37 +37,57 @@ def load_pretrained(folder: Path, heads: Heads = "mlm") -> Pretrained:
     Raises ModelError: no such folder, no safetensors, a model type that we do not have, parameters missing,
     unknown or of another shape than config.json says.
     """
-    config = _read_config(folder)
+    config = read_folder_config(folder)
     their = interchange(config, heads)
     stored = _stored_names(folder)
     matched = their.table.match(stored, their.layers, str(folder))
-    tensors = _read_all(folder, stored, matched, their.table)
-    with torch.device("meta"):
-        model = network(config, heads)
-    _check_shapes(folder, model, tensors)
-    return Pretrained(config, tensors)
+    return Pretrained(config, _read(folder, config, heads, stored, matched))
 
 
 def weights_for(config: ModelConfig, folder: Path, heads: Heads = "mlm") -> dict[str, Tensor]:
-    """The parameters in `folder` to start a model of `config` from, by our names.
+    """The parameters in `folder` to start a model of `config` from, by our names: the encoder whole, and those of the
+    asked heads that are there.
 
     Raises ModelError, as `load_pretrained`, and where the folder's model has another shape than `config`.
     """
-    found = load_pretrained(folder, heads)
-    ignored = {"dropout", "attention_dropout", "generator_divisor"}
-    ours, theirs = config.model_dump(exclude=ignored), found.config.model_dump(exclude=ignored)
+    check_same_model(config, read_folder_config(folder), str(folder))
+    their = interchange(config, heads)
+    stored = _stored_names(folder)
+    matched = their.table.match_encoder(stored, their.layers, str(folder))
+    return _read(folder, config, heads, stored, matched)
+
+
+# What parameters do not depend on. RoBERTa's padding id is not among them: its positions begin after it.
+_FREE = {
+    "dropout",
+    "attention_dropout",
+    "generator_divisor",
+    "mask_decoder",
+    "memory",
+    "reuse",
+}
+
+
+def check_same_model(config: ModelConfig, found: ModelConfig, where: str) -> None:
+    """Raises ModelError unless the model `found` in `where` is `config`'s, apart from what weights do not depend on."""
+    ours, theirs = _shape(config), _shape(found)
     differing = [key for key in ours if ours[key] != theirs.get(key)]
     if differing:
         listed = "; ".join(f"{key} is {ours[key]} here and {theirs.get(key)} there" for key in differing)
         raise ModelError(
-            f"the model in {folder} is not the recipe's model: {listed}",
-            remedy="set the recipe's `model` to the folder's values (vocab comes from `tokenizer`), "
-            "or start from scratch",
+            f"the model in {where} is not the recipe's model: {listed}",
+            remedy="set the recipe's `model` to the values there (vocab comes from `tokenizer`; phases may be shorter "
+            "than max_length), or start from scratch",
         )
-    return found.tensors
 
 
-def _read_config(folder: Path) -> ModelConfig:
+def _shape(config: ModelConfig) -> dict[str, object]:
+    free = _FREE | (set() if isinstance(config, RobertaConfig) else {"pad_id"})
+    return config.model_dump(exclude=free | ({"max_length"} if isinstance(config, XlnetConfig) else set()))
+
+
+def read_folder_config(folder: Path) -> ModelConfig:
+    """Our configuration of the model in `folder`. Raises ModelError: no such folder, or a model that we do not have."""
     path = folder / CONFIG
     if not path.is_file():
         raise ModelError(
@@ -115,6 +137,16 @@ def _open(folder: Path, file: str) -> Any:
         raise ModelError(f"{path} is damaged: {error}", remedy="fetch the file again") from error
 
 
+def _read(
+    folder: Path, config: ModelConfig, heads: Heads, stored: dict[str, str], matched: dict[str, str]
+) -> dict[str, Tensor]:
+    tensors = _read_all(folder, stored, matched, interchange(config, heads).table)
+    with torch.device("meta"):
+        model = network(config, heads)
+    _check_shapes(folder, model, tensors)
+    return tensors
+
+
 def _read_all(
     folder: Path, stored: dict[str, str], matched: dict[str, str], table: KeyTable
 ) -> dict[str, Tensor]:
@@ -125,9 +157,10 @@ def _read_all(
         return tensor.to(torch.float32)
 
     tensors = {ours: read(theirs) for ours, theirs in matched.items()}
+    present = table.modern(stored)
     for fold in table.folds:
-        if fold.theirs in stored:
-            tensors[fold.ours] = tensors[fold.ours] + read(fold.theirs)[0]
+        if fold.theirs in present:
+            tensors[fold.ours] = tensors[fold.ours] + read(present[fold.theirs])[0]
     return tensors
 
 
@@ -136,7 +169,7 @@ def _check_shapes(folder: Path, model: nn.Module, tensors: dict[str, Tensor]) ->
     wrong = [
         f"{name} is {tuple(tensors[name].shape)}, not {shape}"
         for name, shape in expected.items()
-        if tuple(tensors[name].shape) != shape
+        if name in tensors and tuple(tensors[name].shape) != shape
     ]
     if wrong:
         raise ModelError(

@@ -52,6 +52,13 @@ _ENDS = (
     Pair("head.decoder.bias", "lm_predictions.lm_head.bias"),
 )
 
+# The same head in a folder whose config.json says `legacy: true`, as transformers writes by default.
+_LEGACY_HEAD = (
+    ("cls.predictions.transform.", "lm_predictions.lm_head."),
+    ("cls.predictions.bias", "lm_predictions.lm_head.bias"),
+)
+_LEGACY_TIED = ("cls.predictions.decoder.weight", "cls.predictions.decoder.bias")
+
 _CONVOLUTION = (
     *with_bias("encoder.convolution.convolution", "deberta.encoder.conv.conv"),
     *with_bias("encoder.convolution.norm", "deberta.encoder.conv.LayerNorm"),
@@ -80,8 +87,10 @@ def table(config: DebertaConfig | DebertaV2Config) -> KeyTable:
         pairs = (*pairs, *_CONVOLUTION)
     unused = ("deberta.embeddings.position_ids", *_DETECTION)
     if config.mask_decoder == "enhanced":
-        return KeyTable((*pairs, _POSITIONS), unused=unused)
-    return KeyTable(pairs, unused=(*unused, _POSITIONS.theirs))
+        pairs = (*pairs, _POSITIONS)
+    else:
+        unused = (*unused, _POSITIONS.theirs)
+    return KeyTable(pairs, tied=_LEGACY_TIED, unused=unused, aliases=_LEGACY_HEAD)
 
 
 def to_json(config: DebertaConfig | DebertaV2Config) -> dict[str, Any]:
@@ -129,7 +138,6 @@ _COMMON_DEFAULTS: dict[str, Any] = {
     "max_relative_positions": -1,
     "position_biased_input": True,
     "pos_att_type": None,
-    "legacy": True,
     "mask_decoder": "enhanced",
 }
 
@@ -155,7 +163,6 @@ def _check(fields: dict[str, Any]) -> None:
         "position_biased_input": (False,),
         "type_vocab_size": (0,),
         "max_relative_positions": (-1, fields["max_position_embeddings"]),
-        "legacy": (False,),
     }
     if fields["model_type"] == "deberta-v2":
         expected |= {"share_att_key": (True,), "norm_rel_ebd": ("layer_norm",)}
