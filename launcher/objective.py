@@ -22,7 +22,7 @@ from data_service.samples.masking import MlmMasking
 from data_service.samples.permuted import PermutedPrediction
 from data_service.spec import Masking
 from encoder_core.errors import ModelError
-from encoder_core.families.build import ModelConfig
+from encoder_core.families.build import AnyEncoder, ModelConfig
 from encoder_core.families.deberta import DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.xlnet import XlnetConfig
@@ -30,7 +30,11 @@ from encoder_core.objectives.losses import Objective as ObjectiveModule
 from encoder_core.objectives.mlm import masked_language_model
 from encoder_core.objectives.mlm_pair import masked_language_model_with_pairs
 from encoder_core.objectives.plm import permuted_language_model
-from encoder_core.objectives.replaced import ReplacedTokenConfig, replaced_token_detection
+from encoder_core.objectives.replaced import (
+    ReplacedTokenConfig,
+    ReplacedTokenDetection,
+    replaced_token_detection,
+)
 from encoder_core.objectives.span_boundary import span_boundary_model
 
 
@@ -129,6 +133,14 @@ def misfit(config: ModelConfig, objective: Objective) -> str | None:
     if isinstance(config, ElectraConfig) and objective.rtd is None:
         return "a model of family electra is trained by rtd"
     return None
+
+
+def task_encoder(module: ObjectiveModule) -> AnyEncoder:
+    """The network that goes on to other tasks: the only encoder, or the discriminator's."""
+    network = module.discriminator if isinstance(module, ReplacedTokenDetection) else module
+    encoder = network.encoder
+    assert isinstance(encoder, AnyEncoder)
+    return encoder
 
 
 def parameter_count(module: nn.Module) -> int:

@@ -1,9 +1,12 @@
 """`maskfleet bench`: measurements against a peer in the same run."""
 
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from launcher.commands.options import InputsArgument
 
 group = typer.Typer(no_args_is_help=True, help="Measure Maskfleet against a peer, in the same run.")
 
@@ -75,3 +78,35 @@ def data(
     from launcher.bench.data import bench_data, render
 
     typer.echo(render(bench_data(uri, workers, lambda line: typer.echo(line, err=True))))
+
+
+@group.command()
+def recipes(
+    texts: InputsArgument,
+    task: Annotated[Path, typer.Option(help="Folder with train.tsv, dev.tsv, test.tsv: sentence<TAB>class.")],
+    out: Annotated[
+        Path, typer.Option(help="Folder for corpora, runs and results; an interrupted bench goes on.")
+    ],
+    recipe: Annotated[
+        list[str] | None,
+        typer.Option("--recipe", help="A recipe to measure; again for more. Default: one a family."),
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each recipe.")] = 3,
+    tokens: Annotated[int, typer.Option(min=1000, help="Training tokens, for the first table.")] = 2_000_000,
+    cpu_seconds: Annotated[
+        float, typer.Option(min=1, help="CPU seconds of training, for the second.")
+    ] = 60.0,
+    vocabulary: Annotated[int, typer.Option(min=500, help="Ids of each kind of tokenizer.")] = 4096,
+    processes: Annotated[int, typer.Option(min=1, help="Runs at a time, of one thread each.")] = 2,
+) -> None:
+    """The small forms of recipes side by side: held-out losses, and a linear probe against untrained weights."""
+    from launcher.bench.recipes import RECIPES, bench_recipes, prepare, render
+
+    names = recipe or list(RECIPES)
+    prepare(texts, out, vocabulary, names)
+    equal_tokens, equal_time = bench_recipes(
+        names, seeds, tokens, cpu_seconds, out, task, processes, lambda line: typer.echo(line, err=True)
+    )
+    typer.echo(render(f"At about {tokens:,} tokens", equal_tokens))
+    typer.echo()
+    typer.echo(render(f"At about {cpu_seconds:,.0f} CPU seconds", equal_time))

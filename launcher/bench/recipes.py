@@ -1,0 +1,239 @@
+"""`maskfleet bench recipes`: the small forms of recipes on one text, at equal tokens and at equal CPU time.
+
+Each recipe is shrunk (`--tiny`) and trained by one rank as any run is, with its whole schedule: once to a number of
+tokens, once for a number of CPU seconds. Measured are the held-out figures, and a linear probe against the same
+network untrained. Seeds give the spread. Losses of different vocabularies cannot be compared
+as they are, so each is shown with its own unigram cross-entropy, the loss of guessing by frequency.
+"""
+
+import json
+import multiprocessing
+import shutil
+import statistics
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from data_service.ingest.build import build_corpus
+from data_service.ingest.options import BuildOptions
+from data_service.tokenizers.load import save_tokenizer
+from data_service.tokenizers.options import TokenizerOptions
+from data_service.tokenizers.tokenizer import Kind
+from data_service.tokenizers.train import train_tokenizer
+from launcher import runs
+from launcher.baselines import baselines
+from launcher.bench.alone import train_alone
+from launcher.probe import probe_run, read_task
+from launcher.recipe import Recipe, load, reload
+from launcher.recipe_summary import tokens_per_step
+from launcher.texts import sample_texts
+from launcher.tiny import tiny
+
+RECIPES = (
+    "bert-base",
+    "roberta-base",
+    "albert-base",
+    "spanbert-base",
+    "xlnet-base",
+    "electra-small",
+    "deberta-base",
+    "deberta-v2-xlarge",
+    "deberta-v3-small",
+)
+_SAMPLE = 20_000_000  # bytes of text to learn tokenizers from
+_HELDOUT = 0.05
+_EVALUATED = 512  # held-out rows
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One recipe and one seed, after a run of its own.
+
+    Attributes:
+        tokens, cpu_seconds: spent in training.
+        figures: the held-out evaluation at the end.
+        unigram: cross-entropy of the held-out targets by frequency, nats.
+        trained, untrained: accuracy of the probe.
+    """
+
+    recipe: str
+    seed: int
+    tokens: int
+    cpu_seconds: float
+    figures: dict[str, float]
+    unigram: float
+    trained: float
+    untrained: float
+
+    @property
+    def below_unigram(self) -> float:
+        """Nats by which the loss on hidden tokens is below guessing by frequency."""
+        loss = self.figures.get("mlm_loss", self.figures.get("plm_loss"))
+        assert loss is not None  # every objective has one of the two
+        return self.unigram - loss
+
+
+@dataclass(frozen=True)
+class Job:
+    """A recipe and a seed to train for about so many tokens. Everything a process needs."""
+
+    recipe: str
+    seed: int
+    tokens: int
+    root: str
+    task: str
+
+
+def prepare(texts: Sequence[str], root: Path, vocab_size: int, names: Sequence[str]) -> None:
+    """Tokenizers and corpora of every kind that the recipes need, in `root`; those already there stay."""
+    for kind in sorted({_kind(load(name)) for name in names}):
+        folder = root / kind
+        if (folder / "ready").exists():
+            continue
+        options = TokenizerOptions(lowercase=kind == "wordpiece")
+        sample = sample_texts(list(texts), BuildOptions(), _SAMPLE)
+        save_tokenizer(train_tokenizer(kind, sample, vocab_size, options), f"{folder}/tokenizer")
+        build_corpus(
+            list(texts),
+            f"{folder}/corpus",
+            f"{folder}/tokenizer",
+            BuildOptions(heldout_fraction=_HELDOUT),
+            lambda progress: None,
+        )
+        (folder / "ready").touch()
+
+
+def bench_recipes(
+    names: Sequence[str],
+    seeds: int,
+    tokens: int,
+    cpu_seconds: float,
+    root: Path,
+    task: Path,
+    processes: int,
+    progress: Callable[[str], None],
+) -> tuple[list[Measured], list[Measured]]:
+    """Every recipe and seed at equal tokens, then at about equal CPU time, by the rate that the first runs had.
+
+    What `root` holds of an earlier bench is read back: an interrupted one goes on.
+    """
+    jobs = [Job(name, seed, tokens, str(root), str(task)) for name in names for seed in range(1, seeds + 1)]
+    equal_tokens = _measure_all(jobs, processes, progress)
+    rates = {
+        name: statistics.median(m.tokens / m.cpu_seconds for m in equal_tokens if m.recipe == name)
+        for name in names
+    }
+    jobs = [replace(job, tokens=round(rates[job.recipe] * cpu_seconds)) for job in jobs]
+    return equal_tokens, _measure_all(jobs, processes, progress)
+
+
+def _measure_all(jobs: Sequence[Job], processes: int, progress: Callable[[str], None]) -> list[Measured]:
+    """In the jobs' order; several at a time, each in a fresh process of one thread."""
+    context = multiprocessing.get_context("spawn")
+    found: list[Measured] = []
+    with ProcessPoolExecutor(processes, mp_context=context, max_tasks_per_child=1) as pool:
+        for job, measured in zip(jobs, pool.map(measure, jobs), strict=True):
+            progress(
+                f"{job.recipe}, seed {job.seed}, {measured.tokens:,} tokens: {measured.cpu_seconds:.0f} CPU s"
+            )
+            found.append(measured)
+    return found
+
+
+def measure(job: Job) -> Measured:
+    """Train, evaluate, probe; or what was found before."""
+    name = f"{job.recipe}-{job.seed}-{job.tokens}"
+    kept = Path(job.root) / "results" / f"{name}.json"
+    if kept.exists():
+        return Measured(**json.loads(kept.read_text()))
+    uri = f"{job.root}/runs/{name}"
+    shutil.rmtree(uri, ignore_errors=True)  # of a bench that was interrupted
+    run = runs.init(_recipe(job), uri, datetime.now(UTC))
+    spent = train_alone(run)
+    accuracies = probe_run(run, read_task(Path(job.task)))
+    counts = (spent.tokens, spent.cpu_seconds, spent.figures, baselines(run).unigram)
+    measured = Measured(job.recipe, job.seed, *counts, accuracies.trained, accuracies.untrained)
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    kept.write_text(json.dumps(asdict(measured), indent=1))
+    return measured
+
+
+def _recipe(job: Job) -> Recipe:
+    """The recipe's small form for the job's tokens, its phases and warmup in proportion."""
+    recipe = tiny(load(job.recipe))
+    factor = job.tokens / sum(phase.steps * tokens_per_step(phase) for phase in recipe.phases)
+    phases = [
+        phase.model_dump(mode="json") | {"steps": max(1, round(phase.steps * factor))}
+        for phase in recipe.phases
+    ]
+    steps = sum(phase["steps"] for phase in phases)
+    folder = Path(job.root) / _kind(recipe)
+    corpus = {"sources": {"text": {"uri": f"{folder}/corpus"}}, "heldout": {"fraction": _HELDOUT}}
+    settings = {
+        "seed": job.seed,
+        "corpus": corpus,
+        "tokenizer.uri": f"{folder}/tokenizer",
+        "phases": phases,
+        "schedule.warmup": min(steps, round(recipe.schedule.warmup * factor)),
+        "evaluation": {"every": {"steps": steps}, "samples": _EVALUATED},
+        "checkpoint.every": {"steps": steps},
+        "logging": {"flush_seconds": 1000.0, "tensorboard": False},
+    }
+    return reload(recipe, tuple(f"{key}={json.dumps(value)}" for key, value in settings.items()))
+
+
+def _kind(recipe: Recipe) -> Kind:
+    """The kind of tokenizer that the family was published with."""
+    match recipe.model.family:
+        case "bert" | "electra":
+            return "wordpiece"
+        case "roberta" | "deberta":
+            return "byte_bpe"
+        case "albert" | "xlnet" | "deberta_v2":
+            return "unigram"
+
+
+def render(title: str, measured: Sequence[Measured]) -> str:
+    """A table in Markdown: means over the seeds, and in brackets the range from the smallest to the largest."""
+    lines = [
+        f"{title}",
+        "",
+        "| recipe | tokens | CPU s | nats below unigram | accuracy on hidden tokens | probe | untrained | detection |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    names = list(dict.fromkeys(item.recipe for item in measured))
+    return "\n".join(lines + [_row([item for item in measured if item.recipe == name]) for name in names])
+
+
+def _row(items: Sequence[Measured]) -> str:
+    hidden = [m.figures.get("mlm_accuracy", m.figures.get("plm_accuracy", 0.0)) for m in items]
+    cells = [
+        items[0].recipe,
+        f"{statistics.mean(m.tokens for m in items):,.0f}",
+        f"{statistics.mean(m.cpu_seconds for m in items):.0f}",
+        _spread([m.below_unigram for m in items], "{:.2f}"),
+        _spread(hidden, "{:.1%}"),
+        _spread([m.trained for m in items], "{:.1%}"),
+        _spread([m.untrained for m in items], "{:.1%}"),
+        _detection(items),
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _detection(items: Sequence[Measured]) -> str:
+    """For a discriminator: its accuracy, and that of calling every token original."""
+    if "rtd_accuracy" not in items[0].figures:
+        return ""
+    replaced = [m.figures["rtd_replaced"] for m in items]
+    return (
+        f"{_spread([m.figures['rtd_accuracy'] for m in items], '{:.2%}')}, "
+        f"majority {1 - statistics.mean(replaced):.2%}"
+    )
+
+
+def _spread(values: Sequence[float], form: str) -> str:
+    return (
+        f"{form.format(statistics.mean(values))} ({form.format(min(values))} to {form.format(max(values))})"
+    )
