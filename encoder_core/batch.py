@@ -17,7 +17,8 @@ class Batch:
         positions: [T] int64, index of each token inside its row, from 0.
         target_positions: [M] int64 flat indices to predict. M may be 0.
         target_ids: [M] int64 original ids there.
-        segments: [T] int64, 0 for the first segment and 1 for the second; None where the model has no token types.
+        segments: [T] int64, 0 for the first segment, 1 for the second and 2 for XLNet's classification token; None
+            where the model has no token types.
         pair_labels: [R] int64, or None.
         order: [T] int64, the factorisation order inside each row (permuted LM): a token's state may use tokens of
             no higher number, its prediction only those of lower number. None otherwise.

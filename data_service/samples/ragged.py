@@ -20,7 +20,9 @@ class Samples:
         segment_starts: [N] int32, where the second segment begins inside its row; the row's length if it
             has none. None for single-segment inputs.
         pair_label: [N] int8, the sentence-pair label (NSP, SOP); None without pairs.
-        order: [T] int32, factorisation order within the row (permuted LM); None otherwise.
+        order: [T] int32, factorisation order within the row (permuted LM); None otherwise. A token's content may
+            use tokens of no higher number, its prediction only those of lower number.
+        reversed_rows: [N] bool, rows whose text is laid out from last token to first; None where none can be.
     """
 
     tokens: Tokens
@@ -30,6 +32,7 @@ class Samples:
     segment_starts: NDArray[np.int32] | None = None
     pair_label: NDArray[np.int8] | None = None
     order: NDArray[np.int32] | None = None
+    reversed_rows: NDArray[np.bool_] | None = None
 
     @property
     def rows(self) -> int:

@@ -23,6 +23,7 @@ def slice_rows(samples: Samples, start: int, stop: int) -> Samples:
         segment_starts=None if samples.segment_starts is None else samples.segment_starts[start:stop],
         pair_label=None if samples.pair_label is None else samples.pair_label[start:stop],
         order=None if samples.order is None else samples.order[first:last],
+        reversed_rows=None if samples.reversed_rows is None else samples.reversed_rows[start:stop],
     )
 
 
@@ -40,6 +41,7 @@ def join_rows(parts: Sequence[Samples]) -> Samples:
         segment_starts=_join([part.segment_starts for part in parts]),
         pair_label=_join([part.pair_label for part in parts]),
         order=_join([part.order for part in parts]),
+        reversed_rows=_join([part.reversed_rows for part in parts]),
     )
 
 
@@ -63,6 +65,7 @@ def _take_rows(samples: Samples, target_edges: NDArray[np.int64], rows: NDArray[
         segment_starts=None if samples.segment_starts is None else samples.segment_starts[rows],
         pair_label=None if samples.pair_label is None else samples.pair_label[rows],
         order=None if samples.order is None else samples.order[where],
+        reversed_rows=None if samples.reversed_rows is None else samples.reversed_rows[rows],
     )
 
 

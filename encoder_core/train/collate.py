@@ -24,15 +24,25 @@ class Rows(Protocol):
     def segment_starts(self) -> NDArray[np.int32] | None: ...
     @property
     def pair_label(self) -> NDArray[np.int8] | None: ...
+    @property
+    def order(self) -> NDArray[np.int32] | None: ...
+    @property
+    def reversed_rows(self) -> NDArray[np.bool_] | None: ...
 
 
 def to_batch(rows: Rows, device: torch.device) -> Batch:
-    """N ragged rows as a `Batch` on `device`. Token ids widen to int64; nothing is padded."""
+    """N ragged rows as a `Batch` on `device`. Token ids widen to int64; nothing is padded.
+
+    Rows with a factorisation order end with their classification token, which is a segment of its own, 2, as in
+    XLNet.
+    """
     lengths = np.diff(rows.offsets)
     positions = np.arange(len(rows.tokens)) - np.repeat(rows.offsets[:-1], lengths)
     segments = None
     if rows.segment_starts is not None:
         segments = (positions >= np.repeat(rows.segment_starts, lengths)).astype(np.int64)
+        if rows.order is not None:
+            segments[rows.offsets[1:] - 1] = 2
 
     def tensor(array: NDArray[np.generic], dtype: type[np.generic] = np.int64) -> torch.Tensor:
         return torch.from_numpy(array.astype(dtype)).to(device, non_blocking=True)
@@ -46,6 +56,8 @@ def to_batch(rows: Rows, device: torch.device) -> Batch:
         target_ids=tensor(rows.target_ids),
         segments=None if segments is None else tensor(segments),
         pair_labels=None if rows.pair_label is None else tensor(rows.pair_label),
+        order=None if rows.order is None else tensor(rows.order),
+        reversed_rows=None if rows.reversed_rows is None else tensor(rows.reversed_rows, np.bool_),
     )
 
 
@@ -53,4 +65,4 @@ def idle_batch(device: torch.device) -> Batch:
     """No rows at all: what a rank without a microbatch runs, so that collectives still meet and nothing is counted."""
     none = torch.zeros(0, dtype=torch.int64, device=device)
     ends = torch.zeros(1, dtype=torch.int32, device=device)
-    return Batch(none, ends, 0, none, none, none, segments=none, pair_labels=none)
+    return Batch(none, ends, 0, none, none, none, segments=none, pair_labels=none, order=none)
