@@ -9,7 +9,7 @@ from data_service.store.open import open_store
 from data_service.tokenizers.load import load_tokenizer
 from launcher.errors import RecipeError
 from launcher.recipe import Recipe
-from launcher.recipe_checks import needs_vocabulary
+from launcher.recipe_checks import unsuitable
 
 
 class Inputs(BaseModel):
@@ -27,13 +27,16 @@ def read_inputs(recipe: Recipe) -> Inputs:
     Raises:
         CorpusError: no corpus there, damaged, made by another tokenizer, or with another held-out share.
         TokenizerError: no tokenizer there.
-        RecipeError: the tokenizer has more ids than the model.
+        RecipeError: the tokenizer has more ids than the model, or knows no words where words are masked.
         StoreError: a store cannot be read.
     """
     tokenizer = load_tokenizer(recipe.tokenizer.uri)
-    problems = needs_vocabulary(recipe, tokenizer.vocab_size)
+    problems = unsuitable(recipe, tokenizer)
     if problems:
-        raise RecipeError(f"model.vocab: {problems[0].what}", remedy=problems[0].remedy)
+        raise RecipeError(
+            "\n".join(f"{'.'.join(map(str, problem.path))}: {problem.what}" for problem in problems),
+            remedy="; ".join(problem.remedy for problem in problems),
+        )
     corpora: dict[str, str] = {}
     for name, source in recipe.corpus.sources.items():
         manifest = load_manifest(open_store(source.uri))

@@ -1,19 +1,11 @@
 """Combinations of recipe values that cannot work, each with its path, the reason and a remedy."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from data_service.tokenizers.tokenizer import Tokenizer
+from launcher.objective_checks import mismatches
+from launcher.problem import Problem
 from launcher.recipe import Recipe
-from launcher.recipe_yaml import Path
-
-
-@dataclass(frozen=True)
-class Problem:
-    """What is wrong at `path`, and what to do about it."""
-
-    path: Path
-    what: str
-    remedy: str
 
 
 def impossible(recipe: Recipe) -> list[Problem]:
@@ -25,21 +17,33 @@ def impossible(recipe: Recipe) -> list[Problem]:
         *_schedule(recipe),
         *_precision(recipe),
         *_evaluation(recipe),
+        *mismatches(recipe),
     ]
 
 
-def needs_vocabulary(recipe: Recipe, tokenizer_size: int) -> list[Problem]:
-    """The tokenizer's ids must fit the model's embedding table."""
-    vocab = recipe.model.vocab
-    if vocab is None or vocab >= tokenizer_size:
-        return []
-    return [
-        Problem(
+def unsuitable(recipe: Recipe, tokenizer: Tokenizer) -> list[Problem]:
+    """What keeps `tokenizer` from being used with `recipe`."""
+    return [*_vocabulary(recipe, tokenizer), *_words(recipe, tokenizer)]
+
+
+def _vocabulary(recipe: Recipe, tokenizer: Tokenizer) -> Iterator[Problem]:
+    vocab, size = recipe.model.vocab, tokenizer.vocab_size
+    if vocab is not None and vocab < size:
+        yield Problem(
             ("model", "vocab"),
-            f"the tokenizer has {tokenizer_size:,} ids, the model's vocabulary only {vocab:,}",
-            f"set model.vocab to {tokenizer_size} or more, or to null to take the tokenizer's size",
+            f"the tokenizer has {size:,} ids, the model's vocabulary only {vocab:,}",
+            f"set model.vocab to {size} or more, or to null to take the tokenizer's size",
         )
-    ]
+
+
+def _words(recipe: Recipe, tokenizer: Tokenizer) -> Iterator[Problem]:
+    masking = recipe.objective.masking
+    if masking.unit not in ("token", "piece") and not tokenizer.word_starts[~tokenizer.special_mask].any():
+        yield Problem(
+            ("objective", masking.kind, "unit"),
+            f"masking by {masking.unit} needs words, and no piece of the tokenizer begins one",
+            "mask by token, or train a tokenizer that marks where words begin",
+        )
 
 
 def _weights(recipe: Recipe) -> Iterator[Problem]:

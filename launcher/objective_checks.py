@@ -1,0 +1,148 @@
+"""Inputs, objectives and models that do not go together."""
+
+from collections.abc import Iterator
+
+from data_service.samples.inputs import Lanes, OrderedPairs, Packed, SegmentPairs
+from data_service.samples.permuted import PermutedPrediction
+from encoder_core.families.albert import AlbertConfig
+from encoder_core.families.bert import BertConfig
+from encoder_core.families.electra import ElectraConfig
+from encoder_core.families.xlnet import XlnetConfig
+from launcher.objective import misfit
+from launcher.problem import Problem
+from launcher.recipe import Recipe
+
+LANE_SPECIALS = 3  # two separators and <cls> in every row of a lane
+LEAST_SEGMENTS = 2  # tokens: one for each of a row's new segments
+
+
+def mismatches(recipe: Recipe) -> Iterator[Problem]:
+    """Every mismatch in `recipe`."""
+    yield from _family(recipe)
+    yield from _pair_tasks(recipe)
+    yield from _spans(recipe)
+    yield from _token_types(recipe)
+    yield from _order(recipe)
+    if isinstance(recipe.input, Lanes):
+        yield from _lanes(recipe, recipe.input)
+        yield from _memory(recipe, recipe.input)
+        if recipe.objective.plm is not None:
+            yield from _predictions(recipe, recipe.input, recipe.objective.plm)
+
+
+def _family(recipe: Recipe) -> Iterator[Problem]:
+    wrong = misfit(recipe.model, recipe.objective)
+    if wrong is not None:
+        yield Problem(
+            ("objective",),
+            wrong,
+            "xlnet goes with plm, electra with mlm and rtd, deberta_v2 with mlm or mlm and rtd, the others with mlm "
+            "(alone or with nsp, sop or sbo); `maskfleet recipe list` shows what goes together",
+        )
+
+
+def _pair_tasks(recipe: Recipe) -> Iterator[Problem]:
+    packing = recipe.input.packing
+    if recipe.objective.nsp is not None and not isinstance(recipe.input, SegmentPairs):
+        yield Problem(
+            ("objective", "nsp"),
+            f"next sentence prediction needs two segments and a label, which {packing} rows do not have",
+            "set input.packing to segment_pair or sentence_pair, or leave nsp out",
+        )
+    if recipe.objective.sop is not None and not isinstance(recipe.input, OrderedPairs):
+        yield Problem(
+            ("objective", "sop"),
+            f"sentence order prediction needs rows that may be swapped, which {packing} rows are not",
+            "set input.packing to ordered_pair, or leave sop out",
+        )
+
+
+def _spans(recipe: Recipe) -> Iterator[Problem]:
+    mlm = recipe.objective.mlm
+    if recipe.objective.sbo is not None and mlm is not None and mlm.unit != "span":
+        yield Problem(
+            ("objective", "sbo"),
+            f"the span boundary objective needs masked spans, and masks are drawn by {mlm.unit}",
+            "set objective.mlm.unit to span, or leave sbo out",
+        )
+
+
+def _token_types(recipe: Recipe) -> Iterator[Problem]:
+    """A family without token types (RoBERTa, DeBERTa) tells segments apart by the separator alone, which works."""
+    model = recipe.model
+    if (
+        isinstance(model, BertConfig | AlbertConfig | ElectraConfig)
+        and model.token_types < 2
+        and not isinstance(recipe.input, Packed)
+    ):
+        yield Problem(
+            ("model", "token_types"),
+            f"{recipe.input.packing} rows have two segments, the model has one token type",
+            "set model.token_types to 2, or pack rows of one segment",
+        )
+
+
+def _order(recipe: Recipe) -> Iterator[Problem]:
+    permuted = recipe.objective.plm is not None
+    if permuted and not isinstance(recipe.input, Lanes):
+        yield Problem(
+            ("objective", "plm"),
+            f"permuted language modelling needs rows that go on from step to step, which {recipe.input.packing} "
+            "rows do not",
+            "set input.packing to lanes",
+        )
+    if isinstance(recipe.input, Lanes) and not permuted:
+        yield Problem(
+            ("input", "packing"),
+            "lanes are laid out for permuted language modelling, and the objective is another",
+            "set objective to plm, or input.packing to full_sentences",
+        )
+
+
+def _lanes(recipe: Recipe, lanes: Lanes) -> Iterator[Problem]:
+    least = lanes.reuse + LANE_SPECIALS + LEAST_SEGMENTS
+    for index, phase in enumerate(recipe.phases):
+        rows = phase.batch.sequences
+        if rows is None:
+            yield Problem(
+                ("phases", index, "batch"),
+                "lanes have a fixed number of rows a step, and the batch is given in tokens",
+                "give the batch in sequences",
+            )
+        elif lanes.both_directions and rows % 2:
+            yield Problem(
+                ("phases", index, "batch", "sequences"),
+                f"every second lane is read backwards, and {rows} lanes are no pairs",
+                "use an even number of sequences, or set input.both_directions to false",
+            )
+        if phase.length < least:
+            yield Problem(
+                ("phases", index, "length"),
+                f"a row of {phase.length} tokens has no place for {lanes.reuse} reused tokens, two new segments "
+                f"and {LANE_SPECIALS} special tokens",
+                f"use a length of at least {least}, or lower input.reuse and model.reuse",
+            )
+
+
+def _memory(recipe: Recipe, lanes: Lanes) -> Iterator[Problem]:
+    model = recipe.model
+    if isinstance(model, XlnetConfig) and model.memory and model.reuse != lanes.reuse:
+        yield Problem(
+            ("model", "reuse"),
+            f"the model remembers {model.reuse} tokens of each row, and the next row begins {lanes.reuse} later",
+            f"set model.reuse to {lanes.reuse}, as input.reuse",
+        )
+
+
+def _predictions(recipe: Recipe, lanes: Lanes, plm: PermutedPrediction) -> Iterator[Problem]:
+    first = -(-plm.predict // 2)
+    for index, phase in enumerate(recipe.phases):
+        new = phase.length - lanes.reuse - LANE_SPECIALS
+        if first > lanes.reuse or plm.predict - first > new > 0:
+            yield Problem(
+                ("objective", "plm", "predict"),
+                f"{plm.predict} targets, half in each part, do not fit the {lanes.reuse} reused and {new} new tokens of "
+                f"a row in phase {index}",
+                f"use at most {min(2 * lanes.reuse, 2 * new + 1)}: about one in six tokens, here "
+                f"{max(1, phase.length // 6)}",
+            )

@@ -1,0 +1,121 @@
+"""Inputs, objectives and models that do not go together are refused, with place, reason and remedy."""
+
+import pytest
+
+from launcher.errors import RecipeError
+from launcher.recipe import load
+
+XLNET, ELECTRA = "xlnet-base", "electra-base"
+PAIRS = "{packing: segment_pair}"
+
+
+@pytest.mark.parametrize(
+    ("name", "assignments", "place", "problem", "remedy"),
+    [
+        (
+            XLNET,
+            ("objective={mlm: {}}", "input={packing: full_sentences}"),
+            "objective",
+            "xlnet is not trained by mlm",
+            "xlnet goes with plm",
+        ),
+        ("bert-base", ("objective={plm: {}}",), "objective", "bert is not trained by plm", "the others with mlm"),
+        ("roberta-base", ("objective.rtd={}",), "objective", "roberta has no generator", "deberta_v2 with mlm or"),
+        (ELECTRA, ("objective={mlm: {}}",), "objective", "electra is trained by rtd", "electra with mlm and rtd"),
+        ("roberta-base", ("objective.nsp={}",), "objective.nsp", "full_sentences rows do not have", "segment_pair or"),
+        (
+            "bert-base",
+            ("input={packing: ordered_pair}",),
+            "objective.nsp",
+            "ordered_pair rows do not have",
+            "segment_pair or",
+        ),
+        (
+            "albert-base",
+            (f"input={PAIRS}",),
+            "objective.sop",
+            "segment_pair rows are not",
+            "input.packing to ordered_pair",
+        ),
+        (
+            "spanbert-base",
+            ("objective.mlm={unit: token}",),
+            "objective.sbo",
+            "masks are drawn by token",
+            "objective.mlm.unit to span",
+        ),
+        (
+            "bert-base",
+            ("model.token_types=1",),
+            "model.token_types",
+            "the model has one token type",
+            "model.token_types to 2",
+        ),
+        (
+            XLNET,
+            ("input={packing: full_sentences}",),
+            "objective.plm",
+            "go on from step to step, which full_sentences",
+            "input.packing to lanes",
+        ),
+        ("roberta-base", ("input={packing: lanes}",), "input.packing", "the objective is another", "objective to plm"),
+        (
+            XLNET,
+            ("phases.0.batch={tokens: 4096}",),
+            "phases.0.batch",
+            "the batch is given in tokens",
+            "batch in sequences",
+        ),
+        (
+            XLNET,
+            ("phases.0.batch={sequences: 33}", "microbatch=11"),
+            "phases.0.batch.sequences",
+            "33 lanes are no pairs",
+            "an even number",
+        ),
+        (XLNET, ("phases.0.length=260",), "phases.0.length", "no place for 256 reused tokens", "at least 261"),
+        (XLNET, ("model.reuse=128",), "model.reuse", "the next row begins 256 later", "model.reuse to 256"),
+        (
+            XLNET,
+            ("objective.plm.predict=508",),
+            "objective.plm.predict",
+            "508 targets, half in each part, do not fit the 256 reused and 253 new",
+            "at most 507: about one in six tokens, here 85",
+        ),
+        (
+            XLNET,
+            ("phases.0.length=300",),
+            "objective.plm.predict",
+            "do not fit the 256 reused and 41 new",
+            "at most 83",
+        ),
+    ],
+)  # fmt: skip
+def test_what_does_not_go_together(
+    name: str, assignments: tuple[str, ...], place: str, problem: str, remedy: str
+) -> None:
+    with pytest.raises(RecipeError) as caught:
+        load(name, assignments)
+    assert f" {place}: " in caught.value.problem or f"{place} = " in caught.value.problem
+    assert problem in caught.value.problem
+    assert remedy in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("name", "assignments"),
+    [
+        ("roberta-base", (f"input={PAIRS}", "objective.nsp={}")),  # told apart by the separator alone
+        (
+            "roberta-base",
+            ("input={packing: sentence_pair}", "objective.nsp={}", "phases.0.batch={tokens: 65536}"),
+        ),
+        ("bert-base", ("objective.nsp=null",)),
+        ("bert-base", ("model.token_types=1", "objective.nsp=null", "input={packing: full_sentences}")),
+        ("deberta-v2-xlarge", ("input={packing: ordered_pair}", "objective.sop={}")),
+        (XLNET, ("model.memory=0", "model.reuse=0")),  # rows without a past
+        (XLNET, ("phases.0.batch={sequences: 33}", "microbatch=11", "input.both_directions=false")),
+        (XLNET, ("phases.0.length=300", "objective.plm.predict=83")),
+    ],
+)
+def test_what_does(name: str, assignments: tuple[str, ...]) -> None:
+    load(name, assignments)
