@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from data_service.samples.inputs import Lanes, OrderedPairs, Packed, SegmentPairs
+from data_service.samples.inputs import Lanes, OrderedPairs, Packed
 from data_service.samples.permuted import PermutedPrediction
 from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bert import BertConfig
@@ -43,7 +43,7 @@ def _family(recipe: Recipe) -> Iterator[Problem]:
 
 def _pair_tasks(recipe: Recipe) -> Iterator[Problem]:
     packing = recipe.input.packing
-    if recipe.objective.nsp is not None and not isinstance(recipe.input, SegmentPairs):
+    if recipe.objective.nsp is not None and packing not in ("segment_pair", "sentence_pair"):
         yield Problem(
             ("objective", "nsp"),
             f"next sentence prediction needs two segments and a label, which {packing} rows do not have",
@@ -141,8 +141,8 @@ def _predictions(recipe: Recipe, lanes: Lanes, plm: PermutedPrediction) -> Itera
         if first > lanes.reuse or plm.predict - first > new > 0:
             yield Problem(
                 ("objective", "plm", "predict"),
-                f"{plm.predict} targets, half in each part, do not fit the {lanes.reuse} reused and {new} new tokens of "
-                f"a row in phase {index}",
+                f"{plm.predict} targets, half in each part, do not fit the {lanes.reuse} reused and {new} new "
+                f"tokens of a row in phase {index}",
                 f"use at most {min(2 * lanes.reuse, 2 * new + 1)}: about one in six tokens, here "
                 f"{max(1, phase.length // 6)}",
             )
