@@ -12,13 +12,17 @@ Layout = Literal["bert", "roberta", "xlnet"]
 
 @dataclass(frozen=True)
 class SpecialIds:
-    """Ids by role. RoBERTa's `<s>` and `</s>` are `cls` and `sep`."""
+    """Ids by role. RoBERTa's `<s>` and `</s>` are `cls` and `sep`.
+
+    `eod` ends a document inside a row: `<eod>` where the vocabulary has it (XLNet), else None.
+    """
 
     cls: int
     sep: int
     pad: int
     mask: int
     unk: int
+    eod: int | None = None
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,8 @@ STYLES: Mapping[Style, SpecialStyle] = {
         ("<unk>", "<s>", "</s>", "<cls>", "<sep>", "<pad>", "<mask>", "<eod>", "<eop>"), _XLNET, "xlnet"
     ),
 }
+
+END_OF_DOCUMENT = "<eod>"
 
 # Names tried, in this order, for a role that a foreign folder's configuration does not name.
 _KNOWN_NAMES: Mapping[str, tuple[str, ...]] = {

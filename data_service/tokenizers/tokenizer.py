@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from data_service.errors import TokenizerError
 from data_service.samples.ragged import Tokens
 from data_service.tokenizers.files import Definition, tokenizer_files
-from data_service.tokenizers.specials import SpecialIds, SpecialNames, resolve_names
+from data_service.tokenizers.specials import END_OF_DOCUMENT, SpecialIds, SpecialNames, resolve_names
 from data_service.tokenizers.words import word_starts
 
 Kind = Literal["byte_bpe", "wordpiece", "unigram", "bpe"]
@@ -60,7 +60,8 @@ class Tokenizer:
         vocabulary = self._codec.get_vocab(with_added_tokens=True)
         self.pieces = _pieces(vocabulary)
         self.names: SpecialNames = resolve_names(vocabulary, configured or {}, where=where)
-        self.special = SpecialIds(**{role: vocabulary[name] for role, name in self.names.by_role().items()})
+        roles = {role: vocabulary[name] for role, name in self.names.by_role().items()}
+        self.special = SpecialIds(**roles, eod=vocabulary.get(END_OF_DOCUMENT))
         self._model_files = dict(model_files or {})
         self._encoder = self._text_only_encoder()
         self._dtype = np.dtype(np.uint16 if self.vocab_size <= 1 << 16 else np.uint32)
