@@ -132,9 +132,7 @@ def _take_fitting(
     return left
 
 
-def finish(
-    chosen: NDArray[np.bool_], units: Units, row: int, left: int, row_in_block: int, key: Key
-) -> None:
+def finish(chosen: NDArray[np.bool_], units: Units, row: int, left: int, row_in_block: int, key: Key) -> None:
     """Choose of the rest of a row's units in random order, as far as they fit into the `left` tokens."""
     start, stop = int(units.edges[row]), int(units.edges[row + 1])
     rest = start + np.flatnonzero(~chosen[start:stop])

@@ -77,7 +77,8 @@ class _Rounds:
     def __init__(
         self, units: Units, separators: NDArray[np.int64], budgets: NDArray[np.int64], stretches: Stretches
     ) -> None:
-        assert units.starts is not None and units.sizes is not None  # words have both
+        assert units.starts is not None  # words have both
+        assert units.sizes is not None
         self._first, self._available = units.edges[:-1], np.diff(units.edges)
         width = min(stretches.lengths.longest, int(self._available.max(initial=1)))
         self._steps = np.arange(width)

@@ -12,14 +12,22 @@ from typing import Any
 
 import numpy as np
 
+from data_service.rng import stream_key
 from data_service.samples.make import block_key, cut, make_rows
 from data_service.samples.masking import MlmMasking
 from data_service.spec import SourceSpec, StreamSpec
 from launcher.bench.errors import BenchError
 from launcher.bench.synthetic import NEVER_MASKED, SPECIAL, VOCABULARY, random_block
 
+_KEY = stream_key("bench")
 _PEER_ROWS = 256  # a batch for the collator
 _PEER_BATCHES = 2
+_UNITS = {
+    "token": MlmMasking(),
+    "whole_word": MlmMasking(unit="whole_word"),
+    "ngram": MlmMasking(unit="ngram"),
+    "span": MlmMasking(unit="span", count="ceil"),
+}
 _FORMS: dict[str, Callable[[list[int]], object]] = {"lists": list, "arrays": np.array}
 
 
@@ -42,18 +50,18 @@ def bench_masking(length: int = 512, rounds: int = 5, progress: Callable[[str], 
     collator = mlm_collator()
     block = random_block(0)
     starts_word = np.random.default_rng(0).random(VOCABULARY) < 0.7
-    ours: dict[str, list[float]] = {"token": [], "whole_word": []}
+    ours: dict[str, list[float]] = {unit: [] for unit in _UNITS}
     peer: dict[str, list[float]] = {form: [] for form in _FORMS}
-    rows = cut(block, _spec(length, MlmMasking()))
+    rows = cut(block, _spec(length, MlmMasking()), _KEY)
     plain = [block.tokens[a:b].tolist() for a, b in zip(rows.edges[:-1], rows.edges[1:], strict=True)]
     examples = [[SPECIAL.cls, *row, SPECIAL.sep] for row in plain[: _PEER_ROWS * _PEER_BATCHES]]
     batches = [examples[first : first + _PEER_ROWS] for first in range(0, len(examples), _PEER_ROWS)]
     for turn in range(rounds):
-        for unit, masking in (("token", MlmMasking()), ("whole_word", MlmMasking(unit="whole_word"))):
+        for unit, masking in _UNITS.items():
             spec = _spec(length, masking)
-            words = starts_word if unit == "whole_word" else None
+            words = None if unit == "token" else starts_word
             began = time.perf_counter()
-            found = cut(block, spec)
+            found = cut(block, spec, _KEY)
             made = make_rows(block, found, 0, len(found), spec, block_key(spec, 0, 0, turn), words)
             ours[unit].append(len(made.tokens) / (time.perf_counter() - began))
         for form, shape in _FORMS.items():

@@ -25,8 +25,8 @@ def spec_with(masking: MlmMasking, length: int = 64, packing: str = "full_senten
 
 
 def make(block: Block, spec: StreamSpec, key: Key | None = None) -> tuple[Rows, Samples]:
-    rows = cut(block, spec)
-    words = WORD_STARTS if spec.masking.unit == "whole_word" else None
+    rows = cut(block, spec, stream_key("structure"))
+    words = None if spec.masking.unit == "token" else WORD_STARTS
     return rows, make_rows(block, rows, 0, len(rows), spec, key or stream_key("test"), words)
 
 
@@ -43,10 +43,10 @@ def originals(samples: Samples) -> np.ndarray:
 maskings = st.builds(
     MlmMasking,
     rate=st.floats(0.01, 0.8),
-    unit=st.sampled_from(["token", "whole_word"]),
-    count=st.sampled_from(["stochastic", "bert"]),
+    unit=st.sampled_from(["token", "whole_word", "ngram", "span"]),
+    count=st.sampled_from(["stochastic", "bert", "ceil"]),
     max_predictions=st.none() | st.integers(1, 20),
-)
+) | st.builds(MlmMasking, rate=st.floats(0.01, 0.8), count=st.just("drawn"))
 some_blocks = st.builds(random_block, seed=st.integers(0, 1000), tokens=st.integers(1, 900))
 
 
@@ -69,13 +69,15 @@ def test_every_row_has_its_exact_number_of_targets(block: Block, masking: MlmMas
     rows, samples = make(block, spec_with(masking))
     found, maskable = targets_per_row(samples), np.diff(rows.edges)
     wanted = masking.rate * maskable
-    if masking.count == "bert":
+    if masking.count in ("bert", "drawn"):
         least = most = np.maximum(np.rint(wanted), 1)
+    elif masking.count == "ceil":
+        least = most = np.ceil(wanted)
     else:
         least, most = np.floor(wanted), np.floor(wanted) + 1
     cap = masking.max_predictions or 10**6
     assert (found <= np.minimum(np.minimum(most, cap), maskable)).all()
-    if masking.unit == "token":
+    if masking.unit == "token" and masking.count != "drawn":
         assert (found >= np.minimum(np.minimum(least, cap), maskable)).all()
 
 
@@ -87,16 +89,16 @@ def test_a_row_is_made_alike_alone_and_among_others(
     rows, together = make(block, spec)
     start = data.draw(st.integers(0, len(rows) - 1))
     stop = data.draw(st.integers(start + 1, len(rows)))
-    words = WORD_STARTS if masking.unit == "whole_word" else None
+    words = None if masking.unit == "token" else WORD_STARTS
     alone = make_rows(block, rows, start, stop, spec, stream_key("test"), words)
     expected = slice_rows(together, start, stop)
     for column in ("tokens", "offsets", "target_positions", "target_ids"):
         np.testing.assert_array_equal(getattr(alone, column), getattr(expected, column))
 
 
-@given(some_blocks, st.floats(0.05, 0.5))
-def test_words_are_masked_whole(block: Block, rate: float) -> None:
-    rows, samples = make(block, spec_with(MlmMasking(unit="whole_word", rate=rate)))
+@given(some_blocks, st.floats(0.05, 0.5), st.sampled_from(["whole_word", "ngram", "span"]))
+def test_words_are_masked_whole(block: Block, rate: float, unit: str) -> None:
+    rows, samples = make(block, spec_with(MlmMasking.model_validate({"unit": unit, "rate": rate})))
     starts = WORD_STARTS[block.tokens]
     starts[block.sentences[:-1]] = True
     starts[rows.edges[:-1]] = True
@@ -108,10 +110,10 @@ def test_words_are_masked_whole(block: Block, rate: float) -> None:
         assert hit[word == number].all()
 
 
-def test_whole_words_fill_the_budget_as_far_as_any_word_fits() -> None:
-    """Where one-token words abound, a row has its whole budget."""
+@pytest.mark.parametrize("unit", ["whole_word", "ngram", "span"])
+def test_words_fill_the_budget_where_short_ones_abound(unit: str) -> None:
     block = random_block(3, 20_000)
-    rows, samples = make(block, spec_with(MlmMasking(unit="whole_word", count="bert")))
+    rows, samples = make(block, spec_with(MlmMasking.model_validate({"unit": unit, "count": "bert"})))
     wanted = np.maximum(np.rint(0.15 * np.diff(rows.edges)), 1)
     assert (targets_per_row(samples) == wanted).mean() > 0.97
 
@@ -195,10 +197,9 @@ def test_ids_that_are_never_masked_are_not_even_where_the_text_has_them() -> Non
     block = random_block(2, 5000)
     text = block.tokens.copy()
     text[::7] = SPECIAL.unk
-    for unit in ("token", "whole_word"):
-        _, samples = make(
-            Block(text, block.sentences, block.documents), spec_with(MlmMasking(rate=0.6, unit=unit))
-        )
+    for unit in ("token", "whole_word", "ngram", "span"):
+        masking = MlmMasking.model_validate({"rate": 0.6, "unit": unit})
+        _, samples = make(Block(text, block.sentences, block.documents), spec_with(masking))
         assert len(samples.target_ids) > 1000
         assert not np.isin(samples.target_ids, NEVER_MASKED).any()
 
@@ -230,6 +231,13 @@ def test_copies_are_used_in_turn() -> None:
         {"max_predictions": 0},
         {"replace": {"mask": 0.8, "random": 0.1, "keep": 0.2}},
         {"unit": "letter"},
+        {"unit": "token", "longest": 3},
+        {"unit": "whole_word", "longest": 3},
+        {"unit": "span", "longest": 0},
+        {"unit": "ngram", "span_p": 0.2},
+        {"unit": "span", "span_p": 1},
+        {"unit": "whole_word", "count": "drawn"},
+        {"replace": {"mask": 0.85, "random": 0, "keep": 0.15, "random_from": "unigram"}},
         {"masking_rate": 0.15},
     ],
 )
