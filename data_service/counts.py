@@ -1,31 +1,33 @@
 """The counting pass: how many rows each block is cut into, known before any sample is needed.
 
-Contiguous packing needs arithmetic only. Where sentence boundaries decide, every block is looked at once per
-corpus, packing and length, and the counts are kept under a key that names just those. Where batches are measured
+Contiguous packing needs arithmetic only. Where sentence boundaries or draws decide, every block is looked at once
+per corpus, input and length, and the counts are kept under a key that names just those. Where batches are measured
 in tokens, the length of every row is kept likewise.
+
+A corpus that is cut in several ways (`Input.structures`, K of them) has K entries for each block, block after block.
 """
 
 import hashlib
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from data_service.corpora import Corpora
-from data_service.samples.inputs import Packed
-from data_service.samples.make import cut
-from data_service.samples.packing import contiguous_rows
+from data_service.samples.inputs import Drawn, Packed
+from data_service.samples.make import cut, structure_key
+from data_service.samples.packing import Rows, contiguous_rows
 from data_service.spec import StreamSpec
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing
 
 RowCounts = NDArray[np.int64]
-"""[B] int64, rows of each block of a source."""
+"""[B * K] int64, rows of each entry of a source: entry b * K + k is block b, cut in way k."""
 
 RowLengths = NDArray[np.uint32]
-"""[N] uint32, tokens of each row of a source as the model sees it, block after block."""
+"""[N] uint32, tokens of each row of a source as the model sees it, entry after entry."""
 
 Found: TypeAlias = NDArray[np.int64] | NDArray[np.uint32]
 """What a pass finds: row counts, or row lengths."""
@@ -38,16 +40,23 @@ Runner = Callable[[Pass, Corpora, int, int], Found]
 
 
 def count_range(corpora: Corpora, source: int, start: int, stop: int) -> RowCounts:
-    """[stop - start] int64, rows of blocks `start` to `stop`."""
-    blocks = (corpora.read(source, block) for block in range(start, stop))
-    return np.array([len(cut(block, corpora.spec)) for block in blocks], dtype=np.int64)
+    """[(stop - start) * K] int64, rows of blocks `start` to `stop`."""
+    return np.array([len(rows) for rows in _cut_range(corpora, source, start, stop)], dtype=np.int64)
 
 
 def measure_range(corpora: Corpora, source: int, start: int, stop: int) -> RowLengths:
     """[N] uint32, tokens of the rows of blocks `start` to `stop`."""
-    blocks = (corpora.read(source, block) for block in range(start, stop))
-    lengths = [cut(block, corpora.spec).lengths.astype(np.uint32) for block in blocks]
+    lengths = [rows.lengths.astype(np.uint32) for rows in _cut_range(corpora, source, start, stop)]
     return np.concatenate([np.zeros(0, dtype=np.uint32), *lengths])
+
+
+def _cut_range(corpora: Corpora, source: int, start: int, stop: int) -> Iterator[Rows]:
+    """The rows of blocks `start` to `stop`, in every way in which each is cut."""
+    spec = corpora.spec
+    for number in range(start, stop):
+        block = corpora.read(source, number)
+        for structure in range(spec.input.structures):
+            yield cut(block, spec, structure_key(spec, source, number, structure))
 
 
 def run_here(job: Pass, corpora: Corpora, source: int, blocks: int) -> Found:
@@ -93,7 +102,10 @@ def _kept(corpora: Corpora, source: int, cache: Store | None, kind: str, job: Pa
 
 def _name(spec: StreamSpec, source: int) -> str:
     """What rows depend on, and nothing else."""
-    parts = (spec.sources[source].manifest_fingerprint, spec.split, spec.input.model_dump_json(), spec.length)
+    fingerprint = spec.sources[source].manifest_fingerprint
+    parts: tuple[str | int, ...] = (fingerprint, spec.split, spec.input.model_dump_json(), spec.length)
+    if isinstance(spec.input, Drawn):
+        parts += (spec.seed,)
     return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()
 
 

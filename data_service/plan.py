@@ -1,9 +1,10 @@
 """The plan: which block and row is sample `n` of epoch `e`. Arithmetic and prefix sums; nothing is iterated.
 
-Every source is an endless line of rows: its blocks in a new random order each time round. An epoch takes
-the next `quota` rows of each line. It is cut into windows, and window `w` of `W` takes the `w`-th of `W` even
-slices of every source's quota, so a mixture is exact to one sample in every window. The samples of a window
-are then put in random order.
+Every source is an endless line of rows: its blocks in a new random order each time it is read. A corpus that is
+cut in K ways (`Input.structures`) is read in each of them in turn, with other rows each time, and one round of its
+line is K readings. An epoch takes the next `quota` rows of each line. It is cut into windows, and window `w` of `W`
+takes the `w`-th of `W` even slices of every source's quota, so a mixture is exact to one sample in every window.
+The samples of a window are then put in random order.
 """
 
 from collections.abc import Iterator
@@ -72,7 +73,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows `start` to `stop` of block `block` of a source, in the source's own epoch `epoch`."""
+    """Rows `start` to `stop` of block `block` of a source, the `epoch`-th time it is read (from 0)."""
 
     source: int
     block: int
@@ -93,7 +94,7 @@ class Window:
 
 
 class Line(NamedTuple):
-    """A source's blocks in the order of one epoch of its own.
+    """A source's blocks in the order of one reading.
 
     Attributes:
         blocks: [B] int64, their indices.
@@ -106,7 +107,7 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a sample comes from: a row of a block of a source, in the source's own epoch."""
+    """Where a sample comes from: a row of a block of a source, the `epoch`-th time it is read (from 0)."""
 
     source: int
     block: int
@@ -131,9 +132,11 @@ class Plan:
                     remedy="leave the source out, or build it from more text",
                 )
         self.spec = spec
-        self._counts = counts
-        self._totals = tuple(int(rows.sum()) for rows in counts)
-        self.grid = _grid(spec, self._totals, sum(int(table.tokens.sum()) for table in tables))
+        self._structures = spec.input.structures
+        self._counts = tuple(rows.reshape(-1, self._structures) for rows in counts)
+        self._starts = tuple(np.append(0, np.cumsum(rows.sum(axis=0))) for rows in self._counts)
+        totals = tuple(int(starts[-1]) for starts in self._starts)
+        self.grid = _grid(spec, totals, sum(int(table.tokens.sum()) for table in tables))
         self._lines: dict[tuple[int, int], Line] = {}
 
     def window(self, epoch: int, window: int) -> Window:
@@ -164,19 +167,27 @@ class Plan:
     def _pieces(self, source: int, start: int, stop: int) -> Iterator[Piece]:
         """Rows `start` to `stop` of a source's endless line."""
         while start < stop:
-            epoch, row = divmod(start, self._totals[source])
-            end = min(row + stop - start, self._totals[source])
+            epoch, row = self.reading(source, start)
             blocks, ends = self.line(source, epoch)
+            end = min(row + stop - start, int(ends[-1]))
+            counts = self._counts[source][:, epoch % self._structures]
             index = int(np.searchsorted(ends, row, side="right"))
             start += end - row
             while row < end:
                 block, block_end = int(blocks[index]), int(ends[index])
-                base = block_end - int(self._counts[source][block])
+                base = block_end - int(counts[block])
                 yield Piece(source, block, epoch, row - base, min(end, block_end) - base)
                 row, index = min(end, block_end), index + 1
 
+    def reading(self, source: int, row: int) -> tuple[int, int]:
+        """Which reading of a source row `row` of its line falls into, and which row of that it is."""
+        starts = self._starts[source]
+        round_, rest = divmod(row, int(starts[-1]))
+        structure = int(np.searchsorted(starts, rest, side="right")) - 1
+        return round_ * self._structures + structure, rest - int(starts[structure])
+
     def line(self, source: int, epoch: int) -> Line:
-        """The blocks of one epoch of a source's own. The last few are remembered."""
+        """The blocks of one reading of a source. The last few are remembered."""
         if (source, epoch) not in self._lines:
             while len(self._lines) >= _LINES_KEPT * len(self._counts):
                 del self._lines[next(iter(self._lines))]
@@ -184,7 +195,7 @@ class Plan:
         return self._lines[source, epoch]
 
     def _draw_line(self, source: int, epoch: int) -> Line:
-        counts = self._counts[source]
+        counts = self._counts[source][:, epoch % self._structures]
         name = (self.spec.seed, epoch, self.spec.sources[source].manifest_fingerprint, self.spec.split)
         blocks = Permutation.of(len(counts), "blocks", *name).many(np.arange(len(counts)))
         return Line(blocks, np.cumsum(counts[blocks]))
@@ -192,7 +203,7 @@ class Plan:
 
 def _grid(spec: StreamSpec, totals: tuple[int, ...], text_tokens: int) -> Grid:
     rows = sum(totals)
-    row_tokens = max(1, text_tokens // rows)
+    row_tokens = max(1, int(text_tokens * spec.input.structures * spec.input.repeats) // rows)
     wanted = max(spec.window.samples, spec.window.least_tokens // row_tokens)
     wanted = min(wanted, max(1, spec.window.most_tokens // row_tokens))
     windows = max(1, rows // wanted)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from data_service.corpora import Corpora, Opener
 from data_service.counts import count_rows, measure_rows
 from data_service.plan import Plan
-from data_service.samples.make import cut
+from data_service.samples.make import cut, structure_key
 from data_service.samples.ragged import Samples, Tokens
 from data_service.samples.rows import join_rows
 from data_service.spec import StreamSpec
@@ -24,8 +24,8 @@ class Source:
         name, uri: the corpus.
         block, row: where in it.
         epoch: how many times the corpus had been read before.
-        start, stop: the text tokens of the block that the row holds.
-        tokens: [stop - start] those tokens, before masking and without special ones.
+        stretches: the tokens of the block that the row holds: one stretch, or its two segments in order.
+        tokens: those tokens, before masking and without special ones.
     """
 
     name: str
@@ -33,8 +33,7 @@ class Source:
     block: int
     row: int
     epoch: int
-    start: int
-    stop: int
+    stretches: tuple[range, ...]
     tokens: Tokens
 
 
@@ -89,7 +88,7 @@ class Stream:
         """Where a sample's text comes from."""
         origin = self.plan.origin(epoch, sample)
         block = self._corpora.read(origin.source, origin.block)
-        start, stop = cut(block, self.spec).edges[origin.row : origin.row + 2].tolist()
+        rows = cut(block, self.spec, structure_key(self.spec, origin.source, origin.block, origin.epoch))
         corpus = self.spec.sources[origin.source]
         return Source(
             corpus.name,
@@ -97,9 +96,8 @@ class Stream:
             origin.block,
             origin.row,
             origin.epoch,
-            start,
-            stop,
-            block.tokens[start:stop],
+            rows.stretches(origin.row),
+            rows.text(block, origin.row, origin.row + 1),
         )
 
     def _window(self, epoch: int, window: int) -> list[Samples]:

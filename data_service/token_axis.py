@@ -23,7 +23,7 @@ class TokenAxis:
 
     Args:
         plan: of the stream.
-        counts: rows of each block of each source.
+        counts: rows of each entry of each source (see `data_service.counts`).
         lengths: tokens of each row of each source.
 
     Raises:
@@ -43,7 +43,12 @@ class TokenAxis:
         self._up_to = tuple(
             np.append(0, np.cumsum(measured, dtype=np.int64))[first]
             for first, measured in zip(self._first_row, lengths, strict=True)
-        )  # tokens before each block of a source, in the order of the corpus
+        )  # tokens before each entry of a source
+        self._structures = plan.spec.input.structures
+        self._readings = tuple(
+            np.append(0, np.cumsum(np.diff(up_to).reshape(-1, self._structures).sum(axis=0)))
+            for up_to in self._up_to
+        )  # tokens before each reading of a round
         self._kept: dict[tuple[int, int], NDArray[np.int64]] = {}
 
     def unit(self, epoch: int, sample: int) -> int:
@@ -72,16 +77,17 @@ class TokenAxis:
 
     def _in_line(self, source: int, row: int) -> int:
         """Tokens of the first `row` rows of a source's endless line."""
-        epoch, rest = divmod(row, int(self._first_row[source][-1]))
-        tokens = epoch * int(self._up_to[source][-1])
+        epoch, rest = self._plan.reading(source, row)
+        rounds, structure = divmod(epoch, self._structures)
+        tokens = rounds * int(self._up_to[source][-1]) + int(self._readings[source][structure])
         if not rest:
             return tokens
         blocks, ends = self._plan.line(source, epoch)
         index = int(np.searchsorted(ends, rest, side="right"))
-        block_tokens = np.diff(self._up_to[source])
-        tokens += int(block_tokens[blocks[:index]].sum())
+        entries = blocks * self._structures + structure
+        tokens += int(np.diff(self._up_to[source])[entries[:index]].sum())
         done = int(ends[index - 1]) if index else 0
-        first = int(self._first_row[source][blocks[index]]) if rest > done else 0
+        first = int(self._first_row[source][entries[index]]) if rest > done else 0
         return tokens + int(self._lengths[source][first : first + rest - done].sum())
 
     def _within(self, epoch: int, window: int) -> NDArray[np.int64]:
@@ -93,7 +99,8 @@ class TokenAxis:
             parts = [
                 self._lengths[piece.source][first + piece.start : first + piece.stop]
                 for piece in found.pieces
-                for first in (int(self._first_row[piece.source][piece.block]),)
+                for entry in (piece.block * self._structures + piece.epoch % self._structures,)
+                for first in (int(self._first_row[piece.source][entry]),)
             ]
             lengths = np.concatenate(parts)[found.order.many(np.arange(found.order.size))]
             self._kept[epoch, window] = np.append(0, np.cumsum(lengths, dtype=np.int64))

@@ -8,7 +8,7 @@ import numpy as np
 from data_service.corpora import Corpora
 from data_service.errors import CorpusError
 from data_service.plan import Piece, Window
-from data_service.samples.make import block_key, cut, make_rows
+from data_service.samples.make import block_key, cut, make_rows, structure_key
 from data_service.samples.ragged import Samples
 from data_service.samples.rows import deal_rows, join_rows, slice_rows
 from data_service.shards.block import Block
@@ -46,7 +46,7 @@ def part_of(slab: Samples, number: int, first: int, last: int, rows: int) -> Sam
 
 def _make(corpora: Corpora, piece: Piece, block: Block) -> Samples:
     spec = corpora.spec
-    rows = cut(block, spec)
+    rows = cut(block, spec, structure_key(spec, piece.source, piece.block, piece.epoch))
     if piece.stop > len(rows):
         raise CorpusError(
             f"{spec.sources[piece.source].uri}: block {piece.block} has {len(rows)} rows, "

@@ -77,7 +77,7 @@ def render(shown: Shown) -> Iterator[str]:
     )
     yield (
         f"from {escape(source.name)} ({escape(source.uri)}): block {source.block}, row {source.row}, "
-        f"text tokens {source.start} to {source.stop}, read {source.epoch} time(s) before"
+        f"{_places(source)}, read {source.epoch} time(s) before"
     )
     samples = shown.samples
     yield f"{len(samples.tokens)} tokens, {len(samples.target_ids)} targets, marked [input -> original]:".replace(
@@ -89,6 +89,16 @@ def render(shown: Shown) -> Iterator[str]:
     yield "position  original        input"
     for position, original in zip(samples.target_positions, samples.target_ids, strict=True):
         yield _target_line(int(position), int(original), int(samples.tokens[position]), shown.tokenizer)
+
+
+def _places(source: Source) -> str:
+    """Where in its block the text lies, segment by segment."""
+    places = [f"text tokens {stretch.start} to {stretch.stop}" for stretch in source.stretches]
+    return (
+        places[0]
+        if len(places) == 1
+        else " and ".join(f"{n}: {p}" for n, p in zip("AB", places, strict=True))
+    )
 
 
 def marked_text(samples: Samples, tokenizer: Tokenizer) -> str:

@@ -15,6 +15,11 @@ class _Input(BaseModel):
         """Different ways in which a corpus is cut, taken in turn, one each time it is read."""
         return 1
 
+    @property
+    def repeats(self) -> float:
+        """How often a token of the corpus is read in one reading of it, on average and about."""
+        return 1.0
+
 
 class Packed(_Input):
     """Rows of one segment; every token once an epoch. See `data_service.samples.packing`.
@@ -25,7 +30,7 @@ class Packed(_Input):
     packing: Literal["full_sentences", "doc_sentences", "contiguous"]
 
 
-class _Drawn(_Input):
+class Drawn(_Input):
     """Rows whose boundaries are drawn.
 
     Attributes:
@@ -40,26 +45,43 @@ class _Drawn(_Input):
         return self.copies
 
 
-class SegmentPairs(_Drawn):
+class _RandomPairs(Drawn):
     """Two segments, of which the second follows the first or is drawn from another document.
 
-    segment_pair: segments of many sentences that fill the row (Devlin et al. 2019, appendix A.2).
-    sentence_pair: single sentences (Liu et al. 2019, section 4.2).
-
     Attributes:
-        short: share of documents whose rows are filled to a random shorter length (BERT).
-        random: share of rows whose second segment is drawn from elsewhere.
+        random: share of rows whose second segment is drawn from elsewhere, of those that could have either.
     """
 
-    packing: Literal["segment_pair", "sentence_pair"]
-    short: Share = 0.1
     random: Share = 0.5
 
+    @property
+    def repeats(self) -> float:
+        # A random second segment, about half a row, is read besides the corpus.
+        return 1 / (1 - self.random / 2)
 
-class OrderedPairs(_Drawn):
-    """Two consecutive segments, swapped or not (Lan et al. 2019, section 3.1). `short` as for `SegmentPairs`.
+
+class SegmentPairs(_RandomPairs):
+    """Segments of many sentences that fill the row (Devlin et al. 2019, appendix A.2).
 
     Attributes:
+        short: share of documents whose rows are filled to a random shorter length.
+    """
+
+    packing: Literal["segment_pair"]
+    short: Share = 0.1
+
+
+class SentencePairs(_RandomPairs):
+    """Two single sentences (Liu et al. 2019, section 4.2)."""
+
+    packing: Literal["sentence_pair"]
+
+
+class OrderedPairs(Drawn):
+    """Two consecutive segments, swapped or not (Lan et al. 2019, section 3.1).
+
+    Attributes:
+        short: share of documents whose rows are filled to a random shorter length.
         swapped: share of rows in which they are swapped.
         lone_sentence: what a row of one sentence becomes: cut in two like any other text (the paper's definition
             of the task), or given a random second segment (google-research/albert).
@@ -71,7 +93,7 @@ class OrderedPairs(_Drawn):
     lone_sentence: Literal["cut", "random"] = "cut"
 
 
-class TwoSegments(_Drawn):
+class TwoSegments(Drawn):
     """Consecutive text, usually as two segments, without a label (google-research/electra,
     build_pretraining_dataset.py).
 
@@ -83,6 +105,9 @@ class TwoSegments(_Drawn):
     packing: Literal["two_segments"]
     single: Share = 0.1
     short: Share = 0.05
+
+
+Pairs = SegmentPairs | SentencePairs | OrderedPairs | TwoSegments
 
 
 class Lanes(_Input):
@@ -102,4 +127,4 @@ class Lanes(_Input):
     both_directions: bool = True
 
 
-Input = Annotated[Packed | SegmentPairs | OrderedPairs | TwoSegments | Lanes, Field(discriminator="packing")]
+Input = Annotated[Packed | Pairs | Lanes, Field(discriminator="packing")]

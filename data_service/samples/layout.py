@@ -15,7 +15,7 @@ class LaidOut:
     """N rows of text, T tokens in all, before masking.
 
     Attributes:
-        tokens: [T] writable, each row `<s> text </s>` with a further `</s>` between documents.
+        tokens: [T] writable, each row `<s> text </s>` with a further `</s>` between documents or segments.
         offsets: [N + 1] int64, row i is tokens[offsets[i]:offsets[i + 1]].
         edges: [N + 1] int64, row i holds text tokens edges[i] to edges[i + 1], counted from the first row's.
         separators: [K] int64, text offsets before which a separator stands, counted likewise.
@@ -37,7 +37,7 @@ class LaidOut:
 
 
 def lay_out(text: Tokens, rows: Rows, start: int, stop: int, special: SpecialIds) -> LaidOut:
-    """Rows `start` to `stop` of a block whose tokens are `text`."""
+    """Rows `start` to `stop`, whose text is `text`."""
     first, last = rows.edges[start], rows.edges[stop]
     edges = rows.edges[start : stop + 1] - first
     low, high = np.searchsorted(rows.separators, (first, last))
@@ -56,5 +56,5 @@ def lay_out(text: Tokens, rows: Rows, start: int, stop: int, special: SpecialIds
     ):
         tokens[places] = token
         is_text[places] = False
-    tokens[is_text] = text[first:last]
+    tokens[is_text] = text
     return LaidOut(tokens, offsets, edges, separators)

@@ -7,32 +7,48 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_service.rng import Key, stream_key
-from data_service.samples.inputs import Lanes, OrderedPairs, Packed, SegmentPairs, TwoSegments
+from data_service.samples.inputs import (
+    Lanes,
+    OrderedPairs,
+    Packed,
+    Pairs,
+    SegmentPairs,
+    SentencePairs,
+    TwoSegments,
+)
+from data_service.samples.lanes import LaneRows, lane_rows
 from data_service.samples.layout import lay_out
 from data_service.samples.masking import MlmMasking, mask_rows
+from data_service.samples.ordered import ordered_pairs
 from data_service.samples.packing import Rows, pack
+from data_service.samples.pairs import segment_pairs, sentence_pairs
 from data_service.samples.permuted import PermutedPrediction
+from data_service.samples.permuted_rows import permuted_rows
 from data_service.samples.ragged import Samples
+from data_service.samples.segments import Segments
 from data_service.samples.selection import Slots
-from data_service.samples.units import Units, fixed_positions, token_units, word_units
+from data_service.samples.two_segments import two_segments
+from data_service.samples.units import fixed_positions, token_units, word_units
 from data_service.shards.block import Block
 from data_service.spec import StreamSpec
 
 
-def cut(block: Block, spec: StreamSpec) -> Rows:
-    """The rows of a block, the same in every epoch."""
+def cut(block: Block, spec: StreamSpec, key: Key) -> Rows | LaneRows:
+    """The rows of a block; `key` names its draws, where rows are drawn (`structure_key`)."""
     match spec.input:
         case Packed():
             return pack(block, spec.input.packing, spec.length)
-        case SegmentPairs() | OrderedPairs() | TwoSegments() | Lanes():
-            raise NotImplementedError(spec.input.packing)
+        case SegmentPairs() | SentencePairs() | OrderedPairs() | TwoSegments():
+            return Rows.paired(_segments(block, spec.input, spec.length, key))
+        case Lanes():
+            return lane_rows(block, spec.input, spec.length)
         case _:
             assert_never(spec.input)
 
 
 def make_rows(
     block: Block,
-    rows: Rows,
+    rows: Rows | LaneRows,
     start: int,
     stop: int,
     spec: StreamSpec,
@@ -51,16 +67,21 @@ def make_rows(
         starts_word: [vocab_size] bool, the tokenizer's word-start table, where words are masked whole.
         unigram: [vocab_size] counts of the corpora's tokens, where random replacements follow them.
     """
-    laid_out = lay_out(block.tokens, rows, start, stop, spec.special)
+    text = rows.text(block, start, stop)
+    laid_out = lay_out(text, rows, start, stop, spec.special)
     masking = spec.masking
     match masking:
         case MlmMasking():
             slots = Slots.of(rows.edges[start : stop + 1], start, masking.rate)
-            units = _units(block, rows, start, stop, spec, starts_word)
+            fixed = fixed_positions(text, spec.never_masked)
+            units = token_units(laid_out.edges, fixed)
+            if starts_word is not None:
+                breaks = rows.sentence_starts(block, start, stop)
+                units = word_units(text, laid_out.edges, fixed, breaks, starts_word)
             vocabulary = spec.vocabulary
             if unigram is not None:
                 vocabulary = replace(vocabulary, counts=unigram[vocabulary.ordinary])
-            return mask_rows(laid_out, units, slots, masking, vocabulary, key)
+            return rows.label(mask_rows(laid_out, units, slots, masking, vocabulary, key), start, stop)
         case PermutedPrediction():
             raise NotImplementedError(masking.kind)
         case _:
@@ -73,14 +94,22 @@ def block_key(spec: StreamSpec, source: int, block: int, epoch: int) -> Key:
     return stream_key("rows", spec.seed, spec.masking.mask_epoch(epoch), fingerprint, spec.split, block)
 
 
-def _units(
-    block: Block, rows: Rows, start: int, stop: int, spec: StreamSpec, starts_word: NDArray[np.bool_] | None
-) -> Units:
-    first, last = int(rows.edges[start]), int(rows.edges[stop])
-    text = block.tokens[first:last]
-    edges = rows.edges[start : stop + 1] - first
-    fixed = fixed_positions(text, spec.never_masked)
-    if starts_word is None:
-        return token_units(edges, fixed)
-    low, high = np.searchsorted(block.sentences, (first, last))
-    return word_units(text, edges, fixed, block.sentences[low:high] - first, starts_word)
+def structure_key(spec: StreamSpec, source: int, block: int, epoch: int) -> Key:
+    """The key of the draws that cut one block in an epoch of its source."""
+    fingerprint = spec.sources[source].manifest_fingerprint
+    copy = epoch % spec.input.structures
+    return stream_key("structure", spec.seed, copy, fingerprint, spec.split, block)
+
+
+def _segments(block: Block, pairs: Pairs, length: int, key: Key) -> Segments:
+    match pairs:
+        case SegmentPairs():
+            return segment_pairs(block, pairs, length, key)
+        case SentencePairs():
+            return sentence_pairs(block, pairs, length, key)
+        case OrderedPairs():
+            return ordered_pairs(block, pairs, length, key)
+        case TwoSegments():
+            return two_segments(block, pairs, length, key)
+        case _:
+            assert_never(pairs)

@@ -1,15 +1,17 @@
 """Packing: where a block is cut into rows. A pure function of the block, so any row can be found again.
 
-Rows never share or lose a token: they are the pieces between consecutive `edges`. A row is laid out as
+Packed rows never share or lose a token: they are the pieces between consecutive `edges`. A row is laid out as
 `<s> text </s>`, with one more `</s>` before every document that begins inside it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
 
+from data_service.samples.ragged import Samples, Tokens
+from data_service.samples.segments import Segments
 from data_service.shards.block import Block
 
 Packing = Literal["full_sentences", "doc_sentences", "contiguous"]
@@ -25,18 +27,57 @@ EDGE_TOKENS = 2  # <s> and </s>
 
 @dataclass(frozen=True)
 class Rows:
-    """N rows of a block.
+    """N rows of a block, whose text is the block's own, or that of segments taken from it.
 
     Attributes:
-        edges: [N + 1] int64 token offsets; row i holds tokens[edges[i]:edges[i + 1]], never empty.
-        separators: [K] int64 token offsets, sorted: documents that begin inside a row, after its first token.
+        edges: [N + 1] int64 offsets in the rows' text; row i lies from edges[i] to edges[i + 1], never empty.
+        separators: [K] int64 offsets in the rows' text, sorted: documents that begin inside a row, after its
+            first token, or second segments.
+        segments: what the rows' text is made of; None where it is the block's.
     """
 
     edges: NDArray[np.int64]
     separators: NDArray[np.int64]
+    segments: Segments | None = None
+
+    @classmethod
+    def paired(cls, segments: Segments) -> "Rows":
+        """Rows of segments, with a separator before each second one."""
+        edges = np.append(0, np.cumsum(segments.sizes.sum(axis=1)))
+        seconds = edges[:-1] + segments.sizes[:, 0]
+        return cls(edges, seconds[segments.sizes[:, 1] > 0], segments)
 
     def __len__(self) -> int:
         return len(self.edges) - 1
+
+    def text(self, block: Block, start: int, stop: int) -> Tokens:
+        """The text of rows `start` to `stop`, without special tokens."""
+        if self.segments is not None:
+            return self.segments.rows(start, stop).text(block)
+        return block.tokens[self.edges[start] : self.edges[stop]]
+
+    def sentence_starts(self, block: Block, start: int, stop: int) -> NDArray[np.int64]:
+        """Offsets in `text` at which a sentence or a second segment begins, ascending."""
+        if self.segments is not None:
+            return self.segments.rows(start, stop).sentence_starts(block)
+        first, last = self.edges[start], self.edges[stop]
+        low, high = np.searchsorted(block.sentences, (first, last))
+        return block.sentences[low:high] - first
+
+    def label(self, samples: Samples, start: int, stop: int) -> Samples:
+        """`samples`, which are rows `start` to `stop`, with their segments and labels."""
+        if self.segments is None:
+            return samples
+        segments = self.segments.rows(start, stop)
+        begins = (1 + segments.sizes[:, 0] + 1).astype(np.int32)  # after <s>, A and </s>
+        return replace(samples, segment_starts=begins, pair_label=segments.labels)
+
+    def stretches(self, row: int) -> tuple[range, ...]:
+        """Where the text of a row lies in the block: its segments', in order, or one."""
+        if self.segments is None:
+            return (range(int(self.edges[row]), int(self.edges[row + 1])),)
+        ends = zip(self.segments.starts[row].tolist(), self.segments.sizes[row].tolist(), strict=True)
+        return tuple(range(start, start + size) for start, size in ends if size)
 
     @property
     def lengths(self) -> NDArray[np.int64]:
@@ -58,9 +99,9 @@ def cut_rows(
         case "contiguous":
             edges = _even_edges(starts, room)
         case "full_sentences":
-            edges = _greedy_edges(_no_longer_than(sentences, room), starts, room, cross_documents=True)
+            edges = _greedy_edges(no_longer_than(sentences, room), starts, room, cross_documents=True)
         case "doc_sentences":
-            edges = _greedy_edges(_no_longer_than(sentences, room), starts, room, cross_documents=False)
+            edges = _greedy_edges(no_longer_than(sentences, room), starts, room, cross_documents=False)
         case _:
             assert_never(packing)
     return Rows(edges, np.setdiff1d(starts, edges, assume_unique=True))
@@ -87,7 +128,7 @@ def _even_edges(starts: NDArray[np.int64], room: int) -> NDArray[np.int64]:
     return edges
 
 
-def _no_longer_than(sentences: NDArray[np.int64], room: int) -> NDArray[np.int64]:
+def no_longer_than(sentences: NDArray[np.int64], room: int) -> NDArray[np.int64]:
     """Sentence boundaries with every sentence longer than `room` cut after each `room` tokens."""
     lengths = np.diff(sentences)
     if lengths.max() <= room:

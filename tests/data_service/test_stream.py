@@ -101,7 +101,8 @@ def test_a_sample_knows_its_text(corpus: str) -> None:
     for sample in range(0, stream.samples_per_epoch, 17):
         source = stream.source(2, sample)
         np.testing.assert_array_equal(source.tokens, text_of(stream.read(2, sample, sample + 1)))
-        np.testing.assert_array_equal(source.tokens, BLOCKS[source.block].tokens[source.start : source.stop])
+        (stretch,) = source.stretches
+        np.testing.assert_array_equal(source.tokens, BLOCKS[source.block].tokens[stretch])
 
 
 def test_weights_repeat_the_small_source_with_other_masks(corpus: str, other: str) -> None:
