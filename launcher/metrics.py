@@ -15,10 +15,11 @@ OPERATOR = 0  # the "attempt" of events that happen between attempts, by the ope
 
 
 def evaluation_record(step: int, figures: Mapping[str, float]) -> dict[str, object]:
-    """Held-out figures after `step` steps (`mlm_loss`, `mlm_accuracy`, ...), loss in nats, perplexity."""
-    loss = sum(value for name, value in figures.items() if name.endswith("_loss"))
-    perplexity = math.exp(min(loss, 700.0))  # beyond it a double overflows
-    return {"kind": "evaluation", "step": step, "loss": loss, "perplexity": perplexity, **figures}
+    """Held-out figures after `step` steps (`loss`, `mlm_loss`, `mlm_accuracy`, ...) in nats, and the perplexity of
+    the language-model term."""
+    predicted = figures["plm_loss"] if "plm_loss" in figures else figures["mlm_loss"]
+    perplexity = math.exp(min(predicted, 700.0))  # beyond it a double overflows
+    return {"kind": "evaluation", "step": step, "perplexity": perplexity, **figures}
 
 
 class Journal:

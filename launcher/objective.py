@@ -23,14 +23,15 @@ from data_service.samples.permuted import PermutedPrediction
 from data_service.spec import Masking
 from encoder_core.errors import ModelError
 from encoder_core.families.build import AnyEncoder, ModelConfig
-from encoder_core.families.deberta import DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.xlnet import XlnetConfig
+from encoder_core.objectives.gradient_disentangled import gradient_disentangled_detection
 from encoder_core.objectives.losses import Objective as ObjectiveModule
 from encoder_core.objectives.mlm import masked_language_model
 from encoder_core.objectives.mlm_pair import masked_language_model_with_pairs
 from encoder_core.objectives.plm import permuted_language_model
 from encoder_core.objectives.replaced import (
+    DetectorConfig,
     ReplacedTokenConfig,
     ReplacedTokenDetection,
     replaced_token_detection,
@@ -106,8 +107,10 @@ def objective_module(
         raise ModelError(wrong, remedy="see `maskfleet recipe list` for what goes together")
     if objective.plm is not None and isinstance(config, XlnetConfig):
         return permuted_language_model(config, checkpoint_activations=checkpoint_activations)
-    if objective.rtd is not None and isinstance(config, ElectraConfig):
-        return replaced_token_detection(config, objective.rtd, checkpoint_activations=checkpoint_activations)
+    if objective.rtd is not None and isinstance(config, DetectorConfig):
+        disentangled = objective.rtd.embeddings == "gradient_disentangled"
+        build = gradient_disentangled_detection if disentangled else replaced_token_detection
+        return build(config, objective.rtd, checkpoint_activations=checkpoint_activations)
     if objective.nsp is not None:
         return masked_language_model_with_pairs(
             config, "nsp", objective.nsp.weight, checkpoint_activations=checkpoint_activations
@@ -127,8 +130,7 @@ def misfit(config: ModelConfig, objective: Objective) -> str | None:
     """Why a family cannot be trained by an objective; None if it can."""
     if (objective.plm is not None) != isinstance(config, XlnetConfig):
         return f"a model of family {config.family} is not trained by {'plm' if objective.plm else 'mlm'}"
-    detects = isinstance(config, ElectraConfig | DebertaV2Config)
-    if objective.rtd is not None and not detects:
+    if objective.rtd is not None and not isinstance(config, DetectorConfig):
         return f"a model of family {config.family} has no generator for rtd"
     if isinstance(config, ElectraConfig) and objective.rtd is None:
         return "a model of family electra is trained by rtd"

@@ -35,7 +35,7 @@ class RankJournal:
         self._write(record)
         if self.tensorboard is not None:
             self.tensorboard.step(record)
-        if not report.update.applied:
+        if not all(report.applied.values()):
             self.event("skipped_step", step=report.before.step, reason="the gradient was not finite")
         self.journal.flush_due(time.monotonic())
 

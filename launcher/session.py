@@ -15,6 +15,7 @@ from data_service.samples.inputs import Lanes
 from data_service.spec import SourceSpec, StreamSpec, WindowSize
 from data_service.store.open import open_store
 from data_service.tokenizers.tokenizer import Tokenizer
+from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.initialise import initialise
 from encoder_core.objectives.losses import Objective
 from encoder_core.optim.adamw import AdamW, AdamWConfig
@@ -22,6 +23,7 @@ from encoder_core.optim.groups import parameter_groups
 from encoder_core.optim.lamb import Lamb, LambConfig
 from encoder_core.optim.schedules import learning_rate
 from encoder_core.train.engine_config import EngineConfig
+from encoder_core.train.refresh import Refresh
 from encoder_core.train.seeding import draw_seed
 from encoder_core.train.zero_state import MASTER, Read
 from launcher.errors import RunError
@@ -31,6 +33,7 @@ from launcher.recipe import Recipe
 from launcher.runs import Run
 
 WINDOW_BATCHES = 16
+LANES_WINDOW_BATCHES = 64  # every lane breaks off where a window ends
 WEIGHTS_STEP = -1  # the "step" from whose draws the initial weights come
 
 
@@ -48,19 +51,15 @@ def stream_spec(run: Run, tokenizer: Tokenizer, phase: int) -> StreamSpec:
     batch = run.recipe.phases[phase].batch
     length = run.recipe.phases[phase].length
     rows = batch.sequences or max(1, (batch.tokens or length) // length)
-    return _spec(
-        run, tokenizer, "train", length, WindowSize(samples=WINDOW_BATCHES * rows), _lanes(run, rows)
-    )
+    lanes = rows if isinstance(run.recipe.input, Lanes) else None
+    batches = WINDOW_BATCHES if lanes is None else LANES_WINDOW_BATCHES
+    return _spec(run, tokenizer, "train", length, WindowSize(samples=batches * rows), lanes)
 
 
 def heldout_spec(run: Run, tokenizer: Tokenizer) -> StreamSpec:
     """The held-out samples, as long as the last phase's, under the masks of their epoch 0."""
     last = run.recipe.phases[-1]
-    return _spec(run, tokenizer, "heldout", last.length, WindowSize(), lanes=1)
-
-
-def _lanes(run: Run, rows: int) -> int:
-    return rows if isinstance(run.recipe.input, Lanes) else 1
+    return _spec(run, tokenizer, "heldout", last.length, WindowSize(), lanes=None)
 
 
 def positions(recipe: Recipe, streams: Sequence[Measured]) -> Positions:
@@ -84,10 +83,18 @@ def build_model(recipe: Recipe, tokenizer: Tokenizer) -> Objective:
     return model
 
 
-def build_optimizer(recipe: Recipe, model: torch.nn.Module) -> torch.optim.Optimizer:
+def memory_refresh(recipe: Recipe) -> Refresh | None:
+    """When the model's memory is recomputed; None if it has none."""
+    model = recipe.model
+    if not isinstance(model, XlnetConfig) or not model.memory:
+        return None
+    return Refresh(model.memory_refresh, -(-model.memory // model.reuse))
+
+
+def build_optimizer(recipe: Recipe, model: Objective) -> torch.optim.Optimizer:
     """AdamW or LAMB over the model's decay groups. Its learning rate and update number come with each update."""
     settings = optimizer_settings(recipe)
-    groups = parameter_groups(model, settings.weight_decay)
+    groups = parameter_groups(model, settings.weight_decay, turns=model.turns())
     return AdamW(groups, settings) if isinstance(settings, AdamWConfig) else Lamb(groups, settings)
 
 
@@ -147,7 +154,7 @@ def _spec(
     split: Literal["train", "heldout"],
     length: int,
     window: WindowSize,
-    lanes: int,
+    lanes: int | None,
 ) -> StreamSpec:
     recipe = run.recipe
     return StreamSpec(

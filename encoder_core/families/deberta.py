@@ -38,6 +38,7 @@ class DebertaV2Config(EncoderConfig):
         mask_decoder: see `DebertaConfig`.
         buckets: rows of the position table each way.
         convolution: width of the convolution beside the first layer; None for none.
+        generator_layers: depth of the generator (version 3), otherwise as this network; None for half the depth.
     """
 
     family: Literal["deberta_v2"] = "deberta_v2"
@@ -45,6 +46,13 @@ class DebertaV2Config(EncoderConfig):
     mask_decoder: Literal["enhanced", "plain"] = "enhanced"
     buckets: int = Field(default=256, ge=2, multiple_of=2)
     convolution: Literal[3] | None = None
+    generator_layers: int | None = Field(default=None, gt=0)
+
+    @property
+    def generator(self) -> "DebertaV2Config":
+        """The generator, as a model in its own right: as wide, half as deep (DeBERTaV3, section 3.1)."""
+        layers = self.generator_layers or max(1, self.layers // 2)
+        return self.model_copy(update={"layers": layers, "generator_layers": None})
 
 
 BASE = DebertaConfig(layers=12, hidden=768, heads=12, feed_forward=3072, vocab=50_265)
@@ -63,19 +71,26 @@ V3_LARGE = DebertaV2Config(layers=24, hidden=1024, heads=16, feed_forward=4096, 
 def build(
     config: DebertaConfig | DebertaV2Config,
     *,
+    embeddings: Embeddings | None = None,
     checkpoint_activations: bool = False,
     attend: AttendDisentangled = padded,
 ) -> DisentangledEncoder:
-    """The encoder, its weights not yet initialised. Raises ModelError if the vocabulary is unknown."""
-    embeddings = Embeddings(
-        config.vocabulary, config.hidden, positions=0, eps=config.layer_norm_eps, dropout=config.dropout
-    )
+    """The encoder, on `embeddings` shared with another if given; its weights not yet initialised.
+
+    Raises ModelError if the vocabulary is unknown.
+    """
     return DisentangledEncoder(
-        embeddings,
+        embeddings or _embeddings(config),
         _positions(config),
         [_layer(config, attend) for _ in range(config.layers)],
         convolution=_convolution(config),
         checkpoint_activations=checkpoint_activations,
+    )
+
+
+def _embeddings(config: DebertaConfig | DebertaV2Config) -> Embeddings:
+    return Embeddings(
+        config.vocabulary, config.hidden, positions=0, eps=config.layer_norm_eps, dropout=config.dropout
     )
 
 

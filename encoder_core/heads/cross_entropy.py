@@ -92,7 +92,10 @@ _apply: Callable[..., tuple[Tensor, Tensor, Tensor]] = _LinearCrossEntropy.apply
 
 
 def _sample(log_p_cV: Tensor, draws_c2: Tensor, temperature: float) -> Tensor:
-    """[c] ids by inversion in two steps: which group of `GROUP` ids, then which id of that group."""
+    """[c] ids by inversion in two steps: which group of `GROUP` ids, then which id of that group.
+
+    Always ids of the vocabulary, even where the logits are not finite: such a step is skipped, not a crash.
+    """
     p_cV = log_p_cV.exp() if temperature == 1.0 else (log_p_cV / temperature).softmax(-1)
     vocab = p_cV.shape[1]
     whole = vocab // GROUP
@@ -103,7 +106,7 @@ def _sample(log_p_cV: Tensor, draws_c2: Tensor, temperature: float) -> Tensor:
     group_c1 = _invert(torch.cat(sums, -1), draws_c2[:, :1])
     ids_cG = group_c1 * GROUP + torch.arange(GROUP, device=p_cV.device)
     members_cG = p_cV.gather(1, ids_cG.clamp(max=vocab - 1)).masked_fill(ids_cG >= vocab, 0.0)
-    return (group_c1 * GROUP + _invert(members_cG, draws_c2[:, 1:])).squeeze(-1)
+    return (group_c1 * GROUP + _invert(members_cG, draws_c2[:, 1:])).squeeze(-1).clamp(max=vocab - 1)
 
 
 def _invert(weights: Tensor, draw_c1: Tensor) -> Tensor:

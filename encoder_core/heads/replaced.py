@@ -1,4 +1,4 @@
-"""The replaced-token-detection head of ELECTRA. Shapes: T tokens, H hidden."""
+"""The replaced-token-detection heads of ELECTRA and DeBERTa v3. Shapes: T tokens, H hidden."""
 
 from typing import NamedTuple
 
@@ -21,33 +21,39 @@ class DetectionSums(NamedTuple):
 
 
 class ReplacedTokenHead(nn.Module):
-    """Linear, activation, Linear to one score a token (ELECTRA, section 2); positive means replaced."""
+    """Linear, activation, Linear to one score a token (ELECTRA, section 2); positive means replaced.
 
-    def __init__(self, hidden: int, *, activation: Activation) -> None:
+    With `context_eps` each token is first joined with its row's first token: LayerNorm(h_first + h), of that epsilon
+    (microsoft/DeBERTa, rtd_task.py).
+    """
+
+    def __init__(self, hidden: int, *, activation: Activation, context_eps: float | None = None) -> None:
         super().__init__()
         self.activation: Activation = activation
+        self.norm = nn.LayerNorm(hidden, eps=context_eps) if context_eps is not None else None
         self.dense = nn.Linear(hidden, hidden)
         self.score = nn.Linear(hidden, 1)
 
-    def logits(self, hidden_TH: Float[Tensor, "tokens hidden"]) -> Float[Tensor, " tokens"]:
+    def forward(
+        self, hidden_TH: Float[Tensor, "tokens hidden"], first_T: Int[Tensor, " tokens"]
+    ) -> Float[Tensor, " tokens"]:
+        """Scores; `first_T` is the flat index of the first token of each token's row."""
+        if self.norm is not None:
+            hidden_TH = self.norm(hidden_TH.index_select(0, first_T) + hidden_TH)
         score_T1: Tensor = self.score(activate(self.dense(hidden_TH), self.activation))
         return score_T1.squeeze(-1)
 
-    def forward(
-        self, hidden_TH: Float[Tensor, "tokens hidden"], replaced_T: Bool[Tensor, " tokens"]
-    ) -> DetectionSums:
-        """Binary cross-entropy of every token, and counts for precision and recall."""
-        logits_T = self.logits(hidden_TH)
-        if logits_T.element_size() < 4:
-            logits_T = logits_T.float()
-        loss_sum = F.binary_cross_entropy_with_logits(
-            logits_T, replaced_T.to(logits_T.dtype), reduction="sum"
-        )
-        flagged_T = logits_T > 0
-        return DetectionSums(
-            loss_sum,
-            (flagged_T == replaced_T).sum(),
-            replaced_T.sum(),
-            flagged_T.sum(),
-            (flagged_T & replaced_T).sum(),
-        )
+
+def detection_sums(scores_T: Float[Tensor, " tokens"], replaced_T: Bool[Tensor, " tokens"]) -> DetectionSums:
+    """Binary cross-entropy of every token, and counts for precision and recall."""
+    if scores_T.element_size() < 4:
+        scores_T = scores_T.float()
+    loss_sum = F.binary_cross_entropy_with_logits(scores_T, replaced_T.to(scores_T.dtype), reduction="sum")
+    flagged_T = scores_T > 0
+    return DetectionSums(
+        loss_sum,
+        (flagged_T == replaced_T).sum(),
+        replaced_T.sum(),
+        flagged_T.sum(),
+        (flagged_T & replaced_T).sum(),
+    )

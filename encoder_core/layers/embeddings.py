@@ -1,10 +1,25 @@
 """What a token looks like before the first layer. Shapes: T tokens, E embedding width."""
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from encoder_core.batch import Batch
+
+
+class DifferenceEmbedding(nn.Embedding):
+    """A table as its difference from another one that it leaves alone: stop_gradient(base) + weight.
+
+    Gradient-disentangled embedding sharing (DeBERTaV3: He et al. 2021, section 3.2). `weight` begins at zero.
+    """
+
+    def __init__(self, base: nn.Embedding) -> None:
+        super().__init__(base.num_embeddings, base.embedding_dim)
+        self.base = base
+
+    def forward(self, ids_T: Int[Tensor, " tokens"]) -> Float[Tensor, "tokens width"]:
+        base_TE: Tensor = self.base(ids_T)
+        return base_TE.detach() + super().forward(ids_T)
 
 
 class Embeddings(nn.Module):
@@ -33,6 +48,14 @@ class Embeddings(nn.Module):
         self.token_type = nn.Embedding(token_types, width) if token_types else None
         self.norm = nn.LayerNorm(width, eps=eps)
         self.dropout = nn.Dropout(dropout)
+
+    def disentangle_from(self, other: "Embeddings") -> None:
+        """Make every table the difference from the same table of `other`; the LayerNorm stays this one's own."""
+        self.word = DifferenceEmbedding(other.word)
+        if other.position is not None:
+            self.position = DifferenceEmbedding(other.position)
+        if other.token_type is not None:
+            self.token_type = DifferenceEmbedding(other.token_type)
 
     def forward(self, batch: Batch) -> Float[Tensor, "tokens width"]:
         """A batch without `segments` is all first segment."""

@@ -5,12 +5,14 @@
 | Linear, Embedding and Conv1d weights | normal(0, std) cut at two standard deviations (BERT, modeling.py) |
 | free weights (`free.py`)             | the same                                                          |
 | LayerNorm weights                    | 1                                                                 |
+| differences from another embedding   | 0                                                                 |
 | biases                               | 0                                                                 |
 """
 
 import torch
 from torch import nn
 
+from encoder_core.layers.embeddings import DifferenceEmbedding
 from encoder_core.layers.free import IntoHeads, OutOfHeads, Weights
 
 STD = 0.02
@@ -33,7 +35,7 @@ def initialise(model: nn.Module, std: float = STD) -> None:
 
 
 def _set(module: nn.Module, name: str, parameter: nn.Parameter, std: float) -> None:
-    if name == "bias":
+    if name == "bias" or isinstance(module, DifferenceEmbedding):
         nn.init.zeros_(parameter)
     elif isinstance(module, nn.Linear | nn.Embedding | nn.Conv1d | Weights | IntoHeads | OutOfHeads):
         nn.init.trunc_normal_(parameter, std=std, a=-2 * std, b=2 * std)

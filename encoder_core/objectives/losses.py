@@ -7,6 +7,8 @@ from jaxtyping import Num
 from torch import Tensor, nn
 
 from encoder_core.batch import Batch
+from encoder_core.optim.groups import Turns
+from encoder_core.optim.updates import WHOLE
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,13 @@ class Objective(nn.Module, ABC):
 
     A module that returned `memory` for a microbatch is called with it as second argument.
     """
+
+    def turns(self) -> Turns:
+        """The updates of one step, by name and in order, and the parameters that each moves. All at once by default.
+
+        With several, the module is called for each: without memory in the first, then with the memory it returned.
+        """
+        return {WHOLE: list(self.parameters())}
 
     @abstractmethod
     def target_counts(self, batch: Batch) -> dict[str, int]:

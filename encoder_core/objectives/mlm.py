@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from encoder_core.batch import Batch
 from encoder_core.families.build import AnyEncoder, ModelConfig, build_encoder
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
+from encoder_core.heads.cross_entropy import CrossEntropySums
 from encoder_core.heads.enhanced import EnhancedMaskDecoder
 from encoder_core.heads.mlm import MaskedLanguageModelHead
 from encoder_core.layers.kernels import Attend, automatic
@@ -36,9 +37,14 @@ class MaskedLanguageModel(Objective):
 
     def forward(self, batch: Batch) -> LossSums:
         """Sums for this batch; metrics: "mlm_correct"."""
-        loss_sum, correct, _ = self.head(*self._predicted(batch), batch.target_ids)
-        term = Term("mlm", loss_sum, self.target_counts(batch)["mlm"])
-        return LossSums((term,), {"mlm_correct": correct})
+        sums = self.predict(batch)
+        term = Term("mlm", sums.loss_sum, batch.target_ids.numel())
+        return LossSums((term,), {"mlm_correct": sums.correct})
+
+    def predict(self, batch: Batch, temperature: float | None = None) -> CrossEntropySums:
+        """The head's sums over the targets; with a temperature, also an id drawn for each."""
+        sums: CrossEntropySums = self.head(*self._predicted(batch), batch.target_ids, temperature)
+        return sums
 
     def logits(self, batch: Batch) -> Float[Tensor, "targets vocab"]:
         """Scores of all ids at the target positions."""

@@ -6,11 +6,12 @@ from torch import nn
 
 from encoder_core.errors import ModelError
 from encoder_core.families.build import ModelConfig
-from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.hf.interchange import Heads
+from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.objectives.mlm import masked_language_model
 from encoder_core.objectives.mlm_pair import masked_language_model_with_pairs
-from encoder_core.objectives.replaced import discriminator_model
+from encoder_core.objectives.plm import permuted_language_model
+from encoder_core.objectives.replaced import DetectorConfig, discriminator_model
 
 
 def network(config: ModelConfig, heads: Heads) -> nn.Module:
@@ -21,10 +22,17 @@ def network(config: ModelConfig, heads: Heads) -> nn.Module:
         case "mlm_pair":
             return masked_language_model_with_pairs(config, "nsp")
         case "rtd":
-            if not isinstance(config, ElectraConfig):
+            if not isinstance(config, DetectorConfig):
                 raise ModelError(
-                    f"{config.family} has no detection head", remedy="use a model of family electra"
+                    f"{config.family} has no detection head",
+                    remedy="use a model of family electra or deberta_v2",
                 )
             return discriminator_model(config)
+        case "plm":
+            if not isinstance(config, XlnetConfig):
+                raise ModelError(
+                    f"{config.family} does not predict permuted tokens", remedy="use a model of family xlnet"
+                )
+            return permuted_language_model(config)
         case _:
             assert_never(heads)

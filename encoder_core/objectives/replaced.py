@@ -1,4 +1,5 @@
-"""ELECTRA (Clark et al., 2020): a generator fills the masks, a discriminator says which tokens it replaced."""
+"""Replaced-token detection (ELECTRA: Clark et al. 2020): a generator fills the masks, a discriminator says which
+tokens it replaced. Both learn at once here; DeBERTa v3's way is in `gradient_disentangled.py`."""
 
 from dataclasses import replace
 from typing import Literal
@@ -9,14 +10,21 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
 from encoder_core.batch import Batch
-from encoder_core.families import electra
+from encoder_core.families import deberta, electra
+from encoder_core.families.deberta import DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
-from encoder_core.heads.replaced import DetectionSums, ReplacedTokenHead
+from encoder_core.heads.replaced import DetectionSums, ReplacedTokenHead, detection_sums
+from encoder_core.layers.disentangled_encoder import DisentangledEncoder
 from encoder_core.layers.embeddings import Embeddings
 from encoder_core.layers.encoder import Encoder
 from encoder_core.layers.kernels import Attend, automatic
 from encoder_core.objectives.losses import LossSums, Objective, Term
 from encoder_core.objectives.mlm import MaskedLanguageModel, masked_language_model
+
+DetectorConfig = ElectraConfig | DebertaV2Config
+"""Families that come with a generator."""
+
+Part = Literal["generator", "discriminator"]
 
 
 class ReplacedTokenConfig(BaseModel):
@@ -25,29 +33,34 @@ class ReplacedTokenConfig(BaseModel):
     Attributes:
         weight: factor of the discriminator's loss (ELECTRA's lambda).
         temperature: of the softmax that the generator's tokens are drawn from.
+        embeddings: shared is ELECTRA's way: one set, one update of both networks. gradient_disentangled is DeBERTa
+            v3's: the discriminator's are the generator's plus a difference of its own, and only the difference learns
+            from it; the generator is updated first, then the discriminator, by an optimizer and a clipping each.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     weight: float = Field(default=50.0, gt=0)
     temperature: float = Field(default=1.0, gt=0)
+    embeddings: Literal["shared", "gradient_disentangled"] = "shared"
 
 
 class Discriminator(nn.Module):
     """An encoder that judges every token."""
 
-    def __init__(self, encoder: Encoder, head: ReplacedTokenHead) -> None:
+    def __init__(self, encoder: Encoder | DisentangledEncoder, head: ReplacedTokenHead) -> None:
         super().__init__()
         self.encoder = encoder
         self.head = head
 
     def logits(self, batch: Batch) -> Float[Tensor, " tokens"]:
         """One score a token; positive means replaced."""
-        return self.head.logits(self.encoder(batch))
+        first_T = torch.arange(batch.tokens.numel(), device=batch.tokens.device) - batch.positions
+        scores_T: Tensor = self.head(self.encoder(batch), first_T)
+        return scores_T
 
     def forward(self, batch: Batch, replaced_T: Bool[Tensor, " tokens"]) -> DetectionSums:
-        sums: DetectionSums = self.head(self.encoder(batch), replaced_T)
-        return sums
+        return detection_sums(self.logits(batch), replaced_T)
 
 
 class ReplacedTokenDetection(Objective):
@@ -70,36 +83,36 @@ class ReplacedTokenDetection(Objective):
         return {"mlm": batch.target_ids.numel(), "rtd": batch.tokens.numel()}
 
     def forward(self, batch: Batch) -> LossSums:
-        """Sums for this batch; metrics: "mlm_correct", "rtd_correct", "rtd_replaced", "rtd_flagged", "rtd_found".
+        """Sums for this batch; metrics: "mlm_correct", "rtd_correct", "rtd_replaced", "rtd_flagged", "rtd_found"."""
+        generated, drawn_M = self.generate(batch)
+        detected = self.detect(batch, drawn_M)
+        return LossSums(generated.terms + detected.terms, generated.metrics | detected.metrics)
 
-        Precision is found / flagged, recall found / replaced.
-        """
-        hidden_TH = self.generator.encoder(batch)
-        loss_sum, correct, sampled_M = self.generator.head(
-            hidden_TH, batch.target_positions, batch.target_ids, self.config.temperature
-        )
-        corrupted, replaced_T = corrupt(batch, sampled_M)
-        detected: DetectionSums = self.discriminator(corrupted, replaced_T)
-        counts = self.target_counts(batch)
-        terms = (
-            Term("mlm", loss_sum, counts["mlm"]),
-            Term("rtd", detected.loss_sum, counts["rtd"], self.config.weight),
-        )
+    def generate(self, batch: Batch) -> tuple[LossSums, Int[Tensor, " targets"]]:
+        """The generator's term, and the ids it draws for the targets."""
+        sums = self.generator.predict(batch, self.config.temperature)
+        assert sums.sampled is not None  # asked for, by the temperature
+        term = Term("mlm", sums.loss_sum, batch.target_ids.numel())
+        return LossSums((term,), {"mlm_correct": sums.correct}), sums.sampled
+
+    def detect(self, batch: Batch, drawn_M: Int[Tensor, " targets"]) -> LossSums:
+        """The discriminator's term on the batch with `drawn_M` at its targets."""
+        sums: DetectionSums = self.discriminator(*corrupt(batch, drawn_M))
+        term = Term("rtd", sums.loss_sum, batch.tokens.numel(), self.config.weight)
         metrics = {
-            "mlm_correct": correct,
-            "rtd_correct": detected.correct,
-            "rtd_replaced": detected.replaced,
-            "rtd_flagged": detected.flagged,
-            "rtd_found": detected.found,
+            "rtd_correct": sums.correct,
+            "rtd_replaced": sums.replaced,
+            "rtd_flagged": sums.flagged,
+            "rtd_found": sums.found,
         }
-        return LossSums(terms, metrics)
+        return LossSums((term,), metrics)
 
     def logits(self, batch: Batch) -> Float[Tensor, "targets vocab"]:
         """The generator's scores of all ids at the target positions."""
         return self.generator.logits(batch)
 
 
-def stored_name(part: Literal["generator", "discriminator"], name: str) -> str:
+def stored_name(part: Part, name: str) -> str:
     """A parameter of one network by its name in `ReplacedTokenDetection`, where the embeddings are stored once."""
     return f"generator.{name}" if name.startswith("encoder.embeddings.") else f"{part}.{name}"
 
@@ -112,7 +125,7 @@ def corrupt(batch: Batch, drawn_M: Int[Tensor, " targets"]) -> tuple[Batch, Bool
 
 
 def replaced_token_detection(
-    config: ElectraConfig,
+    config: DetectorConfig,
     objective: ReplacedTokenConfig,
     *,
     checkpoint_activations: bool = False,
@@ -120,29 +133,34 @@ def replaced_token_detection(
 ) -> ReplacedTokenDetection:
     """Both networks on the default device, embeddings shared; weights not yet initialised (`initialise`).
 
-    Raises ModelError if the configuration's vocabulary is unknown.
+    `attend` is the kernel of plain attention. Raises ModelError if the configuration's vocabulary is unknown.
     """
     generator = masked_language_model(
         config.generator, checkpoint_activations=checkpoint_activations, attend=attend
     )
     embeddings = generator.encoder.embeddings
-    assert isinstance(embeddings, Embeddings)  # the family's own
-    encoder = electra.build(
-        config,
-        embeddings=embeddings,
-        checkpoint_activations=checkpoint_activations,
-        attend=attend,
+    assert isinstance(embeddings, Embeddings)  # of both families
+    discriminator = discriminator_model(
+        config, embeddings=embeddings, checkpoint_activations=checkpoint_activations, attend=attend
     )
-    return ReplacedTokenDetection(generator, _discriminator(config, encoder), objective)
+    return ReplacedTokenDetection(generator, discriminator, objective)
 
 
 def discriminator_model(
-    config: ElectraConfig, *, checkpoint_activations: bool = False, attend: Attend = automatic
+    config: DetectorConfig,
+    *,
+    embeddings: Embeddings | None = None,
+    checkpoint_activations: bool = False,
+    attend: Attend = automatic,
 ) -> Discriminator:
-    """A discriminator alone. A generator alone is `masked_language_model(config.generator)`."""
-    encoder = electra.build(config, checkpoint_activations=checkpoint_activations, attend=attend)
-    return _discriminator(config, encoder)
-
-
-def _discriminator(config: ElectraConfig, encoder: Encoder) -> Discriminator:
-    return Discriminator(encoder, ReplacedTokenHead(config.hidden, activation=config.activation))
+    """A discriminator alone, on `embeddings` shared with another network if given. A generator alone is
+    `masked_language_model(config.generator)`."""
+    encoder: Encoder | DisentangledEncoder
+    if isinstance(config, ElectraConfig):
+        encoder = electra.build(
+            config, embeddings=embeddings, checkpoint_activations=checkpoint_activations, attend=attend
+        )
+        return Discriminator(encoder, ReplacedTokenHead(config.hidden, activation=config.activation))
+    encoder = deberta.build(config, embeddings=embeddings, checkpoint_activations=checkpoint_activations)
+    head = ReplacedTokenHead(config.hidden, activation=config.activation, context_eps=config.layer_norm_eps)
+    return Discriminator(encoder, head)

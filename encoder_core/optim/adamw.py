@@ -11,7 +11,7 @@ from torch.optim.adamw import adamw
 from torch.optim.optimizer import Optimizer
 
 from encoder_core.optim.moments import moments
-from encoder_core.optim.updates import LR_SCALE, UPDATE, update_count
+from encoder_core.optim.updates import ACTIVE, LR_SCALE, UPDATE, due, update_count
 
 Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 
@@ -59,18 +59,19 @@ class AdamW(Optimizer):
             "bias_correction": config.bias_correction,
             LR_SCALE: 1.0,
             UPDATE: 0,
+            ACTIVE: True,
         }
         super().__init__(params, defaults)
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Apply one update to every tensor that has a gradient.
+        """Apply one update to every tensor that has a gradient and whose turn it is.
 
         Raises:
             TrainingError: the update's number was not set.
         """
         for group in self.param_groups:
-            params = [p for p in group["params"] if p.grad is not None]
+            params = due(group)
             if params:
                 self._update(group, params)
 

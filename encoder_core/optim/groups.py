@@ -2,18 +2,23 @@
 
 import re
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import nn
 
 from encoder_core.optim.lamb import TRUST_RATIO
-from encoder_core.optim.updates import LR_SCALE
+from encoder_core.optim.updates import LR_SCALE, TURN, WHOLE
+
+Turns = Mapping[str, Sequence[nn.Parameter]]
+"""The updates of one step by name, in order, and the parameters that each of them moves."""
 
 
 def parameter_groups(
-    model: nn.Module, weight_decay: float, *, layer_decay: float = 1.0
+    model: nn.Module, weight_decay: float, *, layer_decay: float = 1.0, turns: Turns | None = None
 ) -> list[dict[str, Any]]:
-    """Groups for `AdamW` or `Lamb`, in the order of the model's parameters; tied parameters appear once.
+    """Groups for `AdamW` or `Lamb`, turn by turn (None: one turn for all), each in the order of the model's
+    parameters; tied parameters appear once.
 
     LayerNorm and biases have no weight decay and no trust ratio (BERT, ALBERT). With a `layer_decay` below 1
     the learning rate of each layer is that many times the one above it: heads keep 1, the top layer gets
@@ -22,17 +27,23 @@ def parameter_groups(
     plain = _without_decay(model)
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     depth = 1 + max((_layer(name) for name, _ in trained), default=-1)
-    groups: dict[tuple[bool, float], list[nn.Parameter]] = defaultdict(list)
+    order = list(turns or (WHOLE,))
+    turn_of = {id(p): turn for turn, params in (turns or {}).items() for p in params}
+    groups: dict[tuple[str, bool, float], list[nn.Parameter]] = defaultdict(list)
     for name, p in trained:
-        groups[id(p) in plain, layer_decay ** _below_heads(name, depth)].append(p)
+        scale = layer_decay ** _below_heads(name, depth)
+        groups[turn_of.get(id(p), WHOLE), id(p) in plain, scale].append(p)
     return [
         {
             "params": params,
             "weight_decay": 0.0 if is_plain else weight_decay,
             TRUST_RATIO: not is_plain,
             LR_SCALE: scale,
+            TURN: turn,
         }
-        for (is_plain, scale), params in groups.items()
+        for (turn, is_plain, scale), params in sorted(
+            groups.items(), key=lambda group: order.index(group[0][0])
+        )
     ]
 
 

@@ -18,7 +18,7 @@ from torch.optim.optimizer import Optimizer
 from encoder_core.errors import TrainingError
 from encoder_core.optim.adamw import Beta
 from encoder_core.optim.moments import moments
-from encoder_core.optim.updates import LR_SCALE, UPDATE, update_count
+from encoder_core.optim.updates import ACTIVE, LR_SCALE, UPDATE, due, update_count
 
 TRUST_RATIO = "trust_ratio"
 
@@ -73,6 +73,7 @@ class Lamb(Optimizer):
             TRUST_RATIO: True,
             LR_SCALE: 1.0,
             UPDATE: 0,
+            ACTIVE: True,
         }
         super().__init__(params, defaults)
         whole = [p for group in self.param_groups for p in group["params"]]
@@ -101,13 +102,14 @@ class Lamb(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Apply one update to every tensor that has a gradient. Sharded, all ranks call it together.
+        """Apply one update to every tensor that has a gradient and whose turn it is. Sharded, all ranks call it
+        together.
 
         Raises:
             TrainingError: the update's number was not set, or a flat tensor was not described by `shard`.
         """
         for group in self.param_groups:
-            params = [p for p in group["params"] if p.grad is not None]
+            params = due(group)
             if not params:
                 continue
             directions = [self._direction(group, p) for p in params]

@@ -1,13 +1,14 @@
-"""What an optimizer is told from outside before each update: its learning rate and its number.
+"""What an optimizer is told from outside before each update: its learning rate, its number, and whose turn it is.
 
-Neither is optimizer state. Both are functions of the run's position, so a checkpoint stores one count of
-applied updates for the whole run and moments per parameter, and no optimizer keeps a counter that could
+None of it is optimizer state. All are functions of the run's position, so a checkpoint stores a count of
+applied updates for each turn and moments per parameter, and no optimizer keeps a counter that could
 disagree with it. (DeepSpeed calls `step` once per group or sub-group: a counter inside would run ahead at
 ZeRO 3.)
 """
 
 from typing import Any
 
+from torch import Tensor
 from torch.optim import Optimizer
 
 from encoder_core.errors import TrainingError
@@ -15,13 +16,27 @@ from encoder_core.errors import TrainingError
 # Keys of a parameter group, beside torch's own.
 UPDATE = "step"
 LR_SCALE = "lr_scale"
+TURN = "turn"
+ACTIVE = "active"
+
+WHOLE = "all"
+"""The one turn of a step that updates all parameters together, as nearly every objective's does."""
 
 
-def set_update(optimizer: Optimizer, *, lr: float, count: int) -> None:
-    """Prepare update number `count`, from 1, at learning rate `lr` (times each group's `lr_scale`)."""
+def set_update(optimizer: Optimizer, *, lr: float, count: int, turn: str = WHOLE) -> None:
+    """Prepare update number `count`, from 1, at learning rate `lr` (times each group's `lr_scale`).
+
+    Groups of other turns are left alone by the next `step`: weights, moments and all.
+    """
     for group in optimizer.param_groups:
         group["lr"] = lr * group.get(LR_SCALE, 1.0)
         group[UPDATE] = count
+        group[ACTIVE] = group.get(TURN, WHOLE) == turn
+
+
+def due(group: dict[str, Any]) -> list[Tensor]:
+    """The tensors of a group that the next update moves: those with a gradient, if it is the group's turn."""
+    return [p for p in group["params"] if p.grad is not None] if group[ACTIVE] else []
 
 
 def update_count(group: dict[str, Any]) -> int:

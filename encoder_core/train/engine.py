@@ -20,7 +20,7 @@ from deepspeed.accelerator import get_accelerator
 from encoder_core.batch import Batch
 from encoder_core.errors import TrainingError
 from encoder_core.optim.lamb import Lamb, Segment
-from encoder_core.optim.updates import set_update
+from encoder_core.optim.updates import TURN, WHOLE, set_update
 from encoder_core.train import zero_state
 from encoder_core.train.engine_config import EngineConfig
 from encoder_core.train.fragments import Fragment
@@ -41,6 +41,9 @@ class Update:
 class Engine:
     """A model and its optimizer under DeepSpeed.
 
+    A step may update the model in several turns (DeepSpeed knows of one): each moves the parameter groups that carry
+    its name, and leaves weights, moments and gradient norm of the others out. `turns` holds the names, in order.
+
     Raises:
         TrainingError: bf16 at stage 0, which DeepSpeed steps once at construction.
     """
@@ -54,6 +57,10 @@ class Engine:
         self.names = {id(p): name for name, p in model.named_parameters()}
         self.shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
         self.config = config
+        self._movable: dict[str, list[nn.Parameter]] = {}
+        for group in optimizer.param_groups:
+            self._movable.setdefault(group.get(TURN, WHOLE), []).extend(group["params"])
+        self.turns = tuple(self._movable)
         self._engine, *_ = deepspeed.initialize(
             model=model, optimizer=optimizer, config=config.deepspeed(), dist_init_required=False
         )
@@ -71,14 +78,25 @@ class Engine:
         """Dropout on or off."""
         self._engine.train(mode)
 
+    def begin(self, turn: str) -> None:
+        """Training mode, and gradients for the parameters of this turn only."""
+        self.training(True)
+        if (
+            len(self.turns) > 1
+        ):  # DeepSpeed counts a frozen parameter's gradient as 0, and an unused one's as its last
+            for name, params in self._movable.items():
+                for p in params:
+                    p.requires_grad_(name == turn)
+
     def backward(self, loss: Tensor, *, last: bool) -> None:
         """Add this microbatch's gradient of `loss`, a share of the step's global loss. `last` on the final one."""
         self._engine.set_gradient_accumulation_boundary(last)
         self._engine.backward(loss * self.world, scale_wrt_gas=False)  # undo DeepSpeed's mean over ranks
 
-    def update(self, lr: float, count: int) -> Update:
-        """Apply the accumulated gradient as update number `count` (from 1), or skip it if it is not finite."""
-        set_update(self._engine.basic_optimizer, lr=lr, count=count)
+    def update(self, lr: float, count: int, turn: str = WHOLE) -> Update:
+        """Apply the gradient accumulated in `turn` as its update number `count` (from 1), or skip it if it is not
+        finite."""
+        set_update(self._engine.basic_optimizer, lr=lr, count=count, turn=turn)
         if self.config.stage == 0:
             return self._update_unsharded()
         self._engine.step()

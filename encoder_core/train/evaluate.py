@@ -1,4 +1,4 @@
-"""Held-out figures: the same rows under the same masks every time, whatever the world size."""
+"""Held-out figures: the same rows, masks and draws every time, whatever the world size."""
 
 from collections.abc import Iterator
 
@@ -7,11 +7,16 @@ import torch
 from encoder_core.train.control import Control
 from encoder_core.train.engine import Engine
 from encoder_core.train.metrics import TARGETS, means
+from encoder_core.train.seeding import seed_draws
 from encoder_core.train.step import Microbatch, Sums, gather_sums
 
+EVALUATION = "evaluation"  # the "turn" of its draws, which are those of step 0 each time
 
-def evaluate(engine: Engine, control: Control, microbatches: Iterator[Microbatch]) -> dict[str, float]:
-    """Mean losses and metrics over the held-out rows of all ranks, dropout off.
+
+def evaluate(
+    engine: Engine, control: Control, microbatches: Iterator[Microbatch], seed: int
+) -> dict[str, float]:
+    """Mean losses and metrics over the held-out rows of all ranks, dropout off; a generator draws by `seed`.
 
     Every rank passes the same number of microbatches (idle ones included): ZeRO 3 gathers weights in each forward.
     """
@@ -19,6 +24,7 @@ def evaluate(engine: Engine, control: Control, microbatches: Iterator[Microbatch
     sums = Sums()
     with torch.no_grad():
         for microbatch in microbatches:
+            seed_draws(seed, 0, microbatch.index, EVALUATION)
             sums.add(engine(microbatch.batch))
     totals = gather_sums(control, sums.collect())
     return means(totals) | {name: n for name, n in totals.items() if name.endswith(TARGETS)}

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from encoder_core.train.control import Control
-from encoder_core.train.engine import Engine
+from encoder_core.train.engine import Engine, Update
 from encoder_core.train.evaluate import evaluate
+from encoder_core.train.memory import Carried, carry, recall
 from encoder_core.train.metrics import StepReport
 from encoder_core.train.signals import Signals, exchange
 from encoder_core.train.state import TrainState
@@ -25,6 +26,8 @@ class Fetched:
         digest: sum over the microbatches of a 32-bit checksum of what the model will see.
         samples: (epoch, start, stop) ranges of the whole step, the same on every rank.
         wait: seconds this rank waited for the data service.
+        before: what to remember before the step, in place of what is remembered: this rank's part of the steps
+            before it. None to go on with what is there.
     """
 
     work: Work
@@ -33,6 +36,7 @@ class Fetched:
     digest: int
     samples: tuple[tuple[int, int, int], ...]
     wait: float
+    before: tuple[Work, ...] | None = None
 
 
 class Data(Protocol):
@@ -46,13 +50,16 @@ class Data(Protocol):
 
 
 class Keeper(Protocol):
-    """Where states go. `begin` returns at once; `commit` is called by all ranks at the same step."""
+    """Where states go. `begin` returns at once; `commit` is called by all ranks at the same step.
+
+    `due` holds only at steps before which memory is recomputed; the last state may lie anywhere, and has its memory.
+    """
 
     def due(self, step: int) -> bool: ...
     def ready(self) -> bool: ...
     def begin(self, engine: Engine, state: TrainState) -> None: ...
     def commit(self) -> None: ...
-    def finish(self, engine: Engine, state: TrainState) -> None: ...
+    def finish(self, engine: Engine, state: TrainState, carried: Carried) -> None: ...
 
 
 class Journal(Protocol):
@@ -90,29 +97,43 @@ class Trainer:
 
     def train(self, state: TrainState) -> TrainState:
         """Train from `state` to the last step, or until a stop is requested on any rank. The result is committed."""
+        carried = Carried()
         while state.step < self.plan.steps:
             started = time.monotonic()
             fetched = self.data.fetch(state.step)
             signals = self._exchange(state, fetched)
             if signals.stop:
+                carried = self._carried(fetched)
                 break
+            if fetched.before is not None:
+                recall(self.engine, fetched.before, self.memories)
             learning_rate = self.plan.learning_rate(state.step)
-            sums = accumulate(self.engine, fetched.work, signals.counts, self.plan.seed, self.memories)
-            update = self.engine.update(learning_rate, state.updates + 1)
+            sums: dict[str, float] = {}
+            updates: dict[str, Update] = {}
+            for turn in self.engine.turns:
+                sums |= accumulate(
+                    self.engine, fetched.work, signals.counts, self.plan.seed, self.memories, turn
+                )
+                updates[turn] = self.engine.update(learning_rate, state.next_update(turn), turn)
             sums = gather_sums(self.control, sums)
             report = StepReport(
-                state, fetched.samples, signals, sums, learning_rate, update, time.monotonic() - started
+                state, fetched.samples, signals, sums, learning_rate, updates, time.monotonic() - started
             )
             self.journal.step(report)
-            state = state.after(applied=update.applied, tokens=signals.tokens)
+            state = state.after(applied=report.applied, tokens=signals.tokens)
             if signals.saved:
                 self.keeper.commit()
             if self.plan.evaluates_after(state.step):
-                self.journal.evaluation(state.step, evaluate(self.engine, self.control, self.data.heldout()))
+                figures = evaluate(self.engine, self.control, self.data.heldout(), self.plan.seed)
+                self.journal.evaluation(state.step, figures)
             if signals.save:
                 self.keeper.begin(self.engine, state)
-        self.keeper.finish(self.engine, state)
+        self.keeper.finish(self.engine, state, carried)
         return state
+
+    def _carried(self, coming: Fetched) -> Carried:
+        """What the step that is not made now will want back."""
+        return carry(self.memories, coming.work.total) if coming.before is None else Carried()
 
     def _exchange(self, state: TrainState, fetched: Fetched) -> Signals:
         return exchange(

@@ -1,5 +1,6 @@
 """Figures of a step: means from global sums, under the names used in metrics files and reports."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,20 +10,31 @@ from encoder_core.train.signals import Signals
 from encoder_core.train.state import TrainState
 
 TARGETS = "_targets"
-CORRECT = "_correct"
+WEIGHTED = "_weighted"
+
+RATIOS = {
+    "loss": ("loss", "targets"),
+    "accuracy": ("correct", "targets"),
+    "precision": ("found", "flagged"),
+    "recall": ("found", "replaced"),
+    "replaced": ("replaced", "targets"),
+}
+"""Figures of a term, as one of its sums over another. For detection: of the tokens it flagged, how many were
+replaced; of those replaced, how many it found; and the share that was replaced, 1 less which is the accuracy of never
+flagging any."""
 
 
 def means(sums: Mapping[str, float]) -> dict[str, float]:
-    """Sums over targets to means: `mlm_loss` is divided by `mlm_targets`; so is `mlm_correct`, as `mlm_accuracy`.
+    """`loss`, the weighted sum of all terms, and each term's `<term>_<figure>` of `RATIOS` whose sums are there.
 
-    Sums are named `<term>_<figure>`; a term without targets gives 0.
+    Sums are named `<term>_<sum>`. A ratio of nothing to nothing is 0.
     """
-    figures: dict[str, float] = {}
-    for name, value in sums.items():
-        term, figure = name.split("_", 1)
-        if figure != TARGETS[1:]:
-            mean = value / max(1.0, sums[term + TARGETS])
-            figures[name.removesuffix(CORRECT) + "_accuracy" if name.endswith(CORRECT) else name] = mean
+    terms = [name.removesuffix(TARGETS) for name in sums if name.endswith(TARGETS)]
+    figures = {"loss": sum(sums[term + WEIGHTED] / max(1.0, sums[term + TARGETS]) for term in terms)}
+    for term in terms:
+        for figure, (part, whole) in RATIOS.items():
+            if f"{term}_{part}" in sums and f"{term}_{whole}" in sums:
+                figures[f"{term}_{figure}"] = sums[f"{term}_{part}"] / max(1.0, sums[f"{term}_{whole}"])
     return figures
 
 
@@ -35,26 +47,33 @@ class StepReport:
     signals: Signals
     sums: Mapping[str, float]
     learning_rate: float
-    update: Update
+    updates: Mapping[str, Update]
     seconds: float
+
+    @property
+    def applied(self) -> dict[str, bool]:
+        """By turn: whether its update moved weights."""
+        return {turn: update.applied for turn, update in self.updates.items()}
 
     def record(self) -> dict[str, Any]:
         """The line of the metrics file (schema in launcher/README.md). Losses are per target, in nats."""
-        figures = means(self.sums)
-        losses = [value for name, value in figures.items() if name.endswith("_loss")]
         return {
             "kind": "step",
             "step": self.before.step,
-            "loss": sum(losses),
-            **figures,
+            **means(self.sums),
             "tokens": self.signals.tokens,
             "targets": int(sum(self.signals.counts.values())),
             "lr": self.learning_rate,
-            "grad_norm": self.update.grad_norm,
-            "skipped": not self.update.applied,
+            **self._gradient_norms(),
+            "skipped": not all(self.applied.values()),
             "seconds": self.seconds,
             "data_wait": self.signals.wait,
             "data_wait_share": self.signals.wait / self.seconds if self.seconds > 0 else 0.0,
             "samples": [list(span) for span in self.samples],
             "digest": self.signals.digest,
         }
+
+    def _gradient_norms(self) -> dict[str, float]:
+        """Of all gradients together; in a step of several turns also of each turn's."""
+        norms = {f"{turn}_grad_norm": update.grad_norm for turn, update in self.updates.items()}
+        return {"grad_norm": math.hypot(*norms.values())} | (norms if len(norms) > 1 else {})

@@ -8,13 +8,16 @@ import hashlib
 
 import torch
 
+from encoder_core.optim.updates import WHOLE
 
-def draw_seed(seed: int, step: int, microbatch: int) -> int:
-    """A 63-bit seed, hashed so that neighbouring steps and runs share nothing."""
-    digest = hashlib.blake2b(f"{seed}/{step}/{microbatch}".encode(), digest_size=8, person=b"maskfleet-draws")
+
+def draw_seed(seed: int, step: int, microbatch: int, turn: str = WHOLE) -> int:
+    """A 63-bit seed, hashed so that neighbouring steps, turns and runs share nothing."""
+    place = f"{seed}/{step}/{microbatch}" + ("" if turn == WHOLE else f"/{turn}")
+    digest = hashlib.blake2b(place.encode(), digest_size=8, person=b"maskfleet-draws")
     return int.from_bytes(digest.digest(), "little") >> 1
 
 
-def seed_draws(seed: int, step: int, microbatch: int) -> None:
-    """Seed the default generators of the CPU and of every GPU for one logical microbatch."""
-    torch.manual_seed(draw_seed(seed, step, microbatch))
+def seed_draws(seed: int, step: int, microbatch: int, turn: str = WHOLE) -> None:
+    """Seed the default generators of the CPU and of every GPU for one logical microbatch in one turn of its step."""
+    torch.manual_seed(draw_seed(seed, step, microbatch, turn))

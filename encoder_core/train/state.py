@@ -1,7 +1,13 @@
 """Where a run stands: everything a resume needs beside the tensors, as plain data."""
 
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
+
+from encoder_core.optim.updates import WHOLE
+
+MEMORY = "memory"
+"""The kind of state that a model's memory is (`encoder_core.train.memory`), beside those that parameters have."""
 
 
 @dataclass(frozen=True)
@@ -10,23 +16,27 @@ class TrainState:
 
     Attributes:
         step: steps taken, skipped ones included; the next step has this number.
-        updates: optimizer updates applied (Adam's t).
-        skipped: steps whose gradient was not finite.
+        updates: optimizer updates applied (Adam's t), by turn of the step.
+        skipped: steps in which some turn's gradient was not finite.
         tokens: tokens fed to the encoder so far, special tokens included.
     """
 
     step: int = 0
-    updates: int = 0
+    updates: Mapping[str, int] = field(default_factory=dict)
     skipped: int = 0
     tokens: int = 0
 
-    def after(self, *, applied: bool, tokens: int) -> "TrainState":
-        """The state one step later."""
+    def next_update(self, turn: str) -> int:
+        """The number of the next update in `turn`, from 1."""
+        return self.updates.get(turn, 0) + 1
+
+    def after(self, *, applied: Mapping[str, bool], tokens: int) -> "TrainState":
+        """The state one step later; `applied` says of each turn whether its update was."""
         return replace(
             self,
             step=self.step + 1,
-            updates=self.updates + applied,
-            skipped=self.skipped + (not applied),
+            updates={turn: self.updates.get(turn, 0) + moved for turn, moved in applied.items()},
+            skipped=self.skipped + (not all(applied.values())),
             tokens=self.tokens + tokens,
         )
 
@@ -35,4 +45,12 @@ class TrainState:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "TrainState":
-        return cls(**{key: int(data[key]) for key in ("step", "updates", "skipped", "tokens")})
+        """The inverse; a bare number of updates is that of the one turn."""
+        updates = data["updates"]
+        counted = updates if isinstance(updates, dict) else {WHOLE: updates}
+        return cls(
+            step=int(data["step"]),
+            updates={turn: int(count) for turn, count in counted.items()},
+            skipped=int(data["skipped"]),
+            tokens=int(data["tokens"]),
+        )

@@ -8,10 +8,12 @@ whole step, so the update is that of one process working through the batch alone
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from encoder_core.batch import Batch
 from encoder_core.objectives.losses import LossSums
+from encoder_core.optim.updates import WHOLE
 from encoder_core.train.collate import idle_batch
 from encoder_core.train.control import Control
 from encoder_core.train.engine import Engine
@@ -44,36 +46,41 @@ class Work:
         """Forward-backward passes every rank makes; a rank with fewer microbatches idles through the rest."""
         return -(-self.total // world)
 
+    def microbatch(self, i: int, device: torch.device) -> Microbatch:
+        """What this rank does in round `i`; an idle microbatch has no rows, and the number `total`."""
+        if i < len(self.microbatches):
+            return self.microbatches[i]
+        return Microbatch(self.total, idle_batch(device))
+
 
 Memories = MutableMapping[int, tuple[Tensor, ...]]
 """By logical microbatch: what the module returned for it and wants back with it."""
 
 
 def accumulate(
-    engine: Engine, work: Work, counts: Mapping[str, float], seed: int, memories: Memories
+    engine: Engine,
+    work: Work,
+    counts: Mapping[str, float],
+    seed: int,
+    memories: Memories,
+    turn: str = WHOLE,
 ) -> dict[str, float]:
-    """Accumulate the step's gradient and return this rank's sums (not means) of losses and metrics.
+    """Accumulate the gradient of one turn of a step; returns this rank's sums (not means) of losses and metrics.
 
     `counts` are the step's global targets per loss term, known before the first backward.
     """
-    engine.training(True)
+    engine.begin(turn)
     sums = Sums()
     rounds = work.rounds(engine.world)
     for i in range(rounds):
-        microbatch = _microbatch(engine, work, i)
-        seed_draws(seed, work.step, microbatch.index)
+        microbatch = work.microbatch(i, engine.device)
+        seed_draws(seed, work.step, microbatch.index, turn)
         losses: LossSums = engine(microbatch.batch, memories.pop(microbatch.index, ()))
         engine.backward(_share_of_step(losses, counts), last=i == rounds - 1)
         sums.add(losses)
         if losses.memory:
             memories[microbatch.index] = losses.memory
     return sums.collect()
-
-
-def _microbatch(engine: Engine, work: Work, i: int) -> Microbatch:
-    if i < len(work.microbatches):
-        return work.microbatches[i]
-    return Microbatch(work.total, idle_batch(engine.device))
 
 
 def _share_of_step(losses: LossSums, counts: Mapping[str, float]) -> Tensor:
@@ -91,7 +98,9 @@ class Sums:
         for name, value in losses.metrics.items():
             self._add(name, value.detach().double())
         for term in losses.terms:
-            self._add(f"{term.name}_loss", term.loss_sum.detach().double())
+            loss_sum = term.loss_sum.detach().double()
+            self._add(f"{term.name}_loss", loss_sum)
+            self._add(f"{term.name}_weighted", term.weight * loss_sum)
             self._add(f"{term.name}_targets", float(term.targets))
 
     def _add(self, name: str, value: Tensor | float) -> None:

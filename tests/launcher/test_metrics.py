@@ -91,9 +91,10 @@ def test_numbers_that_json_does_not_have_become_null() -> None:
 
 
 def test_an_evaluation_states_loss_and_perplexity() -> None:
-    record = evaluation_record(7, {"mlm_loss": 2.0, "sop_loss": 1.0, "mlm_accuracy": 0.5})
-    assert (record["step"], record["loss"], record["mlm_accuracy"]) == (7, 3.0, 0.5)
-    assert record["perplexity"] == pytest.approx(math.exp(3.0))
+    record = evaluation_record(7, {"loss": 52.0, "mlm_loss": 2.0, "rtd_loss": 1.0, "mlm_accuracy": 0.5})
+    assert (record["step"], record["loss"], record["mlm_accuracy"]) == (7, 52.0, 0.5)
+    assert record["perplexity"] == pytest.approx(math.exp(2.0))
+    assert evaluation_record(7, {"loss": 3.0, "plm_loss": 3.0})["perplexity"] == pytest.approx(math.exp(3.0))
     assert evaluation_record(1, {"mlm_loss": 1e9})["perplexity"] == math.exp(700)
 
 

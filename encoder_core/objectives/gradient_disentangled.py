@@ -1,0 +1,75 @@
+"""Replaced-token detection with gradient-disentangled embedding sharing (DeBERTaV3: He et al. 2021, section 3.2).
+
+The discriminator reads stop_gradient(E_G) + E_delta: it profits from the generator's embeddings without pulling at
+them. A step updates the generator first, then the discriminator on the embeddings that this leaves.
+
+Every table of the input embeddings is shared so. In DeBERTa v3 that is the words alone: absolute positions are no
+input of its encoder, only of the generator's mask decoder, and each network has its own table of relative positions
+(the paper and microsoft/DeBERTa, rtd_task.py, share embeddings only) and its own LayerNorms.
+"""
+
+from dataclasses import replace
+
+from jaxtyping import Int
+from torch import Tensor
+
+from encoder_core.batch import Batch
+from encoder_core.layers.embeddings import Embeddings
+from encoder_core.layers.kernels import Attend, automatic
+from encoder_core.objectives.losses import LossSums
+from encoder_core.objectives.mlm import masked_language_model
+from encoder_core.objectives.replaced import (
+    DetectorConfig,
+    ReplacedTokenConfig,
+    ReplacedTokenDetection,
+    discriminator_model,
+)
+from encoder_core.optim.groups import Turns
+
+
+class GradientDisentangledDetection(ReplacedTokenDetection):
+    """Two turns a step, "generator" with the term "mlm" and "discriminator" with the term "rtd".
+
+    In training a call without memory is the first turn; the ids it draws come back as the memory of the second, so
+    they are those of the generator before its update. In evaluation one call does both.
+    """
+
+    def turns(self) -> Turns:
+        """The parameters of either network; E_G belongs to the generator."""
+        generator = list(self.generator.parameters())
+        known = {id(p) for p in generator}
+        return {
+            "generator": generator,
+            "discriminator": [p for p in self.discriminator.parameters() if id(p) not in known],
+        }
+
+    def forward(self, batch: Batch, memory: tuple[Int[Tensor, " targets"], ...] = ()) -> LossSums:
+        """Sums for this batch; metrics as `ReplacedTokenDetection`."""
+        if memory:
+            (drawn_M,) = memory
+            return self.detect(batch, drawn_M)
+        if not self.training:
+            return super().forward(batch)
+        generated, drawn_M = self.generate(batch)
+        return replace(generated, memory=(drawn_M,))
+
+
+def gradient_disentangled_detection(
+    config: DetectorConfig,
+    objective: ReplacedTokenConfig,
+    *,
+    checkpoint_activations: bool = False,
+    attend: Attend = automatic,
+) -> GradientDisentangledDetection:
+    """Both networks on the default device; weights not yet initialised (`initialise`: E_delta begins at zero).
+
+    `attend` is the kernel of plain attention. Raises ModelError if the configuration's vocabulary is unknown.
+    """
+    generator = masked_language_model(
+        config.generator, checkpoint_activations=checkpoint_activations, attend=attend
+    )
+    discriminator = discriminator_model(config, checkpoint_activations=checkpoint_activations, attend=attend)
+    base, own = generator.encoder.embeddings, discriminator.encoder.embeddings
+    assert isinstance(base, Embeddings)  # of both families
+    own.disentangle_from(base)
+    return GradientDisentangledDetection(generator, discriminator, objective)
