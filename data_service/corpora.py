@@ -57,7 +57,7 @@ class Corpora:
         Raises CorpusError: no ordinary piece of the vocabulary begins a word.
         """
         unit = self.spec.masking.unit
-        if unit in ("token", "piece"):
+        if unit == "token":
             return None
         starts = load_tokenizer(self._stores[0].at(TOKENIZER).uri).word_starts
         if not starts[self.spec.vocabulary.ordinary].any():

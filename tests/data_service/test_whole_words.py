@@ -1,8 +1,9 @@
-"""Whole-word masking from raw text on: the corpus's own tokenizer says where words begin."""
+"""Masking of words, n-grams and spans from raw text on: the corpus's own tokenizer says where words begin."""
 
 from pathlib import Path
 
 import numpy as np
+import pytest
 from raw_text import DOCUMENTS, SMALL, small_tokenizer, tokenizer_folder, write_jsonl
 
 from data_service.ingest.build import build_corpus
@@ -11,7 +12,8 @@ from data_service.spec import SourceSpec, StreamSpec
 from data_service.stream import Stream
 
 
-def test_words_of_real_text_are_masked_whole(tmp_path: Path) -> None:
+@pytest.mark.parametrize("unit", ["whole_word", "ngram", "span"])
+def test_words_of_real_text_are_masked_whole(tmp_path: Path, unit: str) -> None:
     tokenizer = small_tokenizer()
     text = write_jsonl(tmp_path / "text.jsonl", DOCUMENTS[:20])
     folder = tokenizer_folder(tmp_path / "tokenizer")
@@ -21,7 +23,7 @@ def test_words_of_real_text_are_masked_whole(tmp_path: Path) -> None:
     spec = StreamSpec(
         sources=(source,),
         length=128,
-        masking=MlmMasking(unit="whole_word", replace=always),
+        masking=MlmMasking.model_validate({"unit": unit, "replace": always}),
         special=tokenizer.special,
         never_masked=tuple(int(i) for i in np.flatnonzero(tokenizer.special_mask)),
         vocab_size=tokenizer.vocab_size,

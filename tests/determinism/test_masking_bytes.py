@@ -1,0 +1,45 @@
+"""The bytes of every masking scheme are pinned beyond those of the oldest ones in `test_data_bytes`."""
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from corpus import VOCABULARY, source_of, spec_of, write_corpus
+
+from data_service.ingest.layout import TOKENIZER
+from data_service.samples.masking import MlmMasking
+from data_service.samples.replacement import Replacement
+from data_service.shards.block import Block
+from data_service.stream import Stream
+
+UNIGRAM = Replacement(random_from="unigram")
+GOLDEN = {
+    "whole_word": (MlmMasking(unit="whole_word"), "a3e125cd3858aa6d"),
+    "ngram": (MlmMasking(unit="ngram", count="bert"), "16ab252790f323ea"),
+    "span": (MlmMasking(unit="span", count="ceil", replace=UNIGRAM), "caa516aa0cb50a25"),
+    "drawn": (MlmMasking(count="drawn"), "4070e97272961c9a"),
+}
+
+
+def written_out(number: int) -> Block:
+    """A block by formula, so that no library's random numbers are in it."""
+    sentences = np.cumsum([0, *(1 + (i * i + number) % 37 for i in range(90))])
+    tokens = 5 + np.arange(sentences[-1]) * 7919 % (VOCABULARY - 5)
+    return Block(tokens.astype(np.uint16), sentences, np.append(np.arange(0, 90, 7), 90))
+
+
+@pytest.mark.parametrize("scheme", GOLDEN)
+def test_the_bytes_of_an_epoch(tmp_path: Path, scheme: str) -> None:
+    masking, golden = GOLDEN[scheme]
+    uri = write_corpus(tmp_path / "c", [written_out(number) for number in range(5)])
+    pieces = ["[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]"]
+    pieces += [f"##p{number}" if number % 3 == 0 else f"p{number}" for number in range(5, VOCABULARY)]
+    (tmp_path / "c" / TOKENIZER).mkdir()
+    (tmp_path / "c" / TOKENIZER / "vocab.txt").write_text("\n".join(pieces) + "\n", "utf-8")
+    stream = Stream(spec_of(source_of(uri), masking=masking))
+    samples = stream.read(3, 0, stream.samples_per_epoch)
+    digest = hashlib.sha256()
+    for column in (samples.tokens, samples.offsets, samples.target_positions, samples.target_ids):
+        digest.update(column.astype("<i8").tobytes())
+    assert digest.hexdigest()[:16] == golden
