@@ -2,7 +2,9 @@
 
 import os
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
+from data_service.errors import InputError
 from data_service.ingest.documents import read_documents
 from data_service.ingest.inputs import list_inputs
 from data_service.ingest.options import BuildOptions
@@ -31,3 +33,13 @@ def automatic_workers(inputs: Sequence[str]) -> int:
     """How many processes to build a corpus with: Ray takes seconds to start, so a small input takes one."""
     size = sum(file.size for file in list_inputs(list(inputs)).files)
     return 1 if size < _SMALL else len(os.sched_getaffinity(0))
+
+
+def read_terms(path: Path) -> list[str]:
+    """The lines of a UTF-8 file. Raises InputError: no such file, or other bytes."""
+    try:
+        return path.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(
+            f"{path} cannot be read: {error}", remedy="give a UTF-8 text file with one word a line"
+        ) from error

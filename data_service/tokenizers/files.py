@@ -49,6 +49,8 @@ def _vocabulary_files(definition: Definition, pieces: Sequence[str]) -> dict[str
     model = definition["model"]
     if model.get("type") == "WordPiece":
         return {"vocab.txt": "".join(f"{piece}\n" for piece in pieces).encode()}
+    if model.get("ignore_merges"):
+        return {}  # these files cannot say it, and would be another tokenizer
     if model.get("type") == "BPE" and '"ByteLevel"' in json.dumps(definition.get("pre_tokenizer")):
         merges = (merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"])
         return {

@@ -16,8 +16,8 @@ from data_service.tokenizers.spm import convert_model, parse_model
 from data_service.tokenizers.tokenizer import Tokenizer
 
 _VOCABULARIES = ("vocab.txt", "vocab.json", "merges.txt")
-_MODELS = ("spiece.model", "spm.model", "tokenizer.model", "sentencepiece.bpe.model")
-_FILES = (DEFINITION, CONFIG, SPECIAL_TOKENS, *_VOCABULARIES, *_MODELS)
+MODEL_FILES = ("spiece.model", "spm.model", "tokenizer.model", "sentencepiece.bpe.model")
+_FILES = (DEFINITION, CONFIG, SPECIAL_TOKENS, *_VOCABULARIES, *MODEL_FILES)
 _PICKLE = b"\x80"  # how every pickle since protocol 2 begins; no UTF-8 text and no SentencePiece model does
 
 
@@ -62,7 +62,7 @@ def from_files(files: Mapping[str, bytes], *, where: str = "tokenizer") -> Token
             )
     config = _mapping(files, CONFIG, where)
     configured = _mapping(files, SPECIAL_TOKENS, where) | {k: v for k, v in config.items() if v is not None}
-    kept = {name: files[name] for name in _MODELS if name in files}
+    kept = {name: files[name] for name in MODEL_FILES if name in files}
     return Tokenizer(_definition(files, config, where), configured, model_files=kept, where=where)
 
 
@@ -74,7 +74,7 @@ def _definition(files: Mapping[str, bytes], config: Mapping[str, Any], where: st
     if "vocab.json" in files and "merges.txt" in files:
         vocabulary = _mapping(files, "vocab.json", where)
         return _byte_bpe(vocabulary, _text(files, "merges.txt", where), where).to_str()
-    for name in _MODELS:
+    for name in MODEL_FILES:
         if name in files:
             return convert_model(parse_model(files[name], f"{where}: {name}"), mask=None).to_str()
     raise TokenizerError(

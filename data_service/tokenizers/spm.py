@@ -4,6 +4,8 @@ What SentencePiece does to text (Kudo & Richardson 2018): its character map, spa
 space mark before each word, then a Viterbi path over piece scores (unigram) or merges in score order (BPE).
 """
 
+from collections.abc import Iterable
+
 import tokenizers
 from google.protobuf.message import DecodeError
 from sentencepiece.sentencepiece_model_pb2 import ModelProto
@@ -32,6 +34,17 @@ def parse_model(model: bytes, where: str) -> ModelProto:
             remedy="train it with model_type unigram or bpe",
         )
     return proto
+
+
+def append_pieces(proto: ModelProto, scored: Iterable[tuple[str, float]]) -> bytes:
+    """The model file of `proto` with further ordinary pieces and their scores."""
+    extended = ModelProto()
+    extended.CopyFrom(proto)
+    for piece, score in scored:
+        extended.pieces.add(piece=piece, score=score, type=_NORMAL)
+    extended.trainer_spec.vocab_size = len(extended.pieces)
+    content: bytes = extended.SerializeToString(deterministic=True)
+    return content
 
 
 def convert_model(proto: ModelProto, mask: str | None) -> tokenizers.Tokenizer:

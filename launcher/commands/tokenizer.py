@@ -1,13 +1,16 @@
-"""`maskfleet tokenizer`: learn a vocabulary from text, and see how well one fits."""
+"""`maskfleet tokenizer`: learn a vocabulary from text, see how well one fits, and add a field's own words to it."""
 
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from launcher.commands.options import BadBytes, BadBytesOption, InputsArgument, TextFieldOption
 
-group = typer.Typer(no_args_is_help=True, help="Train a tokenizer, or check how well one fits some text.")
+group = typer.Typer(
+    no_args_is_help=True, help="Train a tokenizer, check how well one fits some text, or add words to it."
+)
 
 _MB = 1_000_000
 
@@ -91,3 +94,28 @@ def check(
     table.add_row("lines that come back exactly", f"{report.exact:.2%}")
     table.add_row("lines whose ids are stable", f"{report.stable:.2%}")
     Console().print(table)
+
+
+@group.command()
+def extend(
+    tokenizer: Annotated[str, typer.Argument(help="The tokenizer's folder or s3:// URI.")],
+    new: Annotated[str, typer.Argument(help="Folder or s3:// URI for the extended tokenizer.")],
+    terms: Annotated[Path, typer.Option("--terms", help="The words to add, one a line, in UTF-8.")],
+) -> None:
+    """Add whole words to a vocabulary, so that each becomes one token. Existing pieces keep their ids.
+
+    A run whose `tokenizer` is the extended one and whose `start` is a model with the old one begins with that model's
+    rows, new ones being the mean of the rows of the pieces that the word was split into.
+
+    Example: `maskfleet tokenizer extend bpe-50k/ bpe-medical/ --terms drugs.txt`
+    """
+    from data_service.tokenizers.extend import extend_tokenizer
+    from data_service.tokenizers.load import load_tokenizer, save_tokenizer
+    from launcher.texts import read_terms
+
+    extension = extend_tokenizer(load_tokenizer(tokenizer), read_terms(terms))
+    save_tokenizer(extension.tokenizer, new)
+    typer.echo(
+        f"{len(extension.added):,} pieces added ({len(extension.known):,} terms were one piece already): "
+        f"{extension.tokenizer.vocab_size:,} ids at {new} (hash {extension.tokenizer.hash[:12]})"
+    )

@@ -32,7 +32,8 @@ def failing(*arguments: str | Path, capsys: pytest.CaptureFixture[str]) -> tuple
 
 
 COMMANDS = [
-    "tokenizer train", "tokenizer check", "corpus build", "corpus verify", "corpus stats", "corpus show",
+    "tokenizer train", "tokenizer check", "tokenizer extend",
+    "corpus build", "corpus verify", "corpus stats", "corpus show",
     "recipe list", "recipe show", "recipe check", "recipe diff", "init", "train", "show", "report",
     "checkpoints list", "checkpoints verify", "checkpoints export", "bench masking", "bench data",
     "bench step", "bench plan", "doctor", "demo",
