@@ -16,25 +16,47 @@ class Size(StrEnum):
     BASE = "base"
 
 
+class Family(StrEnum):
+    BERT = "bert"
+    ROBERTA = "roberta"
+    ALBERT = "albert"
+    SPANBERT = "spanbert"
+    ELECTRA = "electra"
+    DEBERTA = "deberta"
+    DEBERTA_V2 = "deberta_v2"
+    XLNET = "xlnet"
+
+
+class Lengths(StrEnum):
+    FULL = "full"
+    MIXED = "mixed"
+
+
 def register(app: typer.Typer) -> None:
     app.add_typer(group, name="bench", rich_help_panel="Look after it")
 
 
 @group.command()
 def step(
-    size: Annotated[Size, typer.Option(help="4 layers of 256, or RoBERTa-base at length 512.")] = Size.SMALL,
+    family: Annotated[Family, typer.Argument(help="Which family.")] = Family.ROBERTA,
+    size: Annotated[
+        Size, typer.Option(help="4 layers of 256 at length 128, or the family's base at length 512.")
+    ] = Size.SMALL,
+    lengths: Annotated[
+        Lengths, typer.Option(help="Rows all equally long, or from an eighth of that to all of it.")
+    ] = Lengths.FULL,
+    layers: Annotated[int | None, typer.Option(min=1, help="Only so many layers of it.")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Timed steps of each side.")] = 5,
     threads: Annotated[int, typer.Option(min=1, help="Threads of each side.")] = 1,
 ) -> None:
-    """A training step against transformers' RoBERTa: same weights, batch, threads and optimizer.
+    """A training step against transformers' class of the family: same weights, batch, threads and optimizer.
 
     Also shown: the peer with its head on masked positions only. Needs transformers (the dev extra).
     """
     from launcher.bench.step import bench_step, render, setting
 
-    typer.echo(
-        render(bench_step(setting(size.value, rounds, threads), lambda line: typer.echo(line, err=True)))
-    )
+    chosen = setting(family.value, size.value, lengths.value, layers=layers, rounds=rounds, threads=threads)
+    typer.echo(render(bench_step(chosen, lambda line: typer.echo(line, err=True))))
 
 
 @group.command()
