@@ -71,6 +71,7 @@ class Commit:
     begun_at: int
     step: int
     shapes: dict[str, tuple[int, ...]]
+    memory: dict[str, tuple[int, ...]]
     state: dict[str, JsonValue]
     now: float
 
@@ -102,7 +103,8 @@ class Commit:
             for rank, receipt in enumerate(receipts)
             for piece in receipt.pieces
         ]
-        kinds = sorted({kind for piece in pieces for kind in piece.offsets})
+        parameters = (piece for piece in pieces if piece.name not in self.memory)
+        kinds = sorted({kind for piece in parameters for kind in piece.offsets})
         mine = Segment(attempt=self.attempt.number, start=self.begun_at, stop=self.step)
         return Manifest(
             step=self.step,
@@ -110,6 +112,7 @@ class Commit:
             world_size=len(receipts),
             shapes=self.shapes,
             kinds=tuple(kinds),
+            memory=self.memory,
             files=tuple(receipt.file for receipt in receipts),
             pieces=tuple(pieces),
             state=self.state,
@@ -134,7 +137,7 @@ def _incomplete(manifest: Manifest, receipts: list[Receipt]) -> str | None:
     steps = sorted({receipt.step for receipt in receipts})
     if steps != [manifest.step]:
         return f"the ranks saved different steps: {steps}"
-    found = problems(manifest.shapes, manifest.kinds, list(manifest.pieces))
+    found = problems(manifest)
     more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
     return f"incomplete: {'; '.join(found[:_SHOWN])}{more}" if found else None
 

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
 from checkpoints.errors import DamagedCheckpoint
 from data_service.store.verified import digest
+from encoder_core.train.state import MEMORY
 
 ROOT = "checkpoints/"
 CHUNK = 4 << 20
@@ -70,7 +71,7 @@ class File(Strict):
 
 
 class Piece(Strict):
-    """Elements [start, stop) of the flattened parameter `name`, in one file.
+    """Elements [start, stop) of the flattened tensor `name`, in one file.
 
     Attributes:
         file: index into `Manifest.files`.
@@ -102,6 +103,8 @@ class Manifest(Strict):
         world_size: ranks that wrote it, for the record.
         shapes: of every parameter, by name.
         kinds: of state stored for every parameter ("master", "exp_avg", ...).
+        memory: shapes of what the model remembers of the rows before (XLNet), by name, of the kind "memory"; empty
+            where memory is a function of weights and data, or there is none.
         files, pieces: where the elements are; all are float32, little-endian.
         state: what the trainer resumes from beside tensors: position, counters, skipped data.
         lineage: which attempt took which of the steps up to `step`, in order; the committed history.
@@ -115,6 +118,7 @@ class Manifest(Strict):
     world_size: int
     shapes: dict[str, tuple[int, ...]]
     kinds: tuple[str, ...]
+    memory: dict[str, tuple[int, ...]] = {}
     files: tuple[File, ...]
     pieces: tuple[Piece, ...]
     state: dict[str, JsonValue]
@@ -131,9 +135,18 @@ class Manifest(Strict):
         return sum(file.size for file in self.files)
 
     @cached_property
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of all that is stored, by name."""
+        return {**self.shapes, **self.memory}
+
+    def kinds_of(self, name: str) -> tuple[str, ...]:
+        """Of state stored under a name."""
+        return (MEMORY,) if name in self.memory else self.kinds
+
+    @cached_property
     def pieces_of(self) -> dict[str, list[Piece]]:
-        """The pieces of each parameter, by `start`."""
-        found: dict[str, list[Piece]] = {name: [] for name in self.shapes}
+        """The pieces of each tensor, by `start`."""
+        found: dict[str, list[Piece]] = {name: [] for name in self.tensors}
         for piece in self.pieces:
             found[piece.name].append(piece)
         for pieces in found.values():
@@ -170,17 +183,21 @@ def elements(shape: tuple[int, ...]) -> int:
     return prod(shape)
 
 
-def problems(shapes: dict[str, tuple[int, ...]], kinds: tuple[str, ...], pieces: list[Piece]) -> list[str]:
-    """What keeps `pieces` from covering every element of every parameter and kind exactly once."""
-    found = [f"{piece.name!r} is no parameter" for piece in pieces if piece.name not in shapes]
-    by_name: dict[str, list[Piece]] = {name: [] for name in shapes}
-    for piece in pieces:
-        if piece.name in by_name:
-            by_name[piece.name].append(piece)
-            if set(piece.offsets) != set(kinds):
-                found.append(f"{piece.name} has {sorted(piece.offsets)}, others have {sorted(kinds)}")
-    for name, shape in shapes.items():
-        found += _gaps(name, elements(shape), sorted(by_name[name], key=lambda piece: piece.start))
+def problems(manifest: Manifest) -> list[str]:
+    """What keeps the pieces from covering every element of every parameter, memory and kind exactly once."""
+    by_name: dict[str, list[Piece]] = {name: [] for name in manifest.tensors}
+    found = []
+    for piece in manifest.pieces:
+        if piece.name not in by_name:
+            found.append(f"{piece.name!r} is no parameter")
+            continue
+        by_name[piece.name].append(piece)
+        kinds = manifest.kinds_of(piece.name)
+        if set(piece.offsets) != set(kinds):
+            found.append(f"{piece.name} has {sorted(piece.offsets)}, others have {sorted(kinds)}")
+    for name, pieces in by_name.items():
+        size = elements(manifest.tensors[name])
+        found += _gaps(name, size, sorted(pieces, key=lambda piece: piece.start))
     return found
 
 

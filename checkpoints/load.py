@@ -83,12 +83,12 @@ def _manifest_together(store: Store, mark: Mark, peers: Peers) -> tuple[Manifest
 def _verify_together(store: Store, manifest: Manifest, peers: Peers, full: bool) -> list[str]:
     share = manifest.files[peers.rank :: peers.world]
     answers = gather_or_raise(peers, lambda: list(verify_files(store, manifest, share, full=full)))
-    wrong = problems(manifest.shapes, manifest.kinds, list(manifest.pieces))
+    wrong = problems(manifest)
     return wrong + [problem for answer in _PROBLEMS.validate_python(answers) for problem in answer]
 
 
 class Reader:
-    """Reads ranges of a checkpoint's parameters, verified, wherever they lie. Use with `with`, or close."""
+    """Reads ranges of a checkpoint's tensors, verified, wherever they lie. Use with `with`, or close."""
 
     def __init__(self, store: Store, manifest: Manifest) -> None:
         self.manifest = manifest
@@ -113,17 +113,17 @@ class Reader:
         return self.read(name, kind, 0, elements(shape)).view(shape)
 
     def read(self, name: str, kind: str, start: int, stop: int) -> Float32[Tensor, " length"]:
-        """Elements [start, stop) of the flattened parameter, float32 on the CPU.
+        """Elements [start, stop) of the flattened parameter or memory, float32 on the CPU.
 
         Raises:
             CheckpointError: the checkpoint has no such parameter, kind or range.
             DamagedCheckpoint: stored bytes do not match their hashes.
             StoreError: the store does not answer.
         """
-        size = elements(self._shape(name))
-        if not 0 <= start <= stop <= size or kind not in self.manifest.kinds:
+        size, kinds = elements(self._shape(name)), self.manifest.kinds_of(name)
+        if not 0 <= start <= stop <= size or kind not in kinds:
             where = f"the checkpoint of step {self.manifest.step} in {self._store.uri}"
-            held = f"elements 0 to {size} of {', '.join(self.manifest.kinds)}"
+            held = f"elements 0 to {size} of {', '.join(kinds)}"
             raise CheckpointError(
                 f"{where} has no elements {start} to {stop} of {kind} of {name}, only {held}",
                 remedy="load it into the model and optimizer that it was saved from",
@@ -135,7 +135,7 @@ class Reader:
         return result
 
     def _shape(self, name: str) -> tuple[int, ...]:
-        shape = self.manifest.shapes.get(name)
+        shape = self.manifest.tensors.get(name)
         if shape is None:
             raise CheckpointError(
                 f"{self._store.uri} at step {self.manifest.step} has no parameter {name!r}",

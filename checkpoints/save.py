@@ -12,7 +12,7 @@ on any rank reaches all of them through the exchange, as the same outcome.
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -39,6 +39,7 @@ class _Underway:
     step: int
     snapshot: Snapshot
     shapes: dict[str, tuple[int, ...]]
+    memory: dict[str, tuple[int, ...]]
     state: str
     blocked_s: float
     upload: "Future[Receipt]"
@@ -91,6 +92,7 @@ class Saver:
         fragments: Iterable[Fragment],
         shapes: dict[str, tuple[int, ...]],
         state: dict[str, JsonValue],
+        memory: Mapping[str, tuple[int, ...]] | None = None,
     ) -> None:
         """Copies this rank's fragments and starts to upload them. The trainer may change them on return.
 
@@ -98,6 +100,7 @@ class Saver:
             step: steps taken; greater than `last_step`.
             shapes: of every parameter of the model, by name.
             state: whatever else a resume needs, as JSON without NaN; rank 0's is stored.
+            memory: shapes of what the model remembers, by name, if the checkpoint is to hold it; rank 0's are stored.
 
         Raises:
             CheckpointError: a save is under way, the step is not a new one, or a fragment is malformed.
@@ -115,7 +118,7 @@ class Saver:
         self._memory = snapshot
         blocked = time.perf_counter() - started
         upload = self._worker.submit(self._upload, step, snapshot, blocked)
-        self._underway = _Underway(step, snapshot, dict(shapes), text, blocked, upload)
+        self._underway = _Underway(step, snapshot, dict(shapes), dict(memory or {}), text, blocked, upload)
 
     def ready(self) -> bool:
         """Whether a save is under way and this rank's part of it is over, well or badly."""
@@ -172,6 +175,7 @@ class Saver:
             begun_at=self._begun_at,
             step=underway.step,
             shapes=underway.shapes,
+            memory=underway.memory,
             state=json.loads(underway.state),
             now=self._clock(),
         )

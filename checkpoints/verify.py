@@ -33,7 +33,7 @@ def verify_all(store: Store, *, full: bool = True) -> Iterator[Report]:
 
 def verify(store: Store, manifest: Manifest, *, full: bool = True) -> list[str]:
     """What is wrong with the checkpoint. Not `full`: only whether its files exist, with the right sizes."""
-    wrong = problems(manifest.shapes, manifest.kinds, list(manifest.pieces))
+    wrong = problems(manifest)
     return wrong + verify_files(store, manifest, manifest.files, full=full)
 
 

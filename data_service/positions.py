@@ -116,11 +116,16 @@ class Positions:
             raise IndexError(f"step {step} of a run of {self.steps}")
         return bisect_right(self._ends, step)
 
+    def phase_start(self, step: int) -> int:
+        """The first step of a step's phase. Raises IndexError after the last step."""
+        number = self.phase_of(step)
+        return self._ends[number] - self._phases[number].steps
+
     def ranges(self, step: int) -> tuple[Range, ...]:
         """The samples of a step, in order: one range, or more where an epoch ends or something is skipped."""
         number = self.phase_of(step)
         phase = self._phases[number]
-        first = (step - self._ends[number] + phase.steps) * phase.batch
+        first = (step - self.phase_start(step)) * phase.batch
         stretches = self._stretches(number, first, first + phase.batch)
         return tuple(piece for start, stop in stretches for piece in _by_epoch(number, phase, start, stop))
 

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import chain
 
 from checkpoints.attempt import Attempt
 from checkpoints.commit import Committed, Failed, Outcome
@@ -14,6 +15,7 @@ from checkpoints.save import Saver
 from data_service.store.base import Store
 from data_service.store.errors import StoreError
 from encoder_core.train.engine import Engine
+from encoder_core.train.memory import Carried
 from encoder_core.train.state import TrainState
 from launcher.rank_journal import RankJournal
 from launcher.recipe import Checkpointing
@@ -24,7 +26,8 @@ BEGAN = "checkpoints/began.json"  # there has been a commit: finding none later 
 class RunKeeper:
     """One rank's hand on the run's checkpoints. Whether and when it saves changes nothing in the training.
 
-    A save that fails is recorded and tried again at the next one due; only at the end is it an error.
+    A save that fails is recorded and tried again at the next one due; only at the end is it an error. All but the
+    last fall on multiples of `grid` steps.
     """
 
     def __init__(
@@ -35,21 +38,23 @@ class RunKeeper:
         settings: Checkpointing,
         journal: RankJournal,
         resumed: Manifest | None,
+        grid: int = 1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._saver = Saver(store, attempt, peers, resumed=resumed)
         self._store, self._attempt, self._rank = store, attempt, peers.rank
-        self._settings, self._journal, self._clock = settings, journal, clock
+        self._settings, self._journal, self._grid, self._clock = settings, journal, grid, clock
         self._begun_at = clock()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="retention")
         self._tidying: Future[Tidied] | None = None
 
     def due(self, step: int) -> bool:
-        """Whether to save once `step` steps are done: a multiple of the interval, or the time has come."""
-        if self._saver.underway is not None:
+        """Whether to save once `step` steps are done: a multiple of the interval, or the time has come; where that
+        was off the grid, then at its next multiple."""
+        if self._saver.underway is not None or step % self._grid:
             return False
         every = self._settings.every
-        by_count = every.steps is not None and step % every.steps == 0
+        by_count = every.steps is not None and step // every.steps > (step - self._grid) // every.steps
         by_time = every.minutes is not None and self._clock() - self._begun_at >= 60 * every.minutes
         return by_count or by_time
 
@@ -58,15 +63,14 @@ class RunKeeper:
 
     def begin(self, engine: Engine, state: TrainState) -> None:
         """Copy and start uploading. Training waits for the copy only."""
-        self._begun_at = self._clock()
-        self._saver.begin(state.step, engine.fragments(), engine.shapes, state.to_json())
+        self._begin(engine, state, Carried())
 
     def commit(self) -> None:
         """Collective. Metrics are flushed first: what a checkpoint says happened is on record when it exists."""
         self._record(self._commit())
 
-    def finish(self, engine: Engine, state: TrainState) -> None:
-        """Commit `state` unless it is committed already; wait for it.
+    def finish(self, engine: Engine, state: TrainState, carried: Carried) -> None:
+        """Commit `state`, and the memory that its next step wants, unless it is committed already; wait for it.
 
         Raises:
             CheckpointError: the last save failed, so the work since the one before would be lost silently.
@@ -75,7 +79,7 @@ class RunKeeper:
             self._saver.wait()
             self.commit()
         if self._saver.last_step != state.step:
-            self.begin(engine, state)
+            self._begin(engine, state, carried)
             self._saver.wait()
             outcome = self._commit()
             self._record(outcome)
@@ -87,6 +91,11 @@ class RunKeeper:
         self._saver.close()
         self._tidied()
         self._pool.shutdown()
+
+    def _begin(self, engine: Engine, state: TrainState, carried: Carried) -> None:
+        self._begun_at = self._clock()
+        fragments = chain(engine.fragments(), carried.fragments)
+        self._saver.begin(state.step, fragments, engine.shapes, state.to_json(), carried.shapes)
 
     def _commit(self) -> Outcome:
         self._journal.flush()

@@ -17,7 +17,9 @@ from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.train.control import Control
 from encoder_core.train.engine import Engine
 from encoder_core.train.loop import Plan, Trainer
+from encoder_core.train.memory import restore
 from encoder_core.train.state import TrainState
+from encoder_core.train.step import Memories
 from encoder_core.train.zero_state import KINDS, MASTER
 from launcher import session
 from launcher.errors import RunError
@@ -52,18 +54,27 @@ def run_rank(
     state = _load(run, engine, good, tokenizer)
     journal = _journal(run, attempt, control, link, state)
     _record_start(journal, state, good, control)
+    refresh = session.memory_refresh(run.recipe)
     keeper = RunKeeper(
-        run.store, attempt, peers, run.recipe.checkpoint, journal, good.manifest if good else None
+        run.store,
+        attempt,
+        peers,
+        run.recipe.checkpoint,
+        journal,
+        good.manifest if good else None,
+        refresh.every if refresh else 1,
     )
-    data = _data(run, tokenizer, control, engine, open_stream, model.target_counts)
+    share = Share(control.rank, control.world, run.recipe.microbatch)
+    data = _data(run, tokenizer, share, engine, open_stream, model.target_counts)
     plan = Plan(
         run.recipe.seed,
         run.recipe.total_steps,
         session.schedule(run.recipe),
         run.recipe.evaluation.every.steps,
     )
-    trainer = Trainer(engine, control, data, keeper, journal, plan, link.stop_requested)
     with closing(data), closing(journal):
+        memories = _memories(run, engine, good, data, share)
+        trainer = Trainer(engine, control, data, keeper, journal, plan, link.stop_requested, memories)
         return trainer.train(state)
 
 
@@ -94,7 +105,7 @@ def _load(run: Run, engine: Engine, good: Good | None, tokenizer: Tokenizer) -> 
 def _data(
     run: Run,
     tokenizer: Tokenizer,
-    control: Control,
+    share: Share,
     engine: Engine,
     open_stream: OpenStream,
     count: Callable[..., dict[str, int]],
@@ -103,10 +114,35 @@ def _data(
     streams = [open_stream(session.stream_spec(run, tokenizer, number)) for number in range(len(phases))]
     heldout = open_stream(session.heldout_spec(run, tokenizer))
     rows = min(run.recipe.evaluation.samples, heldout.samples_per_epoch)
-    share = Share(control.rank, control.world, run.recipe.microbatch)
     return RankData(
-        streams, session.positions(run.recipe, streams), (heldout, rows), share, engine.device, count
+        streams,
+        session.positions(run.recipe, streams),
+        (heldout, rows),
+        share,
+        engine.device,
+        count,
+        session.memory_refresh(run.recipe),
     )
+
+
+def _memories(run: Run, engine: Engine, good: Good | None, data: RankData, share: Share) -> Memories:
+    """What this rank's microbatches remember where the run goes on; nothing if it is recomputed there.
+
+    Raises RunError: the checkpoint does not have it, because the recipe was changed.
+    """
+    memories: Memories = {}
+    if good is None or not data.carries_memory(good.manifest.step):
+        return memories
+    total, shapes = data.microbatches(good.manifest.step), good.manifest.memory
+    if {shape[0] for shape in shapes.values()} != {total * share.rows}:
+        raise RunError(
+            f"the checkpoint of step {good.manifest.step} holds no memory that its next step could go on with",
+            remedy="set model.memory_refresh, the phases and the batch back to what they were: memory is recomputed at "
+            "multiples of memory_refresh and where a phase begins, and carried on elsewhere",
+        )
+    with Reader(run.store, good.manifest) as reader:
+        restore(memories, shapes, reader.read, range(share.rank, total, share.world), share.rows, engine)
+    return memories
 
 
 def _journal(run: Run, attempt: Attempt, control: Control, link: Link, state: TrainState) -> RankJournal:

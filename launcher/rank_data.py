@@ -4,7 +4,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Protocol
 
 import torch
@@ -15,6 +15,7 @@ from data_service.samples.rows import join_rows
 from encoder_core.batch import Batch
 from encoder_core.train.collate import idle_batch, to_batch
 from encoder_core.train.loop import Fetched
+from encoder_core.train.refresh import Refresh
 from encoder_core.train.step import Microbatch, Work
 from launcher import session
 
@@ -69,6 +70,7 @@ class RankData:
         share: this rank's part, and rows per logical microbatch.
         device: where batches go.
         count: targets per loss term of a batch.
+        refresh: when the model's memory is recomputed; None if it has none.
     """
 
     def __init__(
@@ -79,33 +81,46 @@ class RankData:
         share: Share,
         device: torch.device,
         count: Callable[[Batch], dict[str, int]],
+        refresh: Refresh | None = None,
     ) -> None:
         self._streams, self._positions, self._heldout = streams, positions, heldout
-        self._share, self._device, self._count = share, device, count
+        self._share, self._device, self._count, self._refresh = share, device, count, refresh
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="data")
-        self._ahead: dict[int, Future[list[tuple[int, Samples]]]] = {}
+        self._rows: dict[int, Future[list[tuple[int, Samples]]]] = {}  # by step
         self._announced_at: int | None = None
         self._evaluation: list[Microbatch] | None = None
 
     def fetch(self, step: int) -> Fetched:
         """This rank's microbatches of `step`; the next steps' are requested meanwhile."""
-        for number in range(step, min(step + AHEAD + 1, self._positions.steps)):
-            if number not in self._ahead:
-                self._ahead[number] = self._pool.submit(self._read_step, number)
+        before = self._remembered(step)
+        needed = (*(before or ()), step)
+        for number in (*needed, *range(step + 1, min(step + AHEAD + 1, self._positions.steps))):
+            if number not in self._rows:
+                self._rows[number] = self._pool.submit(self._read_step, number)
         asked = time.monotonic()
-        rows = self._ahead.pop(step).result()
+        *_, rows = [self._rows[number].result() for number in needed]
         wait = time.monotonic() - asked
-        ranges = self._positions.ranges(step)
-        batches = [Microbatch(index, to_batch(samples, self._device)) for index, samples in rows]
-        counts = _add(self._count(m.batch) for m in batches) or self._count(idle_batch(self._device))
+        work = self._work(step)
+        remember = None if before is None else tuple(self._work(number) for number in before)
+        self._let_go(step)
+        counts = _add(self._count(m.batch) for m in work.microbatches)
         return Fetched(
-            work=Work(step, tuple(batches), self._share.deal(ranges)[1]),
-            counts=counts,
+            work=work,
+            counts=counts or self._count(idle_batch(self._device)),
             tokens=sum(len(samples.tokens) for _, samples in rows),
             digest=sum(checksum(samples) for _, samples in rows),
-            samples=tuple((r.epoch, r.start, r.stop) for r in ranges),
+            samples=tuple((r.epoch, r.start, r.stop) for r in self._positions.ranges(step)),
             wait=wait,
+            before=remember,
         )
+
+    def carries_memory(self, step: int) -> bool:
+        """Whether `step` wants what the model remembers after the step before. False after the last step."""
+        return self._refresh is not None and step < self._positions.steps and self._remembered(step) is None
+
+    def microbatches(self, step: int) -> int:
+        """Logical microbatches of `step`, over all ranks."""
+        return self._share.deal(self._positions.ranges(step))[1]
 
     def heldout(self) -> Iterator[Microbatch]:
         """The same rows and masks every time. A rank that has none left idles, so that all make as many passes."""
@@ -117,6 +132,24 @@ class RankData:
         self._pool.shutdown(wait=True, cancel_futures=True)
         for stream in (*self._streams, self._heldout[0]):
             stream.close()
+
+    def _remembered(self, step: int) -> range | None:
+        """The steps from which the model's memory is recomputed; None where it is carried on, or there is none."""
+        if self._refresh is None:
+            return None
+        return self._refresh.before(step, self._positions.phase_start(step))
+
+    def _work(self, step: int) -> Work:
+        batches = (
+            Microbatch(index, to_batch(samples, self._device)) for index, samples in self._rows[step].result()
+        )
+        return Work(step, tuple(batches), self.microbatches(step))
+
+    def _let_go(self, step: int) -> None:
+        """Keep only the rows of the steps that the next step's memory may be recomputed from."""
+        kept = self._refresh.steps if self._refresh is not None else 0
+        for number in [number for number in self._rows if number <= step - kept]:
+            del self._rows[number]
 
     def _read_step(self, step: int) -> list[tuple[int, Samples]]:
         """Runs on the pool's one thread, so a stream has one reader."""
@@ -152,10 +185,11 @@ class RankData:
 
 
 def checksum(samples: Samples) -> int:
-    """CRC-32 of what the model sees: inputs, row ends, targets and where they are."""
+    """CRC-32 of what the model sees: inputs, row ends, targets and where they are; segments, labels and order."""
     crc = 0
-    for array in (samples.tokens, samples.offsets, samples.target_positions, samples.target_ids):
-        crc = zlib.crc32(array.tobytes(), crc)
+    for field in fields(samples):
+        array = getattr(samples, field.name)
+        crc = crc if array is None else zlib.crc32(array.tobytes(), crc)
     return crc
 
 

@@ -64,6 +64,7 @@ _FREE = {
     "generator_divisor",
     "mask_decoder",
     "memory",
+    "memory_refresh",
     "reuse",
 }
 

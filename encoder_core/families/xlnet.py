@@ -1,8 +1,8 @@
 """XLNet (Yang et al. 2019): permuted language modelling over a Transformer-XL."""
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from encoder_core.families.config import EncoderConfig
 from encoder_core.layers.two_stream import TwoStreamAttention
@@ -15,12 +15,21 @@ class XlnetConfig(EncoderConfig):
     Attributes:
         reuse: tokens at the start of each row that the next row of its lane repeats no more: they join the memory.
         memory: tokens that each layer remembers; 0 for no recurrence.
+        memory_refresh: in training, memory is recomputed with the present weights at each multiple of so many steps.
+            Periodic checkpoints fall there. Each costs the forward passes of memory / reuse steps.
     """
 
     family: Literal["xlnet"] = "xlnet"
     pad_id: int = 5
     reuse: int = Field(default=256, ge=0)
     memory: int = Field(default=384, ge=0)
+    memory_refresh: int = Field(default=100, gt=0)
+
+    @model_validator(mode="after")
+    def _memory_comes_from_somewhere(self) -> Self:
+        if self.memory and not self.reuse:
+            raise ValueError(f"memory ({self.memory}) needs tokens that join it: set reuse, or memory to 0")
+        return self
 
 
 BASE = XlnetConfig(layers=12, hidden=768, heads=12, feed_forward=3072, vocab=32_000)

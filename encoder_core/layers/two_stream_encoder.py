@@ -148,7 +148,7 @@ class TwoStreamEncoder(nn.Module):
 
     def states(self, batch: Batch, memory: Memory | None = None) -> list[Streams]:
         """Both streams from the embeddings to the last layer, before the final dropout; memory with the last."""
-        recurrence = None if memory is None else self.recurrence
+        recurrence = self.recurrence if memory is not None and batch.rows else None
         memory = memory or ()
         self._check(batch, memory, recurrence)
         content_TH: Tensor = self.embeddings(batch)
@@ -216,7 +216,8 @@ class TwoStreamEncoder(nn.Module):
 
 def _reach(batch: Batch, carried: int) -> tuple[int, int]:
     """Smallest and largest distance from key to query; rows that run backwards count theirs the other way."""
-    behind, ahead = batch.max_length - 1 + carried, batch.max_length - 1
+    ahead = max(batch.max_length - 1, 0)
+    behind = ahead + carried
     return (-ahead, behind) if batch.reversed_rows is None else (-behind, behind)
 
 

@@ -28,11 +28,11 @@ class PermutedLanguageModel(Objective):
         """How many summands each term will have for this batch, known before the forward pass."""
         return {"plm": batch.target_ids.numel()}
 
-    def forward(self, batch: Batch, memory: Memory | None = None) -> LossSums:
+    def forward(self, batch: Batch, memory: Memory | None = ()) -> LossSums:
         """Sums for this batch; metrics: "plm_correct".
 
-        `memory` is that of the same rows' previous tokens, () for the first, and comes back moved on; None for rows
-        without a past or a future.
+        `memory` is that of the same rows' previous tokens, () where there is none, and comes back moved on; None for
+        rows without a future either.
         """
         streams = self.encoder.streams(batch, memory)
         sums = self.head(_query(streams), batch.target_ids)

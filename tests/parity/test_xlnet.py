@@ -237,7 +237,7 @@ def test_a_target_that_sees_nothing_is_predicted_from_its_place_alone() -> None:
     changed = replace(alone, tokens=(alone.tokens + 1) % 101)
     assert logits.isfinite().all()
     assert torch.equal(ours.logits(changed), logits)
-    ours(alone).terms[0].loss_sum.backward()
+    ours(alone, None).terms[0].loss_sum.backward()
     assert all(p.grad is None or p.grad.isfinite().all() for p in ours.parameters())
 
 
@@ -246,7 +246,7 @@ def test_a_batch_without_targets_keeps_every_parameter_in_the_graph() -> None:
     batch = make_batch([1], 101, segments=True)
     none = batch.target_ids[:0]
     idle = replace(batch, target_positions=none, target_ids=none, order=torch.zeros(1, dtype=torch.int64))
-    ours(idle).terms[0].loss_sum.backward()
+    ours(idle, None).terms[0].loss_sum.backward()
     for name, parameter in ours.named_parameters():
         assert parameter.grad is not None, name
         assert not parameter.grad.any(), name

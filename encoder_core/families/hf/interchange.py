@@ -10,12 +10,14 @@ from encoder_core.families.bert import BertConfig
 from encoder_core.families.build import ModelConfig
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
-from encoder_core.families.hf import albert, bert, deberta, electra, roberta
+from encoder_core.families.hf import albert, bert, deberta, electra, roberta, xlnet
 from encoder_core.families.hf.keys import KeyTable
 from encoder_core.families.roberta import RobertaConfig
+from encoder_core.families.xlnet import XlnetConfig
 
-Heads = Literal["mlm", "mlm_pair", "rtd"]
-"""What sits on the encoder: the masked-language-model head, that and a pair head, or ELECTRA's detection head."""
+Heads = Literal["mlm", "mlm_pair", "rtd", "plm"]
+"""What sits on the encoder: the masked-language-model head, that and a pair head, ELECTRA's detection head, or XLNet's
+head for permuted tokens."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,13 @@ def _described(config: ModelConfig, heads: Heads) -> tuple[str, KeyTable, dict[s
             return "RobertaForMaskedLM", roberta.TABLE, roberta.to_json(config)
         case ((DebertaConfig() | DebertaV2Config()), "mlm"):
             return deberta.ARCHITECTURES[config.family], deberta.table(config), deberta.to_json(config)
+        case XlnetConfig(), "plm":
+            return xlnet.ARCHITECTURE, xlnet.TABLE, xlnet.to_json(config)
+        case XlnetConfig(), _:
+            raise ModelError(
+                "xlnet has no masked-language-model head: it predicts tokens in an order, not behind masks",
+                remedy="use a model that was trained with masks; XLNet is exported with its own head (plm)",
+            )
         case _:
             raise ModelError(
                 f"transformers has no class for {config.family} with the heads {heads!r}",
@@ -75,6 +84,7 @@ _READERS: dict[str, Callable[[dict[str, Any]], ModelConfig]] = {
     "roberta": roberta.from_json,
     "deberta": deberta.from_json,
     "deberta-v2": deberta.from_json,
+    "xlnet": xlnet.from_json,
 }
 
 

@@ -63,13 +63,14 @@ DEFAULTS: dict[str, Any] = {
     "pad_token_id": 5,
     "mem_len": 512,
     "reuse_len": None,
-    "max_length": 512,
+    "longest_row": 512,
     "attn_type": "bi",
     "clamp_len": -1,
     "same_length": False,
     "tie_word_embeddings": True,
 }
-"""What transformers assumes where a config.json is silent; `max_length` is ours alone, XLNet has no longest row."""
+"""What transformers assumes where a config.json is silent. `longest_row` is ours alone; transformers would drop a
+`max_length` when it saves, a name that generation owns."""
 
 
 def to_json(config: XlnetConfig) -> dict[str, Any]:
@@ -84,7 +85,7 @@ def to_json(config: XlnetConfig) -> dict[str, Any]:
         "ff_activation": next(theirs for theirs, ours in ACTIVATIONS.items() if ours == config.activation),
         "mem_len": config.memory or None,
         "reuse_len": config.reuse or None,
-        "max_length": config.max_length,
+        "longest_row": config.max_length,
         "attention_dropout": config.attention_dropout,
         "attn_type": "bi",
         "bi_data": False,
@@ -94,7 +95,10 @@ def to_json(config: XlnetConfig) -> dict[str, Any]:
 
 
 def from_json(fields: dict[str, Any]) -> XlnetConfig:
-    """The inverse. Raises ModelError for a model that we do not have."""
+    """The inverse; a model that says of no tokens that they join its memory has none here.
+
+    Raises ModelError for a model that we do not have.
+    """
     fields = DEFAULTS | fields
     expected = {"attn_type": "bi", "clamp_len": -1, "same_length": False, "tie_word_embeddings": True}
     for name, value in expected.items():
@@ -113,7 +117,7 @@ def from_json(fields: dict[str, Any]) -> XlnetConfig:
         **values,
         activation=ACTIVATIONS[fields["ff_activation"]],
         attention_dropout=fields.get("attention_dropout", fields["dropout"]),
-        max_length=fields["max_length"],
-        memory=fields["mem_len"] or 0,
+        max_length=fields["longest_row"],
+        memory=(fields["mem_len"] or 0) if fields["reuse_len"] else 0,
         reuse=fields["reuse_len"] or 0,
     )

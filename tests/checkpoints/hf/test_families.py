@@ -19,6 +19,7 @@ from encoder_core.families.build import ModelConfig
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.hf.interchange import Heads
 from encoder_core.families.roberta import RobertaConfig
+from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.objectives.networks import network
 from encoder_core.objectives.replaced import ReplacedTokenConfig, replaced_token_detection
 
@@ -29,6 +30,7 @@ CASES: dict[str, tuple[ModelConfig, Heads]] = {
     "bert-pair": (BertConfig(**SHAPE), "mlm_pair"),
     "albert": (AlbertConfig(**SHAPE, embedding=16), "mlm"),
     "albert-pair": (AlbertConfig(**SHAPE, embedding=16, groups=2), "mlm_pair"),
+    "xlnet": (XlnetConfig(**SHAPE, attention_dropout=0.0, reuse=16, memory=24), "plm"),
     "electra-generator": (ELECTRA.generator, "mlm"),
     "electra-discriminator": (ELECTRA.model_copy(update={"generator_divisor": 1}), "rtd"),
 }
@@ -47,7 +49,7 @@ def test_out_and_back(tmp_path: Path, config: ModelConfig, heads: Heads) -> None
     assert found.tensors.keys() == parameters.keys()
     assert all(torch.equal(found.tensors[name], parameters[name]) for name in parameters)
 
-    factory = AutoModelForMaskedLM if heads == "mlm" else AutoModelForPreTraining
+    factory = AutoModelForMaskedLM if heads == "mlm" else AutoModelForPreTraining  # XLNet's is among the latter
     theirs, report = factory.from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not any(report.values()), report
     theirs.save_pretrained(tmp_path / "theirs")

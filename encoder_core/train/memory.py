@@ -1,0 +1,93 @@
+"""What a model remembers from step to step (XLNet's recurrence): recomputed at times, and carried in a checkpoint.
+
+Memory lies with the logical microbatch that it belongs to, as the module returned it: for each layer [R, C, H], R rows
+of the microbatch, C tokens carried, H hidden. A lane keeps its place in the batch, and a rank its microbatches, so
+memory never moves between ranks while they last.
+
+At fixed steps every run forgets and recomputes its memory from the steps before. There memory is a function of weights
+and data, and a checkpoint needs none. Elsewhere a checkpoint holds it as tensors "memory.<layer>" of [lanes, C, H],
+each rank its microbatches' ranges, so any other number of ranks can go on from it.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from encoder_core.batch import Batch
+from encoder_core.train.engine import Engine
+from encoder_core.train.fragments import Fragment
+from encoder_core.train.state import MEMORY
+from encoder_core.train.step import Memories, Work
+from encoder_core.train.zero_state import Read
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def recall(engine: Engine, before: Sequence[Work], memories: Memories) -> None:
+    """Forget, then remember the steps `before`: in order, with the present weights, without dropout. Collective."""
+    memories.clear()
+    engine.training(False)
+    with torch.no_grad():
+        for work in before:
+            for i in range(work.rounds(engine.world)):
+                microbatch = work.microbatch(i, engine.device)
+                losses = engine(_unpredicted(microbatch.batch), memories.pop(microbatch.index, ()))
+                if losses.memory:
+                    memories[microbatch.index] = losses.memory
+
+
+def _unpredicted(batch: Batch) -> Batch:
+    """Without targets: what is remembered are states of the content stream, which no prediction enters."""
+    none = batch.target_ids[:0]
+    return replace(batch, target_positions=none, target_ids=none)
+
+
+@dataclass(frozen=True)
+class Carried:
+    """Memory as a checkpoint holds it.
+
+    Attributes:
+        fragments: this rank's, fp32.
+        shapes: of the whole tensors, by name. Those of rank 0 count, which has a microbatch in every step.
+    """
+
+    fragments: tuple[Fragment, ...] = ()
+    shapes: Shapes = field(default_factory=dict)
+
+
+def carry(memories: Memories, microbatches: int) -> Carried:
+    """The memory of a batch of `microbatches` logical microbatches, equally many rows each."""
+    fragments: list[Fragment] = []
+    shapes: dict[str, tuple[int, ...]] = {}
+    for index, memory in sorted(memories.items()):
+        for layer, tensor in enumerate(memory):
+            flat = tensor.detach().cpu().float().flatten()
+            fragments.append(Fragment(_name(layer), index * len(flat), {MEMORY: flat}))
+            shapes[_name(layer)] = (microbatches * tensor.shape[0], *tensor.shape[1:])
+    return Carried(tuple(fragments), shapes)
+
+
+def restore(
+    memories: Memories, shapes: Shapes, read: Read, microbatches: Sequence[int], rows: int, engine: Engine
+) -> None:
+    """Read the memory of this rank's logical `microbatches`, of `rows` rows, from a checkpoint that carries some.
+
+    What was computed in bf16 comes back as the same bits.
+    """
+    dtype = torch.bfloat16 if engine.config.precision == "bf16" else torch.float32
+    for index in microbatches:
+        memories[index] = tuple(
+            _rows(shapes[_name(layer)], read, _name(layer), index * rows, rows).to(engine.device, dtype)
+            for layer in range(len(shapes))
+        )
+
+
+def _rows(shape: tuple[int, ...], read: Read, name: str, first: int, rows: int) -> torch.Tensor:
+    size = math.prod(shape[1:])
+    return read(name, MEMORY, first * size, (first + rows) * size).view(rows, *shape[1:])
+
+
+def _name(layer: int) -> str:
+    return f"{MEMORY}.{layer}"
