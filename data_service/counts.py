@@ -1,8 +1,8 @@
 """The counting pass: how many rows each block is cut into, known before any sample is needed.
 
-Contiguous packing needs arithmetic only. Where sentence boundaries or draws decide, every block is looked at once
-per corpus, input and length, and the counts are kept under a key that names just those. Where batches are measured
-in tokens, the length of every row is kept likewise.
+Contiguous packing and lanes need arithmetic only. Where sentence boundaries or draws decide, every block is looked
+at once per corpus, input and length, and the counts are kept under a key that names just those. Where batches are
+measured in tokens, the length of every row is kept likewise.
 
 A corpus that is cut in several ways (`Input.structures`, K of them) has K entries for each block, block after block.
 """
@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_service.corpora import Corpora
-from data_service.samples.inputs import Drawn, Packed
+from data_service.samples.inputs import Drawn, Lanes, Packed
+from data_service.samples.lanes import LaneRows, count_lane_rows
 from data_service.samples.make import cut, structure_key
 from data_service.samples.packing import Rows, contiguous_rows
 from data_service.spec import StreamSpec
@@ -50,7 +51,7 @@ def measure_range(corpora: Corpora, source: int, start: int, stop: int) -> RowLe
     return np.concatenate([np.zeros(0, dtype=np.uint32), *lengths])
 
 
-def _cut_range(corpora: Corpora, source: int, start: int, stop: int) -> Iterator[Rows]:
+def _cut_range(corpora: Corpora, source: int, start: int, stop: int) -> Iterator[Rows | LaneRows]:
     """The rows of blocks `start` to `stop`, in every way in which each is cut."""
     spec = corpora.spec
     for number in range(start, stop):
@@ -75,6 +76,11 @@ def count_rows(corpora: Corpora, cache: Store | None, run: Runner = run_here) ->
     spec = corpora.spec
     if isinstance(spec.input, Packed) and spec.input.packing == "contiguous":
         return tuple(contiguous_rows(table.tokens, table.documents, spec.length) for table in corpora.tables)
+    if isinstance(spec.input, Lanes):
+        lanes = spec.input
+        return tuple(
+            count_lane_rows(table.tokens, table.documents, lanes, spec.length) for table in corpora.tables
+        )
     found = [_kept(corpora, source, cache, "rows", count_range, run) for source in range(len(corpora.tables))]
     return tuple(counts.astype(np.int64, copy=False) for counts in found)
 

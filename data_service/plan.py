@@ -7,7 +7,7 @@ takes the `w`-th of `W` even slices of every source's quota, so a mixture is exa
 The samples of a window are then put in random order.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,11 +16,14 @@ from numpy.typing import NDArray
 
 from data_service.counts import RowCounts
 from data_service.errors import PlanError
+from data_service.lane_order import LaneOrder
 from data_service.permutation import Permutation
+from data_service.samples.inputs import Lanes
 from data_service.shards.manifest import BlockTable
 from data_service.spec import StreamSpec
 
 _BYTES_PER_TARGET = 8  # its position
+_BYTES_PER_ORDER = 4
 _TARGETS = 0.2  # share of the tokens, about
 _LINES_KEPT = 2  # a source
 
@@ -33,11 +36,14 @@ class Grid:
         quotas: samples of each source in an epoch.
         windows: windows in an epoch.
         window_bytes: most bytes that a window's samples take, to a good estimate.
+        granule: samples of each source in each window are a multiple of it: the rows of a step where they continue
+            those of the step before, else 1. Quotas are multiples of it too.
     """
 
     quotas: tuple[int, ...]
     windows: int
     window_bytes: int
+    granule: int = 1
 
     @property
     def samples_per_epoch(self) -> int:
@@ -45,7 +51,11 @@ class Grid:
 
     def start(self, window: int) -> int:
         """The first sample of a window. `start(windows)` is the end of the epoch."""
-        return sum(quota * window // self.windows for quota in self.quotas)
+        return sum(self.before(quota, window) for quota in self.quotas)
+
+    def before(self, quota: int, window: int) -> int:
+        """Samples of a source with this quota that come before a window."""
+        return quota // self.granule * window // self.windows * self.granule
 
     def window_of(self, sample: int) -> int:
         """The window that holds a sample."""
@@ -90,7 +100,7 @@ class Window:
     """What a window is made of: sample `i` is row `order.at(i)` of its pieces laid end to end."""
 
     pieces: tuple[Piece, ...]
-    order: Permutation
+    order: Permutation | LaneOrder
 
 
 class Line(NamedTuple):
@@ -119,7 +129,7 @@ class Plan:
     """The samples of a spec over corpora whose blocks hold so many rows.
 
     Raises:
-        PlanError: a source without a single row.
+        PlanError: a source without a single row, or with less than one of each lane.
     """
 
     def __init__(
@@ -127,8 +137,9 @@ class Plan:
     ) -> None:
         for source, rows in zip(spec.sources, counts, strict=True):
             if not rows.sum():
+                text = f"block of {spec.length} tokens" if isinstance(spec.input, Lanes) else "text"
                 raise PlanError(
-                    f"source {source.name} ({source.uri}) has no text in its {spec.split} split",
+                    f"source {source.name} ({source.uri}) has no {text} in its {spec.split} split",
                     remedy="leave the source out, or build it from more text",
                 )
         self.spec = spec
@@ -146,13 +157,18 @@ class Plan:
             for source, quota in enumerate(self.grid.quotas)
             for piece in self._pieces(
                 source,
-                epoch * quota + quota * window // self.grid.windows,
-                epoch * quota + quota * (window + 1) // self.grid.windows,
+                epoch * quota + self.grid.before(quota, window),
+                epoch * quota + self.grid.before(quota, window + 1),
             )
         ]
         corpora = (source.manifest_fingerprint for source in self.spec.sources)
         name = ("window", self.spec.seed, epoch, window, *corpora, self.spec.split)
-        return Window(tuple(pieces), Permutation.of(sum(map(len, pieces)), *name))
+        return Window(tuple(pieces), self._order(sum(map(len, pieces)), name))
+
+    def _order(self, size: int, name: tuple[int | str, ...]) -> Permutation | LaneOrder:
+        if self.spec.lanes is None or not isinstance(self.spec.input, Lanes):
+            return Permutation.of(size, *name)
+        return LaneOrder(size, self.spec.lanes, 2 if self.spec.input.both_directions else 1)
 
     def origin(self, epoch: int, sample: int) -> Origin:
         """Where sample `sample` of `epoch` comes from."""
@@ -202,25 +218,45 @@ class Plan:
 
 
 def _grid(spec: StreamSpec, totals: tuple[int, ...], text_tokens: int) -> Grid:
-    rows = sum(totals)
+    granule = spec.lanes or 1
+    quotas = _quotas(spec, totals, granule)
+    rows = sum(quotas)
     row_tokens = max(1, int(text_tokens * spec.input.structures * spec.input.repeats) // rows)
+    if isinstance(spec.input, Lanes):
+        row_tokens = spec.length  # all are as long, and share text
     wanted = max(spec.window.samples, spec.window.least_tokens // row_tokens)
     wanted = min(wanted, max(1, spec.window.most_tokens // row_tokens))
-    windows = max(1, rows // wanted)
+    windows = max(1, rows // max(wanted, granule))
     token_bytes = spec.vocabulary.ordinary.itemsize
     per_token = token_bytes + _TARGETS * (token_bytes + _BYTES_PER_TARGET)
+    if isinstance(spec.input, Lanes):
+        per_token += _BYTES_PER_ORDER
     window_bytes = round(-(-rows // windows) * min(spec.length, row_tokens + 8) * per_token)
-    return Grid(_quotas(spec, totals), windows, window_bytes)
+    return Grid(quotas, windows, window_bytes, granule)
 
 
-def _quotas(spec: StreamSpec, totals: tuple[int, ...]) -> tuple[int, ...]:
-    """Samples of each source in an epoch as long as all sources together; largest remainders round up."""
-    weights = [source.weight for source in spec.sources]
-    if None in weights:
+def _quotas(spec: StreamSpec, totals: tuple[int, ...], granule: int) -> tuple[int, ...]:
+    """Samples of each source in an epoch as long as all sources together, in multiples of `granule`; largest
+    remainders round up.
+    """
+    given = [source.weight for source in spec.sources if source.weight is not None]
+    if not given and granule == 1:
         return totals
-    exact = [sum(totals) * weight / sum(filter(None, weights)) for weight in weights if weight is not None]
+    steps = _shares(given or totals, sum(totals) // granule)
+    for source, share in zip(spec.sources, steps, strict=True):
+        if not share and granule > 1:
+            raise PlanError(
+                f"source {source.name} ({source.uri}) has too little text, or weight, for one step of {granule} lanes "
+                f"an epoch",
+                remedy="use fewer sequences in a batch, a smaller input.reuse, or more text",
+            )
+    return tuple(share * granule for share in steps)
+
+
+def _shares(weights: Sequence[float], total: int) -> list[int]:
+    exact = [total * weight / sum(weights) for weight in weights]
     quotas = [int(share) for share in exact]
     by_remainder = sorted(range(len(exact)), key=lambda source: quotas[source] - exact[source])
-    for source in by_remainder[: sum(totals) - sum(quotas)]:
+    for source in by_remainder[: total - sum(quotas)]:
         quotas[source] += 1
-    return tuple(quotas)
+    return quotas

@@ -7,7 +7,8 @@ from typing import Annotated, Literal, Self
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
 
-from data_service.samples.inputs import Input, Packed
+from data_service.samples.inputs import Input, Lanes, Packed
+from data_service.samples.lanes import check_lanes
 from data_service.samples.masking import MlmMasking
 from data_service.samples.permuted import PermutedPrediction
 from data_service.samples.replacement import Vocabulary
@@ -62,7 +63,8 @@ class StreamSpec(_Config):
         input: how blocks are cut into rows.
         length: most tokens in a row, special tokens included.
         masking: the objective's half that happens here.
-        lanes: rows of a step, where each continues a row of the step before (`Lanes` input); 1 elsewhere.
+        lanes: rows of a step, where each continues a row of the step before (`Lanes` input). None: rows stand alone
+            and are shuffled.
         special: ids by role.
         never_masked: ids that are neither targets nor random replacements: all special ones.
         vocab_size: number of ids.
@@ -75,7 +77,7 @@ class StreamSpec(_Config):
     input: Input = Packed(packing="full_sentences")
     length: int = Field(ge=8)
     masking: Masking = MlmMasking()
-    lanes: PositiveInt = 1
+    lanes: PositiveInt | None = None
     special: SpecialIds
     never_masked: tuple[NonNegativeInt, ...]
     vocab_size: PositiveInt
@@ -89,6 +91,16 @@ class StreamSpec(_Config):
             raise ValueError(
                 f"weights are given for {', '.join(weighted)} only; give one to every source or to none"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _input_and_masking_agree(self) -> Self:
+        lanes = self.input if isinstance(self.input, Lanes) else None
+        permuted = self.masking if isinstance(self.masking, PermutedPrediction) else None
+        if (lanes is None) != (permuted is None) or (self.lanes is not None and lanes is None):
+            raise ValueError("rows in lanes and permuted prediction go together, and with nothing else")
+        if lanes is not None and permuted is not None:
+            check_lanes(lanes, permuted, self.length, self.lanes)
         return self
 
     @cached_property

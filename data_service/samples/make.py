@@ -67,25 +67,42 @@ def make_rows(
         starts_word: [vocab_size] bool, the tokenizer's word-start table, where words are masked whole.
         unigram: [vocab_size] counts of the corpora's tokens, where random replacements follow them.
     """
+    match spec.masking:
+        case MlmMasking() as masking:
+            assert isinstance(rows, Rows)  # the spec's input and masking agree
+            return _masked(block, rows, start, stop, spec, masking, key, starts_word, unigram)
+        case PermutedPrediction() as permuted:
+            assert isinstance(rows, LaneRows)
+            return permuted_rows(
+                block, rows, start, stop, permuted, spec.special, spec.never_masked, key, starts_word
+            )
+        case _:
+            assert_never(spec.masking)
+
+
+def _masked(
+    block: Block,
+    rows: Rows,
+    start: int,
+    stop: int,
+    spec: StreamSpec,
+    masking: MlmMasking,
+    key: Key,
+    starts_word: NDArray[np.bool_] | None,
+    unigram: NDArray[np.int64] | None,
+) -> Samples:
     text = rows.text(block, start, stop)
     laid_out = lay_out(text, rows, start, stop, spec.special)
-    masking = spec.masking
-    match masking:
-        case MlmMasking():
-            slots = Slots.of(rows.edges[start : stop + 1], start, masking.rate)
-            fixed = fixed_positions(text, spec.never_masked)
-            units = token_units(laid_out.edges, fixed)
-            if starts_word is not None:
-                breaks = rows.sentence_starts(block, start, stop)
-                units = word_units(text, laid_out.edges, fixed, breaks, starts_word)
-            vocabulary = spec.vocabulary
-            if unigram is not None:
-                vocabulary = replace(vocabulary, counts=unigram[vocabulary.ordinary])
-            return rows.label(mask_rows(laid_out, units, slots, masking, vocabulary, key), start, stop)
-        case PermutedPrediction():
-            raise NotImplementedError(masking.kind)
-        case _:
-            assert_never(masking)
+    slots = Slots.of(rows.edges[start : stop + 1], start, masking.rate)
+    fixed = fixed_positions(text, spec.never_masked)
+    units = token_units(laid_out.edges, fixed)
+    if starts_word is not None:
+        breaks = rows.sentence_starts(block, start, stop)
+        units = word_units(text, laid_out.edges, fixed, breaks, starts_word)
+    vocabulary = spec.vocabulary
+    if unigram is not None:
+        vocabulary = replace(vocabulary, counts=unigram[vocabulary.ordinary])
+    return rows.label(mask_rows(laid_out, units, slots, masking, vocabulary, key), start, stop)
 
 
 def block_key(spec: StreamSpec, source: int, block: int, epoch: int) -> Key:

@@ -2,6 +2,8 @@
 
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
 
@@ -10,10 +12,10 @@ class PermutedPrediction(BaseModel):
 
     Attributes:
         predict: targets of a row, half of them (rounded up) in its first part.
-        context, chosen: an n-gram is predicted out of n * context / chosen tokens (alpha 6, beta 1).
+        context, chosen: n * context / chosen tokens around an n-gram are not predicted (alpha 6, beta 1).
         longest: longest n-gram; n is drawn with probability proportional to 1 / n.
         unit: what an n-gram counts: whole words (the paper), or pieces from a word's start on (the official code).
-        permutation: tokens that are permuted together.
+        permutation: tokens that are permuted together; those of a later group come after them.
         copies: "dynamic" draws anew every epoch; a number k draws k times, used in turn.
     """
 
@@ -31,3 +33,47 @@ class PermutedPrediction(BaseModel):
     def mask_epoch(self, epoch: int) -> int:
         """The epoch whose draws are used in `epoch`."""
         return epoch if self.copies == "dynamic" else epoch % self.copies
+
+    @property
+    def goals(self) -> tuple[int, int]:
+        """Targets of a row's two parts."""
+        return self.predict - self.predict // 2, self.predict // 2
+
+
+def factorisation_order(
+    ordered: tuple[NDArray[np.bool_], NDArray[np.bool_]],
+    keys: tuple[NDArray[np.uint32], NDArray[np.uint32]],
+    permutation: int,
+) -> NDArray[np.int32]:
+    """[N, length] int32, the order of rows of two parts: exactly what zihangdai/xlnet, data_utils.py, `_local_perm`
+    lets each token see, as numbers.
+
+    Each part's tokens that are neither targets nor functional come first and together: they see each other and all of
+    the part before. Then come its targets and functional tokens, one after another in random order. So the first part
+    sees nothing of the second.
+
+    Args:
+        ordered: [N, P] bool of each part: its targets, `<sep>` and `<cls>`.
+        keys: [N, P] random numbers of each part.
+        permutation: how many tokens are permuted together. (The official code permutes each such group of a part
+            alike, here each has an order of its own; at the published sizes a part is one group.)
+    """
+    first, second = (_ranks(o, k, permutation) for o, k in zip(ordered, keys, strict=True))
+    return np.concatenate([first, first.max(axis=1, keepdims=True) + 1 + second], axis=1)
+
+
+def _ranks(ordered: NDArray[np.bool_], keys: NDArray[np.uint32], permutation: int) -> NDArray[np.int32]:
+    """[N, P] int32: the `ordered` tokens of each row numbered from 1 by group and key, the others 0."""
+    rows, columns = np.nonzero(ordered)
+    counts = ordered.sum(axis=1)
+    within = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+    # Group, key and column in one number: sorted by value, so that equal keys have one order on every machine.
+    keyed = ((columns // permutation) << 48).view(np.uint64) | (
+        keys[ordered].astype(np.uint64) << np.uint64(16)
+    )
+    places = np.full((len(ordered), int(counts.max(initial=0))), np.iinfo(np.uint64).max)
+    places[rows, within] = keyed | columns.view(np.uint64)
+    places.sort(axis=1)
+    ranks = np.zeros(ordered.shape, dtype=np.int32)
+    ranks[rows, (places[rows, within] & np.uint64(0xFFFF)).view(np.int64)] = within + 1
+    return ranks

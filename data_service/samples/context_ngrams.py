@@ -1,0 +1,129 @@
+"""Targets of permuted language modelling: n-grams, each in a context of its own, as many tokens as asked for.
+
+The rule is that of zihangdai/xlnet, data_utils.py, `_sample_mask`: again and again draw n with probability
+proportional to 1 / n, pass over a random part of the n-gram's context, take the n words that follow, and pass over
+the rest of the context; what is then missing is made up by single tokens. Where it differs: special tokens are never
+chosen and end an n-gram, and n words longer than what is left are as many as fit (there the count could be exceeded).
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_service.rng import scale
+from data_service.samples.permuted import PermutedPrediction
+
+_NONE = np.uint64(0xFFFFFFFFFFFFFFFF)
+_LOW = np.uint64(0xFFFFFFFF)
+_SHIFT = np.uint64(32)
+
+
+def choose_targets(
+    begins: NDArray[np.bool_],
+    fixed: NDArray[np.bool_],
+    goal: int,
+    config: PermutedPrediction,
+    draws: NDArray[np.uint64],
+    keys: NDArray[np.uint32],
+) -> NDArray[np.bool_]:
+    """[N, P] bool: `goal` tokens of each row of P tokens, or all that are not fixed where those are fewer.
+
+    Args:
+        begins: [N, P] bool, a word begins here. Fixed tokens and what follows them count as beginnings.
+        fixed: [N, P] bool, never chosen.
+        goal: tokens to choose.
+        config: how n-grams are drawn.
+        draws: [N, goal], for the n-grams.
+        keys: [N, P], for the single tokens.
+    """
+    chosen = _ngrams(begins, fixed, goal, config, draws)
+    free = ~(chosen | fixed)
+    missing = np.minimum(goal - chosen.sum(axis=1), free.sum(axis=1))
+    most = int(missing.max(initial=0))
+    if most:
+        columns = np.arange(free.shape[1], dtype=np.uint64)
+        order = np.where(free, (keys.astype(np.uint64) << _SHIFT) | columns, _NONE)
+        first = np.sort(np.partition(order, most - 1, axis=1)[:, :most], axis=1)
+        rows, number = np.nonzero(np.arange(most) < missing[:, None])
+        chosen[rows, (first[rows, number] & _LOW).view(np.int64)] = True
+    return chosen
+
+
+def _ngrams(
+    begins: NDArray[np.bool_],
+    fixed: NDArray[np.bool_],
+    goal: int,
+    config: PermutedPrediction,
+    draws: NDArray[np.uint64],
+) -> NDArray[np.bool_]:
+    """[N, P] bool, at most `goal` in a row. All rows at once, an n-gram at a time."""
+    rows, width = begins.shape
+    units = _Units(begins, fixed)
+    likely = _thresholds(config.longest)
+    row = np.arange(rows)
+    at, left = row * (width + 1), np.full(rows, goal)
+    marks = np.zeros(rows * (width + 1) + 1, dtype=np.int8)
+    for number in range(goal):
+        word = draws[row, number]
+        n = np.minimum(1 + np.searchsorted(likely, word >> _SHIFT, side="right"), left)
+        context = n * config.context // config.chosen
+        passed = scale(word.astype(np.uint32), context)
+        end_of_row = row * (width + 1) + width
+        start, stop = units.ngram(np.minimum(at + passed, end_of_row), n, left, config.unit == "whole_word")
+        found = (start < stop) & (stop < end_of_row)
+        marks[start[found]] += 1
+        marks[stop[found]] -= 1
+        at, left = stop + context - passed, left - (stop - start)
+        going = found & (left > 0) & (at < end_of_row)
+        row, at, left = row[going], at[going], left[going]
+        if not len(row):
+            break
+    inside = np.cumsum(marks[:-1], dtype=np.int8).reshape(rows, width + 1)
+    return inside[:, :width] > 0
+
+
+class _Units:
+    """The words and fixed tokens of rows, and an end after each row, which counts as fixed.
+
+    Places are counted over all rows, each with its end.
+    """
+
+    def __init__(self, begins: NDArray[np.bool_], fixed: NDArray[np.bool_]) -> None:
+        first = np.pad(begins, ((0, 0), (0, 1)), constant_values=True).ravel()
+        is_fixed = np.pad(fixed, ((0, 0), (0, 1)), constant_values=True).ravel()
+        self._places = np.flatnonzero(first)
+        self._from = np.cumsum(first, dtype=np.int32) - first  # the first unit at or after each place
+        number = np.arange(len(self._places))
+        barrier = is_fixed[self._places]
+        last = len(number) - 1
+        self._next_word = _following(np.where(barrier, last, number))
+        self._next_fixed = _following(np.where(barrier, number, last))
+
+    def ngram(
+        self, at: NDArray[np.int64], n: NDArray[np.int64], most: NDArray[np.int64], whole_words: bool
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Where the n-gram that follows each place `at` starts and stops; alike where none of `most` tokens fits.
+
+        n counts words or, from a word's beginning on, tokens.
+        """
+        unit = self._next_word[self._from[at]]
+        start, barrier = self._places[unit], self._next_fixed[unit]
+        if not whole_words:
+            return start, np.minimum(start + n, self._places[barrier])
+        last = np.minimum(unit + n, barrier)
+        stop = self._places[last]
+        while len(over := np.flatnonzero(stop - start > most)):
+            last[over] -= 1
+            stop[over] = self._places[last[over]]
+        return start, stop
+
+
+def _following(units: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The smallest of each number and those after it."""
+    smallest: NDArray[np.int64] = np.minimum.accumulate(units[::-1])[::-1]
+    return smallest
+
+
+def _thresholds(longest: int) -> NDArray[np.uint64]:
+    """[longest - 1]: a 32-bit draw at or above the k-th is an n-gram of more than k words."""
+    shares = 1 / np.arange(1, longest + 1)
+    return np.round(np.cumsum(shares / shares.sum())[:-1] * (1 << 32)).astype(np.uint64)
