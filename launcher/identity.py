@@ -40,6 +40,7 @@ FIELDS: tuple[tuple[str, Kind], ...] = (
     ("checkpoint.*", "operational"),
     ("evaluation.*", "operational"),
     ("logging.*", "operational"),
+    ("watchdog.*", "operational"),
 )
 
 Flat = dict[str, object]

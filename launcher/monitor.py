@@ -11,6 +11,7 @@ from typing import Any
 import ray
 
 from checkpoints.attempt import Attempt, Heartbeat, Owner, claim
+from launcher.watchdog import Beat, Place
 
 STUCK_STARTS = 3
 
@@ -21,6 +22,14 @@ class Fatal:
 
     problem: str
     remedy: str
+
+
+@dataclass(frozen=True)
+class Orders:
+    """What a rank hears in answer to a sign of life: end after this step; send what every thread is doing."""
+
+    stop: bool
+    stacks: bool
 
 
 @dataclass
@@ -45,7 +54,7 @@ class Status:
     Attributes:
         starts: times a worker group began.
         attempt: the attempt number of the present worker group.
-        beats: per rank, (step, what it is doing, when it last said so in seconds since the epoch).
+        beats: per rank, its last sign of life.
         record: the newest step record.
         evaluation: the newest evaluation record.
         finished: the step at which all ranks ended in good order, None while they run.
@@ -54,7 +63,7 @@ class Status:
 
     starts: int = 0
     attempt: int | None = None
-    beats: dict[int, tuple[int, str, float]] = field(default_factory=dict)
+    beats: dict[int, Beat] = field(default_factory=dict)
     record: dict[str, Any] | None = None
     evaluation: dict[str, Any] | None = None
     notes: list[str] = field(default_factory=list)
@@ -71,6 +80,7 @@ class MonitorState:
         self._heart: Heartbeat | None = None
         self._status = Status()
         self._stop = False
+        self._stacks: dict[int, str] | None = None  # None while nobody wants them
         self._progress = Progress()
 
     def enter(self) -> int | None:
@@ -90,13 +100,31 @@ class MonitorState:
         self._status.starts += 1
         self._status.attempt = attempt.number
         self._status.beats.clear()
+        self._stacks = None
         self._status.finished = None
         return attempt.number
 
-    def beat(self, rank: int, step: int, doing: str) -> bool:
-        """A sign of life. Returns whether the run should stop at the next step."""
-        self._status.beats[rank] = (step, doing, time.time())
-        return self._stop
+    def beat(self, rank: int, step: int, doing: str, place: Place) -> Orders:
+        """A sign of life."""
+        now, last = time.time(), self._status.beats.get(rank)
+        known = last is not None and last.place == place
+        self._status.beats[rank] = (
+            last.again(step, doing, now) if last is not None and known else Beat(step, doing, now, now, place)
+        )
+        return Orders(self._stop, self._stacks is not None and rank not in self._stacks)
+
+    def want_stacks(self) -> None:
+        """From now on, ask every rank what its threads are doing."""
+        self._stacks = {}
+
+    def stack(self, rank: int, text: str) -> None:
+        """A rank's answer."""
+        if self._stacks is not None:
+            self._stacks[rank] = text
+
+    def stacks(self) -> dict[int, str]:
+        """The answers so far."""
+        return dict(self._stacks or {})
 
     def record(self, record: dict[str, Any]) -> None:
         if record["kind"] == "evaluation":

@@ -28,6 +28,7 @@ from encoder_core.optim.schedules import ScheduleConfig
 from launcher.errors import RecipeError
 from launcher.objective import Choice, Objective
 from launcher.recipe_yaml import Document, override, parse, validate
+from launcher.watchdog_limits import Watchdog
 
 
 class Strict(BaseModel):
@@ -174,6 +175,7 @@ class Recipe(Strict):
     checkpoint: Checkpointing
     evaluation: Evaluation
     logging: Logging = Logging()
+    watchdog: Watchdog = Watchdog()
 
     @property
     def total_steps(self) -> int:

@@ -25,6 +25,7 @@ from checkpoints.gather import Alone
 from checkpoints.load import newest_good
 from data_service.feed import FeedConfig, start_feed
 from launcher.errors import RunError
+from launcher.guard import Guard
 from launcher.metrics import operator_event
 from launcher.monitor import Status, start_monitor
 from launcher.resources import Resources, plan_resources
@@ -80,9 +81,11 @@ def _supervise(run: Run, attempt: Attempt, owner: Owner, display: Display) -> Ou
         feed = start_feed(_feed_config(run, resources))
         assignment = Assignment(run.store.uri, monitor, feed)
         fitting = _Fit(_trainer(assignment, resources, scratch, f"a{attempt.number:06d}-{os.getpid()}"))
+        guard = Guard(run, monitor, display.note)
         with _stop_signals(monitor, display):
             fitting.start()
-            while fitting.is_alive() and _show(monitor, display).fatal is None:
+            while fitting.is_alive() and (status := _show(monitor, display)).fatal is None:
+                guard.check(status)
                 fitting.join(POLL_S)
             status = _show(monitor, display)
         return _outcome(run, status, fitting.error)

@@ -17,8 +17,10 @@ from data_service.feed import FeedHandle
 from data_service.store.errors import StoreUnavailable
 from encoder_core.errors import UserError as ModelError
 from encoder_core.train.control import Control
+from launcher.monitor import Orders
 from launcher.rank import run_rank
 from launcher.runs import open_run
+from launcher.watchdog import here, stack_of_every_thread
 
 BEAT_S = 1.0
 
@@ -93,6 +95,10 @@ class RayLink:
         self._thread.join()
 
     def _run(self) -> None:
+        place = here()
         while not self._closed.wait(BEAT_S):
-            if ray.get(self._monitor.beat.remote(self.rank, *self._where)):
+            orders: Orders = ray.get(self._monitor.beat.remote(self.rank, *self._where, place))
+            if orders.stop:
                 self._stop.set()
+            if orders.stacks:
+                self._monitor.stack.remote(self.rank, stack_of_every_thread())

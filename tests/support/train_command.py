@@ -60,6 +60,11 @@ def kill(process: "subprocess.Popen[str]", name: str, *, optional: bool = False)
         child.kill()
 
 
+def freeze(process: "subprocess.Popen[str]", name: str) -> None:
+    """SIGSTOP to one descendant whose title begins with `name`."""
+    next(child for child in descendants(process) if title(child).startswith(name)).suspend()
+
+
 def kill_everything(process: "subprocess.Popen[str]") -> None:
     for child in (*descendants(process), process):
         try:

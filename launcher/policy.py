@@ -1,0 +1,84 @@
+"""The failure policy: what to do when a group of ranks has died. A pure function of what has happened so far.
+
+Restarting is the answer to almost everything: machines die, and a restart costs seconds. What it cannot cure is told
+by repetition: an error at the same step every time is in the program or its data, a machine that is first to fail
+again and again is broken, and starts that never finish a step are a mistake in how the run is set up.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+SAME_ERROR = 3  # times in a row, at one step
+FRUITLESS = 4  # starts in a row without a finished step
+NODE_FAILURES = 3  # of one node, first to fail, among the latest
+NODE_LATEST = 6  # failures that are looked at to judge a node
+NODE_HOURS = 12.0  # older ones are forgotten
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An end of the ranks that nobody asked for.
+
+    Attributes:
+        time: seconds since 1970.
+        step: steps that were done.
+        worked: whether a step had been finished since the start before it.
+        node: where the rank that failed first was; None if that is not known.
+        error: type and text of what it raised; None if it died without a word (killed, frozen, machine lost).
+    """
+
+    time: float
+    step: int
+    worked: bool
+    node: str | None
+    error: str | None
+
+
+@dataclass(frozen=True)
+class Restart:
+    """Start the ranks again, on whatever machines there are, but for those in `without`."""
+
+    without: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Stop:
+    """End the run: no start would help. `reason` is for the operator, and what to do about it."""
+
+    reason: str
+    remedy: str
+
+
+def decide(failures: Sequence[Failure], nodes: int) -> Restart | Stop:
+    """What follows the last of `failures`, of this run's present command, in order of time; `nodes` have ranks.
+
+    A node is left out only while others remain: on one machine there is nothing to choose.
+    """
+    last = failures[-1]
+    same = failures[-SAME_ERROR:]
+    if len(same) == SAME_ERROR and last.error and all(_alike(failure, last) for failure in same):
+        return Stop(
+            f"step {last.step} failed {SAME_ERROR} times in the same way: {last.error}",
+            "see the ranks' errors above; after mending, the same command resumes the run",
+        )
+    if len(failures) >= FRUITLESS and not any(failure.worked for failure in failures[-FRUITLESS:]):
+        return Stop(
+            f"the ranks died {FRUITLESS} times in a row before finishing a step",
+            "see the errors above; after mending, the same command resumes the run",
+        )
+    return Restart(_bad_nodes(failures, nodes))
+
+
+def _alike(failure: Failure, last: Failure) -> bool:
+    return failure.step == last.step and failure.error == last.error
+
+
+def _bad_nodes(failures: Sequence[Failure], nodes: int) -> frozenset[str]:
+    recent = [
+        failure.node
+        for failure in failures[-NODE_LATEST:]
+        if failure.node is not None and failures[-1].time - failure.time <= 3600 * NODE_HOURS
+    ]
+    bad = [node for node, count in Counter(recent).most_common() if count >= NODE_FAILURES]
+    return frozenset(bad[: max(0, nodes - 1)])

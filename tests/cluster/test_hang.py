@@ -1,0 +1,40 @@
+"""A rank stops dead, its process still there: it is noticed, put on record, and started again; nothing changes."""
+
+from pathlib import Path
+
+import pytest
+import small_runs
+from rank_processes import run_group
+from train_command import committed, freeze, output, training, wait_for
+
+pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(600)]
+
+SETTINGS = (
+    "phases=[{steps: 120, length: 32, batch: {sequences: 12}}]",
+    "checkpoint={every: {steps: 20}, keep_last: 3}",
+    "evaluation={every: {steps: 120}, samples: 20}",
+    "zero=1",
+)
+
+
+def test_a_frozen_rank_is_started_again(tmp_path: Path) -> None:
+    small_runs.prepare_corpus(tmp_path)
+    undisturbed = small_runs.new_run(tmp_path, "undisturbed", *SETTINGS)
+    ended = run_group(undisturbed, 2)
+    assert ended.codes == [0, 0], ended.output
+
+    uri = small_runs.new_run(tmp_path, "frozen", *SETTINGS, "watchdog={silence: 5, step: 60, other: 120}")
+    with training(uri) as process:
+        wait_for(process, lambda: committed(uri) >= 20)
+        freeze(process, "ray::RayTrainWorker")
+        assert process.wait(300) == 0, output(process)
+        shown = output(process)
+    assert "stuck" in shown
+    assert "has been silent for" in shown
+    history = small_runs.history(uri)
+    (hang,) = (event for event in history.events if event["kind"] == "hang")
+    assert len(hang["without_stacks"]) == 1, "the frozen rank cannot answer"
+    (stacks,) = (tmp_path / "frozen" / "events" / "stacks").rglob("rank-*.txt")
+    assert "thread MainThread" in stacks.read_text()
+    assert small_runs.losses(uri) == small_runs.losses(undisturbed)
+    assert small_runs.final_state(uri, 120) == small_runs.final_state(undisturbed, 120)
