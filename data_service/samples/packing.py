@@ -57,7 +57,7 @@ class Rows:
         return block.tokens[self.edges[start] : self.edges[stop]]
 
     def sentence_starts(self, block: Block, start: int, stop: int) -> NDArray[np.int64]:
-        """Offsets in `text` at which a sentence or a second segment begins, ascending."""
+        """Offsets in `text` at which a sentence or a second segment begins, in no order; some may come twice."""
         if self.segments is not None:
             return self.segments.rows(start, stop).sentence_starts(block)
         first, last = self.edges[start], self.edges[stop]

@@ -55,7 +55,7 @@ class Segments:
         return block.tokens[where]
 
     def sentence_starts(self, block: Block) -> NDArray[np.int64]:
-        """Offsets in `text` at which a sentence, or segment B of a row, begins, ascending."""
+        """Offsets in `text` at which a sentence, or segment B of a row, begins, in no order; some come twice."""
         starts, sizes = self.starts.ravel(), self.sizes.ravel()
         before = np.cumsum(sizes) - sizes
         low = np.searchsorted(block.sentences, starts)
@@ -64,4 +64,4 @@ class Segments:
         found = np.repeat(low - skipped, counts) + np.arange(int(counts.sum()))
         inside = block.sentences[found] + np.repeat(before - starts, counts)
         paired = self.sizes[:, 1] > 0
-        return np.union1d(inside, before[1::2][paired])
+        return np.concatenate([inside, before[1::2][paired]])
