@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
 from checkpoints.errors import DamagedCheckpoint
 from data_service.store.verified import digest
-from encoder_core.train.state import MEMORY
+from encoder_core.train.refresh import MEMORY
 
 ROOT = "checkpoints/"
 CHUNK = 4 << 20

@@ -1,6 +1,10 @@
-"""When a model's memory is recomputed. Apart from the memory, so that reading a recipe does not load DeepSpeed."""
+"""When a model's memory is recomputed, and what it is called. Apart from the memory, so that reading a recipe does not
+load DeepSpeed, nor listing checkpoints torch."""
 
 from dataclasses import dataclass
+
+MEMORY = "memory"
+"""The kind of state that memory is in a checkpoint, beside those that parameters have."""
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,6 @@ from typing import Any
 
 from encoder_core.optim.updates import WHOLE
 
-MEMORY = "memory"
-"""The kind of state that a model's memory is (`encoder_core.train.memory`), beside those that parameters have."""
-
-
 @dataclass(frozen=True)
 class TrainState:
     """Counters of the committed past. The data position is a function of `step`, so it is not stored twice.
