@@ -31,7 +31,7 @@ class Guard:
 
     def check(self, status: Status) -> None:
         """End the present group if it is stuck. Quick while it is not."""
-        if status.attempt is None or status.attempt == self._ended:
+        if status.attempt in (None, self._ended) or status.finished is not None:
             return
         problems = stuck(status.beats, time.time(), self._run.recipe.watchdog)
         if problems:

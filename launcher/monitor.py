@@ -5,15 +5,15 @@ It holds nothing a run needs to continue: if it dies with its node, the next sta
 """
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, assert_never
 
 import ray
 
 from checkpoints.attempt import Attempt, Heartbeat, Owner, claim
+from launcher.policy import Failure, Restart, Stop, decide
 from launcher.watchdog import Beat, Place
-
-STUCK_STARTS = 3
 
 
 @dataclass(frozen=True)
@@ -33,21 +33,6 @@ class Orders:
 
 
 @dataclass
-class Progress:
-    """Starts without a finished step between them."""
-
-    starts: int = 0
-
-    def stuck(self) -> bool:
-        """Counts one more start; True if too many have come to nothing."""
-        self.starts += 1
-        return self.starts > STUCK_STARTS
-
-    def step_done(self) -> None:
-        self.starts = 0
-
-
-@dataclass
 class Status:
     """What the driver shows and decides on.
 
@@ -58,6 +43,7 @@ class Status:
         record: the newest step record.
         evaluation: the newest evaluation record.
         finished: the step at which all ranks ended in good order, None while they run.
+        without: nodes that no rank may be on any more.
         fatal: set once; the worker group must not be restarted.
     """
 
@@ -68,6 +54,7 @@ class Status:
     evaluation: dict[str, Any] | None = None
     notes: list[str] = field(default_factory=list)
     finished: int | None = None
+    without: frozenset[str] = frozenset()
     fatal: Fatal | None = None
 
 
@@ -81,16 +68,18 @@ class MonitorState:
         self._status = Status()
         self._stop = False
         self._stacks: dict[int, str] | None = None  # None while nobody wants them
-        self._progress = Progress()
+        self._failures: list[Failure] = []
+        self._errors: dict[int, str] = {}  # by rank, of the present group, in the order in which they came
+        self._running = False  # a group was let in, and its end is not judged yet
+        self._worked = False  # it has finished a step
 
-    def enter(self) -> int | None:
-        """A group of ranks starts: the number of its attempt; None if no start can cure what ended the last one."""
-        if self._progress.stuck():
-            self.fail(
-                f"the ranks died {STUCK_STARTS} times in a row before finishing a step",
-                "see the errors above; after mending, the same command resumes the run",
-            )
-        if self._status.fatal is not None:
+    def enter(self, nodes: Sequence[str]) -> int | None:
+        """A group of ranks starts, on these nodes: the number of its attempt. None if it must not: what ended the
+        last one cannot be cured by a start, or a node is to be left out.
+        """
+        if self._running:
+            self._judge()
+        if self._status.fatal is not None or self._status.without & set(nodes):
             return None
         attempt, self._first = self._first or claim(self._store, owner=self._owner), None
         if self._heart is not None:
@@ -100,7 +89,8 @@ class MonitorState:
         self._status.starts += 1
         self._status.attempt = attempt.number
         self._status.beats.clear()
-        self._stacks = None
+        self._errors.clear()
+        self._running, self._worked, self._stacks = True, False, None
         self._status.finished = None
         return attempt.number
 
@@ -131,11 +121,15 @@ class MonitorState:
             self._status.evaluation = record
         else:
             self._status.record = record
-            self._progress.step_done()
+            self._worked = True
 
     def note(self, text: str) -> None:
         """A line for the operator."""
         self._status.notes.append(text)
+
+    def failed(self, rank: int, error: str) -> None:
+        """A rank raised. The first is usually the cause; but a rank that dies without a word makes others raise."""
+        self._errors.setdefault(rank, error)
 
     def finish(self, step: int) -> None:
         self._status.finished = step
@@ -147,6 +141,37 @@ class MonitorState:
 
     def stop(self) -> None:
         self._stop = True
+
+    def _judge(self) -> None:
+        """The group before this one died: what the policy makes of that."""
+        self._running = False
+        beats = self._status.beats
+        self._failures.append(
+            Failure(
+                time=time.time(),
+                step=max((beat.step for beat in beats.values()), default=0),
+                worked=self._worked,
+                node=self._first_to_fail(),
+                error=next(iter(self._errors.values()), None),
+            )
+        )
+        decision = decide(self._failures, nodes=len({beat.place.node for beat in beats.values()}))
+        match decision:
+            case Stop():
+                self.fail(decision.reason, decision.remedy)
+            case Restart():
+                self._status.without |= decision.without
+            case _:
+                assert_never(decision)
+
+    def _first_to_fail(self) -> str | None:
+        """The node of the ranks that died without a word, if there is one; else of the first that raised."""
+        beats = self._status.beats
+        silent = {beat.place.node for rank, beat in beats.items() if rank not in self._errors}
+        if silent:
+            return silent.pop() if len(silent) == 1 else None
+        first = next(iter(self._errors), None)
+        return beats[first].place.node if first in beats else None
 
     def status(self) -> Status:
         """A snapshot; notes are handed over once."""

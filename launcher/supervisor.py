@@ -14,33 +14,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 import ray
-from ray.train import FailureConfig, RunConfig, ScalingConfig, TrainingFailedError
-from ray.train.torch import TorchConfig, TorchTrainer
+from ray.train import TrainingFailedError
 
 from checkpoints.attempt import Attempt, Owner, claim, end_all
 from checkpoints.gather import Alone
 from checkpoints.load import newest_good
 from data_service.feed import FeedConfig, start_feed
 from launcher.errors import RunError
+from launcher.fitting import Display, Follow, trainer
 from launcher.guard import Guard
 from launcher.metrics import operator_event
 from launcher.monitor import Status, start_monitor
 from launcher.resources import Resources, plan_resources
 from launcher.runs import Run
-from launcher.worker import Assignment, train_rank
+from launcher.worker import Assignment
 
 DONE, REQUEUE = 0, 75
-POLL_S = 0.25
-
-
-class Display(Protocol):
-    """What shows a run to its operator."""
-
-    def update(self, status: Status) -> None: ...
-    def note(self, text: str) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -80,15 +72,14 @@ def _supervise(run: Run, attempt: Attempt, owner: Owner, display: Display) -> Ou
         monitor = start_monitor(attempt, owner)
         feed = start_feed(_feed_config(run, resources))
         assignment = Assignment(run.store.uri, monitor, feed)
-        fitting = _Fit(_trainer(assignment, resources, scratch, f"a{attempt.number:06d}-{os.getpid()}"))
-        guard = Guard(run, monitor, display.note)
+        follow = Follow(monitor, Guard(run, monitor, display.note), display)
         with _stop_signals(monitor, display):
-            fitting.start()
-            while fitting.is_alive() and (status := _show(monitor, display)).fatal is None:
-                guard.check(status)
-                fitting.join(POLL_S)
-            status = _show(monitor, display)
-        return _outcome(run, status, fitting.error)
+            while True:
+                without = follow.status.without
+                name = f"a{attempt.number:06d}-{os.getpid()}-{len(without)}"
+                error = follow.fit(trainer(assignment, resources, scratch, name, without))
+                if follow.status.without == without:  # ended for good, whichever way
+                    return _outcome(run, follow.status, error)
 
 
 def _outcome(run: Run, status: Status, error: BaseException | None) -> Outcome:
@@ -108,52 +99,10 @@ def _outcome(run: Run, status: Status, error: BaseException | None) -> Outcome:
     return Outcome(DONE if complete else REQUEUE, status.finished)
 
 
-def _show(monitor: Any, display: Display) -> Status:
-    status: Status = ray.get(monitor.status.remote())
-    for text in status.notes:
-        display.note(text)
-    display.update(status)
-    return status
-
-
 def _feed_config(run: Run, resources: Resources) -> FeedConfig:
     """Row counts are kept with the run, so that only its first start pays for counting them."""
     memory = int(run.recipe.data_service.memory)
     return FeedConfig(workers=resources.data_workers, memory=memory, cache=run.store.at("cache").uri)
-
-
-def _trainer(assignment: Assignment, resources: Resources, scratch: str, name: str) -> TorchTrainer:
-    """A fresh Ray run name per start: Ray must never find state of an earlier one."""
-    return TorchTrainer(
-        train_rank,
-        train_loop_config={"assignment": assignment},
-        scaling_config=ScalingConfig(
-            num_workers=resources.trainers,
-            use_gpu=resources.gpus_per_trainer > 0,
-            resources_per_worker=resources.per_trainer(),
-        ),
-        torch_config=TorchConfig(backend="nccl" if resources.gpus_per_trainer else "gloo"),
-        run_config=RunConfig(
-            name=name,
-            storage_path=scratch,
-            failure_config=FailureConfig(max_failures=-1),  # the monitor decides when to give up
-        ),
-    )
-
-
-class _Fit(threading.Thread):
-    """`trainer.fit()` beside the main thread, which must stay free for signals and the display."""
-
-    def __init__(self, trainer: TorchTrainer) -> None:
-        super().__init__(name="ray-train", daemon=True)
-        self._trainer = trainer
-        self.error: BaseException | None = None
-
-    def run(self) -> None:
-        try:
-            self._trainer.fit()
-        except BaseException as error:  # handed to the main thread, which raises it
-            self.error = error
 
 
 @contextmanager

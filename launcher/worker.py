@@ -23,6 +23,7 @@ from launcher.runs import open_run
 from launcher.watchdog import here, stack_of_every_thread
 
 BEAT_S = 1.0
+_ERROR_LENGTH = 500  # characters of an error by which failures are compared
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,10 @@ def train_rank(config: dict[str, Assignment]) -> None:
     except (DataError, ModelError) as error:
         ray.get(assignment.monitor.fail.remote(error.problem, error.remedy))
         raise
-    except BaseException:
+    except BaseException as error:
+        ray.get(
+            assignment.monitor.failed.remote(link.rank, f"{type(error).__name__}: {error}"[:_ERROR_LENGTH])
+        )
         where = ray.get_runtime_context().get_node_id()
         link.note(f"rank {link.rank} failed on node {where[:8]}:\n{traceback.format_exc()}")
         raise
@@ -56,7 +60,8 @@ def train_rank(config: dict[str, Assignment]) -> None:
 def _train(assignment: Assignment, link: "RayLink") -> None:
     control = Control.join()
     peers = GlooPeers(dist.new_group(backend="gloo"))
-    granted = ray.get(assignment.monitor.enter.remote()) if peers.rank == 0 else None
+    nodes = peers.all_gather(here().node)
+    granted = ray.get(assignment.monitor.enter.remote(nodes)) if peers.rank == 0 else None
     number = peers.all_gather(granted)[0]
     if not isinstance(number, int):
         return  # the monitor refused: the driver knows why
