@@ -28,6 +28,7 @@ from launcher.metrics import Journal
 from launcher.rank_data import RankData, SampleStream, Share
 from launcher.rank_journal import Link, RankJournal
 from launcher.runs import Run
+from launcher.start import Start, initial_weights
 from launcher.tensorboard import TensorBoardFiles
 
 OpenStream = Callable[[StreamSpec], SampleStream]
@@ -49,11 +50,12 @@ def run_rank(
     tokenizer = load_tokenizer(run.recipe.tokenizer.uri)
     good = _resume_point(run, peers)
     model = session.build_model(run.recipe, tokenizer)
+    begin = None if good else initial_weights(run, tokenizer, model, peers)
     engine = Engine(model, session.build_optimizer(run.recipe, model), session.engine_config(run.recipe))
     link.beat(0, "loading")
-    state = _load(run, engine, good, tokenizer)
+    state = _load(run, engine, good, begin)
     journal = _journal(run, attempt, control, link, state)
-    _record_start(journal, state, good, control)
+    _record_start(journal, state, good, begin, control)
     refresh = session.memory_refresh(run.recipe)
     keeper = RunKeeper(
         run.store,
@@ -91,14 +93,14 @@ def _resume_point(run: Run, peers: Peers) -> Good | None:
     return good
 
 
-def _load(run: Run, engine: Engine, good: Good | None, tokenizer: Tokenizer) -> TrainState:
+def _load(run: Run, engine: Engine, good: Good | None, begin: Start | None) -> TrainState:
     if good is not None:
         with Reader(run.store, good.manifest) as reader:
             engine.restore(KINDS, reader.read)
         return TrainState.from_json(good.manifest.state)
-    weights = session.initial_weights(run, tokenizer)
-    if weights is not None:
-        engine.restore((MASTER,), weights)
+    if begin is not None:
+        with closing(begin):
+            engine.restore((MASTER,), begin.read)
     return TrainState()
 
 
@@ -154,9 +156,13 @@ def _journal(run: Run, attempt: Attempt, control: Control, link: Link, state: Tr
     return RankJournal(link, Journal(run.store, attempt.number, run.recipe.logging.flush_seconds), files)
 
 
-def _record_start(journal: RankJournal, state: TrainState, good: Good | None, control: Control) -> None:
+def _record_start(
+    journal: RankJournal, state: TrainState, good: Good | None, begin: Start | None, control: Control
+) -> None:
     if good is None:
-        journal.event("start", step=0, world=control.world)
+        journal.event("start", step=0, world=control.world, **(begin.record if begin else {}))
+        if begin is not None:
+            journal.note(begin.summary())
         return
     journal.event("resume", step=state.step, attempt_of=good.manifest.attempt, world=control.world)
     for damage in good.passed_over:

@@ -1,19 +1,13 @@
 """From a run to the things its recipe describes: data streams, model, optimizer, schedule. A small function each."""
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Literal, Protocol
 
 import torch
-from torch import Tensor
 
-from checkpoints.gather import Alone
-from checkpoints.hf.load import weights_for
-from checkpoints.load import Reader, newest_good
 from data_service.positions import Axis, Phase, Positions
 from data_service.samples.inputs import Lanes
 from data_service.spec import SourceSpec, StreamSpec, WindowSize
-from data_service.store.open import open_store
 from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.initialise import initialise
@@ -25,8 +19,6 @@ from encoder_core.optim.schedules import learning_rate
 from encoder_core.train.engine_config import EngineConfig
 from encoder_core.train.refresh import Refresh
 from encoder_core.train.seeding import draw_seed
-from encoder_core.train.zero_state import MASTER, Read
-from launcher.errors import RunError
 from launcher.objective import objective_module
 from launcher.recipe import Phase as RecipePhase
 from launcher.recipe import Recipe
@@ -114,38 +106,6 @@ def schedule(recipe: Recipe) -> Callable[[int], float]:
     """Step -> learning rate."""
     peak, total = optimizer_settings(recipe).lr, recipe.total_steps
     return lambda step: learning_rate(recipe.schedule, peak=peak, total=total, step=step)
-
-
-def initial_weights(run: Run, tokenizer: Tokenizer) -> Read | None:
-    """What a fresh run begins from, if `start` names something: another run's newest checkpoint, or a folder in
-    the transformers format. None for fresh weights.
-
-    Raises:
-        RunError: the run it names has no checkpoint.
-        ModelError: the folder's model is not the recipe's.
-    """
-    start = run.recipe.start
-    if start == "scratch":
-        return None
-    store = open_store(start)
-    if store.size("run.json") is None:
-        config = run.recipe.model.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
-        tensors = weights_for(config, Path(start.removeprefix("file://")))
-        return _from_tensors(tensors)
-    good = newest_good(store, Alone())
-    if good is None:
-        raise RunError(
-            f"start: {start} is a run without a checkpoint", remedy="train it first, or start: scratch"
-        )
-    return Reader(store, good.manifest).read
-
-
-def _from_tensors(tensors: dict[str, Tensor]) -> Read:
-    def read(name: str, kind: str, start: int, stop: int) -> Tensor:
-        assert kind == MASTER
-        return tensors[name].flatten()[start:stop]
-
-    return read
 
 
 def _spec(

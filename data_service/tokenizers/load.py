@@ -1,7 +1,7 @@
 """Read a tokenizer from its files: ours, or a folder in the `transformers` format."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import tokenizers
@@ -31,6 +31,15 @@ def load_tokenizer(uri: str) -> Tokenizer:
     store = open_store(uri)
     files = {name: content for name in _FILES if (content := _get(store, name)) is not None}
     return from_files(files, where=store.uri)
+
+
+def find_tokenizer(folders: Iterable[Store]) -> Tokenizer | None:
+    """The tokenizer in the first of these folders that holds one, None if none does. Raises as `load_tokenizer`."""
+    decisive = (DEFINITION, "vocab.txt", "vocab.json", *MODEL_FILES)
+    for store in folders:
+        if any(store.size(name) is not None for name in decisive):
+            return load_tokenizer(store.uri)
+    return None
 
 
 def save_tokenizer(tokenizer: Tokenizer, uri: str) -> None:
