@@ -128,7 +128,9 @@ def literal_sentence_pairs(block: Block, config: SentencePairs, length: int, key
         number += len(document)
 
 
-def chunks_of(document: list[Tokens], target: Callable[[int], int], room: Callable[[int], int]) -> Iterator[range]:
+def chunks_of(
+    document: list[Tokens], target: Callable[[int], int], room: Callable[[int], int]
+) -> Iterator[range]:
     """Sentences while they are fewer than the target and the next one fits; both may depend on the first."""
     first = 0
     while first < len(document):
@@ -179,7 +181,7 @@ def literal_two_segments(block: Block, config: TwoSegments, length: int, key: Ke
         def single(i: int, base: int = number) -> bool:
             return draws.happens("single", base + i, config.single)
 
-        for chunk in chunks_of(document, target, lambda i: length - 2 if single(i) else length - 3):  # noqa: B023
+        for chunk in chunks_of(document, target, lambda i: length - 2 if single(i) else length - 3):
             half = 100_000 if single(chunk.start) else (target(chunk.start) - 3) // 2
             a: Tokens = []
             b: Tokens = []
@@ -211,7 +213,9 @@ def assert_rows(segments: Segments, literal: Iterator[Pair], length: int) -> Non
     for row, pair in enumerate(expected):
         room = length - (3 if pair.b else 2)
         assert tuple(segments.sizes[row]) == cut_sizes(pair, room)
-        for text, start, size in zip((pair.a, pair.b), segments.starts[row], segments.sizes[row], strict=True):
+        for text, start, size in zip(
+            (pair.a, pair.b), segments.starts[row], segments.sizes[row], strict=True
+        ):
             if text:
                 assert text[0] <= start
                 assert start + size <= text[-1] + 1
