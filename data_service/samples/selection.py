@@ -63,8 +63,7 @@ def select(units: Units, budgets: NDArray[np.int64], slots: Slots, key: Key) -> 
         left = _take_fitting(
             chosen, drawn[first], np.repeat(np.arange(len(counts)), counts)[first], units.sizes, budgets
         )
-    for row in np.flatnonzero(left):
-        finish(chosen, units, int(row), int(left[row]), slots.first_row + int(row), key)
+    finish(chosen, units, left, slots.first_row, key)
     return chosen
 
 
@@ -132,8 +131,27 @@ def _take_fitting(
     return left
 
 
-def finish(chosen: NDArray[np.bool_], units: Units, row: int, left: int, row_in_block: int, key: Key) -> None:
-    """Choose of the rest of a row's units in random order, as far as they fit into the `left` tokens."""
+def finish(
+    chosen: NDArray[np.bool_], units: Units, left: NDArray[np.int64], first_row: int, key: Key
+) -> None:
+    """Choose of the rest of each row's units, in random order, as far as they fit into its `left` [N] tokens.
+
+    Row by row, since few need it: those that have such a unit at all. `first_row` is the number of the first row
+    in its block.
+    """
+    rows = np.flatnonzero(left)
+    if units.sizes is not None and len(rows):
+        rest = units.of_rows(rows)
+        number = np.repeat(np.arange(len(rows)), np.diff(units.edges)[rows])
+        fits = ~chosen[rest] & (units.sizes[rest] <= left[rows][number])
+        rows = rows[np.bincount(number[fits], minlength=len(rows)) > 0]
+    for row in rows:
+        _finish_row(chosen, units, int(row), int(left[row]), first_row + int(row), key)
+
+
+def _finish_row(
+    chosen: NDArray[np.bool_], units: Units, row: int, left: int, row_in_block: int, key: Key
+) -> None:
     start, stop = int(units.edges[row]), int(units.edges[row + 1])
     rest = start + np.flatnonzero(~chosen[start:stop])
     if units.sizes is not None:

@@ -61,9 +61,7 @@ def select_stretches(
         slot[active] += 1
         active = active[(rounds.left[active] > 0) & (slot[active] < end[active])]
     chosen = rounds.chosen[: int(units.edges[-1])]
-    rest = stream_key(key.hex(), "rest")
-    for row in np.flatnonzero(rounds.left):
-        finish(chosen, units, int(row), int(rounds.left[row]), slots.first_row + int(row), rest)
+    finish(chosen, units, rounds.left, slots.first_row, stream_key(key.hex(), "rest"))
     return chosen
 
 

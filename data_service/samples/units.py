@@ -25,11 +25,17 @@ class Units:
     def text(self, chosen: NDArray[np.int64]) -> NDArray[np.int64]:
         """Sorted text offsets of the tokens of sorted units `chosen`."""
         starts = chosen if self.starts is None else self.starts[chosen]
-        if self.sizes is None:
-            return starts
-        sizes = self.sizes[chosen]
-        first = np.cumsum(sizes) - sizes
-        return np.repeat(starts - first, sizes) + np.arange(int(sizes.sum()))
+        return starts if self.sizes is None else _ranges(starts, self.sizes[chosen])
+
+    def of_rows(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Numbers of the units of `rows`, row after row."""
+        return _ranges(self.edges[rows], self.edges[rows + 1] - self.edges[rows])
+
+
+def _ranges(starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The integers of ranges that begin at `starts`, so many of each, end to end."""
+    before = np.cumsum(sizes) - sizes
+    return np.repeat(starts - before, sizes) + np.arange(int(sizes.sum()))
 
 
 def fixed_positions(text: Tokens, never: tuple[int, ...]) -> NDArray[np.int64]:
