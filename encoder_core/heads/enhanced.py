@@ -28,7 +28,18 @@ class EnhancedMaskDecoder(nn.Module):
 
     def forward(self, encoder: DisentangledEncoder, batch: Batch) -> Float[Tensor, "targets hidden"]:
         """States at `batch.target_positions`; M may be 0."""
-        x_TH = next(islice(encoder.states(batch), len(encoder.layers) - 1, None))
+        return self.decode(encoder, before_last(encoder, batch), batch)
+
+    def decode(
+        self, encoder: DisentangledEncoder, x_TH: Float[Tensor, "tokens hidden"], batch: Batch
+    ) -> Float[Tensor, "targets hidden"]:
+        """The same from `before_last`'s states, where another task needs those too."""
         at_M = batch.target_positions
         queries_MH = x_TH.index_select(0, at_M) + self.position(batch.positions[at_M])
         return encoder.look_again(queries_MH, at_M, x_TH, batch, PASSES)
+
+
+def before_last(encoder: DisentangledEncoder, batch: Batch) -> Float[Tensor, "tokens hidden"]:
+    """The states that the last layer takes."""
+    x_TH: Tensor = next(islice(encoder.states(batch), len(encoder.layers) - 1, None))
+    return x_TH

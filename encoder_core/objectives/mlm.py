@@ -68,7 +68,7 @@ def masked_language_model(
     Raises ModelError if the configuration's vocabulary is unknown.
     """
     encoder = build_encoder(config, checkpoint_activations=checkpoint_activations, attend=attend)
-    return MaskedLanguageModel(encoder, tied_head(config, encoder.embeddings.word), _decoder(config))
+    return MaskedLanguageModel(encoder, tied_head(config, encoder.embeddings.word), mask_decoder(config))
 
 
 def tied_head(config: ModelConfig, word: nn.Embedding) -> MaskedLanguageModelHead:
@@ -78,7 +78,8 @@ def tied_head(config: ModelConfig, word: nn.Embedding) -> MaskedLanguageModelHea
     )
 
 
-def _decoder(config: ModelConfig) -> EnhancedMaskDecoder | None:
+def mask_decoder(config: ModelConfig) -> EnhancedMaskDecoder | None:
+    """DeBERTa's, if the configuration has it."""
     if isinstance(config, DebertaConfig | DebertaV2Config) and config.mask_decoder == "enhanced":
         return EnhancedMaskDecoder(config.max_length, config.hidden)
     return None

@@ -1,17 +1,23 @@
-"""Masked language modelling and a sentence-pair task on one encoder: BERT (next sentence), ALBERT (order)."""
+"""Masked language modelling and a sentence-pair task on one encoder: BERT (next sentence), ALBERT (order).
+
+With DeBERTa's enhanced mask decoder too: masked tokens are predicted by it, pairs from the last layer.
+"""
 
 from typing import Literal
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from encoder_core.batch import Batch
 from encoder_core.families.build import AnyEncoder, ModelConfig, build_encoder
+from encoder_core.heads.enhanced import EnhancedMaskDecoder, before_last
 from encoder_core.heads.mlm import MaskedLanguageModelHead
 from encoder_core.heads.pair import PairHead
+from encoder_core.layers.disentangled_encoder import DisentangledEncoder
 from encoder_core.layers.kernels import Attend, automatic
 from encoder_core.objectives.losses import LossSums, Objective, Term
-from encoder_core.objectives.mlm import tied_head
+from encoder_core.objectives.mlm import mask_decoder, tied_head
 
 PairTask = Literal["nsp", "sop"]
 """Next sentence prediction (BERT, section 3.1) or sentence order prediction (ALBERT, section 3.1)."""
@@ -30,6 +36,7 @@ class MaskedLanguageModelWithPairs(Objective):
         pair_head: PairHead,
         task: PairTask,
         weight: float = 1.0,
+        decoder: EnhancedMaskDecoder | None = None,
     ) -> None:
         super().__init__()
         self.encoder = encoder
@@ -37,6 +44,7 @@ class MaskedLanguageModelWithPairs(Objective):
         self.pair_head = pair_head
         self.task: PairTask = task
         self.weight = weight
+        self.decoder = decoder
 
     def target_counts(self, batch: Batch) -> dict[str, int]:
         """How many summands each term will have for this batch, known before the forward pass."""
@@ -45,12 +53,12 @@ class MaskedLanguageModelWithPairs(Objective):
 
     def forward(self, batch: Batch) -> LossSums:
         """Sums for this batch; metrics: "mlm_correct", and "nsp_correct" or "sop_correct"."""
-        hidden_TH = self.encoder(batch)
-        loss_sum, correct, _ = self.head(hidden_TH, batch.target_positions, batch.target_ids)
         counts = self.target_counts(batch)
         labels_R = batch.cu_seqlens[:0].long() if batch.pair_labels is None else batch.pair_labels
-        first_R = batch.cu_seqlens[: counts[self.task]].long()
-        pair_sum, pair_correct = self.pair_head(hidden_TH.index_select(0, first_R), labels_R)
+        targets_MH, first_RH = self._predicted(batch, rows=counts[self.task])
+        at_M = torch.arange(len(targets_MH), device=targets_MH.device)
+        loss_sum, correct, _ = self.head(targets_MH, at_M, batch.target_ids)
+        pair_sum, pair_correct = self.pair_head(first_RH, labels_R)
         terms = (
             Term("mlm", loss_sum, counts["mlm"]),
             Term(self.task, pair_sum, counts[self.task], self.weight),
@@ -59,7 +67,18 @@ class MaskedLanguageModelWithPairs(Objective):
 
     def logits(self, batch: Batch) -> Float[Tensor, "targets vocab"]:
         """Scores of all ids at the target positions."""
-        return self.head.logits(self.encoder(batch).index_select(0, batch.target_positions))
+        return self.head.logits(self._predicted(batch, rows=0)[0])
+
+    def _predicted(self, batch: Batch, *, rows: int) -> tuple[Tensor, Tensor]:
+        """Hidden states at the targets, and at the first tokens of the first `rows` rows."""
+        first_R = batch.cu_seqlens[:rows].long()
+        if self.decoder is None:
+            hidden_TH = self.encoder(batch)
+            return hidden_TH.index_select(0, batch.target_positions), hidden_TH.index_select(0, first_R)
+        assert isinstance(self.encoder, DisentangledEncoder)  # only this family has the decoder
+        x_TH = before_last(self.encoder, batch)
+        first_RH = self.encoder.look_again(x_TH.index_select(0, first_R), first_R, x_TH, batch, 1)
+        return self.decoder.decode(self.encoder, x_TH, batch), first_RH
 
 
 def masked_language_model_with_pairs(
@@ -76,4 +95,6 @@ def masked_language_model_with_pairs(
     """
     encoder = build_encoder(config, checkpoint_activations=checkpoint_activations, attend=attend)
     head = tied_head(config, encoder.embeddings.word)
-    return MaskedLanguageModelWithPairs(encoder, head, PairHead(config.hidden), task, weight)
+    return MaskedLanguageModelWithPairs(
+        encoder, head, PairHead(config.hidden), task, weight, mask_decoder(config)
+    )

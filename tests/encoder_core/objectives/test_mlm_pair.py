@@ -2,12 +2,15 @@
 
 from dataclasses import replace
 
+import pytest
 import torch
 import torch.nn.functional as F
 from parity import random_weights
 from ragged import make_batch
 
 from encoder_core.families.bert import BertConfig
+from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
+from encoder_core.objectives.mlm import masked_language_model
 from encoder_core.objectives.mlm_pair import masked_language_model_with_pairs
 
 CONFIG = BertConfig(layers=2, hidden=16, heads=2, feed_forward=32, max_length=40, vocab=50)
@@ -49,3 +52,23 @@ def test_rows_without_labels_have_no_pair_term_but_a_whole_graph() -> None:
     sum(term.loss_sum for term in outcome.terms).backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
+
+
+@pytest.mark.parametrize("family", [DebertaConfig, DebertaV2Config])
+def test_debertas_masks_go_through_its_decoder_and_its_pairs_through_the_last_layer(
+    family: type[DebertaConfig | DebertaV2Config],
+) -> None:
+    config = family(layers=3, hidden=16, heads=2, feed_forward=32, max_length=40, vocab=50)
+    model = random_weights(masked_language_model_with_pairs(config, "sop")).double().eval()
+    alone = masked_language_model(config).double().eval()
+    alone.load_state_dict({name: p for name, p in model.state_dict().items() if "pair_head" not in name})
+    batch = make_batch([9, 30, 4], 50, segments=True)
+    mlm, sop = model(batch).terms
+    torch.testing.assert_close(mlm.loss_sum, alone(batch).terms[0].loss_sum)
+    torch.testing.assert_close(model.logits(batch), alone.logits(batch))
+    scores = model.pair_head.logits(model.encoder(batch)[[0, 9, 39]])
+    torch.testing.assert_close(sop.loss_sum, F.cross_entropy(scores, batch.pair_labels, reduction="sum"))
+    assert (
+        model.logits(batch).sub(model.head.logits(model.encoder(batch)[batch.target_positions])).abs().max()
+        > 1e-3
+    )
