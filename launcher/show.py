@@ -11,6 +11,7 @@ import numpy as np
 from rich.markup import escape
 
 from data_service.positions import Range
+from data_service.samples.inputs import Input, OrderedPairs
 from data_service.samples.ragged import Samples
 from data_service.stream import Source, Stream
 from data_service.tokenizers.load import load_tokenizer
@@ -27,6 +28,7 @@ class Shown:
     Attributes:
         step, row, rows: row `row` of the `rows` of step `step`, all counted from 0.
         phase, epoch, sample: its position in the run's data.
+        input: how the phase's rows are made.
         source: the text behind it.
         samples: the row alone, as training gets it.
         tokenizer: for reading it.
@@ -38,6 +40,7 @@ class Shown:
     phase: int
     epoch: int
     sample: int
+    input: Input
     source: Source
     samples: Samples
     tokenizer: Tokenizer
@@ -65,7 +68,7 @@ def find_sample(run: Run, step: int, row: int) -> Shown:
     phase, epoch, sample = place
     samples = streams[phase].read(epoch, sample, sample + 1)
     source = streams[phase].source(epoch, sample)
-    return Shown(step, row, rows, phase, epoch, sample, source, samples, tokenizer)
+    return Shown(step, row, rows, phase, epoch, sample, specs[phase].input, source, samples, tokenizer)
 
 
 def render(shown: Shown) -> Iterator[str]:
@@ -84,29 +87,48 @@ def render(shown: Shown) -> Iterator[str]:
         "[", "\\["
     )
     yield ""
-    yield marked_text(samples, shown.tokenizer)
+    yield from _text(shown)
     yield ""
     yield "position  original        input"
     for position, original in zip(samples.target_positions, samples.target_ids, strict=True):
         yield _target_line(int(position), int(original), int(samples.tokens[position]), shown.tokenizer)
 
 
+def _text(shown: Shown) -> Iterator[str]:
+    """The marked text: one line, or one for each segment and one for the label."""
+    samples = shown.samples
+    if samples.segment_starts is None:
+        yield marked_text(samples, shown.tokenizer)
+        return
+    middle, end = int(samples.segment_starts[0]), len(samples.tokens)
+    for name, segment in (("A", range(middle)), ("B", range(middle, end))):
+        if segment:
+            yield f"[bold]{name}[/] {marked_text(samples, shown.tokenizer, segment)}"
+    if samples.pair_label is not None:
+        label = int(samples.pair_label[0])
+        yield f"pair label {label}: {_meaning(shown.input, label)}"
+
+
+def _meaning(rows: Input, label: int) -> str:
+    if isinstance(rows, OrderedPairs):
+        return "B is not what follows A" if label else "B follows A"
+    return "B is from elsewhere" if label else "B follows A"
+
+
 def _places(source: Source) -> str:
     """Where in its block the text lies, segment by segment."""
-    places = [f"text tokens {stretch.start} to {stretch.stop}" for stretch in source.stretches]
-    return (
-        places[0]
-        if len(places) == 1
-        else " and ".join(f"{n}: {p}" for n, p in zip("AB", places, strict=True))
-    )
+    return " and ".join(f"text tokens {stretch.start} to {stretch.stop}" for stretch in source.stretches)
 
 
-def marked_text(samples: Samples, tokenizer: Tokenizer) -> str:
-    """The row as text, in rich's markup; tokens that are to be predicted as `[what stands there -> what stood]`."""
+def marked_text(samples: Samples, tokenizer: Tokenizer, part: range | None = None) -> str:
+    """The row, or a part of its tokens, as text in rich's markup; tokens that are to be predicted as
+    `[what stands there -> what stood]`.
+    """
+    part = range(len(samples.tokens)) if part is None else part
     target = np.full(len(samples.tokens), -1, dtype=np.int64)
     target[samples.target_positions] = samples.target_ids
     parts = []
-    for is_target, run in groupby(range(len(target)), key=lambda index: bool(target[index] >= 0)):
+    for is_target, run in groupby(part, key=lambda index: bool(target[index] >= 0)):
         indices = list(run)
         if is_target:
             parts += [_mark(int(samples.tokens[i]), int(target[i]), tokenizer) for i in indices]

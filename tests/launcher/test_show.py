@@ -1,7 +1,11 @@
 """`maskfleet show`: the sample it prints is the one that training reads."""
 
+import itertools
+from pathlib import Path
+
 import numpy as np
 import pytest
+from small_runs import new_run
 
 from data_service.positions import Positions
 from data_service.stream import Stream
@@ -51,6 +55,34 @@ def test_it_prints_place_and_a_line_for_each_target(run: Run) -> None:
     assert "from text" in lines[1]
     assert len(lines) == 7 + len(shown.samples.target_ids)
     assert all(any(kind in line for kind in ("masked", "kept", "random")) for line in lines[7:])
+
+
+@pytest.mark.parametrize(
+    ("packing", "labels"),
+    [
+        ("segment_pair", {"pair label 0: B follows A", "pair label 1: B is from elsewhere"}),
+        ("ordered_pair", {"pair label 0: B follows A", "pair label 1: B is not what follows A"}),
+        ("two_segments", set()),
+    ],
+)
+def test_the_segments_of_a_pair_and_its_label(
+    inputs: Path, tmp_path: Path, packing: str, labels: set[str]
+) -> None:
+    run = open_run(new_run(inputs, str(tmp_path / "run"), f"input={{packing: {packing}}}"))
+    found = set()
+    for step, row in itertools.product((8, 9), range(8)):
+        shown = find_sample(run, step, row)
+        lines = list(render(shown))
+        assert shown.samples.segment_starts is not None
+        middle = int(shown.samples.segment_starts[0])
+        texts = {line[:10]: line for line in lines if line.startswith(("[bold]A", "[bold]B"))}
+        assert texts["[bold]A[/]"].count(" -> ") == (shown.samples.target_positions < middle).sum()
+        assert ("[bold]B[/]" in texts) == (middle < len(shown.samples.tokens))
+        found |= {line for line in lines if line.startswith("pair label")}
+        stretches = [f"text tokens {part.start} to {part.stop}" for part in shown.source.stretches]
+        assert " and ".join(stretches) in lines[1]
+        assert sum(map(len, shown.source.stretches)) == len(shown.source.tokens)
+    assert found == labels
 
 
 @pytest.mark.parametrize(("step", "row", "problem"), [(14, 0, "no step 14"), (0, 12, "step 0 has no row 12")])
