@@ -104,6 +104,8 @@ class TwoStreamAttention(nn.Module):
             dropout_p=self.attention_dropout if self.training else 0.0,
             scale=scale,
         )
+        if not context_RNQD.numel():  # torch then leaves the bias out of the graph, and ranks that idle out of step
+            context_RNQD = context_RNQD + bias_RNQK.sum()
         return context_RNQD.masked_fill(blind, 0.0)
 
     @staticmethod
