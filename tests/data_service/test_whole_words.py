@@ -7,7 +7,8 @@ import pytest
 from raw_text import DOCUMENTS, SMALL, small_tokenizer, tokenizer_folder, write_jsonl
 
 from data_service.ingest.build import build_corpus
-from data_service.samples.masking import MlmMasking, Replacement
+from data_service.samples.masking import MlmMasking
+from data_service.samples.replacement import Replacement
 from data_service.spec import SourceSpec, StreamSpec
 from data_service.stream import Stream
 

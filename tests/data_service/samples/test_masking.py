@@ -8,10 +8,12 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from data_service.rng import Key, stream_key
-from data_service.samples.make import cut, make_rows
-from data_service.samples.masking import MlmMasking, Replacement
-from data_service.samples.packing import Rows
+from data_service.samples.inputs import Packed
+from data_service.samples.make import make_rows
+from data_service.samples.masking import MlmMasking
+from data_service.samples.packing import Rows, pack
 from data_service.samples.ragged import Samples
+from data_service.samples.replacement import Replacement
 from data_service.samples.rows import slice_rows
 from data_service.shards.block import Block
 from data_service.spec import SourceSpec, StreamSpec
@@ -25,7 +27,8 @@ def spec_with(masking: MlmMasking, length: int = 64, packing: str = "full_senten
 
 
 def make(block: Block, spec: StreamSpec, key: Key | None = None) -> tuple[Rows, Samples]:
-    rows = cut(block, spec, stream_key("structure"))
+    assert isinstance(spec.input, Packed)
+    rows = pack(block, spec.input.packing, spec.length)
     words = None if spec.masking.unit == "token" else WORD_STARTS
     return rows, make_rows(block, rows, 0, len(rows), spec, key or stream_key("test"), words)
 
