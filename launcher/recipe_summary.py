@@ -1,5 +1,9 @@
 """What a recipe comes to, in figures: model size, batches, tokens."""
 
+import torch
+
+from encoder_core.families.build import ModelConfig
+from encoder_core.objectives.networks import network
 from launcher.human import human_count
 from launcher.objective import meta_module, parameter_count
 from launcher.recipe import Phase, Recipe
@@ -7,21 +11,49 @@ from launcher.recipe import Phase, Recipe
 _ASSUMED_VOCABULARY = 50_265  # for counting only, where the recipe leaves it to the tokenizer
 
 
+def kind(recipe: Recipe) -> str:
+    """The model by the name it is known under: the family, told apart by the objective where two share one."""
+    match recipe.model.family:
+        case "bert":
+            return "SpanBERT" if recipe.objective.sbo is not None else "BERT"
+        case "roberta":
+            return "RoBERTa"
+        case "albert":
+            return "ALBERT"
+        case "xlnet":
+            return "XLNet"
+        case "electra":
+            return "ELECTRA"
+        case "deberta":
+            return "DeBERTa"
+        case "deberta_v2":
+            return "DeBERTa v3" if recipe.objective.rtd is not None else "DeBERTa v2"
+
+
 def parameters(recipe: Recipe) -> int:
     """Trainable parameters of all networks, tied ones once; built on the meta device, so no memory is used."""
-    model = recipe.model
-    known = model if model.vocab else model.model_copy(update={"vocab": _ASSUMED_VOCABULARY})
-    return parameter_count(meta_module(known, recipe.objective))
+    return parameter_count(meta_module(_known(recipe.model), recipe.objective))
+
+
+def discriminator_parameters(recipe: Recipe) -> int | None:
+    """Those of the discriminator as it is used after training; None if there is none."""
+    if recipe.objective.rtd is None:
+        return None
+    with torch.device("meta"):
+        return parameter_count(network(_known(recipe.model), "rtd"))
+
+
+def total_tokens(recipe: Recipe) -> int:
+    """Tokens of the whole run, rows taken as full."""
+    return sum(phase.steps * tokens_per_step(phase) for phase in recipe.phases)
 
 
 def summary(recipe: Recipe) -> list[str]:
     """Lines for a person."""
-    assumed = "" if recipe.model.vocab else f" (with {_ASSUMED_VOCABULARY:,} ids; the tokenizer decides)"
-    total = sum(phase.steps * tokens_per_step(phase) for phase in recipe.phases)
     return [
-        f"{recipe.name}: {recipe.model.family}, {human_count(parameters(recipe))} parameters{assumed}",
+        f"{recipe.name}: {kind(recipe)}, {_size(recipe)}",
         *(f"phase {index}: {_phase(phase, recipe)}" for index, phase in enumerate(recipe.phases)),
-        f"in all {recipe.total_steps:,} steps, {human_count(total)} tokens",
+        f"in all {recipe.total_steps:,} steps, {human_count(total_tokens(recipe))} tokens",
         f"{recipe.precision}, ZeRO {recipe.zero}, {len(recipe.corpus.sources)} source(s), "
         f"warmup {recipe.schedule.warmup:,} steps",
     ]
@@ -30,6 +62,19 @@ def summary(recipe: Recipe) -> list[str]:
 def tokens_per_step(phase: Phase) -> int:
     """Tokens of a step's batch, rows taken as full."""
     return phase.batch.tokens or (phase.batch.sequences or 0) * phase.length
+
+
+def _known(model: ModelConfig) -> ModelConfig:
+    return model if model.vocab else model.model_copy(update={"vocab": _ASSUMED_VOCABULARY})
+
+
+def _size(recipe: Recipe) -> str:
+    size = f"{human_count(parameters(recipe))} parameters"
+    alone = discriminator_parameters(recipe)
+    if alone is not None:
+        size = f"{human_count(alone)} parameters, {size.removesuffix(' parameters')} with the generator"
+    assumed = "" if recipe.model.vocab else f" (with {_ASSUMED_VOCABULARY:,} ids; the tokenizer decides)"
+    return size + assumed
 
 
 def _phase(phase: Phase, recipe: Recipe) -> str:

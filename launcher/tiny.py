@@ -1,6 +1,14 @@
-"""Shrinks any recipe to minutes on a CPU: the same structure, small numbers."""
+"""Shrinks any recipe to minutes on a CPU: the same structure, small numbers, and still it learns."""
 
+from pydantic import ByteSize
+
+from data_service.samples.inputs import Input, Lanes, Packed
+from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.build import ModelConfig
+from encoder_core.families.deberta import DebertaV2Config
+from encoder_core.families.electra import ElectraConfig
+from encoder_core.families.xlnet import XlnetConfig
+from launcher.objective import Objective
 from launcher.recipe import (
     BatchSize,
     Checkpointing,
@@ -8,57 +16,131 @@ from launcher.recipe import (
     Evaluation,
     Every,
     EverySteps,
+    Optimizer,
     Phase,
     Recipe,
 )
 from launcher.recipe_checks import impossible
 
-_STEPS, _LENGTH, _ROWS, _MICROBATCH = 6, 64, 8, 4
+STEPS = 3000
+ROWS, MICROBATCH = 32, 16  # one microbatch for each of two ranks
+LENGTH, LONGEST = 32, 48  # tokens of a row that has one segment, or is short; of others
+LAYERS, HIDDEN, HEADS, FEED_FORWARD, EMBEDDING = 2, 128, 4, 512, 64
+ADAMW_LR, LAMB_LR = 1.5e-3, 1e-2
+WARMUP = 20  # one in so many steps
+COPIES = 2
+BUCKETS = 16
+MEMORY_REFRESH = 50  # steps
 
 
 def tiny(recipe: Recipe) -> Recipe:
-    """`recipe` with two narrow layers, rows up to 64 tokens, batches of 8 and six steps a phase, in fp32.
+    """`recipe` with two layers of 128, short rows, batches of 32, 3,000 steps, and a learning rate for that, in fp32.
 
-    Everything that says what kind of run it is stays: packing, masking, optimizer, decay, ZeRO stage,
-    sources.
+    Everything that says what kind of run it is stays: packing, objective, optimizer, decay, ZeRO stage, sources,
+    the number of phases and their shares of the steps. Dropout goes: such a run sees its text once or twice.
     """
-    phases = tuple(_tiny_phase(phase) for phase in recipe.phases)
+    phases = _phases(recipe)
     steps = sum(phase.steps for phase in phases)
+    longest = max(phase.length for phase in phases)
+    quarter = EverySteps(steps=max(1, steps // 4))
     small = recipe.model_copy(
         update={
-            "model": _tiny_model(recipe.model),
+            "model": _model(recipe.model, longest),
+            "input": _input(recipe.input, longest),
+            "objective": _objective(recipe.objective, longest),
             "phases": phases,
-            "schedule": recipe.schedule.model_copy(
-                update={"warmup": min(recipe.schedule.warmup, steps // 3)}
-            ),
+            "optimizer": _optimizer(recipe.optimizer),
+            "schedule": recipe.schedule.model_copy(update={"warmup": steps // WARMUP}),
             "precision": "fp32",
-            "microbatch": _MICROBATCH,
-            "data_service": DataService(workers=1, memory=recipe.data_service.memory.__class__(256 << 20)),
-            "checkpoint": Checkpointing(
-                every=Every(steps=max(1, steps // 2)), keep_last=recipe.checkpoint.keep_last
-            ),
-            "evaluation": Evaluation(every=EverySteps(steps=max(1, steps // 2)), samples=4 * _ROWS),
+            "microbatch": MICROBATCH,
+            "activation_checkpointing": False,
+            "data_service": DataService(workers=1, memory=ByteSize(256 << 20)),
+            "checkpoint": Checkpointing(every=Every(steps=quarter.steps), keep_last=2),
+            "evaluation": Evaluation(every=quarter, samples=16 * ROWS),
         }
     )
     assert not impossible(small), "shrinking never makes a combination impossible"
     return small
 
 
-def _tiny_phase(phase: Phase) -> Phase:
-    length = min(phase.length, _LENGTH)
-    batch = BatchSize(sequences=_ROWS) if phase.batch.sequences else BatchSize(tokens=_ROWS * length)
-    return Phase(steps=min(phase.steps, _STEPS), length=length, batch=batch)
+def _phases(recipe: Recipe) -> tuple[Phase, ...]:
+    """The same shares of the steps. A phase's rows are short where it has one segment, or a later phase's are
+    longer."""
+    one_segment = isinstance(recipe.input, Packed | Lanes)
+    return tuple(
+        _phase(
+            phase,
+            max(1, STEPS * phase.steps // recipe.total_steps),
+            LENGTH if one_segment or phase.length < recipe.model.max_length else LONGEST,
+        )
+        for phase in recipe.phases
+    )
 
 
-def _tiny_model(model: ModelConfig) -> ModelConfig:
-    """Two layers of 64 with the tokenizer's own vocabulary; dropout, activation and epsilon as they are."""
+def _phase(phase: Phase, steps: int, most: int) -> Phase:
+    length = min(phase.length, most)
+    batch = BatchSize(sequences=ROWS) if phase.batch.sequences else BatchSize(tokens=ROWS * length)
+    return Phase(steps=steps, length=length, batch=batch)
+
+
+def _model(model: ModelConfig, length: int) -> ModelConfig:
+    """The tokenizer's own vocabulary; activation, epsilon, tying and sharing as they are."""
     return model.model_copy(
         update={
-            "layers": 2,
-            "hidden": 64,
-            "heads": 2,
-            "feed_forward": 128,
-            "max_length": _LENGTH,
+            "layers": LAYERS,
+            "hidden": HIDDEN,
+            "heads": HEADS,
+            "feed_forward": FEED_FORWARD,
+            "max_length": length,
             "vocab": None,
+            "dropout": 0.0,
+            "attention_dropout": 0.0,
         }
+        | _family(model, length)
     )
+
+
+def _family(model: ModelConfig, length: int) -> dict[str, object]:
+    """What only this family has."""
+    match model:
+        case AlbertConfig():
+            return {"embedding": EMBEDDING, "groups": min(model.groups, LAYERS)}
+        case ElectraConfig():
+            embedding = EMBEDDING if model.embedding < model.hidden else HIDDEN
+            return {"embedding": embedding, "generator_divisor": 2}
+        case DebertaV2Config():
+            return {"buckets": BUCKETS, "generator_layers": model.generator_layers and 1}
+        case XlnetConfig():
+            scale = length / model.max_length
+            return {
+                "reuse": round(scale * model.reuse),
+                "memory": round(scale * model.memory),
+                "memory_refresh": MEMORY_REFRESH,
+            }
+        case _:
+            return {}
+
+
+def _input(rows: Input, length: int) -> Input:
+    match rows:
+        case Packed():
+            return rows
+        case Lanes():
+            return rows.model_copy(update={"reuse": length // 2})
+        case _:
+            return rows.model_copy(update={"copies": min(rows.copies, COPIES)})
+
+
+def _objective(objective: Objective, length: int) -> Objective:
+    """Masks as they are; fewer predictions in a shorter row."""
+    if objective.plm is None:
+        return objective
+    smaller = {"predict": max(1, length // 6), "permutation": length // 2}
+    return objective.model_copy(update={"plm": objective.plm.model_copy(update=smaller)})
+
+
+def _optimizer(optimizer: Optimizer) -> Optimizer:
+    if optimizer.adamw is not None:
+        return Optimizer(adamw=optimizer.adamw.model_copy(update={"lr": ADAMW_LR}))
+    assert optimizer.lamb is not None  # a recipe has exactly one
+    return Optimizer(lamb=optimizer.lamb.model_copy(update={"lr": LAMB_LR}))

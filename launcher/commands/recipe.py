@@ -19,7 +19,7 @@ SetOption = Annotated[
     ),
 ]
 TinyOption = Annotated[
-    bool, typer.Option("--tiny", help="Shrink it for a CPU: two narrow layers, a few steps.")
+    bool, typer.Option("--tiny", help="Shrink it for a CPU: two narrow layers, minutes of training.")
 ]
 
 
@@ -38,17 +38,33 @@ def load_recipe(name: str, assignments: list[str] | None, tiny: bool) -> "Recipe
 
 @group.command("list")
 def list_recipes() -> None:
-    """The recipes that come with Maskfleet."""
+    """The recipes that come with Maskfleet, by family.
+
+    Parameters are those of all networks; of two, the discriminator's alone come first.
+    """
     from rich.console import Console
     from rich.table import Table
 
+    from launcher.human import human_count
     from launcher.recipe import bundled, loads
+    from launcher.recipe_summary import discriminator_parameters, kind, parameters, total_tokens
 
-    table = Table("name", "model", "steps", "what it is", box=None, pad_edge=False)
-    for name, text in bundled().items():
-        recipe = loads(text, name)
-        shape = f"{recipe.model.family} {recipe.model.layers} x {recipe.model.hidden}"
-        table.add_row(name, shape, f"{recipe.total_steps:,}", text.splitlines()[0].removeprefix("# "))
+    table = Table("family", "recipe", "layers", "parameters", "steps", "tokens", box=None, pad_edge=False)
+    recipes = [loads(text, name) for name, text in bundled().items()]
+    recipes.sort(key=lambda recipe: (kind(recipe), parameters(recipe), recipe.total_steps))
+    previous = ""
+    for recipe in recipes:
+        family, alone = kind(recipe), discriminator_parameters(recipe)
+        size = human_count(parameters(recipe))
+        table.add_row(
+            family if family != previous else "",
+            recipe.name,
+            f"{recipe.model.layers} x {recipe.model.hidden}",
+            f"{human_count(alone)} ({size})" if alone is not None else size,
+            f"{recipe.total_steps:,}",
+            human_count(total_tokens(recipe)),
+        )
+        previous = family
     Console().print(table)
 
 

@@ -35,8 +35,9 @@ def settings(inputs: Path) -> list[str]:
         f"corpus.sources={{a: {corpus}, b: {corpus}}}",
         f"tokenizer.uri={inputs / 'tokenizer'}",
         "corpus.heldout.fraction=0.1",
-        "phases.0.length=32",
         "phases.0.steps=4",
+        "schedule.warmup=1",
+        "evaluation={every: {steps: 2}, samples: 32}",
     )
     return [part for value in values for part in ("--set", value)]
 
