@@ -32,10 +32,10 @@ def choose_targets(
         fixed: [N, P] bool, never chosen.
         goal: tokens to choose.
         config: how n-grams are drawn.
-        draws: [N, goal], for the n-grams.
+        draws: [N, D], one for each n-gram; `goal` are always enough.
         keys: [N, P], for the single tokens.
     """
-    chosen = _ngrams(begins, fixed, goal, config, draws)
+    chosen = choose_ngrams(begins, fixed, goal, config, draws)
     free = ~(chosen | fixed)
     missing = np.minimum(goal - chosen.sum(axis=1), free.sum(axis=1))
     most = int(missing.max(initial=0))
@@ -48,22 +48,23 @@ def choose_targets(
     return chosen
 
 
-def _ngrams(
+def choose_ngrams(
     begins: NDArray[np.bool_],
     fixed: NDArray[np.bool_],
     goal: int,
     config: PermutedPrediction,
     draws: NDArray[np.uint64],
 ) -> NDArray[np.bool_]:
-    """[N, P] bool, at most `goal` in a row. All rows at once, an n-gram at a time."""
+    """[N, P] bool, at most `goal` in a row: those in n-grams. Arguments as for `choose_targets`."""
     rows, width = begins.shape
     units = _Units(begins, fixed)
     likely = _thresholds(config.longest)
     row = np.arange(rows)
     at, left = row * (width + 1), np.full(rows, goal)
     marks = np.zeros(rows * (width + 1) + 1, dtype=np.int8)
-    for number in range(goal):
-        word = draws[row, number]
+    # All rows at once, an n-gram at a time.
+    for of_turn in draws.T:
+        word = of_turn[row]
         n = np.minimum(1 + np.searchsorted(likely, word >> _SHIFT, side="right"), left)
         context = n * config.context // config.chosen
         passed = scale(word.astype(np.uint32), context)

@@ -41,24 +41,23 @@ class PermutedPrediction(BaseModel):
 
 
 def factorisation_order(
-    ordered: tuple[NDArray[np.bool_], NDArray[np.bool_]],
-    keys: tuple[NDArray[np.uint32], NDArray[np.uint32]],
-    permutation: int,
+    ordered: NDArray[np.bool_], keys: NDArray[np.uint32], reuse: int, permutation: int
 ) -> NDArray[np.int32]:
-    """[N, length] int32, the order of rows of two parts: exactly what zihangdai/xlnet, data_utils.py, `_local_perm`
-    lets each token see, as numbers.
+    """[N, L] int32: as numbers, exactly what zihangdai/xlnet, data_utils.py, `_local_perm` lets each token see.
 
-    Each part's tokens that are neither targets nor functional come first and together: they see each other and all of
-    the part before. Then come its targets and functional tokens, one after another in random order. So the first part
-    sees nothing of the second.
+    A row has two parts, the first of `reuse` tokens. Of each part the tokens that are neither targets nor functional
+    come first, together: they see each other and all of the part before. Then come its targets and functional tokens,
+    one after another in random order. So the first part sees nothing of the second.
 
     Args:
-        ordered: [N, P] bool of each part: its targets, `<sep>` and `<cls>`.
-        keys: [N, P] random numbers of each part.
-        permutation: how many tokens are permuted together. (The official code permutes each such group of a part
-            alike, here each has an order of its own; at the published sizes a part is one group.)
+        ordered: [N, L] bool: targets, `<sep>` and `<cls>`.
+        keys: [N, L] random numbers.
+        reuse: tokens of the first part.
+        permutation: how many tokens of a part are permuted together. (The official code permutes all such groups of a
+            part alike, here each has an order of its own; at the published sizes a part is one group.)
     """
-    first, second = (_ranks(o, k, permutation) for o, k in zip(ordered, keys, strict=True))
+    first = _ranks(ordered[:, :reuse], keys[:, :reuse], permutation)
+    second = _ranks(ordered[:, reuse:], keys[:, reuse:], permutation)
     return np.concatenate([first, first.max(axis=1, keepdims=True) + 1 + second], axis=1)
 
 

@@ -1,15 +1,14 @@
 """Rows for permuted language modelling: lanes of text, their targets and their factorisation order."""
 
-from collections.abc import Iterator
-
 import numpy as np
 from numpy.typing import NDArray
 
 from data_service.rng import Key, draws64, stream_key
 from data_service.samples.context_ngrams import choose_targets
-from data_service.samples.lanes import LaneRows, LaneText, Reading
+from data_service.samples.lanes import LaneRows
 from data_service.samples.permuted import PermutedPrediction, factorisation_order
 from data_service.samples.ragged import Samples
+from data_service.samples.reading import LaneText, Reading
 from data_service.samples.rows import join_rows
 from data_service.shards.block import Block
 from data_service.tokenizers.specials import SpecialIds
@@ -31,51 +30,17 @@ def permuted_rows(
     """Rows `start` to `stop` of a block. `never` are the ids never predicted; `key` names the block and the epoch."""
     reading = Reading.of(block, special, never, starts_word, backward=rows.directions == 2)
     size = max(1, _TOKENS_AT_ONCE // rows.length)
-    return join_rows(
-        [
-            _samples(reading.lay_out(rows, first, last, special, key), rows.reuse, first, config, key)
-            for first, last in _ranges(start, stop, size)
-        ]
-    )
-
-
-def _ranges(start: int, stop: int, size: int) -> Iterator[tuple[int, int]]:
+    parts = []
     for first in range(start, stop, size):
-        yield first, min(first + size, stop)
+        text = reading.lay_out(rows, first, min(first + size, stop), special, key)
+        targets, order = _predicted(text, rows.reuse, first, config, key)
+        parts.append(_samples(text, targets, order))
+    return join_rows(parts)
 
 
-def _samples(text: LaneText, reuse: int, first_row: int, config: PermutedPrediction, key: Key) -> Samples:
-    """`text`'s rows, numbered from `first_row` in their block, with targets and order."""
+def _samples(text: LaneText, targets: NDArray[np.bool_], order: NDArray[np.int32]) -> Samples:
     count, length = text.tokens.shape
-    last_row = first_row + count
-    of_ngrams = draws64(
-        stream_key(key.hex(), "ngrams"), config.predict * first_row, config.predict * last_row
-    ).reshape(count, config.predict)
-    # One draw a token: its upper half selects single targets, its lower half is its place in the order.
-    of_tokens = draws64(stream_key(key.hex(), "tokens"), length * first_row, length * last_row)
-    halves = of_tokens.astype("<u8", copy=False).view("<u4").reshape(count, length, 2)
-    first_goal, second_goal = config.goals
-    parts = (
-        (slice(0, reuse), slice(0, first_goal), first_goal),
-        (slice(reuse, None), slice(first_goal, None), second_goal),
-    )
-    chosen = [
-        choose_targets(
-            text.begins[:, part], text.fixed[:, part], goal, config, of_ngrams[:, draws], halves[:, part, 1]
-        )
-        for part, draws, goal in parts
-    ]
-    targets = np.concatenate(chosen, axis=1)
-    ordered = targets.copy()
-    ordered[:, length - 2 :] = True
-    ordered[np.arange(count), text.segment_starts - 1] = True
-    order = factorisation_order(
-        (ordered[:, :reuse], ordered[:, reuse:]),
-        (halves[:, :reuse, 0], halves[:, reuse:, 0]),
-        config.permutation,
-    )
-    tokens = text.tokens.ravel()
-    positions = np.flatnonzero(targets)
+    tokens, positions = text.tokens.ravel(), np.flatnonzero(targets)
     return Samples(
         tokens=tokens,
         offsets=np.arange(count + 1) * length,
@@ -85,3 +50,34 @@ def _samples(text: LaneText, reuse: int, first_row: int, config: PermutedPredict
         order=order.ravel(),
         reversed_rows=text.backward,
     )
+
+
+def _predicted(
+    text: LaneText, reuse: int, first_row: int, config: PermutedPrediction, key: Key
+) -> tuple[NDArray[np.bool_], NDArray[np.int32]]:
+    """[N, length], the targets, and the order of all tokens, of `text`'s rows, numbered from `first_row` in their
+    block.
+    """
+    count, length = text.tokens.shape
+    of_ngrams = _draws(key, "ngrams", first_row, count, config.predict)
+    # One draw a token: its upper half selects single targets, its lower half is its place in the order.
+    of_tokens = _draws(key, "tokens", first_row, count, length)
+    selects, places = (of_tokens >> np.uint64(32)).astype(np.uint32), of_tokens.astype(np.uint32)
+    first_goal, second_goal = config.goals
+    targets = np.concatenate(
+        [
+            choose_targets(text.begins[:, part], text.fixed[:, part], goal, config, draws, selects[:, part])
+            for part, goal, draws in (
+                (slice(0, reuse), first_goal, of_ngrams[:, :first_goal]),
+                (slice(reuse, length), second_goal, of_ngrams[:, first_goal:]),
+            )
+        ],
+        axis=1,
+    )
+    return targets, factorisation_order(targets | text.functional, places, reuse, config.permutation)
+
+
+def _draws(key: Key, purpose: str, first_row: int, count: int, per_row: int) -> NDArray[np.uint64]:
+    """[count, per_row]: a fixed stretch of draws for each row of the block."""
+    draws = draws64(stream_key(key.hex(), purpose), per_row * first_row, per_row * (first_row + count))
+    return draws.reshape(count, per_row)
