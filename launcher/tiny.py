@@ -27,6 +27,7 @@ ROWS, MICROBATCH = 32, 16  # one microbatch for each of two ranks
 LENGTH, LONGEST = 32, 48  # tokens of a row that has one segment, or is short; of others
 LAYERS, HIDDEN, HEADS, FEED_FORWARD, EMBEDDING = 2, 128, 4, 512, 64
 ADAMW_LR, LAMB_LR = 1.5e-3, 1e-2
+UNCORRECTED_LR = 7e-4  # without bias correction the first thousand steps are larger than the rate says
 WARMUP = 20  # one in so many steps
 COPIES = 2
 BUCKETS = 16
@@ -141,6 +142,7 @@ def _objective(objective: Objective, length: int) -> Objective:
 
 def _optimizer(optimizer: Optimizer) -> Optimizer:
     if optimizer.adamw is not None:
-        return Optimizer(adamw=optimizer.adamw.model_copy(update={"lr": ADAMW_LR}))
+        lr = ADAMW_LR if optimizer.adamw.bias_correction else UNCORRECTED_LR
+        return Optimizer(adamw=optimizer.adamw.model_copy(update={"lr": lr}))
     assert optimizer.lamb is not None  # a recipe has exactly one
     return Optimizer(lamb=optimizer.lamb.model_copy(update={"lr": LAMB_LR}))

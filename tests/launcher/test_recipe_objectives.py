@@ -2,8 +2,10 @@
 
 import pytest
 
+from data_service.tokenizers.load import from_files
 from launcher.errors import RecipeError
 from launcher.recipe import load
+from launcher.recipe_checks import unsuitable
 
 XLNET, ELECTRA = "xlnet-base", "electra-base"
 PAIRS = "{packing: segment_pair}"
@@ -119,3 +121,34 @@ def test_what_does_not_go_together(
 )
 def test_what_does(name: str, assignments: tuple[str, ...]) -> None:
     load(name, assignments)
+
+
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "problem"),
+    [
+        ("albert-base", ("objective", "mlm", "unit"), "masking by ngram needs words"),
+        ("spanbert-base", ("objective", "mlm", "unit"), "masking by span needs words"),
+        (XLNET, ("objective", "plm", "unit"), "masking by whole_word needs words"),
+    ],
+)
+def test_words_are_masked_only_with_a_tokenizer_that_knows_them(
+    name: str, place: tuple[str, ...], problem: str
+) -> None:
+    wordless = from_files({"vocab.txt": "\n".join((*SPECIAL, "##a", "##b")).encode()})
+    (found,) = unsuitable(load(name), wordless)
+    assert found.path == place
+    assert found.what.startswith(problem)
+    assert not unsuitable(load("bert-base"), wordless), "it masks by token"
+    assert not unsuitable(load(name), from_files({"vocab.txt": "\n".join((*SPECIAL, "a", "##b")).encode()}))
+
+
+def test_a_tokenizer_larger_than_the_model_is_refused() -> None:
+    tokenizer = from_files({"vocab.txt": "\n".join((*SPECIAL, "a", "##b")).encode()})
+    (found,) = unsuitable(load("bert-base", ("model.vocab=6",)), tokenizer)
+    assert (found.path, found.what) == (
+        ("model", "vocab"),
+        "the tokenizer has 7 ids, the model's vocabulary only 6",
+    )
