@@ -1,0 +1,104 @@
+"""XLNet's memory in training: recomputed where it is meant to be, carried in a checkpoint elsewhere, on any ranks."""
+
+from dataclasses import replace
+
+import memory_ranks as small
+import numpy as np
+import pytest
+from memory_ranks import Checkpoint, Job, Setting, Trace
+from ranks import run_ranks
+
+from encoder_core.train.refresh import MEMORY, Refresh
+
+STAGES = [Setting(stage) for stage in (0, 1, 2, 3)]
+SETTINGS = [*STAGES, Setting(2, "bf16")]
+CUT, REFRESHED = 4, 3  # steps between two refreshes, and of one
+
+
+def run(world: int, *jobs: Job) -> list[list[Trace]]:
+    """All ranks' traces of each job."""
+    return [list(traces) for traces in zip(*run_ranks(small.train, world, list(jobs)), strict=True)]
+
+
+@pytest.fixture(scope="module")
+def started() -> list[list[Trace]]:
+    whole, half = [Job(setting) for setting in SETTINGS], [Job(setting, CUT) for setting in SETTINGS]
+    return run(2, *whole, *half, Job(Setting(2), REFRESHED))
+
+
+@pytest.fixture(scope="module")
+def whole(started: list[list[Trace]]) -> list[list[Trace]]:
+    """Undisturbed, by setting."""
+    return started[: len(SETTINGS)]
+
+
+@pytest.fixture(scope="module")
+def half(started: list[list[Trace]]) -> list[Checkpoint]:
+    """Stopped at `CUT`, by setting."""
+    return [small.assemble(traces) for traces in started[len(SETTINGS) : -1]]
+
+
+@pytest.mark.cluster
+def test_memory_is_what_it_is_meant_to_be(whole: list[list[Trace]], half: list[Checkpoint]) -> None:
+    """Against plain PyTorch in one process, at every ZeRO stage; one of two ranks idles in every second round."""
+    losses, _, _ = small.alone(small.STEPS)
+    _, model, memory = small.alone(CUT)
+    names = dict(model.named_parameters())
+    for setting, traces, kept in zip(STAGES, whole, half, strict=False):
+        np.testing.assert_allclose(traces[0].losses, losses, rtol=1e-5, err_msg=str(setting))
+        for layer in range(2):
+            expected = np.concatenate([memory[index][layer].numpy() for index in range(small.MICROBATCHES)])
+            found = kept.kept[f"{MEMORY}.{layer}"][MEMORY].reshape(kept.shapes[f"{MEMORY}.{layer}"])
+            assert found.shape == (6, 8, 32)
+            np.testing.assert_allclose(found, expected, atol=2e-5, err_msg=str(setting))
+        for name, parameter in names.items():
+            flat = parameter.detach().numpy().ravel()
+            np.testing.assert_allclose(kept.kept[name]["master"], flat, atol=2e-5, err_msg=name)
+
+
+@pytest.mark.cluster
+def test_resume_between_two_refreshes_is_bit_identical(
+    whole: list[list[Trace]], half: list[Checkpoint]
+) -> None:
+    """And without its memory a run is another one, so this would notice if it were lost."""
+    forgetful = replace(
+        half[2], shapes={name: shape for name, shape in half[2].shapes.items() if name not in half[2].memory}
+    )
+    jobs = [Job(setting, resumed=kept) for setting, kept in zip(SETTINGS, half, strict=True)]
+    *resumed, other = run(2, *jobs, Job(Setting(2), resumed=forgetful))
+    for setting, undisturbed, after in zip(SETTINGS, whole, resumed, strict=True):
+        assert after[0].losses == undisturbed[0].losses[CUT:], setting
+        same(small.assemble(after), small.assemble(undisturbed))
+    assert abs(other[0].losses[0] - whole[2][0].losses[CUT]) > 1e-4
+
+
+@pytest.mark.cluster
+def test_other_ranks_go_on_from_the_memory_too(whole: list[list[Trace]], half: list[Checkpoint]) -> None:
+    """2 ranks, then 1, then 4, of which one idles all the time; each stopped between two refreshes."""
+    (alone,) = run(1, Job(Setting(2), CUT + 1, half[2]))
+    (four,) = run(4, Job(Setting(1), resumed=small.assemble(alone)))
+    np.testing.assert_allclose([*alone[0].losses, *four[0].losses], whole[2][0].losses[CUT:], rtol=1e-5)
+
+
+@pytest.mark.cluster
+def test_no_memory_is_kept_where_it_is_recomputed_nor_at_the_end(started: list[list[Trace]]) -> None:
+    assert small.assemble(started[-1]).memory == {}
+    assert small.assemble(started[0]).memory == {}
+
+
+def same(a: Checkpoint, b: Checkpoint) -> None:
+    assert a.shapes == b.shapes
+    for name, kinds in a.kept.items():
+        for kind, values in kinds.items():
+            assert np.array_equal(values, b.kept[name][kind]), (name, kind)
+
+
+def test_when_memory_is_recomputed() -> None:
+    refresh = Refresh(every=10, steps=2)
+    expected = {0: [], 1: None, 9: None, 10: [8, 9], 20: [18, 19]}
+    for step, before in expected.items():
+        found = refresh.before(step, 0)
+        assert (None if found is None else list(found)) == before
+    assert refresh.before(33, 33) == range(33, 33), "a phase begins with nothing"
+    assert list(refresh.before(10, 9) or ()) == [9], "and remembers nothing of the phase before"
+    assert refresh.before(34, 33) is None

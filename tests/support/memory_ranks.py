@@ -1,0 +1,269 @@
+"""A small XLNet trained by the real loop on lanes of synthetic text, and the same in plain PyTorch."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from encoder_core.batch import Batch
+from encoder_core.families.xlnet import XlnetConfig
+from encoder_core.layers.initialise import initialise
+from encoder_core.objectives.plm import PermutedLanguageModel, permuted_language_model
+from encoder_core.optim.adamw import AdamW, AdamWConfig
+from encoder_core.optim.groups import parameter_groups
+from encoder_core.optim.updates import set_update
+from encoder_core.train.control import Control
+from encoder_core.train.engine import Engine
+from encoder_core.train.engine_config import EngineConfig
+from encoder_core.train.loop import Fetched, Plan, Trainer
+from encoder_core.train.memory import Carried, restore
+from encoder_core.train.metrics import StepReport
+from encoder_core.train.refresh import MEMORY, Refresh
+from encoder_core.train.seeding import seed_draws
+from encoder_core.train.state import TrainState
+from encoder_core.train.step import Memories, Microbatch, Work
+from encoder_core.train.zero_state import KINDS
+
+SEED, STEPS, RATE = 5, 8, 1e-3
+ROWS, MICROBATCHES = 2, 3  # so one of two ranks idles through the second round
+LENGTH, VOCAB = 14, 61
+CONFIG = XlnetConfig(
+    layers=2, hidden=32, heads=2, feed_forward=48, max_length=LENGTH, vocab=VOCAB, reuse=6, memory=8, memory_refresh=3
+)  # fmt: skip
+REFRESH = Refresh(every=3, steps=2)
+
+Kept = dict[str, dict[str, np.ndarray]]
+"""Name -> kind -> all elements, flat."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """ZeRO stage and precision; stage 3 shards even the smallest parameter."""
+
+    stage: int
+    precision: str = "fp32"
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What one rank saw: losses by step, and the fragments and shapes of its last state."""
+
+    losses: list[float]
+    state: TrainState
+    fragments: list[tuple[str, int, dict[str, np.ndarray]]]
+    shapes: dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """All ranks' last state, put together."""
+
+    state: TrainState
+    shapes: dict[str, tuple[int, ...]]
+    kept: Kept
+
+    @property
+    def memory(self) -> dict[str, tuple[int, ...]]:
+        return {name: shape for name, shape in self.shapes.items() if name.startswith(MEMORY)}
+
+    def read(self, name: str, kind: str, start: int, stop: int) -> torch.Tensor:
+        return torch.from_numpy(self.kept[name][kind][start:stop])
+
+
+def assemble(traces: list[Trace]) -> Checkpoint:
+    """Fails where an element is missing or held twice."""
+    kept: Kept = {}
+    shapes = traces[0].shapes
+    for name, shape in shapes.items():
+        kinds = (MEMORY,) if name.startswith(MEMORY) else KINDS
+        kept[name] = {kind: np.full(int(np.prod(shape)), np.nan, np.float32) for kind in kinds}
+    for trace in traces:
+        for name, start, tensors in trace.fragments:
+            assert tensors.keys() == kept[name].keys()
+            for kind, values in tensors.items():
+                place = kept[name][kind][start : start + len(values)]
+                assert np.isnan(place).all()
+                place[:] = values
+    assert not any(np.isnan(values).any() for kinds in kept.values() for values in kinds.values())
+    return Checkpoint(traces[0].state, shapes, kept)
+
+
+@dataclass(frozen=True)
+class Job:
+    """Train under a setting, from a checkpoint if given, until asked to stop at step `stop`, or to the end."""
+
+    setting: Setting
+    stop: int = STEPS
+    resumed: Checkpoint | None = None
+
+
+def train(rank: int, world: int, jobs: list[Job]) -> list[Trace]:
+    """One after the other."""
+    control = Control.join()
+    return [_train(control, job.setting, job.stop, job.resumed) for job in jobs]
+
+
+def _train(control: Control, setting: Setting, stop: int, resumed: Checkpoint | None) -> Trace:
+    model = fresh_model()
+    optimizer = AdamW(parameter_groups(model, 0.01), AdamWConfig(lr=RATE, clip=None))
+    threshold = 0 if setting.stage == 3 else None
+    engine = Engine(model, optimizer, EngineConfig(setting.stage, setting.precision, None, threshold))
+    state, memories = TrainState(), Memory()
+    if resumed is not None:
+        state = resumed.state
+        engine.restore(KINDS, resumed.read)
+        if resumed.memory:
+            mine = range(control.rank, MICROBATCHES, control.world)
+            restore(memories, resumed.memory, resumed.read, mine, ROWS, engine)
+    keeper, journal = Keeper(), Journal()
+    plan = Plan(SEED, STEPS, lambda step: RATE, evaluate_every=2)
+    trainer = Trainer(
+        engine,
+        control,
+        Lanes(control, model),
+        keeper,
+        journal,
+        plan,
+        lambda: state.step + len(journal.losses) == stop,
+        memories,
+    )
+    return keeper.trace(journal, trainer.train(state))
+
+
+Memory = dict[int, tuple[torch.Tensor, ...]]
+
+
+def fresh_model() -> PermutedLanguageModel:
+    torch.manual_seed(SEED)
+    model = permuted_language_model(CONFIG)
+    initialise(model)
+    return model
+
+
+class Lanes:
+    """Each lane's own text, of which a row takes `LENGTH` tokens and moves on by what is reused."""
+
+    def __init__(self, control: Control, model: PermutedLanguageModel) -> None:
+        self._control, self._model = control, model
+
+    def fetch(self, step: int) -> Fetched:
+        work = self._work(step)
+        before = REFRESH.before(step, 0)
+        return Fetched(
+            work=work,
+            counts={"plm": sum(m.batch.target_ids.numel() for m in work.microbatches)},
+            tokens=sum(m.batch.tokens.numel() for m in work.microbatches),
+            digest=0,
+            samples=(),
+            wait=0.0,
+            before=None if before is None else tuple(self._work(number) for number in before),
+        )
+
+    def heldout(self) -> Iterator[Microbatch]:
+        return iter([microbatch(1000, self._control.rank)])
+
+    def _work(self, step: int) -> Work:
+        mine = range(self._control.rank, MICROBATCHES, self._control.world)
+        return Work(step, tuple(microbatch(step, index) for index in mine), MICROBATCHES)
+
+
+def microbatch(step: int, index: int) -> Microbatch:
+    """Two lanes, the second read backwards; the same for a step and index everywhere."""
+    first = step * CONFIG.reuse
+    texts = [_text(index * ROWS + lane)[first : first + LENGTH] for lane in range(ROWS)]
+    draws = torch.Generator().manual_seed(1000 * step + index)
+    tokens, order = torch.cat(texts), torch.zeros(ROWS * LENGTH, dtype=torch.int64)
+    targets = torch.randperm(ROWS * LENGTH, generator=draws)[:7].sort().values
+    order[targets] = 1 + torch.randperm(7, generator=draws)
+    return Microbatch(
+        index,
+        Batch(
+            tokens=tokens,
+            cu_seqlens=torch.arange(0, (ROWS + 1) * LENGTH, LENGTH, dtype=torch.int32),
+            max_length=LENGTH,
+            positions=torch.arange(LENGTH).repeat(ROWS),
+            target_positions=targets,
+            target_ids=tokens[targets],
+            segments=(torch.arange(LENGTH).repeat(ROWS) >= 9).long(),
+            order=order,
+            reversed_rows=torch.tensor([False, True]),
+        ),
+    )
+
+
+def _text(lane: int) -> torch.Tensor:
+    return torch.randint(5, VOCAB, (8000,), generator=torch.Generator().manual_seed(lane))
+
+
+@dataclass
+class Journal:
+    losses: list[float] = field(default_factory=list)
+
+    def step(self, report: StepReport) -> None:
+        self.losses.append(report.record()["loss"])
+
+    def evaluation(self, step: int, figures: Mapping[str, float]) -> None:
+        assert figures["plm_loss"] > 0
+
+
+class Keeper:
+    """Keeps the last state."""
+
+    def due(self, step: int) -> bool:
+        return False
+
+    def ready(self) -> bool:
+        return False
+
+    def begin(self, engine: Engine, state: TrainState) -> None:
+        raise AssertionError
+
+    def commit(self) -> None:
+        raise AssertionError
+
+    def finish(self, engine: Engine, state: TrainState, carried: Carried) -> None:
+        self._fragments = [
+            (f.name, f.start, {kind: tensor.numpy().copy() for kind, tensor in f.tensors.items()})
+            for f in (*engine.fragments(), *carried.fragments)
+        ]
+        self._shapes = {**engine.shapes, **carried.shapes}
+
+    def trace(self, journal: Journal, state: TrainState) -> Trace:
+        return Trace(journal.losses, state, self._fragments, self._shapes)
+
+
+def alone(steps: int) -> tuple[list[float], PermutedLanguageModel, Memories]:
+    """The same in one process, step for step as it is meant, without any of the above."""
+    model, losses = fresh_model(), []
+    optimizer = AdamW(parameter_groups(model, 0.01), AdamWConfig(lr=RATE, clip=None))
+    memory: Memory = {}
+    for step in range(steps):
+        if step % 3 == 0:
+            memory = _recomputed(model, step)
+        model.train()
+        batches = [microbatch(step, index).batch for index in range(MICROBATCHES)]
+        targets = sum(len(batch.target_ids) for batch in batches)
+        optimizer.zero_grad()
+        total = 0.0
+        for index, batch in enumerate(batches):
+            seed_draws(SEED, step, index)
+            sums = model(batch, memory.get(index, ()))
+            memory[index] = sums.memory
+            (sums.terms[0].loss_sum / targets).backward()
+            total += sums.terms[0].loss_sum.item()
+        losses.append(total / targets)
+        set_update(optimizer, lr=RATE, count=step + 1)
+        optimizer.step()
+    return losses, model, memory
+
+
+@torch.no_grad()
+def _recomputed(model: PermutedLanguageModel, step: int) -> Memory:
+    """From the two steps before, with the present weights and without dropout, predictions included."""
+    model.eval()
+    memory: Memory = {}
+    for index in range(MICROBATCHES):
+        for before in range(max(step - 2, 0), step):
+            memory[index] = model(microbatch(before, index).batch, memory.get(index, ())).memory
+    return memory
