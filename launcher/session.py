@@ -49,9 +49,10 @@ def stream_spec(run: Run, tokenizer: Tokenizer, phase: int) -> StreamSpec:
 
 
 def heldout_spec(run: Run, tokenizer: Tokenizer) -> StreamSpec:
-    """The held-out samples, as long as the last phase's, under the masks of their epoch 0."""
+    """The held-out samples, as long as the last phase's, cut in one way, under the masks of their epoch 0."""
     last = run.recipe.phases[-1]
-    return _spec(run, tokenizer, "heldout", last.length, WindowSize(), lanes=None)
+    spec = _spec(run, tokenizer, "heldout", last.length, WindowSize(), lanes=None)
+    return spec.model_copy(update={"input": run.recipe.input.once()})
 
 
 def positions(recipe: Recipe, streams: Sequence[Measured]) -> Positions:

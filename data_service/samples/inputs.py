@@ -1,6 +1,6 @@
 """How documents become rows: what a recipe's `input` says. The rules themselves are a file each beside this one."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
@@ -19,6 +19,10 @@ class _Input(BaseModel):
     def repeats(self) -> float:
         """How often a token of the corpus is read in one reading of it, on average and about."""
         return 1.0
+
+    def once(self) -> Self:
+        """The same with one way of cutting."""
+        return self
 
 
 class Packed(_Input):
@@ -43,6 +47,9 @@ class Drawn(_Input):
     @property
     def structures(self) -> int:
         return self.copies
+
+    def once(self) -> Self:
+        return self.model_copy(update={"copies": 1})
 
 
 class _RandomPairs(Drawn):
