@@ -28,6 +28,7 @@ from launcher.export import export_run
 from launcher.fill import fill_mask
 from launcher.history import read_history
 from launcher.human import human_bytes, human_count, human_duration
+from launcher.metrics import token_loss
 from launcher.operate import operate
 from launcher.recipe import load
 from launcher.report.write import write_report
@@ -142,10 +143,9 @@ class Demo:
             self._say(
                 f"left-bigram cross-entropy      {counted.bigram:.3f} nats (guessing from the token before)"
             )
-            self._say(
-                f"held-out loss of the model     {last['loss']:.3f} nats, perplexity {last['perplexity']:.1f}"
-            )
-            below, bigram = counted.unigram - last["loss"], counted.bigram - last["loss"]
+            loss = token_loss(last)
+            self._say(f"held-out loss of the model     {loss:.3f} nats, perplexity {last['perplexity']:.1f}")
+            below, bigram = counted.unigram - loss, counted.bigram - loss
             self._say(f"the model is {below:+.3f} nats better than unigram, {bigram:+.3f} than left-bigram")
 
     def _export(self, run: runs.Run) -> None:

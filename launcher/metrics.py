@@ -8,6 +8,7 @@ attempt writes only below its own number; a zombie can therefore never damage wh
 import json
 import math
 from collections.abc import Mapping
+from typing import Any
 
 from data_service.store.base import Store
 
@@ -17,9 +18,13 @@ OPERATOR = 0  # the "attempt" of events that happen between attempts, by the ope
 def evaluation_record(step: int, figures: Mapping[str, float]) -> dict[str, object]:
     """Held-out figures after `step` steps (`loss`, `mlm_loss`, `mlm_accuracy`, ...) in nats, and the perplexity of
     the language-model term."""
-    predicted = figures["plm_loss"] if "plm_loss" in figures else figures["mlm_loss"]
-    perplexity = math.exp(min(predicted, 700.0))  # beyond it a double overflows
+    perplexity = math.exp(min(token_loss(figures), 700.0))  # beyond it a double overflows
     return {"kind": "evaluation", "step": step, "perplexity": perplexity, **figures}
+
+
+def token_loss(figures: Mapping[str, Any]) -> float:
+    """The loss on hidden tokens, the only one that counting unigrams and bigrams can be compared with."""
+    return float(figures["plm_loss"] if "plm_loss" in figures else figures["mlm_loss"])
 
 
 class Journal:

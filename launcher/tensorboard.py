@@ -14,14 +14,22 @@ class TensorBoardFiles:
         self._writer = SummaryWriter(str(folder), purge_step=first_step)
 
     def step(self, record: Mapping[str, Any]) -> None:
-        figures = {name: value for name, value in record.items() if name.endswith(("loss", "accuracy"))}
+        figures = {
+            name: value
+            for name, value in record.items()
+            if name.endswith(("loss", "accuracy", "precision", "recall", "replaced"))
+        }
         figures |= {"lr": record["lr"], "grad_norm": record["grad_norm"]}
         figures |= {"tokens_per_second": record["tokens"] / max(record["seconds"], 1e-9)}
         figures |= {"data_wait_share": record["data_wait_share"]}
         self._write("train", figures, record["step"])
 
     def evaluation(self, record: Mapping[str, Any]) -> None:
-        figures = {name: value for name, value in record.items() if name.endswith(("loss", "accuracy"))}
+        figures = {
+            name: value
+            for name, value in record.items()
+            if name.endswith(("loss", "accuracy", "precision", "recall", "replaced"))
+        }
         self._write("heldout", figures, record["step"])
 
     def _write(self, group: str, figures: Mapping[str, float], step: int) -> None:

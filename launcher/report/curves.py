@@ -1,4 +1,4 @@
-"""Which curves a report shows: loss, accuracy, learning rate, gradient norm, throughput, waiting."""
+"""Which curves a report shows: losses, accuracies, learning rate, gradient norm, throughput, waiting."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -10,16 +10,30 @@ from launcher.human import human_count
 from launcher.report.chart import Chart, Level, Series
 from launcher.report.figures import column
 
+_TOKEN_LOSSES = ("mlm_loss", "plm_loss")
+_SHARES = {
+    "_accuracy": "share of targets",
+    "_precision": "of the tokens called replaced",
+    "_recall": "of the tokens replaced",
+    "_replaced": "share of tokens that were",
+}
+
 
 def charts(history: History, baselines: Mapping[str, float], marks: tuple[float, ...]) -> Iterator[Chart]:
     """The charts of a run; `baselines` are drawn into the loss, `marks` are steps of interruptions."""
     end = float(history.steps[-1]["step"] + 1) if history.steps else 1.0
     chart = partial(Chart, x_end=end, marks=marks)
     levels = tuple(Level(name, value) for name, value in baselines.items())
-    yield chart("Loss", "nats per target", _both(history, "loss"), levels=levels)
-    for name in _names(history.evaluations, "_accuracy"):
-        title = f"{name.removesuffix('_accuracy').upper()} accuracy"
-        yield chart(title, "share of targets", _both(history, name), zero=True, format=_percent)
+    losses = _names(history.steps, "_loss")
+    if len(losses) > 1:
+        yield chart("Loss", "weighted sum of all terms, nats", _both(history, "loss"))
+    for name in losses:
+        counted = levels if name in _TOKEN_LOSSES else ()
+        yield chart(f"{_term(name)} loss", "nats per target", _both(history, name), levels=counted)
+    for suffix, unit in _SHARES.items():
+        for name in _names(history.evaluations, suffix):
+            title = f"{_term(name)} {suffix[1:]}"
+            yield chart(title, unit, _both(history, name), zero=True, format=_percent)
     steps = history.steps
     yield chart("Learning rate", "", (_series(steps, "lr", "lr", 1),), zero=True, format=_short)
     yield chart("Gradient norm", "before clipping", (_series(steps, "grad_norm", "norm", 4),), zero=True)
@@ -42,6 +56,10 @@ def _series(records: Sequence[Record], name: str, label: str, tone: int, *, dots
 def _rate(steps: Sequence[Record]) -> Series:
     rate = column(steps, "tokens") / np.maximum(column(steps, "seconds"), 1e-9)
     return Series("tokens/s", column(steps, "step"), rate, 3)
+
+
+def _term(name: str) -> str:
+    return name.split("_", 1)[0].upper()
 
 
 def _names(records: Sequence[Record], suffix: str) -> list[str]:

@@ -7,6 +7,7 @@ from html import escape
 
 from launcher.history import History, Record
 from launcher.human import human_count, human_duration
+from launcher.metrics import token_loss
 from launcher.report.chart import draw
 from launcher.report.curves import charts
 from launcher.report.figures import Figures, Interruption, interruptions, measure
@@ -70,10 +71,9 @@ def _header(subject: Subject, history: History, figures: Figures, now: datetime)
 def _tiles(subject: Subject, history: History, figures: Figures, gaps: Sequence[Interruption]) -> str:
     tiles = [(f"{figures.steps:,}", f"of {subject.total_steps:,} steps")]
     if history.evaluations:
-        loss = float(history.evaluations[-1]["loss"])
-        tiles.append(
-            (f"{loss:.3f}", f"held-out loss, perplexity {history.evaluations[-1]['perplexity']:.1f}")
-        )
+        loss = token_loss(history.evaluations[-1])
+        perplexity = history.evaluations[-1]["perplexity"]
+        tiles.append((f"{loss:.3f}", f"held-out loss on hidden tokens, perplexity {perplexity:.1f}"))
         for name, baseline in subject.baselines.items():
             side = "below" if loss <= baseline else "above"
             tiles.append((f"{abs(baseline - loss):.2f} nat", f"{side} the {name} baseline"))

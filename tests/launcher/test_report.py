@@ -20,8 +20,16 @@ SUBJECT = Subject(
 
 
 def step(number: int, **fields: Any) -> dict[str, Any]:
-    usual = {"kind": "step", "step": number, "loss": 5.0, "mlm_accuracy": 0.1, "tokens": 1000, "lr": 1e-3}
-    usual |= {"grad_norm": 1.0, "skipped": False, "seconds": 2.0, "data_wait": 0.5, "data_wait_share": 0.25}
+    usual = {
+        "kind": "step",
+        "step": number,
+        "loss": 5.0,
+        "mlm_loss": 5.0,
+        "mlm_accuracy": 0.1,
+        "tokens": 1000,
+    }
+    usual |= {"lr": 1e-3, "grad_norm": 1.0, "skipped": False, "seconds": 2.0, "data_wait": 0.5}
+    usual |= {"data_wait_share": 0.25}
     return usual | fields
 
 
@@ -30,7 +38,8 @@ def event(kind: str, time: float, attempt: int = 1, **fields: Any) -> dict[str, 
 
 
 def history(steps: int, *events: dict[str, Any], repeated: int = 0) -> History:
-    evaluations = [{"kind": "evaluation", "step": 5, "loss": 4.5, "perplexity": 90.0, "mlm_accuracy": 0.2}]
+    figures = {"loss": 4.5, "mlm_loss": 4.5, "perplexity": 90.0, "mlm_accuracy": 0.2}
+    evaluations = [{"kind": "evaluation", "step": 5} | figures]
     return History(tuple(map(step, range(steps))), tuple(evaluations) if steps else (), events, repeated, 0.0)
 
 
@@ -129,14 +138,40 @@ def test_the_page_stands_alone(case: History) -> None:
 def test_the_page_shows_what_matters() -> None:
     text = Page(render(SUBJECT, KILLED, NOW)).text
     for words in (
-        "held-out loss, perplexity 90.0",
+        "held-out loss on hidden tokens, perplexity 90.0",
         "2.00 nat",
         "below the unigram baseline",
         "SIGTERM",
         "39.6%",
     ):
         assert words in text
+    assert "MLM loss" in text
     assert "MLM accuracy" in text
+    assert "weighted sum" not in text
+
+
+def test_every_term_has_its_curves() -> None:
+    """A discriminator beside its generator: baselines are compared with the tokens' loss, not with the sum."""
+    figures = {"loss": 9.5, "mlm_loss": 4.5, "rtd_loss": 0.1, "rtd_accuracy": 0.9, "rtd_precision": 0.6}
+    figures |= {"rtd_recall": 0.5, "rtd_replaced": 0.1, "mlm_accuracy": 0.2}
+    both = History(
+        tuple(step(number, **figures) for number in range(10)),
+        ({"kind": "evaluation", "step": 5, "perplexity": 90.0} | figures,),
+        (),
+        0,
+        0.0,
+    )
+    text = Page(render(SUBJECT, both, NOW)).text
+    for words in (
+        "weighted sum of all terms",
+        "MLM loss",
+        "RTD loss",
+        "RTD precision",
+        "RTD recall",
+        "RTD replaced",
+    ):
+        assert words in text
+    assert "2.00 nat" in text
 
 
 def test_skipped_steps_leave_gaps_not_errors() -> None:

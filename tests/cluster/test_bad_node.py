@@ -1,0 +1,55 @@
+"""A machine on which ranks die again and again is left out, and the run goes on on the others."""
+
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+import small_runs
+from ray._private.node import Node
+from ray.cluster_utils import Cluster
+from train_command import committed, output, title, training, wait_for
+
+from launcher.policy import NODE_FAILURES
+
+pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(900)]
+
+SETTINGS = (
+    "phases=[{steps: 400, length: 32, batch: {sequences: 12}}]",
+    "checkpoint={every: {steps: 20}, keep_last: 3}",
+    "evaluation={every: {steps: 400}, samples: 20}",
+    "trainers=2",
+)
+
+
+def ranks_on(node: Node) -> list[psutil.Process]:
+    """The ranks that a node's raylet has started."""
+    (raylet,) = node.all_processes["raylet"]
+    children = psutil.Process(raylet.process.pid).children(recursive=True)
+    return [child for child in children if title(child).startswith("ray::RayTrainWorker")]
+
+
+def dies_next(uri: str, step: int, node: Node) -> bool:
+    return committed(uri) >= step and bool(ranks_on(node))
+
+
+def test_a_bad_node_is_left_out(
+    tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = {"object_store_memory": 150_000_000}
+    head = {"num_cpus": 1, "temp_dir": str(tmp_path_factory.mktemp("r")), **memory}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    try:
+        bad, _ = (cluster.add_node(num_cpus=0.5, **memory) for _ in range(2))
+        monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+        small_runs.prepare_corpus(tmp_path)
+        uri = small_runs.new_run(tmp_path, "run", *SETTINGS)
+        with training(uri) as process:
+            for failure in range(NODE_FAILURES):
+                wait_for(process, partial(dies_next, uri, 20 * (failure + 1), bad))
+                ranks_on(bad)[0].kill()
+            wait_for(process, lambda: committed(uri) >= 20 * (NODE_FAILURES + 2))
+            assert not ranks_on(bad)
+            assert process.wait(300) == 0, output(process)
+    finally:
+        cluster.shutdown()
