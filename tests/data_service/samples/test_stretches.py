@@ -19,7 +19,9 @@ SOURCE = SourceSpec(name="text", uri="nowhere", manifest_fingerprint="f" * 64)
 WORD_STARTS = np.arange(500) % 3 != 0
 START, GOES_ON = 7, 6  # ids of a piece that starts a word and one that does not
 
-# A row: two documents with a separator between them, and an unknown piece. Words as [first, last + 1) of the text.
+Words = list[tuple[int, int]]  # each [first, last + 1) of a row's text
+
+# A row: two documents with a separator between them, and an unknown piece.
 DOCUMENTS = (
     [START, START, GOES_ON, START, START, GOES_ON, GOES_ON],
     [START, GOES_ON, START, SPECIAL.unk, GOES_ON, START, START],
@@ -34,69 +36,100 @@ RUN_ENDS = [
 RATE = 0.45
 BUDGET = 6  # ceil(0.45 * 13 maskable pieces)
 
-Rule = Callable[[np.random.Generator], set[int]]
+Rule = Callable[[np.random.Generator, Words, list[int], int], set[int]]
 
 
-def ngrams_by_the_book(rng: np.random.Generator) -> set[int]:
+def ngrams_by_the_book(rng: np.random.Generator, words: Words, run_ends: list[int], budget: int) -> set[int]:
     """google-research/albert's rule, told slowly; a start that is given up may be drawn again."""
+    sizes = [last - first for first, last in words]
     chosen: set[int] = set()
     while True:
-        left = BUDGET - sum(size_of(word) for word in chosen)
-        if not any(size_of(word) <= left for word in range(len(WORDS)) if word not in chosen):
+        left = budget - sum(sizes[word] for word in chosen)
+        if not any(size <= left for word, size in enumerate(sizes) if word not in chosen):
             return chosen
-        start = int(rng.integers(len(WORDS)))
-        n = int(rng.choice([1, 2, 3], p=[6 / 11, 3 / 11, 2 / 11]))
-        words = list(range(start, min(start + n, run_end(start))))
-        while words and sum(map(size_of, words)) > left:
-            words.pop()
-        if not chosen.intersection(words):
-            chosen.update(words)
+        start = int(rng.integers(len(words)))
+        n = 1 + int(np.searchsorted([6 / 11, 9 / 11], rng.random()))
+        taken = list(range(start, min(start + n, run_end(start, run_ends))))
+        while taken and sum(sizes[word] for word in taken) > left:
+            taken.pop()
+        if not chosen.intersection(taken):
+            chosen.update(taken)
 
 
-def spans_by_the_book(rng: np.random.Generator) -> set[int]:
+def spans_by_the_book(rng: np.random.Generator, words: Words, run_ends: list[int], budget: int) -> set[int]:
     """Joshi et al. 2020, section 3.1, told slowly, of whole words only."""
+    sizes = [last - first for first, last in words]
     chosen: set[int] = set()
-    shares = np.array([0.2 * 0.8**k for k in range(10)])
     while True:
-        left = BUDGET - sum(size_of(word) for word in chosen)
-        if not any(size_of(word) <= left for word in range(len(WORDS)) if word not in chosen):
+        left = budget - sum(sizes[word] for word in chosen)
+        if not any(size <= left for word, size in enumerate(sizes) if word not in chosen):
             return chosen
-        start = int(rng.integers(len(WORDS)))
-        n = int(rng.choice(np.arange(1, 11), p=shares / shares.sum()))
+        start = int(rng.integers(len(words)))
+        n = 11
+        while n > 10:  # the geometric distribution, its tail drawn again
+            n = int(rng.geometric(0.2))
         if start in chosen:
             continue
-        for word in range(start, min(start + n, run_end(start))):
+        for word in range(start, min(start + n, run_end(start, run_ends))):
             if word not in chosen:
-                if size_of(word) > left:
+                if sizes[word] > left:
                     break
-                left -= size_of(word)
+                left -= sizes[word]
                 chosen.add(word)
 
 
-def size_of(word: int) -> int:
-    return WORDS[word][1] - WORDS[word][0]
+def run_end(word: int, run_ends: list[int]) -> int:
+    return min(end for end in run_ends if end > word)
 
 
-def run_end(word: int) -> int:
-    return min(end for end in RUN_ENDS if end > word)
+RULES = pytest.mark.parametrize(
+    ("unit", "rule"), [("ngram", ngrams_by_the_book), ("span", spans_by_the_book)]
+)
 
 
-@pytest.mark.parametrize(("unit", "rule"), [("ngram", ngrams_by_the_book), ("span", spans_by_the_book)])
+@RULES
+def test_first_runs_are_as_long_as_by_the_literal_rule(unit: str, rule: Rule) -> None:
+    """In a row of sixty one-piece words, of which nine are masked."""
+    text, rows, literal_rows = 60, 100_000, 30_000
+    tokens = np.full(text * rows, START, dtype=np.uint16)
+    block = Block(tokens, np.arange(0, len(tokens) + 1, text), np.arange(rows + 1))
+    masking = MlmMasking.model_validate({"unit": unit, "count": "ceil"})
+    spec = spec_with(masking, length=text + 2, packing="doc_sentences")
+    cuts = pack(block, "doc_sentences", spec.length)
+    samples = make_rows(block, cuts, 0, rows, spec, stream_key("runs"), WORD_STARTS)
+    targets = samples.target_positions.reshape(rows, 9) % (text + 2)
+    rng, words = np.random.default_rng(2), [(at, at + 1) for at in range(text)]
+    literal = np.array([sorted(rule(rng, words, [text], 9)) for _ in range(literal_rows)])
+    assert_alike(first_runs(targets), first_runs(literal))
+
+
+def first_runs(targets: np.ndarray) -> np.ndarray:
+    """How often the first run of neighbours in a row of sorted targets has each length."""
+    goes_on = np.diff(targets, axis=1, append=10**6) == 1
+    return np.bincount(1 + goes_on.argmin(axis=1), minlength=targets.shape[1] + 1)
+
+
+def assert_alike(found: np.ndarray, literal: np.ndarray) -> None:
+    """Two samples of one distribution, by chi-square with a degree of freedom for each of its common values."""
+    common = literal >= 5
+    # What the rule hardly ever does is not often done either.
+    assert found[~common & (literal == 0)].sum() < 0.01 * found.sum()
+    ratio = np.sqrt(found.sum() / literal.sum())
+    difference = found[common] / ratio - literal[common] * ratio
+    freedom = common.sum()
+    assert (difference**2 / (found + literal)[common]).sum() < freedom + 5 * np.sqrt(2 * freedom)
+
+
+@RULES
 def test_sets_of_targets_are_as_frequent_as_by_the_literal_rule(unit: str, rule: Rule) -> None:
     rows, literal_rows = 100_000, 20_000
-    found = patterns_made(unit, rows)
     rng = np.random.default_rng(1)
     literal = np.zeros(1 << TEXT, dtype=np.int64)
     for _ in range(literal_rows):
-        literal[sum(1 << at for word in rule(rng) for at in range(*WORDS[word]))] += 1
-    common = literal >= 5
-    assert common.sum() > 30
-    assert found[~common & (literal == 0)].sum() < 0.01 * rows  # what the rule never does is not done either
-    ratio = np.sqrt(rows / literal_rows)  # two samples: chi-square with a degree of freedom a pattern
-    difference = found[common] / ratio - literal[common] * ratio
-    statistic = (difference**2 / (found + literal)[common]).sum()
-    freedom = common.sum()
-    assert statistic < freedom + 5 * np.sqrt(2 * freedom)
+        chosen = rule(rng, WORDS, RUN_ENDS, BUDGET)
+        literal[sum(1 << at for word in chosen for at in range(*WORDS[word]))] += 1
+    assert (literal >= 5).sum() > 30
+    assert_alike(patterns_made(unit, rows), literal)
 
 
 def patterns_made(unit: str, rows: int) -> np.ndarray:
