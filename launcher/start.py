@@ -187,7 +187,7 @@ def _onto(
     parameters = dict(model.named_parameters())
     fresh = [name for name in parameters if name not in source.shapes]
     tables = set[str]()
-    record: dict[str, JsonValue] = source.record | {"fresh": list(fresh)}
+    record: dict[str, JsonValue] = source.record | {"fresh": list[JsonValue](fresh)}
     held = {name: parameters[name].detach().clone() for name in fresh}
     if source.tokenizer is not None:
         carry = CarryOver(source.tokenizer, tokenizer)
@@ -197,7 +197,7 @@ def _onto(
     _check_fit(
         {name: tuple(p.shape) for name, p in parameters.items() if name not in tables}, source, recipe.start
     )
-    record["left"] = sorted(source.shapes.keys() - parameters.keys())
+    record["left"] = list[JsonValue](sorted(source.shapes.keys() - parameters.keys()))
     return Start(_over(held, source.read), record, source.close)
 
 
