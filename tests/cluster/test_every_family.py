@@ -1,0 +1,144 @@
+"""Every family's recipe in its small form, whole: init, train through Ray on two ranks with ZeRO-2, a rank killed on
+the way, losses below chance, export, reload in transformers. Minutes each.
+
+`infra/test -m long tests/cluster/test_every_family.py -rP` shows each one's figures beside chance.
+"""
+
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import small_runs
+import transformers
+from rank_processes import run_group
+from train_command import committed, kill, output, training, wait_for
+
+from data_service.ingest.build import build_corpus
+from data_service.ingest.options import BuildOptions
+from data_service.tokenizers.load import save_tokenizer
+from data_service.tokenizers.options import TokenizerOptions
+from data_service.tokenizers.train import train_tokenizer
+from launcher.baselines import baselines
+from launcher.demo_text import write_jsonl
+from launcher.runs import open_run
+from launcher.texts import sample_texts
+
+pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(1800)]
+
+KINDS = {
+    "bert-base": "wordpiece",
+    "roberta-base": "byte_bpe",
+    "albert-base": "unigram",
+    "spanbert-base": "wordpiece",
+    "xlnet-base": "unigram",
+    "electra-small": "wordpiece",
+    "deberta-base": "byte_bpe",
+    "deberta-base-sop": "byte_bpe",
+    "deberta-v2-xlarge": "unigram",
+    "deberta-v3-small": "unigram",
+}
+NATS = 0.1  # what counts as clearly below the loss of guessing tokens by frequency
+BITS = 0.01  # and, in nats, below that of guessing one of two classes
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Python's documentation, with a tokenizer and a corpus of each kind."""
+    folder = tmp_path_factory.mktemp("text")
+    text = folder / "text.jsonl"
+    write_jsonl(text)
+    for kind in sorted(set(KINDS.values())):
+        texts = sample_texts([str(text)], BuildOptions(), 20_000_000)
+        tokenizer = train_tokenizer(kind, texts, 2048, TokenizerOptions(lowercase=kind == "wordpiece"))
+        save_tokenizer(tokenizer, f"{folder}/{kind}/tokenizer")
+        options = BuildOptions(heldout_fraction=0.05)
+        build_corpus(
+            [str(text)],
+            f"{folder}/{kind}/corpus",
+            f"{folder}/{kind}/tokenizer",
+            options,
+            lambda progress: None,
+        )
+    return folder
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_recipe_learns_survives_and_goes_on_to_transformers(
+    name: str, inputs: Path, tmp_path: Path
+) -> None:
+    uri, undisturbed = (create(name, inputs, tmp_path / run) for run in ("run", "undisturbed"))
+    with training(uri) as process:
+        wait_for(process, lambda: committed(uri) > 0, timeout=900)
+        kill(process, "ray::RayTrainWorker")
+        assert process.wait(1500) == 0, output(process)
+    assert [event["kind"] for event in small_runs.history(uri).events].count("resume") == 1
+
+    until = small_runs.history(uri).steps[-1]["step"] // 2  # past the kill, which came after a quarter
+    ended = run_group(undisturbed, 2, stop_at=until, timeout=1500)
+    assert ended.codes == [0, 0], ended.output
+    assert small_runs.losses(uri)[:until] == small_runs.losses(undisturbed)[:until]
+
+    figures = small_runs.history(uri).evaluations[-1]
+    unigram = baselines(open_run(uri)).unigram
+    for figure, value, chance in against_chance(figures, unigram):
+        print(f"{name}: {figure} {value:.3f}, chance {chance:.3f}")
+    for figure, value, chance in against_chance(figures, unigram):
+        assert value < chance - (NATS if chance > 1 else BITS), figure
+    if "rtd_accuracy" in figures:
+        assert figures["rtd_accuracy"] > 1 - figures["rtd_replaced"], "no better than never flagging any"
+
+    maskfleet("checkpoints", "export", uri, "--out", str(tmp_path / "model"))
+    for config in sorted((tmp_path / "model").rglob("config.json")):
+        reload(config.parent)
+
+
+def create(name: str, inputs: Path, run: Path) -> str:
+    folder = inputs / KINDS[name]
+    settings = (
+        f"corpus={{sources: {{text: {{uri: '{folder}/corpus'}}}}, heldout: {{fraction: 0.05}}}}",
+        f"tokenizer.uri={folder}/tokenizer",
+        "zero=2",
+        "trainers=2",
+        "logging={flush_seconds: 5, tensorboard: false}",
+    )
+    maskfleet("init", name, str(run), "--tiny", *(part for value in settings for part in ("--set", value)))
+    return str(run)
+
+
+def maskfleet(*arguments: str) -> None:
+    program = Path(sys.executable).with_name("maskfleet")
+    done = subprocess.run(
+        [program, *arguments], capture_output=True, text=True, env=os.environ | {"COLUMNS": "200"}
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def against_chance(figures: Mapping[str, float], unigram: float) -> list[tuple[str, float, float]]:
+    """(loss, its value, what guessing achieves) of every term of an objective.
+
+    Hidden tokens are guessed by their frequency, the two classes of a pair by a coin, and whether a token was
+    replaced by the share of tokens that were.
+    """
+    share = figures.get("rtd_replaced", 0.5)
+    chances = {
+        "mlm_loss": unigram,
+        "plm_loss": unigram,
+        "sbo_loss": unigram,
+        "nsp_loss": math.log(2),
+        "sop_loss": math.log(2),
+        "rtd_loss": -share * math.log(share) - (1 - share) * math.log(1 - share),
+    }
+    return [(name, figures[name], chance) for name, chance in chances.items() if name in figures]
+
+
+def reload(folder: Path) -> None:
+    """In the class that the folder names, with every weight in its place, and its tokenizer."""
+    config = transformers.AutoConfig.from_pretrained(folder)
+    (architecture,) = config.architectures
+    loaded = getattr(transformers, architecture).from_pretrained(folder, output_loading_info=True)
+    assert not loaded[1]["missing_keys"]
+    transformers.AutoTokenizer.from_pretrained(folder)
