@@ -10,7 +10,7 @@ from encoder_core.layers.disentangled import (
     DisentangledAttention,
     FusedProjections,
     SharedProjections,
-    padded,
+    automatic,
 )
 from encoder_core.layers.disentangled_encoder import Convolution, DisentangledEncoder, DisentangledLayer
 from encoder_core.layers.embeddings import Embeddings
@@ -73,7 +73,7 @@ def build(
     *,
     embeddings: Embeddings | None = None,
     checkpoint_activations: bool = False,
-    attend: AttendDisentangled = padded,
+    attend: AttendDisentangled = automatic,
 ) -> DisentangledEncoder:
     """The encoder, on `embeddings` shared with another if given; its weights not yet initialised.
 

@@ -26,15 +26,15 @@ class BlockedAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bounds: Bounds, dropout: float) -> Tensor:
-        threshold = _threshold(dropout)
+        threshold = threshold_of(dropout)
         out = torch.empty_like(v, memory_format=torch.contiguous_format)
         keeps = []
         for piece in pieces(bounds, q.shape[1]):
             weights = _probabilities(q[piece], k[piece])
             if threshold:
-                keeps.append(_draw(weights.shape, threshold))
-                weights *= keeps[-1]
-            product = torch.bmm(weights, v[piece].transpose(0, 1)).mul_(_scale(threshold))
+                keeps.append(draw(weights.shape, threshold))
+                weights *= keeps[-1].to(weights.dtype)  # far quicker than a product of two types
+            product = torch.bmm(weights, v[piece].transpose(0, 1)).mul_(inverse_rate(threshold))
             out[piece] = product.transpose(0, 1)
         ctx.save_for_backward(q, k, v, *keeps)
         ctx.bounds, ctx.threshold = bounds, threshold
@@ -45,15 +45,16 @@ class BlockedAttention(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         q, k, v, *keeps = ctx.saved_tensors
         dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
-        inverse = _scale(ctx.threshold)
+        inverse = inverse_rate(ctx.threshold)
         for i, piece in enumerate(pieces(ctx.bounds, q.shape[1])):
             grad_nlD = grad[piece].transpose(0, 1)
             weights = _probabilities(q[piece], k[piece])
             d_weights = torch.bmm(grad_nlD, v[piece].permute(1, 2, 0)).mul_(inverse)
             kept = weights
             if keeps:
-                kept = weights * keeps[i]
-                d_weights *= keeps[i]
+                keep = keeps[i].to(weights.dtype)
+                kept = weights * keep
+                d_weights *= keep
             dv[piece] = torch.bmm(kept.transpose(1, 2), grad_nlD).mul_(inverse).transpose(0, 1)
             row_sum = (d_weights * weights).sum(-1, keepdim=True)
             d_scores = d_weights.sub_(row_sum).mul_(weights).mul_(q.shape[-1] ** -0.5)
@@ -81,17 +82,17 @@ def _probabilities(q_lnD: Tensor, k_lnD: Tensor) -> Tensor:
     return torch.softmax(scores_nll, -1)
 
 
-def _threshold(dropout: float) -> int:
+def threshold_of(dropout: float) -> int:
     """Of the 65,536 values of a 16-bit draw, how many drop a probability."""
     return min(round(dropout * 2**16), 2**16 - 1)
 
 
-def _scale(threshold: int) -> float:
+def inverse_rate(threshold: int) -> float:
     """What the kept probabilities are divided by, so that the expectation is unchanged, inverted."""
     return 2**16 / (2**16 - threshold)
 
 
-def _draw(shape: torch.Size, threshold: int) -> Tensor:
+def draw(shape: torch.Size, threshold: int) -> Tensor:
     """int8 ones (keep) and zeros (drop).
 
     Four draws of 16 bits come out of each 64-bit number: several times as fast as torch's Bernoulli, and the

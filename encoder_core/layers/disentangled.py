@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from encoder_core.layers.blocked_disentangled import blocked_disentangled
 from encoder_core.layers.free import Bias
 from encoder_core.layers.relative import Relations
 from encoder_core.layers.rows import Rows
@@ -41,6 +42,34 @@ class Operands:
 
 AttendDisentangled = Callable[[Operands, Relations, Rows, Rows, float], Tensor]
 """(operands, relations, rows of the queries, rows, dropout) -> context [M, N, D]; dropout acts on probabilities."""
+
+
+def automatic(
+    operands: Operands, relations: Relations, query_rows: Rows, rows: Rows, dropout: float
+) -> Float[Tensor, "queries heads width"]:
+    """`blocked` on a CPU where the tokens themselves are the queries, `padded` otherwise."""
+    if query_rows is rows and operands.q.device.type == "cpu" and len(operands.q):
+        return blocked(operands, relations, query_rows, rows, dropout)
+    return padded(operands, relations, query_rows, rows, dropout)
+
+
+def blocked(
+    operands: Operands, relations: Relations, query_rows: Rows, rows: Rows, dropout: float
+) -> Float[Tensor, "queries heads width"]:
+    """Row by row in cache-sized pieces, without padding or gathers; the queries are the tokens themselves."""
+    assert query_rows is rows
+    offsets = relations.places.flip(0)  # from the query to the key: the negative distance
+    position_k_NED = operands.position_k.index_select(0, offsets).transpose(0, 1).contiguous()
+    position_q_NED = operands.position_q.index_select(0, relations.places).transpose(0, 1).contiguous()
+    return blocked_disentangled(
+        operands.q * operands.scale,
+        operands.k,
+        operands.v,
+        position_k_NED,
+        position_q_NED * operands.scale,
+        rows.bounds,
+        dropout,
+    )
 
 
 def padded(

@@ -19,10 +19,12 @@ class Relations:
 
     Attributes:
         table: [P, H], the part of the table that rows this long can reach.
-        index: [R or 1, Q, K] int64, row of `table` for the distance from key to query.
+        places: [2 K - 1] int64, row of `table` for each distance from key to query, the most negative first.
+        index: [R or 1, Q, K] int64, row of `table` for each query and key.
     """
 
     table: Float[Tensor, "places hidden"]
+    places: Int[Tensor, " distances"]
     index: Int[Tensor, "#rows queries keys"]
 
 
@@ -58,9 +60,10 @@ class RelativePositions(nn.Module):
             distance = (keys_K[:, None] - keys_K)[None]
         else:
             distance = query_rows.pad(queries)[:, :, None] - keys_K
-        steps = torch.tensor(self.steps[: rows.max_length], device=queries.device)
-        places = distance.sign() * steps[distance.abs()] + self.span
-        return Relations(table_PH, places.clamp(0, 2 * self.span - 1) - low)
+        ahead = torch.tensor(self.steps[: rows.max_length], device=queries.device)
+        steps = torch.cat([-ahead[1:].flip(0), ahead])
+        places = (steps + self.span).clamp(0, 2 * self.span - 1) - low
+        return Relations(table_PH, places, places[distance + rows.max_length - 1])
 
 
 def log_buckets(buckets: int, longest: int) -> tuple[int, ...]:

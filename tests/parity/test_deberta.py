@@ -13,7 +13,7 @@ from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_p
 from encoder_core.families import deberta
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.hf.interchange import interchange, read_config
-from encoder_core.layers.disentangled import AttendDisentangled, padded, reference
+from encoder_core.layers.disentangled import AttendDisentangled, automatic, padded, reference
 from encoder_core.layers.relative import log_buckets
 from encoder_core.objectives.mlm import MaskedLanguageModel, masked_language_model
 
@@ -50,7 +50,9 @@ def their_model(config: Config, dtype: torch.dtype) -> nn.Module:
     return random_weights(AutoModelForMaskedLM.from_config(their_config)).to(dtype).eval()
 
 
-def our_model(config: Config, dtype: torch.dtype, attend: AttendDisentangled = padded) -> MaskedLanguageModel:
+def our_model(
+    config: Config, dtype: torch.dtype, attend: AttendDisentangled = automatic
+) -> MaskedLanguageModel:
     model = random_weights(masked_language_model(config))
     for layer in model.encoder.layers:
         layer.attention.attend = attend
@@ -76,7 +78,7 @@ def check_outputs(ours: MaskedLanguageModel, theirs: nn.Module, lengths: list[in
 
 
 @pytest.mark.parametrize("direction", ["theirs_to_ours", "ours_to_theirs"])
-@pytest.mark.parametrize("attend", [padded, reference])
+@pytest.mark.parametrize("attend", [automatic, padded, reference])
 @pytest.mark.parametrize("lengths", [LENGTHS, [24, 24]], ids=["ragged", "full"])
 def test_same_weights_same_outputs_fp32(
     config: Config, direction: str, attend: AttendDisentangled, lengths: list[int]
@@ -90,7 +92,7 @@ def test_same_weights_same_outputs_fp32(
 
 
 @pytest.mark.usefixtures("exact")
-@pytest.mark.parametrize("attend", [padded, reference])
+@pytest.mark.parametrize("attend", [automatic, padded, reference])
 def test_same_weights_same_outputs_fp64(config: Config, attend: AttendDisentangled) -> None:
     ours, theirs = our_model(config, torch.float64, attend), their_model(config, torch.float64)
     copy_into(theirs, ours, interchange(config))
@@ -174,7 +176,7 @@ def literal_layer(
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("attend", [padded, reference])
+@pytest.mark.parametrize("attend", [automatic, padded, reference])
 def test_the_enhanced_decoder_is_its_formula(config: Config, attend: AttendDisentangled) -> None:
     config = config.model_copy(update={"mask_decoder": "enhanced"})
     model = our_model(config, torch.float64, attend)
