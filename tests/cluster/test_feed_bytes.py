@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -56,10 +57,10 @@ def steps_of(spec: StreamSpec, steps: int, batch: int, count: int) -> list[Range
 
 
 def assert_same(left: Samples, right: Samples) -> None:
-    for column in ("tokens", "offsets", "target_positions", "target_ids"):
-        ours, theirs = getattr(left, column), getattr(right, column)
+    for field in fields(Samples):
+        ours, theirs = getattr(left, field.name), getattr(right, field.name)
         np.testing.assert_array_equal(ours, theirs)
-        assert ours.dtype == theirs.dtype
+        assert ours is None or ours.dtype == theirs.dtype
 
 
 @contextmanager
@@ -98,6 +99,20 @@ def test_same_bytes_at_any_size(spec: StreamSpec, workers: int, memory: int, sla
     with connected(feed, spec) as client:
         assert client.samples_per_epoch == reference.samples_per_epoch
         read_all(client, reference, steps_of(spec, 30, 640, client.samples_per_epoch))
+    ray.kill(feed)
+
+
+@pytest.mark.parametrize("packing", ["segment_pair", "two_segments"])
+def test_pairs_by_the_service(uri: str, packing: str, tmp_path: Path) -> None:
+    settings = {"window": {"least_tokens": 30_000}, "input": {"packing": packing, "copies": 2}}
+    spec = spec_of(source_of(uri), **settings)
+    reference = Stream(spec)
+    feed = start_feed(
+        FeedConfig(workers=2, memory=10_000_000, slab_tokens=3000, cache=str(tmp_path / "cache"))
+    )
+    with connected(feed, spec) as client:
+        assert client.samples_per_epoch == reference.samples_per_epoch
+        read_all(client, reference, steps_of(spec, 20, 1500, client.samples_per_epoch))
     ray.kill(feed)
 
 
