@@ -1,0 +1,118 @@
+"""ELECTRA and DeBERTa v3 on two real ranks: two plain networks exactly, at every ZeRO stage."""
+
+import detection_ranks as ranks
+import numpy as np
+import pytest
+from detection_ranks import Setting, Trace
+from ranks import run_ranks
+
+pytestmark = pytest.mark.cluster
+
+STAGES = (0, 1, 2, 3)
+FAMILIES = ("electra", "deberta")
+TEN_STEPS = [Setting(family, stage) for family in FAMILIES for stage in STAGES]
+ONE_STEP = [Setting(family, stage, clip=None, steps=1) for family in FAMILIES for stage in (1, 2, 3)]
+WORDS = "generator.encoder.embeddings.word.weight"
+DELTA = "discriminator.encoder.embeddings.word.weight"
+
+
+def named(trace: Trace) -> Trace:
+    """Without the test's wrapper in the names."""
+    state = {name.removeprefix("model."): kinds for name, kinds in trace.state.items()}
+    return Trace(trace.norms, state, trace.updates, trace.shared)
+
+
+@pytest.fixture(scope="module")
+def traces() -> dict[Setting, Trace]:
+    """One of the two ranks is idle in half of the rounds."""
+    settings = TEN_STEPS + ONE_STEP
+    return dict(zip(settings, map(named, run_ranks(ranks.train, 2, settings)[0]), strict=True))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_ten_steps_equal_two_plain_networks(traces: dict[Setting, Trace], family: str) -> None:
+    norms, weights = ranks.reference(family)
+    assert len(norms[0]) == (1 if family == "electra" else 2)
+    for stage in STAGES:
+        found = traces[Setting(family, stage)]
+        assert found.state.keys() == weights.keys()
+        np.testing.assert_allclose(found.norms, norms, rtol=1e-5, err_msg=f"stage {stage}")
+        for name, expected in weights.items():
+            np.testing.assert_allclose(
+                found.state[name]["master"], expected, rtol=0, atol=5e-6, err_msg=f"stage {stage} {name}"
+            )
+
+
+def gradient(trace: Trace, name: str) -> np.ndarray:
+    """After one step without clipping a first moment is 0.1 times the gradient."""
+    return trace.state[name]["exp_avg"] / np.float32(0.1)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_electras_embeddings_learn_from_both_networks(traces: dict[Setting, Trace], stage: int) -> None:
+    found = traces[Setting("electra", stage, clip=None, steps=1)]
+    assert found.shared
+    generator, discriminator = ranks.gradients("electra")
+    tied = [name for name in found.state if ".embeddings." in name]
+    assert len(tied) == 5  # words, positions, segments; weight and bias of the LayerNorm
+    for name in tied:
+        of_each = [part[name].numpy().ravel() for part in (generator, discriminator)]
+        assert all(np.abs(part).max() > 1e-3 for part in of_each), name
+        np.testing.assert_allclose(gradient(found, name), sum(of_each), rtol=0, atol=2e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_debertas_embeddings_are_disentangled(traces: dict[Setting, Trace], stage: int) -> None:
+    """E_G learns from the generator alone, E_delta from the discriminator alone."""
+    found = traces[Setting("deberta", stage, clip=None, steps=1)]
+    assert not found.shared
+    generator, discriminator = ranks.gradients("deberta")
+    assert not discriminator[WORDS].any()
+    assert not generator[DELTA].any()
+    np.testing.assert_allclose(gradient(found, WORDS), generator[WORDS].flatten(), rtol=0, atol=1e-6)
+    # that of E_delta is taken after the generator's update, which moved E_G by up to the learning rate
+    off = np.abs(gradient(found, DELTA) - discriminator[DELTA].numpy().ravel()).max()
+    assert 0 < off < 0.1 * discriminator[DELTA].abs().max()
+
+
+def check_resume(settings: list[Setting]) -> None:
+    pairs = run_ranks(ranks.train_twice, 2, settings)[0]
+    for setting, (whole, resumed) in zip(settings, pairs, strict=True):
+        assert whole.norms[2:] == resumed.norms, setting
+        assert whole.updates == resumed.updates == {"generator": 4, "discriminator": 4}
+        for name, kinds in whole.state.items():
+            for kind, values in kinds.items():
+                assert np.array_equal(values, resumed.state[name][kind]), (setting, name, kind)
+
+
+def test_resume_is_bit_identical() -> None:
+    check_resume([Setting("deberta", 2, "bf16"), Setting("deberta", 3)])
+
+
+@pytest.mark.long
+def test_resume_is_bit_identical_at_every_stage() -> None:
+    settings = [Setting("deberta", stage) for stage in (0, 1, 2)]
+    check_resume([*settings, Setting("deberta", 1, "bf16"), Setting("deberta", 3, "bf16")])
+
+
+def check_poisoned(settings: list[Setting]) -> None:
+    runs = run_ranks(ranks.train_poisoned, 2, settings)[0]
+    for setting, (before, poisonings) in zip(settings, runs, strict=True):
+        for poisoned, after in poisonings.items():
+            assert sorted(after.updates.items()) == sorted(
+                {"generator": 2, "discriminator": 2, poisoned: 1}.items()
+            )
+            for name, kinds in named(before).state.items():
+                now = named(after).state[name]
+                same = all(np.array_equal(values, now[kind]) for kind, values in kinds.items())
+                assert same == name.startswith(poisoned), (setting, poisoned, name)
+
+
+def test_a_turn_whose_gradient_is_not_finite_is_skipped_alone() -> None:
+    check_poisoned([Setting("deberta", 2)])
+
+
+@pytest.mark.long
+def test_a_turn_is_skipped_alone_at_every_stage() -> None:
+    settings = [Setting("deberta", stage) for stage in (0, 1, 3)]
+    check_poisoned([*settings, *(Setting("deberta", stage, "bf16") for stage in (1, 2, 3))])
