@@ -57,11 +57,20 @@ def weights_for(config: ModelConfig, folder: Path, heads: Heads = "mlm") -> dict
     return _read(folder, config, heads, stored, matched)
 
 
+def unused_in(config: ModelConfig, folder: Path, heads: Heads = "mlm") -> list[str]:
+    """Names, theirs, of the parameters in `folder` that `weights_for` has no place for: heads of other tasks."""
+    their = interchange(config, heads)
+    table, present = their.table, their.table.modern(_stored_names(folder))
+    used = {*table.names(their.layers).values(), *table.tied, *(fold.theirs for fold in table.folds)}
+    return sorted(name for name in present if name not in used and not name.endswith("_ids"))
+
+
 # What parameters do not depend on. RoBERTa's padding id is not among them: its positions begin after it.
 _FREE = {
     "dropout",
     "attention_dropout",
     "generator_divisor",
+    "generator_layers",
     "mask_decoder",
     "memory",
     "memory_refresh",

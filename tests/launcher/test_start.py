@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from checkpoints.attempt import claim
 from checkpoints.gather import Alone
-from checkpoints.hf.electra import export_pair
+from checkpoints.hf.pair import export_pair
 from checkpoints.hf.export import export_model
 from checkpoints.save import Saver
 from data_service.errors import TokenizerError
@@ -21,7 +21,7 @@ from data_service.samples.masking import MlmMasking
 from data_service.samples.permuted import PermutedPrediction
 from data_service.store.open import open_store
 from data_service.tokenizers.extend import extend_tokenizer
-from data_service.tokenizers.load import load_tokenizer
+from data_service.tokenizers.load import load_tokenizer, save_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
 from data_service.tokenizers.train import train_tokenizer
 from encoder_core.batch import Batch
@@ -39,6 +39,7 @@ from encoder_core.train.fragments import Fragment
 from encoder_core.train.zero_state import MASTER
 from launcher.errors import RunError
 from launcher.objective import ExtraTerm, Objective
+from launcher.recipe import TokenizerRef
 from launcher.runs import Run, open_run
 from launcher.session import build_model
 from launcher.start import Start, initial_weights
@@ -184,6 +185,32 @@ def test_missing_heads_stay_fresh_and_are_named(
     for name, value in found.items():
         assert torch.equal(value, exported[name] if name in exported else initial[name]), name
     assert "fresh, since it has none" in start.summary()
+
+
+def test_heads_of_other_tasks_are_left_and_named(setting: Setting, tmp_path: Path) -> None:
+    export(setting.asks(BERT, Objective(mlm=MLM, nsp=ONE), "scratch"), tmp_path, "mlm_pair")
+    _, start = setting.asks(BERT, Objective(mlm=MLM), tmp_path).begin()
+    assert start.record["left"] == [
+        "bert.pooler.dense.bias",
+        "bert.pooler.dense.weight",
+        "cls.seq_relationship.bias",
+        "cls.seq_relationship.weight",
+    ]
+
+
+class Differing(Alone):
+    """A second rank that has read other bytes."""
+
+    def all_gather(self, value: object) -> list[object]:
+        return [value, {"value": "0" * 64}]
+
+
+def test_ranks_that_read_different_files_stop(setting: Setting, tmp_path: Path) -> None:
+    asked = setting.asks(BERT, Objective(mlm=MLM), tmp_path)
+    export(asked, tmp_path)
+    model = build_model(asked.run.recipe, setting.tokenizer)
+    with pytest.raises(RunError, match="different files on different machines"):
+        initial_weights(asked.run, setting.tokenizer, model, Differing())
 
 
 @pytest.mark.parametrize(
@@ -365,6 +392,17 @@ def test_a_run_with_another_tokenizer(setting: Setting, other_run: str) -> None:
         assert not torch.equal(
             found[-1], fresh(longer.asks(BERT, Objective(mlm=MLM, sbo=ONE), "scratch"))[name][-1]
         )
+
+
+def test_a_runs_tokenizer_must_be_the_one_it_was_trained_with(setting: Setting, other_run: str) -> None:
+    trained(setting, other_run, BERT, Objective(mlm=MLM))
+    run = open_run(other_run)
+    longer = replace(setting, tokenizer=extend_tokenizer(setting.tokenizer, ["neurotransmitter"]).tokenizer)
+    save_tokenizer(longer.tokenizer, f"{other_run}/replaced")
+    moved = run.recipe.model_copy(update={"tokenizer": TokenizerRef(uri=f"{other_run}/replaced")})
+    run.store.put("recipe.yaml", moved.to_yaml().encode())
+    with pytest.raises(RunError, match="is not the one that"):
+        longer.asks(BERT, Objective(mlm=MLM), other_run).begin()
 
 
 def test_a_stranger_tokenizer_is_refused(setting: Setting, tmp_path: Path) -> None:
