@@ -54,13 +54,15 @@ def write_text(path: Path, documents: int = 30, seed: int = 3) -> None:
             lines.write(json.dumps({"text": ". ".join(sentences) + "."}) + "\n")
 
 
-def prepare_corpus(folder: Path, root: str | None = None) -> None:
+def prepare_corpus(
+    folder: Path, root: str | None = None, *, documents: int = 30, block_tokens: int = 256
+) -> None:
     """Text in `folder`; `root`/tokenizer and `root`/corpus (default: beside it; may be s3://)."""
     text, root = folder / "text.jsonl", root or str(folder)
-    write_text(text)
+    write_text(text, documents)
     texts = (json.loads(line)["text"] for line in text.open())
     save_tokenizer(train_tokenizer("byte_bpe", texts, 320), f"{root}/tokenizer")
-    options = BuildOptions(heldout_fraction=0.1, block_tokens=256)
+    options = BuildOptions(heldout_fraction=0.1, block_tokens=block_tokens)
     build_corpus([str(text)], f"{root}/corpus", f"{root}/tokenizer", options, lambda progress: None)
 
 

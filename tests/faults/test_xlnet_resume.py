@@ -1,0 +1,109 @@
+"""XLNet's memory through real runs: killed, stopped and moved between the steps at which it is recomputed."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+import small_runs
+from rank_processes import KILLED, run_group
+
+from checkpoints.gather import Alone
+from checkpoints.layout import Manifest
+from checkpoints.load import newest_good
+from checkpoints.verify import verify
+from launcher import runs
+from launcher.recipe import reload
+
+pytestmark = pytest.mark.cluster
+
+SETTINGS = (
+    "model={family: xlnet, layers: 2, hidden: 32, heads: 2, feed_forward: 64, max_length: 64, reuse: 16, memory: 24,"
+    " memory_refresh: 4}",
+    "input={packing: lanes, reuse: 16}",
+    "objective={plm: {predict: 8}}",
+    "phases=[{steps: 9, length: 48, batch: {sequences: 12}}, {steps: 6, length: 64, batch: {sequences: 8}}]",
+    "checkpoint={every: {steps: 3}, keep_last: 9}",
+    "evaluation={every: {steps: 5}, samples: 12}",
+)
+STEPS = 15
+PHASE = 9  # where the second begins
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    small_runs.prepare_corpus(folder, documents=150, block_tokens=1024)
+    return folder
+
+
+def new_run(folder: Path, name: str, stage: int = 2) -> str:
+    return small_runs.new_run(folder, name, *SETTINGS, f"zero={stage}")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(folder: Path) -> str:
+    run = new_run(folder, "undisturbed")
+    ended = run_group(run, 2)
+    assert ended.codes == [0, 0], ended.output
+    return run
+
+
+def newest(run: str) -> Manifest:
+    good = newest_good(runs.open_run(run).store, Alone())
+    assert good is not None
+    return good.manifest
+
+
+def test_kills_and_stops_change_nothing(folder: Path, undisturbed: str) -> None:
+    """Killed, resumed from a periodic checkpoint; stopped one step into a phase, when the memory is half full."""
+    check_disturbed(new_run(folder, "disturbed"), undisturbed)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("stage", [0, 1, 3])
+def test_nor_do_they_at_other_stages(folder: Path, stage: int) -> None:
+    calm = new_run(folder, f"undisturbed-{stage}", stage)
+    assert run_group(calm, 2).codes == [0, 0]
+    check_disturbed(new_run(folder, f"disturbed-{stage}", stage), calm)
+
+
+def check_disturbed(run: str, undisturbed: str) -> None:
+    assert run_group(run, 2, kill={1: 7}).codes[1] == KILLED
+    stopped = run_group(run, 2, stop_at=PHASE + 1)
+    assert stopped.codes == [0, 0], stopped.output
+    assert newest(run).memory == {f"memory.{layer}": (8, 16, 32) for layer in range(2)}
+    ended = run_group(run, 2)
+    assert ended.codes == [0, 0], ended.output
+    assert small_runs.losses(run) == small_runs.losses(undisturbed)
+    assert small_runs.final_state(run, STEPS) == small_runs.final_state(undisturbed, STEPS)
+    assert small_runs.digests(run) == small_runs.digests(undisturbed)
+    saved = [event["step"] for event in small_runs.history(undisturbed).events if event["kind"] == "commit"]
+    assert set(saved) <= {4, 8, 12, STEPS}, "periodic checkpoints fall where memory is recomputed"
+
+
+def test_the_world_and_the_stage_may_change_between_two_refreshes(folder: Path, undisturbed: str) -> None:
+    """2 ranks, 1, and 2 again, each stopped where only the checkpoint knows what is remembered."""
+    run = new_run(folder, "moving")
+    for world, stage, stop_at, remembered in ((2, 2, 6, (12, 24, 32)), (1, 0, 11, (8, 24, 32))):
+        small_runs.operate(run, f"zero={stage}")
+        ended = run_group(run, world, stop_at=stop_at)
+        assert ended.codes == [0] * world, ended.output
+        manifest = newest(run)
+        assert (manifest.step, manifest.memory["memory.0"]) == (stop_at, remembered)
+        assert verify(runs.open_run(run).store, manifest) == []
+    small_runs.operate(run, "zero=3")
+    assert run_group(run, 2).codes == [0, 0]
+    assert newest(run).memory == {}
+    assert small_runs.losses(run) == pytest.approx(small_runs.losses(undisturbed), rel=1e-5)
+    assert small_runs.digests(run) == small_runs.digests(undisturbed)
+
+
+def test_other_refreshes_than_the_checkpoint_was_written_for_are_refused(folder: Path) -> None:
+    run = new_run(folder, "changed")
+    assert run_group(run, 1, stop_at=4).codes == [0]
+    opened = runs.open_run(run)
+    other = reload(opened.recipe, ("model.memory_refresh=3",))
+    runs.reconcile(opened, recipe=other, accept_changes=True, now=datetime.now(UTC))
+    refused = run_group(run, 1)
+    assert refused.codes != [0]
+    assert "step 4 holds no memory that its next step could go on with" in refused.output
