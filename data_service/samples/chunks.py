@@ -139,5 +139,6 @@ def _heads(key: Key, tosses: Numbers) -> Numbers:
     partial = tosses % _BITS
     kept = np.uint64(_BITS) - partial[partial > 0].astype(np.uint64)
     bits[ends[partial > 0] - 1] >>= kept
-    heads = np.append(0, np.cumsum(np.bitwise_count(bits), dtype=np.int64))
-    return heads[ends] - heads[ends - words]
+    up_to = np.append(0, np.cumsum(np.bitwise_count(bits), dtype=np.int64))
+    heads: Numbers = up_to[ends] - up_to[ends - words]
+    return heads

@@ -6,10 +6,13 @@ with lone sentences (`lone_sentence: random`), which must make room for random t
 """
 
 import numpy as np
+from numpy.typing import NDArray
 
 from data_service.rng import Key
 from data_service.samples.chunks import (
     PAIR_EDGES,
+    Ends,
+    Numbers,
     Sentences,
     below,
     document_targets,
@@ -36,21 +39,31 @@ def ordered_pairs(block: Block, config: OrderedPairs, length: int, key: Key) -> 
     end = np.minimum(sentences.fill(every, targets), sentences.fit(every, room))
     first = follow(end)
     end = end[first]
-    lone = end == first + 1
     start, stop = sentences.span(first, end)
-    units = np.where(lone, stop - start, end - first)  # to cut between: tokens, or sentences
-    cut = 1 + below(key, "split", first, np.maximum(units - 1, 1))
-    middle = np.where(lone, start + cut, sentences.edges[np.minimum(first + cut, end)])
+    middle = _middles(sentences, first, end, key)
+    random = (end == first + 1) & (config.lone_sentence == "random")
+    middle = np.where(random, stop, middle)
     swapped = (middle < stop) & happens(key, "swapped", first, config.swapped)
-    if config.lone_sentence == "cut":
-        a = (np.where(swapped, middle, start), np.where(swapped, stop, middle))
-        b = (np.where(swapped, start, middle), np.where(swapped, middle, stop))
-        return Segments.of(a, b, swapped.astype(np.int8))
-    swapped &= ~lone
-    other = elsewhere(sentences, first, targets[first] - (stop - start), key)
-    a = (np.where(swapped, middle, start), np.where(swapped | lone, stop, middle))
-    b = (
-        np.where(lone, other[0], np.where(swapped, start, middle)),
-        np.where(lone, other[1], np.where(swapped, middle, stop)),
+    a, b = _halves(start, middle, stop, swapped)
+    if random.any():
+        other = elsewhere(sentences, first, targets[first] - (stop - start), key)
+        b = (np.where(random, other[0], b[0]), np.where(random, other[1], b[1]))
+        a, b = truncated(a, b, room, key)
+    return Segments.of(a, b, (swapped | random).astype(np.int8))
+
+
+def _middles(sentences: Sentences, first: Numbers, end: Numbers, key: Key) -> Numbers:
+    """[N] token offsets at which chunks are cut: between sentences; in a lone one, between tokens, if it has two."""
+    start, stop = sentences.span(first, end)
+    lone = end == first + 1
+    units = np.where(lone, stop - start, end - first)
+    cut = 1 + below(key, "split", first, np.maximum(units - 1, 1))
+    return np.where(lone, start + cut, sentences.edges[np.minimum(first + cut, end)])
+
+
+def _halves(start: Numbers, middle: Numbers, stop: Numbers, swapped: NDArray[np.bool_]) -> tuple[Ends, Ends]:
+    """What lies before and after `middle`, or the other way round."""
+    return (
+        (np.where(swapped, middle, start), np.where(swapped, stop, middle)),
+        (np.where(swapped, start, middle), np.where(swapped, middle, stop)),
     )
-    return Segments.of(*truncated(a, b, room, key), (swapped | lone).astype(np.int8))

@@ -62,7 +62,8 @@ class Rows:
             return self.segments.rows(start, stop).sentence_starts(block)
         first, last = self.edges[start], self.edges[stop]
         low, high = np.searchsorted(block.sentences, (first, last))
-        return block.sentences[low:high] - first
+        starts: NDArray[np.int64] = block.sentences[low:high] - first
+        return starts
 
     def label(self, samples: Samples, start: int, stop: int) -> Samples:
         """`samples`, which are rows `start` to `stop`, with their segments and labels."""
