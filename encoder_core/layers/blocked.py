@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from encoder_core.layers.dropout import draw, inverse_rate, threshold_of
+
 PIECE = 2**18  # scores per piece: 1 MiB in fp32, about an L2 cache
 
 Bounds = tuple[tuple[int, int], ...]
@@ -80,25 +82,3 @@ def _probabilities(q_lnD: Tensor, k_lnD: Tensor) -> Tensor:
     if scores_nll.dtype in (torch.bfloat16, torch.float16):
         return torch.softmax(scores_nll, -1, dtype=torch.float32).to(scores_nll.dtype)
     return torch.softmax(scores_nll, -1)
-
-
-def threshold_of(dropout: float) -> int:
-    """Of the 65,536 values of a 16-bit draw, how many drop a probability."""
-    return min(round(dropout * 2**16), 2**16 - 1)
-
-
-def inverse_rate(threshold: int) -> float:
-    """What the kept probabilities are divided by, so that the expectation is unchanged, inverted."""
-    return 2**16 / (2**16 - threshold)
-
-
-def draw(shape: torch.Size, threshold: int) -> Tensor:
-    """int8 ones (keep) and zeros (drop).
-
-    Four draws of 16 bits come out of each 64-bit number: several times as fast as torch's Bernoulli, and the
-    rate is off by less than 1/131,072.
-    """
-    count = shape.numel()
-    bits = torch.empty((count + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
-    keep = bits.view(torch.int16)[:count] >= threshold - 2**15
-    return keep.view(torch.int8).view(shape)

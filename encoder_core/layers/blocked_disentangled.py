@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from encoder_core.layers.blocked import Bounds, Slices, draw, inverse_rate, pieces, threshold_of
+from encoder_core.layers.blocked import Bounds, Slices, pieces
+from encoder_core.layers.dropout import draw, inverse_rate, threshold_of
 
 BLOCK = 64  # tokens whose products with relative positions are made together
 

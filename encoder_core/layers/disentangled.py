@@ -15,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from encoder_core.layers.blocked_disentangled import blocked_disentangled
+from encoder_core.layers.dropout import Dropout
 from encoder_core.layers.free import Bias
 from encoder_core.layers.relative import Relations
 from encoder_core.layers.rows import Rows
@@ -184,7 +185,7 @@ class DisentangledAttention(nn.Module):
         super().__init__()
         self.projections = projections
         self.output = nn.Linear(hidden, hidden)
-        self.position_dropout = nn.Dropout(dropout)
+        self.position_dropout = Dropout(dropout)
         self.attention_dropout = attention_dropout
         self.attend = attend
 

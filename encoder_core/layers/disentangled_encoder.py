@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from encoder_core.batch import Batch
 from encoder_core.layers.disentangled import DisentangledAttention
+from encoder_core.layers.dropout import Dropout
 from encoder_core.layers.embeddings import Embeddings
 from encoder_core.layers.feed_forward import Activation, FeedForward, activate
 from encoder_core.layers.relative import Relations, RelativePositions
@@ -35,7 +36,7 @@ class DisentangledLayer(nn.Module):
         self.attention_norm = nn.LayerNorm(hidden, eps=eps)
         self.feed_forward = feed_forward
         self.feed_forward_norm = nn.LayerNorm(hidden, eps=eps)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(
         self,
@@ -63,7 +64,7 @@ class Convolution(nn.Module):
         self.activation: Activation = activation
         self.convolution = nn.Conv1d(hidden, hidden, kernel, padding=kernel // 2)
         self.norm = nn.LayerNorm(hidden, eps=eps)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(
         self, embedded_TH: Float[Tensor, "tokens hidden"], x_TH: Float[Tensor, "tokens hidden"], rows: Rows

@@ -5,6 +5,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from encoder_core.batch import Batch
+from encoder_core.layers.dropout import Dropout
 
 
 class DifferenceEmbedding(nn.Embedding):
@@ -47,7 +48,7 @@ class Embeddings(nn.Module):
         self.position = nn.Embedding(positions, width) if positions else None
         self.token_type = nn.Embedding(token_types, width) if token_types else None
         self.norm = nn.LayerNorm(width, eps=eps)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def disentangle_from(self, other: "Embeddings") -> None:
         """Make every table the difference from the same table of `other`; the LayerNorm stays this one's own."""

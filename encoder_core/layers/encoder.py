@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from encoder_core.batch import Batch
 from encoder_core.layers.attention import SelfAttention
+from encoder_core.layers.dropout import Dropout
 from encoder_core.layers.embeddings import Embeddings
 from encoder_core.layers.feed_forward import FeedForward
 from encoder_core.layers.rows import Rows
@@ -27,7 +28,7 @@ class EncoderLayer(nn.Module):
         self.attention_norm = nn.LayerNorm(hidden, eps=eps)
         self.feed_forward = feed_forward
         self.feed_forward_norm = nn.LayerNorm(hidden, eps=eps)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, x_TH: Float[Tensor, "tokens hidden"], rows: Rows) -> Float[Tensor, "tokens hidden"]:
         x_TH = self.attention_norm(x_TH + self.dropout(self.attention(x_TH, rows)))

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from encoder_core.layers.dropout import Dropout, dropout
 from encoder_core.layers.free import Bias, IntoHeads, OutOfHeads, Weights
 from encoder_core.layers.rows import Rows
 
@@ -52,7 +53,7 @@ class TwoStreamAttention(nn.Module):
         self.content_bias, self.distance_bias, self.segment_bias = (Bias(heads, width) for _ in range(3))
         self.segment = Weights(2, heads, width)
         self.norm = nn.LayerNorm(hidden, eps=eps)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.attention_dropout = attention_dropout
 
     def keys(self, content_RKH: Float[Tensor, "rows keys hidden"]) -> tuple[Tensor, Tensor]:
@@ -96,21 +97,28 @@ class TwoStreamAttention(nn.Module):
             bias_RNQK = bias_RNQK + torch.where(sight.other[:, None], other, same)
         blind = ~sight.visible.any(-1, keepdim=True)[:, None]
         hidden = ~(sight.visible[:, None] | blind)
-        context_RNQD = F.scaled_dot_product_attention(
-            to_content_RNQD,
+        context_RNQD = _attend(
+            to_content_RNQD * scale,
             key_RNKD,
             value_RNKD,
-            attn_mask=(bias_RNQK * scale).masked_fill(hidden, float("-inf")),
-            dropout_p=self.attention_dropout if self.training else 0.0,
-            scale=scale,
+            (bias_RNQK * scale).masked_fill(hidden, float("-inf")),
+            self.attention_dropout if self.training else 0.0,
         )
-        if not context_RNQD.numel():  # torch then leaves the bias out of the graph, and ranks that idle out of step
-            context_RNQD = context_RNQD + bias_RNQK.sum()
         return context_RNQD.masked_fill(blind, 0.0)
 
     @staticmethod
     def _rectangle(x_MND: Tensor, sight: Sight) -> Float[Tensor, "rows heads queries width"]:
         return sight.rows.pad(x_MND).transpose(1, 2)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, rate: float) -> Tensor:
+    """softmax(q k' + bias) v, all [R, N, ., .], `rate` on the probabilities: torch's fused attention, except that on a
+    CPU it has no dropout, and falls back to one that costs several times as much."""
+    if q.device.type != "cpu" or not rate:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=rate, scale=1.0)
+    scores = torch.baddbmm(bias.flatten(0, 1), q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2))
+    weights = dropout(scores.softmax(-1), rate)
+    return torch.bmm(weights, v.flatten(0, 1)).view(*q.shape[:-1], v.shape[-1])
 
 
 def sinusoids(first: int, last: int, hidden: int, device: torch.device) -> Float[Tensor, "distances hidden"]:

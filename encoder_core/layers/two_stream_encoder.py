@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from encoder_core.batch import Batch
 from encoder_core.errors import ModelError
 from encoder_core.layers.disentangled_encoder import rows_of
+from encoder_core.layers.dropout import Dropout
 from encoder_core.layers.feed_forward import Activation, activate
 from encoder_core.layers.free import Weights
 from encoder_core.layers.rows import Rows
@@ -66,7 +67,7 @@ class TwoStreamLayer(nn.Module):
         self.up = nn.Linear(hidden, inner)
         self.down = nn.Linear(inner, hidden)
         self.norm = nn.LayerNorm(hidden, eps=eps)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(
         self,
@@ -98,7 +99,7 @@ class WordEmbeddings(nn.Module):
     def __init__(self, vocab: int, hidden: int, dropout: float) -> None:
         super().__init__()
         self.word = nn.Embedding(vocab, hidden)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, batch: Batch) -> Float[Tensor, "tokens hidden"]:
         embedded_TH: Tensor = self.dropout(self.word(batch.tokens))
@@ -126,7 +127,7 @@ class TwoStreamEncoder(nn.Module):
         self.embeddings = WordEmbeddings(vocab, hidden, dropout)
         self.mask = Weights(1, 1, hidden)
         self.layers = nn.ModuleList(layers)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.recurrence = recurrence
         self.checkpoint_activations = checkpoint_activations
 

@@ -58,10 +58,10 @@ def test_a_rectangle_holds_the_flat_batch() -> None:
 
 
 def test_spans_are_runs_of_up_to_ten_targets() -> None:
-    at = make_batch([512], 101, spans=True).target_positions
+    at = make_batch([5120], 101, spans=True).target_positions
     runs = at.tensor_split((at.diff() > 1).nonzero().flatten() + 1)
     assert {len(run) for run in runs} == set(range(1, 11))
-    assert len(at) / 512 == pytest.approx(0.15, abs=0.02)
+    assert len(at) / 5120 == pytest.approx(0.15, abs=0.02)
 
 
 def test_a_target_of_the_peer_does_not_see_itself() -> None:
