@@ -6,12 +6,13 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 from checkpoints.hf.load import CONFIG, INDEX, WEIGHTS
 from data_service.store.base import Store
 from data_service.store.local import LocalStore
 
-PARTS = ("generator", "discriminator")
+PARTS: tuple[Literal["generator"], Literal["discriminator"]] = ("generator", "discriminator")
 """Folders of the networks that were trained as a pair."""
 
 _CHUNK = 64 << 20  # bytes held in memory at a time
