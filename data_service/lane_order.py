@@ -6,7 +6,7 @@ backward and from its last row to its first, so that it goes on too.
 
 Where a lane comes to the end of a block it goes on with another, and where a window ends all lanes do: there its
 memory is of other text, as it is wherever one document follows another. With windows of S steps that is one step in
-S; at 8,192 rows of 512 tokens S is 32 at most (`WindowSize.most_tokens`), with 256 rows 128 or more.
+S: `WindowSize` decides, and at 8,192 rows of 512 tokens its bound of memory allows 32.
 """
 
 from dataclasses import dataclass

@@ -11,6 +11,7 @@ import psutil
 import pytest
 import ray
 from corpus import random_block, source_of, spec_of, write_corpus
+from raw_text import small_tokenizer
 
 from data_service.client import FeedClient
 from data_service.errors import CorpusError, CorruptBlock
@@ -21,6 +22,7 @@ from data_service.spec import StreamSpec
 from data_service.store.errors import Truncated
 from data_service.store.open import open_store
 from data_service.stream import Stream
+from data_service.tokenizers.load import save_tokenizer
 
 pytestmark = pytest.mark.cluster
 
@@ -113,6 +115,24 @@ def test_pairs_by_the_service(uri: str, packing: str, tmp_path: Path) -> None:
     with connected(feed, spec) as client:
         assert client.samples_per_epoch == reference.samples_per_epoch
         read_all(client, reference, steps_of(spec, 20, 1500, client.samples_per_epoch))
+    ray.kill(feed)
+
+
+def test_lanes_by_the_service(uri: str) -> None:
+    save_tokenizer(small_tokenizer(), f"{uri}/tokenizer")
+    spec = spec_of(
+        source_of(uri),
+        window={"samples": 200, "least_tokens": 1},
+        input={"packing": "lanes", "reuse": 16},
+        masking={"kind": "plm", "predict": 6},
+        length=40,
+        lanes=12,
+    )
+    reference = Stream(spec)
+    feed = start_feed(FeedConfig(workers=2, memory=10_000_000, slab_tokens=3000))
+    with connected(feed, spec) as client:
+        assert client.samples_per_epoch == reference.samples_per_epoch
+        read_all(client, reference, steps_of(spec, 40, 12, client.samples_per_epoch))
     ray.kill(feed)
 
 

@@ -3,15 +3,22 @@
 import hashlib
 from dataclasses import fields
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
 from corpus import VOCABULARY, source_of, spec_of, write_corpus
 
+from data_service.rng import stream_key
+from data_service.samples.inputs import Lanes
+from data_service.samples.lanes import lane_rows
 from data_service.samples.masking import MlmMasking
+from data_service.samples.permuted import PermutedPrediction
+from data_service.samples.permuted_rows import permuted_rows
 from data_service.samples.ragged import Samples
 from data_service.shards.block import Block
 from data_service.stream import Stream
+from data_service.tokenizers.specials import SpecialIds
 
 GOLDEN = {
     ("full_sentences", "token"): "c67fcad3f97bab10",
@@ -23,6 +30,8 @@ GOLDEN = {
     ("ordered_pair", "token"): "a95617861909a187",
     ("two_segments", "token"): "d80ab8fc327524e6",
 }
+
+GOLDEN_LANES = {"whole_word": "09caece7ad2a445b", "piece": "e277057765aa847d"}
 
 
 def written_out(number: int) -> Block:
@@ -41,8 +50,24 @@ def test_the_bytes_of_an_epoch(tmp_path: Path, packing: str, masking: str) -> No
     }[masking]
     stream = Stream(spec_of(source_of(uri), input={"packing": packing}, masking=settings))
     samples = stream.read(3, 0, stream.samples_per_epoch)
+    assert digest_of(samples) == GOLDEN[packing, masking]
+
+
+@pytest.mark.parametrize("unit", GOLDEN_LANES)
+def test_the_bytes_of_lanes(unit: Literal["whole_word", "piece"]) -> None:
+    block, lanes = written_out(0), Lanes(packing="lanes", reuse=16)
+    rows = lane_rows(block, lanes, 45)
+    assert len(rows) > 100
+    special = SpecialIds(cls=0, sep=2, pad=1, mask=4, unk=3)
+    starts_word = np.arange(VOCABULARY) % 3 != 1
+    key, config = stream_key("pinned"), PermutedPrediction(predict=7, unit=unit)
+    samples = permuted_rows(block, rows, 0, len(rows), config, special, tuple(range(5)), key, starts_word)
+    assert digest_of(samples) == GOLDEN_LANES[unit]
+
+
+def digest_of(samples: Samples) -> str:
     digest = hashlib.sha256()
     for field in fields(Samples):
         column = getattr(samples, field.name)
         digest.update(b"" if column is None else column.astype("<i8").tobytes())
-    assert digest.hexdigest()[:16] == GOLDEN[packing, masking]
+    return digest.hexdigest()[:16]
