@@ -151,7 +151,7 @@ class Demo:
     def _export(self, run: runs.Run) -> None:
         with self._timed("export, and a masked sentence filled with what was exported"):
             folder = self.out / "model"
-            step = export_run(run, None, str(folder))
+            step = export_run(run, None, str(folder)).step
             self._say(
                 f"step {step:,} to {folder}; transformers loads it: AutoModelForMaskedLM, AutoTokenizer"
             )

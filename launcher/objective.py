@@ -22,8 +22,11 @@ from data_service.samples.masking import MlmMasking
 from data_service.samples.permuted import PermutedPrediction
 from data_service.spec import Masking
 from encoder_core.errors import ModelError
+from encoder_core.families.albert import AlbertConfig
+from encoder_core.families.bert import BertConfig
 from encoder_core.families.build import AnyEncoder, ModelConfig
 from encoder_core.families.electra import ElectraConfig
+from encoder_core.families.hf.interchange import Heads
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.objectives.gradient_disentangled import gradient_disentangled_detection
 from encoder_core.objectives.losses import Objective as ObjectiveModule
@@ -135,6 +138,15 @@ def misfit(config: ModelConfig, objective: Objective) -> str | None:
     if isinstance(config, ElectraConfig) and objective.rtd is None:
         return "a model of family electra is trained by rtd"
     return None
+
+
+def exported_heads(config: ModelConfig, objective: Objective) -> Heads:
+    """What of a network trained alone a class of transformers has a place for: its head, and BERT's and ALBERT's pair
+    head."""
+    if objective.plm is not None:
+        return "plm"
+    pairs = objective.nsp is not None or objective.sop is not None
+    return "mlm_pair" if pairs and isinstance(config, BertConfig | AlbertConfig) else "mlm"
 
 
 def task_encoder(module: ObjectiveModule) -> AnyEncoder:

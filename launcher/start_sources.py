@@ -8,22 +8,19 @@ from pydantic import JsonValue
 from torch import Tensor
 
 from checkpoints.gather import Peers, gather_or_raise
-from checkpoints.hf.pair import pair_weights_for
 from checkpoints.hf.fetch import PARTS, folder_digest, local_folder
 from checkpoints.hf.load import CONFIG, check_same_model, read_folder_config, unused_in, weights_for
+from checkpoints.hf.pair import pair_weights_for
 from checkpoints.load import Reader, newest_good
 from data_service.store.base import Store
 from data_service.tokenizers.load import find_tokenizer, load_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.errors import ModelError
-from encoder_core.families.albert import AlbertConfig
-from encoder_core.families.bert import BertConfig
 from encoder_core.families.build import ModelConfig
-from encoder_core.families.hf.interchange import Heads
 from encoder_core.objectives.replaced import DetectorConfig
 from encoder_core.train.zero_state import Read
 from launcher.errors import RunError
-from launcher.objective import Objective
+from launcher.objective import Objective, exported_heads
 from launcher.recipe import Recipe
 from launcher.runs import Run, open_run
 
@@ -140,20 +137,13 @@ def _folder_weights(objective: Objective, config: ModelConfig, folder: Path, whe
     its = config.model_copy(update={"vocab": read_folder_config(network).vocab})
     if objective.rtd is not None:
         assert isinstance(its, DetectorConfig)  # `objective_module` has built both networks
-        return pair_weights_for(its, folder)
-    return weights_for(its, folder, _heads(objective, config))
+        return pair_weights_for(its, folder, objective.rtd.embeddings)
+    return weights_for(its, folder, exported_heads(config, objective))
 
 
 def _left(objective: Objective, config: ModelConfig, folder: Path) -> list[str]:
     """Their names of what a single network's folder has and the objective does not train."""
-    return [] if objective.rtd is not None else unused_in(config, folder, _heads(objective, config))
-
-
-def _heads(objective: Objective, config: ModelConfig) -> Heads:
-    if objective.plm is not None:
-        return "plm"
-    pairs = objective.nsp is not None or objective.sop is not None
-    return "mlm_pair" if pairs and isinstance(config, BertConfig | AlbertConfig) else "mlm"
+    return [] if objective.rtd is not None else unused_in(config, folder, exported_heads(config, objective))
 
 
 def from_tensors(tensors: Mapping[str, Tensor]) -> Read:

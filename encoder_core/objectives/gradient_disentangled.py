@@ -54,6 +54,11 @@ class GradientDisentangledDetection(ReplacedTokenDetection):
         return replace(generated, memory=(drawn_M,))
 
 
+def is_difference(name: str) -> bool:
+    """Whether the discriminator's parameter of this name is a table of E_delta, to which the generator's is added."""
+    return name.startswith("encoder.embeddings.") and ".norm." not in name
+
+
 def gradient_disentangled_detection(
     config: DetectorConfig,
     objective: ReplacedTokenConfig,

@@ -25,6 +25,7 @@ DetectorConfig = ElectraConfig | DebertaV2Config
 """Families that come with a generator."""
 
 Part = Literal["generator", "discriminator"]
+Sharing = Literal["shared", "gradient_disentangled"]
 
 
 class ReplacedTokenConfig(BaseModel):
@@ -42,7 +43,7 @@ class ReplacedTokenConfig(BaseModel):
 
     weight: float = Field(default=50.0, gt=0)
     temperature: float = Field(default=1.0, gt=0)
-    embeddings: Literal["shared", "gradient_disentangled"] = "shared"
+    embeddings: Sharing = "shared"
 
 
 class Discriminator(nn.Module):

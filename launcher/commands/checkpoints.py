@@ -71,4 +71,8 @@ def export(
     from launcher.runs import open_run
 
     exported = export_run(open_run(run), step, out)
-    typer.echo(f"exported step {exported:,} to {out}")
+    typer.echo(f"exported step {exported.step:,} to {out}")
+    for folder, architecture in exported.models.items():
+        typer.echo(f"  {folder}  for transformers' {architecture}")
+    if exported.left_out:
+        typer.echo(f"  left out, since that class has no place for it: {', '.join(exported.left_out)}")

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from checkpoints.attempt import claim
 from checkpoints.gather import Alone
-from checkpoints.hf.pair import export_pair
 from checkpoints.hf.export import export_model
+from checkpoints.hf.pair import export_pair
 from checkpoints.save import Saver
 from data_service.errors import TokenizerError
 from data_service.samples.masking import MlmMasking
@@ -34,7 +34,7 @@ from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.hf.interchange import Heads
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlnet import XlnetConfig
-from encoder_core.objectives.replaced import ReplacedTokenConfig
+from encoder_core.objectives.replaced import ReplacedTokenConfig, Sharing
 from encoder_core.train.fragments import Fragment
 from encoder_core.train.zero_state import MASTER
 from launcher.errors import RunError
@@ -110,8 +110,9 @@ def export(setting: Setting, folder: Path, heads: Heads = "mlm") -> nn.Module:
     recipe = setting.run.recipe
     model = random_weights(build_model(recipe, setting.tokenizer)).eval()
     files, config = setting.tokenizer.save_files(), setting.known(recipe.model)
-    if isinstance(config, ElectraConfig):
-        export_pair(parameters(model).__getitem__, config, files, open_store(folder))
+    if recipe.objective.rtd is not None:
+        sharing = recipe.objective.rtd.embeddings
+        export_pair(parameters(model).__getitem__, config, files, open_store(folder), sharing)
     else:
         export_model(parameters(model).__getitem__, config, files, open_store(folder), heads)
     return model
@@ -143,12 +144,26 @@ def test_the_first_evaluation_is_the_exporters(
     assert "copied" not in start.record
 
 
-def test_a_pair_begins_as_it_was(setting: Setting, tmp_path: Path) -> None:
-    asked = setting.asks(ELECTRA, Objective(mlm=MLM, rtd=ReplacedTokenConfig()), tmp_path / "pair")
+PAIRS = {
+    "electra": (ELECTRA, "shared"),
+    "deberta-v3-shared": (DEBERTA_V2, "shared"),
+    "deberta-v3": (DEBERTA_V2, "gradient_disentangled"),
+}
+
+
+@pytest.mark.parametrize(("config", "sharing"), PAIRS.values(), ids=PAIRS)
+def test_a_pair_begins_as_it_was(
+    setting: Setting, tmp_path: Path, config: ModelConfig, sharing: Sharing
+) -> None:
+    objective = Objective(mlm=MLM, rtd=ReplacedTokenConfig(embeddings=sharing))
+    asked = setting.asks(config, objective, tmp_path / "pair")
     exported = export(asked, tmp_path / "pair")
     model, start = asked.begin()
     batch = rows(setting.tokenizer.vocab_size)
-    assert losses(model, batch) == losses(exported, batch)
+    found, expected = losses(model, batch), losses(exported, batch)
+    assert found["mlm"] == expected["mlm"]
+    # E_delta is read back as a difference: up to rounding.
+    torch.testing.assert_close(found["rtd"], expected["rtd"], rtol=1e-5, atol=0)
     assert start.record["fresh"] == []
 
 
@@ -346,13 +361,23 @@ def test_extended_rows_are_the_mean_of_their_pieces(setting: Setting, tmp_path: 
     assert torch.equal(model.logits(batch)[:, :size], exported.logits(batch))
 
 
-def test_both_networks_of_a_pair_get_the_new_rows(setting: Setting, tmp_path: Path) -> None:
-    objective = Objective(mlm=MLM, rtd=ReplacedTokenConfig())
-    export(setting.asks(ELECTRA, objective, "scratch"), tmp_path)
+@pytest.mark.parametrize(("config", "sharing"), PAIRS.values(), ids=PAIRS)
+def test_both_networks_of_a_pair_get_the_new_rows(
+    setting: Setting, tmp_path: Path, config: ModelConfig, sharing: Sharing
+) -> None:
+    objective = Objective(mlm=MLM, rtd=ReplacedTokenConfig(embeddings=sharing))
+    exported = parameters(export(setting.asks(config, objective, "scratch"), tmp_path))
     longer = replace(setting, tokenizer=extend_tokenizer(setting.tokenizer, ["neurotransmitter"]).tokenizer)
-    model, start = longer.asks(ELECTRA, objective, tmp_path).begin()
+    model, start = longer.asks(config, objective, tmp_path).begin()
     assert start.record["averaged"] == 2
-    assert len(model.discriminator.encoder.embeddings.word.weight) == longer.tokenizer.vocab_size
+    tables = {"generator.encoder.embeddings.word.weight", "generator.head.decoder.bias"}
+    if sharing == "gradient_disentangled":
+        tables |= {"discriminator.encoder.embeddings.word.weight"}
+    assert vocabulary_tables(longer.known(config), objective) == tables
+    pieces = setting.tokenizer.encode("neurotransmitter").tolist()
+    for name in tables:
+        by_hand = exported[name][pieces].mean(0)
+        torch.testing.assert_close(parameters(model)[name][-2], by_hand, rtol=1e-5, atol=1e-6)
 
 
 def test_rows_follow_their_pieces_to_other_ids(setting: Setting, tmp_path: Path) -> None:

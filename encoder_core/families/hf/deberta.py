@@ -1,5 +1,6 @@
 """`DebertaForMaskedLM` and `DebertaV2ForMaskedLM` of transformers, with the prediction head of the published weights.
 
+It has no class for version 3's discriminator: a folder of one is loaded as `DebertaV2Model`, without its head.
 transformers has no enhanced mask decoder: there our logits are those of the plain decoder. The decoder's absolute
 positions travel under the name that the published weights give them, which transformers skips.
 """
@@ -47,6 +48,9 @@ _ENDS = (
     Pair("encoder.embeddings.word.weight", "deberta.embeddings.word_embeddings.weight"),
     *with_bias("encoder.embeddings.norm", "deberta.embeddings.LayerNorm"),
     Pair("encoder.positions.embedding.weight", "deberta.encoder.rel_embeddings.weight"),
+)
+
+_HEAD = (
     *with_bias("head.dense", "lm_predictions.lm_head.dense"),
     *with_bias("head.norm", "lm_predictions.lm_head.LayerNorm"),
     Pair("head.decoder.bias", "lm_predictions.lm_head.bias"),
@@ -66,26 +70,20 @@ _CONVOLUTION = (
 
 _POSITIONS = Pair("decoder.position.weight", "deberta.embeddings.position_embeddings.weight")
 
-# The discriminator's head, which version 3's published weights carry beside the generator's.
-_DETECTION = tuple(
-    f"mask_predictions.{name}"
-    for name in (
-        "dense.weight",
-        "dense.bias",
-        "LayerNorm.weight",
-        "LayerNorm.bias",
-        "classifier.weight",
-        "classifier.bias",
-    )
+# The discriminator's head, under the names of version 3's published weights, which carry it beside the other.
+_DETECTION = (
+    *with_bias("head.norm", "mask_predictions.LayerNorm"),
+    *with_bias("head.dense", "mask_predictions.dense"),
+    *with_bias("head.score", "mask_predictions.classifier"),
 )
+
+_BUFFERS = ("deberta.embeddings.position_ids",)
 
 
 def table(config: DebertaConfig | DebertaV2Config) -> KeyTable:
-    """The parameters of this model."""
-    pairs = (*_ENDS, *_LAYER, *(_SHARED if isinstance(config, DebertaV2Config) else _FUSED))
-    if isinstance(config, DebertaV2Config) and config.convolution is not None:
-        pairs = (*pairs, *_CONVOLUTION)
-    unused = ("deberta.embeddings.position_ids", *_DETECTION)
+    """The parameters of this model and its masked-language-model head."""
+    pairs = (*_encoder(config), *_HEAD)
+    unused = (*_BUFFERS, *(pair.theirs for pair in _DETECTION))
     if config.mask_decoder == "enhanced":
         pairs = (*pairs, _POSITIONS)
     else:
@@ -93,10 +91,22 @@ def table(config: DebertaConfig | DebertaV2Config) -> KeyTable:
     return KeyTable(pairs, tied=_LEGACY_TIED, unused=unused, aliases=_LEGACY_HEAD)
 
 
+def detection(config: DebertaV2Config) -> KeyTable:
+    """The discriminator's parameters (version 3)."""
+    unused = (*_BUFFERS, _POSITIONS.theirs, *(pair.theirs for pair in _HEAD))
+    return KeyTable((*_encoder(config), *_DETECTION), tied=_LEGACY_TIED, unused=unused, aliases=_LEGACY_HEAD)
+
+
+def _encoder(config: DebertaConfig | DebertaV2Config) -> tuple[Pair, ...]:
+    if isinstance(config, DebertaConfig):
+        return (*_ENDS, *_LAYER, *_FUSED)
+    return (*_ENDS, *_LAYER, *_SHARED, *(_CONVOLUTION if config.convolution is not None else ()))
+
+
 def to_json(config: DebertaConfig | DebertaV2Config) -> dict[str, Any]:
-    """The fields of config.json that describe the model; `mask_decoder` is ours alone."""
+    """The fields of config.json that describe one network; `mask_decoder` is ours alone, and `generator_layers` has no
+    place there."""
     fields = {
-        "architectures": [ARCHITECTURES[config.family]],
         "model_type": config.family.replace("_", "-"),
         **shared_to_json(config),
         "max_position_embeddings": config.max_length,

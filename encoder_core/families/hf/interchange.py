@@ -63,6 +63,8 @@ def _described(config: ModelConfig, heads: Heads) -> tuple[str, KeyTable, dict[s
             return "RobertaForMaskedLM", roberta.TABLE, roberta.to_json(config)
         case ((DebertaConfig() | DebertaV2Config()), "mlm"):
             return deberta.ARCHITECTURES[config.family], deberta.table(config), deberta.to_json(config)
+        case DebertaV2Config(), "rtd":
+            return "DebertaV2Model", deberta.detection(config), deberta.to_json(config)
         case XlnetConfig(), "plm":
             return xlnet.ARCHITECTURE, xlnet.TABLE, xlnet.to_json(config)
         case XlnetConfig(), _:

@@ -8,7 +8,7 @@ from parity import random_weights
 from torch import nn
 from transformers import AutoModelForMaskedLM, AutoModelForPreTraining
 
-from checkpoints.hf.electra import export_pair, pair_weights_for
+from checkpoints.hf.pair import export_pair, pair_weights_for
 from checkpoints.hf.export import export_model
 from checkpoints.hf.load import load_pretrained, weights_for
 from data_service.store.open import open_store
