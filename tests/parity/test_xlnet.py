@@ -306,6 +306,29 @@ def test_memory_equals_the_full_context() -> None:
     torch.testing.assert_close(follow.content, expected[half == 1], rtol=1e-12, atol=1e-12)
 
 
+@torch.no_grad()
+def test_predictions_with_memory_are_those_in_the_full_context() -> None:
+    """The objective itself: targets in the second half, predicted from it and from the first in memory."""
+    fields = {"reuse": 12, "memory": 12}
+    model = random_weights(permuted_language_model(CONFIG.model_copy(update=fields))).double().eval()
+    whole = permuted([24, 24], segments=False)
+    late = whole.positions >= 12
+    keep = late[whole.target_positions]
+    targets, ids = whole.target_positions[keep], whole.target_ids[keep]
+    order = torch.where(late, whole.order + 1, 0)
+    whole = replace(whole, order=order, target_positions=targets, target_ids=ids)
+    within = torch.cumsum(late, 0)[targets] - 1
+    second = replace(_half(whole, late), order=order[late], target_positions=within, target_ids=ids)
+    none = ids[:0]
+    first = replace(_half(whole, ~late), target_positions=none, target_ids=none)
+    memory = model(first).memory
+    assert_close(model.logits(second, memory), model.logits(whole, None))
+    found, expected = model(second, memory).terms[0], model(whole).terms[0]
+    assert found.targets == expected.targets > 5
+    assert_close(found.loss_sum, expected.loss_sum)
+    assert abs(model(second).terms[0].loss_sum - expected.loss_sum) > 1e-5, "which needs the memory"
+
+
 def _half(whole: Batch, chosen: Tensor) -> Batch:
     """Twelve tokens of each of two rows, as rows of their own that see all of themselves."""
     ends = torch.tensor([0, 12, 24], dtype=torch.int32)

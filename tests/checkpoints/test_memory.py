@@ -1,0 +1,72 @@
+"""Memory in a checkpoint: beside the parameters, under the same rules, in any number of ranks' files."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from trainers import KINDS, SHAPES, assert_holds, cut, on_threads, random_state, save
+
+from checkpoints.attempt import claim
+from checkpoints.commit import Committed, Failed
+from checkpoints.errors import CheckpointError
+from checkpoints.gather import Alone, Peers
+from checkpoints.layout import Manifest, Mark
+from checkpoints.listing import read_manifest
+from checkpoints.load import Reader
+from checkpoints.save import Saver
+from checkpoints.verify import verify
+from data_service.store.base import Store
+from data_service.store.open import open_store
+from encoder_core.train.fragments import Fragment
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return open_store(tmp_path / "run")
+
+
+MEMORY_SHAPES = {"memory.0": (6, 2, 4)}
+
+
+def test_memory_comes_back_beside_the_parameters(store: Store) -> None:
+    """Two of six lanes a rank; whoever loads takes other ranges."""
+    attempt, remembered = claim(store), torch.arange(48.0)
+
+    def work(peers: Peers) -> object:
+        saver = Saver(store, attempt, peers)
+        mine = [*cut(random_state(1), (50, 700), peers.rank), memory(remembered, peers.rank)]
+        saver.begin(1, mine, SHAPES, {}, MEMORY_SHAPES)
+        return saver.commit()
+
+    assert all(isinstance(outcome, Committed) for outcome in on_threads(3, work))
+    manifest = read_manifest(store, Mark(1, 1))
+    assert verify(store, manifest) == []
+    assert (manifest.shapes, manifest.memory, manifest.kinds) == (SHAPES, MEMORY_SHAPES, tuple(sorted(KINDS)))
+    assert_holds(store, manifest, random_state(1))
+    with Reader(store, manifest) as reader:
+        assert torch.equal(reader.read("memory.0", "memory", 12, 40), remembered[12:40])
+        assert reader.read_full("memory.0", "memory").shape == (6, 2, 4)
+        with pytest.raises(CheckpointError, match="no elements 0 to 8 of master of memory"):
+            reader.read("memory.0", "master", 0, 8)
+        with pytest.raises(CheckpointError, match="no elements 0 to 4 of memory of scale"):
+            reader.read("scale", "memory", 0, 4)
+
+
+def test_memory_must_be_whole_too(store: Store) -> None:
+    saver = Saver(store, claim(store), Alone())
+    parts = [memory(torch.zeros(48), 0), memory(torch.zeros(48), 2)]
+    saver.begin(1, [*cut(random_state(1), (), 0), *parts], SHAPES, {}, MEMORY_SHAPES)
+    outcome = saver.commit()
+    assert isinstance(outcome, Failed)
+    assert "memory.0: no rank holds elements 16 to 32" in outcome.reason
+
+
+def memory(remembered: torch.Tensor, rank: int) -> Fragment:
+    return Fragment("memory.0", 16 * rank, {"memory": remembered[16 * rank : 16 * rank + 16]})
+
+
+def test_a_manifest_from_before_there_was_memory_is_read(store: Store) -> None:
+    save(Saver(store, claim(store), Alone()), 10, seed=1)
+    manifest = read_manifest(store, Mark(1, 10))
+    old = {key: value for key, value in manifest.model_dump().items() if key != "memory"}
+    assert Manifest.model_validate(old) == manifest
