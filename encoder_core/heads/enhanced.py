@@ -3,8 +3,6 @@
 Shapes: T tokens, M targets, H hidden.
 """
 
-from itertools import islice
-
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -28,7 +26,7 @@ class EnhancedMaskDecoder(nn.Module):
 
     def forward(self, encoder: DisentangledEncoder, batch: Batch) -> Float[Tensor, "targets hidden"]:
         """States at `batch.target_positions`; M may be 0."""
-        return self.decode(encoder, before_last(encoder, batch), batch)
+        return self.decode(encoder, encoder.before_last(batch), batch)
 
     def decode(
         self, encoder: DisentangledEncoder, x_TH: Float[Tensor, "tokens hidden"], batch: Batch
@@ -37,9 +35,3 @@ class EnhancedMaskDecoder(nn.Module):
         at_M = batch.target_positions
         queries_MH = x_TH.index_select(0, at_M) + self.position(batch.positions[at_M])
         return encoder.look_again(queries_MH, at_M, x_TH, batch, PASSES)
-
-
-def before_last(encoder: DisentangledEncoder, batch: Batch) -> Float[Tensor, "tokens hidden"]:
-    """The states that the last layer takes."""
-    x_TH: Tensor = next(islice(encoder.states(batch), len(encoder.layers) - 1, None))
-    return x_TH

@@ -4,6 +4,7 @@ Shapes: T tokens, M queries, H hidden.
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 import torch
 from jaxtyping import Float, Int
@@ -116,6 +117,17 @@ class DisentangledEncoder(nn.Module):
             if depth == 0 and self.convolution is not None:
                 x_TH = self.convolution(embedded_TH, x_TH, rows)
             yield x_TH
+
+    def at(self, at_M: Int[Tensor, " queries"], batch: Batch) -> Float[Tensor, "queries hidden"]:
+        """The last layer's output at flat token indices `at_M` (sorted). That layer runs for those tokens only."""
+        if self.convolution is not None and len(self.layers) == 1:
+            return self(batch).index_select(0, at_M)  # the convolution comes after, over whole rows
+        x_TH = self.before_last(batch)
+        return self.look_again(x_TH.index_select(0, at_M), at_M, x_TH, batch, 1)
+
+    def before_last(self, batch: Batch) -> Float[Tensor, "tokens hidden"]:
+        """What the last layer is given."""
+        return next(islice(self.states(batch), len(self.layers) - 1, None))
 
     def look_again(
         self,

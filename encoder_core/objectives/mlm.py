@@ -10,6 +10,7 @@ from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.heads.cross_entropy import CrossEntropySums
 from encoder_core.heads.enhanced import EnhancedMaskDecoder
 from encoder_core.heads.mlm import MaskedLanguageModelHead
+from encoder_core.layers.disentangled_encoder import DisentangledEncoder
 from encoder_core.layers.kernels import Attend, automatic
 from encoder_core.objectives.losses import LossSums, Objective, Term
 
@@ -52,11 +53,14 @@ class MaskedLanguageModel(Objective):
         return self.head.logits(hidden.index_select(0, positions_M))
 
     def _predicted(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Hidden states and which of them are predicted from: the encoder's, or DeBERTa's decoder's."""
-        if self.decoder is None:
+        """Hidden states and which of them are predicted from: the encoder's, or, of DeBERTa, those of targets only."""
+        if self.decoder is not None:
+            targets_MH: Tensor = self.decoder(self.encoder, batch)
+        elif isinstance(self.encoder, DisentangledEncoder):
+            targets_MH = self.encoder.at(batch.target_positions, batch)
+        else:
             return self.encoder(batch), batch.target_positions
-        decoded_MH: Tensor = self.decoder(self.encoder, batch)
-        return decoded_MH, torch.arange(len(decoded_MH), device=decoded_MH.device)
+        return targets_MH, torch.arange(len(targets_MH), device=targets_MH.device)
 
 
 def masked_language_model(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from encoder_core.batch import Batch
 from encoder_core.families.build import AnyEncoder, ModelConfig, build_encoder
-from encoder_core.heads.enhanced import EnhancedMaskDecoder, before_last
+from encoder_core.heads.enhanced import EnhancedMaskDecoder
 from encoder_core.heads.mlm import MaskedLanguageModelHead
 from encoder_core.heads.pair import PairHead
 from encoder_core.layers.disentangled_encoder import DisentangledEncoder
@@ -76,7 +76,7 @@ class MaskedLanguageModelWithPairs(Objective):
             hidden_TH = self.encoder(batch)
             return hidden_TH.index_select(0, batch.target_positions), hidden_TH.index_select(0, first_R)
         assert isinstance(self.encoder, DisentangledEncoder)  # only this family has the decoder
-        x_TH = before_last(self.encoder, batch)
+        x_TH = self.encoder.before_last(batch)
         first_RH = self.encoder.look_again(x_TH.index_select(0, first_R), first_R, x_TH, batch, 1)
         return self.decoder.decode(self.encoder, x_TH, batch), first_RH
 

@@ -215,8 +215,11 @@ def test_the_enhanced_decoder_is_theirs_run_again_on_their_own_layer() -> None:
     assert_close(ours.decoder(ours.encoder, batch), expected)
 
 
-def test_a_batch_without_targets_keeps_every_parameter_in_the_graph(config: Config) -> None:
-    config = config.model_copy(update={"mask_decoder": "enhanced"})
+@pytest.mark.parametrize("mask_decoder", ["plain", "enhanced"])
+def test_a_batch_without_targets_keeps_every_parameter_in_the_graph(
+    config: Config, mask_decoder: str
+) -> None:
+    config = config.model_copy(update={"mask_decoder": mask_decoder})
     model = our_model(config, torch.float32)
     batch = make_batch([1], 101)
     none = batch.target_ids[:0]
@@ -225,6 +228,16 @@ def test_a_batch_without_targets_keeps_every_parameter_in_the_graph(config: Conf
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
         assert not parameter.grad.any(), name
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("layers", [1, 2])
+def test_the_last_layer_at_chosen_tokens_is_the_last_layer(config: Config, layers: int) -> None:
+    config = config.model_copy(update={"layers": layers})
+    encoder = our_model(config, torch.float64).encoder
+    batch = make_batch(LENGTHS, 101)
+    expected = encoder(batch)[batch.target_positions]
+    torch.testing.assert_close(encoder.at(batch.target_positions, batch), expected, rtol=1e-12, atol=1e-12)
 
 
 def test_activation_checkpointing_changes_no_bit(config: Config) -> None:
