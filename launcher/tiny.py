@@ -23,6 +23,7 @@ from launcher.recipe import (
 from launcher.recipe_checks import impossible
 
 STEPS = 3000
+DETECTION_STEPS = 4500  # a discriminator learns late: from a generator that has learned to be nearly right
 ROWS, MICROBATCH = 32, 16  # one microbatch for each of two ranks
 LENGTH, LONGEST = 32, 48  # tokens of a row that has one segment, or is short; of others
 LAYERS, HIDDEN, HEADS, FEED_FORWARD, EMBEDDING = 2, 128, 4, 512, 64
@@ -35,7 +36,7 @@ MEMORY_REFRESH = 50  # steps
 
 
 def tiny(recipe: Recipe) -> Recipe:
-    """`recipe` with two layers of 128, short rows, batches of 32, 3,000 steps, and a learning rate for that, in fp32.
+    """`recipe` with two layers of 128, short rows, batches of 32, some thousand steps, and a learning rate for that, in fp32.
 
     Everything that says what kind of run it is stays: packing, objective, optimizer, decay, ZeRO stage, sources,
     the number of phases and their shares of the steps. Dropout goes: such a run sees its text once or twice.
@@ -68,10 +69,11 @@ def _phases(recipe: Recipe) -> tuple[Phase, ...]:
     """The same shares of the steps. A phase's rows are short where it has one segment, or a later phase's are
     longer."""
     one_segment = isinstance(recipe.input, Packed | Lanes)
+    steps = STEPS if recipe.objective.rtd is None else DETECTION_STEPS
     return tuple(
         _phase(
             phase,
-            max(1, STEPS * phase.steps // recipe.total_steps),
+            max(1, steps * phase.steps // recipe.total_steps),
             LENGTH if one_segment or phase.length < recipe.model.max_length else LONGEST,
         )
         for phase in recipe.phases
