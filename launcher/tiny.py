@@ -36,7 +36,7 @@ MEMORY_REFRESH = 50  # steps
 
 
 def tiny(recipe: Recipe) -> Recipe:
-    """`recipe` with two layers of 128, short rows, batches of 32, some thousand steps, and a learning rate for that, in fp32.
+    """`recipe` with two layers of 128, short rows, batches of 32 and a learning rate for that, in fp32, for minutes.
 
     Everything that says what kind of run it is stays: packing, objective, optimizer, decay, ZeRO stage, sources,
     the number of phases and their shares of the steps. Dropout goes: such a run sees its text once or twice.
