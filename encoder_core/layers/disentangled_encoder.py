@@ -121,7 +121,8 @@ class DisentangledEncoder(nn.Module):
     def at(self, at_M: Int[Tensor, " queries"], batch: Batch) -> Float[Tensor, "queries hidden"]:
         """The last layer's output at flat token indices `at_M` (sorted). That layer runs for those tokens only."""
         if self.convolution is not None and len(self.layers) == 1:
-            return self(batch).index_select(0, at_M)  # the convolution comes after, over whole rows
+            x_TH = self.forward(batch)  # the convolution comes after, over whole rows
+            return x_TH.index_select(0, at_M)
         x_TH = self.before_last(batch)
         return self.look_again(x_TH.index_select(0, at_M), at_M, x_TH, batch, 1)
 
