@@ -60,7 +60,7 @@ class RelativePositions(nn.Module):
             distance = (keys_K[:, None] - keys_K)[None]
         else:
             distance = query_rows.pad(queries)[:, :, None] - keys_K
-        ahead = torch.tensor(self.steps[: rows.max_length], device=queries.device)
+        ahead = torch.tensor(self.steps[: rows.max_length], dtype=torch.int64, device=queries.device)
         steps = torch.cat([-ahead[1:].flip(0), ahead])
         places = (steps + self.span).clamp(0, 2 * self.span - 1) - low
         return Relations(table_PH, places, places[distance + rows.max_length - 1])

@@ -103,3 +103,17 @@ def test_sampling_repeats_with_the_seed_however_it_is_chunked(monkeypatch: pytes
         outcomes.append(linear_cross_entropy(*tensors, ids, temperature=1.0).sampled)
     assert torch.equal(outcomes[0], outcomes[1])
     assert not torch.equal(outcomes[0], outcomes[2])
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("vocab", [60, 700])
+def test_ids_drawn_from_logits_that_are_not_finite_are_ids(bad: float, vocab: int) -> None:
+    features = torch.randn(20, 4)
+    features[::2] = bad
+    ids = torch.randint(vocab, (20,))
+    sampled = linear_cross_entropy(
+        features, torch.randn(vocab, 4), torch.zeros(vocab), ids, temperature=1.0
+    ).sampled
+    assert sampled is not None
+    assert int(sampled.min()) >= 0
+    assert int(sampled.max()) < vocab

@@ -48,3 +48,17 @@ def test_layers_learn_more_slowly_the_deeper_they_lie(model) -> None:
 def test_frozen_parameters_are_left_out(model) -> None:
     model.encoder.embeddings.word.weight.requires_grad_(False)
     assert "encoder.embeddings.word.weight" not in _by_name(model, parameter_groups(model, 0.01))
+
+
+def test_turns_keep_their_order_and_share_no_group(model) -> None:
+    head = list(model.head.parameters())
+    first = [p for p in model.parameters() if all(p is not other for other in head)]
+    groups = parameter_groups(model, 0.01, turns={"second": head, "first": first})
+    assert [group["turn"] for group in groups] == ["second", "second", "first", "first"]
+    placed = _by_name(model, groups)
+    assert all(
+        (group["turn"] == "first") == name.startswith("encoder.")
+        for name, group in placed.items()
+        if "word" not in name
+    )
+    assert {group["turn"] for group in parameter_groups(model, 0.01)} == {"all"}
