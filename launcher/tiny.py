@@ -28,6 +28,7 @@ ROWS, MICROBATCH = 32, 16  # one microbatch for each of two ranks
 LENGTH, LONGEST = 32, 48  # tokens of a row that has one segment, or is short; of others
 LAYERS, HIDDEN, HEADS, FEED_FORWARD, EMBEDDING = 2, 128, 4, 512, 64
 ADAMW_LR, LAMB_LR = 1.5e-3, 1e-2
+DETECTION_LR = 7e-4  # at 1e-3 the discriminator stalls, and its generator does not
 UNCORRECTED_LR = 1e-3  # without bias correction the first thousand steps are larger than the rate says
 WARMUP = 10  # one in so many steps
 COPIES = 2
@@ -51,7 +52,7 @@ def tiny(recipe: Recipe) -> Recipe:
             "input": _input(recipe.input, longest),
             "objective": _objective(recipe.objective, longest),
             "phases": phases,
-            "optimizer": _optimizer(recipe.optimizer),
+            "optimizer": _optimizer(recipe.optimizer, detects=recipe.objective.rtd is not None),
             "schedule": recipe.schedule.model_copy(update={"warmup": steps // WARMUP}),
             "precision": "fp32",
             "microbatch": MICROBATCH,
@@ -142,9 +143,9 @@ def _objective(objective: Objective, length: int) -> Objective:
     return objective.model_copy(update={"plm": objective.plm.model_copy(update=smaller)})
 
 
-def _optimizer(optimizer: Optimizer) -> Optimizer:
+def _optimizer(optimizer: Optimizer, *, detects: bool) -> Optimizer:
     if optimizer.adamw is not None:
-        lr = ADAMW_LR if optimizer.adamw.bias_correction else UNCORRECTED_LR
+        lr = DETECTION_LR if detects else ADAMW_LR if optimizer.adamw.bias_correction else UNCORRECTED_LR
         return Optimizer(adamw=optimizer.adamw.model_copy(update={"lr": lr}))
     assert optimizer.lamb is not None  # a recipe has exactly one
     return Optimizer(lamb=optimizer.lamb.model_copy(update={"lr": LAMB_LR}))
