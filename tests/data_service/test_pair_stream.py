@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from corpus import NEVER_MASKED, SPECIAL, VOCABULARY, random_block, source_of, spec_of, write_corpus
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_service.corpora import Corpora
@@ -53,6 +53,7 @@ def text_of(samples: Samples) -> np.ndarray:
     return tokens[~np.isin(tokens, NEVER_MASKED)]
 
 
+@settings(deadline=None)
 @given(st.integers(0, 1000), st.sampled_from(PACKINGS), st.booleans(), st.data())
 def test_rows_alone_are_the_rows_among_others(
     seed: int, packing: str, whole_words: bool, data: st.DataObject
@@ -70,6 +71,7 @@ def test_rows_alone_are_the_rows_among_others(
     )
 
 
+@settings(deadline=None)
 @given(st.integers(0, 1000), st.sampled_from(PACKINGS))
 def test_rows_are_laid_out_with_their_segments(seed: int, packing: str) -> None:
     """[CLS] A [SEP] B [SEP], or [CLS] A [SEP]; B begins after the first separator."""
@@ -93,6 +95,7 @@ def test_rows_are_laid_out_with_their_segments(seed: int, packing: str) -> None:
         assert made.segment_starts[row] == (starts[1] if len(starts) == 2 else len(expected))
 
 
+@settings(deadline=None)
 @given(st.integers(0, 1000), st.sampled_from(PACKINGS))
 def test_words_end_with_their_segment_and_sentence(seed: int, packing: str) -> None:
     spec = spec_of(

@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 from corpus import spec_of
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_service.errors import PlanError
@@ -55,6 +55,7 @@ def test_every_row_once_an_epoch(rows: list[list[int]], epoch: int) -> None:
     assert set(found) == everything
 
 
+@settings(deadline=None)
 @given(sources, st.data())
 def test_weights_hold_in_every_window_and_no_row_comes_twice_before_all_have_come(
     rows: list[list[int]], data: st.DataObject

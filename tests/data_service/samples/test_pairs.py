@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from corpus import block_of, random_block
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_service.rng import Key, stream_key
@@ -225,6 +225,7 @@ def assert_rows(segments: Segments, literal: Iterator[Pair], length: int) -> Non
     assert (segments.labels is None) == (expected[0].label is None)
 
 
+@settings(deadline=None)
 @given(blocks, lengths, shares, shares, keys)
 def test_segment_pairs(block: Block, length: int, short: float, random: float, key: Key) -> None:
     config = SegmentPairs(packing="segment_pair", short=short, random=random)
@@ -233,6 +234,7 @@ def test_segment_pairs(block: Block, length: int, short: float, random: float, k
     )
 
 
+@settings(deadline=None)
 @given(blocks, lengths, shares, keys)
 def test_sentence_pairs(block: Block, length: int, random: float, key: Key) -> None:
     config = SentencePairs(packing="sentence_pair", random=random)
@@ -241,6 +243,7 @@ def test_sentence_pairs(block: Block, length: int, random: float, key: Key) -> N
     )
 
 
+@settings(deadline=None)
 @given(blocks, lengths, shares, shares, st.sampled_from(["cut", "random"]), keys)
 def test_ordered_pairs(
     block: Block, length: int, short: float, swapped: float, lone_sentence: str, key: Key
@@ -253,6 +256,7 @@ def test_ordered_pairs(
     )
 
 
+@settings(deadline=None)
 @given(blocks, lengths, shares, shares, keys)
 def test_two_segments(block: Block, length: int, single: float, short: float, key: Key) -> None:
     config = TwoSegments(packing="two_segments", single=single, short=short)
@@ -261,6 +265,7 @@ def test_two_segments(block: Block, length: int, single: float, short: float, ke
     )
 
 
+@settings(deadline=None)
 @given(blocks, lengths, st.sampled_from(["ordered_pair", "two_segments"]), shares, shares, keys)
 def test_no_token_is_lost_or_repeated(
     block: Block, length: int, packing: str, short: float, other: float, key: Key
@@ -278,6 +283,7 @@ def test_no_token_is_lost_or_repeated(
     assert rows.lengths.max() <= length
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 300), st.integers(0, 300)), min_size=1), st.integers(5, 100), keys)
 def test_pairs_are_cut_to_size_inside_their_text(sizes: list[tuple[int, int]], room: int, key: Key) -> None:
     a, b = np.array(sizes).T
