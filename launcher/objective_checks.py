@@ -132,6 +132,14 @@ def _memory(recipe: Recipe, lanes: Lanes) -> Iterator[Problem]:
             f"the model remembers {model.reuse} tokens of each row, and the next row begins {lanes.reuse} later",
             f"set model.reuse to {lanes.reuse}, as input.reuse",
         )
+    keep = recipe.checkpoint.keep_every
+    if isinstance(model, XlnetConfig) and model.memory and keep and keep.steps % model.memory_refresh:
+        yield Problem(
+            ("checkpoint", "keep_every", "steps"),
+            f"checkpoints fall on multiples of {model.memory_refresh} steps, where memory is recomputed, and few of "
+            f"them on multiples of {keep.steps}",
+            f"use a multiple of {model.memory_refresh} (model.memory_refresh)",
+        )
 
 
 def _predictions(recipe: Recipe, lanes: Lanes, plm: PermutedPrediction) -> Iterator[Problem]:

@@ -6,12 +6,14 @@ from pathlib import Path
 import pytest
 import small_runs
 from rank_processes import KILLED, run_group
+from transformers import XLNetLMHeadModel
 
 from checkpoints.gather import Alone
 from checkpoints.layout import Manifest
 from checkpoints.load import newest_good
 from checkpoints.verify import verify
 from launcher import runs
+from launcher.export import Exported, export_run
 from launcher.recipe import reload
 
 pytestmark = pytest.mark.cluster
@@ -96,6 +98,9 @@ def test_the_world_and_the_stage_may_change_between_two_refreshes(folder: Path, 
     assert newest(run).memory == {}
     assert small_runs.losses(run) == pytest.approx(small_runs.losses(undisturbed), rel=1e-5)
     assert small_runs.digests(run) == small_runs.digests(undisturbed)
+    exported = export_run(runs.open_run(run), 6, str(folder / "exported"))
+    assert exported == Exported(6, {".": "XLNetLMHeadModel"}, ()), "memory stays behind"
+    assert XLNetLMHeadModel.from_pretrained(folder / "exported").config.mem_len == 24
 
 
 def test_other_refreshes_than_the_checkpoint_was_written_for_are_refused(folder: Path) -> None:

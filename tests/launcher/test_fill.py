@@ -10,9 +10,12 @@ from checkpoints.hf.export import export_model
 from data_service.errors import TokenizerError
 from data_service.store.open import open_store
 from data_service.tokenizers.load import load_tokenizer
+from encoder_core.errors import ModelError
 from encoder_core.families.roberta import RobertaConfig
+from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.initialise import initialise
 from encoder_core.objectives.mlm import masked_language_model
+from encoder_core.objectives.plm import permuted_language_model
 from launcher.fill import fill_mask
 
 
@@ -51,6 +54,15 @@ def test_candidates_are_those_of_transformers(exported: Path, sentence: str) -> 
     guesses = fill_mask(exported, sentence, 5)
     assert [guess.probability for guess in guesses] == pytest.approx(best.values.tolist(), rel=1e-4)
     assert [guess.text for guess in guesses] == [tokenizer.decode([i]) for i in best.indices.tolist()]
+
+
+def test_a_model_that_predicts_no_masks_says_so(tmp_path: Path, exported: Path) -> None:
+    config = XlnetConfig(layers=1, hidden=32, heads=2, feed_forward=64, vocab=320)
+    parameters = dict(permuted_language_model(config).named_parameters())
+    files = {name: (exported / name).read_bytes() for name in ("tokenizer.json", "tokenizer_config.json")}
+    export_model(lambda name: parameters[name].detach(), config, files, open_store(tmp_path), "plm")
+    with pytest.raises(ModelError, match="xlnet has no masked-language-model head"):
+        fill_mask(tmp_path, "the loss <mask>", 3)
 
 
 @pytest.mark.parametrize("sentence", ["no mask here", "<mask> and <mask>"])

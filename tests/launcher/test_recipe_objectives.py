@@ -79,6 +79,13 @@ PAIRS = "{packing: segment_pair}"
         (XLNET, ("model.reuse=128",), "model.reuse", "the next row begins 256 later", "model.reuse to 256"),
         (
             XLNET,
+            ("checkpoint.keep_every.steps=250",),
+            "checkpoint.keep_every.steps",
+            "checkpoints fall on multiples of 100 steps",
+            "a multiple of 100",
+        ),
+        (
+            XLNET,
             ("objective.plm.predict=508",),
             "objective.plm.predict",
             "508 targets, half in each part, do not fit the 256 reused and 253 new",
