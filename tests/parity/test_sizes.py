@@ -4,10 +4,12 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForPreTraining
 
-from encoder_core.families import albert, bert, electra, roberta
+from encoder_core.families import albert, bert, deberta, electra, roberta
 from encoder_core.families.build import ModelConfig
 from encoder_core.families.hf.interchange import Heads, interchange
+from encoder_core.objectives.gradient_disentangled import gradient_disentangled_detection
 from encoder_core.objectives.networks import network
+from encoder_core.objectives.replaced import ReplacedTokenConfig
 
 SIZES: dict[str, tuple[ModelConfig, Heads, float, float]] = {
     # name: configuration, heads, published millions of parameters from, to
@@ -66,3 +68,32 @@ def test_albert_embeddings() -> None:
         encoder = network(albert.BASE, "mlm").encoder
     table, projection = encoder.embeddings.word.weight, encoder.projection.weight
     assert table.numel() + projection.numel() == 30_000 * 128 + 128 * 768
+
+
+@pytest.mark.parametrize(
+    ("config", "backbone", "words"),
+    [
+        (deberta.V3_XSMALL, 22, 48),
+        (deberta.V3_SMALL, 44, 98),
+        (deberta.V3_BASE, 86, 98),
+        (deberta.V3_LARGE, 304, 131),
+    ],
+    ids=["xsmall", "small", "base", "large"],
+)
+def test_deberta_v3(config: deberta.DebertaV2Config, backbone: int, words: int) -> None:
+    """The discriminator alone, as published: millions of parameters without the words, and of the words."""
+    with torch.device("meta"):
+        alone = network(config, "rtd")
+        both = gradient_disentangled_detection(
+            config, ReplacedTokenConfig(embeddings="gradient_disentangled")
+        )
+    table = alone.encoder.embeddings.word.weight.numel()
+    assert table / 1e6 == pytest.approx(words, abs=1.2)
+    assert (_size(alone) - table) / 1e6 == pytest.approx(backbone, abs=0.7)
+    assert _size(both) == _size(alone) + _size(both.generator)  # E_delta is as large as embeddings of its own
+    assert both.generator.encoder.embeddings.word.weight.shape == alone.encoder.embeddings.word.weight.shape
+    assert 2 * len(both.generator.encoder.layers) == len(alone.encoder.layers)
+
+
+def _size(module: torch.nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
