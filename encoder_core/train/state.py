@@ -6,6 +6,7 @@ from typing import Any
 
 from encoder_core.optim.updates import WHOLE
 
+
 @dataclass(frozen=True)
 class TrainState:
     """Counters of the committed past. The data position is a function of `step`, so it is not stored twice.

@@ -8,9 +8,9 @@ from parity import random_weights
 from torch import nn
 from transformers import AutoModelForMaskedLM, AutoModelForPreTraining
 
-from checkpoints.hf.pair import export_pair, pair_weights_for
 from checkpoints.hf.export import export_model
 from checkpoints.hf.load import load_pretrained, weights_for
+from checkpoints.hf.pair import export_pair, pair_weights_for
 from data_service.store.open import open_store
 from encoder_core.errors import ModelError
 from encoder_core.families.albert import AlbertConfig
@@ -49,7 +49,9 @@ def test_out_and_back(tmp_path: Path, config: ModelConfig, heads: Heads) -> None
     assert found.tensors.keys() == parameters.keys()
     assert all(torch.equal(found.tensors[name], parameters[name]) for name in parameters)
 
-    factory = AutoModelForMaskedLM if heads == "mlm" else AutoModelForPreTraining  # XLNet's is among the latter
+    factory = (
+        AutoModelForMaskedLM if heads == "mlm" else AutoModelForPreTraining
+    )  # XLNet's is among the latter
     theirs, report = factory.from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not any(report.values()), report
     theirs.save_pretrained(tmp_path / "theirs")
