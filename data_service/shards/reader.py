@@ -3,7 +3,7 @@
 Arrays are never copied: a block of 1 M tokens costs its request and its hash, about a millisecond for 2 MB.
 """
 
-import io
+import re
 import tarfile
 from collections.abc import Iterator
 from typing import Any
@@ -18,7 +18,12 @@ from data_service.store.base import Store
 from data_service.store.verified import read_verified
 
 _HEADER = 512
-_NPY_HEADER = 4096  # more than any header of a one-dimensional array
+# Version 1.0, as numpy.save writes a one-dimensional array. NumPy's own parser uses `ast`, which before CPython 3.11.8
+# may fail at random where blocks are read in several threads (python/cpython issue 106905).
+_NPY_HEADER = re.compile(
+    rb"\x93NUMPY\x01\x00..\{'descr': '([|<][iu]\d)', 'fortran_order': False, 'shape': \((\d+),\), \} *\n",
+    re.DOTALL,
+)
 _TOKENS, _SENTENCES, _DOCUMENTS = "tokens.npy", "sentences.npy", "documents.npy"
 
 
@@ -82,14 +87,11 @@ def _members(data: memoryview) -> Iterator[tuple[str, memoryview]]:
 
 
 def _parse_npy(body: memoryview) -> NDArray[Any]:
-    head = io.BytesIO(bytes(body[:_NPY_HEADER]))
-    version = np.lib.format.read_magic(head)
-    if version != (1, 0):
-        raise ValueError(f"npy version {version}")
-    shape, _, dtype = np.lib.format.read_array_header_1_0(head)
-    if len(shape) != 1 or dtype.hasobject:
-        raise ValueError(f"an array of shape {shape} and type {dtype}")
-    return np.frombuffer(body, dtype=dtype, count=shape[0], offset=head.tell())
+    header = _NPY_HEADER.match(body)
+    if header is None:
+        raise ValueError(f"not a one-dimensional array of integers: {bytes(body[:80])!r}")
+    kind, count = header.groups()
+    return np.frombuffer(body, dtype=np.dtype(kind.decode()), count=int(count), offset=header.end())
 
 
 def _cuts(boundaries: NDArray[np.int64], end: int) -> bool:

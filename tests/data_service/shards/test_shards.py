@@ -1,5 +1,6 @@
 """A block written and read back, by us and by stock webdataset."""
 
+import ast
 from pathlib import Path
 
 import numpy as np
@@ -85,6 +86,18 @@ def test_arrays_are_read_only_views_of_the_bytes_read(tmp_path: Path) -> None:
     assert np.shares_memory(block.tokens, whole)
     assert np.shares_memory(block.sentences, whole)
     assert not block.tokens.flags.writeable
+
+
+def test_blocks_are_read_without_python_s_parser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`ast`, which NumPy reads headers with, fails at random in threads before CPython 3.11.8."""
+    shard = write_shard(tmp_path / "s.tar", BLOCKS[:1])
+
+    def fails(*_: object) -> None:
+        raise SystemError("AST constructor recursion depth mismatch")
+
+    monkeypatch.setattr(ast, "literal_eval", fails)
+    data = (tmp_path / "s.tar").read_bytes()[: shard.blocks[0].length]
+    assert_same(parse_block(data, "here"), BLOCKS[0])
 
 
 def test_damage_at_rest_names_shard_block_and_bytes(tmp_path: Path) -> None:
