@@ -1,18 +1,23 @@
 """What the driver does about ranks that are stuck: keep what they were doing on record, and end them."""
 
+import os
+import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import psutil
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from launcher.metrics import operator_event
 from launcher.monitor import Status
 from launcher.runs import Run
-from launcher.watchdog import kill, stuck
+from launcher.watchdog import Place, stuck
 
 _STACKS_S = 5.0  # to wait for the ranks that still answer
 _POLL_S = 0.2
+_KILL_S = 10.0  # for the nodes to carry out a kill; a node that does not answer is lost to Ray as well
 _SHOWN = 8  # ranks that a message names: when one of a thousand hangs, all do
 
 
@@ -60,3 +65,24 @@ class Guard:
             if answered.keys() >= ranks or time.monotonic() > deadline:
                 return answered
             time.sleep(_POLL_S)
+
+
+def kill(places: Sequence[Place]) -> None:
+    """SIGKILL to ranks, each through its own node; returns when done, or after a while if a node does not answer."""
+    task = ray.remote(num_cpus=0, max_retries=0)(_kill)
+    orders = [
+        task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(place.node, soft=False)).remote(
+            place.pid
+        )
+        for place in places
+    ]
+    ray.wait(orders, num_returns=len(orders), timeout=_KILL_S)
+
+
+def _kill(pid: int) -> None:
+    """Only if the process is still one of Ray's: the number may have been given to another since."""
+    try:
+        if any(part.startswith("ray::") for part in psutil.Process(pid).cmdline()):
+            os.kill(pid, signal.SIGKILL)
+    except (psutil.NoSuchProcess, ProcessLookupError):
+        return

@@ -28,7 +28,7 @@ from encoder_core.optim.schedules import ScheduleConfig
 from launcher.errors import RecipeError
 from launcher.objective import Choice, Objective
 from launcher.recipe_yaml import Document, override, parse, validate
-from launcher.watchdog_limits import Watchdog
+from launcher.watchdog import Watchdog
 
 
 class Strict(BaseModel):

@@ -5,22 +5,30 @@ its own: a rank that repeats itself for too long is stuck, a rank that says noth
 wait for the slowest, all are stuck soon after one is; the group is killed as a whole, and Ray starts it again.
 """
 
-import os
-import signal
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-import psutil
-import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from pydantic import BaseModel, ConfigDict, Field
 
-from launcher.watchdog_limits import Watchdog
 
-_KILL_S = 10.0  # for the nodes to carry out a kill; a node that does not answer is lost to Ray as well
+class Watchdog(BaseModel):
+    """Seconds without progress after which the ranks are killed and started again.
+
+    Attributes:
+        step: in training, for one step.
+        other: in anything else: starting, loading, evaluating, saving.
+        silence: without any sign of life.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    step: float = Field(default=600.0, gt=0)
+    other: float = Field(default=1800.0, gt=0)
+    silence: float = Field(default=120.0, gt=0)
 
 
 @dataclass(frozen=True)
@@ -70,32 +78,6 @@ def _problem(beat: Beat, now: float, limits: Watchdog) -> str | None:
     if now - beat.since > (limits.step if beat.doing == "training" else limits.other):
         return f"has made no progress for {now - beat.since:.0f} s, {where}"
     return None
-
-
-def kill(places: Sequence[Place]) -> None:
-    """SIGKILL to ranks, each through its own node; returns when done, or after a while if a node does not answer."""
-    task = ray.remote(num_cpus=0, max_retries=0)(_kill)
-    orders = [
-        task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(place.node, soft=False)).remote(
-            place.pid
-        )
-        for place in places
-    ]
-    ray.wait(orders, num_returns=len(orders), timeout=_KILL_S)
-
-
-def _kill(pid: int) -> None:
-    """Only if the process is still one of Ray's: the number may have been given to another since."""
-    try:
-        if any(part.startswith("ray::") for part in psutil.Process(pid).cmdline()):
-            os.kill(pid, signal.SIGKILL)
-    except (psutil.NoSuchProcess, ProcessLookupError):
-        return
-
-
-def here() -> Place:
-    """This process, in a Ray worker."""
-    return Place(ray.get_runtime_context().get_node_id(), os.getpid())
 
 
 def stack_of_every_thread() -> str:

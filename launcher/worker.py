@@ -1,5 +1,6 @@
 """The function Ray Train runs on every rank: joins the group, keeps a line to the monitor, and trains."""
 
+import os
 import threading
 import traceback
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from encoder_core.train.control import Control
 from launcher.monitor import Orders
 from launcher.rank import run_rank
 from launcher.runs import open_run
-from launcher.watchdog import here, stack_of_every_thread
+from launcher.watchdog import Place, stack_of_every_thread
 
 BEAT_S = 1.0
 _ERROR_LENGTH = 500  # characters of an error by which failures are compared
@@ -70,6 +71,11 @@ def _train(assignment: Assignment, link: "RayLink") -> None:
     state = run_rank(run, attempt, control, peers, lambda spec: FeedClient(assignment.feed, spec), link)
     if peers.rank == 0:
         ray.get(assignment.monitor.finish.remote(state.step))
+
+
+def here() -> Place:
+    """This process, in a Ray worker."""
+    return Place(ray.get_runtime_context().get_node_id(), os.getpid())
 
 
 class RayLink:

@@ -4,8 +4,7 @@ import threading
 
 import pytest
 
-from launcher.watchdog import Beat, Place, stack_of_every_thread, stuck
-from launcher.watchdog_limits import Watchdog
+from launcher.watchdog import Beat, Place, Watchdog, stack_of_every_thread, stuck
 
 LIMITS = Watchdog(step=100, other=500, silence=30)
 HERE, ELSEWHERE = Place("n1", 10), Place("n2", 10)
