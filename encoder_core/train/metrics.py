@@ -56,7 +56,11 @@ class StepReport:
         return {turn: update.applied for turn, update in self.updates.items()}
 
     def record(self) -> dict[str, Any]:
-        """The line of the metrics file (schema in launcher/README.md). Losses are per target, in nats."""
+        """The line of the metrics file (schema in launcher/README.md). Losses are per target, in nats.
+
+        Ranks begin their first step at different times, so another's wait may be longer than this rank's step.
+        """
+        wait = min(self.signals.wait, self.seconds)
         return {
             "kind": "step",
             "step": self.before.step,
@@ -67,8 +71,8 @@ class StepReport:
             **self._gradient_norms(),
             "skipped": not all(self.applied.values()),
             "seconds": self.seconds,
-            "data_wait": self.signals.wait,
-            "data_wait_share": self.signals.wait / self.seconds if self.seconds > 0 else 0.0,
+            "data_wait": wait,
+            "data_wait_share": wait / self.seconds if self.seconds > 0 else 0.0,
             "samples": [list(span) for span in self.samples],
             "digest": self.signals.digest,
         }
