@@ -4,6 +4,10 @@ from pathlib import Path
 
 import pytest
 from small_runs import new_run, prepare_corpus
+from starts import Setting
+
+from data_service.tokenizers.load import load_tokenizer
+from launcher.runs import open_run
 
 
 @pytest.fixture(scope="session")
@@ -18,3 +22,16 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def fresh_run(inputs: Path, tmp_path: Path) -> str:
     """The URI of a new run over the shared corpus."""
     return new_run(inputs, str(tmp_path / "run"))
+
+
+@pytest.fixture
+def setting(fresh_run: str) -> Setting:
+    """A new run and its tokenizer, to be asked for other models."""
+    run = open_run(fresh_run)
+    return Setting(run, load_tokenizer(run.recipe.tokenizer.uri))
+
+
+@pytest.fixture
+def other_run(inputs: Path, tmp_path: Path) -> str:
+    """The URI of a second run over the shared corpus, to start from."""
+    return new_run(inputs, str(tmp_path / "other"))
