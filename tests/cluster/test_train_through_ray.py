@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import small_runs
+from rank_processes import run_group
 from train_command import committed, kill, kill_everything, output, training, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
@@ -30,9 +31,10 @@ def undisturbed(folder: Path) -> str:
 
 
 def train_undisturbed(folder: Path, zero: int) -> str:
+    """Without Ray, by the ranks alone."""
     uri = small_runs.new_run(folder, f"undisturbed-{zero}", *SETTINGS, f"zero={zero}")
-    with training(uri) as process:
-        assert process.wait(300) == 0, output(process)
+    ended = run_group(uri, 2)
+    assert ended.codes == [0, 0], ended.output
     return uri
 
 
