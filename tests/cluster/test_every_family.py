@@ -4,6 +4,7 @@ the way, losses below chance, export, reload in transformers. Minutes each.
 `infra/test -m long tests/cluster/test_every_family.py -rP` shows each one's figures beside chance.
 """
 
+import json
 import math
 import os
 import subprocess
@@ -24,8 +25,10 @@ from data_service.tokenizers.options import TokenizerOptions
 from data_service.tokenizers.train import train_tokenizer
 from launcher.baselines import baselines
 from launcher.demo_text import write_jsonl
+from launcher.recipe import bundled, load
 from launcher.runs import open_run
 from launcher.texts import sample_texts
+from launcher.tiny import tiny
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(1800)]
 
@@ -96,17 +99,36 @@ def test_a_recipe_learns_survives_and_goes_on_to_transformers(
         reload(config.parent)
 
 
-def create(name: str, inputs: Path, run: Path) -> str:
-    folder = inputs / KINDS[name]
+@pytest.mark.parametrize("name", sorted(bundled().keys() - KINDS.keys()))
+def test_every_other_recipe_runs_a_few_steps(name: str, inputs: Path, tmp_path: Path) -> None:
+    """The other sizes of a family have the same small form; what is theirs is in their files."""
+    few = json.dumps([phase.model_dump(mode="json") | {"steps": 4} for phase in tiny(load(name)).phases])
+    uri = create(name, inputs, tmp_path / "run", f"phases={few}", "schedule.warmup=1")
+    ended = run_group(uri, 2)
+    assert ended.codes == [0, 0], ended.output
+    maskfleet("checkpoints", "export", uri, "--out", str(tmp_path / "model"))
+    for config in sorted((tmp_path / "model").rglob("config.json")):
+        reload(config.parent)
+
+
+def create(name: str, inputs: Path, run: Path, *further: str) -> str:
+    folder = inputs / kind_of(name)
     settings = (
         f"corpus={{sources: {{text: {{uri: '{folder}/corpus'}}}}, heldout: {{fraction: 0.05}}}}",
         f"tokenizer.uri={folder}/tokenizer",
         "zero=2",
         "trainers=2",
         "logging={flush_seconds: 5, tensorboard: false}",
+        *further,
     )
     maskfleet("init", name, str(run), "--tiny", *(part for value in settings for part in ("--set", value)))
     return str(run)
+
+
+def kind_of(name: str) -> str:
+    """The kind of tokenizer of the recipe's family."""
+    family = load(name).model.family
+    return next(kind for known, kind in KINDS.items() if load(known).model.family == family)
 
 
 def maskfleet(*arguments: str) -> None:
