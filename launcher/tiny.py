@@ -23,7 +23,7 @@ from launcher.recipe import (
 from launcher.recipe_checks import impossible
 
 STEPS = 3000
-DETECTION_STEPS = 4500  # a discriminator learns late: from a generator that has learned to be nearly right
+LATE_STEPS = 4500  # a discriminator and the order of sentences are learned late, after the words
 ROWS, MICROBATCH = 32, 16  # one microbatch for each of two ranks
 LENGTH, LONGEST = 32, 48  # tokens of a row that has one segment, or is short; of others
 LAYERS, HIDDEN, HEADS, FEED_FORWARD, EMBEDDING = 2, 128, 4, 512, 64
@@ -35,7 +35,7 @@ DETECTION_LR = 7e-4
 # no experiment has isolated.
 UNCORRECTED_LR = 1e-3
 WARMUP = 10  # one in so many steps
-COPIES = 2
+COPIES = 4  # of small text there are several readings, each of which should be cut in its own way
 BUCKETS = 16
 MEMORY_REFRESH = 50  # steps
 
@@ -74,7 +74,8 @@ def _phases(recipe: Recipe) -> tuple[Phase, ...]:
     """The same shares of the steps. A phase's rows are short where it has one segment, or a later phase's are
     longer."""
     one_segment = isinstance(recipe.input, Packed | Lanes)
-    steps = STEPS if recipe.objective.rtd is None else DETECTION_STEPS
+    late = recipe.objective.rtd is not None or recipe.objective.sop is not None
+    steps = LATE_STEPS if late else STEPS
     return tuple(
         _phase(
             phase,
