@@ -25,7 +25,8 @@ def read_inputs(recipe: Recipe) -> Inputs:
     """Fingerprints of everything `recipe` reads.
 
     Raises:
-        CorpusError: no corpus there, damaged, made by another tokenizer, or with another held-out share.
+        CorpusError: no corpus there, damaged, made by another tokenizer, with another held-out share, or without
+            the sentences that next-sentence prediction needs.
         TokenizerError: no tokenizer there.
         RecipeError: the tokenizer has more ids than the model, or knows no words where words are masked.
         StoreError: a store cannot be read.
@@ -41,6 +42,7 @@ def read_inputs(recipe: Recipe) -> Inputs:
     for name, source in recipe.corpus.sources.items():
         manifest = load_manifest(open_store(source.uri))
         _check_corpus(manifest, source.uri, recipe, tokenizer.hash)
+        _check_sentences(manifest, source.uri, recipe)
         corpora[name] = manifest.fingerprint
     return Inputs(corpora=corpora, tokenizer=tokenizer.hash)
 
@@ -59,3 +61,14 @@ def _check_corpus(manifest: Manifest, uri: str, recipe: Recipe, tokenizer_hash: 
             f"the recipe's corpus.heldout.fraction says {stated:g}",
             remedy=f"set corpus.heldout.fraction to {manifest.heldout_fraction:g}, or build the corpus again",
         )
+
+
+def _check_sentences(manifest: Manifest, uri: str, recipe: Recipe) -> None:
+    """Where every document is one sentence, no sentence follows another: the answer would always be "random"."""
+    if recipe.objective.nsp is None or manifest.train.sentences.sum() > manifest.train.documents.sum():
+        return
+    raise CorpusError(
+        f"{uri} has no document of two sentences, and objective.nsp asks which sentence follows another",
+        remedy="build the corpus from text in which sentences end, with a newline or a mark such as . ! ? that no "
+        "lower-case letter follows; or leave nsp out",
+    )

@@ -110,6 +110,13 @@ def test_inputs_that_do_not_fit_leave_no_run(
     assert not (tmp_path / "run").exists()
 
 
+def test_sentences_must_follow_each_other_where_that_is_asked(inputs: Path, tmp_path: Path) -> None:
+    """The shared corpus has documents of one sentence: no second one ever follows."""
+    pairs = ("input={packing: segment_pair}", "objective.nsp={weight: 1}")
+    with pytest.raises(CorpusError, match="no document of two sentences"):
+        new_run(inputs, str(tmp_path / "run"), *pairs)
+
+
 def test_a_corpus_of_another_tokenizer_is_refused(inputs: Path, tmp_path: Path) -> None:
     from data_service.tokenizers.load import save_tokenizer
     from data_service.tokenizers.train import train_tokenizer
