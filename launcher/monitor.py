@@ -155,7 +155,7 @@ class MonitorState:
                 error=next(iter(self._errors.values()), None),
             )
         )
-        decision = decide(self._failures, nodes=len({beat.place.node for beat in beats.values()}))
+        decision = decide(self._failures, nodes=_nodes())
         match decision:
             case Stop():
                 self.fail(decision.reason, decision.remedy)
@@ -178,6 +178,11 @@ class MonitorState:
         snapshot = self._status
         self._status = Status(**{**vars(snapshot), "notes": [], "beats": dict(snapshot.beats)})
         return snapshot
+
+
+def _nodes() -> int:
+    """Machines of the cluster on which ranks could be."""
+    return sum(node["Alive"] and bool(node["Resources"].get("CPU")) for node in ray.nodes())
 
 
 def start_monitor(attempt: Attempt, owner: Owner) -> Any:

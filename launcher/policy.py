@@ -51,7 +51,7 @@ class Stop:
 
 
 def decide(failures: Sequence[Failure], nodes: int) -> Restart | Stop:
-    """What follows the last of `failures`, of this run's present command, in order of time; `nodes` have ranks.
+    """What follows the last of `failures`, of this run's present command, in order of time; `nodes` could have ranks.
 
     A node is left out only while others remain: on one machine there is nothing to choose.
     """

@@ -37,19 +37,22 @@ def test_a_bad_node_is_left_out(
     tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory = {"object_store_memory": 150_000_000}
-    head = {"num_cpus": 1, "temp_dir": str(tmp_path_factory.mktemp("r")), **memory}
+    head = {"num_cpus": 0, "temp_dir": str(tmp_path_factory.mktemp("r")), **memory}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     try:
-        bad, _ = (cluster.add_node(num_cpus=0.5, **memory) for _ in range(2))
+        bad = cluster.add_node(num_cpus=2, **memory)
         monkeypatch.setenv("RAY_ADDRESS", cluster.address)
         small_runs.prepare_corpus(tmp_path)
         uri = small_runs.new_run(tmp_path, "run", *SETTINGS)
         with training(uri) as process:
-            for failure in range(NODE_FAILURES):
-                wait_for(process, partial(dies_next, uri, 20 * (failure + 1), bad))
+            for failure in range(1, NODE_FAILURES + 1):
+                wait_for(process, partial(dies_next, uri, 20 * failure, bad))
+                if failure == NODE_FAILURES:
+                    good = cluster.add_node(num_cpus=2, **memory)
                 ranks_on(bad)[0].kill()
-            wait_for(process, lambda: committed(uri) >= 20 * (NODE_FAILURES + 2))
+            wait_for(process, lambda: len(ranks_on(good)) == 2)
             assert not ranks_on(bad)
             assert process.wait(300) == 0, output(process)
+        assert committed(uri) == 400
     finally:
         cluster.shutdown()
