@@ -91,6 +91,8 @@ def _masked(
     starts_word: NDArray[np.bool_] | None,
     unigram: NDArray[np.int64] | None,
 ) -> Samples:
+    assert masking.unit == "token" or starts_word is not None  # `Corpora` gives what the masking needs
+    assert masking.replace.random_from == "vocabulary" or unigram is not None
     text = rows.text(block, start, stop)
     laid_out = lay_out(text, rows, start, stop, spec.special)
     slots = Slots.of(rows.edges[start : stop + 1], start, masking.rate)

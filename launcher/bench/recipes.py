@@ -88,7 +88,7 @@ class Job:
 
 def prepare(texts: Sequence[str], root: Path, vocab_size: int, names: Sequence[str]) -> None:
     """Tokenizers and corpora of every kind that the recipes need, in `root`; those already there stay."""
-    for kind in sorted({_kind(load(name)) for name in names}):
+    for kind in sorted({tokenizer_kind(load(name)) for name in names}):
         folder = root / kind
         if (folder / "ready").exists():
             continue
@@ -169,7 +169,7 @@ def _recipe(job: Job) -> Recipe:
         for phase in recipe.phases
     ]
     steps = sum(phase["steps"] for phase in phases)
-    folder = Path(job.root) / _kind(recipe)
+    folder = Path(job.root) / tokenizer_kind(recipe)
     corpus = {"sources": {"text": {"uri": f"{folder}/corpus"}}, "heldout": {"fraction": _HELDOUT}}
     settings = {
         "seed": job.seed,
@@ -184,7 +184,7 @@ def _recipe(job: Job) -> Recipe:
     return reload(recipe, tuple(f"{key}={json.dumps(value)}" for key, value in settings.items()))
 
 
-def _kind(recipe: Recipe) -> Kind:
+def tokenizer_kind(recipe: Recipe) -> Kind:
     """The kind of tokenizer that the family was published with."""
     match recipe.model.family:
         case "bert" | "electra":

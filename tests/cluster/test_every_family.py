@@ -18,32 +18,16 @@ import transformers
 from rank_processes import run_group
 from train_command import committed, kill, output, training, wait_for
 
-from data_service.ingest.build import build_corpus
-from data_service.ingest.options import BuildOptions
-from data_service.tokenizers.load import save_tokenizer
-from data_service.tokenizers.options import TokenizerOptions
-from data_service.tokenizers.train import train_tokenizer
 from launcher.baselines import baselines
+from launcher.bench.recipes import RECIPES, prepare, tokenizer_kind
 from launcher.demo_text import write_jsonl
 from launcher.recipe import bundled, load
 from launcher.runs import open_run
-from launcher.texts import sample_texts
 from launcher.tiny import tiny
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(1800)]
 
-KINDS = {
-    "bert-base": "wordpiece",
-    "roberta-base": "byte_bpe",
-    "albert-base": "unigram",
-    "spanbert-base": "wordpiece",
-    "xlnet-base": "unigram",
-    "electra-small": "wordpiece",
-    "deberta-base": "byte_bpe",
-    "deberta-base-sop": "byte_bpe",
-    "deberta-v2-xlarge": "unigram",
-    "deberta-v3-small": "unigram",
-}
+WHOLE = (*RECIPES, "deberta-base-sop")  # one a family and objective; the others are of the same small forms
 NATS = 0.1  # what counts as clearly below the loss of guessing tokens by frequency
 BITS = 0.01  # and, in nats, below that of guessing one of two classes
 
@@ -52,24 +36,12 @@ BITS = 0.01  # and, in nats, below that of guessing one of two classes
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Python's documentation, with a tokenizer and a corpus of each kind."""
     folder = tmp_path_factory.mktemp("text")
-    text = folder / "text.jsonl"
-    write_jsonl(text)
-    for kind in sorted(set(KINDS.values())):
-        texts = sample_texts([str(text)], BuildOptions(), 20_000_000)
-        tokenizer = train_tokenizer(kind, texts, 2048, TokenizerOptions(lowercase=kind == "wordpiece"))
-        save_tokenizer(tokenizer, f"{folder}/{kind}/tokenizer")
-        options = BuildOptions(heldout_fraction=0.05)
-        build_corpus(
-            [str(text)],
-            f"{folder}/{kind}/corpus",
-            f"{folder}/{kind}/tokenizer",
-            options,
-            lambda progress: None,
-        )
+    write_jsonl(folder / "text.jsonl")
+    prepare([str(folder / "text.jsonl")], folder, 2048, list(bundled()))
     return folder
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", WHOLE)
 def test_a_recipe_learns_survives_and_goes_on_to_transformers(
     name: str, inputs: Path, tmp_path: Path
 ) -> None:
@@ -99,7 +71,7 @@ def test_a_recipe_learns_survives_and_goes_on_to_transformers(
         reload(config.parent)
 
 
-@pytest.mark.parametrize("name", sorted(bundled().keys() - KINDS.keys()))
+@pytest.mark.parametrize("name", sorted(bundled().keys() - set(WHOLE)))
 def test_every_other_recipe_runs_a_few_steps(name: str, inputs: Path, tmp_path: Path) -> None:
     """The other sizes of a family have the same small form; what is theirs is in their files."""
     few = json.dumps([phase.model_dump(mode="json") | {"steps": 4} for phase in tiny(load(name)).phases])
@@ -112,7 +84,7 @@ def test_every_other_recipe_runs_a_few_steps(name: str, inputs: Path, tmp_path: 
 
 
 def create(name: str, inputs: Path, run: Path, *further: str) -> str:
-    folder = inputs / kind_of(name)
+    folder = inputs / tokenizer_kind(load(name))
     settings = (
         f"corpus={{sources: {{text: {{uri: '{folder}/corpus'}}}}, heldout: {{fraction: 0.05}}}}",
         f"tokenizer.uri={folder}/tokenizer",
@@ -123,12 +95,6 @@ def create(name: str, inputs: Path, run: Path, *further: str) -> str:
     )
     maskfleet("init", name, str(run), "--tiny", *(part for value in settings for part in ("--set", value)))
     return str(run)
-
-
-def kind_of(name: str) -> str:
-    """The kind of tokenizer of the recipe's family."""
-    family = load(name).model.family
-    return next(kind for known, kind in KINDS.items() if load(known).model.family == family)
 
 
 def maskfleet(*arguments: str) -> None:
