@@ -25,7 +25,7 @@ class Spent:
     figures: dict[str, float]
 
 
-class _InProcess(Stream):
+class InProcess(Stream):
     """A stream computed here, with nothing to announce or to close."""
 
     def prefetch(self, ranges: object) -> None:
@@ -73,6 +73,6 @@ def train_alone(run: Run) -> Spent:
     with tempfile.TemporaryDirectory() as folder:
         dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=0, world_size=1)
         attempt = Attempt(run.store, claim(run.store).number)
-        run_rank(run, attempt, Control.join(), Alone(), _InProcess, meter)
+        run_rank(run, attempt, Control.join(), Alone(), InProcess, meter)
         dist.destroy_process_group()
     return Spent(meter.tokens, meter.cpu_seconds, meter.figures)

@@ -95,18 +95,10 @@ def _main(orders: dict[str, Any]) -> None:
 
     from checkpoints.attempt import Attempt, claim
     from checkpoints.gather import GlooPeers
-    from data_service.spec import StreamSpec
-    from data_service.stream import Stream
     from encoder_core.train.control import Control
+    from launcher.bench.alone import InProcess
     from launcher.rank import run_rank
     from launcher.runs import open_run
-
-    class InProcess(Stream):
-        def prefetch(self, ranges: object) -> None:
-            pass
-
-        def close(self) -> None:
-            pass
 
     dist.init_process_group(
         "gloo", init_method=f"file://{orders['meeting']}", rank=orders["rank"], world_size=orders["world"]
@@ -117,11 +109,8 @@ def _main(orders: dict[str, Any]) -> None:
     claimed = claim(run.store).number if orders["rank"] == 0 else None
     number = peers.all_gather(claimed)[0]
 
-    def open_stream(spec: StreamSpec) -> InProcess:
-        return InProcess(spec)
-
     link = ProcessLink(orders["kill_at"], orders["stop_at"])
-    state = run_rank(run, Attempt(run.store, number), control, peers, open_stream, link)
+    state = run_rank(run, Attempt(run.store, number), control, peers, InProcess, link)
     print(f"rank {orders['rank']} ended at step {state.step}")
     dist.destroy_process_group()
 
