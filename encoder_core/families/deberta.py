@@ -24,18 +24,21 @@ class DebertaConfig(EncoderConfig):
     Attributes:
         mask_decoder: enhanced lets absolute positions in before the prediction, as the paper does; plain predicts
             from the last layer, as transformers' classes do.
+        position_to_position: attention scores have the term between relative positions too, which the paper names and
+            leaves out. transformers' classes have no such term: this model is not exported.
     """
 
     family: Literal["deberta"] = "deberta"
     layer_norm_eps: float = Field(default=1e-7, gt=0)
     mask_decoder: Literal["enhanced", "plain"] = "enhanced"
+    position_to_position: bool = False
 
 
 class DebertaV2Config(EncoderConfig):
     """The second version, and the third, which has the second's encoder.
 
     Attributes:
-        mask_decoder: see `DebertaConfig`.
+        mask_decoder, position_to_position: see `DebertaConfig`.
         buckets: rows of the position table each way.
         convolution: width of the convolution beside the first layer; None for none.
         generator_layers: depth of the generator (version 3), otherwise as this network; None for half the depth.
@@ -44,6 +47,7 @@ class DebertaV2Config(EncoderConfig):
     family: Literal["deberta_v2"] = "deberta_v2"
     layer_norm_eps: float = Field(default=1e-7, gt=0)
     mask_decoder: Literal["enhanced", "plain"] = "enhanced"
+    position_to_position: bool = False
     buckets: int = Field(default=256, ge=2, multiple_of=2)
     convolution: Literal[3] | None = None
     generator_layers: int | None = Field(default=None, gt=0)
@@ -108,6 +112,7 @@ def _layer(config: DebertaConfig | DebertaV2Config, attend: AttendDisentangled) 
         config.hidden,
         dropout=config.dropout,
         attention_dropout=config.attention_dropout,
+        position_to_position=config.position_to_position,
         attend=attend,
     )
     return DisentangledLayer(

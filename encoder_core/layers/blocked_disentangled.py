@@ -28,10 +28,13 @@ BLOCK = 64  # tokens whose products with relative positions are made together
 
 
 class BlockedDisentangled(torch.autograd.Function):
-    """(q, k, v: [T, N, D]; position_k, position_q: [N, E, D]; bounds of the rows, dropout) -> [T, N, D].
+    """(q, k, v: [T, N, D]; position_k, position_q: [N, E, D]; position_scores: [N, E] or None; bounds of the rows,
+    dropout) -> [T, N, D].
 
-    score(i, j) = q_i . k_j + q_i . position_k[j - i + L - 1] + k_j . position_q[i - j + L - 1]: each table counts
-    from its own token to the other one. Scale q and position_q beforehand. Draws from the default generator.
+    score(i, j) = q_i . k_j + q_i . position_k[j - i + L - 1] + k_j . position_q[i - j + L - 1]
+                  + position_scores[j - i + L - 1]:
+    each table counts from its own token to the other one, the scores from the query to the key. Scale q, position_q
+    and position_scores beforehand. Draws from the default generator.
     """
 
     @staticmethod
@@ -42,6 +45,7 @@ class BlockedDisentangled(torch.autograd.Function):
         v: Tensor,
         position_k: Tensor,
         position_q: Tensor,
+        position_scores: Tensor | None,
         bounds: Bounds,
         dropout: float,
     ) -> Tensor:
@@ -49,7 +53,9 @@ class BlockedDisentangled(torch.autograd.Function):
         out = torch.empty_like(v, memory_format=torch.contiguous_format)
         kept: list[Tensor] = []
         for piece in pieces(bounds, q.shape[1]):
-            weights = _probabilities(q[piece], k[piece], position_k[piece[1]], position_q[piece[1]])
+            heads = piece[1]
+            between = None if position_scores is None else position_scores[heads]
+            weights = _probabilities(q[piece], k[piece], position_k[heads], position_q[heads], between)
             kept.append(weights)
             if threshold:
                 kept.append(draw(weights.shape, threshold))
@@ -57,7 +63,7 @@ class BlockedDisentangled(torch.autograd.Function):
             product = torch.bmm(weights, v[piece].transpose(0, 1)).mul_(inverse_rate(threshold))
             out[piece] = product.transpose(0, 1)
         ctx.save_for_backward(q, k, v, position_k, position_q, *kept)
-        ctx.bounds, ctx.threshold = bounds, threshold
+        ctx.bounds, ctx.threshold, ctx.scored = bounds, threshold, position_scores is not None
         return out
 
     @staticmethod
@@ -66,6 +72,7 @@ class BlockedDisentangled(torch.autograd.Function):
         q, k, v, position_k, position_q, *kept = ctx.saved_tensors
         dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
         d_position_k, d_position_q = torch.zeros_like(position_k), torch.zeros_like(position_q)
+        d_scores_NE = position_k.new_zeros(position_k.shape[:2]) if ctx.scored else None
         each = 2 if ctx.threshold else 1
         for i, piece in enumerate(pieces(ctx.bounds, q.shape[1])):
             weights, *keep = kept[i * each : (i + 1) * each]
@@ -74,45 +81,59 @@ class BlockedDisentangled(torch.autograd.Function):
             q_nlD, k_nlD = q[piece].transpose(0, 1), k[piece].transpose(0, 1)
             turned = d_scores.transpose(1, 2).contiguous()
             dq_nlD, dk_nlD = torch.bmm(d_scores, k_nlD), torch.bmm(turned, q_nlD)
-            _add_gradients(d_scores, q_nlD, position_k[heads], dq_nlD, d_position_k[heads])
+            d_between = None if d_scores_NE is None else d_scores_NE[heads]
+            _add_gradients(d_scores, q_nlD, position_k[heads], dq_nlD, d_position_k[heads], d_between)
             _add_gradients(turned, k_nlD, position_q[heads], dk_nlD, d_position_q[heads])
             dq[piece], dk[piece] = dq_nlD.transpose(0, 1), dk_nlD.transpose(0, 1)
-        return dq, dk, dv, d_position_k, d_position_q, None, None
+        return dq, dk, dv, d_position_k, d_position_q, d_scores_NE, None, None
 
 
-blocked_disentangled: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Bounds, float], Tensor] = (
-    BlockedDisentangled.apply
-)
+blocked_disentangled: Callable[
+    [Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, Bounds, float], Tensor
+] = BlockedDisentangled.apply
 
 
-def _probabilities(q_lnD: Tensor, k_lnD: Tensor, position_k_nED: Tensor, position_q_nED: Tensor) -> Tensor:
+def _probabilities(
+    q_lnD: Tensor, k_lnD: Tensor, position_k_nED: Tensor, position_q_nED: Tensor, scores_nE: Tensor | None
+) -> Tensor:
     """[n, l, l], in the inputs' dtype, the sums of half precision in fp32."""
     q_nlD, k_nlD = q_lnD.transpose(0, 1), k_lnD.transpose(0, 1)
     scores_nll = torch.bmm(q_nlD, k_nlD.transpose(1, 2))
-    _add_scores(scores_nll, q_nlD, position_k_nED)
+    _add_scores(scores_nll, q_nlD, position_k_nED, scores_nE)
     _add_scores(scores_nll.transpose(1, 2), k_nlD, position_q_nED)
     if scores_nll.dtype in (torch.bfloat16, torch.float16):
         return torch.softmax(scores_nll, -1, dtype=torch.float32).to(scores_nll.dtype)
     return torch.softmax(scores_nll, -1)
 
 
-def _add_scores(scores_nll: Tensor, x_nlD: Tensor, table_nED: Tensor) -> None:
-    """scores[i, j] += x_i . table[j - i + L - 1]."""
+def _add_scores(
+    scores_nll: Tensor, x_nlD: Tensor, table_nED: Tensor, scores_nE: Tensor | None = None
+) -> None:
+    """scores[i, j] += x_i . table[e] + scores[e] with e = j - i + L - 1."""
     for block, window in _blocks(x_nlD.shape[1], table_nED.shape[1]):
         product_nbw = torch.bmm(x_nlD[:, block], table_nED[:, window].transpose(1, 2))
+        if scores_nE is not None:
+            product_nbw += scores_nE[:, None, window]
         scores_nll[:, block] += _diagonals(product_nbw)
 
 
 def _add_gradients(
-    d_scores_nll: Tensor, x_nlD: Tensor, table_nED: Tensor, dx_nlD: Tensor, d_table_nED: Tensor
+    d_scores_nll: Tensor,
+    x_nlD: Tensor,
+    table_nED: Tensor,
+    dx_nlD: Tensor,
+    d_table_nED: Tensor,
+    d_scores_nE: Tensor | None = None,
 ) -> None:
-    """The derivatives of `_add_scores` by x and by the table, added to what is there."""
+    """The derivatives of `_add_scores` by x, by the table and by the scores, added to what is there."""
     heads, length, _ = x_nlD.shape
     for block, window in _blocks(length, table_nED.shape[1]):
         d_product_nbw = d_scores_nll.new_zeros(heads, block.stop - block.start, window.stop - window.start)
         _diagonals(d_product_nbw).copy_(d_scores_nll[:, block])
         dx_nlD[:, block].baddbmm_(d_product_nbw, table_nED[:, window])
         d_table_nED[:, window].baddbmm_(d_product_nbw.transpose(1, 2), x_nlD[:, block])
+        if d_scores_nE is not None:
+            d_scores_nE[:, window] += d_product_nbw.sum(1)
 
 
 def _blocks(length: int, offsets: int) -> Iterator[Slices]:

@@ -3,11 +3,13 @@ relative positions either way round.
 
     score(q, k) = (Q_q . K_k  +  Q_q . PK_d  +  PQ_d . K_k) / sqrt(3 D),    d the place of the distance q - k
 
+A fourth term, PQ_d . PK_d, is the section's position to position, which it leaves out; with it, sqrt(4 D).
+
 Shapes: T tokens, M queries, H hidden, N heads, D head width, P places; R rows, K longest row, Q most queries.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +30,7 @@ class Operands:
     Attributes:
         q: [M, N, D] of the queries; k, v: [T, N, D] of all tokens.
         position_q, position_k: [P, N, D] of the relative positions.
+        position_scores: [P, N], their products with each other; None to leave that term out.
     """
 
     q: Float[Tensor, "queries heads width"]
@@ -35,10 +38,16 @@ class Operands:
     v: Float[Tensor, "tokens heads width"]
     position_q: Float[Tensor, "places heads width"]
     position_k: Float[Tensor, "places heads width"]
+    position_scores: Float[Tensor, "places heads"] | None = None
 
     @property
     def scale(self) -> float:
-        return float((3 * self.q.shape[-1]) ** -0.5)
+        terms = 3 if self.position_scores is None else 4
+        return float((terms * self.q.shape[-1]) ** -0.5)
+
+    def with_position_scores(self) -> "Operands":
+        """The same, and the term between positions."""
+        return replace(self, position_scores=(self.position_q * self.position_k).sum(-1))
 
 
 AttendDisentangled = Callable[[Operands, Relations, Rows, Rows, float], Tensor]
@@ -62,12 +71,16 @@ def blocked(
     offsets = relations.places.flip(0)  # from the query to the key: the negative distance
     position_k_NED = operands.position_k.index_select(0, offsets).transpose(0, 1).contiguous()
     position_q_NED = operands.position_q.index_select(0, relations.places).transpose(0, 1).contiguous()
+    scores_NE = None
+    if operands.position_scores is not None:
+        scores_NE = operands.position_scores.index_select(0, offsets).T * operands.scale
     return blocked_disentangled(
         operands.q * operands.scale,
         operands.k,
         operands.v,
         position_k_NED,
         position_q_NED * operands.scale,
+        scores_NE,
         rows.bounds,
         dropout,
     )
@@ -88,7 +101,10 @@ def padded(
     of_position = (
         (k_RNKD @ position_q_NDP).gather(-1, index_R1QK.expand(shape).transpose(2, 3)).transpose(2, 3)
     )
-    bias_RNQK = (to_position + of_position) * operands.scale
+    bias_RNQK = to_position + of_position
+    if operands.position_scores is not None:
+        bias_RNQK = bias_RNQK + operands.position_scores[relations.index].movedim(-1, 1)
+    bias_RNQK = bias_RNQK * operands.scale
     if rows.mask is not None:
         bias_RNQK = bias_RNQK.masked_fill(~rows.mask, float("-inf"))
     context_RNQD = F.scaled_dot_product_attention(
@@ -109,8 +125,12 @@ def reference(
             torch.einsum("qnd,knd->nqk", q, k)
             + torch.einsum("qnd,qknd->nqk", q, operands.position_k[index_QK])
             + torch.einsum("qknd,knd->nqk", operands.position_q[index_QK], k)
-        ) * operands.scale
-        weights_NQK = F.dropout(scores_NQK.softmax(-1), dropout)
+        )
+        if operands.position_scores is not None:
+            scores_NQK = scores_NQK + torch.einsum(
+                "qknd,qknd->nqk", operands.position_q[index_QK], operands.position_k[index_QK]
+            )
+        weights_NQK = F.dropout((scores_NQK * operands.scale).softmax(-1), dropout)
         contexts.append(torch.einsum("nqk,knd->qnd", weights_NQK, v))
     return torch.cat(contexts)
 
@@ -171,7 +191,8 @@ class SharedProjections(nn.Module):
 
 
 class DisentangledAttention(nn.Module):
-    """Projections, the kernel, and the output projection. `dropout` acts on the position table, anew in each layer."""
+    """Projections, the kernel, and the output projection. `dropout` acts on the position table, anew in each layer;
+    `position_to_position` adds the term between positions."""
 
     def __init__(
         self,
@@ -180,6 +201,7 @@ class DisentangledAttention(nn.Module):
         *,
         dropout: float,
         attention_dropout: float,
+        position_to_position: bool,
         attend: AttendDisentangled,
     ) -> None:
         super().__init__()
@@ -187,6 +209,7 @@ class DisentangledAttention(nn.Module):
         self.output = nn.Linear(hidden, hidden)
         self.position_dropout = Dropout(dropout)
         self.attention_dropout = attention_dropout
+        self.position_to_position = position_to_position
         self.attend = attend
 
     def forward(
@@ -199,6 +222,8 @@ class DisentangledAttention(nn.Module):
     ) -> Float[Tensor, "queries hidden"]:
         """Queries look at all tokens of their rows; None for the tokens themselves."""
         operands = self.projections(queries_MH, x_TH, self.position_dropout(relations.table))
+        if self.position_to_position:
+            operands = operands.with_position_scores()
         dropout = self.attention_dropout if self.training else 0.0
         context_MND = self.attend(operands, relations, query_rows, rows, dropout)
         if not len(x_TH):  # of no tokens kernels leave the positions out of the graph, where ZeRO needs them

@@ -10,6 +10,7 @@ from transformers import AutoConfig, AutoModelForMaskedLM
 from transformers.models.deberta import modeling_deberta
 from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
 
+from encoder_core.errors import ModelError
 from encoder_core.families import deberta
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.hf.interchange import interchange, read_config
@@ -123,6 +124,11 @@ def test_configurations_travel_both_ways(config: Config, mask_decoder: str) -> N
     assert read_config(interchange(config).fields) == config
 
 
+def test_a_term_that_transformers_lacks_is_not_handed_to_it(config: Config) -> None:
+    with pytest.raises(ModelError, match="position_to_position has no counterpart"):
+        interchange(config.model_copy(update={"position_to_position": True}))
+
+
 @pytest.mark.parametrize(("buckets", "longest"), [(256, 512), (8, 40), (16, 512), (4, 100), (256, 40)])
 def test_buckets_are_theirs(buckets: int, longest: int) -> None:
     expected = make_log_bucket_position(torch.arange(longest), buckets, longest).long()
@@ -232,8 +238,11 @@ def test_a_batch_without_targets_keeps_every_parameter_in_the_graph(
 
 @torch.no_grad()
 @pytest.mark.parametrize("layers", [1, 2])
-def test_the_last_layer_at_chosen_tokens_is_the_last_layer(config: Config, layers: int) -> None:
-    config = config.model_copy(update={"layers": layers})
+@pytest.mark.parametrize("between_positions", [False, True])
+def test_the_last_layer_at_chosen_tokens_is_the_last_layer(
+    config: Config, layers: int, between_positions: bool
+) -> None:
+    config = config.model_copy(update={"layers": layers, "position_to_position": between_positions})
     encoder = our_model(config, torch.float64).encoder
     batch = make_batch(LENGTHS, 101)
     expected = encoder(batch)[batch.target_positions]

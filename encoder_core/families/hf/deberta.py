@@ -105,7 +105,15 @@ def _encoder(config: DebertaConfig | DebertaV2Config) -> tuple[Pair, ...]:
 
 def to_json(config: DebertaConfig | DebertaV2Config) -> dict[str, Any]:
     """The fields of config.json that describe one network; `mask_decoder` is ours alone, and `generator_layers` has no
-    place there."""
+    place there.
+
+    Raises ModelError for a model with the term between positions, which transformers' classes would leave out.
+    """
+    if config.position_to_position:
+        raise ModelError(
+            "model.position_to_position has no counterpart in transformers, whose classes would compute something else",
+            remedy="go on from this run with `start:` in another recipe, or train without it to export",
+        )
     fields = {
         "model_type": config.family.replace("_", "-"),
         **shared_to_json(config),

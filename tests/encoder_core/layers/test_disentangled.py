@@ -37,10 +37,18 @@ def random_inputs(rows: Rows, relations: Relations, dtype: torch.dtype = torch.f
 
 
 def outcome(
-    attend: AttendDisentangled, rows: Rows, relations: Relations, inputs: list[Tensor], dropout: float = 0.0
+    attend: AttendDisentangled,
+    rows: Rows,
+    relations: Relations,
+    inputs: list[Tensor],
+    *,
+    between_positions: bool = False,
 ) -> list[Tensor]:
     """The context, and gradients of a weighted sum of it."""
-    context = attend(Operands(*inputs), relations, rows, rows, dropout)
+    operands = Operands(*inputs)
+    if between_positions:
+        operands = operands.with_position_scores()
+    context = attend(operands, relations, rows, rows, 0.0)
     weights = torch.linspace(-1, 2, context.numel(), dtype=context.dtype).view_as(context)
     return [context, *torch.autograd.grad((context * weights).sum(), inputs)]
 
@@ -48,13 +56,19 @@ def outcome(
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
 @pytest.mark.parametrize("buckets", [None, 4, 256])
 @pytest.mark.parametrize("attend", [padded, blocked])
-def test_equals_the_formula(attend: AttendDisentangled, buckets: int | None, lengths: list[int]) -> None:
+@pytest.mark.parametrize("between_positions", [False, True])
+def test_equals_the_formula(
+    between_positions: bool, attend: AttendDisentangled, buckets: int | None, lengths: list[int]
+) -> None:
     rows = rows_of(lengths)
     relations = related(rows, buckets)
     inputs = random_inputs(rows, relations)
-    expected = outcome(reference, rows, relations, inputs)
-    for actual, wanted in zip(outcome(attend, rows, relations, inputs), expected, strict=True):
-        torch.testing.assert_close(actual, wanted, rtol=1e-12, atol=1e-12)
+    expected = outcome(reference, rows, relations, inputs, between_positions=between_positions)
+    actual = outcome(attend, rows, relations, inputs, between_positions=between_positions)
+    for found, wanted in zip(actual, expected, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+    if between_positions:
+        assert not torch.equal(expected[0], outcome(reference, rows, relations, inputs)[0])
 
 
 @pytest.mark.parametrize("block", [1, 3, 8])
