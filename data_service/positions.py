@@ -87,14 +87,17 @@ class Positions:
     Args:
         phases: in order.
         skips: ranges left out, in any order.
+        begin: the first step that takes samples, and the first samples at that (a run that began from another's
+            checkpoint, on data of its own). Its phase starts there.
 
     Raises:
         PlanError: a phase whose epoch is smaller than one batch.
     """
 
-    def __init__(self, phases: Sequence[Phase], skips: Sequence[Range] = ()) -> None:
+    def __init__(self, phases: Sequence[Phase], skips: Sequence[Range] = (), begin: int = 0) -> None:
         self._phases = tuple(phases)
         self._ends = list(accumulate(phase.steps for phase in phases))
+        self._begin = begin
         self._first_epochs: list[int] = []
         self._skips: list[list[_Skip]] = []
         epoch = 0
@@ -102,8 +105,9 @@ class Positions:
             _check_size(number, phase)
             self._first_epochs.append(epoch)
             self._skips.append(_skips(phase, epoch, [skip for skip in skips if skip.phase == number]))
-            last = self._unit(number, phase.steps * phase.batch - 1)
-            epoch = phase.axis.locate(last)[0] + 1
+            steps = self._ends[number] - self._first_step(number)
+            if steps > 0:
+                epoch = phase.axis.locate(self._unit(number, steps * phase.batch - 1))[0] + 1
 
     @property
     def steps(self) -> int:
@@ -111,15 +115,16 @@ class Positions:
         return self._ends[-1] if self._ends else 0
 
     def phase_of(self, step: int) -> int:
-        """The phase of a step, both counted from 0. Raises IndexError after the last step."""
-        if not 0 <= step < self.steps:
-            raise IndexError(f"step {step} of a run of {self.steps}")
+        """The phase of a step, both counted from 0. Raises IndexError before the first step and after the last."""
+        if not self._begin <= step < self.steps:
+            raise IndexError(
+                f"step {step} of a run of {self.steps} that takes data from step {self._begin} on"
+            )
         return bisect_right(self._ends, step)
 
     def phase_start(self, step: int) -> int:
-        """The first step of a step's phase. Raises IndexError after the last step."""
-        number = self.phase_of(step)
-        return self._ends[number] - self._phases[number].steps
+        """The first step of a step's phase. Raises IndexError as `phase_of`."""
+        return self._first_step(self.phase_of(step))
 
     def ranges(self, step: int) -> tuple[Range, ...]:
         """The samples of a step, in order: one range, or more where an epoch ends or something is skipped."""
@@ -128,6 +133,10 @@ class Positions:
         first = (step - self.phase_start(step)) * phase.batch
         stretches = self._stretches(number, first, first + phase.batch)
         return tuple(piece for start, stop in stretches for piece in _by_epoch(number, phase, start, stop))
+
+    def _first_step(self, number: int) -> int:
+        """Of a phase; of one that is over before data is taken, the step at which it is."""
+        return max(self._ends[number] - self._phases[number].steps, self._begin)
 
     def _stretches(self, number: int, first: int, last: int) -> Iterator[tuple[int, int]]:
         """Units of the axis for the phase's used units `first` to `last`: what lies between the skips."""

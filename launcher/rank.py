@@ -118,7 +118,7 @@ def _data(
     rows = min(run.recipe.evaluation.samples, heldout.samples_per_epoch)
     return RankData(
         streams,
-        session.positions(run.recipe, streams),
+        session.positions(run, streams),
         (heldout, rows),
         share,
         engine.device,

@@ -30,8 +30,31 @@ RECIPE, RECORD = "recipe.yaml", "run.json"
 _VERSIONED = ("maskfleet", "torch", "deepspeed", "ray", "numpy", "tokenizers")
 
 
+class Origin(BaseModel):
+    """The checkpoint of another run that a run began with (`launcher.fork`).
+
+    Attributes:
+        run, fingerprint: that run, and what it was.
+        step, attempt: which of its checkpoints.
+        changes: of identity, as readable lines.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    run: str
+    fingerprint: str
+    step: int
+    attempt: int
+    changes: tuple[str, ...]
+
+
 class RunRecord(BaseModel):
-    """run.json: what must stay as it was at `init`."""
+    """run.json: what must stay as it was at `init`.
+
+    Attributes:
+        origins: what it was forked from, the oldest first; empty for a run of its own.
+        data_begins: the step that takes the first samples of the data; not 0 only in a fork whose data is another.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -42,6 +65,8 @@ class RunRecord(BaseModel):
     fingerprint: str
     inputs: Inputs
     versions: dict[str, str]
+    origins: tuple[Origin, ...] = ()
+    data_begins: int = 0
 
 
 @dataclass(frozen=True)
@@ -62,24 +87,41 @@ def init(recipe: Recipe, uri: str, now: datetime) -> Run:
         CorpusError, TokenizerError, RecipeError: the inputs are absent or do not fit each other.
         StoreError: no permission, no space, no such bucket.
     """
+    store = free_place(uri)
+    resolved = absolute(recipe)
+    record = record_of(resolved, read_inputs(resolved), now)
+    reserve(store, resolved)
+    publish(store, record)
+    return Run(uri, store, resolved, record)
+
+
+def free_place(uri: str) -> Store:
+    """The store at `uri`. Raises RunError if it holds a run already."""
     store = open_store(uri)
     if store.size(RECORD) is not None:
         raise RunError(
             f"there is a run at {uri} already",
             remedy=f"maskfleet train {uri} continues it; choose another URI for a new one",
         )
-    resolved = absolute(recipe)
-    inputs = read_inputs(resolved)
-    record = _record(resolved, inputs, now)
-    text = resolved.to_yaml()
-    if not store.put_if_absent(RECIPE, text.encode()) and store.get(RECIPE) != text.encode():
+    return store
+
+
+def reserve(store: Store, recipe: Recipe) -> None:
+    """The first half of creating a run: `recipe`, resolved, is written. Raises RunError if another one is there."""
+    text = recipe.to_yaml().encode()
+    if not store.put_if_absent(RECIPE, text) and store.get(RECIPE) != text:
         raise RunError(
-            f"{uri} holds another recipe.yaml and no {RECORD}: an init that was interrupted, or is under way",
-            remedy=f"choose another URI, or delete {uri.rstrip('/')}/{RECIPE}",
+            f"{store.uri} holds another recipe.yaml and no {RECORD}: an init that was interrupted, or is under way",
+            remedy=f"choose another URI, or delete {store.uri.rstrip('/')}/{RECIPE}",
         )
+
+
+def publish(store: Store, record: RunRecord) -> None:
+    """The last write: from now on there is a run. Raises RunError if there is one already."""
     if not store.put_if_absent(RECORD, _dump(record)):
-        raise RunError(f"another init created the run at {uri} first", remedy=f"maskfleet train {uri}")
-    return Run(uri, store, resolved, record)
+        raise RunError(
+            f"another init created the run at {store.uri} first", remedy=f"maskfleet train {store.uri}"
+        )
 
 
 def open_run(uri: str) -> Run:
@@ -116,7 +158,7 @@ def reconcile(run: Run, *, recipe: Recipe | None, accept_changes: bool, now: dat
     """
     wanted = run.recipe if recipe is None else absolute(recipe)
     inputs = read_inputs(wanted)
-    record = _record(wanted, inputs, now)
+    record = record_of(wanted, inputs, now, run.record.origins, run.record.data_begins)
     changes = changes_of_identity(run.record, record)
     if changes and not accept_changes:
         raise RunChanged(
@@ -141,6 +183,24 @@ def changes_of_identity(old: RunRecord, new: RunRecord) -> list[str]:
     return [*lines, *identity.diff(_input_fields(old.inputs), _input_fields(new.inputs))]
 
 
+def record_of(
+    recipe: Recipe, inputs: Inputs, now: datetime, origins: tuple[Origin, ...] = (), data_begins: int = 0
+) -> RunRecord:
+    """What the run of a resolved recipe with these inputs is."""
+    fields = identity.identity(recipe)
+    further: dict[str, object] = {"data_begins": data_begins} if data_begins else {}
+    return RunRecord(
+        name=recipe.name,
+        created=now.astimezone(UTC).isoformat(timespec="seconds"),
+        identity=fields,
+        fingerprint=identity.fingerprint({**fields, **_input_fields(inputs), **further}),
+        inputs=inputs,
+        versions={"python": python_version()} | {name: metadata.version(name) for name in _VERSIONED},
+        origins=origins,
+        data_begins=data_begins,
+    )
+
+
 def absolute(recipe: Recipe) -> Recipe:
     """`recipe` with local paths made absolute: the run must find its inputs from any working directory."""
     sources = {
@@ -155,18 +215,6 @@ def absolute(recipe: Recipe) -> Recipe:
 
 def _absolute(uri: str) -> str:
     return uri if "://" in uri else str(Path(uri).absolute())
-
-
-def _record(recipe: Recipe, inputs: Inputs, now: datetime) -> RunRecord:
-    fields = identity.identity(recipe)
-    return RunRecord(
-        name=recipe.name,
-        created=now.astimezone(UTC).isoformat(timespec="seconds"),
-        identity=fields,
-        fingerprint=identity.fingerprint({**fields, **_input_fields(inputs)}),
-        inputs=inputs,
-        versions={"python": python_version()} | {name: metadata.version(name) for name in _VERSIONED},
-    )
 
 
 def _input_fields(inputs: Inputs) -> Mapping[str, object]:

@@ -55,9 +55,10 @@ def heldout_spec(run: Run, tokenizer: Tokenizer) -> StreamSpec:
     return spec.model_copy(update={"input": run.recipe.input.once()})
 
 
-def positions(recipe: Recipe, streams: Sequence[Measured]) -> Positions:
+def positions(run: Run, streams: Sequence[Measured]) -> Positions:
     """From step to samples, given each phase's stream."""
-    return Positions([_phase(phase, stream) for phase, stream in zip(recipe.phases, streams, strict=True)])
+    phases = [_phase(phase, stream) for phase, stream in zip(run.recipe.phases, streams, strict=True)]
+    return Positions(phases, begin=run.record.data_begins)
 
 
 def _phase(phase: RecipePhase, stream: Measured) -> Phase:

@@ -57,11 +57,16 @@ def find_sample(run: Run, step: int, row: int) -> Shown:
         raise RunError(
             f"{run.uri} has no step {step}", remedy=f"its steps are 0 to {run.recipe.total_steps - 1}"
         )
+    if step < run.record.data_begins:
+        raise RunError(
+            f"{run.uri} has no data for step {step}: it began with step {run.record.data_begins}, on other data",
+            remedy=f"ask the run it was forked from: {run.record.origins[-1].run}",
+        )
     tokenizer = load_tokenizer(run.recipe.tokenizer.uri)
     cache = run.store.at("cache")
     specs = [stream_spec(run, tokenizer, phase) for phase in range(len(run.recipe.phases))]
     streams = [Stream(spec, cache=cache) for spec in specs]
-    ranges = positions(run.recipe, streams).ranges(step)
+    ranges = positions(run, streams).ranges(step)
     place, rows = _place(ranges, row), sum(span.stop - span.start for span in ranges)
     if place is None:
         raise RunError(f"step {step} has no row {row}", remedy=f"its rows are 0 to {rows - 1}")

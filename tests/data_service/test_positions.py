@@ -122,6 +122,28 @@ def test_a_new_phase_starts_a_new_epoch() -> None:
     assert positions.ranges(5) == (Range(1, 1, 0, 3),)
 
 
+@given(sample_phases, st.integers(0, 40))
+def test_data_may_begin_at_a_later_step(phases: list[Phase], begin: int) -> None:
+    """The steps from there on take what a run of the remaining steps would take from its first step on."""
+    total = sum(phase.steps for phase in phases)
+    assume(begin < total)
+    left, passed = [], begin
+    for number, phase in enumerate(phases):
+        gone = min(passed, phase.steps)
+        passed -= gone
+        if phase.steps > gone:
+            rest = Phase.of_samples(phase.steps - gone, phase.batch, phase.samples_per_epoch)
+            left.append((number, rest))
+    positions = Positions(phases, begin=begin)
+    literal = one_by_one([phase for _, phase in left], [])
+    assert [samples(positions.ranges(step)) for step in range(begin, total)] == literal
+    assert positions.phase_start(begin) == begin
+    for step in range(begin, total):
+        assert {r.phase for r in positions.ranges(step)} == {positions.phase_of(step)}
+    with pytest.raises(IndexError, match=f"from step {begin} on"):
+        positions.ranges(begin - 1)
+
+
 def test_the_last_step_of_a_long_run_is_found_at_once() -> None:
     positions = Positions([Phase.of_samples(10**9, 8192, 78_125_123)])
     (found,) = positions.ranges(123_456_789)
