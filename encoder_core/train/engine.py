@@ -24,6 +24,8 @@ from encoder_core.optim.updates import TURN, WHOLE, set_update
 from encoder_core.train import zero_state
 from encoder_core.train.engine_config import EngineConfig
 from encoder_core.train.fragments import Fragment
+from encoder_core.train.pace import Stopwatch
+from encoder_core.train.replicas import Replicated
 
 # On a CPU DeepSpeed would compile a shared-memory reduction at every first start, for inference only. Training
 # reduces through gloo, so it is declared absent, and no machine needs a compiler.
@@ -43,6 +45,7 @@ class Engine:
 
     A step may update the model in several turns (DeepSpeed knows of one): each moves the parameter groups that carry
     its name, and leaves weights, moments and gradient norm of the others out. `turns` holds the names, in order.
+    `forwards` times forward passes; `replicated` is what every rank should have alike.
 
     Raises:
         TrainingError: bf16 at stage 0, which DeepSpeed steps once at construction.
@@ -67,12 +70,17 @@ class Engine:
         self.device = torch.device(get_accelerator().current_device_name())
         self.world = self._engine.world_size
         self.rank = self._engine.global_rank
+        self.forwards = Stopwatch(self.device)
+        self.replicated = self._replicated()
         if isinstance(optimizer, Lamb) and config.stage > 0:
             self._describe_partitions(optimizer)
 
     def __call__(self, batch: Batch, memory: tuple[Tensor, ...] = ()) -> Any:
         """The wrapped module's forward, with ZeRO's hooks around it. `memory` only where the module returned some."""
-        return self._engine(batch, memory) if memory else self._engine(batch)
+        self.forwards.start()
+        found = self._engine(batch, memory) if memory else self._engine(batch)
+        self.forwards.stop()
+        return found
 
     def training(self, mode: bool) -> None:
         """Dropout on or off."""
@@ -126,6 +134,16 @@ class Engine:
         """The ranges of master weights and moments this rank owns. Views: copy before the next update."""
         for place in self._places(self.rank, self.world):
             yield place.fragment()
+
+    def _replicated(self) -> Replicated:
+        """The working weights; nothing at stage 3, which shards them."""
+        if self.config.stage == 3:
+            return Replicated()
+        named = [(self.names[id(p)], p) for p in self._engine.module.parameters()]
+        weights = [p for _, p in named]
+        return Replicated(
+            zero_state.working_buffers(self._engine.optimizer, weights, self.config.stage), named
+        )
 
     def restore(self, fill: Iterable[str], read: zero_state.Read) -> None:
         """Overwrite every owned range with `read(name, kind, start, stop)`, then refresh the working weights.

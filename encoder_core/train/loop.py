@@ -5,14 +5,19 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from torch import Tensor
+
 from encoder_core.train.control import Control
 from encoder_core.train.engine import Engine, Update
 from encoder_core.train.evaluate import evaluate
 from encoder_core.train.memory import Carried, carry, recall
 from encoder_core.train.metrics import StepReport
+from encoder_core.train.pace import Pace
+from encoder_core.train.replicas import ensure_same, ensure_same_digests
+from encoder_core.train.settle import settle
 from encoder_core.train.signals import Signals, exchange
 from encoder_core.train.state import TrainState
-from encoder_core.train.step import Memories, Microbatch, Work, accumulate, gather_sums
+from encoder_core.train.step import Memories, Microbatch, Work, accumulate
 
 
 @dataclass(frozen=True)
@@ -77,9 +82,14 @@ class Plan:
     steps: int
     learning_rate: Callable[[int], float]
     evaluate_every: int | None
+    compare_every: int | None = None
 
     def evaluates_after(self, step: int) -> bool:
         return self.evaluate_every is not None and (step % self.evaluate_every == 0 or step == self.steps)
+
+    def compares_in(self, step: int) -> bool:
+        """Whether all ranks compare their weights before the update of `step`."""
+        return self.compare_every is not None and step % self.compare_every == 0
 
 
 @dataclass(frozen=True)
@@ -96,11 +106,15 @@ class Trainer:
     memories: Memories = field(default_factory=dict)
 
     def train(self, state: TrainState) -> TrainState:
-        """Train from `state` to the last step, or until a stop is requested on any rank. The result is committed."""
+        """Train from `state` to the last step, or until a stop is requested on any rank. The result is committed.
+
+        Raises CorruptReplica: weights differ between ranks. Nothing of it is committed.
+        """
         carried = Carried()
         while state.step < self.plan.steps:
             started = time.monotonic()
             fetched = self.data.fetch(state.step)
+            fetching = time.monotonic() - started
             signals = self._exchange(state, fetched)
             if signals.stop:
                 carried = self._carried(fetched)
@@ -108,16 +122,28 @@ class Trainer:
             if fetched.before is not None:
                 recall(self.engine, fetched.before, self.memories)
             learning_rate = self.plan.learning_rate(state.step)
+            self.engine.forwards.take()
             sums: dict[str, float] = {}
+            digests: list[Tensor] = []
             updates: dict[str, Update] = {}
             for turn in self.engine.turns:
                 sums |= accumulate(
                     self.engine, fetched.work, signals.counts, self.plan.seed, self.memories, turn
                 )
+                digests += self._digests(state.step)
                 updates[turn] = self.engine.update(learning_rate, state.next_update(turn), turn)
-            sums = gather_sums(self.control, sums)
+            pace = Pace(fetching, self.engine.forwards.take(), fetched.tokens)
+            settled = settle(self.control, sums, pace, digests)
+            ensure_same_digests(settled.digests, self.engine.replicated, self.control, state.step)
             report = StepReport(
-                state, fetched.samples, signals, sums, learning_rate, updates, time.monotonic() - started
+                state,
+                fetched.samples,
+                signals,
+                settled.sums,
+                learning_rate,
+                updates,
+                time.monotonic() - started,
+                settled.paces,
             )
             self.journal.step(report)
             state = state.after(applied=report.applied, tokens=signals.tokens)
@@ -127,9 +153,17 @@ class Trainer:
                 figures = evaluate(self.engine, self.control, self.data.heldout(), self.plan.seed)
                 self.journal.evaluation(state.step, figures)
             if signals.save:
+                ensure_same(self.engine.replicated, self.control, state.step)
                 self.keeper.begin(self.engine, state)
+        ensure_same(self.engine.replicated, self.control, state.step)
         self.keeper.finish(self.engine, state, carried)
         return state
+
+    def _digests(self, step: int) -> list[Tensor]:
+        """Of the weights that gradients were taken with, if this is a step to look at them."""
+        if self.control.world == 1 or not self.plan.compares_in(step):
+            return []
+        return [self.engine.replicated.digest()]
 
     def _carried(self, coming: Fetched) -> Carried:
         """What the step that is not made now will want back."""

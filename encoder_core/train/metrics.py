@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from encoder_core.train.engine import Update
+from encoder_core.train.pace import Pace
 from encoder_core.train.signals import Signals
 from encoder_core.train.state import TrainState
 
@@ -49,6 +50,7 @@ class StepReport:
     learning_rate: float
     updates: Mapping[str, Update]
     seconds: float
+    paces: tuple[Pace, ...] = ()
 
     @property
     def applied(self) -> dict[str, bool]:

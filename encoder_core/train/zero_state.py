@@ -77,6 +77,14 @@ def publish(optimizer: Any, stage: int) -> None:
             persistent[0].all_gather(persistent)
 
 
+def working_buffers(optimizer: Any, weights: Sequence[Tensor], stage: int) -> Sequence[Tensor]:
+    """At stages 0 to 2: the memory that `weights`, all of them, lie in. Stages 1 and 2 keep a group's in one piece."""
+    if stage == 0:
+        return weights
+    flats: list[Tensor] = getattr(optimizer, "bit16_groups_flat", None) or optimizer.bf16_groups_flat
+    return flats
+
+
 def _moments(optimizer: Any, flat: Tensor) -> dict[str, Tensor]:
     """The state dict of one flat tensor, created if the optimizer has not stepped yet."""
     state: dict[str, Tensor] = optimizer.state[flat]
