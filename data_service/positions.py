@@ -167,10 +167,13 @@ def _check_size(number: int, phase: Phase) -> None:
 
 
 def _skips(phase: Phase, first_epoch: int, ranges: Sequence[Range]) -> list[_Skip]:
-    """The phase's skips as disjoint stretches of its axis, in order."""
+    """The phase's skips as disjoint stretches of its axis, in order.
+
+    What lies before its first epoch is not there to be skipped: a skip in an earlier phase may have moved that up.
+    """
     base = phase.axis.unit(first_epoch, 0)
     skips: list[_Skip] = []
-    for start, stop in sorted(_units(phase.axis, skip) for skip in ranges):
+    for start, stop in sorted(_units(phase.axis, skip) for skip in ranges if skip.epoch >= first_epoch):
         if skips and start <= skips[-1].stop:
             skips[-1] = _Skip(skips[-1].start, max(stop, skips[-1].stop), skips[-1].used)
         else:

@@ -80,6 +80,15 @@ def test_skips_of_a_later_phase() -> None:
     assert [samples(positions.ranges(step)) for step in range(7)] == one_by_one(phases, skips)
 
 
+def test_what_an_earlier_skip_moved_out_of_a_phase_is_not_skipped_there() -> None:
+    """The first phase, pushed into its second epoch, makes the next begin with the third: the second is not read."""
+    phases = [Phase.of_samples(2, 4, 10), Phase.of_samples(2, 4, 10)]
+    moved = [Range(0, 0, 0, 4), Range(1, 1, 0, 8)]
+    positions = Positions(phases, moved)
+    assert [samples(positions.ranges(step)) for step in range(4)] == one_by_one(phases, moved)
+    assert positions.ranges(2) == (Range(1, 2, 0, 4),)
+
+
 def test_skipping_the_data_of_a_step_moves_the_next_data_up() -> None:
     phases = [Phase.of_samples(10, 4, 10)]
     before = Positions(phases)
