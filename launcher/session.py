@@ -73,7 +73,7 @@ def build_model(recipe: Recipe, tokenizer: Tokenizer) -> Objective:
     config = recipe.model.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
     model = objective_module(config, recipe.objective, checkpoint_activations=recipe.activation_checkpointing)
     torch.manual_seed(draw_seed(recipe.seed, WEIGHTS_STEP, 0))
-    initialise(model)
+    initialise(model, config.initializer_range)
     return model
 
 

@@ -71,6 +71,7 @@ _FREE = {
     "attention_dropout",
     "generator_divisor",
     "generator_layers",
+    "initializer_range",
     "mask_decoder",
     "memory",
     "memory_refresh",

@@ -17,6 +17,7 @@ class EncoderConfig(BaseModel):
         vocab: number of token ids; None until the tokenizer is known (`with_tokenizer`).
         pad_id: the tokenizer's padding id, for interchange (we never pad).
         dropout, attention_dropout: on hidden states and on attention probabilities.
+        initializer_range: standard deviation of fresh weights.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -32,6 +33,7 @@ class EncoderConfig(BaseModel):
     attention_dropout: float = Field(default=0.1, ge=0, lt=1)
     activation: Activation = "gelu"
     layer_norm_eps: float = Field(default=1e-12, gt=0)
+    initializer_range: float = Field(default=0.02, gt=0)
 
     @model_validator(mode="after")
     def _heads_divide_hidden(self) -> Self:

@@ -15,11 +15,9 @@ from torch import nn
 from encoder_core.layers.embeddings import DifferenceEmbedding
 from encoder_core.layers.free import IntoHeads, OutOfHeads, Weights
 
-STD = 0.02
-
 
 @torch.no_grad()
-def initialise(model: nn.Module, std: float = STD) -> None:
+def initialise(model: nn.Module, std: float = 0.02) -> None:
     """Set every parameter of `model` by the table above, drawing from torch's default generator.
 
     Tied parameters are drawn once. Raises TypeError for a module that owns parameters and is not in the

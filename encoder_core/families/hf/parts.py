@@ -6,7 +6,6 @@ from encoder_core.errors import ModelError
 from encoder_core.families.config import EncoderConfig
 from encoder_core.families.hf.keys import Pair
 from encoder_core.layers.feed_forward import Activation
-from encoder_core.layers.initialise import STD
 
 ACTIVATIONS: dict[str, Activation] = {
     "gelu": "gelu",
@@ -24,6 +23,7 @@ FIELDS = {
     "dropout": "hidden_dropout_prob",
     "attention_dropout": "attention_probs_dropout_prob",
     "layer_norm_eps": "layer_norm_eps",
+    "initializer_range": "initializer_range",
 }
 """Our configuration fields and theirs, where only the name differs."""
 
@@ -35,6 +35,7 @@ DEFAULTS: dict[str, Any] = {
     "hidden_act": "gelu",
     "hidden_dropout_prob": 0.1,
     "attention_probs_dropout_prob": 0.1,
+    "initializer_range": 0.02,
     "tie_word_embeddings": True,
 }
 """What transformers assumes where a config.json is silent, the same for all these classes."""
@@ -73,7 +74,6 @@ def shared_to_json(config: EncoderConfig) -> dict[str, Any]:
     return {
         **{theirs: getattr(config, ours) for ours, theirs in FIELDS.items()},
         "hidden_act": next(theirs for theirs, ours in ACTIVATIONS.items() if ours == config.activation),
-        "initializer_range": STD,
         "tie_word_embeddings": True,
     }
 

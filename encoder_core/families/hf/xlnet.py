@@ -6,7 +6,6 @@ from encoder_core.errors import ModelError
 from encoder_core.families.hf.keys import KeyTable, Pair
 from encoder_core.families.hf.parts import ACTIVATIONS, with_bias
 from encoder_core.families.xlnet import XlnetConfig
-from encoder_core.layers.initialise import STD
 
 ARCHITECTURE = "XLNetLMHeadModel"
 
@@ -47,6 +46,7 @@ FIELDS = {
     "vocab": "vocab_size",
     "pad_id": "pad_token_id",
     "dropout": "dropout",
+    "initializer_range": "initializer_range",
     "layer_norm_eps": "layer_norm_eps",
 }
 """Our configuration fields and theirs, where only the name differs."""
@@ -60,6 +60,7 @@ DEFAULTS: dict[str, Any] = {
     "ff_activation": "gelu",
     "layer_norm_eps": 1e-12,
     "dropout": 0.1,
+    "initializer_range": 0.02,
     "pad_token_id": 5,
     "mem_len": 512,
     "reuse_len": None,
@@ -89,7 +90,6 @@ def to_json(config: XlnetConfig) -> dict[str, Any]:
         "attention_dropout": config.attention_dropout,
         "attn_type": "bi",
         "bi_data": False,
-        "initializer_range": STD,
         "tie_word_embeddings": True,
     }
 
