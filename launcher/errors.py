@@ -13,3 +13,11 @@ class RunError(UserError):
 
 class RunChanged(RunError):
     """The recipe, the corpus or the tokenizer is no longer what the run was started with."""
+
+
+class EstimateError(UserError):
+    """A capacity that cannot be estimated: no such GPU, no machines, or settings that contradict each other."""
+
+
+class LaunchError(UserError):
+    """A launch that cannot work as asked, or that the scheduler refused."""

@@ -1,0 +1,225 @@
+"""The matrix products of a recipe's model and objective for one microbatch, family by family.
+
+Equal to torch.utils.flop_counter.FlopCounterMode, forward and backward, on rows that are all full (a test holds every
+family to it). Attention is counted as the formula has it, scores and weighted values, which is what a fused kernel
+computes too; its recomputation in the backward pass is left out, as is usual for utilisation. DeBERTa and XLNet are
+counted with the padded kernels that GPUs run.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import assert_never
+
+from data_service.samples.inputs import Lanes
+from encoder_core.families.albert import AlbertConfig
+from encoder_core.families.bert import BertConfig
+from encoder_core.families.build import ModelConfig
+from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
+from encoder_core.families.electra import ElectraConfig
+from encoder_core.families.roberta import RobertaConfig
+from encoder_core.families.xlnet import XlnetConfig
+from encoder_core.heads.enhanced import PASSES
+from encoder_core.heads.span_boundary import POSITION_WIDTH
+from encoder_core.layers.relative import log_buckets
+from launcher.estimate.products import (
+    DisentangledSize,
+    Product,
+    TwoStreamSize,
+    disentangled_layer,
+    plain_layer,
+    relative_key_scores,
+    shared_keys,
+    stream,
+    times,
+    without_gradient,
+)
+from launcher.estimate.shape import Shape
+from launcher.objective import Objective
+from launcher.recipe import Recipe
+
+Deberta = DebertaConfig | DebertaV2Config
+Plain = BertConfig | RobertaConfig | AlbertConfig | ElectraConfig
+
+
+@dataclass(frozen=True)
+class Count:
+    """FLOPs of one microbatch. `recomputed`: the layers' forward pass, which activation checkpointing runs again."""
+
+    forward: int
+    backward: int
+    recomputed: int
+
+    @property
+    def model(self) -> int:
+        """Without recomputation: what utilisation is measured by."""
+        return self.forward + self.backward
+
+
+def count(products: list[Product]) -> Count:
+    return Count(
+        sum(product.forward for product in products),
+        sum(product.backward for product in products),
+        sum(product.forward for product in products if product.layer),
+    )
+
+
+def products(recipe: Recipe, shape: Shape) -> list[Product]:
+    """Everything that one microbatch of `shape` multiplies, equal products joined."""
+    backwards = isinstance(recipe.input, Lanes) and recipe.input.both_directions
+    return joined(of_objective(recipe.model, recipe.objective, shape, backwards=backwards))
+
+
+def joined(found: Iterator[Product]) -> list[Product]:
+    """Products of one name and size as one."""
+    counts: dict[Product, int] = {}
+    for product in found:
+        key = replace(product, count=1)
+        counts[key] = counts.get(key, 0) + product.count
+    return [replace(product, count=count) for product, count in counts.items() if count]
+
+
+def of_objective(
+    model: ModelConfig, objective: Objective, shape: Shape, *, backwards: bool = False
+) -> Iterator[Product]:
+    """All networks and heads. `backwards`: lanes that are read from their ends are among the rows (XLNet)."""
+    if isinstance(model, XlnetConfig):
+        return chain(_xlnet(model, shape, backwards), _decoder(model.hidden, model.vocabulary, shape.targets))
+    if objective.rtd is not None and isinstance(model, ElectraConfig | DebertaV2Config):
+        return chain(_masked_language_model(model.generator, shape), _discriminator(model, shape))
+    if objective.nsp is not None or objective.sop is not None:
+        enhanced = isinstance(model, Deberta) and model.mask_decoder == "enhanced"
+        found = _masked_language_model(model, shape, whole=not enhanced)
+        return chain(found, _pair(model, shape))
+    if objective.sbo is not None:
+        return chain(_masked_language_model(model, shape, whole=True), _span_boundary(model, shape))
+    return _masked_language_model(model, shape)
+
+
+def _masked_language_model(model: ModelConfig, shape: Shape, *, whole: bool = False) -> Iterator[Product]:
+    """Encoder and head (encoder_core/objectives/mlm.py). Of DeBERTa the last layer runs for targets only, unless another
+    task needs the `whole` of it."""
+    if isinstance(model, Deberta) and not whole:
+        yield from _before_last(model, shape)
+        yield from times(_look_again(model, shape, shape.targets_per_row), passes(model))
+    else:
+        yield from _encoder(model, shape)
+    width = model.embedding if isinstance(model, AlbertConfig | ElectraConfig) else model.hidden
+    yield Product("head: dense", shape.targets, model.hidden, width)
+    yield from _decoder(width, model.vocabulary, shape.targets)
+
+
+def _decoder(width: int, vocabulary: int, targets: int) -> Iterator[Product]:
+    yield Product("head: scores of all ids", targets, width, vocabulary)
+
+
+def _discriminator(model: ElectraConfig | DebertaV2Config, shape: Shape) -> Iterator[Product]:
+    yield from _encoder(model, shape)
+    yield Product("head: replaced or not", shape.tokens, model.hidden, model.hidden)
+    yield Product("head: replaced or not", shape.tokens, model.hidden, 1)
+
+
+def _pair(model: ModelConfig, shape: Shape) -> Iterator[Product]:
+    """The pooler and two classes; of DeBERTa the last layer runs for the first tokens of the rows."""
+    if isinstance(model, Deberta) and model.mask_decoder == "enhanced":
+        yield from _look_again(model, shape, 1)
+    yield Product("head: pairs", shape.rows, model.hidden, model.hidden)
+    yield Product("head: pairs", shape.rows, model.hidden, 2)
+
+
+def _span_boundary(model: ModelConfig, shape: Shape) -> Iterator[Product]:
+    """Every target taken to have a boundary; those of spans at the ends of a row have none, and from the sixteenth of a
+    span on (encoder_core/objectives/span_boundary.py)."""
+    hidden = model.hidden
+    yield Product("head: span boundary", shape.targets, 2 * hidden + POSITION_WIDTH, hidden)
+    yield Product("head: span boundary", shape.targets, hidden, hidden)
+    yield from _decoder(hidden, model.vocabulary, shape.targets)
+
+
+def _encoder(model: ModelConfig, shape: Shape) -> Iterator[Product]:
+    """All layers, for all tokens."""
+    match model:
+        case DebertaConfig() | DebertaV2Config():
+            yield from _before_last(model, shape)
+            yield from disentangled_layer(disentangled_size(model, shape.length), shape.rows, shape.length)
+            if model.layers == 1:
+                yield from _convolution(model, shape)
+        case XlnetConfig():
+            yield from _xlnet(model, shape, False)
+        case BertConfig() | RobertaConfig() | AlbertConfig() | ElectraConfig():
+            yield from _plain(model, shape)
+        case _ as never:
+            assert_never(never)
+
+
+def _plain(model: Plain, shape: Shape) -> Iterator[Product]:
+    if isinstance(model, AlbertConfig | ElectraConfig) and (
+        isinstance(model, AlbertConfig) or model.embedding != model.hidden
+    ):
+        yield Product("embeddings to hidden", shape.tokens, model.embedding, model.hidden)
+    size = (shape.rows, shape.length, model.heads, model.hidden)
+    yield from times(plain_layer(*size, model.feed_forward), model.layers)
+    if isinstance(model, BertConfig) and model.position != "absolute":
+        sides = 2 if model.position == "relative_key_query" else 1
+        yield from times(relative_key_scores(*size, sides), model.layers)
+
+
+def passes(model: Deberta) -> int:
+    """How often the last layer runs for the targets."""
+    return PASSES if model.mask_decoder == "enhanced" else 1
+
+
+def disentangled_size(model: Deberta, length: int) -> DisentangledSize:
+    return DisentangledSize(
+        model.hidden, model.heads, model.feed_forward, places(model, length), isinstance(model, DebertaConfig)
+    )
+
+
+def places(model: Deberta, length: int) -> int:
+    """Rows of the position table that rows of `length` tokens reach (encoder_core/layers/relative.py)."""
+    if isinstance(model, DebertaConfig):
+        span, reach = model.max_length, length - 1
+    else:
+        span, reach = model.buckets, log_buckets(model.buckets, model.max_length)[length - 1]
+    return min(2 * span, span + reach + 1) - max(0, span - reach)
+
+
+def _before_last(model: Deberta, shape: Shape) -> Iterator[Product]:
+    size = disentangled_size(model, shape.length)
+    yield from times(disentangled_layer(size, shape.rows, shape.length), model.layers - 1)
+    if model.layers > 1:
+        yield from _convolution(model, shape)
+
+
+def _convolution(model: Deberta, shape: Shape) -> Iterator[Product]:
+    if isinstance(model, DebertaV2Config) and model.convolution is not None:
+        yield Product("convolution", shape.tokens, model.convolution * model.hidden, model.hidden)
+
+
+def _look_again(model: Deberta, shape: Shape, queries: int) -> Iterator[Product]:
+    """The last layer for `queries` tokens of each row."""
+    return disentangled_layer(
+        disentangled_size(model, shape.length), shape.rows, shape.length, queries=queries
+    )
+
+
+def distances(model: XlnetConfig, length: int, backwards: bool) -> int:
+    """Distances that occur, from key to query (encoder_core/layers/two_stream_encoder.py)."""
+    ahead, behind = length - 1, length - 1 + model.memory
+    return (behind if backwards else ahead) + behind + 1
+
+
+def _xlnet(model: XlnetConfig, shape: Shape, backwards: bool) -> Iterator[Product]:
+    """Both streams, with the whole memory behind them; only the queries of the last layer reach the loss."""
+    size = TwoStreamSize(
+        model.hidden,
+        model.heads,
+        model.feed_forward,
+        model.memory,
+        distances(model, shape.length, backwards),
+    )
+    row = (size, shape.rows, shape.length)
+    yield from times(shared_keys(*row), model.layers)
+    yield from times(stream(*row, queries=shape.length), model.layers - 1)
+    yield from without_gradient(stream(*row, queries=shape.length))
+    yield from times(stream(*row, queries=shape.targets_per_row), model.layers)

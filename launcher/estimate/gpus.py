@@ -1,0 +1,69 @@
+"""What a GPU can do at most: the vendors' figures for dense matrix products, memory and its bandwidth."""
+
+from dataclasses import dataclass
+
+from launcher.errors import EstimateError
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU, and the node it usually comes in.
+
+    Attributes:
+        name: as `--gpu` takes it.
+        peak: FLOP/s of dense matrix products in bf16 with fp32 sums; in fp16 on the V100, which has no bf16.
+        memory: bytes.
+        bandwidth: bytes/s of its memory.
+        link: bytes/s, each way, between GPUs of one node (NVLink, or PCIe).
+        network: bytes/s, each way, of a node's network, in the cloud offers that are common with this GPU.
+        half: "bf16", or "fp16" where there is no bf16.
+    """
+
+    name: str
+    peak: float
+    memory: int
+    bandwidth: float
+    link: float
+    network: float
+    half: str = "bf16"
+
+
+def _gpu(
+    name: str,
+    tflops: float,
+    gib: int,
+    gb_per_s: float,
+    link_gb: float,
+    network_gbit: float,
+    half: str = "bf16",
+) -> Gpu:
+    return Gpu(name, tflops * 1e12, gib * GIB, gb_per_s * 1e9, link_gb * 1e9, network_gbit * 1e9 / 8, half)
+
+
+# Peak, memory and bandwidth: NVIDIA's data sheets (SXM forms where there are several), without sparsity.
+# Links: NVLink's one-way rate; PCIe 3.0 or 4.0 x16 for L4 and A10G. Networks: AWS p3dn, p4d, p4de, p5, p5e, p6-b200,
+# g6.48xlarge and g5.48xlarge.
+GPUS = {
+    gpu.name: gpu
+    for gpu in (
+        _gpu("V100", 125, 32, 900, 150, 100, "fp16"),
+        _gpu("A10G", 70, 24, 600, 16, 100),
+        _gpu("A100-40", 312, 40, 1555, 300, 400),
+        _gpu("A100-80", 312, 80, 2039, 300, 400),
+        _gpu("L4", 121, 24, 300, 16, 100),
+        _gpu("H100", 989, 80, 3350, 450, 3200),
+        _gpu("H200", 989, 141, 4800, 450, 3200),
+        _gpu("B200", 2250, 180, 7700, 900, 3200),
+    )
+}
+
+
+def find_gpu(name: str) -> Gpu:
+    """The GPU of this name, in any case. Raises EstimateError listing those known."""
+    known = {known.lower(): gpu for known, gpu in GPUS.items()}
+    gpu = known.get(name.lower())
+    if gpu is None:
+        raise EstimateError(f"no figures for a GPU {name!r}", remedy=f"known: {', '.join(GPUS)}")
+    return gpu

@@ -1,0 +1,56 @@
+"""Counted products against torch's FLOP counter, forward and backward, for every family."""
+
+import pytest
+import torch
+from small_networks import NETWORKS, SHAPE, Network, build, full_rows, memory, turns
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from encoder_core.batch import Batch
+from encoder_core.layers.attention import SelfAttention
+from encoder_core.layers.disentangled import DisentangledAttention, padded
+from encoder_core.layers.kernels import reference
+from encoder_core.objectives.losses import Objective as Module
+from launcher.estimate.flops import count, joined, of_objective
+
+
+def with_counted_kernels(module: Module) -> Module:
+    """Kernels made of products that the counter sees: the reference for plain attention, the padded one of DeBERTa."""
+    for part in module.modules():
+        if isinstance(part, DisentangledAttention):
+            part.attend = padded
+        elif isinstance(part, SelfAttention) and not isinstance(part.attend, torch.nn.Module):
+            part.attend = reference
+    return module
+
+
+def in_place(out: torch.Size, a: torch.Size, b: torch.Size, **_: object) -> int:
+    """The counter knows addmm, not its in-place form, which the head's gradient uses."""
+    return 2 * a[0] * a[1] * b[1]
+
+
+def measured(module: Module, batch: Batch, remembered: tuple[Tensor, ...], *, backward: bool) -> int:
+    counter = FlopCounterMode(display=False, custom_mapping={torch.ops.aten.addmm_: in_place})
+    with counter, torch.set_grad_enabled(backward):
+        for losses in turns(module, batch, remembered):
+            if backward:
+                sum(term.loss_sum for term in losses.terms).backward()  # type: ignore[union-attr]
+    return counter.get_total_flops()
+
+
+@pytest.mark.parametrize("network", NETWORKS, ids=lambda network: network.name)
+def test_flops_are_those_that_torch_counts(network: Network) -> None:
+    """Span boundaries: every target has one, in runs of two."""
+    module, batch = with_counted_kernels(build(network)), full_rows(network)
+    remembered = memory(network, module, batch)
+    counted = count(joined(of_objective(network.model, network.objective, SHAPE, backwards=True)))
+    assert measured(module, batch, remembered, backward=False) == counted.forward
+    assert measured(module, batch, remembered, backward=True) == counted.model
+
+
+@pytest.mark.parametrize("network", NETWORKS, ids=lambda network: network.name)
+def test_activation_checkpointing_runs_the_layers_once_more(network: Network) -> None:
+    module, batch = with_counted_kernels(build(network, checkpoint_activations=True)), full_rows(network)
+    remembered = memory(network, module, batch)
+    counted = count(joined(of_objective(network.model, network.objective, SHAPE, backwards=True)))
+    assert measured(module, batch, remembered, backward=True) == counted.model + counted.recomputed

@@ -1,0 +1,106 @@
+"""Every family's network and objective small, with a batch of full rows of equally many targets: for counting."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from data_service.samples.masking import MlmMasking
+from data_service.samples.permuted import PermutedPrediction
+from encoder_core.batch import Batch
+from encoder_core.families.albert import AlbertConfig
+from encoder_core.families.bert import BertConfig
+from encoder_core.families.build import ModelConfig
+from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
+from encoder_core.families.electra import ElectraConfig
+from encoder_core.families.roberta import RobertaConfig
+from encoder_core.families.xlnet import XlnetConfig
+from encoder_core.objectives.losses import LossSums
+from encoder_core.objectives.losses import Objective as Module
+from encoder_core.objectives.replaced import ReplacedTokenConfig
+from launcher.bench.step_batch import in_random_order, make_batch
+from launcher.estimate.shape import Shape
+from launcher.objective import ExtraTerm, Objective, objective_module
+
+SHAPE = Shape(rows=3, length=40, targets_per_row=6)
+_SIZE = {"layers": 3, "hidden": 32, "heads": 4, "feed_forward": 96, "vocab": 500, "max_length": 64}
+_MLM = MlmMasking()
+
+
+@dataclass(frozen=True)
+class Network:
+    """A model and what it is trained by."""
+
+    name: str
+    model: ModelConfig
+    objective: Objective
+
+
+def _mlm(name: str, model: ModelConfig, **extra: object) -> Network:
+    return Network(name, model, Objective.model_validate({"mlm": _MLM, **extra}))
+
+
+_SHARED, _DISENTANGLED = (
+    ReplacedTokenConfig(embeddings=sharing) for sharing in ("shared", "gradient_disentangled")
+)
+NETWORKS = (
+    _mlm("roberta", RobertaConfig(**_SIZE)),
+    _mlm("bert with next sentences", BertConfig(**_SIZE), nsp=ExtraTerm()),
+    _mlm("bert with relative keys", BertConfig(position="relative_key_query", **_SIZE)),
+    _mlm("spanbert", BertConfig(**_SIZE), sbo=ExtraTerm()),
+    _mlm("albert", AlbertConfig(embedding=16, **_SIZE), sop=ExtraTerm()),
+    _mlm("electra", ElectraConfig(embedding=16, generator_divisor=4, **_SIZE), rtd=_SHARED),
+    _mlm(
+        "electra, embeddings as wide", ElectraConfig(embedding=32, generator_divisor=2, **_SIZE), rtd=_SHARED
+    ),
+    _mlm("deberta", DebertaConfig(**_SIZE)),
+    _mlm("deberta without mask decoder", DebertaConfig(mask_decoder="plain", **_SIZE)),
+    _mlm("deberta with order", DebertaConfig(**_SIZE), sop=ExtraTerm()),
+    _mlm("deberta v2", DebertaV2Config(buckets=16, convolution=3, **_SIZE)),
+    _mlm("deberta v2 with order", DebertaV2Config(mask_decoder="plain", **_SIZE), sop=ExtraTerm()),
+    _mlm("deberta v3", DebertaV2Config(buckets=16, generator_layers=2, **_SIZE), rtd=_DISENTANGLED),
+    Network(
+        "xlnet",
+        XlnetConfig(reuse=16, memory=24, **_SIZE),
+        Objective(plm=PermutedPrediction(predict=6, permutation=20)),
+    ),
+)
+
+
+def build(network: Network, *, checkpoint_activations: bool = False) -> Module:
+    """The module that is trained, its weights random."""
+    torch.manual_seed(0)
+    module = objective_module(network.model, network.objective, checkpoint_activations=checkpoint_activations)
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter, std=0.02)
+    return module.train()
+
+
+def full_rows(network: Network, shape: Shape = SHAPE) -> Batch:
+    """Targets in runs of two; for XLNet every second row backwards."""
+    batch = make_batch([shape.length] * shape.rows, _SIZE["vocab"])
+    inside = torch.arange(shape.targets_per_row) // 2 * 5 + torch.arange(shape.targets_per_row) % 2 + 4
+    targets = (torch.arange(shape.rows)[:, None] * shape.length + inside).flatten()
+    batch = replace(batch, target_positions=targets, target_ids=batch.tokens[targets])
+    if network.objective.plm is None:
+        return batch
+    return replace(in_random_order(batch), reversed_rows=torch.arange(shape.rows) % 2 == 1)
+
+
+def memory(network: Network, module: Module, batch: Batch) -> tuple[Tensor, ...]:
+    """What the module remembers once its memory is full; () of most."""
+    remembered: tuple[Tensor, ...] = ()
+    if network.objective.plm is not None:
+        for _ in range(3):
+            with torch.no_grad():
+                remembered = module(batch, remembered).memory
+    return remembered
+
+
+def turns(module: Module, batch: Batch, remembered: tuple[Tensor, ...]) -> list[LossSums]:
+    """The forward passes of one microbatch: one, or one each turn."""
+    losses: list[LossSums] = []
+    for _ in module.turns():
+        losses.append(module(batch, remembered) if remembered else module(batch))
+        remembered = losses[-1].memory
+    return losses
