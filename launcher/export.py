@@ -2,18 +2,16 @@
 
 from dataclasses import dataclass
 
-from checkpoints.gather import Alone
 from checkpoints.hf.export import export_model
 from checkpoints.hf.pair import export_pair
 from checkpoints.layout import Manifest
-from checkpoints.listing import committed, read_manifest
-from checkpoints.load import Reader, newest_good
+from checkpoints.load import Reader
 from data_service.store.open import open_store
 from data_service.tokenizers.load import load_tokenizer
 from encoder_core.families.build import ModelConfig
 from encoder_core.families.hf.interchange import Heads, interchange
 from encoder_core.objectives.replaced import DetectorConfig
-from launcher.errors import RunError
+from launcher.chosen import chosen_checkpoint
 from launcher.objective import Objective, exported_heads
 from launcher.runs import Run
 
@@ -41,7 +39,7 @@ def export_run(run: Run, step: int | None, out: str) -> Exported:
         CheckpointError: it is damaged. StoreError: it cannot be read, or `out` not written.
         ModelError: transformers has no such model, or what was written does not read back.
     """
-    manifest = _choose(run, step)
+    manifest = chosen_checkpoint(run, step)
     tokenizer = load_tokenizer(run.recipe.tokenizer.uri)
     files, target = tokenizer.save_files(), open_store(out)
     config = run.recipe.model.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
@@ -65,17 +63,3 @@ def _described(manifest: Manifest, config: ModelConfig, objective: Objective) ->
     known = theirs["."].table.names(theirs["."].layers)
     left_out = {name.split(".")[0] for name in manifest.shapes if name not in known}
     return Exported(manifest.step, models, tuple(sorted(left_out)))
-
-
-def _choose(run: Run, step: int | None) -> Manifest:
-    if step is None:
-        good = newest_good(run.store, Alone())
-        if good is None:
-            raise RunError(f"{run.uri} has no checkpoint yet", remedy=f"maskfleet train {run.uri}")
-        return good.manifest
-    marks = committed(run.store)
-    chosen = next((mark for mark in marks if mark.step == step), None)  # the newest attempt's comes first
-    if chosen is None:
-        have = ", ".join(str(mark.step) for mark in marks) or "none"
-        raise RunError(f"{run.uri} has no checkpoint of step {step}", remedy=f"it has: {have}")
-    return read_manifest(run.store, chosen)

@@ -36,11 +36,14 @@ FIELDS: tuple[tuple[str, Kind], ...] = (
     ("microbatch", "identity"),
     ("activation_checkpointing", "operational"),
     ("trainers", "operational"),
+    ("trainers.*", "operational"),
     ("data_service.*", "operational"),
     ("checkpoint.*", "operational"),
     ("evaluation.*", "operational"),
     ("logging.*", "operational"),
     ("watchdog.*", "operational"),
+    ("replicas.*", "operational"),
+    ("stragglers.*", "operational"),
 )
 
 Flat = dict[str, object]
@@ -69,15 +72,23 @@ def kind_of(path: str) -> Kind:
     raise KeyError(path)
 
 
+def changed(old: Mapping[str, object], new: Mapping[str, object]) -> list[str]:
+    """The fields that differ or are in one of the two only, in path order."""
+    absent = object()
+    return [
+        path for path in sorted(old.keys() | new.keys()) if old.get(path, absent) != new.get(path, absent)
+    ]
+
+
 def diff(old: Mapping[str, object], new: Mapping[str, object]) -> list[str]:
     """One readable line per changed field, in path order: `- model.layers: 12 -> 24`."""
     lines: list[str] = []
-    for path in sorted(old.keys() | new.keys()):
+    for path in changed(old, new):
         if path not in new:
             lines.append(f"- {path}: {_show(old[path])} -> (absent)")
         elif path not in old:
             lines.append(f"- {path}: (absent) -> {_show(new[path])}")
-        elif old[path] != new[path]:
+        else:
             lines.append(f"- {path}: {_show(old[path])} -> {_show(new[path])}")
     return lines
 

@@ -183,6 +183,12 @@ def changes_of_identity(old: RunRecord, new: RunRecord) -> list[str]:
     return [*lines, *identity.diff(_input_fields(old.inputs), _input_fields(new.inputs))]
 
 
+def changed_fields(old: RunRecord, new: RunRecord) -> list[str]:
+    """The identity fields and inputs that differ, by dotted path."""
+    before, after = (record.identity | dict(_input_fields(record.inputs)) for record in (old, new))
+    return identity.changed(before, after)
+
+
 def record_of(
     recipe: Recipe, inputs: Inputs, now: datetime, origins: tuple[Origin, ...] = (), data_begins: int = 0
 ) -> RunRecord:
