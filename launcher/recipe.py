@@ -25,9 +25,12 @@ from encoder_core.families.build import ModelConfig
 from encoder_core.optim.adamw import AdamWConfig
 from encoder_core.optim.lamb import LambConfig
 from encoder_core.optim.schedules import ScheduleConfig
+from launcher.elastic import Trainers
 from launcher.errors import RecipeError
 from launcher.objective import Choice, Objective
 from launcher.recipe_yaml import Document, override, parse, validate
+from launcher.replicas import Replicas
+from launcher.stragglers import Stragglers
 from launcher.watchdog import Watchdog
 
 
@@ -170,16 +173,25 @@ class Recipe(Strict):
     stage3_persistence: Annotated[int, Field(ge=0)] | None = None
     microbatch: PositiveInt
     activation_checkpointing: bool = False
-    trainers: PositiveInt | Literal["auto"] = "auto"
+    trainers: PositiveInt | Literal["auto"] | Trainers = "auto"
     data_service: DataService
     checkpoint: Checkpointing
     evaluation: Evaluation
     logging: Logging = Logging()
     watchdog: Watchdog = Watchdog()
+    replicas: Replicas = Replicas()
+    stragglers: Stragglers = Stragglers()
 
     @property
     def total_steps(self) -> int:
         return sum(phase.steps for phase in self.phases)
+
+    @property
+    def microbatches(self) -> int:
+        """Logical microbatches of the largest batch: more ranks than that would have nothing to do. If the batch is
+        one of tokens, the fewest that it can have."""
+        rows = (phase.batch.sequences or (phase.batch.tokens or 0) // phase.length for phase in self.phases)
+        return -(-max(rows) // self.microbatch)
 
     def to_data(self) -> dict[str, object]:
         """Plain data, complete (defaults written out), in the order of the fields."""

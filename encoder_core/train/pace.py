@@ -28,7 +28,7 @@ class Pace:
 
 
 class Stopwatch:
-    """Adds up the time between `start` and `stop`: on a GPU that of the kernels, without waiting for them."""
+    """Adds up the time within `with`: on a GPU that of the kernels, without waiting for them."""
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
@@ -36,14 +36,14 @@ class Stopwatch:
         self._started = 0.0
         self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
-    def start(self) -> None:
+    def __enter__(self) -> None:
         if self._cuda:
             self._events.append((torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)))
             self._events[-1][0].record()
         else:
             self._started = time.perf_counter()
 
-    def stop(self) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._cuda:
             self._events[-1][1].record()
         else:
