@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from checkpoints.errors import DamagedCheckpoint
 from checkpoints.layout import ROOT, Manifest, Mark, Segment, decode
+from checkpoints.rewind import left_behind, rewinds
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing
 
@@ -56,8 +57,10 @@ def folders(store: Store) -> list[Folder]:
 
 
 def committed(store: Store) -> list[Mark]:
-    """The checkpoints that have a manifest, newest first."""
-    return [folder.mark for folder in folders(store) if folder.committed]
+    """The checkpoints that have a manifest, newest first, without those that the run went back past."""
+    gone_back = rewinds(store)
+    marks = [folder.mark for folder in folders(store) if folder.committed]
+    return [mark for mark in marks if not left_behind(mark, gone_back)]
 
 
 def read_manifest(store: Store, mark: Mark) -> Manifest:
@@ -78,6 +81,7 @@ def read_manifest(store: Store, mark: Mark) -> Manifest:
 def rows(store: Store) -> list[Row]:
     """The run's checkpoints, newest first."""
     found = []
+    gone_back = rewinds(store)
     lineage: tuple[Segment, ...] | None = None
     for folder in folders(store):
         if not folder.committed:
@@ -88,8 +92,10 @@ def rows(store: Store) -> list[Row]:
         except DamagedCheckpoint as error:
             found.append(Row(mark.step, mark.attempt, size, None, None, False, error.problem))
             continue
-        lineage = lineage or manifest.lineage
-        abandoned = not on(lineage, mark)
+        abandoned = left_behind(mark, gone_back)
+        if not abandoned:
+            lineage = lineage or manifest.lineage
+            abandoned = not on(lineage, mark)
         found.append(
             Row(mark.step, mark.attempt, size, manifest.created, manifest.world_size, abandoned, None)
         )

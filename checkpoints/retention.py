@@ -13,6 +13,7 @@ from checkpoints.attempt import Attempt
 from checkpoints.errors import DamagedCheckpoint
 from checkpoints.layout import ROOT, Mark, Segment
 from checkpoints.listing import Folder, folders, on, read_manifest
+from checkpoints.rewind import left_behind, rewinds
 from checkpoints.verify import verify
 from data_service.store.base import Store
 
@@ -31,12 +32,19 @@ class Tidied:
 
 
 def expired(
-    marks: Sequence[Mark], lineage: tuple[Segment, ...], *, keep_last: int, keep_every: int | None
+    marks: Sequence[Mark],
+    lineage: tuple[Segment, ...],
+    *,
+    keep_last: int,
+    keep_every: int | None,
+    way_back: int | None = None,
 ) -> list[Mark]:
     """The checkpoints to delete, oldest first.
 
-    Kept are, of those on `lineage` (the newest one's): the newest `keep_last`, at least one, and for each
-    multiple of `keep_every` steps the first at or after it (checkpoints due by time fall between multiples).
+    Kept are, of those on `lineage` (the newest one's): the newest `keep_last`, at least one; for each
+    multiple of `keep_every` steps the first at or after it (checkpoints due by time fall between multiples);
+    and, so that there is a way back from a loss gone bad, the newest of at most `way_back` steps and all after it,
+    which come to be that later.
     What is not on the lineage was abandoned when the run went on from an earlier one.
     """
     history = sorted((mark for mark in marks if on(lineage, mark)), reverse=True)
@@ -44,10 +52,15 @@ def expired(
     if keep_every:
         first_of = {mark.step // keep_every: mark for mark in history}  # later entries, lower steps, win
         kept |= {mark for multiple, mark in first_of.items() if multiple > 0}
+    if way_back is not None:
+        young = sum(mark.step > way_back for mark in history)
+        kept |= set(history[: young + 1])
     return sorted(set(marks) - kept)
 
 
-def tidy(store: Store, attempt: Attempt, *, keep_last: int, keep_every: int | None) -> Tidied:
+def tidy(
+    store: Store, attempt: Attempt, *, keep_last: int, keep_every: int | None, way_back: int | None = None
+) -> Tidied:
     """Deletes checkpoints that have expired, and sweeps. One rank calls it, after a commit.
 
     Nothing is deleted unless the newest checkpoint is there with all its files.
@@ -56,19 +69,20 @@ def tidy(store: Store, attempt: Attempt, *, keep_last: int, keep_every: int | No
         Superseded: a newer attempt has been claimed; nothing more is deleted.
         StoreError: the store does not answer; a later call goes on.
     """
-    found = folders(store)
+    found, gone_back = folders(store), rewinds(store)
     marks = [folder.mark for folder in found if folder.committed]
-    if not marks:
+    counting = [mark for mark in marks if not left_behind(mark, gone_back)]
+    if not counting:
         return Tidied((), 0)
     try:
-        newest = read_manifest(store, marks[0])
+        newest = read_manifest(store, counting[0])
         problems = verify(store, newest, full=False)
     except DamagedCheckpoint as error:
         problems = [error.problem]
     if problems:
         _log.warning("deleting no checkpoints, because the newest is damaged: %s", "; ".join(problems))
         return Tidied((), 0)
-    gone = expired(marks, newest.lineage, keep_last=keep_last, keep_every=keep_every)
+    gone = expired(marks, newest.lineage, keep_last=keep_last, keep_every=keep_every, way_back=way_back)
     for folder in reversed(found):
         if folder.mark in gone:
             attempt.ensure_current()
