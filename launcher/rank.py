@@ -1,6 +1,7 @@
 """One rank from start to end: agree on a checkpoint, build, load, train. Knows nothing of Ray."""
 
 import os
+import socket
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -18,6 +19,7 @@ from encoder_core.train.control import Control
 from encoder_core.train.engine import Engine
 from encoder_core.train.loop import Plan, Trainer
 from encoder_core.train.memory import restore
+from encoder_core.train.replicas import CorruptReplica
 from encoder_core.train.state import TrainState
 from encoder_core.train.step import Memories
 from encoder_core.train.zero_state import KINDS, MASTER
@@ -29,6 +31,7 @@ from launcher.rank_data import RankData, SampleStream, Share
 from launcher.rank_journal import Link, RankJournal
 from launcher.runs import Run
 from launcher.start import Start, initial_weights
+from launcher.stragglers import Detector
 from launcher.tensorboard import TensorBoardFiles
 
 OpenStream = Callable[[StreamSpec], SampleStream]
@@ -54,7 +57,8 @@ def run_rank(
     engine = Engine(model, session.build_optimizer(run.recipe, model), session.engine_config(run.recipe))
     link.beat(0, "loading")
     state = _load(run, engine, good, begin)
-    journal = _journal(run, attempt, control, link, state)
+    hosts = [str(host) for host in peers.all_gather(socket.gethostname())]
+    journal = _journal(run, attempt, control, link, state, hosts)
     _record_start(journal, state, good, begin, control)
     refresh = session.memory_refresh(run.recipe)
     keeper = RunKeeper(
@@ -73,11 +77,16 @@ def run_rank(
         run.recipe.total_steps,
         session.schedule(run.recipe),
         run.recipe.evaluation.every.steps,
+        run.recipe.replicas.interval(run.recipe.zero),
     )
     with closing(data), closing(journal):
         memories = _memories(run, engine, good, data, share)
         trainer = Trainer(engine, control, data, keeper, journal, plan, link.stop_requested, memories)
-        return trainer.train(state)
+        try:
+            return trainer.train(state)
+        except CorruptReplica as found:
+            _record_corruption(journal, found, hosts)
+            raise
 
 
 def _resume_point(run: Run, peers: Peers) -> Good | None:
@@ -147,13 +156,24 @@ def _memories(run: Run, engine: Engine, good: Good | None, data: RankData, share
     return memories
 
 
-def _journal(run: Run, attempt: Attempt, control: Control, link: Link, state: TrainState) -> RankJournal:
+def _journal(
+    run: Run, attempt: Attempt, control: Control, link: Link, state: TrainState, hosts: list[str]
+) -> RankJournal:
     if control.rank != 0:
         return RankJournal(link, None, None)
     files = None
     if run.recipe.logging.tensorboard and isinstance(run.store, LocalStore):
         files = TensorBoardFiles(Path(run.store.root) / "tensorboard", state.step)
-    return RankJournal(link, Journal(run.store, attempt.number, run.recipe.logging.flush_seconds), files)
+    metrics = Journal(run.store, attempt.number, run.recipe.logging.flush_seconds)
+    stragglers = Detector(run.recipe.stragglers, forward=run.recipe.zero < 3)
+    return RankJournal(link, metrics, files, stragglers, hosts)
+
+
+def _record_corruption(journal: RankJournal, found: CorruptReplica, hosts: list[str]) -> None:
+    """`ranks` and `hosts` are empty where nobody knows whose weights are the wrong ones."""
+    where = [hosts[rank] for rank in found.ranks]
+    journal.event("corruption", step=found.step, ranks=list(found.ranks), hosts=where, tensor=found.tensor)
+    journal.note(f"{found}; back to the last checkpoint")
 
 
 def _record_start(

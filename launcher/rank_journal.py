@@ -1,13 +1,16 @@
 """What a rank writes down: rank 0 keeps metrics, events and TensorBoard; every rank gives signs of life."""
 
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from encoder_core.train.metrics import StepReport
 from launcher.metrics import Journal, evaluation_record
+from launcher.stragglers import Detector
 from launcher.tensorboard import TensorBoardFiles
+
+_SLOW = {"data": "gets its data so late that steps take", "compute": "is slow: computing takes it"}
 
 
 class Link(Protocol):
@@ -21,11 +24,13 @@ class Link(Protocol):
 
 @dataclass(frozen=True)
 class RankJournal:
-    """`journal` and `tensorboard` are None on all ranks but the first."""
+    """All but `link` are None on all ranks but the first. `hosts`: the name of each rank's machine."""
 
     link: Link
     journal: Journal | None
     tensorboard: TensorBoardFiles | None
+    stragglers: Detector | None = None
+    hosts: Sequence[str] = ()
 
     def step(self, report: StepReport) -> None:
         self.link.beat(report.before.step + 1, "training")
@@ -37,6 +42,7 @@ class RankJournal:
             self.tensorboard.step(record)
         if not all(report.applied.values()):
             self.event("skipped_step", step=report.before.step, reason="the gradient was not finite")
+        self._stragglers(report)
         self.journal.flush_due(time.monotonic())
 
     def evaluation(self, step: int, figures: Mapping[str, float]) -> None:
@@ -46,6 +52,13 @@ class RankJournal:
         self._write(record)
         if self.tensorboard is not None:
             self.tensorboard.evaluation(record)
+
+    def _stragglers(self, report: StepReport) -> None:
+        found = self.stragglers.step(report.paces, report.seconds) if self.stragglers is not None else []
+        for slow in found:
+            host = self.hosts[slow.rank]
+            self.event("straggler", step=report.before.step, host=host, **asdict(slow))
+            self.note(f"rank {slow.rank} on {host} {_SLOW[slow.doing]} {slow.ratio:.1f} times as long")
 
     def event(self, kind: str, **fields: object) -> None:
         if self.journal is not None:

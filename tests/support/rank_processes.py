@@ -29,17 +29,19 @@ def run_group(
     *,
     kill: dict[int, int] | None = None,
     stop_at: int | None = None,
+    flip: tuple[int, int] | None = None,
     timeout: float = 240,
 ) -> Ended:
     """Start `world` ranks on a new attempt and wait for all. `kill` maps a rank to the step at which it dies by
-    SIGKILL; `stop_at` asks for a clean stop at a step. When one rank dies by itself, the others end by error."""
+    SIGKILL; `stop_at` asks for a clean stop at a step; `flip` is a rank, and the step before which one bit of its weights
+    is turned over. When one rank dies by itself, the others end by error."""
     with tempfile.TemporaryDirectory() as meeting:
         ranks = [
             subprocess.Popen(
                 [
                     sys.executable,
                     __file__,
-                    json.dumps(_orders(run, rank, world, meeting, kill or {}, stop_at)),
+                    json.dumps(_orders(run, rank, world, meeting, kill or {}, stop_at, flip)),
                 ],
                 env=os.environ | _environment(rank, world),
                 stdout=subprocess.PIPE,
@@ -57,7 +59,13 @@ def _environment(rank: int, world: int) -> dict[str, str]:
 
 
 def _orders(
-    run: str, rank: int, world: int, meeting: str, kill: dict[int, int], stop_at: int | None
+    run: str,
+    rank: int,
+    world: int,
+    meeting: str,
+    kill: dict[int, int],
+    stop_at: int | None,
+    flip: tuple[int, int] | None,
 ) -> dict[str, Any]:
     return {
         "run": run,
@@ -66,19 +74,22 @@ def _orders(
         "meeting": f"{meeting}/meet",
         "kill_at": kill.get(rank),
         "stop_at": stop_at,
+        "flip_at": flip[1] if flip is not None and flip[0] == rank else None,
     }
 
 
 class ProcessLink:
     """A rank's line to nobody, with its orders."""
 
-    def __init__(self, kill_at: int | None, stop_at: int | None) -> None:
-        self._kill_at, self._stop_at, self._step = kill_at, stop_at, 0
+    def __init__(self, kill_at: int | None, stop_at: int | None, flip_at: int | None) -> None:
+        self._kill_at, self._stop_at, self._flip_at, self._step = kill_at, stop_at, flip_at, 0
 
     def beat(self, step: int, doing: str) -> None:
         self._step = step
         if doing == "training" and step == self._kill_at:
             os.kill(os.getpid(), signal.SIGKILL)
+        if doing == "training" and step == self._flip_at:
+            _flip_a_bit()
 
     def record(self, record: dict[str, Any]) -> None:
         pass
@@ -88,6 +99,20 @@ class ProcessLink:
 
     def stop_requested(self) -> bool:
         return self._step == self._stop_at
+
+
+def _flip_a_bit() -> None:
+    """In the working weights of this process's engine, wherever it is: one of a million, as a particle would."""
+    import gc
+
+    import torch
+
+    from encoder_core.train.engine import Engine
+
+    (engine,) = (thing for thing in gc.get_objects() if type(thing) is Engine)
+    weight = engine.replicated.named[3][1].detach().view(-1)
+    bits = weight.view({2: torch.int16, 4: torch.int32}[weight.element_size()])
+    bits[5] ^= 1 << 3
 
 
 def _main(orders: dict[str, Any]) -> None:
@@ -109,7 +134,7 @@ def _main(orders: dict[str, Any]) -> None:
     claimed = claim(run.store).number if orders["rank"] == 0 else None
     number = peers.all_gather(claimed)[0]
 
-    link = ProcessLink(orders["kill_at"], orders["stop_at"])
+    link = ProcessLink(orders["kill_at"], orders["stop_at"], orders["flip_at"])
     state = run_rank(run, Attempt(run.store, number), control, peers, InProcess, link)
     print(f"rank {orders['rank']} ended at step {state.step}")
     dist.destroy_process_group()
