@@ -1,0 +1,101 @@
+"""What a launch is asked for, whatever the scheduler. Each backend adds what only it needs.
+
+Nothing here may hold a secret: environment variables and tokens are named, and every scheduler hands over their
+values by its own means.
+"""
+
+import re
+from typing import Annotated, Self, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveInt, ValidationError
+from pydantic.types import ByteSize, NonNegativeInt
+
+from launcher.errors import LaunchError
+
+SAVE_SECONDS = 120  # between the request to stop and the kill: time for a checkpoint
+JOIN_SECONDS = 600  # for all nodes of a job to join its Ray cluster
+_JOB_NAME = (
+    r"^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$"  # what Kubernetes and CloudFormation take, with room for suffixes
+)
+
+
+def _printable(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("it has control characters")
+    return text
+
+
+Printable = Annotated[str, Field(min_length=1), AfterValidator(_printable)]
+Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@=,+-]*$")]  # needs no quoting anywhere
+Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+Size = Annotated[ByteSize, Field(ge=1 << 20)]
+
+
+class Launch(BaseModel):
+    """One job that runs `maskfleet train` on a cluster.
+
+    Attributes:
+        run: the run's URI.
+        name: of the job, and of what is made for it.
+        nodes: machines that train.
+        gpus, cpus, memory: of each of them; memory in bytes.
+        shared_memory: bytes of /dev/shm of each; Ray's object store takes three quarters of it.
+        environment: names of variables that the job gets; the scheduler knows their values.
+        assignments: `--set` assignments for `maskfleet train`.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    run: Printable
+    name: Annotated[str, Field(pattern=_JOB_NAME)]
+    nodes: PositiveInt
+    gpus: NonNegativeInt
+    cpus: PositiveInt
+    memory: Size
+    shared_memory: Size
+    environment: tuple[Variable, ...] = ()
+    assignments: tuple[Printable, ...] = ()
+
+    @classmethod
+    def of(cls, **values: object) -> Self:
+        """Settings from options of the command line. Raises LaunchError naming every value that will not do."""
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            raise LaunchError(
+                "; ".join(
+                    f"{'.'.join(map(str, e['loc']))}: {e['msg']}, not {e['input']!r}" for e in error.errors()
+                ),
+                remedy="correct the options; maskfleet launch COMMAND --help lists them",
+            ) from error
+
+    @property
+    def object_store(self) -> int:
+        """Bytes for Ray's object store; NCCL and torch share the rest of /dev/shm."""
+        return self.shared_memory * 3 // 4
+
+    @property
+    def command(self) -> list[str]:
+        """What to run. `--nodes` makes it wait for them all, and say so if one does not come."""
+        sets = [word for assignment in self.assignments for word in ("--set", assignment)]
+        return ["maskfleet", "train", self.run, *sets]
+
+
+AnyLaunch = TypeVar("AnyLaunch", bound=Launch)
+
+
+def job_name(run: str) -> str:
+    """A job's name from the last part of its run's URI: lower case, digits and hyphens."""
+    last = run.rstrip("/").rsplit("/", 1)[-1].lower()
+    cleaned = re.sub(r"[^a-z0-9]+", "-", last).strip("-")[:30].strip("-")
+    return f"maskfleet-{cleaned}" if not cleaned[:1].isalpha() else cleaned
+
+
+def needs_object_storage(settings: AnyLaunch) -> AnyLaunch:
+    """`settings`, unless its run lies on a disk. Raises LaunchError."""
+    if settings.run.startswith("s3://"):
+        return settings
+    raise LaunchError(
+        f"{settings.run} lies on this machine's disk, which the cluster's machines do not see",
+        remedy="create the run in object storage: maskfleet init RECIPE s3://BUCKET/RUN",
+    )
