@@ -1,18 +1,23 @@
 """One `fit` of Ray Train, and what the driver does meanwhile: show progress, look for ranks that are stuck."""
 
 import threading
+import time
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import ray
-from ray.train import FailureConfig, RunConfig, ScalingConfig
+from ray.train import FailureConfig, Result, RunConfig, ScalingConfig, WorkerGroupError
 from ray.train.torch import TorchConfig, TorchTrainer
+from ray.train.v2._internal.execution.scaling_policy import NoopDecision, ResizeDecision, ScalingPolicy
 
+from launcher.elastic import Sizing, Start
 from launcher.guard import Guard
 from launcher.monitor import Status
-from launcher.resources import Resources
 from launcher.worker import Assignment, train_rank
 
 _POLL_S = 0.25
+_ASK_S = 0.5  # between two questions whether ranks may start
+_LOOK_S = 5.0  # between two looks whether more could
 _NODE_LABEL = "ray.io/node-id"
 
 
@@ -35,10 +40,10 @@ class Follow:
         self._monitor, self._guard, self._display = monitor, guard, display
 
     def fit(self, trainer: TorchTrainer) -> BaseException | None:
-        """Until the ranks have ended, or must not be started again. Returns what `fit` raised."""
+        """Until the ranks have ended, or are not to be started again. Returns what `fit` raised."""
         fitting = _Fit(trainer)
         fitting.start()
-        while fitting.is_alive() and self.status.fatal is None:
+        while fitting.is_alive() and self.status.fatal is None and not self.status.idle:
             self._look()
             self._guard.check(self.status)
             fitting.join(_POLL_S)
@@ -52,23 +57,82 @@ class Follow:
         self._display.update(self.status)
 
 
+class Scaling(ScalingPolicy):  # type: ignore[misc]  # Ray has no types
+    """How many ranks Ray starts, and where: as the monitor says, each time that a group is to start.
+
+    Ray's own elastic policy would count places on nodes that are to be left out, look at the cluster every 20 s, go on
+    with fewer ranks at once, and enlarge a group by killing it between two checkpoints.
+    """
+
+    def __init__(self, scaling_config: ScalingConfig, monitor: Any) -> None:
+        super().__init__(scaling_config)
+        self._monitor = monitor
+        self._failed: list[int] = []
+        self._without: frozenset[str] = frozenset()
+        self._looked = 0.0
+
+    def make_decision_for_non_running_worker_group(self) -> NoopDecision | ResizeDecision:
+        self._maybe_send_resource_request()
+        start: Start | None = ray.get(self._monitor.next_group.remote(self._failed))
+        if start is None:
+            time.sleep(_ASK_S)  # Ray asks again at once
+            return NoopDecision()
+        self._without = start.without
+        return ResizeDecision(start.ranks, self.scaling_config._resources_per_worker_not_none)
+
+    def make_decision_for_running_worker_group(self, **_: Any) -> NoopDecision:
+        self._maybe_send_resource_request()
+        if time.monotonic() - self._looked >= _LOOK_S:
+            self._looked = time.monotonic()
+            self._monitor.look_around.remote()
+        return NoopDecision()
+
+    def on_controller_start_worker_group(self, **_: Any) -> dict[str, str] | None:
+        """A selector of nodes, for every rank."""
+        return {_NODE_LABEL: f"!in({','.join(sorted(self._without))})"} if self._without else None
+
+    def after_controller_state_update(self, previous_state: Any, current_state: Any) -> None:
+        """Keep which ranks Ray found dead or in error."""
+        error = getattr(current_state, "training_failed_error", None)
+        if isinstance(error, WorkerGroupError):
+            self._failed = sorted(error.worker_failures)
+
+    def _get_num_workers_for_resource_request(self) -> int:
+        """What an autoscaler is asked for."""
+        most: int = self.scaling_config.max_workers
+        return most
+
+
+class _Trainer(TorchTrainer):  # type: ignore[misc]  # Ray has no types
+    """Ray's, with our policy of scaling in place of its own: it has no public way to give one."""
+
+    def __init__(self, monitor: Any, **settings: Any) -> None:
+        super().__init__(train_rank, **settings)
+        self._monitor = monitor
+
+    def _initialize_and_run_controller(self, **parts: Any) -> Result:
+        ours = {"scaling_policy": Scaling(self.scaling_config, self._monitor)}
+        return super()._initialize_and_run_controller(**parts | ours)
+
+
 def trainer(
-    assignment: Assignment, resources: Resources, scratch: str, name: str, without: frozenset[str]
+    assignment: Assignment, sizing: Sizing, per_rank: Mapping[str, float], scratch: str, name: str
 ) -> TorchTrainer:
-    """The ranks, on any nodes but those in `without`, restarted by Ray until the monitor says no.
+    """The ranks, restarted by Ray until the monitor says no. Each reserves `per_rank`.
 
     A fresh Ray run name every time: Ray must never find state of an earlier one.
     """
-    return TorchTrainer(
-        train_rank,
+    gpu = "GPU" in per_rank
+    return _Trainer(
+        assignment.monitor,
         train_loop_config={"assignment": assignment},
         scaling_config=ScalingConfig(
-            num_workers=resources.trainers,
-            use_gpu=resources.gpus_per_trainer > 0,
-            resources_per_worker=resources.per_trainer(),
-            label_selector={_NODE_LABEL: f"!in({','.join(sorted(without))})"} if without else None,
+            num_workers=sizing.most,
+            use_gpu=gpu,
+            resources_per_worker=dict(per_rank),
+            placement_strategy="PACK" if per_rank == sizing.each else "SPREAD",
         ),
-        torch_config=TorchConfig(backend="nccl" if resources.gpus_per_trainer else "gloo"),
+        torch_config=TorchConfig(backend="nccl" if gpu else "gloo"),
         run_config=RunConfig(
             name=name,
             storage_path=scratch,

@@ -44,6 +44,7 @@ FIELDS: tuple[tuple[str, Kind], ...] = (
     ("watchdog.*", "operational"),
     ("replicas.*", "operational"),
     ("stragglers.*", "operational"),
+    ("events.*", "operational"),
 )
 
 Flat = dict[str, object]

@@ -12,7 +12,10 @@ from typing import Any, assert_never
 import ray
 
 from checkpoints.attempt import Attempt, Heartbeat, Owner, claim
+from launcher.elastic import Sizing, Start, spared
+from launcher.metrics import operator_event
 from launcher.policy import Failure, Restart, Stop, decide
+from launcher.roster import Roster
 from launcher.watchdog import Beat, Place
 
 
@@ -26,9 +29,11 @@ class Fatal:
 
 @dataclass(frozen=True)
 class Orders:
-    """What a rank hears in answer to a sign of life: end after this step; send what every thread is doing."""
+    """What a rank hears in answer to a sign of life: end after this step; end at the next step at which a checkpoint
+    may be; send what every thread is doing."""
 
     stop: bool
+    pause: bool
     stacks: bool
 
 
@@ -44,6 +49,8 @@ class Status:
         evaluation: the newest evaluation record.
         finished: the step at which all ranks ended in good order, None while they run.
         without: nodes that no rank may be on any more.
+        paused: the ranks are to end at a checkpoint, or have done so, for others to go on from there.
+        idle: no rank runs and none will: a stop was asked for while they were to start.
         fatal: set once; the worker group must not be restarted.
     """
 
@@ -55,13 +62,16 @@ class Status:
     notes: list[str] = field(default_factory=list)
     finished: int | None = None
     without: frozenset[str] = frozenset()
+    paused: bool = False
+    idle: bool = False
     fatal: Fatal | None = None
 
 
 class MonitorState:
     """The actor's body. It claims the attempts after the first, in the driver's name, and beats for the newest."""
 
-    def __init__(self, attempt: Attempt, owner: Owner) -> None:
+    def __init__(self, attempt: Attempt, owner: Owner, sizing: Sizing, last: int | None) -> None:
+        self._sizing, self._roster = sizing, Roster(sizing, last)
         self._store, self._owner = attempt.store, owner
         self._first: Attempt | None = attempt
         self._heart: Heartbeat | None = None
@@ -73,13 +83,35 @@ class MonitorState:
         self._running = False  # a group was let in, and its end is not judged yet
         self._worked = False  # it has finished a step
 
-    def enter(self, nodes: Sequence[str]) -> int | None:
-        """A group of ranks starts, on these nodes: the number of its attempt. None if it must not: what ended the
-        last one cannot be cured by a start, or a node is to be left out.
+    def next_group(self, failed: Sequence[int]) -> Start | None:
+        """Ray can start ranks: how many, and where. None for now, or for good. The last group is over, ended by the
+        ranks in `failed`, as far as Ray knows.
         """
         if self._running:
-            self._judge()
-        if self._status.fatal is not None or self._status.without & set(nodes):
+            self._judge(failed)
+        if self._status.fatal is not None:
+            return None
+        if self._stop:
+            self._status.idle = True
+            return None
+        ranks = self._roster.start(ray.nodes(), self._status.without)
+        if ranks is not None:
+            return Start(ranks, self._status.without)
+        if (text := self._roster.waiting()) is not None:
+            self.note(text)
+        return None
+
+    def look_around(self) -> None:
+        """Have the ranks end at a checkpoint if more could train. Ray asks for this now and then while they run."""
+        if not self._running or self._status.paused:
+            return
+        if self._roster.grows(ray.nodes(), self._status.without):
+            self._status.paused = True
+            self.note("there is room for more ranks: saving, to go on with them")
+
+    def enter(self, nodes: Sequence[str]) -> int | None:
+        """A group of ranks starts, on these nodes: the number of its attempt. None if no start can help."""
+        if self._status.fatal is not None:
             return None
         attempt, self._first = self._first or claim(self._store, owner=self._owner), None
         if self._heart is not None:
@@ -91,7 +123,8 @@ class MonitorState:
         self._status.beats.clear()
         self._errors.clear()
         self._running, self._worked, self._stacks = True, False, None
-        self._status.finished = None
+        self._status.finished, self._status.paused = None, False
+        self._record_world(len(nodes))
         return attempt.number
 
     def beat(self, rank: int, step: int, doing: str, place: Place) -> Orders:
@@ -101,7 +134,7 @@ class MonitorState:
         self._status.beats[rank] = (
             last.again(step, doing, now) if last is not None and known else Beat(step, doing, now, now, place)
         )
-        return Orders(self._stop, self._stacks is not None and rank not in self._stacks)
+        return Orders(self._stop, self._status.paused, self._stacks is not None and rank not in self._stacks)
 
     def want_stacks(self) -> None:
         """From now on, ask every rank what its threads are doing."""
@@ -132,7 +165,7 @@ class MonitorState:
         self._errors.setdefault(rank, error)
 
     def finish(self, step: int) -> None:
-        self._status.finished = step
+        self._status.finished, self._running = step, False
 
     def fail(self, problem: str, remedy: str) -> None:
         """Keep the first; later ones are usually its consequences on other ranks."""
@@ -142,8 +175,15 @@ class MonitorState:
     def stop(self) -> None:
         self._stop = True
 
-    def _judge(self) -> None:
-        """The group before this one died: what the policy makes of that."""
+    def _record_world(self, world: int) -> None:
+        change = self._roster.entered(world)
+        if change is not None:
+            self.note(f"{world} ranks instead of {change.before}: {change.cause}")
+            fields = {"from": change.before, "to": world, "cause": change.cause}
+            operator_event(self._store, "world", time.time(), **fields)
+
+    def _judge(self, failed: Sequence[int]) -> None:
+        """The last group died: what the policy makes of that."""
         self._running = False
         beats = self._status.beats
         self._failures.append(
@@ -151,23 +191,26 @@ class MonitorState:
                 time=time.time(),
                 step=max((beat.step for beat in beats.values()), default=0),
                 worked=self._worked,
-                node=self._first_to_fail(),
+                node=self._first_to_fail(failed),
                 error=next(iter(self._errors.values()), None),
             )
         )
-        decision = decide(self._failures, nodes=_nodes())
+        nodes = ray.nodes()
+        decision = decide(self._failures, nodes=len(nodes))
         match decision:
             case Stop():
                 self.fail(decision.reason, decision.remedy)
             case Restart():
-                self._status.without |= decision.without
+                self._status.without = spared(nodes, self._sizing, self._status.without, decision.without)
             case _:
                 assert_never(decision)
 
-    def _first_to_fail(self) -> str | None:
+    def _first_to_fail(self, failed: Sequence[int]) -> str | None:
         """The node of the ranks that died without a word, if there is one; else of the first that raised."""
         beats = self._status.beats
-        silent = {beat.place.node for rank, beat in beats.items() if rank not in self._errors}
+        silent = {
+            beats[rank].place.node for rank in failed or beats if rank in beats and rank not in self._errors
+        }
         if silent:
             return silent.pop() if len(silent) == 1 else None
         first = next(iter(self._errors), None)
@@ -180,11 +223,10 @@ class MonitorState:
         return snapshot
 
 
-def _nodes() -> int:
-    """Machines of the cluster on which ranks could be."""
-    return sum(node["Alive"] and bool(node["Resources"].get("CPU")) for node in ray.nodes())
+def start_monitor(attempt: Attempt, owner: Owner, sizing: Sizing, last: int | None) -> Any:
+    """A handle that travels to the ranks. Lives as long as the driver.
 
-
-def start_monitor(attempt: Attempt, owner: Owner) -> Any:
-    """A handle that travels to the ranks. Lives as long as the driver."""
-    return ray.remote(MonitorState).options(num_cpus=0, max_restarts=0).remote(attempt, owner)
+    `last`: ranks that wrote the newest checkpoint, None if there is none.
+    """
+    actor = ray.remote(MonitorState).options(num_cpus=0, max_restarts=0)
+    return actor.remote(attempt, owner, sizing, last)

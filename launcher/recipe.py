@@ -32,6 +32,7 @@ from launcher.recipe_yaml import Document, override, parse, validate
 from launcher.replicas import Replicas
 from launcher.stragglers import Stragglers
 from launcher.watchdog import Watchdog
+from launcher.webhook import Events
 
 
 class Strict(BaseModel):
@@ -181,6 +182,7 @@ class Recipe(Strict):
     watchdog: Watchdog = Watchdog()
     replicas: Replicas = Replicas()
     stragglers: Stragglers = Stragglers()
+    events: Events = Events()
 
     @property
     def total_steps(self) -> int:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from data_service.tokenizers.tokenizer import Tokenizer
+from launcher.elastic import Trainers
 from launcher.objective_checks import mismatches
 from launcher.problem import Problem
 from launcher.recipe import Recipe
@@ -16,6 +17,7 @@ def impossible(recipe: Recipe) -> list[Problem]:
         *_lengths(recipe),
         *_schedule(recipe),
         *_precision(recipe),
+        *_trainers(recipe),
         *_evaluation(recipe),
         *mismatches(recipe),
     ]
@@ -98,6 +100,15 @@ def _precision(recipe: Recipe) -> Iterator[Problem]:
             ("zero",),
             "bf16 at ZeRO stage 0 would accumulate gradients in bf16, and lose small ones",
             "use zero: 1 (the default), 2 or 3, or precision: fp32",
+        )
+
+
+def _trainers(recipe: Recipe) -> Iterator[Problem]:
+    if isinstance(recipe.trainers, Trainers) and recipe.trainers.min > recipe.microbatches:
+        yield Problem(
+            ("trainers", "min"),
+            f"{recipe.trainers.min} ranks cannot share {recipe.microbatches} microbatches, the most that a step has",
+            f"set trainers.min to {recipe.microbatches} or less, or cut the batch finer by a smaller microbatch",
         )
 
 

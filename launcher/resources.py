@@ -1,10 +1,11 @@
 """What a run takes of the machine or cluster it is on: ranks, data workers, memory."""
 
 import os
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-import torch
-
+from launcher.elastic import Sizing, Trainers
 from launcher.recipe import Recipe
 
 TRAINER_CPUS = 0.25  # ranks reserve little: on a small machine data tasks must still find a place beside them
@@ -15,29 +16,68 @@ class Resources:
     """Counts, and bytes.
 
     Attributes:
-        trainers: ranks.
-        gpus_per_trainer: 1 where there are GPUs, else 0.
         data_workers: data tasks at a time.
         local_cpus: logical CPUs of a Ray started here.
         object_store_bytes: of a Ray started here; what the data service may fill, and room for Ray itself.
     """
 
-    trainers: int
-    gpus_per_trainer: int
     data_workers: int
     local_cpus: int
     object_store_bytes: int
 
-    def per_trainer(self) -> dict[str, float]:
-        return {"CPU": TRAINER_CPUS} | ({"GPU": self.gpus_per_trainer} if self.gpus_per_trainer else {})
-
 
 def plan_resources(recipe: Recipe) -> Resources:
-    """Resources for `recipe` on this machine: a rank per GPU, or per core (two at most) without GPUs."""
-    cores = os.cpu_count() or 1
-    gpus = torch.cuda.device_count()
-    trainers = recipe.trainers if recipe.trainers != "auto" else (gpus or min(2, cores))
+    """Resources for `recipe` on this machine: there is room for as many ranks as it asks for at least."""
+    cores = _cores()
     workers = recipe.data_service.workers if recipe.data_service.workers != "auto" else max(1, cores // 2)
-    needed = -(-trainers * TRAINER_CPUS // 1) + workers
+    match recipe.trainers:
+        case "auto":
+            ranks = min(2, cores) * TRAINER_CPUS
+        case Trainers() as trainers:
+            ranks = trainers.min  # `sizing` counts a whole core for each
+        case count:
+            ranks = count * TRAINER_CPUS
     memory = int(recipe.data_service.memory)
-    return Resources(trainers, min(gpus, 1), workers, max(cores, int(needed) + 1), 2 * memory + (256 << 20))
+    return Resources(workers, max(cores, -int(-ranks // 1) + workers + 1), 2 * memory + (256 << 20))
+
+
+def rank_resources(gpus: int) -> dict[str, float]:
+    """What Ray reserves for a rank: a GPU where the cluster has any."""
+    return {"CPU": TRAINER_CPUS} | ({"GPU": 1.0} if gpus else {})
+
+
+def gpus_of(nodes: Iterable[Mapping[str, Any]]) -> int:
+    """GPUs of the living nodes, as `ray.nodes()` tells of them."""
+    return sum(int(node["Resources"].get("GPU", 0)) for node in nodes if node["Alive"])
+
+
+def sizing(recipe: Recipe, gpus: int) -> Sizing:
+    """How many ranks `recipe` wants of a cluster with so many GPUs; never more than a step has microbatches.
+
+    A number is that number, whatever the cluster has: a rank reserves a GPU, or a quarter of a core. `auto` is every
+    GPU that there is, any time; without GPUs, as many as this machine has cores, two at most. Bounds without GPUs
+    count a core for a rank.
+    """
+    useful, each = recipe.microbatches, rank_resources(gpus)
+    trainers = recipe.trainers
+    if trainers == "auto":
+        trainers = Trainers() if gpus else min(2, _cores())
+    if not isinstance(trainers, Trainers):
+        count = min(trainers, useful)
+        return Sizing(count, count, count, wait=0.0, grow=float("inf"), each=each)
+    if trainers.max == "auto":
+        expected, most = trainers.min, useful if gpus else max(trainers.min, min(2, _cores()))
+    else:
+        expected = most = trainers.max
+    return Sizing(
+        trainers.min,
+        min(most, useful),
+        min(expected, useful),
+        trainers.wait,
+        trainers.grow,
+        each if gpus else {"CPU": 1.0},
+    )
+
+
+def _cores() -> int:
+    return os.cpu_count() or 1

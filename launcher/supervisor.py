@@ -6,14 +6,13 @@ failures a restart cannot cure are decided here and in the monitor, never by Ray
 
 import logging
 import os
-import signal
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from types import FrameType
+from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any
 
 import ray
@@ -21,72 +20,95 @@ from ray.train import TrainingFailedError
 
 from checkpoints.attempt import Attempt, Owner, claim, end_all
 from checkpoints.gather import Alone
+from checkpoints.layout import Manifest
 from checkpoints.load import newest_good
 from data_service.feed import FeedConfig, start_feed
+from launcher.backends.settings import JOIN_SECONDS
 from launcher.errors import RunError
 from launcher.fitting import Display, Follow, trainer
 from launcher.guard import Guard
-from launcher.metrics import operator_event
 from launcher.monitor import Status, start_monitor
-from launcher.resources import Resources, plan_resources
+from launcher.resources import Resources, gpus_of, plan_resources, rank_resources, sizing
 from launcher.runs import Run
+from launcher.session import memory_refresh
+from launcher.stopping import REQUEUE, Stopping
 from launcher.worker import Assignment
 
-DONE, REQUEUE = 0, 75
+DONE = 0
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a start of a run ended: the exit code, and the step it stands at."""
+    """How a start of a run ended: the exit code, the step it stands at, and who asked it to stop, if anybody did."""
 
     code: int
     step: int
+    reason: str | None = None
 
 
-def train(run: Run, display: Display) -> Outcome:
+def train(run: Run, display: Display, nodes: int = 1) -> Outcome:
     """Start or continue `run` and stay with it until it is complete or asked to stop (SIGTERM, Ctrl-C).
+
+    Begins when the Ray cluster has `nodes` nodes.
 
     Raises:
         RunIsActive: another start of it is alive.
-        RunError: it cannot go on; the message says why.
+        RunError: it cannot go on, or nodes are missing; the message says why.
     """
     owner = Owner.here(time.time())
     attempt = claim(run.store, owner=owner)
     try:
-        if (done := _steps_done(run)) >= run.recipe.total_steps:
-            return Outcome(DONE, done)
-        return _supervise(run, attempt, owner, display)
+        newest = _newest(run)
+        if newest is not None and newest.step >= run.recipe.total_steps:
+            return Outcome(DONE, newest.step)
+        return _supervise(run, attempt, owner, display, newest.world_size if newest else None, nodes)
     finally:
         end_all(run.store, owner, time.time())
 
 
-def _steps_done(run: Run) -> int:
-    """Steps in the newest checkpoint; 0 if there is none. Every rank verifies it before it is used."""
+def _newest(run: Run) -> Manifest | None:
+    """The newest checkpoint. Every rank verifies it before it is used."""
     good = newest_good(run.store, Alone(), full=False)
-    return good.manifest.step if good else 0
+    return good.manifest if good else None
 
 
-def _supervise(run: Run, attempt: Attempt, owner: Owner, display: Display) -> Outcome:
+def _supervise(
+    run: Run, attempt: Attempt, owner: Owner, display: Display, last: int | None, nodes: int
+) -> Outcome:
+    """`last`: ranks that wrote the newest checkpoint, None if there is none."""
     resources = plan_resources(run.recipe)
     with _ray(resources), tempfile.TemporaryDirectory(prefix="maskfleet-ray-train-") as scratch:
-        monitor = start_monitor(attempt, owner)
+        _await_nodes(nodes)
+        gpus = gpus_of(ray.nodes())
+        size = sizing(run.recipe, gpus)
+        monitor = start_monitor(attempt, owner, size, last)
         feed = start_feed(_feed_config(run, resources))
-        assignment = Assignment(run.store.uri, monitor, feed)
+        refresh = memory_refresh(run.recipe)
+        assignment = Assignment(run.store.uri, monitor, feed, refresh.every if refresh else 1)
         follow = Follow(monitor, Guard(run, monitor, display.note), display)
-        with _stop_signals(monitor, display):
-            while True:
-                without = follow.status.without
-                name = f"a{attempt.number:06d}-{os.getpid()}-{len(without)}"
-                error = follow.fit(trainer(assignment, resources, scratch, name, without))
-                if follow.status.without == without:  # ended for good, whichever way
-                    return _outcome(run, follow.status, error)
+        with Stopping(attempt, monitor.stop.remote, display.note) as stopping:
+            for fit in count():
+                name = f"a{attempt.number:06d}-{os.getpid()}-{fit}"
+                error = follow.fit(trainer(assignment, size, rank_resources(gpus), scratch, name))
+                if error is not None or not _goes_on(run, follow.status):
+                    break
+        return replace(_outcome(run, follow.status, error), reason=stopping.reason)
+
+
+def _goes_on(run: Run, status: Status) -> bool:
+    """Whether the ranks ended to make room for others: more of them."""
+    if status.fatal is not None or status.idle or not status.paused:
+        return False
+    return status.finished is not None and status.finished < run.recipe.total_steps
 
 
 def _outcome(run: Run, status: Status, error: BaseException | None) -> Outcome:
+    if status.idle:
+        newest = _newest(run)
+        return Outcome(REQUEUE, newest.step if newest else 0)
     if status.fatal is not None:
         raise RunError(status.fatal.problem, remedy=status.fatal.remedy) from error
     if isinstance(error, TrainingFailedError):
-        operator_event(run.store, "failed", time.time(), reason=str(error)[:2000])
         raise RunError(
             f"training failed and was not restarted: {error}",
             remedy=f"see the log above, then run the same command again: it resumes from {run.uri}",
@@ -113,12 +135,25 @@ def _ray(resources: Resources) -> Iterator[None]:
     """
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")  # how soon a dead rank is noticed
+    os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "20")  # until places are counted again
     local = {} if os.environ.get("RAY_ADDRESS") else _local_cluster(resources)
     ray.init(logging_level=logging.ERROR, log_to_driver=False, **local)
     try:
         yield
     finally:
         ray.shutdown()
+
+
+def _await_nodes(wanted: int) -> None:
+    """Until the cluster has `wanted` nodes. Raises RunError naming those that came, if the others do not."""
+    deadline, tick = time.monotonic() + JOIN_SECONDS, threading.Event()
+    while len(there := sorted(node["NodeName"] for node in ray.nodes() if node["Alive"])) < wanted:
+        if time.monotonic() > deadline:
+            raise RunError(
+                f"only {len(there)} of {wanted} nodes joined the Ray cluster in {JOIN_SECONDS} s: {', '.join(there)}",
+                remedy="see the log of the nodes that are missing; start with fewer (--nodes) to go on without them",
+            )
+        tick.wait(0.5)
 
 
 def _local_cluster(resources: Resources) -> dict[str, Any]:
@@ -128,27 +163,3 @@ def _local_cluster(resources: Resources) -> dict[str, Any]:
         "include_dashboard": False,
         "object_store_memory": resources.object_store_bytes,
     }
-
-
-@contextmanager
-def _stop_signals(monitor: Any, display: Display) -> Iterator[None]:
-    """SIGTERM and Ctrl-C ask for a commit and a clean end; a second Ctrl-C ends at once. Set after ray.init, which
-    installs handlers of its own."""
-    asked = threading.Event()
-
-    def ask(number: int, frame: FrameType | None) -> None:
-        if asked.is_set() and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        if not asked.is_set():
-            asked.set()
-            display.note(
-                f"{signal.Signals(number).name}: finishing this step, saving, then ending with code {REQUEUE}"
-            )
-            monitor.stop.remote()
-
-    before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

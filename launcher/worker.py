@@ -34,12 +34,13 @@ class Assignment:
     run_uri: str
     monitor: Any
     feed: FeedHandle
+    grid: int  # a pause falls on multiples of so many steps
 
 
 def train_rank(config: dict[str, Assignment]) -> None:
     """A rank's life. A mistake no restart can cure is reported to the monitor before it ends the group."""
     assignment = config["assignment"]
-    link = RayLink(assignment.monitor, ray.train.get_context().get_world_rank())
+    link = RayLink(assignment.monitor, ray.train.get_context().get_world_rank(), assignment.grid)
     try:
         _train(assignment, link)
     except StoreUnavailable:
@@ -81,10 +82,11 @@ def here() -> Place:
 class RayLink:
     """A rank's line to the monitor. A thread beats, so that a rank deep in a collective still shows where it is."""
 
-    def __init__(self, monitor: Any, rank: int) -> None:
-        self._monitor, self.rank = monitor, rank
+    def __init__(self, monitor: Any, rank: int, grid: int) -> None:
+        self._monitor, self.rank, self._grid = monitor, rank, grid
         self._where = (0, "starting")
         self._stop = threading.Event()
+        self._pause = threading.Event()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="beat", daemon=True)
         self._thread.start()
@@ -99,7 +101,7 @@ class RayLink:
         self._monitor.note.remote(text)
 
     def stop_requested(self) -> bool:
-        return self._stop.is_set()
+        return self._stop.is_set() or (self._pause.is_set() and self._where[0] % self._grid == 0)
 
     def close(self) -> None:
         self._closed.set()
@@ -111,5 +113,7 @@ class RayLink:
             orders: Orders = ray.get(self._monitor.beat.remote(self.rank, *self._where, place))
             if orders.stop:
                 self._stop.set()
+            if orders.pause:
+                self._pause.set()
             if orders.stacks:
                 self._monitor.stack.remote(self.rank, stack_of_every_thread())

@@ -1,0 +1,115 @@
+"""How many ranks train: what the operator allows, what the cluster can hold, and when that changes.
+
+The batch is the same whatever the number of ranks (logical microbatches are dealt to those there are), so the number
+is a matter of machines alone. Pure functions; the monitor asks them, and Ray Train does as they say.
+"""
+
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
+
+
+class Trainers(BaseModel):
+    """A number of ranks that may change while a run goes on.
+
+    Attributes:
+        min: with fewer, the run waits for machines.
+        max: more are not used. "auto": a rank for every GPU of the cluster; without GPUs, one for each core of this
+            machine, two at most.
+        wait: seconds in which a lost machine may come back before training goes on without it; and in which the
+            cluster must not have changed before training is stopped to take more ranks.
+        grow: seconds that ranks train before they are stopped, at a checkpoint, so that more can take part.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    min: PositiveInt = 1
+    max: PositiveInt | Literal["auto"] = "auto"
+    wait: Annotated[float, Field(ge=0)] = 60.0
+    grow: Annotated[float, Field(gt=0)] = 1800.0
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "Trainers":
+        if self.max != "auto" and self.max < self.min:
+            raise ValueError(f"at least {self.min} ranks and at most {self.max}: no number is both")
+        return self
+
+
+@dataclass(frozen=True)
+class Sizing:
+    """What a run asks of the cluster it is on.
+
+    Attributes:
+        least, most: ranks.
+        expected: ranks that the first group of a command waits for, if they are not there at once.
+        wait, grow: as in `Trainers`.
+        each: by resource, what one rank takes of its node when places for ranks are counted.
+    """
+
+    least: int
+    most: int
+    expected: int
+    wait: float
+    grow: float
+    each: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Start:
+    """Start so many ranks, on any nodes but those in `without`."""
+
+    ranks: int
+    without: frozenset[str]
+
+
+def places(nodes: Iterable[Mapping[str, Any]], each: Mapping[str, float], without: Container[str]) -> int:
+    """Ranks that fit on the living nodes, as `ray.nodes()` tells of them, but for those in `without`."""
+    return sum(
+        min(int(node["Resources"].get(name, 0) // amount) for name, amount in each.items())
+        for node in nodes
+        if node["Alive"] and node["NodeID"] not in without
+    )
+
+
+def start(sizing: Sizing, found: int, wanted: int, waited: float) -> int | None:
+    """Ranks to start with `found` places; None to go on waiting.
+
+    As many as there are places for, up to the most. If fewer than `wanted` (what there was before, or what the first
+    group expects), only after waiting `sizing.wait` seconds; never fewer than the least.
+    """
+    possible = min(found, sizing.most)
+    if possible < sizing.least:
+        return None
+    return possible if possible >= min(wanted, sizing.most) or waited >= sizing.wait else None
+
+
+def grows(sizing: Sizing, found: int, world: int, worked: float, unchanged: float) -> bool:
+    """Whether the present `world` ranks should make room for more.
+
+    Args:
+        found: places in the cluster.
+        worked: seconds that the present ranks have been at work.
+        unchanged: seconds since the number of places last changed: machines rarely come alone.
+    """
+    return min(found, sizing.most) > world and worked >= sizing.grow and unchanged >= sizing.wait
+
+
+def spared(
+    nodes: Sequence[Mapping[str, Any]], sizing: Sizing, out: frozenset[str], bad: frozenset[str]
+) -> frozenset[str]:
+    """The nodes to do without: those in `out` already, and the `bad` ones, as far as enough places remain."""
+    for node in sorted(bad - out):
+        if places(nodes, sizing.each, out | {node}) >= sizing.least:
+            out |= {node}
+    return out
+
+
+def cause(sizing: Sizing, before: int, world: int, *, first: bool) -> str:
+    """Why `world` ranks train where `before` did: words for the record. `first`: of their command."""
+    if first:
+        return "the command was started again"
+    if world < before:
+        return f"no place for {before} ranks within {sizing.wait:g} s"
+    return f"the cluster has places for {world} ranks"

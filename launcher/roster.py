@@ -1,0 +1,88 @@
+"""Keeps count of a run's ranks for the monitor: what was, what is, since when. The decisions are in `elastic`."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from launcher.elastic import Sizing, cause, grows, places, start
+
+_REMIND_S = 60.0  # between two lines that tell the operator what is waited for
+
+Nodes = Sequence[Mapping[str, Any]]
+"""As `ray.nodes()` tells of them."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """Another number of ranks than before, and why."""
+
+    before: int
+    world: int
+    cause: str
+
+
+class Roster:
+    """The number of ranks through one command.
+
+    Args:
+        sizing: what the run asks for.
+        last: ranks that wrote the newest checkpoint; None if there is none.
+        clock: seconds.
+    """
+
+    def __init__(self, sizing: Sizing, last: int | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._sizing, self._world, self._clock = sizing, last, clock
+        self._wanted = max(sizing.expected, last or 0)
+        self._first = True
+        self._began = 0.0
+        self._asked: float | None = None  # since when a group is to start
+        self._told: float | None = None
+        self._found = 0
+        self._changed = 0.0  # when the number of places last did
+
+    def start(self, nodes: Nodes, without: frozenset[str]) -> int | None:
+        """How many ranks may start now; None to ask again later."""
+        now, found = self._clock(), self._count(nodes, without)
+        self._asked = now if self._asked is None else self._asked
+        return start(self._sizing, found, self._wanted, now - self._asked)
+
+    def waiting(self) -> str | None:
+        """What to tell the operator after `start` said None, now and then; else None."""
+        now = self._clock()
+        if self._told is not None and now - self._told < _REMIND_S:
+            return None
+        self._told = now
+        return f"waiting for machines: places for {self._found} ranks, {self._aim()} wanted"
+
+    def entered(self, world: int) -> Change | None:
+        """So many ranks have come together. Returns what is to be recorded, if they are not as many as before."""
+        before, first = self._world, self._first
+        self._world = self._wanted = world
+        self._first, self._asked, self._told, self._began = False, None, None, self._clock()
+        if before is None or before == world:
+            return None
+        return Change(before, world, cause(self._sizing, before, world, first=first))
+
+    def grows(self, nodes: Nodes, without: frozenset[str]) -> bool:
+        """Whether the ranks at work should end at a checkpoint, so that more can start. Asked now and then."""
+        now, found = self._clock(), self._count(nodes, without)
+        if self._world is None:
+            return False
+        return grows(self._sizing, found, self._world, now - self._began, now - self._changed)
+
+    def _count(self, nodes: Nodes, without: frozenset[str]) -> int:
+        found = places(nodes, self._sizing.each, without)
+        if found != self._found:
+            self._found, self._changed = found, self._clock()
+        return found
+
+    def _aim(self) -> str:
+        return (
+            str(min(self._wanted, self._sizing.most))
+            if self._asked_in_time()
+            else f"{self._sizing.least} at least"
+        )
+
+    def _asked_in_time(self) -> bool:
+        return self._asked is not None and self._clock() - self._asked < self._sizing.wait
