@@ -3,6 +3,7 @@
 The only file that imports deepspeed. ZeRO 0-3, fp32 and bf16, on a GPU (NCCL) or a CPU (gloo) alike.
 """
 
+import math
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -70,6 +71,8 @@ class Engine:
         self.device = torch.device(get_accelerator().current_device_name())
         self.world = self._engine.world_size
         self.rank = self._engine.global_rank
+        self._largest_norm = math.inf
+        self._guard_updates()
         self.forwards = Stopwatch(self.device)
         self.replicated = self._replicated()
         if isinstance(optimizer, Lamb) and config.stage > 0:
@@ -101,25 +104,38 @@ class Engine:
         self._engine.set_gradient_accumulation_boundary(last)
         self._engine.backward(loss * self.world, scale_wrt_gas=False)  # undo DeepSpeed's mean over ranks
 
-    def update(self, lr: float, count: int, turn: str = WHOLE) -> Update:
-        """Apply the gradient accumulated in `turn` as its update number `count` (from 1), or skip it if it is not
-        finite."""
+    def update(self, lr: float, count: int, turn: str = WHOLE, largest_norm: float = math.inf) -> Update:
+        """Apply the gradient accumulated in `turn` as its update number `count` (from 1), or drop it if it is not
+        finite, or its norm is above `largest_norm`."""
         set_update(self._engine.basic_optimizer, lr=lr, count=count, turn=turn)
+        self._largest_norm = largest_norm
         if self.config.stage == 0:
             return self._update_unsharded()
         self._engine.step()
         norm = float(self._engine.get_global_grad_norm() or 0.0)
-        return Update(bool(self._engine.was_step_applied()), norm)
+        return Update(bool(self._engine.was_step_applied()) and norm <= largest_norm, norm)
 
     def _update_unsharded(self) -> Update:
         """Stage 0: DeepSpeed would apply NaN and reports no norm, so both are checked here on the reduced gradients."""
         gradients = [p.grad for p in self._engine.module.parameters() if p.grad is not None]
         norm = float(nn.utils.get_total_norm(gradients))
-        if not torch.isfinite(torch.tensor(norm)):
+        if not math.isfinite(norm) or norm > self._largest_norm:
             self._engine.zero_grad()
             return Update(False, norm)
         self._engine.step()
         return Update(True, norm)
+
+    def _guard_updates(self) -> None:
+        """DeepSpeed knows no limit above which a gradient is dropped. It computes the norm before it calls the
+        optimizer, so that is where one is enforced: neither weights nor moments are touched."""
+        optimizer, make = self._engine.basic_optimizer, self._engine.basic_optimizer.step
+
+        def step() -> None:
+            limited = self.config.stage > 0 and self._largest_norm < math.inf
+            if not limited or float(self._engine.optimizer._global_grad_norm) <= self._largest_norm:
+                make()
+
+        optimizer.step = step
 
     def _describe_partitions(self, optimizer: Lamb) -> None:
         """Trust ratios are per parameter: say which parameters lie where in this rank's flat partitions."""

@@ -53,11 +53,13 @@ def train(
     stop: int,
     states: list[State] | None = None,
     poisoned: int | None = None,
+    limits: dict[int, float] | None = None,
 ) -> list[Trace]:
-    """Steps [first, stop) under each setting, from `states` if given; step `poisoned` gets a NaN gradient."""
+    """Steps [first, stop) under each setting, from `states` if given; step `poisoned` gets a NaN gradient; `limits`
+    are the largest norms of some steps."""
     control = Control.join()
     return [
-        _train_one(control, setting, first, stop, states[i] if states else None, poisoned)
+        _train_one(control, setting, first, stop, states[i] if states else None, poisoned, limits or {})
         for i, setting in enumerate(settings)
     ]
 
@@ -102,7 +104,13 @@ class Poisonable(nn.Module):
 
 
 def _train_one(
-    control: Control, setting: Setting, first: int, stop: int, state: State | None, poisoned: int | None
+    control: Control,
+    setting: Setting,
+    first: int,
+    stop: int,
+    state: State | None,
+    poisoned: int | None,
+    limits: dict[int, float],
 ) -> Trace:
     torch.manual_seed(SEED)
     model = Poisonable()
@@ -113,7 +121,7 @@ def _train_one(
     steps = []
     for number in range(first, stop):
         model.factor = float("nan") if number == poisoned else 1.0
-        loss, update = _step(engine, control, number)
+        loss, update = _step(engine, control, number, limits.get(number, math.inf))
         steps.append((loss, update.grad_norm, update.applied))
     kept = [
         (f.name, f.start, {kind: tensor.numpy().copy() for kind, tensor in f.tensors.items()})
@@ -128,13 +136,13 @@ def _engine(model: nn.Module, setting: Setting) -> Engine:
     return Engine(model, optimizer, EngineConfig(setting.stage, setting.precision, setting.clip, threshold))
 
 
-def _step(engine: Engine, control: Control, number: int) -> tuple[float, Update]:
+def _step(engine: Engine, control: Control, number: int, largest_norm: float) -> tuple[float, Update]:
     mine = tuple(microbatch(number, i) for i in range(MICROBATCHES) if i % control.world == control.rank)
     work = Work(number, mine, MICROBATCHES)
     targets = sum(m.batch.target_ids.numel() for m in mine)
     count = float(control.table([targets]).sum())
     sums = accumulate(engine, work, {"mlm": count}, SEED, {})
-    update = engine.update(1e-3, number + 1)
+    update = engine.update(1e-3, number + 1, largest_norm=largest_norm)
     sums = gather_sums(control, sums)
     return sums["mlm_loss"] / sums["mlm_targets"], update
 

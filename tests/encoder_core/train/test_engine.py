@@ -65,3 +65,18 @@ def test_a_non_finite_gradient_moves_nothing_on_any_rank(half: list[State]) -> N
         assert [rank.steps[0][2] for rank in ranks] == [False, False], setting
         after = small.assemble(ranks)
         assert small.identical(after, before), setting
+
+
+def test_a_gradient_above_the_limit_moves_nothing_and_the_next_step_is_as_if_it_had_not_been(
+    half: list[State],
+) -> None:
+    """Step CUT is dropped. Its norm is reported, and what it accumulated does not get into the next step."""
+    settings = FP32 + BF16
+    traces = by_setting(run_ranks(small.train, 2, settings, CUT, CUT + 2, half, None, {CUT: 1e-3}))
+    without = by_setting(run_ranks(small.train, 2, settings, CUT + 1, CUT + 2, half))
+    for setting, ranks, expected in zip(settings, traces, without, strict=True):
+        dropped, following = ranks[0].steps
+        assert [rank.steps[0] for rank in ranks] == [dropped, dropped], setting
+        assert (dropped[1] > 1e-3, dropped[2]) == (True, False), setting
+        assert following == expected[0].steps[0], setting
+        assert small.identical(small.assemble(ranks), small.assemble(expected)), setting
