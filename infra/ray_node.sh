@@ -61,3 +61,15 @@ until_ended() {
     done
     wait "$1"
 }
+
+# verdict CODE: the job's exit code, when `maskfleet train` has ended with CODE. If it was asked to stop (asked=yes) before
+# it had begun to listen, or lost the head's Ray, it has said nothing about the run: 75, try again.
+verdict() {
+    local code=$1
+    say "maskfleet train ended with code $code"
+    if [ "$code" != 0 ] && [ "$code" != 2 ]; then
+        [ "${asked:-}" != yes ] || code=75
+        kill -0 "$ray_pid" 2>/dev/null || code=75
+    fi
+    return "$code"
+}

@@ -65,10 +65,8 @@ export RAY_ADDRESS=$head_address
 {{ job.command | map("shell") | join(" ") }} --nodes {{ job.nodes }} &
 train_pid=$!
 until_ended "$train_pid"
+verdict $?
 code=$?
-say "maskfleet train ended with code $code"
-# Asked before it had begun to listen: it died of the signal, and has lost nothing.
-[ "${asked:-}" != yes ] || [ "$code" = 0 ] || [ "$code" = 2 ] || code=75
 
 # Slurm queues the job again by itself if it is preempting or has lost a node; if somebody cancelled it, it must stay so.
 if [ "$code" = 75 ] && still_running; then
