@@ -97,8 +97,8 @@ def of_objective(
 
 
 def _masked_language_model(model: ModelConfig, shape: Shape, *, whole: bool = False) -> Iterator[Product]:
-    """Encoder and head (encoder_core/objectives/mlm.py). Of DeBERTa the last layer runs for targets only, unless another
-    task needs the `whole` of it."""
+    """Encoder and head (encoder_core/objectives/mlm.py). Of DeBERTa the last layer runs for targets only, unless the
+    `whole` of it is needed by another task."""
     if isinstance(model, Deberta) and not whole:
         yield from _before_last(model, shape)
         yield from times(_look_again(model, shape, shape.targets_per_row), passes(model))
@@ -209,15 +209,15 @@ def distances(model: XlnetConfig, length: int, backwards: bool) -> int:
     return (behind if backwards else ahead) + behind + 1
 
 
+def two_stream_size(model: XlnetConfig, length: int, backwards: bool) -> TwoStreamSize:
+    """With the whole memory behind the rows."""
+    places = distances(model, length, backwards)
+    return TwoStreamSize(model.hidden, model.heads, model.feed_forward, model.memory, places)
+
+
 def _xlnet(model: XlnetConfig, shape: Shape, backwards: bool) -> Iterator[Product]:
     """Both streams, with the whole memory behind them; only the queries of the last layer reach the loss."""
-    size = TwoStreamSize(
-        model.hidden,
-        model.heads,
-        model.feed_forward,
-        model.memory,
-        distances(model, shape.length, backwards),
-    )
+    size = two_stream_size(model, shape.length, backwards)
     row = (size, shape.rows, shape.length)
     yield from times(shared_keys(*row), model.layers)
     yield from times(stream(*row, queries=shape.length), model.layers - 1)

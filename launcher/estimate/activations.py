@@ -1,0 +1,205 @@
+"""What a forward pass leaves in memory for the backward pass, for every family and objective.
+
+Within 2 % of what torch.autograd.graph.saved_tensors_hooks sees (a test holds every family to 3 %), rows all
+full. The head never holds all logits: it keeps its gradients, of which that of the word embeddings weighs most, fp32 and
+as large as the vocabulary (encoder_core/heads/cross_entropy.py).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from encoder_core.families.albert import AlbertConfig
+from encoder_core.families.bert import BertConfig
+from encoder_core.families.build import ModelConfig
+from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
+from encoder_core.families.electra import ElectraConfig
+from encoder_core.families.xlnet import XlnetConfig
+from encoder_core.heads.cross_entropy import CHUNK
+from encoder_core.heads.span_boundary import POSITION_WIDTH
+from launcher.estimate.flops import Deberta, disentangled_size, passes, two_stream_size
+from launcher.estimate.saved import (
+    FP32,
+    INDEX,
+    MASK,
+    Kernel,
+    Layer,
+    Saved,
+    disentangled_layer,
+    looking_again,
+    norm,
+    plain_layer,
+    relative_key_layer,
+    total,
+    two_stream_layer,
+)
+from launcher.estimate.shape import Shape
+from launcher.objective import Objective
+
+
+@dataclass(frozen=True)
+class Activations:
+    """What is kept between the forward and the backward pass of one microbatch."""
+
+    outside: tuple[Saved, ...]
+    layers: tuple[Layer, ...]
+
+    def bytes(self, state: int) -> int:
+        """All of it, where a number of the working precision has `state` bytes."""
+        layers = sum(layer.count * total((*layer.inputs, *layer.inner), state) for layer in self.layers)
+        return total(self.outside, state) + layers
+
+    def checkpointed(self, state: int) -> int:
+        """What activation checkpointing keeps: the layers' inputs, and what is outside of layers."""
+        return total(self.outside, state) + sum(
+            layer.count * total(layer.inputs, state) for layer in self.layers
+        )
+
+    def one_layer(self, state: int) -> int:
+        """The inside of the largest layer, which checkpointing computes again when it gets there."""
+        return max(total(layer.inner, state) for layer in self.layers)
+
+    def __add__(self, other: "Activations") -> "Activations":
+        return Activations(self.outside + other.outside, self.layers + other.layers)
+
+
+def head_peak(state: int) -> int:
+    """Bytes of the head's work on one chunk of logits: scores and log-probabilities in fp32; in bf16 also the scores and
+    their gradient in that."""
+    return CHUNK * (2 * FP32 + (2 * state if state < FP32 else 0))
+
+
+def turns(
+    model: ModelConfig, objective: Objective, shape: Shape, kernel: Kernel, *, backwards: bool = False
+) -> list[Activations]:
+    """Of one microbatch, for each turn of a step; most objectives have one."""
+    if isinstance(model, XlnetConfig):
+        return [_xlnet(model, shape, kernel, backwards)]
+    if objective.rtd is not None and isinstance(model, ElectraConfig | DebertaV2Config):
+        networks = [
+            _masked_language_model(model.generator, shape, kernel),
+            _discriminator(model, shape, kernel),
+        ]
+        return (
+            networks if objective.rtd.embeddings == "gradient_disentangled" else [networks[0] + networks[1]]
+        )
+    pairs = objective.nsp is not None or objective.sop is not None
+    enhanced = isinstance(model, Deberta) and model.mask_decoder == "enhanced"
+    whole = objective.sbo is not None or (pairs and not enhanced)
+    found = _masked_language_model(model, shape, kernel, whole=whole)
+    if pairs:
+        found += _pair(model, shape, kernel)
+    if objective.sbo is not None:
+        found += Activations(tuple(_span_boundary(model, shape)), ())
+    return [found]
+
+
+def _masked_language_model(
+    model: ModelConfig, shape: Shape, kernel: Kernel, *, whole: bool = False
+) -> Activations:
+    width = model.embedding if isinstance(model, AlbertConfig | ElectraConfig) else model.hidden
+    targets = shape.targets
+    outside = [
+        Saved("head: states of targets", targets * model.hidden),
+        Saved("head: before the activation", targets * width),
+        *norm(targets, width),
+        *_decoder(width, model.vocabulary, targets),
+        Saved("positions of targets", targets, INDEX),
+    ]
+    if isinstance(model, Deberta) and not whole:
+        outside.append(Saved("states before the last layer", shape.tokens * model.hidden))
+        return Activations((*_embeddings(model, shape), *outside), tuple(_with_decoder(model, shape, kernel)))
+    return Activations((*_embeddings(model, shape), *outside), tuple(_layers(model, shape, kernel)))
+
+
+def _with_decoder(model: Deberta, shape: Shape, kernel: Kernel) -> Iterator[Layer]:
+    """Layers of which the last runs for targets only."""
+    yield from _layers(model, shape, kernel, but=1)
+    size = disentangled_size(model, shape.length)
+    again = looking_again(size, shape.rows, shape.length, shape.targets_per_row, kernel)
+    yield replace(again, count=passes(model))
+
+
+def _decoder(width: int, vocabulary: int, targets: int) -> Iterator[Saved]:
+    """The cross-entropy keeps its gradients."""
+    yield Saved("head: gradient of features", targets * width)
+    yield Saved("head: gradient of embeddings and bias", vocabulary * (width + 1), FP32)
+
+
+def _discriminator(model: ElectraConfig | DebertaV2Config, shape: Shape, kernel: Kernel) -> Activations:
+    states = shape.tokens * model.hidden
+    outside = [
+        Saved("head: states, before and after the activation", states, count=3),
+        Saved("scores and labels", shape.tokens, FP32, 2),
+    ]
+    if isinstance(model, DebertaV2Config):
+        outside += norm(shape.tokens, model.hidden)
+    return Activations((*_embeddings(model, shape), *outside), tuple(_layers(model, shape, kernel)))
+
+
+def _pair(model: ModelConfig, shape: Shape, kernel: Kernel) -> Activations:
+    outside = (Saved("head: pairs", shape.rows * model.hidden, count=2),)
+    if isinstance(model, Deberta) and model.mask_decoder == "enhanced":
+        size = disentangled_size(model, shape.length)
+        return Activations(outside, (looking_again(size, shape.rows, shape.length, 1, kernel),))
+    return Activations(outside, ())
+
+
+def _span_boundary(model: ModelConfig, shape: Shape) -> Iterator[Saved]:
+    targets, hidden = shape.targets, model.hidden
+    yield Saved("head: boundaries and places", targets * (2 * hidden + POSITION_WIDTH))
+    yield Saved("head: before activations, and between", targets * hidden, count=3)
+    yield from norm(targets, hidden)
+    yield from norm(targets, hidden)
+    yield from _decoder(hidden, model.vocabulary, targets)
+
+
+def _embeddings(model: ModelConfig, shape: Shape) -> Iterator[Saved]:
+    """Ids, the sum's LayerNorm, dropout, and what is projected where widths differ."""
+    wide = model.embedding if isinstance(model, AlbertConfig | ElectraConfig) else model.hidden
+    yield Saved("ids", shape.tokens, INDEX, 1 if isinstance(model, Deberta) else 3)
+    yield from norm(shape.tokens, wide)
+    yield Saved("dropout masks", shape.tokens * wide, MASK)
+    if isinstance(model, AlbertConfig) or wide != model.hidden:
+        yield Saved("embeddings before their projection", shape.tokens * wide)
+
+
+def _layers(model: ModelConfig, shape: Shape, kernel: Kernel, *, but: int = 0) -> Iterator[Layer]:
+    """All layers for all tokens, `but` the last so many."""
+    count = model.layers - but
+    if isinstance(model, DebertaConfig | DebertaV2Config):
+        size = disentangled_size(model, shape.length)
+        yield replace(disentangled_layer(size, shape.rows, shape.length, kernel), count=count)
+        if isinstance(model, DebertaV2Config) and model.convolution is not None:
+            yield _convolution(model, shape)
+        return
+    sizes = (shape.rows, shape.length, model.heads, model.hidden, model.feed_forward)
+    if isinstance(model, BertConfig) and model.position != "absolute":
+        sides = 2 if model.position == "relative_key_query" else 1
+        yield replace(relative_key_layer(*sizes, sides, kernel), count=count)
+        return
+    yield replace(plain_layer(*sizes, kernel), count=count)
+
+
+def _convolution(model: DebertaV2Config, shape: Shape) -> Layer:
+    """Is never checkpointed."""
+    states = shape.tokens * model.hidden
+    mask = Saved("dropout masks", states, MASK)
+    inputs = (Saved("convolution, in and out", states, count=2), mask, *norm(shape.tokens, model.hidden))
+    return Layer(inputs, ())
+
+
+def _xlnet(model: XlnetConfig, shape: Shape, kernel: Kernel, backwards: bool) -> Activations:
+    """Of the last layer's content stream too, which leads nowhere and is freed when the forward pass ends."""
+    size = two_stream_size(model, shape.length, backwards)
+    keys = size.carried + shape.length
+    masks = (shape.tokens + shape.targets) * model.hidden
+    outside = (
+        Saved("ids", shape.tokens, INDEX),
+        Saved("dropout masks", masks, MASK, 2),
+        Saved("places of distances", (shape.tokens + shape.targets) * keys, INDEX),
+        Saved("segments differ", (shape.tokens + shape.targets) * keys, MASK),
+        Saved("distance table", size.places * model.hidden, FP32),
+        *_decoder(model.hidden, model.vocabulary, shape.targets),
+    )
+    layer = two_stream_layer(size, shape.rows, shape.length, shape.targets_per_row, kernel)
+    return Activations(outside, (replace(layer, count=model.layers),))
