@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from checkpoints.gather import Peers
 from checkpoints.hf.fetch import PARTS
 from data_service.store.open import open_store
+from data_service.tokenizers.load import load_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.families.build import ModelConfig
 from encoder_core.families.hf.keys import ENCODER
@@ -23,7 +24,15 @@ from encoder_core.train.zero_state import MASTER, Read
 from launcher.errors import RunError
 from launcher.recipe import Recipe
 from launcher.runs import RECORD, Run
-from launcher.start_sources import Shapes, Source, from_folder, from_run, from_tensors
+from launcher.start_sources import (
+    Shapes,
+    Source,
+    check_folder,
+    check_run,
+    from_folder,
+    from_run,
+    from_tensors,
+)
 from launcher.vocabulary import CarryOver, vocabulary_tables
 
 
@@ -69,6 +78,21 @@ def initial_weights(run: Run, tokenizer: Tokenizer, model: nn.Module, peers: Pee
     config = recipe.model.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
     find = from_folder if store.size(RECORD) is None else from_run
     return _onto(model, find(recipe, config, tokenizer, store, peers), recipe, config, tokenizer)
+
+
+def check_start(recipe: Recipe) -> None:
+    """Whether `recipe`'s start can be one, as far as can be told without reading weights.
+
+    Raises as `initial_weights`.
+    """
+    if recipe.start == "scratch":
+        return
+    tokenizer, store = load_tokenizer(recipe.tokenizer.uri), open_store(recipe.start)
+    config = recipe.model.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
+    if store.size(RECORD) is None:
+        check_folder(recipe, config, store)
+    else:
+        check_run(recipe, config, tokenizer)
 
 
 def _onto(

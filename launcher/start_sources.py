@@ -1,6 +1,7 @@
 """The two kinds of things that a run may start from: another run, and a folder in the transformers format."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -8,9 +9,10 @@ from pydantic import JsonValue
 from torch import Tensor
 
 from checkpoints.gather import Peers, gather_or_raise
-from checkpoints.hf.fetch import PARTS, folder_digest, local_folder
+from checkpoints.hf.fetch import PARTS, folder_digest, local_configs, local_folder
 from checkpoints.hf.load import CONFIG, check_same_model, read_folder_config, unused_in, weights_for
 from checkpoints.hf.pair import pair_weights_for
+from checkpoints.listing import committed
 from checkpoints.load import Reader, newest_good
 from data_service.store.base import Store
 from data_service.tokenizers.load import find_tokenizer, load_tokenizer
@@ -45,12 +47,23 @@ def from_run(recipe: Recipe, config: ModelConfig, tokenizer: Tokenizer, store: S
         RunError: it has none, or its tokenizer is no longer where it was. ModelError: its model is not `config`'s.
         CheckpointError, TokenizerError, StoreError: what it needs cannot be read.
     """
-    source = open_run(recipe.start)
+    other = check_run(recipe, config, tokenizer)
     good = newest_good(store, peers)
     if good is None:
-        raise RunError(
-            f"start: {recipe.start} is a run without a checkpoint", remedy="train it first, or start: scratch"
-        )
+        raise _no_checkpoint(recipe)
+    reader = Reader(store, good.manifest)
+    record: dict[str, JsonValue] = {"start": recipe.start, "start_step": good.manifest.step}
+    return Source(good.manifest.shapes, reader.read, other, record, reader.close)
+
+
+def check_run(recipe: Recipe, config: ModelConfig, tokenizer: Tokenizer) -> Tokenizer | None:
+    """Whether a run can be what `recipe` starts from; its tokenizer, if it is not `tokenizer`. No weight is read.
+
+    Raises as `from_run`.
+    """
+    source = open_run(recipe.start)
+    if not committed(source.store):
+        raise _no_checkpoint(recipe)
     _check_sharing(source.recipe, recipe)
     other = None
     if source.record.inputs.tokenizer != tokenizer.hash:
@@ -58,9 +71,13 @@ def from_run(recipe: Recipe, config: ModelConfig, tokenizer: Tokenizer, store: S
     its = other or tokenizer
     found = source.recipe.model.with_tokenizer(its.vocab_size, its.special.pad)
     check_same_model(config.model_copy(update={"vocab": found.vocab}), found, recipe.start)
-    reader = Reader(store, good.manifest)
-    record: dict[str, JsonValue] = {"start": recipe.start, "start_step": good.manifest.step}
-    return Source(good.manifest.shapes, reader.read, other, record, reader.close)
+    return other
+
+
+def _no_checkpoint(recipe: Recipe) -> RunError:
+    return RunError(
+        f"start: {recipe.start} is a run without a checkpoint", remedy="train it first, or start: scratch"
+    )
 
 
 def _its_tokenizer(source: Run) -> Tokenizer:
@@ -98,12 +115,9 @@ def from_folder(
 
     def load() -> JsonValue:
         with local_folder(store) as folder:
-            try:
+            with _naming(folder, recipe.start):
                 tensors.update(_folder_weights(recipe.objective, config, folder, recipe.start))
                 record["left"] = list[JsonValue](_left(recipe.objective, config, folder))
-            except ModelError as error:  # name the place, not its copy
-                problem = error.problem.replace(str(folder), recipe.start.rstrip("/"))
-                raise ModelError(problem, remedy=error.remedy) from error
             return folder_digest(folder)
 
     digests = gather_or_raise(peers, load)
@@ -121,7 +135,33 @@ def from_folder(
     return Source(shapes, from_tensors(tensors), found if known else None, record)
 
 
-def _folder_weights(objective: Objective, config: ModelConfig, folder: Path, where: str) -> dict[str, Tensor]:
+def check_folder(recipe: Recipe, config: ModelConfig, store: Store) -> None:
+    """Whether what lies in `store` is, by its configuration, a model to start from. No weight is read.
+
+    Raises as `from_folder`.
+    """
+    with local_configs(store) as folder, _naming(folder, recipe.start):
+        its = _folder_config(recipe.objective, config, folder, recipe.start)
+        if recipe.objective.rtd is None:
+            check_same_model(its, read_folder_config(folder), recipe.start)
+            return
+        assert isinstance(its, DetectorConfig)  # `objective_module` builds both networks
+        for part, expected in zip(PARTS, (its.generator, its), strict=True):
+            check_same_model(expected, read_folder_config(folder / part), f"{recipe.start}/{part}")
+
+
+@contextmanager
+def _naming(folder: Path, where: str) -> Iterator[None]:
+    """Errors name the place, not its copy."""
+    try:
+        yield
+    except ModelError as error:
+        problem = error.problem.replace(str(folder), where.rstrip("/"))
+        raise ModelError(problem, remedy=error.remedy) from error
+
+
+def _folder_config(objective: Objective, config: ModelConfig, folder: Path, where: str) -> ModelConfig:
+    """`config` with the rows of the folder's vocabulary; the folder holds one network or two, as wanted."""
     pair = [part for part in PARTS if (folder / part / CONFIG).is_file()]
     network = folder / PARTS[1] if objective.rtd is not None else folder
     if objective.rtd is not None and len(pair) < len(PARTS):
@@ -134,7 +174,11 @@ def _folder_weights(objective: Objective, config: ModelConfig, folder: Path, whe
             f"start: {where} holds a pair of networks, and the recipe trains one",
             remedy=f"start from one of them: add /{' or /'.join(pair)} to it",
         )
-    its = config.model_copy(update={"vocab": read_folder_config(network).vocab})
+    return config.model_copy(update={"vocab": read_folder_config(network).vocab})
+
+
+def _folder_weights(objective: Objective, config: ModelConfig, folder: Path, where: str) -> dict[str, Tensor]:
+    its = _folder_config(objective, config, folder, where)
     if objective.rtd is not None:
         assert isinstance(its, DetectorConfig)  # `objective_module` has built both networks
         return pair_weights_for(its, folder, objective.rtd.embeddings)

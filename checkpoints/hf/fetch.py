@@ -33,6 +33,16 @@ def local_folder(store: Store) -> Iterator[Path]:
         yield Path(name)
 
 
+@contextmanager
+def local_configs(store: Store) -> Iterator[Path]:
+    """`local_folder` without the weights."""
+    with tempfile.TemporaryDirectory(prefix="maskfleet-start-") as name:
+        for part in (".", *PARTS):
+            Path(name, part).mkdir(exist_ok=True)
+            _copy(store if part == "." else store.at(part), CONFIG, Path(name, part))
+        yield Path(name)
+
+
 def folder_digest(folder: Path) -> str:
     """SHA-256 of the configuration and weights in `folder` and in those of a pair: the same bytes, the same digest."""
     digest = hashlib.sha256()

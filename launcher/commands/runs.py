@@ -21,7 +21,7 @@ def register(app: typer.Typer) -> None:
 def init(
     recipe: RecipeArgument, run: RunArgument, assignments: SetOption = None, tiny: TinyOption = False
 ) -> None:
-    """Create a run: resolve the recipe, check its corpora and tokenizer, record what they are.
+    """Create a run: resolve the recipe, check its corpora, tokenizer and start, record what they are.
 
     Refuses a URI that holds a run already.
 
@@ -30,8 +30,11 @@ def init(
     from datetime import UTC, datetime
 
     from launcher import runs
+    from launcher.start import check_start
 
-    created = runs.init(load_recipe(recipe, assignments, tiny), run, datetime.now(UTC))
+    wanted = load_recipe(recipe, assignments, tiny)
+    check_start(wanted)
+    created = runs.init(wanted, run, datetime.now(UTC))
     typer.echo(f"created {created.recipe.name} at {run} ({created.record.fingerprint[:12]})")
     typer.echo(f"next: maskfleet train {run}")
 
@@ -45,6 +48,10 @@ def train(
     accept_changes: Annotated[
         bool, typer.Option("--accept-changes", help="Let the run's identity change; recorded as an event.")
     ] = False,
+    nodes: Annotated[
+        int,
+        typer.Option("--nodes", min=1, help="Begin when the Ray cluster in RAY_ADDRESS has so many nodes."),
+    ] = 1,
 ) -> None:
     """Start the run, or continue it from its newest good checkpoint. The one command a scheduler repeats.
 
@@ -65,7 +72,7 @@ def train(
     opened = runs.open_run(run)
     wanted = reload(load(recipe) if recipe else opened.recipe, tuple(assignments or ()))
     opened = runs.reconcile(opened, recipe=wanted, accept_changes=accept_changes, now=datetime.now(UTC))
-    outcome = operate(opened, Console())
+    outcome = operate(opened, Console(), nodes)
     typer.echo(f"{run}: step {outcome.step:,} of {opened.recipe.total_steps:,}")
     raise typer.Exit(outcome.code)
 

@@ -31,7 +31,7 @@ from encoder_core.train.zero_state import MASTER
 from launcher.objective import ExtraTerm, Objective
 from launcher.runs import Run, open_run
 from launcher.session import build_model
-from launcher.start import Start, initial_weights
+from launcher.start import Start, check_start, initial_weights
 
 SHAPE = {"layers": 2, "hidden": 32, "heads": 4, "feed_forward": 48, "max_length": 64, "dropout": 0.0}
 SHAPE |= {"attention_dropout": 0.0}
@@ -73,7 +73,8 @@ class Setting:
         return config.with_tokenizer(self.tokenizer.vocab_size, self.tokenizer.special.pad)
 
     def begin(self) -> tuple[nn.Module, Start]:
-        """The run's module with its initial weights in place, as the engine puts them."""
+        """The run's module with its initial weights in place, as the engine puts them; first checked as by `init`."""
+        check_start(self.run.recipe)
         model = build_model(self.run.recipe, self.tokenizer)
         start = initial_weights(self.run, self.tokenizer, model, Alone())
         assert start is not None
