@@ -3,6 +3,7 @@
     attempts/000003.json            who claimed it and when; created by conditional put, so one winner
     attempts/000003.heartbeat.json  the time it last showed that it lives
     attempts/000003.ended.json      it ended by itself
+    attempts/stop.json              somebody asks the present start to end (checkpoints/stop.py)
 
 A start is refused while the newest attempt lives. On the same machine the process table answers that at
 once; from another one, an attempt counts as dead when its heartbeat is older than the lease, by clocks that
@@ -67,6 +68,10 @@ class Owner(BaseModel):
         """Whether both are the same process, whenever they claimed."""
         return (self.processes, self.pid, self.started) == (other.processes, other.pid, other.started)
 
+    def is_here(self) -> bool:
+        """Whether its process would be one of this machine and container."""
+        return self.processes == _process_table()
+
     def is_running(self) -> bool:
         """Whether the process exists on this machine: same pid and same start, for pids are reused."""
         try:
@@ -91,12 +96,34 @@ class Attempt:
         successor = _key(self.number + 1)
         if self.store.size(successor) is None:
             return
-        owner = Owner.model_validate_json(self.store.get(successor))
+        owner = Attempt(self.store, self.number + 1).owner()
         raise Superseded(
             f"attempt {self.number} of {self.store.uri} was superseded by attempt {self.number + 1} "
             f"(host {owner.host}, process {owner.pid}, since {_date(owner.claimed)})",
             remedy="let this process end; the newer one continues the run",
         )
+
+    def claimed(self) -> bool:
+        """Whether it is there."""
+        return self.store.size(_key(self.number)) is not None
+
+    def owner(self) -> Owner:
+        """Whose it is. Raises KeyMissing if nobody has claimed it."""
+        return Owner.model_validate_json(self.store.get(_key(self.number)))
+
+    def heard(self) -> float:
+        """When it last showed that it lives: seconds since 1970."""
+        try:
+            return float(json.loads(self.store.get(_key(self.number, ".heartbeat")))["time"])
+        except KeyMissing:
+            return self.owner().claimed
+
+    def ended(self) -> float | None:
+        """When it ended by itself: seconds since 1970; None if it has not."""
+        try:
+            return float(json.loads(self.store.get(_key(self.number, ".ended")))["time"])
+        except KeyMissing:
+            return None
 
     def beat(self, now: float) -> None:
         """Shows that the attempt is alive."""
@@ -124,7 +151,7 @@ def claim(
     """
     owner = owner or Owner.here(clock())
     while True:
-        newest = _newest(store)
+        newest = newest_attempt(store)
         if newest:
             _ensure_over(Attempt(store, newest), owner, lease_s, clock)
         attempt = Attempt(store, newest + 1)
@@ -135,8 +162,8 @@ def claim(
 
 def end_all(store: Store, owner: Owner, now: float) -> None:
     """Marks the newest attempt as over if it is `owner`'s: the next start need not wait for a lease."""
-    newest = _newest(store)
-    if newest and _owner(Attempt(store, newest)).same_process(owner):
+    newest = newest_attempt(store)
+    if newest and Attempt(store, newest).owner().same_process(owner):
         Attempt(store, newest).end(now)
 
 
@@ -173,35 +200,25 @@ class Heartbeat:
             self._stop.wait(self._interval)
 
 
-def _owner(attempt: Attempt) -> Owner:
-    return Owner.model_validate_json(attempt.store.get(_key(attempt.number)))
-
-
 def _ensure_over(attempt: Attempt, claimant: Owner, lease_s: float, clock: Callable[[], float]) -> None:
     store, number = attempt.store, attempt.number
-    owner = _owner(attempt)
+    owner = attempt.owner()
     if store.size(_key(number, ".ended")) is not None or owner.same_process(claimant):
         return
     since = _date(owner.claimed)
     who = f"attempt {number} of {store.uri} is running: host {owner.host}, process {owner.pid}, since {since}"
-    if owner.processes == _process_table():
+    if owner.is_here():
         if owner.is_running():
             raise RunIsActive(who, remedy=f"stop it first (kill {owner.pid}) or let it finish")
         return
-    silence = clock() - _last_beat(store, number, owner)
+    silence = clock() - attempt.heard()
     if silence < lease_s:
         remedy = f"stop it there; if it is dead already, try again in {lease_s - silence:.0f} s"
         raise RunIsActive(f"{who}; it last showed life {max(silence, 0):.0f} s ago", remedy=remedy)
 
 
-def _last_beat(store: Store, number: int, owner: Owner) -> float:
-    try:
-        return float(json.loads(store.get(_key(number, ".heartbeat")))["time"])
-    except KeyMissing:
-        return owner.claimed
-
-
-def _newest(store: Store) -> int:
+def newest_attempt(store: Store) -> int:
+    """The number of the newest start of the run; 0 if it was never started."""
     keys = [entry.key.removeprefix(_ROOT).removesuffix(".json") for entry in store.list(_ROOT)]
     return max((int(key) for key in keys if key.isdecimal()), default=0)
 

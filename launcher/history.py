@@ -12,6 +12,7 @@ from typing import Any
 
 from data_service.store.base import Store
 from launcher.errors import RunError
+from launcher.metrics import OPERATOR, segment_prefix
 
 Record = dict[str, Any]
 
@@ -37,12 +38,15 @@ class History:
     repeated_seconds: float
 
 
-def read_history(store: Store) -> History:
-    """The history of the run stored at `store`. Raises RunError for a damaged segment, StoreError."""
+def read_history(store: Store, latest: int | None = None) -> History:
+    """The history of the run stored at `store`. Raises RunError for a damaged segment, StoreError.
+
+    `latest`: read so many segments of metrics and of operators' events only, the newest; no events of attempts then.
+    """
     steps: list[Record] = []
     evaluations: list[Record] = []
     lost: list[Record] = []
-    for record in _records(store, "metrics/"):
+    for record in _records(store, "metrics/", latest):
         if (
             record["kind"] == "step"
         ):  # `step` steps are done before it, so an evaluation after `step` steps stays
@@ -52,7 +56,8 @@ def read_history(store: Store) -> History:
         else:
             _truncate(evaluations, record["step"])
             evaluations.append(record)
-    events = sorted(_records(store, "events/"), key=lambda event: float(event["time"]))
+    prefix = "events/" if latest is None else segment_prefix("events", OPERATOR)
+    events = sorted(_records(store, prefix, latest), key=lambda event: float(event["time"]))
     seconds = sum(float(record["seconds"]) for record in lost)
     return History(tuple(steps), tuple(evaluations), tuple(events), len(lost), seconds)
 
@@ -67,8 +72,9 @@ def _truncate(records: list[Record], step: int) -> list[Record]:
     return removed
 
 
-def _records(store: Store, prefix: str) -> Iterator[Record]:
+def _records(store: Store, prefix: str, latest: int | None) -> Iterator[Record]:
     keys = [entry.key for entry in store.list(prefix) if entry.key.endswith(".jsonl")]
+    keys = keys if latest is None else keys[-latest:]
     with ThreadPoolExecutor(_READERS) as pool:
         for key, data in zip(keys, pool.map(store.get, keys), strict=True):
             yield from _parse(f"{store.uri}/{key}", data.splitlines())

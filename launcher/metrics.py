@@ -68,7 +68,7 @@ class _Segments:
 
     def __init__(self, store: Store, folder: str, attempt: int) -> None:
         self._store = store
-        self._prefix = segment_prefix(folder, attempt)
+        self._folder, self._attempt = folder, attempt
         self._next = 0
         self._pending: list[str] = []
 
@@ -78,7 +78,8 @@ class _Segments:
     def flush(self) -> None:
         if not self._pending:
             return
-        self._store.put(f"{self._prefix}{self._next:08d}.jsonl", "".join(self._pending).encode())
+        key = segment_key(self._folder, self._attempt, self._next)
+        self._store.put(key, "".join(self._pending).encode())
         self._next += 1
         self._pending.clear()
 
@@ -87,12 +88,16 @@ def segment_prefix(folder: str, attempt: int) -> str:
     return f"{folder}/a{attempt:06d}/"
 
 
+def segment_key(folder: str, attempt: int, number: int) -> str:
+    """An attempt's segments are numbered from 0, without a gap."""
+    return f"{segment_prefix(folder, attempt)}{number:08d}.jsonl"
+
+
 def operator_event(store: Store, kind: str, time: float, **fields: object) -> None:
     """An event between attempts (an accepted change of recipe, say), durable on return."""
     line = encode({"time": time, "kind": kind, "attempt": OPERATOR, **fields}).encode()
-    prefix = segment_prefix("events", OPERATOR)
-    number = sum(1 for _ in store.list(prefix))
-    while not store.put_if_absent(f"{prefix}{number:08d}.jsonl", line):
+    number = sum(1 for _ in store.list(segment_prefix("events", OPERATOR)))
+    while not store.put_if_absent(segment_key("events", OPERATOR, number), line):
         number += 1
 
 

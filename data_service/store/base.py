@@ -60,6 +60,10 @@ class Store(Protocol):
         """All objects whose key starts with `prefix` (a string prefix), in key order."""
         ...
 
+    def folders(self) -> Iterator[str]:
+        """Names of what lies directly below the root and has objects below it, in key order."""
+        ...
+
     def delete(self, key: str) -> None:
         """Remove; absent is not an error."""
         ...

@@ -94,6 +94,15 @@ class LocalStore:
             checked(self.uri, folder)
         yield from _walk(self.root / folder, f"{folder}/" if folder else "", start)
 
+    def folders(self) -> Iterator[str]:
+        try:
+            with _translated(self.root), os.scandir(self.root) as found:
+                names = [entry.name for entry in found if entry.is_dir()]
+        except KeyMissing:
+            return
+        names.sort(key=lambda name: f"{name}/")
+        yield from (name for name in names if any(_walk(self.root / name, "", "")))
+
     def delete(self, key: str) -> None:
         path = self._path(key)
         try:

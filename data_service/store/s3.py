@@ -183,6 +183,16 @@ class S3Store:
                 last = item["Key"]
                 yield Entry(last.removeprefix(root), item["Size"])
 
+    def folders(self) -> Iterator[str]:
+        root = f"{self.prefix}/" if self.prefix else ""
+        token: str | None = ""
+        while token is not None:
+            page = self._folders_page(root, token)
+            token = page.get("NextContinuationToken")
+            yield from (
+                item["Prefix"].removeprefix(root).rstrip("/") for item in page.get("CommonPrefixes", ())
+            )
+
     def delete(self, key: str) -> None:
         name = self._name(key)
         self._call(name, lambda client: client.delete_object(Bucket=self.bucket, Key=name))
@@ -204,6 +214,13 @@ class S3Store:
         return self._call(
             start,
             lambda client: client.list_objects_v2(Bucket=self.bucket, Prefix=start, StartAfter=after),
+        )
+
+    def _folders_page(self, root: str, token: str) -> "ListObjectsV2OutputTypeDef":
+        go_on = {"ContinuationToken": token} if token else {}
+        return self._call(
+            root,
+            lambda client: client.list_objects_v2(Bucket=self.bucket, Prefix=root, Delimiter="/", **go_on),
         )
 
     def _abort(self, name: str, upload: str) -> None:

@@ -89,6 +89,14 @@ def test_list_is_in_key_order_and_by_string_prefix(any_store: Store) -> None:
     assert list(any_store.list("nothing/here")) == []
 
 
+def test_folders_are_those_directly_below_that_hold_objects(any_store: Store) -> None:
+    assert list(any_store.folders()) == []
+    for key in ("b/run.json", "a/deep/er/x", "c", "b-1/x", "b/y"):
+        any_store.put(key, b"1")
+    assert list(any_store.folders()) == ["a", "b-1", "b"]
+    assert list(any_store.at("a/deep").folders()) == ["er"]
+
+
 def test_list_goes_past_a_page(any_store: Store) -> None:
     keys = [f"many/{number:05d}" for number in range(1005)]
     with ThreadPoolExecutor(8) as pool:

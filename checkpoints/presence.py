@@ -1,0 +1,39 @@
+"""Whether a run is being trained right now, from what its newest start has left in the store."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from checkpoints.attempt import LEASE_S, Attempt, Owner, newest_attempt
+from data_service.store.base import Store
+
+
+@dataclass(frozen=True)
+class Presence:
+    """The newest start of a run. Times in seconds since 1970.
+
+    Attributes:
+        attempt, owner: its number, and the process that looks after it.
+        heard: when it last showed that it lives.
+        ended: when it ended in good order; None if it has not.
+        state: `running`; `ended`; or `dead`, without having said so: its process is gone, or was not heard of for
+            longer than the lease.
+    """
+
+    attempt: int
+    owner: Owner
+    heard: float
+    ended: float | None
+    state: Literal["running", "ended", "dead"]
+
+
+def presence(store: Store, now: float, lease_s: float = LEASE_S) -> Presence | None:
+    """None if the run was never started. `now` in seconds since 1970, by a clock that agrees to within the lease."""
+    number = newest_attempt(store)
+    if not number:
+        return None
+    attempt = Attempt(store, number)
+    owner, heard, ended = attempt.owner(), attempt.heard(), attempt.ended()
+    if ended is not None:
+        return Presence(number, owner, heard, ended, "ended")
+    alive = owner.is_running() if owner.is_here() else now - heard < lease_s
+    return Presence(number, owner, heard, None, "running" if alive else "dead")

@@ -1,0 +1,195 @@
+"""`maskfleet runs status`: what a run is doing, from its store alone, so from anywhere that can read its URI."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from checkpoints.errors import DamagedCheckpoint
+from checkpoints.layout import Manifest
+from checkpoints.listing import committed, read_manifest
+from checkpoints.presence import Presence, presence
+from data_service.store.open import open_store
+from launcher.errors import RunError
+from launcher.history import History, Record, read_history
+from launcher.metrics import token_loss
+from launcher.report.figures import Interruption, column, interruptions, measure
+from launcher.runs import RECORD, Origin, Run, open_run
+
+State = Literal["never started", "running", "finished", "stopped", "failed", "dead"]
+_RECENT = 100  # steps, whose median is the present rate
+_BRIEF = 16  # segments of metrics that a line of a table is made from
+_ENDS: dict[str, State] = {"stop": "stopped", "end": "finished", "failed": "failed"}
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where the newest good-looking checkpoint stands. Times in seconds since 1970."""
+
+    step: int
+    committed: float
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """What a run is doing. Times in seconds since 1970; None for what is not known or does not apply.
+
+    Attributes:
+        state: `dead`: it was running, and has not been heard of for too long.
+        reason: why it stopped or failed.
+        stop_requested: by whom, while it runs on.
+        attempt, host, pid, since, heard: the process that looks after it or did last, since when, and when it last
+            showed that it lives.
+        step, total_steps: steps done, of how many.
+        tokens: trained on, those of the runs that it was forked from included.
+        loss: of the newest step. heldout, perplexity, evaluated: of the newest evaluation, after so many steps.
+        step_seconds, tokens_per_second: median of the newest steps.
+        eta_seconds: until the last step, if it goes on like this.
+        checkpoint: the newest one. checkpoint_problem: why it cannot be read.
+        interruptions, goodput, repeated_steps: of the whole run; None in a brief status.
+        origins: what it was forked from.
+    """
+
+    uri: str
+    name: str
+    state: State
+    reason: str | None
+    stop_requested: str | None
+    attempt: int | None
+    host: str | None
+    pid: int | None
+    since: float | None
+    heard: float | None
+    step: int
+    total_steps: int
+    tokens: int
+    loss: float | None
+    heldout: float | None
+    perplexity: float | None
+    evaluated: int | None
+    step_seconds: float | None
+    tokens_per_second: float | None
+    eta_seconds: float | None
+    checkpoint: Standing | None
+    checkpoint_problem: str | None
+    interruptions: tuple[Interruption, ...] | None
+    goodput: float | None
+    repeated_steps: int | None
+    origins: tuple[Origin, ...]
+
+
+def runs_at(uri: str) -> list[Run]:
+    """The run at `uri`, or the runs in the folder there, by name.
+
+    Raises:
+        RunError: there is none, or one is damaged. StoreError: the store cannot be read.
+    """
+    store = open_store(uri)
+    if store.size(RECORD) is not None:
+        return [open_run(uri)]
+    root = uri.rstrip("/")
+    names = [name for name in store.folders() if store.size(f"{name}/{RECORD}") is not None]
+    if not names:
+        raise RunError(
+            f"there is no run at {uri}, nor directly below it",
+            remedy="check the URI; maskfleet init RECIPE RUN creates a run",
+        )
+    return [open_run(f"{root}/{name}") for name in names]
+
+
+def status(run: Run, now: float, *, brief: bool = False) -> RunStatus:
+    """`brief`: from the newest metrics only, which is quick for a run of weeks, and without its interruptions.
+
+    Raises:
+        RunError: metrics are damaged. StoreError: the store cannot be read.
+    """
+    found = presence(run.store, now)
+    history = read_history(run.store, _BRIEF if brief else None)
+    manifest, problem = _newest(run)
+    step = max(history.steps[-1]["step"] + 1 if history.steps else 0, manifest.step if manifest else 0)
+    state, reason = _state(run, found, history.events, step)
+    recent = history.steps[-_RECENT:]
+    seconds = float(np.median(column(recent, "seconds"))) if recent else None
+    evaluation = history.evaluations[-1] if history.evaluations else None
+    figures = None if brief else measure(history)
+    return RunStatus(
+        uri=run.uri,
+        name=run.recipe.name,
+        state=state,
+        reason=reason,
+        stop_requested=_asked(found, history.events) if state == "running" else None,
+        attempt=found.attempt if found else None,
+        host=found.owner.host if found else None,
+        pid=found.owner.pid if found else None,
+        since=found.owner.started if found else None,
+        heard=found.heard if found else None,
+        step=step,
+        total_steps=run.recipe.total_steps,
+        tokens=_tokens(history, manifest),
+        loss=recent[-1]["loss"] if recent else None,
+        heldout=token_loss(evaluation) if evaluation else None,
+        perplexity=evaluation["perplexity"] if evaluation else None,
+        evaluated=evaluation["step"] if evaluation else None,
+        step_seconds=seconds,
+        tokens_per_second=_rate(recent),
+        eta_seconds=seconds * (run.recipe.total_steps - step) if seconds and state == "running" else None,
+        checkpoint=Standing(manifest.step, manifest.created) if manifest else None,
+        checkpoint_problem=problem,
+        interruptions=None if brief else tuple(interruptions(history)),
+        goodput=figures.goodput if figures else None,
+        repeated_steps=figures.repeated if figures else None,
+        origins=run.record.origins,
+    )
+
+
+def _state(run: Run, found: Presence | None, events: Sequence[Record], step: int) -> tuple[State, str | None]:
+    """And why it ended, if it did and somebody said so."""
+    if found is None:
+        return "never started", None
+    if found.state != "ended":
+        return found.state, None
+    last = next((event for event in reversed(events) if event["kind"] in _ENDS), None)
+    if last is None or float(last["time"]) < found.owner.claimed:
+        return ("finished" if step >= run.recipe.total_steps else "stopped"), None
+    return _ENDS[last["kind"]], last.get("reason")
+
+
+def _asked(found: Presence | None, events: Sequence[Record]) -> str | None:
+    asked = (event for event in reversed(events) if event["kind"] == "stop_requested")
+    last = next(asked, None)
+    if found is None or last is None or float(last["time"]) < found.owner.started:
+        return None
+    return str(last["by"])
+
+
+def _newest(run: Run) -> tuple[Manifest | None, str | None]:
+    """The newest checkpoint's manifest, and what is wrong with it."""
+    marks = committed(run.store)
+    if not marks:
+        return None, None
+    try:
+        return read_manifest(run.store, marks[0]), None
+    except DamagedCheckpoint as error:
+        return None, error.problem
+
+
+def _tokens(history: History, manifest: Manifest | None) -> int:
+    """Of the committed past, by its checkpoint, and of the steps since."""
+    before = manifest.state.get("tokens", 0) if manifest else 0
+    assert isinstance(before, int)
+    since = manifest.step if manifest else 0
+    return before + sum(int(record["tokens"]) for record in history.steps if record["step"] >= since)
+
+
+def _rate(recent: Sequence[Record]) -> float | None:
+    if not recent:
+        return None
+    return float(np.median(column(recent, "tokens") / np.maximum(column(recent, "seconds"), 1e-9)))
+
+
+def statuses(uris: Sequence[str], now: float) -> Iterator[RunStatus]:
+    """Of a single run whole, of several brief ones."""
+    found = [run for uri in uris for run in runs_at(uri)]
+    for run in found:
+        yield status(run, now, brief=len(found) > 1)

@@ -1,0 +1,210 @@
+"""Events posted to a real HTTP server: one that answers, one that is down, one that hangs, one that refuses."""
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from checkpoints.attempt import Attempt, claim
+from data_service.store.base import Store
+from data_service.store.open import open_store
+from launcher.errors import RecipeError
+from launcher.metrics import Journal, operator_event
+from launcher.recipe import load
+from launcher.webhook import Announcer, Events, NotDelivered, Refused, Webhook, announcing
+
+SECRET = "T00/s3cr3t"
+ABOUT = {"run": "s3://bucket/run", "name": "run"}
+WAIT_S = 10.0  # for what comes at once unless something is broken
+
+
+@dataclass
+class Server:
+    """What it was sent, and what it answers: codes in turn, the last one for ever; it hangs while `hold` is set."""
+
+    codes: list[int] = field(default_factory=lambda: [200])
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+    free: threading.Event = field(default_factory=threading.Event)
+    url: str = ""
+    came: threading.Condition = field(default_factory=threading.Condition)
+
+    def take(self, handler: BaseHTTPRequestHandler) -> None:
+        body = json.loads(handler.rfile.read(int(handler.headers["Content-Length"])))
+        with self.came:
+            self.bodies.append(body)
+            self.came.notify_all()
+            code = self.codes.pop(0) if len(self.codes) > 1 else self.codes[0]
+        self.free.wait()
+        handler.send_response(code)
+        handler.end_headers()
+
+    def wait(self, count: int) -> list[str]:
+        """The kinds of the first `count` events it was sent."""
+        with self.came:
+            assert self.came.wait_for(lambda: len(self.bodies) >= count, WAIT_S), self.bodies
+            return [body["kind"] for body in self.bodies]
+
+
+@contextmanager
+def serving(*codes: int, hangs: bool = False) -> Iterator[Server]:
+    state = Server(list(codes) or [200])
+    if not hangs:
+        state.free.set()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            state.take(self)
+
+        def log_message(self, format: str, *args: object) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    state.url = f"http://127.0.0.1:{server.server_port}/{SECRET}"
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield state
+    finally:
+        state.free.set()
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return open_store(tmp_path / "run")
+
+
+def journal(attempt: Attempt) -> Journal:
+    return Journal(attempt.store, attempt.number, 1000.0)
+
+
+def announcer(store: Store, webhook: Webhook, notes: list[str]) -> Announcer:
+    return Announcer(store, webhook, ABOUT, notes.append, poll_s=0.02, last_words_s=WAIT_S)
+
+
+def test_everything_that_matters_is_posted_whoever_writes_it(store: Store) -> None:
+    """Events of ranks, of their successors, and of operators; not those from before, nor routine."""
+    operator_event(store, "recipe_changed", 1.0)
+    journal(claim(store)).event("start", 1.0)
+    notes: list[str] = []
+    with serving() as server:
+        with announcer(store, Webhook(server.url), notes):
+            first = journal(claim(store))
+            first.event("resume", 2.0, step=7)
+            first.event("commit", 3.0, step=9)
+            assert server.wait(1) == ["resume"]
+            first.event("skipped_step", 4.0, step=11)
+            journal(claim(store)).event("damaged_checkpoint", 5.0, what="step 9")
+            server.wait(3)
+            operator_event(store, "end", 6.0, step=20)  # as the command does, just before it ends
+        assert [body["kind"] for body in server.bodies] == [
+            "resume",
+            "skipped_step",
+            "damaged_checkpoint",
+            "end",
+        ]
+        assert server.bodies[0] == {**ABOUT, "time": 2.0, "kind": "resume", "attempt": 2, "step": 7}
+    assert notes == []
+
+
+def test_a_server_that_fails_for_a_moment_gets_it_all_the_same(store: Store) -> None:
+    notes: list[str] = []
+    with serving(503, 429, 200) as server:
+        webhook = Webhook(server.url, longest_wait_s=0.01)
+        with announcer(store, webhook, notes):
+            operator_event(store, "stop", 1.0)
+            assert server.wait(3) == ["stop", "stop", "stop"]
+    assert notes == []
+
+
+def test_a_server_that_refuses_is_not_asked_again(store: Store) -> None:
+    """And is mentioned once, however many events it refuses, never with its address."""
+    notes: list[str] = []
+    with serving(404) as server, announcer(store, Webhook(server.url), notes):
+        operator_event(store, "stop", 1.0)
+        operator_event(store, "end", 2.0)
+        assert server.wait(2) == ["stop", "end"]
+    (note,) = notes
+    assert "404" in note
+    assert SECRET not in note
+
+
+def test_a_server_that_is_down_costs_nothing(store: Store) -> None:
+    with serving() as server:
+        url = server.url
+    notes: list[str] = []
+    with announcer(store, Webhook(url, longest_wait_s=0.01), notes):
+        operator_event(store, "stop", 1.0)
+    (note,) = notes
+    assert "cannot be reached" in note
+    assert SECRET not in note
+
+
+def test_a_server_that_hangs_costs_its_patience(store: Store) -> None:
+    notes: list[str] = []
+    with serving(hangs=True) as server:
+        with announcer(store, Webhook(server.url, timeout_s=0.1, longest_wait_s=0.01), notes):
+            operator_event(store, "stop", 1.0)
+            operator_event(store, "end", 2.0)
+        assert server.wait(8) == ["stop"] * 4 + ["end"] * 4
+    assert len(notes) == 1
+    assert SECRET not in notes[0]
+
+
+def test_the_command_does_not_wait_long_for_it_at_its_end(store: Store) -> None:
+    with serving(hangs=True) as server:
+        patient = Webhook(server.url, timeout_s=600.0)
+        before = time.monotonic()
+        with Announcer(store, patient, ABOUT, print, poll_s=0.02, last_words_s=0.2):
+            operator_event(store, "stop", 1.0)
+            server.wait(1)
+        assert time.monotonic() - before < WAIT_S
+
+
+def test_waiting_between_tries_ends_with_the_command() -> None:
+    given_up = threading.Event()
+    given_up.set()
+    with serving(500) as server:
+        with pytest.raises(NotDelivered, match="500"):
+            Webhook(server.url).post({"kind": "stop"}, given_up)
+        assert len(server.bodies) == 1
+
+
+@pytest.mark.parametrize(
+    "value", [None, "", "file:///etc/passwd", "hooks.example.com", "https://a b", "https://é"]
+)
+def test_without_an_address_the_run_goes_on_and_says_so(
+    store: Store, monkeypatch: pytest.MonkeyPatch, value: str | None
+) -> None:
+    if value is None:
+        monkeypatch.delenv("MASKFLEET_HOOK", raising=False)
+    else:
+        monkeypatch.setenv("MASKFLEET_HOOK", value)
+    notes: list[str] = []
+    events = Events(webhook_env="MASKFLEET_HOOK")
+    with pytest.raises(Refused):
+        events.webhook()
+    with announcing(store, events, ABOUT, notes.append):
+        pass
+    (note,) = notes
+    assert "MASKFLEET_HOOK" in note
+    assert not value or value not in note
+
+
+def test_the_recipe_names_the_variable_and_never_holds_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = load("quickstart", ("events.webhook_env=MASKFLEET_HOOK",))
+    monkeypatch.setenv("MASKFLEET_HOOK", f"https://hooks.example.com/{SECRET}")
+    webhook = recipe.events.webhook()
+    assert webhook is not None
+    assert webhook.url.endswith(SECRET)
+    assert SECRET not in recipe.to_yaml()
+    assert load("quickstart").events.webhook() is None
+    with pytest.raises(RecipeError, match="webhook_env"):
+        load("quickstart", ("events.webhook_env=https://hooks.example.com/x",))
