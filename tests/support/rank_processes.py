@@ -33,8 +33,8 @@ def run_group(
     timeout: float = 240,
 ) -> Ended:
     """Start `world` ranks on a new attempt and wait for all. `kill` maps a rank to the step at which it dies by
-    SIGKILL; `stop_at` asks for a clean stop at a step; `flip` is a rank, and the step before which one bit of its weights
-    is turned over. When one rank dies by itself, the others end by error."""
+    SIGKILL; `stop_at` asks for a clean stop at a step; `flip` is a rank, and the step before which one bit of its
+    weights is turned over. When one rank dies by itself, the others end by error."""
     with tempfile.TemporaryDirectory() as meeting:
         ranks = [
             subprocess.Popen(

@@ -1,0 +1,61 @@
+"""A bit of one rank's weights turns over, as memory and links do without a word: found, not committed, undone."""
+
+from pathlib import Path
+
+import pytest
+import small_runs
+from rank_processes import run_group
+
+pytestmark = pytest.mark.cluster
+
+SETTINGS = ("checkpoint={every: {steps: 4}, keep_last: 3}", "replicas={every: 1}")
+FLIPPED = 6
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    small_runs.prepare_corpus(folder)
+    return folder
+
+
+def corruption(uri: str) -> dict[str, object]:
+    (event,) = (event for event in small_runs.history(uri).events if event["kind"] == "corruption")
+    return {name: event[name] for name in ("step", "ranks", "tensor")}
+
+
+@pytest.mark.parametrize(("stage", "tensor"), [(0, "model.encoder"), (1, None)])
+def test_a_flipped_bit_is_found_and_undone(folder: Path, stage: int, tensor: str | None) -> None:
+    """At stage 1 the update has overwritten the damaged weight by the time ranks compare, but not the digest."""
+    undisturbed = small_runs.new_run(folder, f"undisturbed-{stage}", *SETTINGS, f"zero={stage}")
+    calm = run_group(undisturbed, 3)
+    assert calm.codes == [0, 0, 0], calm.output
+
+    run = small_runs.new_run(folder, f"flipped-{stage}", *SETTINGS, f"zero={stage}")
+    ended = run_group(run, 3, flip=(1, FLIPPED))
+    assert 0 not in ended.codes, ended.output
+    found = corruption(run)
+    assert found == {"step": FLIPPED, "ranks": [1], "tensor": tensor}
+    assert small_runs.history(run).steps[-1]["step"] == FLIPPED - 1, (
+        "no step is recorded that used the weight"
+    )
+
+    again = run_group(run, 3)
+    assert again.codes == [0, 0, 0], again.output
+    assert small_runs.losses(run) == small_runs.losses(undisturbed)
+    assert small_runs.final_state(run) == small_runs.final_state(undisturbed)
+
+
+def test_no_commit_is_made_of_damaged_weights(folder: Path) -> None:
+    """Looked at commits only: at stage 0 damage stays until then. Of two ranks, nobody knows which is right."""
+    settings = ("checkpoint={every: {steps: 4}, keep_last: 3}", "replicas={every: null}", "zero=0")
+    run = small_runs.new_run(folder, "at-commits", *settings)
+    assert run_group(run, 2, flip=(0, 5)).codes != [0, 0]
+    assert corruption(run)["step"] == 8
+    assert corruption(run)["ranks"] == []
+    history = small_runs.history(run)
+    assert [event["step"] for event in history.events if event["kind"] == "commit"] == [4]
+    again = run_group(run, 2)
+    assert again.codes == [0, 0], again.output
+    begins = [event for event in small_runs.history(run).events if event["kind"] == "resume"]
+    assert [event["step"] for event in begins] == [4]
