@@ -80,6 +80,7 @@ class MonitorState:
         self._stacks: dict[int, str] | None = None  # None while nobody wants them
         self._failures: list[Failure] = []
         self._errors: dict[int, str] = {}  # by rank, of the present group, in the order in which they came
+        self._blamed: Sequence[int] | None = None
         self._running = False  # a group was let in, and its end is not judged yet
         self._worked = False  # it has finished a step
 
@@ -122,6 +123,7 @@ class MonitorState:
         self._status.attempt = attempt.number
         self._status.beats.clear()
         self._errors.clear()
+        self._blamed = None
         self._running, self._worked, self._stacks = True, False, None
         self._status.finished, self._status.paused = None, False
         self._record_world(len(nodes))
@@ -160,9 +162,14 @@ class MonitorState:
         """A line for the operator."""
         self._status.notes.append(text)
 
-    def failed(self, rank: int, error: str) -> None:
-        """A rank raised. The first is usually the cause; but a rank that dies without a word makes others raise."""
+    def failed(self, rank: int, error: str, blamed: Sequence[int] | None = None) -> None:
+        """A rank raised. The first is usually the cause; but a rank that dies without a word makes others raise.
+
+        `blamed`: the ranks whose fault it was, if the error tells, whoever raised it; empty if it tells that nobody
+        knows.
+        """
         self._errors.setdefault(rank, error)
+        self._blamed = blamed if blamed is not None else self._blamed
 
     def finish(self, step: int) -> None:
         self._status.finished, self._running = step, False
@@ -206,8 +213,12 @@ class MonitorState:
                 assert_never(decision)
 
     def _first_to_fail(self, failed: Sequence[int]) -> str | None:
-        """The node of the ranks that died without a word, if there is one; else of the first that raised."""
+        """The node of the ranks that are to blame, or died without a word, if there is one; else of the first that
+        raised."""
         beats = self._status.beats
+        if self._blamed is not None:
+            nodes = {beats[rank].place.node for rank in self._blamed if rank in beats}
+            return nodes.pop() if len(nodes) == 1 else None
         silent = {
             beats[rank].place.node for rank in failed or beats if rank in beats and rank not in self._errors
         }

@@ -18,6 +18,7 @@ from data_service.feed import FeedHandle
 from data_service.store.errors import StoreUnavailable
 from encoder_core.errors import UserError as ModelError
 from encoder_core.train.control import Control
+from encoder_core.train.replicas import CorruptReplica
 from launcher.monitor import Orders
 from launcher.rank import run_rank
 from launcher.runs import open_run
@@ -47,6 +48,9 @@ def train_rank(config: dict[str, Assignment]) -> None:
         raise  # a store may come back: let the group be restarted
     except (DataError, ModelError) as error:
         ray.get(assignment.monitor.fail.remote(error.problem, error.remedy))
+        raise
+    except CorruptReplica as error:  # all ranks raise it, and those that are well must not be blamed
+        ray.get(assignment.monitor.failed.remote(link.rank, str(error), error.ranks))
         raise
     except BaseException as error:
         ray.get(
