@@ -87,7 +87,15 @@ def submit(job: BatchJob) -> str:
     with tempfile.TemporaryDirectory(prefix="maskfleet-launch-") as folder:
         template = Path(folder) / "stack.yaml"
         template.write_text(render(job), "utf-8")
-        deploy = ["aws", "cloudformation", "deploy", "--stack-name", job.name, "--template-file", str(template)]
+        deploy = [
+            "aws",
+            "cloudformation",
+            "deploy",
+            "--stack-name",
+            job.name,
+            "--template-file",
+            str(template),
+        ]
         checked([*deploy, "--capabilities", "CAPABILITY_IAM", "--no-fail-on-empty-changeset"])
     names = ["--job-name", job.name, "--job-queue", job.name, "--job-definition", job.name]
     return checked(["aws", "batch", "submit-job", *names, "--query", "jobId", "--output", "text"]).strip()
