@@ -11,7 +11,19 @@ from rich.text import Text
 
 from data_service.errors import UserError as DataError
 from encoder_core.errors import UserError as ModelError
-from launcher.commands import bench, checkpoints, corpus, demo, doctor, recipe, runs, tokenizer
+from launcher.commands import (
+    bench,
+    checkpoints,
+    corpus,
+    demo,
+    doctor,
+    estimate,
+    launch,
+    recipe,
+    run_group,
+    runs,
+    tokenizer,
+)
 
 _HELP = """
 Pretrain encoder-only language models on clusters, from raw text to an exported model.
@@ -38,7 +50,10 @@ demo.register(app)
 tokenizer.register(app)
 corpus.register(app)
 recipe.register(app)
+estimate.register(app)
 runs.register(app)
+launch.register(app)
+run_group.register(app)
 checkpoints.register(app)
 bench.register(app)
 doctor.register(app)

@@ -40,8 +40,8 @@ class Figures:
     """What a report states in numbers.
 
     Attributes:
-        steps: steps done on the committed lineage.
-        tokens: tokens those steps trained on.
+        steps: steps done on the committed lineage; a fork goes on counting where it began.
+        tokens: what the steps on record trained on.
         tokens_per_second: median over the steps.
         data_wait: share of the step time spent waiting for data (slowest rank).
         wall_seconds: from the first start to the last thing on record.
@@ -75,7 +75,7 @@ def measure(history: History) -> Figures:
     wall = _wall_seconds(history, busy)
     commits = [event for event in history.events if event["kind"] == "commit"]
     return Figures(
-        steps=len(seconds),
+        steps=int(history.steps[-1]["step"]) + 1 if history.steps else 0,
         tokens=int(tokens.sum()),
         tokens_per_second=float(np.median(tokens / np.maximum(seconds, 1e-9))) if busy else 0.0,
         data_wait=float(column(history.steps, "data_wait").sum()) / busy if busy else 0.0,

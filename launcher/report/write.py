@@ -29,6 +29,11 @@ def subject(run: Run, *, with_baselines: bool) -> Subject:
         for name, fingerprint in record.inputs.corpora.items()
     }
     tokenizer = {"tokenizer": f"{run.recipe.tokenizer.uri} ({record.inputs.tokenizer[:12]})"}
+    origins = {
+        f"forked from{'' if number == 1 else f' ({number})'}": f"{origin.run} at step {origin.step:,}"
+        + (f", changed: {'; '.join(line[2:] for line in origin.changes)}" if origin.changes else "")
+        for number, origin in enumerate(reversed(record.origins), start=1)
+    }
     computed = baselines(run) if with_baselines else None
     return Subject(
         name=run.recipe.name,
@@ -36,6 +41,12 @@ def subject(run: Run, *, with_baselines: bool) -> Subject:
         created=record.created,
         total_steps=run.recipe.total_steps,
         recipe=run.recipe.to_yaml(),
-        facts={"run fingerprint": record.fingerprint[:12], **corpora, **tokenizer, **record.versions},
+        facts={
+            "run fingerprint": record.fingerprint[:12],
+            **origins,
+            **corpora,
+            **tokenizer,
+            **record.versions,
+        },
         baselines={"unigram": computed.unigram, "left bigram": computed.bigram} if computed else {},
     )
