@@ -120,10 +120,9 @@ def _first_difference(replicated: Replicated, control: Control) -> str | None:
 
 def _sum_of_bits(flat: Tensor) -> Int64[Tensor, ""]:
     """Eight bytes at a time where they lie on eight-byte boundaries, element by element at the ends."""
-    per_word = 8 // flat.element_size()
+    per_word, integers = 8 // flat.element_size(), _INTEGERS[flat.element_size()]
     head = min(flat.numel(), -flat.storage_offset() % per_word)
-    body = (flat.numel() - head) // per_word * per_word
-    ends, words = _INTEGERS[flat.element_size()], flat[head : head + body]
-    parts = (flat[:head].view(ends), words.view(torch.int64), flat[head + body :].view(ends))
-    found = [part.sum(dtype=torch.int64) for part in parts if part.numel()]
+    stop = flat.numel() - (flat.numel() - head) % per_word
+    pieces = ((flat[:head], integers), (flat[head:stop], torch.int64), (flat[stop:], integers))
+    found = [piece.view(kind).sum(dtype=torch.int64) for piece, kind in pieces if piece.numel()]
     return sum(found[1:], start=found[0]) if found else torch.zeros((), dtype=torch.int64, device=flat.device)
