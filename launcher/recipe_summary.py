@@ -32,7 +32,7 @@ def kind(recipe: Recipe) -> str:
 
 def parameters(recipe: Recipe) -> int:
     """Trainable parameters of all networks, tied ones once; built on the meta device, so no memory is used."""
-    return parameter_count(meta_module(_known(recipe.model), recipe.objective))
+    return parameter_count(meta_module(known(recipe.model), recipe.objective))
 
 
 def discriminator_parameters(recipe: Recipe) -> int | None:
@@ -40,7 +40,7 @@ def discriminator_parameters(recipe: Recipe) -> int | None:
     if recipe.objective.rtd is None:
         return None
     with torch.device("meta"):
-        return parameter_count(network(_known(recipe.model), "rtd"))
+        return parameter_count(network(known(recipe.model), "rtd"))
 
 
 def total_tokens(recipe: Recipe) -> int:
@@ -64,7 +64,8 @@ def tokens_per_step(phase: Phase) -> int:
     return phase.batch.tokens or (phase.batch.sequences or 0) * phase.length
 
 
-def _known(model: ModelConfig) -> ModelConfig:
+def known(model: ModelConfig) -> ModelConfig:
+    """With a size of vocabulary for counting, where it is left to the tokenizer."""
     return model if model.vocab else model.model_copy(update={"vocab": _ASSUMED_VOCABULARY})
 
 

@@ -1,8 +1,8 @@
 """What a forward pass leaves in memory for the backward pass, for every family and objective.
 
-Within 2 % of what torch.autograd.graph.saved_tensors_hooks sees (a test holds every family to 3 %), rows all
-full. The head never holds all logits: it keeps its gradients, of which that of the word embeddings weighs most, fp32 and
-as large as the vocabulary (encoder_core/heads/cross_entropy.py).
+Within 2 % of what torch.autograd.graph.saved_tensors_hooks sees (a test holds every family to 3 %), rows all full. The
+head never holds all logits: it keeps its gradients, of which that of the word embeddings weighs most, fp32 and as large
+as the vocabulary (encoder_core/heads/cross_entropy.py).
 """
 
 from collections.abc import Iterator
@@ -48,6 +48,19 @@ class Activations:
         layers = sum(layer.count * total((*layer.inputs, *layer.inner), state) for layer in self.layers)
         return total(self.outside, state) + layers
 
+    def tensors(self) -> list[Saved]:
+        """All of it, tensors of one kind and size together."""
+        counts: dict[Saved, int] = {}
+        layers = (
+            replace(tensor, count=tensor.count * layer.count)
+            for layer in self.layers
+            for tensor in (*layer.inputs, *layer.inner)
+        )
+        for tensor in (*self.outside, *layers):
+            kind = replace(tensor, count=1)
+            counts[kind] = counts.get(kind, 0) + tensor.count
+        return [replace(kind, count=count) for kind, count in counts.items()]
+
     def checkpointed(self, state: int) -> int:
         """What activation checkpointing keeps: the layers' inputs, and what is outside of layers."""
         return total(self.outside, state) + sum(
@@ -63,8 +76,8 @@ class Activations:
 
 
 def head_peak(state: int) -> int:
-    """Bytes of the head's work on one chunk of logits: scores and log-probabilities in fp32; in bf16 also the scores and
-    their gradient in that."""
+    """Bytes of the head's work on one chunk of logits: scores and log-probabilities in fp32; and in bf16 the scores
+    and their gradient in that too."""
     return CHUNK * (2 * FP32 + (2 * state if state < FP32 else 0))
 
 

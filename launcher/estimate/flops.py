@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import assert_never
 
-from data_service.samples.inputs import Lanes
+from data_service.samples.inputs import Input, Lanes
 from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bert import BertConfig
 from encoder_core.families.build import ModelConfig
@@ -66,8 +66,13 @@ def count(products: list[Product]) -> Count:
 
 def products(recipe: Recipe, shape: Shape) -> list[Product]:
     """Everything that one microbatch of `shape` multiplies, equal products joined."""
-    backwards = isinstance(recipe.input, Lanes) and recipe.input.both_directions
+    backwards = reads_backwards(recipe.input)
     return joined(of_objective(recipe.model, recipe.objective, shape, backwards=backwards))
+
+
+def reads_backwards(rows: Input) -> bool:
+    """Whether there are rows among them that are read from their ends."""
+    return isinstance(rows, Lanes) and rows.both_directions
 
 
 def joined(found: Iterator[Product]) -> list[Product]:

@@ -14,6 +14,7 @@ class Gpu:
     Attributes:
         name: as `--gpu` takes it.
         peak: FLOP/s of dense matrix products in bf16 with fp32 sums; in fp16 on the V100, which has no bf16.
+        peak_fp32: the same in fp32, without TF32.
         memory: bytes.
         bandwidth: bytes/s of its memory.
         link: bytes/s, each way, between GPUs of one node (NVLink, or PCIe).
@@ -23,6 +24,7 @@ class Gpu:
 
     name: str
     peak: float
+    peak_fp32: float
     memory: int
     bandwidth: float
     link: float
@@ -31,31 +33,27 @@ class Gpu:
 
 
 def _gpu(
-    name: str,
-    tflops: float,
-    gib: int,
-    gb_per_s: float,
-    link_gb: float,
-    network_gbit: float,
-    half: str = "bf16",
+    name: str, tflops: float, fp32: float, gib: int, memory_gb: float, link_gb: float, network_gbit: float
 ) -> Gpu:
-    return Gpu(name, tflops * 1e12, gib * GIB, gb_per_s * 1e9, link_gb * 1e9, network_gbit * 1e9 / 8, half)
+    half = "fp16" if name == "V100" else "bf16"
+    rates = (memory_gb * 1e9, link_gb * 1e9, network_gbit * 1e9 / 8)
+    return Gpu(name, tflops * 1e12, fp32 * 1e12, gib * GIB, *rates, half)
 
 
 # Peak, memory and bandwidth: NVIDIA's data sheets (SXM forms where there are several), without sparsity.
-# Links: NVLink's one-way rate; PCIe 3.0 or 4.0 x16 for L4 and A10G. Networks: AWS p3dn, p4d, p4de, p5, p5e, p6-b200,
+# Links: NVLink's one-way rate; PCIe x16 for L4 and A10G. Networks: AWS p3dn, p4d, p4de, p5, p5e, p6-b200,
 # g6.48xlarge and g5.48xlarge.
 GPUS = {
     gpu.name: gpu
     for gpu in (
-        _gpu("V100", 125, 32, 900, 150, 100, "fp16"),
-        _gpu("A10G", 70, 24, 600, 16, 100),
-        _gpu("A100-40", 312, 40, 1555, 300, 400),
-        _gpu("A100-80", 312, 80, 2039, 300, 400),
-        _gpu("L4", 121, 24, 300, 16, 100),
-        _gpu("H100", 989, 80, 3350, 450, 3200),
-        _gpu("H200", 989, 141, 4800, 450, 3200),
-        _gpu("B200", 2250, 180, 7700, 900, 3200),
+        _gpu("V100", 125, 15.7, 32, 900, 150, 100),
+        _gpu("A10G", 70, 35, 24, 600, 16, 100),
+        _gpu("A100-40", 312, 19.5, 40, 1555, 300, 400),
+        _gpu("A100-80", 312, 19.5, 80, 2039, 300, 400),
+        _gpu("L4", 121, 30.3, 24, 300, 16, 100),
+        _gpu("H100", 989, 67, 80, 3350, 450, 3200),
+        _gpu("H200", 989, 67, 141, 4800, 450, 3200),
+        _gpu("B200", 2250, 75, 180, 7700, 900, 3200),
     )
 }
 

@@ -1,0 +1,50 @@
+"""What an estimate takes for granted: measured or published, and where; the rest is named as a guess."""
+
+from dataclasses import dataclass
+
+from encoder_core.families.build import ModelConfig
+from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
+from encoder_core.families.xlnet import XlnetConfig
+from launcher.estimate.gpus import Gpu
+
+LINK_SHARE = 0.8  # of a link's rate that a collective reaches: a guess
+COPY_RATE = 10e9  # bytes/s from a GPU to its host while training waits: PCIe 4.0 x16 reaches about twice that; a guess
+STORE_RATE = 1e9  # bytes/s from one node to object storage: a guess; 10 Gbit/s of its network
+SAVE_FIXED = (
+    0.2  # s that training waits for any save: its collectives, and steps slowed by the upload; a guess
+)
+RESTART = 60.0  # s from a failure to the next step, loading apart: Ray's restart took 10-26 s on 2 cores; NCCL on top
+MTBF_HOURS = 54 * 24 * 2048 / 419
+"""Of a node: Llama 3 405B had 419 interruptions in 54 days on 2,048 nodes of 8 H100. Spot machines last far less."""
+
+
+@dataclass(frozen=True)
+class Utilisation:
+    """Share of a GPU's peak that model FLOPs reach, and where that is from."""
+
+    share: float
+    source: str
+
+
+def utilisation(model: ModelConfig, length: int, gpu: Gpu) -> Utilisation:
+    """A published run's of like width, else a guess. None of ours was measured on a GPU."""
+    found = _published(model.hidden, length, gpu)
+    if isinstance(model, DebertaConfig | DebertaV2Config | XlnetConfig):
+        return Utilisation(
+            found.share / 2, f"a guess: half of ({found.source}), for attention with biases, padded"
+        )
+    return found
+
+
+def _published(hidden: int, length: int, gpu: Gpu) -> Utilisation:
+    if hidden < 512:
+        return Utilisation(0.03, "ELECTRA-Small, 4 days on a V100, its authors' fp32 code: 2.7 %")
+    if hidden < 1024:
+        return Utilisation(0.25, "ModernBERT-base, 8 x H100: 304k tokens/s a GPU")
+    if gpu.half == "fp16":
+        if length <= 128:
+            return Utilisation(0.51, "BERT-Large, DeepSpeed on V100, rows of 128: 64 TFLOPS")
+        return Utilisation(0.42, "BERT-Large, DeepSpeed on V100, rows of 512: 53 TFLOPS")
+    if gpu.name.startswith("A100") and length <= 128:
+        return Utilisation(0.45, "BERT-Large, NVIDIA on A100, rows of 128: 580 sequences/s")
+    return Utilisation(0.48, "BERT-Large, MLPerf 3.1, 8 x H100: 7,760 sequences/s, packed")

@@ -1,0 +1,194 @@
+"""What a recipe comes to on a cluster: memory, time, data, checkpoints and money, with the arithmetic kept."""
+
+from dataclasses import dataclass, replace
+
+from encoder_core.families.xlnet import XlnetConfig
+from launcher.errors import EstimateError
+from launcher.estimate import activations, memory
+from launcher.estimate.assumptions import (
+    COPY_RATE,
+    RESTART,
+    SAVE_FIXED,
+    STORE_RATE,
+    Utilisation,
+    utilisation,
+)
+from launcher.estimate.cluster import Cluster
+from launcher.estimate.data_needs import DataNeeds, data_needs
+from launcher.estimate.flops import reads_backwards
+from launcher.estimate.goodput import Saving, best_interval, daly, goodput, young
+from launcher.estimate.memory import STAGES, Part, Stage
+from launcher.estimate.shape import Shape
+from launcher.estimate.throughput import PhaseTime, phase_time
+from launcher.recipe import Recipe
+from launcher.recipe_summary import known, parameters
+
+MASTER_AND_MOMENTS = 12  # bytes a parameter: three fp32 numbers, all that a checkpoint holds
+
+
+@dataclass(frozen=True)
+class Fit:
+    """One microbatch size at one ZeRO stage: the bill, and whether a GPU can pay it. Rows are of the longest phase."""
+
+    stage: Stage
+    rows: int
+    parts: tuple[Part, ...]
+    fits: bool
+
+    @property
+    def bytes(self) -> int:
+        return memory.total(self.parts)
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """A checkpoint's size and times, and the interval that loses least. Seconds and bytes.
+
+    Attributes:
+        bytes: of one checkpoint. `mtbf`: between failures of the whole cluster.
+        young, daly, best: intervals; the last also no shorter than a save.
+        chosen: the recipe's.
+        goodput, goodput_chosen: share of wall time that counts, at the best and at the recipe's interval.
+    """
+
+    bytes: int
+    saving: Saving
+    mtbf: float
+    young: float
+    daly: float
+    best: float
+    chosen: float
+    goodput: float
+    goodput_chosen: float
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Everything. `fits` in the order of stages, then rows; `seconds` of wall time, failures included."""
+
+    recipe: Recipe
+    cluster: Cluster
+    parameters: int
+    phases: tuple[PhaseTime, ...]
+    fits: tuple[Fit, ...]
+    data: DataNeeds
+    checkpoints: Checkpoints
+    seconds: float
+
+    @property
+    def gpu_hours(self) -> float:
+        return self.cluster.ranks * self.seconds / 3600
+
+    @property
+    def longest(self) -> PhaseTime:
+        """The phase of the longest rows, which decides memory."""
+        return max(self.phases, key=lambda phase: phase.length)
+
+    @property
+    def as_configured(self) -> Fit | None:
+        """The recipe's own stage and microbatch; None for a stage that its precision does not have."""
+        chosen = [fit for fit in self.fits if fit.stage == self.recipe.zero]
+        return max(chosen, key=lambda fit: fit.rows, default=None)
+
+    def largest(self, stage: Stage) -> Fit | None:
+        """Of those that fit at a stage, the most rows."""
+        fitting = [fit for fit in self.fits if fit.stage == stage and fit.fits]
+        return max(fitting, key=lambda fit: fit.rows, default=None)
+
+
+def estimate(recipe: Recipe, cluster: Cluster, mfu: float | None = None) -> Estimate:
+    """What `recipe` needs and takes; `mfu` in place of the assumed utilisation.
+
+    Raises EstimateError: a utilisation that is no share.
+    """
+    if mfu is not None and not 0 < mfu <= 1:
+        raise EstimateError(f"a utilisation of {mfu}", remedy="give a share above 0, at most 1")
+    count = parameters(recipe)
+    recipe = recipe.model_copy(update={"model": known(recipe.model)})
+    phases = tuple(
+        phase_time(recipe, phase, cluster, count, _share(recipe, phase.length, cluster, mfu))
+        for phase in recipe.phases
+    )
+    fastest = max(phase.tokens_per_second for phase in phases)
+    work = sum(phase.seconds for phase in phases)
+    saved = _checkpoints(recipe, cluster, count, work / sum(phase.steps for phase in phases))
+    return Estimate(
+        recipe,
+        cluster,
+        count,
+        phases,
+        tuple(_fits(recipe, cluster, count, max(phases, key=lambda phase: phase.length))),
+        data_needs(recipe, recipe.model.vocabulary, fastest),
+        saved,
+        work / saved.goodput_chosen if saved.goodput_chosen else float("inf"),
+    )
+
+
+def _share(recipe: Recipe, length: int, cluster: Cluster, mfu: float | None) -> Utilisation:
+    return Utilisation(mfu, "given") if mfu is not None else utilisation(recipe.model, length, cluster.gpu)
+
+
+def _fits(recipe: Recipe, cluster: Cluster, count: int, phase: PhaseTime) -> list[Fit]:
+    return [
+        _fit(recipe, cluster, count, stage, replace(phase.shape, rows=rows), phase.rounds)
+        for stage in STAGES
+        if stage or recipe.precision == "fp32"
+        for rows in halvings(phase.shape.rows)
+    ]
+
+
+def halvings(rows: int) -> list[int]:
+    """1, 2, 4, ... and `rows` itself."""
+    powers = [1 << i for i in range(rows.bit_length()) if 1 << i < rows]
+    return [*powers, rows]
+
+
+def _fit(recipe: Recipe, cluster: Cluster, count: int, stage: Stage, shape: Shape, rounds: int) -> Fit:
+    kept = memory.kept(count, cluster.ranks, stage, recipe.precision)
+    turns = activations.turns(
+        recipe.model, recipe.objective, shape, "gpu", backwards=reads_backwards(recipe.input)
+    )
+    added = memory.of_microbatch(turns, recipe.precision, checkpointed=recipe.activation_checkpointing)
+    if isinstance(recipe.model, XlnetConfig) and recipe.model.memory:
+        kept.append(_remembered(recipe.model, shape.rows * rounds, recipe.precision))
+    parts = (*kept, *added)
+    return Fit(stage, shape.rows, parts, memory.total(parts) <= memory.usable(cluster.gpu.memory))
+
+
+def _remembered(model: XlnetConfig, rows: int, precision: str) -> Part:
+    """Of all microbatches of a rank."""
+    state = 2 if precision == "bf16" else 4
+    formula = f"{state} B x {rows} rows x {model.memory} tokens x {model.hidden} x {model.layers} layers"
+    numbers = rows * model.memory * model.hidden * model.layers
+    return Part("memory of earlier tokens", formula, state * numbers)
+
+
+def _checkpoints(recipe: Recipe, cluster: Cluster, count: int, step: float) -> Checkpoints:
+    size = MASTER_AND_MOMENTS * count
+    of_node = size / cluster.nodes
+    saving = Saving(
+        blocked=SAVE_FIXED + size / cluster.ranks / COPY_RATE,
+        behind=of_node / STORE_RATE,
+        restart=RESTART + of_node / STORE_RATE,
+    )
+    mtbf = cluster.mtbf / cluster.nodes
+    best, chosen = best_interval(saving, mtbf), _interval(recipe, step)
+    return Checkpoints(
+        size,
+        saving,
+        mtbf,
+        young(saving.blocked, mtbf),
+        daly(saving.blocked, mtbf),
+        best,
+        chosen,
+        goodput(saving, best, mtbf),
+        goodput(saving, chosen, mtbf),
+    )
+
+
+def _interval(recipe: Recipe, step: float) -> float:
+    """Seconds between the recipe's saves."""
+    every = recipe.checkpoint.every
+    by_steps = every.steps * step if every.steps is not None else float("inf")
+    by_minutes = 60 * every.minutes if every.minutes is not None else float("inf")
+    return min(by_steps, by_minutes)

@@ -1,0 +1,101 @@
+"""Bytes on one GPU: what stays (weights, gradients, optimizer) by ZeRO stage, and what a microbatch adds.
+
+What stays follows what DeepSpeed 0.19 allocates (bf16_optimizer.py for bf16 at stage 1, zero/stage_1_and_2.py,
+zero/stage3.py) as encoder_core/train/engine_config.py configures it: fp32 master weights, two fp32 moments, gradients
+summed in fp32. P parameters, W ranks.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from encoder_core.train.engine_config import Precision
+from launcher.estimate.activations import Activations, head_peak
+from launcher.estimate.gpus import GIB
+
+Stage = Literal[0, 1, 2, 3]
+STAGES: tuple[Stage, ...] = (0, 1, 2, 3)
+
+BUCKET = 500_000_000  # elements that ZeRO 2 and 3 gather gradients in before they reduce them (DeepSpeed's default)
+LIVE = 1_000_000_000  # elements of gathered parameters that ZeRO 3 keeps for their next use (DeepSpeed's default)
+
+CONTEXT = 1 * GIB  # assumed: CUDA, cuBLAS and NCCL
+FRAGMENTED = 0.05  # assumed: share of a GPU's memory that the allocator cannot use
+
+
+@dataclass(frozen=True)
+class Part:
+    """A line of the memory bill: bytes, and how they come about."""
+
+    what: str
+    formula: str
+    bytes: int
+
+
+def kept(parameters: int, ranks: int, stage: Stage, precision: Precision) -> list[Part]:
+    """What is there all the time. bf16 at stage 0 is not supported (encoder_core/train/engine.py)."""
+    if stage == 0:
+        assert precision == "fp32"
+        return [_part("weights, gradients, two moments", 16, parameters, 1)]
+    if stage == 3:
+        return _kept_3(parameters, ranks, precision)
+    state = 2 if precision == "bf16" else 4
+    parts = [
+        _part("weights", state, parameters, 1),
+        _part("master weights, two moments", 12, parameters, ranks),
+    ]
+    if stage == 1 and precision == "bf16":
+        return [
+            *parts,
+            _part("gradients of a microbatch, bf16", 2, parameters, 1),
+            _part("summed gradients, fp32, whole at stage 1", 4, parameters, 1),
+        ]
+    if stage == 1:
+        return [*parts, _part("gradients", 4, parameters, 1), _bucket(state)]
+    return [*parts, _part("summed gradients, fp32", 4, parameters, ranks), _bucket(state)]
+
+
+def _kept_3(parameters: int, ranks: int, precision: Precision) -> list[Part]:
+    state = 2 if precision == "bf16" else 4
+    return [
+        _part("weights", state, parameters, ranks),
+        _part("gathered weights, up to 1e9 of them", state, min(parameters, LIVE), 1),
+        _part("master weights, two moments", 12, parameters, ranks),
+        _part("summed gradients, fp32", 4, parameters, ranks),
+        _bucket(state),
+    ]
+
+
+def _part(what: str, each: int, parameters: int, ranks: int) -> Part:
+    share = f" / {ranks} ranks" if ranks > 1 else ""
+    return Part(what, f"{each} B x {parameters:,}{share}", -(-each * parameters // ranks))
+
+
+def _bucket(state: int) -> Part:
+    return Part("bucket of gradients to reduce", f"{state} B x {BUCKET:,}", state * BUCKET)
+
+
+def of_microbatch(turns: Iterable[Activations], precision: Precision, *, checkpointed: bool) -> list[Part]:
+    """What one microbatch adds at its peak; of several turns of a step, the largest."""
+    state = 2 if precision == "bf16" else 4
+    return max((_of_turn(turn, state, checkpointed) for turn in turns), key=total)
+
+
+def _of_turn(turn: Activations, state: int, checkpointed: bool) -> list[Part]:
+    head = Part("a chunk of the head's logits", "2^24 logits, fp32 and working precision", head_peak(state))
+    if not checkpointed:
+        return [Part("activations", "the sum of the tensors below", turn.bytes(state)), head]
+    return [
+        Part("activations, checkpointed", "layers' inputs, and what is outside", turn.checkpointed(state)),
+        Part("one layer, computed again", "the largest", turn.one_layer(state)),
+        head,
+    ]
+
+
+def total(parts: Iterable[Part]) -> int:
+    return sum(part.bytes for part in parts)
+
+
+def usable(memory: int) -> int:
+    """Of a GPU's memory, after what is assumed to be lost."""
+    return int(memory * (1 - FRAGMENTED)) - CONTEXT

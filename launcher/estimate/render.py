@@ -1,0 +1,243 @@
+"""An estimate as text: every figure with the arithmetic that it comes from."""
+
+from collections.abc import Iterator
+
+from launcher.estimate import activations, memory
+from launcher.estimate.assumptions import COPY_RATE, LINK_SHARE, RESTART, SAVE_FIXED, STORE_RATE
+from launcher.estimate.estimate import Estimate
+from launcher.estimate.flops import products, reads_backwards
+from launcher.estimate.goodput import goodput
+from launcher.estimate.memory import STAGES
+from launcher.estimate.throughput import PhaseTime, network_bytes
+from launcher.human import human_bytes, human_count, human_duration
+
+_WHAT, _RESULT = 42, 14  # columns
+_NODE_HOURS = (24.0, 24.0 * 7, 24.0 * 30)
+
+
+def render(estimate: Estimate) -> str:
+    sections = [_title(estimate)]
+    sections += [_flops(estimate, phase) for phase in estimate.phases]
+    sections += [
+        _memory(estimate),
+        _bill(estimate),
+        _data(estimate),
+        _checkpoints(estimate),
+        _whole(estimate),
+    ]
+    return "\n\n".join("\n".join(section) for section in sections)
+
+
+def _line(what: str, formula: str, result: str) -> str:
+    return f"  {what:<{_WHAT}} {result:>{_RESULT}}  = {formula}".rstrip()
+
+
+def _title(e: Estimate) -> list[str]:
+    cluster, gpu = e.cluster, e.cluster.gpu
+    lines = [
+        f"{e.recipe.name}: {e.parameters:,} parameters, on {cluster.nodes} x {cluster.gpus_per_node} {gpu.name}",
+        f"{gpu.name}: {gpu.peak / 1e12:,.0f} TFLOPS dense {gpu.half}, {human_bytes(gpu.memory)} at "
+        f"{gpu.bandwidth / 1e12:.2f} TB/s; {e.recipe.precision}, ZeRO {e.recipe.zero}, activation checkpointing "
+        f"{'on' if e.recipe.activation_checkpointing else 'off'}",
+    ]
+    if gpu.half != e.recipe.precision and e.recipe.precision == "bf16":
+        lines.append(
+            f"note: a {gpu.name} has no bf16, so this recipe does not run there; taken as {gpu.half}"
+        )
+    return lines
+
+
+def _flops(e: Estimate, phase: PhaseTime) -> list[str]:
+    shape, flops = phase.shape, phase.flops
+    lines = [
+        f"FLOPs of a microbatch: {shape.rows} rows x {shape.length} tokens, {shape.targets_per_row} targets a row "
+        f"({phase.steps:,} steps of {phase.rows:,} rows)"
+    ]
+    for product in products(e.recipe, shape):
+        formula = f"2 x {product.m:,} x {product.k:,} x {product.n:,} x {product.count:,}, x {1 + product.derivatives}"
+        lines.append(_line(product.what, formula, _tera(product.forward + product.backward)))
+    lines += [
+        _line("forward + backward", f"{_tera(flops.forward)} + {_tera(flops.backward)}", _tera(flops.model)),
+        _line(
+            "each token",
+            f"{flops.model:,} / {shape.tokens:,}",
+            f"{flops.model / shape.tokens / 1e9:.3f} GFLOP",
+        ),
+    ]
+    if e.recipe.activation_checkpointing:
+        lines.append(_line("layers run once more", "their forward pass", _tera(flops.recomputed)))
+    return [*lines, *_step(e, phase)]
+
+
+def _step(e: Estimate, phase: PhaseTime) -> Iterator[str]:
+    cluster, share, ranks = e.cluster, phase.utilisation, e.cluster.ranks
+    bf16 = e.recipe.precision == "bf16"
+    peak = f"{(cluster.gpu.peak if bf16 else cluster.gpu.peak_fp32) / 1e12:,.1f} TFLOPS"
+    done = phase.flops.model + (phase.flops.recomputed if e.recipe.activation_checkpointing else 0)
+    moved = network_bytes(e.parameters, ranks, e.recipe.zero, e.recipe.precision, phase.rounds)
+    network = f"{moved / 1e9:.2f} GB / ({LINK_SHARE} x {cluster.rate / 1e9:.1f} GB/s)"
+    tokens = f"{human_count(phase.tokens_per_second)}/s"
+    for line in (
+        ("rounds, of the busiest rank", f"{phase.microbatches:,} / {ranks}, rounded up", f"{phase.rounds}"),
+        ("utilisation, assumed", share.source, f"{share.share:.1%}"),
+        (
+            "computing",
+            f"{phase.rounds} x {_tera(done)} / ({peak} x {share.share:.3f})",
+            f"{phase.compute:.4f} s",
+        ),
+        ("network, not hidden", network, f"{phase.network:.4f} s"),
+        ("a step", f"{phase.compute:.4f} + {phase.network:.4f} s", f"{phase.step:.4f} s"),
+        ("tokens", f"{phase.rows:,} x {phase.length} / {phase.step:.4f} s", tokens),
+    ):
+        yield _line(*line)
+    idle = 1 - phase.microbatches / (phase.rounds * ranks)
+    if idle > 0.01:
+        yield _line("ranks that idle", "microbatches do not divide evenly", f"{idle:.0%} of time")
+
+
+def _memory(e: Estimate) -> list[str]:
+    """GiB of each stage and microbatch."""
+    usable = memory.usable(e.cluster.gpu.memory)
+    whole = (
+        f"{human_bytes(e.cluster.gpu.memory)} x {1 - memory.FRAGMENTED:.2f} - {human_bytes(memory.CONTEXT)}"
+    )
+    rows = sorted({fit.rows for fit in e.fits})
+    lines = [
+        f"Memory of a GPU in GiB, rows of {e.longest.length}; * does not fit",
+        _line("usable", f"{whole}, after fragments, CUDA and NCCL (assumed)", human_bytes(usable)),
+        "  microbatch" + "".join(f"{count:>9}" for count in rows) + "   largest that fits",
+    ]
+    for stage in STAGES:
+        fits = [fit for fit in e.fits if fit.stage == stage]
+        if not fits:
+            lines.append(f"  ZeRO {stage}      bf16 needs stage 1, 2 or 3")
+            continue
+        cells = "".join(f"{fit.bytes / (1 << 30):>8.1f}{' ' if fit.fits else '*'}" for fit in fits)
+        largest = e.largest(stage)
+        lines.append(f"  ZeRO {stage}    {cells}   {largest.rows if largest else 'none'}")
+    if not any(fit.fits for fit in e.fits):
+        lines.append(f"  Not even one row fits on a {e.cluster.gpu.name}, at any stage{_hint(e)}.")
+    elif e.as_configured is not None and not e.as_configured.fits:
+        lines.append(
+            f"  As configured (ZeRO {e.recipe.zero}, {e.as_configured.rows} rows) it does not fit{_hint(e)}."
+        )
+    return lines
+
+
+def _hint(e: Estimate) -> str:
+    if e.recipe.activation_checkpointing:
+        return ": choose a GPU with more memory, a smaller microbatch or a higher stage"
+    return ": try --set activation_checkpointing=true, a smaller microbatch or a higher stage"
+
+
+def _bill(e: Estimate) -> list[str]:
+    fit = e.as_configured
+    if fit is None:
+        return [f"The recipe's own setting, {e.recipe.precision} at ZeRO {e.recipe.zero}, is not supported"]
+    lines = [f"Memory as configured: ZeRO {fit.stage}, microbatch {fit.rows}"]
+    lines += [_line(part.what, part.formula, human_bytes(part.bytes)) for part in fit.parts]
+    return [*lines, _line("in all", "the sum", human_bytes(fit.bytes))]
+
+
+def _tensors(e: Estimate) -> list[str]:
+    """What the activations are, most bytes first."""
+    recipe, shape = e.recipe, e.longest.shape
+    state = 2 if recipe.precision == "bf16" else 4
+    turns = activations.turns(
+        recipe.model, recipe.objective, shape, "gpu", backwards=reads_backwards(recipe.input)
+    )
+    largest = max(turns, key=lambda turn: turn.bytes(state))
+    lines = [
+        f"Tensors kept for the backward pass, {shape.rows} rows of {shape.length}, without checkpointing"
+    ]
+    for tensor in sorted(largest.tensors(), key=lambda tensor: -tensor.bytes(state)):
+        size = tensor.bytes(state)
+        if size > largest.bytes(state) / 1000:
+            formula = f"{tensor.elements:,} x {tensor.width or state} B x {tensor.count}"
+            lines.append(_line(tensor.what, formula, human_bytes(size)))
+    return lines
+
+
+def _data(e: Estimate) -> list[str]:
+    data = e.data
+    return [
+        "Data",
+        _line("tokens", "the fastest phase", f"{human_count(data.tokens)}/s"),
+        _line(
+            "cores busy",
+            f"{data.tokens:,.0f}/s x {data.cpu:.3f} CPU s a million (measured)",
+            f"{data.cores:.2f}",
+        ),
+        _line("data workers", "twice that, rounded up", f"{data.workers}"),
+        _line(
+            "from the object store",
+            f"{data.tokens:,.0f}/s x {data.bytes / data.tokens:.2f} B",
+            f"{data.bytes / 1e6:.1f} MB/s",
+        ),
+        _line("requests", "one for a block of 2^20 tokens", f"{data.requests:.2f}/s"),
+    ]
+
+
+def _checkpoints(e: Estimate) -> list[str]:
+    c, ranks, nodes = e.checkpoints, e.cluster.ranks, e.cluster.nodes
+    size = f"{c.bytes / 1e9:.2f} GB"
+    lines = [
+        "Checkpoints (d blocked, M between failures)",
+        _line("size", f"12 B x {e.parameters:,}", size),
+        _line(
+            "training waits, d",
+            f"{SAVE_FIXED} s + {size} / {ranks} ranks / {COPY_RATE / 1e9:.0f} GB/s (assumed)",
+            f"{c.saving.blocked:.3f} s",
+        ),
+        _line(
+            "upload, behind training",
+            f"{size} / {nodes} nodes / {STORE_RATE / 1e9:.0f} GB/s (assumed)",
+            f"{c.saving.behind:.1f} s",
+        ),
+        _line(
+            "failure to next step",
+            f"{RESTART:.0f} s (assumed) + loading at the same rate",
+            f"{c.saving.restart:.1f} s",
+        ),
+        _line(
+            "M of the cluster", f"{e.cluster.mtbf / 3600:,.0f} h / {nodes} nodes", f"{c.mtbf / 3600:,.1f} h"
+        ),
+        _line("interval, Young 1974", "sqrt(2 d M)", human_duration(c.young)),
+        _line("interval, Daly 2006", "Young x (1 + sqrt(d / 2M) / 3 + d / 18M) - d", human_duration(c.daly)),
+        _line("best interval", "Daly's, at least one upload", human_duration(c.best)),
+        _line(
+            "goodput there", "t / (M e^((restart + upload) / M) (e^((t + d) / M) - 1))", f"{c.goodput:.2%}"
+        ),
+        _line(
+            "goodput at the recipe's interval", f"t = {human_duration(c.chosen)}", f"{c.goodput_chosen:.2%}"
+        ),
+    ]
+    for hours in _NODE_HOURS:
+        share = goodput(c.saving, c.chosen, hours * 3600 / nodes)
+        lines.append(_line(f"  if a node lasts {hours:,.0f} h", "the same", f"{share:.2%}"))
+    return lines
+
+
+def _whole(e: Estimate) -> list[str]:
+    work = sum(phase.seconds for phase in e.phases)
+    sums = " + ".join(f"{phase.steps:,} x {phase.step:.4f} s" for phase in e.phases)
+    if e.seconds == float("inf"):
+        return [
+            "The whole run",
+            _line("training", sums, human_duration(work)),
+            "  never ends: failures are too frequent",
+        ]
+    return [
+        "The whole run (evaluation and idle machines apart)",
+        _line("training", sums, f"{work / 86400:.2f} days"),
+        _line(
+            "wall time",
+            f"{work / 86400:.2f} days / {e.checkpoints.goodput_chosen:.4f}",
+            f"{e.seconds / 86400:.2f} days",
+        ),
+        _line("GPU-hours", f"{e.cluster.ranks} x {e.seconds / 3600:,.1f} h", f"{e.gpu_hours:,.0f}"),
+    ]
+
+
+def _tera(flops: int) -> str:
+    return f"{flops / 1e12:.3f} TFLOP"

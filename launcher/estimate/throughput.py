@@ -1,0 +1,111 @@
+"""How long a step takes: FLOPs over what the GPUs are assumed to reach, and the network after it."""
+
+from dataclasses import dataclass
+
+from data_service.samples.inputs import Packed
+from launcher.estimate.assumptions import LINK_SHARE, Utilisation
+from launcher.estimate.cluster import Cluster
+from launcher.estimate.flops import Count, count, products
+from launcher.estimate.shape import Shape
+from launcher.objective import Objective
+from launcher.recipe import Phase, Recipe
+
+
+@dataclass(frozen=True)
+class PhaseTime:
+    """One phase of a recipe on a cluster; rows taken as full.
+
+    Attributes:
+        steps, rows, length: of the phase; rows of one step.
+        shape: one microbatch.
+        microbatches: of one step; `rounds` of them on the rank that has most.
+        flops: of one microbatch.
+        utilisation: assumed.
+        compute, network: seconds of a step.
+    """
+
+    steps: int
+    rows: int
+    length: int
+    shape: Shape
+    microbatches: int
+    rounds: int
+    flops: Count
+    utilisation: Utilisation
+    compute: float
+    network: float
+
+    @property
+    def step(self) -> float:
+        """Seconds; nothing of the network is taken to be hidden behind the computation."""
+        return self.compute + self.network
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.rows * self.length / self.step
+
+    @property
+    def seconds(self) -> float:
+        """Of the whole phase, undisturbed."""
+        return self.steps * self.step
+
+
+def targets_per_row(recipe: Recipe, length: int) -> int:
+    """The mean, to the nearest whole: of a row's tokens but for the special ones at its ends (and between segments)."""
+    return round(_targets(recipe.objective, length - (2 if isinstance(recipe.input, Packed) else 3)))
+
+
+def _targets(objective: Objective, maskable: int) -> float:
+    if objective.plm is not None:
+        return objective.plm.predict
+    assert objective.mlm is not None  # exactly one of the two is given
+    wanted = objective.mlm.rate * maskable
+    if objective.mlm.count == "drawn":  # with replacement, each counted once
+        wanted = maskable * (1 - (1 - 1 / maskable) ** wanted)
+    most = objective.mlm.max_predictions
+    return wanted if most is None else min(wanted, most)
+
+
+def phase_time(
+    recipe: Recipe, phase: Phase, cluster: Cluster, parameters: int, utilisation: Utilisation
+) -> PhaseTime:
+    """`parameters` of all networks."""
+    rows = phase.batch.sequences or max(1, (phase.batch.tokens or 0) // phase.length)
+    shape = Shape(min(recipe.microbatch, rows), phase.length, targets_per_row(recipe, phase.length))
+    flops = count(products(recipe, shape))
+    microbatches = -(-rows // recipe.microbatch)
+    rounds = -(-microbatches // cluster.ranks)
+    done = flops.model + (flops.recomputed if recipe.activation_checkpointing else 0)
+    peak = cluster.gpu.peak if recipe.precision == "bf16" else cluster.gpu.peak_fp32
+    moved = network_bytes(parameters, cluster.ranks, recipe.zero, recipe.precision, rounds)
+    return PhaseTime(
+        phase.steps,
+        rows,
+        phase.length,
+        shape,
+        microbatches,
+        rounds,
+        flops,
+        utilisation,
+        compute=rounds * done / (peak * utilisation.share),
+        network=moved / (LINK_SHARE * cluster.rate),
+    )
+
+
+def network_bytes(parameters: int, ranks: int, stage: int, precision: str, rounds: int) -> float:
+    """What each rank sends in a step, in rings.
+
+    Gradients travel in the working precision: reduced to all at stages 0 and 1, once a step; to their owners at stages
+    2 and 3, after each microbatch. Then updated weights are gathered, at stage 3 before each forward and backward pass.
+    """
+    state = 2 if precision == "bf16" else 4
+    once = state * parameters * (ranks - 1) / ranks
+    match stage:
+        case 0:
+            return 2 * once
+        case 1:
+            return 3 * once
+        case 2:
+            return (rounds + 1) * once
+        case _:
+            return 3 * rounds * once
