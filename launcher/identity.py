@@ -42,6 +42,7 @@ FIELDS: tuple[tuple[str, Kind], ...] = (
     ("evaluation.*", "operational"),
     ("logging.*", "operational"),
     ("watchdog.*", "operational"),
+    ("spikes.*", "operational"),
     ("replicas.*", "operational"),
     ("stragglers.*", "operational"),
     ("events.*", "operational"),

@@ -30,6 +30,7 @@ from launcher.errors import RecipeError
 from launcher.objective import Choice, Objective
 from launcher.recipe_yaml import Document, override, parse, validate
 from launcher.replicas import Replicas
+from launcher.spikes import Spikes
 from launcher.stragglers import Stragglers
 from launcher.watchdog import Watchdog
 from launcher.webhook import Events
@@ -180,6 +181,7 @@ class Recipe(Strict):
     evaluation: Evaluation
     logging: Logging = Logging()
     watchdog: Watchdog = Watchdog()
+    spikes: Spikes = Spikes()
     replicas: Replicas = Replicas()
     stragglers: Stragglers = Stragglers()
     events: Events = Events()
