@@ -3,6 +3,7 @@
 # shellcheck shell=bash
 
 export RAY_AUTH_MODE=token RAY_USAGE_STATS_ENABLED=0
+export RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S=0 # a node is ended only when training on it has
 export RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO=0 # a driver without a GPU of its own still sees the node's
 
 say() { printf '%s %s: %s\n' "$(date -u +%FT%TZ)" "$(hostname)" "$*" >&2; }

@@ -62,7 +62,7 @@ if [ "$SLURM_JOB_NUM_NODES" -gt 1 ]; then
 fi
 
 export RAY_ADDRESS=$head_address
-{{ job.command | map("shell") | join(" ") }} --nodes {{ job.nodes }} &
+{{ job.command | map("shell") | join(" ") }} &
 train_pid=$!
 until_ended "$train_pid"
 verdict $?

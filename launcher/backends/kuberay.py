@@ -28,7 +28,7 @@ class KubeRayJob(Launch):
     image: Word
     namespace: ObjectName = "default"
     service_account: ObjectName = "default"
-    secret: ObjectName = "maskfleet"  # noqa: S105 (a name)
+    secret: ObjectName = "maskfleet"
     retries: NonNegativeInt = 1000
     node_selector: dict[Label, Label] = Field(default_factory=dict)
     head_selector: dict[Label, Label] = Field(default_factory=dict)

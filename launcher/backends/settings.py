@@ -31,30 +31,10 @@ Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 Size = Annotated[ByteSize, Field(ge=1 << 20)]
 
 
-class Launch(BaseModel):
-    """One job that runs `maskfleet train` on a cluster.
-
-    Attributes:
-        run: the run's URI.
-        name: of the job, and of what is made for it.
-        nodes: machines that train.
-        gpus, cpus, memory: of each of them; memory in bytes.
-        shared_memory: bytes of /dev/shm of each; Ray's object store takes three quarters of it.
-        environment: names of variables that the job gets; the scheduler knows their values.
-        assignments: `--set` assignments for `maskfleet train`.
-    """
+class Settings(BaseModel):
+    """Frozen, and an unknown key is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-
-    run: Printable
-    name: Annotated[str, Field(pattern=_JOB_NAME)]
-    nodes: PositiveInt
-    gpus: NonNegativeInt
-    cpus: PositiveInt
-    memory: Size
-    shared_memory: Size
-    environment: tuple[Variable, ...] = ()
-    assignments: tuple[Printable, ...] = ()
 
     @classmethod
     def of(cls, **values: object) -> Self:
@@ -69,19 +49,51 @@ class Launch(BaseModel):
                 remedy="correct the options; maskfleet launch COMMAND --help lists them",
             ) from error
 
+
+class Training(Settings):
+    """What is trained.
+
+    Attributes:
+        run: the run's URI.
+        nodes: machines of the cluster, which training waits for.
+        assignments: `--set` assignments for `maskfleet train`.
+    """
+
+    run: Printable
+    nodes: PositiveInt
+    assignments: tuple[Printable, ...] = ()
+
+    @property
+    def command(self) -> list[str]:
+        """What the head runs."""
+        sets = [word for assignment in self.assignments for word in ("--set", assignment)]
+        return ["maskfleet", "train", self.run, *sets, "--nodes", str(self.nodes)]
+
+
+class Launch(Training):
+    """One job that trains on a cluster of its own.
+
+    Attributes:
+        name: of the job, and of what is made for it.
+        gpus, cpus, memory: of each machine; memory in bytes.
+        shared_memory: bytes of /dev/shm of each; Ray's object store takes three quarters of it.
+        environment: names of variables that the job gets; the scheduler knows their values.
+    """
+
+    name: Annotated[str, Field(pattern=_JOB_NAME)]
+    gpus: NonNegativeInt
+    cpus: PositiveInt
+    memory: Size
+    shared_memory: Size
+    environment: tuple[Variable, ...] = ()
+
     @property
     def object_store(self) -> int:
         """Bytes for Ray's object store; NCCL and torch share the rest of /dev/shm."""
         return self.shared_memory * 3 // 4
 
-    @property
-    def command(self) -> list[str]:
-        """What to run. `--nodes` makes it wait for them all, and say so if one does not come."""
-        sets = [word for assignment in self.assignments for word in ("--set", assignment)]
-        return ["maskfleet", "train", self.run, *sets]
 
-
-AnyLaunch = TypeVar("AnyLaunch", bound=Launch)
+AnyTraining = TypeVar("AnyTraining", bound=Training)
 
 
 def job_name(run: str) -> str:
@@ -91,7 +103,7 @@ def job_name(run: str) -> str:
     return f"maskfleet-{cleaned}" if not cleaned[:1].isalpha() else cleaned
 
 
-def needs_object_storage(settings: AnyLaunch) -> AnyLaunch:
+def needs_object_storage(settings: AnyTraining) -> AnyTraining:
     """`settings`, unless its run lies on a disk. Raises LaunchError."""
     if settings.run.startswith("s3://"):
         return settings
