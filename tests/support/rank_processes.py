@@ -89,7 +89,7 @@ class ProcessLink:
         if doing == "training" and step == self._kill_at:
             os.kill(os.getpid(), signal.SIGKILL)
         if doing == "training" and step == self._flip_at:
-            _flip_a_bit()
+            flip_a_bit()
 
     def record(self, record: dict[str, Any]) -> None:
         pass
@@ -101,7 +101,7 @@ class ProcessLink:
         return self._step == self._stop_at
 
 
-def _flip_a_bit() -> None:
+def flip_a_bit() -> None:
     """In the working weights of this process's engine, wherever it is: one of a million, as a particle would."""
     import gc
 

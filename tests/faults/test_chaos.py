@@ -1,0 +1,89 @@
+"""Random faults, cycle after cycle, and in the end the run nobody disturbed: the same bits, no sample lost or repeated.
+
+The hundred cycles: `infra/test -m long tests/faults/test_chaos.py -rP`, which prints what happened and the goodput.
+"""
+
+import random
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import small_runs
+from chaos import Chaos, start_group
+from fault_proxy import FaultProxy
+from s3_server import S3Server
+
+from launcher.report.figures import measure
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3600)]
+
+SEED = 20
+SETTINGS = (
+    "checkpoint={every: {steps: 3}, keep_last: 3}",
+    "replicas={every: 1}",
+    "evaluation={every: {steps: 50}, samples: 20}",
+)
+
+
+def phases(steps: int) -> str:
+    """Two, of different lengths and batches, so that faults fall on both sides of the change."""
+    first, second = "length: 32, batch: {sequences: 12}", "length: 64, batch: {sequences: 8}"
+    return f"phases=[{{steps: {steps // 2}, {first}}}, {{steps: {steps - steps // 2}, {second}}}]"
+
+
+def survive(root: str, cycles: int, world: int, zero: int, proxy: FaultProxy | None = None) -> None:
+    """`cycles` faults on a run over the corpus in `root`; then the comparison."""
+    steps = 12 + 3 * cycles
+    settings = (*SETTINGS, phases(steps), f"zero={zero}")
+    calm = small_runs.new_run(root, f"calm-{zero}", *settings)
+    ended = start_group(calm, world, [None] * world, 0, 0, stop_at=-1)
+    assert ended.codes == [0] * world, ended
+    run = small_runs.new_run(root, f"chaos-{zero}", *settings)
+    chaos = Chaos(run, world, random.Random(SEED), proxy)
+    for _ in range(cycles):
+        chaos.cycle()
+    chaos.finish()
+    tell(chaos, cycles)
+    assert small_runs.losses(run) == small_runs.losses(calm)
+    assert small_runs.digests(run) == small_runs.digests(calm)
+    assert small_runs.ledger(run) == small_runs.ledger(calm)
+    assert small_runs.final_state(run, steps) == small_runs.final_state(calm, steps)
+    for (epoch, _, stop), (next_epoch, start, _) in pairwise(small_runs.ledger(run)):
+        assert (next_epoch, start) in ((epoch, stop), (epoch + 1, 0))
+
+
+def tell(chaos: Chaos, cycles: int) -> None:
+    history = small_runs.history(chaos.run)
+    figures = measure(history)
+    assert figures.goodput is not None
+    print(f"{cycles} cycles on {chaos.world} ranks, {chaos.fired} faults that struck: {dict(chaos.faults)}")
+    times = f"{figures.repeated} repeated, {figures.wall_seconds:.0f} s, goodput {figures.goodput:.1%}"
+    print(f"{figures.steps} steps, {times}")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    small_runs.prepare_corpus(tmp_path)
+    return str(tmp_path)
+
+
+def test_a_few_cycles(folder: str) -> None:
+    survive(folder, cycles=6, world=2, zero=1)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("world", "zero"), [(2, 1), (3, 2)])
+def test_a_hundred_cycles(folder: str, world: int, zero: int) -> None:
+    survive(folder, cycles=50, world=world, zero=zero)
+
+
+@pytest.mark.long
+@pytest.mark.rgw
+def test_cycles_on_a_failing_object_store(
+    s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = f"s3://{rgw.new_bucket()}"
+    with FaultProxy(rgw.endpoint) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+        small_runs.prepare_corpus(tmp_path, root)
+        survive(root, cycles=20, world=2, zero=1, proxy=proxy)
