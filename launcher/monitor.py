@@ -5,13 +5,15 @@ It holds nothing a run needs to continue: if it dies with its node, the next sta
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, assert_never
 
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from checkpoints.attempt import Attempt, Heartbeat, Owner, claim
+from data_service.store.errors import StoreError
 from launcher.elastic import Sizing, Start, spared
 from launcher.metrics import operator_event
 from launcher.policy import Failure, Restart, Stop, decide
@@ -74,7 +76,8 @@ class MonitorState:
         self._sizing, self._roster = sizing, Roster(sizing, last)
         self._store, self._owner = attempt.store, owner
         self._first: Attempt | None = attempt
-        self._heart: Heartbeat | None = None
+        self._heart = Heartbeat(attempt)
+        self._heart.__enter__()  # machines may have to be waited for
         self._status = Status()
         self._stop = False
         self._stacks: dict[int, str] | None = None  # None while nobody wants them
@@ -110,16 +113,35 @@ class MonitorState:
             self._status.paused = True
             self.note("there is room for more ranks: saving, to go on with them")
 
-    def enter(self, nodes: Sequence[str]) -> int | None:
-        """A group of ranks starts, on these nodes: the number of its attempt. None if no start can help."""
+    def unfit(self, preflights: Sequence[Mapping[str, Any]], problem: str, remedy: str) -> None:
+        """Nodes of a group that was to start must not train, for `problem`: others are taken, or the run ends.
+
+        `preflights`: of each such node, the fields of its event.
+        """
+        bad = frozenset(preflight["node"] for preflight in preflights)
+        without = spared(ray.nodes(), self._sizing, self._status.without, bad)
+        if bad <= without:
+            self._status.without = without
+            self.note(f"left out: {problem} ({remedy})")
+        else:
+            self.fail(problem, remedy)
+        try:
+            for preflight in preflights:
+                operator_event(self._store, "preflight", time.time(), **preflight)
+        except StoreError as error:  # it may be what is wrong with the node
+            self.note(f"the preflight is not on record: {error.problem}")
+
+    def enter(self, nodes: Sequence[str], warnings: Sequence[str] = ()) -> int | None:
+        """A group of ranks starts, on these nodes: the number of its attempt. None if no start can help.
+
+        `warnings`, of its preflight, are shown once a command.
+        """
         if self._status.fatal is not None:
             return None
-        attempt, self._first = self._first or claim(self._store, owner=self._owner), None
-        if self._heart is not None:
-            self._heart.__exit__()
-        self._heart = Heartbeat(attempt)
-        self._heart.__enter__()
+        attempt = self._next_attempt()
         self._status.starts += 1
+        if self._status.starts == 1:
+            self._status.notes += warnings
         self._status.attempt = attempt.number
         self._status.beats.clear()
         self._errors.clear()
@@ -128,6 +150,15 @@ class MonitorState:
         self._status.finished, self._status.paused = None, False
         self._record_world(len(nodes))
         return attempt.number
+
+    def _next_attempt(self) -> Attempt:
+        attempt, self._first = self._first, None
+        if attempt is None:
+            attempt = claim(self._store, owner=self._owner)
+            self._heart.__exit__()
+            self._heart = Heartbeat(attempt)
+            self._heart.__enter__()
+        return attempt
 
     def beat(self, rank: int, step: int, doing: str, place: Place) -> Orders:
         """A sign of life."""
@@ -235,9 +266,10 @@ class MonitorState:
 
 
 def start_monitor(attempt: Attempt, owner: Owner, sizing: Sizing, last: int | None) -> Any:
-    """A handle that travels to the ranks. Lives as long as the driver.
+    """A handle that travels to the ranks. Lives as long as the driver, and on its node: others may come and go.
 
     `last`: ranks that wrote the newest checkpoint, None if there is none.
     """
-    actor = ray.remote(MonitorState).options(num_cpus=0, max_restarts=0)
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    actor = ray.remote(MonitorState).options(num_cpus=0, max_restarts=0, scheduling_strategy=here)
     return actor.remote(attempt, owner, sizing, last)

@@ -2,7 +2,7 @@
 
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -27,8 +27,10 @@ from launcher import session
 from launcher.errors import RunError
 from launcher.keeper import BEGAN, RunKeeper
 from launcher.metrics import Journal
+from launcher.preflight.nodes import Report
 from launcher.rank_data import RankData, SampleStream, Share
 from launcher.rank_journal import Link, RankJournal
+from launcher.rewind import SpikeGuard, read_lost
 from launcher.runs import Run
 from launcher.start import Start, initial_weights
 from launcher.stragglers import Detector
@@ -38,13 +40,22 @@ OpenStream = Callable[[StreamSpec], SampleStream]
 
 
 def run_rank(
-    run: Run, attempt: Attempt, control: Control, peers: Peers, open_stream: OpenStream, link: Link
+    run: Run,
+    attempt: Attempt,
+    control: Control,
+    peers: Peers,
+    open_stream: OpenStream,
+    link: Link,
+    reports: Sequence[Report] = (),
 ) -> TrainState:
     """Train this rank's part of `run` until it is complete or a stop is requested; the result is committed.
+
+    `reports` of the nodes' preflight are put on record.
 
     Raises:
         NoGoodCheckpoint, RunError: nothing to resume from, though the run had begun.
         Superseded: a newer attempt of the run has been claimed.
+        Rewound: the loss went bad, and it is on record that the run goes on from before.
         UserError kinds of the packages below: damaged data, a store that does not answer, and the like.
     """
     link.beat(0, "starting")
@@ -60,18 +71,19 @@ def run_rank(
     hosts = [str(host) for host in peers.all_gather(socket.gethostname())]
     journal = _journal(run, attempt, control, link, state, hosts)
     _record_start(journal, state, good, begin, control)
+    for report in reports:
+        journal.event("preflight", **report.event())
+    resumed = good.manifest if good else None
+    streams = [open_stream(session.stream_spec(run, tokenizer, n)) for n in range(len(run.recipe.phases))]
+    lost = read_lost(run, resumed, peers)
+    positions = session.positions(run, streams, lost.ranges)
+    losses = SpikeGuard(run, attempt, control, peers, journal, positions, resumed, lost)
     refresh = session.memory_refresh(run.recipe)
-    keeper = RunKeeper(
-        run.store,
-        attempt,
-        peers,
-        run.recipe.checkpoint,
-        journal,
-        good.manifest if good else None,
-        refresh.every if refresh else 1,
-    )
+    grid = refresh.every if refresh else 1
+    keeper = RunKeeper(run.store, attempt, peers, run.recipe.checkpoint, journal, losses, resumed, grid)
     share = Share(control.rank, control.world, run.recipe.microbatch)
-    data = _data(run, tokenizer, share, engine, open_stream, model.target_counts)
+    heldout = _heldout(run, tokenizer, open_stream)
+    data = RankData(streams, positions, heldout, share, engine.device, model.target_counts, refresh)
     plan = Plan(
         run.recipe.seed,
         run.recipe.total_steps,
@@ -81,7 +93,7 @@ def run_rank(
     )
     with closing(data), closing(journal):
         memories = _memories(run, engine, good, data, share)
-        trainer = Trainer(engine, control, data, keeper, journal, plan, link.stop_requested, memories)
+        trainer = Trainer(engine, control, data, keeper, losses, journal, plan, link.stop_requested, memories)
         try:
             return trainer.train(state)
         except CorruptReplica as found:
@@ -113,27 +125,10 @@ def _load(run: Run, engine: Engine, good: Good | None, begin: Start | None) -> T
     return TrainState()
 
 
-def _data(
-    run: Run,
-    tokenizer: Tokenizer,
-    share: Share,
-    engine: Engine,
-    open_stream: OpenStream,
-    count: Callable[..., dict[str, int]],
-) -> RankData:
-    phases = run.recipe.phases
-    streams = [open_stream(session.stream_spec(run, tokenizer, number)) for number in range(len(phases))]
+def _heldout(run: Run, tokenizer: Tokenizer, open_stream: OpenStream) -> tuple[SampleStream, int]:
+    """The held-out stream, and how many of its rows are evaluated."""
     heldout = open_stream(session.heldout_spec(run, tokenizer))
-    rows = min(run.recipe.evaluation.samples, heldout.samples_per_epoch)
-    return RankData(
-        streams,
-        session.positions(run, streams),
-        (heldout, rows),
-        share,
-        engine.device,
-        count,
-        session.memory_refresh(run.recipe),
-    )
+    return heldout, min(run.recipe.evaluation.samples, heldout.samples_per_epoch)
 
 
 def _memories(run: Run, engine: Engine, good: Good | None, data: RankData, share: Share) -> Memories:

@@ -84,7 +84,7 @@ def _supervise(
         monitor = start_monitor(attempt, owner, size, last)
         feed = start_feed(_feed_config(run, resources))
         refresh = memory_refresh(run.recipe)
-        assignment = Assignment(run.store.uri, monitor, feed, refresh.every if refresh else 1)
+        assignment = Assignment(run.store.uri, monitor, feed, run.recipe, refresh.every if refresh else 1)
         follow = Follow(monitor, Guard(run, monitor, display.note), display)
         with Stopping(attempt, monitor.stop.remote, display.note) as stopping:
             for fit in count():
@@ -135,7 +135,7 @@ def _ray(resources: Resources) -> Iterator[None]:
     """
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")  # how soon a dead rank is noticed
-    os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "20")  # until places are counted again
+    os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "10")  # until places are counted again
     local = {} if os.environ.get("RAY_ADDRESS") else _local_cluster(resources)
     ray.init(logging_level=logging.ERROR, log_to_driver=False, **local)
     try:

@@ -20,7 +20,10 @@ from encoder_core.errors import UserError as ModelError
 from encoder_core.train.control import Control
 from encoder_core.train.replicas import CorruptReplica
 from launcher.monitor import Orders
+from launcher.preflight.measure import Subject
+from launcher.preflight.nodes import Report, Unfit, preflight, problem, unfit, warnings
 from launcher.rank import run_rank
+from launcher.recipe import Recipe
 from launcher.runs import open_run
 from launcher.watchdog import Place, stack_of_every_thread
 
@@ -35,6 +38,7 @@ class Assignment:
     run_uri: str
     monitor: Any
     feed: FeedHandle
+    recipe: Recipe
     grid: int  # a pause falls on multiples of so many steps
 
 
@@ -44,8 +48,8 @@ def train_rank(config: dict[str, Assignment]) -> None:
     link = RayLink(assignment.monitor, ray.train.get_context().get_world_rank(), assignment.grid)
     try:
         _train(assignment, link)
-    except StoreUnavailable:
-        raise  # a store may come back: let the group be restarted
+    except (StoreUnavailable, Unfit):
+        raise  # a store may come back, and there may be other nodes: let the group be restarted
     except (DataError, ModelError) as error:
         ray.get(assignment.monitor.fail.remote(error.problem, error.remedy))
         raise
@@ -65,17 +69,35 @@ def train_rank(config: dict[str, Assignment]) -> None:
 
 def _train(assignment: Assignment, link: "RayLink") -> None:
     control = Control.join()
-    peers = GlooPeers(dist.new_group(backend="gloo"))
-    nodes = peers.all_gather(here().node)
-    granted = ray.get(assignment.monitor.enter.remote(nodes)) if peers.rank == 0 else None
+    group = dist.new_group(backend="gloo")
+    peers = GlooPeers(group)
+    nodes = [str(node) for node in peers.all_gather(here().node)]
+    reports = preflight(Subject(assignment.recipe, assignment.run_uri), peers, group, nodes)
+    _ensure_fit(assignment.monitor, reports, peers)
+    entering = assignment.monitor.enter.remote(nodes, warnings(reports)) if peers.rank == 0 else None
+    granted = ray.get(entering) if entering is not None else None
     number = peers.all_gather(granted)[0]
     if not isinstance(number, int):
         return  # the monitor refused: the driver knows why
     run = open_run(assignment.run_uri)
     attempt = Attempt(run.store, number)
-    state = run_rank(run, attempt, control, peers, lambda spec: FeedClient(assignment.feed, spec), link)
+    state = run_rank(
+        run, attempt, control, peers, lambda spec: FeedClient(assignment.feed, spec), link, reports
+    )
     if peers.rank == 0:
         ray.get(assignment.monitor.finish.remote(state.step))
+
+
+def _ensure_fit(monitor: Any, reports: list[Report], peers: GlooPeers) -> None:
+    """Collective. Raises Unfit once the monitor knows which nodes are."""
+    bad = unfit(reports)
+    if not bad:
+        return
+    text, remedy = problem(bad)
+    if peers.rank == 0:
+        ray.get(monitor.unfit.remote([report.event() for report in bad], text, remedy))
+    peers.all_gather(None)  # nobody ends the group before that
+    raise Unfit(text)
 
 
 def here() -> Place:

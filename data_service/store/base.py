@@ -68,6 +68,10 @@ class Store(Protocol):
         """Remove; absent is not an error."""
         ...
 
+    def clock(self) -> float | None:
+        """Seconds since 1970 by the store's own clock, to the second; None if it goes by ours."""
+        ...
+
     def remove_leftovers(self, folder: str, *, older_than_s: float) -> int:
         """Free what writes below `folder` ("" for all) that never finished still occupy; returns how many.
 

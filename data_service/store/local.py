@@ -112,6 +112,9 @@ class LocalStore:
             return
         _remove_empty(path.parent, self.root)
 
+    def clock(self) -> None:
+        return None
+
     def remove_leftovers(self, folder: str, *, older_than_s: float) -> int:
         count = 0
         deadline = time.time() - older_than_s

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, TypeVar
 from uuid import uuid4
@@ -196,6 +197,22 @@ class S3Store:
     def delete(self, key: str) -> None:
         name = self._name(key)
         self._call(name, lambda client: client.delete_object(Bucket=self.bucket, Key=name))
+
+    def clock(self) -> float | None:
+        """From the Date of an answer, be it a refusal: that is what a request signed by a wrong clock gets."""
+
+        def ask(client: "S3Client") -> str | None:
+            try:
+                answer = client.list_objects_v2(Bucket=self.bucket, Prefix=self.prefix, MaxKeys=1)
+                return answer["ResponseMetadata"]["HTTPHeaders"].get("date")
+            except ClientError as error:
+                headers = error.response["ResponseMetadata"].get("HTTPHeaders", {})
+                if "date" not in headers:
+                    raise
+                return headers["date"]
+
+        date = self._call(self.prefix, ask)
+        return None if date is None else parsedate_to_datetime(date).timestamp()
 
     def remove_leftovers(self, folder: str, *, older_than_s: float) -> int:
         """Aborts unfinished multipart uploads (1,000 a call): their parts are kept, and paid for, so long."""

@@ -1,0 +1,170 @@
+"""Is a machine fit to train on? What was measured, judged. Pure: a value in, a finding and a remedy out."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from launcher.human import human_bytes
+
+Verdict = Literal["ok", "warning", "failure"]
+
+_MIB, _GIB = 1 << 20, 1 << 30
+_LEAST_FILES, _GOOD_FILES = 1024, 65_536
+_DOCKERS_SHM = 64 * _MIB  # what a container gets if nobody asks for more
+_SKEW_WARNING, _SKEW_FAILURE = 5.0, 300.0  # S3 refuses requests signed 15 minutes off
+_SLOW_LINK = 100e6  # bytes a second: 1 Gbit/s, less what is lost on the way
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One check's result; `remedy` is empty when all is well."""
+
+    what: str
+    verdict: Verdict
+    found: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class GpuState:
+    """What a GPU says of its health. None where it does not say.
+
+    Attributes:
+        lost: it does not answer any more, or answers with an error; the error's text.
+        uncorrected: memory errors since the driver was loaded that ECC could not correct.
+        remap_failed, remap_pending: a bad row of memory could not be replaced; will be at the next reset.
+        ecc, persistent: whether the mode is on.
+        throttled: why the hardware itself slows it down just now.
+    """
+
+    index: int
+    name: str
+    lost: str | None = None
+    uncorrected: int | None = None
+    remap_failed: bool | None = None
+    remap_pending: bool | None = None
+    ecc: bool | None = None
+    persistent: bool | None = None
+    throttled: tuple[str, ...] = ()
+
+
+def clock(skew: float | None) -> Finding:
+    """`skew`: seconds this clock is ahead of the store's; None if the store has none of its own."""
+    if skew is None:
+        return Finding("clock", "ok", "the store is a folder: no other clock to compare with")
+    found = f"{abs(skew):.1f} s {'ahead of' if skew > 0 else 'behind'} the store's"
+    remedy = "start an NTP client (chrony): a store refuses requests whose clock is minutes off"
+    if abs(skew) >= _SKEW_FAILURE:
+        return Finding("clock", "failure", found, remedy)
+    if abs(skew) >= _SKEW_WARNING:
+        return Finding("clock", "warning", found, remedy)
+    return Finding("clock", "ok", found)
+
+
+def shared_memory(total: int, free: int, gpus: int) -> Finding:
+    """/dev/shm in bytes. NCCL's ranks on one machine meet there, and Ray keeps batches in it."""
+    found = f"{human_bytes(free)} free of {human_bytes(total)}"
+    remedy = "in a container: --shm-size=8g, or an emptyDir of medium Memory on /dev/shm"
+    if gpus > 1 and total <= _DOCKERS_SHM:
+        return Finding("/dev/shm", "failure", found, f"NCCL needs more: {remedy}")
+    if free < _GIB:
+        return Finding("/dev/shm", "warning", found, f"Ray falls back to slow disk: {remedy}")
+    return Finding("/dev/shm", "ok", found)
+
+
+def open_files(soft: int, hard: int) -> Finding:
+    """The limits on open files of this process."""
+    found = f"{soft:,} (at most {hard:,})"
+    if soft >= _GOOD_FILES:
+        return Finding("open files", "ok", found)
+    verdict: Verdict = "warning" if soft >= _LEAST_FILES else "failure"
+    return Finding("open files", verdict, found, f"raise it to {_GOOD_FILES:,} (ulimit -n): Ray opens many")
+
+
+def memory(available: int, total: int, wanted: int = 4 * _GIB) -> Finding:
+    """Bytes that can still be had, of those that this machine or container has."""
+    found = f"{human_bytes(available)} free of {human_bytes(total)}"
+    if available >= wanted:
+        return Finding("memory", "ok", found)
+    remedy = f"training wants {human_bytes(wanted)} free; lower data_service.memory, or take larger machines"
+    return Finding("memory", "warning", found, remedy)
+
+
+def temporary_disk(free: int, folder: str) -> Finding:
+    """Where Ray spills what does not fit into memory."""
+    found = f"{human_bytes(free)} free in {folder}"
+    if free >= 5 * _GIB:
+        return Finding("temporary disk", "ok", found)
+    return Finding("temporary disk", "warning", found, "set TMPDIR to a larger disk")
+
+
+def checkpoint_disk(free: int, folder: str, checkpoint: int, kept: int) -> Finding:
+    """A local disk that is to hold `kept` checkpoints of so many bytes, and one more while it is written."""
+    found = f"{human_bytes(free)} free in {folder}, a checkpoint takes {human_bytes(checkpoint)}"
+    if free < checkpoint:
+        return Finding("checkpoints' disk", "failure", found, "free space, or move the run to a larger disk")
+    if free < checkpoint * (kept + 1):
+        return Finding("checkpoints' disk", "warning", found, f"{kept} are to be kept: free some space")
+    return Finding("checkpoints' disk", "ok", found)
+
+
+def gpu(state: GpuState) -> Iterator[Finding]:
+    """A finding for each thing that is wrong; one that all is well otherwise."""
+    what = f"GPU {state.index}"
+    if state.lost is not None:
+        remedy = "reset it or reboot the node; nvidia-smi and dmesg (Xid) say more"
+        yield Finding(what, "failure", f"{state.name}: {state.lost}", remedy)
+        return
+    ailments = list(_ailments(state))
+    for verdict, text, remedy in ailments:
+        yield Finding(what, verdict, f"{state.name}: {text}", remedy)
+    if not ailments:
+        yield Finding(what, "ok", state.name)
+
+
+def _ailments(state: GpuState) -> Iterator[tuple[Verdict, str, str]]:
+    if state.remap_failed:
+        yield "failure", "a bad row of its memory could not be remapped", "have the GPU replaced"
+    if state.remap_pending:
+        yield "warning", "a bad row of its memory waits to be remapped", "reset it when the node is idle"
+    if state.uncorrected:
+        yield (
+            "warning",
+            f"{state.uncorrected} uncorrected memory errors",
+            "reset it; if more come, replace it",
+        )
+    if state.ecc is False:
+        yield "warning", "ECC is off: bits flip unnoticed", "nvidia-smi -e 1, and reboot the node"
+    if state.persistent is False:
+        yield "warning", "persistence mode is off", "nvidia-smi -pm 1, or run nvidia-persistenced"
+    if state.throttled:
+        yield "warning", f"slowed down: {', '.join(state.throttled)}", "look at its cooling and its power"
+
+
+def link(bytes_per_second: float, peer: str) -> Finding:
+    """How fast another node's data come in."""
+    found = f"{human_bytes(bytes_per_second)}/s from {peer}"
+    if bytes_per_second >= _SLOW_LINK:
+        return Finding("network", "ok", found)
+    remedy = "gradients travel between nodes each step: is a link slow, or GLOO_SOCKET_IFNAME the wrong one?"
+    return Finding("network", "warning", found, remedy)
+
+
+def versions(nodes: Mapping[str, Mapping[str, str]]) -> dict[str, list[Finding]]:
+    """By node, what it has in another version than most nodes. Ranks must run the same code."""
+    found: dict[str, list[Finding]] = {node: [] for node in nodes}
+    for name in sorted({name for installed in nodes.values() for name in installed}):
+        have = {node: installed.get(name, "none") for node, installed in nodes.items()}
+        (usual, count), *_ = Counter(have.values()).most_common()
+        for node, version in have.items() if count < len(have) else ():
+            if version != usual or 2 * count <= len(have):  # without a majority, nobody is right
+                text = f"{version}; all nodes: {', '.join(sorted(set(have.values())))}"
+                found[node].append(Finding(name, "failure", text, "use the same image on all nodes"))
+    return found
+
+
+def worst(findings: Iterable[Finding]) -> Verdict:
+    """The gravest verdict; ok for none."""
+    found = {finding.verdict for finding in findings}
+    return "failure" if "failure" in found else "warning" if "warning" in found else "ok"
