@@ -19,6 +19,7 @@ from launcher.commands import (
     doctor,
     estimate,
     launch,
+    preflight,
     recipe,
     run_group,
     runs,
@@ -57,6 +58,7 @@ run_group.register(app)
 checkpoints.register(app)
 bench.register(app)
 doctor.register(app)
+preflight.register(app)
 
 
 def main() -> None:

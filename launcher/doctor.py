@@ -9,34 +9,19 @@ import subprocess
 import time
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Literal
 
-import psutil
-
-from data_service.store.base import Store
 from data_service.store.errors import StoreError
 from data_service.store.open import open_store
-from launcher.human import human_bytes
+from launcher.preflight import findings
+from launcher.preflight.findings import Finding, Verdict
+from launcher.preflight.gpus import gpu_states
+from launcher.preflight.measure import available_memory, shared_memory, temporary_disk
+from launcher.preflight.store import exercise
 
-Verdict = Literal["ok", "warning", "failure"]
-
-_GIB = 1 << 30
 _PINS = Path(__file__).parent.parent / "infra" / "constraints.txt"
 _MATTERS = ("torch", "deepspeed", "ray", "numpy", "tokenizers", "boto3", "pydantic", "safetensors")
-_LEAST_FILES, _GOOD_FILES = 1024, 65_536
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One check's result; `remedy` is empty when all is well."""
-
-    what: str
-    verdict: Verdict
-    found: str
-    remedy: str = ""
 
 
 def examine(uris: list[str]) -> Iterator[Finding]:
@@ -44,11 +29,11 @@ def examine(uris: list[str]) -> Iterator[Finding]:
     yield _python()
     yield from _versions()
     yield _cores()
-    yield _memory()
-    yield _shared_memory()
-    yield _disk()
-    yield _gpus()
-    yield _open_files()
+    yield findings.memory(*available_memory())
+    yield shared_memory()
+    yield temporary_disk()
+    yield from _gpus()
+    yield findings.open_files(*resource.getrlimit(resource.RLIMIT_NOFILE))
     yield _network()
     yield _clock()
     for uri in uris:
@@ -83,48 +68,16 @@ def _cores() -> Finding:
     )
 
 
-def _memory() -> Finding:
-    memory = psutil.virtual_memory()
-    found = f"{human_bytes(memory.available)} free of {human_bytes(memory.total)}"
-    if memory.available >= 4 * _GIB:
-        return Finding("memory", "ok", found)
-    return Finding("memory", "warning", found, "training wants 4 GiB free; lower data_service.memory")
-
-
-def _shared_memory() -> Finding:
-    free = shutil.disk_usage("/dev/shm").free
-    if free >= _GIB:
-        return Finding("/dev/shm", "ok", f"{human_bytes(free)} free")
-    remedy = "Ray keeps batches there; in a container: --shm-size=8g (without, Ray falls back to slow disk)"
-    return Finding("/dev/shm", "warning", f"{human_bytes(free)} free", remedy)
-
-
-def _disk() -> Finding:
-    folder = os.environ.get("TMPDIR", "/tmp")
-    free = shutil.disk_usage(folder).free
-    if free >= 5 * _GIB:
-        return Finding("temporary disk", "ok", f"{human_bytes(free)} free in {folder}")
-    return Finding(
-        "temporary disk", "warning", f"{human_bytes(free)} free in {folder}", "set TMPDIR to a larger disk"
-    )
-
-
-def _gpus() -> Finding:
+def _gpus() -> Iterator[Finding]:
     import torch  # seconds to import, so not before it is its turn
 
     if not torch.cuda.is_available():
-        return Finding("GPUs", "ok", "none: training runs on the CPU")
+        yield Finding("GPUs", "ok", "none: training runs on the CPU")
+        return
     names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    return Finding("GPUs", "ok", f"{len(names)} x {names[0]}, CUDA {torch.version.cuda}")
-
-
-def _open_files() -> Finding:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    found = f"{soft:,} (at most {hard:,})"
-    if soft >= _GOOD_FILES:
-        return Finding("open files", "ok", found)
-    verdict: Verdict = "warning" if soft >= _LEAST_FILES else "failure"
-    return Finding("open files", verdict, found, f"raise it to {_GOOD_FILES:,} (ulimit -n): Ray opens many")
+    yield Finding("GPUs", "ok", f"{len(names)} x {names[0]}, CUDA {torch.version.cuda}")
+    for state in gpu_states():
+        yield from findings.gpu(state)
 
 
 def _network() -> Finding:
@@ -158,7 +111,7 @@ def probe_store(uri: str) -> Iterator[Finding]:
     try:
         store = open_store(uri, patience_s=10.0)
         started = time.monotonic()
-        wrong = _exercise(store, f"maskfleet-doctor-{uuid.uuid4().hex}")
+        wrong = exercise(store, f"maskfleet-doctor-{uuid.uuid4().hex}")
     except StoreError as error:
         yield Finding(f"store {uri}", "failure", error.problem, error.remedy)
         return
@@ -167,17 +120,3 @@ def probe_store(uri: str) -> Iterator[Finding]:
     else:
         milliseconds = 1e3 * (time.monotonic() - started)
         yield Finding(f"store {uri}", "ok", f"put, get, list, delete work ({milliseconds:.0f} ms in all)")
-
-
-def _exercise(store: Store, key: str) -> str:
-    """What the store gets wrong; empty if nothing. Leaves nothing behind."""
-    try:
-        if not store.put_if_absent(key, b"first") or store.put_if_absent(key, b"second"):
-            return "a conditional put does not protect what exists"
-        if store.get(key) != b"first" or store.get_range(key, 1, 3) != b"irs":
-            return "what was put is not what is read"
-        if [entry.size for entry in store.list(key)] != [5]:
-            return "a listing does not show what was just put"
-    finally:
-        store.delete(key)
-    return "" if store.size(key) is None else "a deleted object is still there"

@@ -1,8 +1,14 @@
 """`maskfleet doctor`: checks this machine, and stores, before a long run does."""
 
-from typing import Annotated
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from launcher.preflight.findings import Finding
 
 
 def register(app: typer.Typer) -> None:
@@ -22,15 +28,21 @@ def doctor(
     Example: `maskfleet doctor s3://bucket/runs`
     """
     from rich.console import Console
-    from rich.table import Table
 
     from launcher.doctor import examine
 
-    table = Table("", "check", "found", "remedy", box=None, pad_edge=False)
-    marks = {"ok": "[green]ok[/]", "warning": "[yellow]warning[/]", "failure": "[red]FAILURE[/]"}
     findings = list(examine(stores or []))
-    for finding in findings:
-        table.add_row(marks[finding.verdict], finding.what, finding.found, finding.remedy)
-    Console().print(table)
+    Console().print(table_of(findings))
     if any(finding.verdict == "failure" for finding in findings):
         raise typer.Exit(1)
+
+
+def table_of(findings: "Iterable[Finding]") -> "Table":
+    """Findings as a person reads them."""
+    from rich.table import Table
+
+    table = Table("", "check", "found", "remedy", box=None, pad_edge=False)
+    marks = {"ok": "[green]ok[/]", "warning": "[yellow]warning[/]", "failure": "[red]FAILURE[/]"}
+    for finding in findings:
+        table.add_row(marks[finding.verdict], finding.what, finding.found, finding.remedy)
+    return table

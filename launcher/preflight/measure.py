@@ -23,9 +23,9 @@ from launcher.preflight import findings
 from launcher.preflight.findings import Finding
 from launcher.preflight.gpus import gpu_states
 from launcher.preflight.store import exercise, skew
-from launcher.recipe import Recipe
+from launcher.recipe import Recipe, bundled, load
 from launcher.recipe_summary import parameters
-from launcher.runs import RECORD
+from launcher.runs import RECORD, open_run
 
 _PATIENCE_S = 2.0  # with a store that fails; training itself has more
 _DEADLINE_S = 2.5  # for all checks together
@@ -42,6 +42,14 @@ class Subject:
 
     recipe: Recipe
     run: str | None
+
+
+def subject(target: str) -> Subject:
+    """A recipe, bundled or a file, or the run at a URI. Raises RecipeError, RunError, StoreError."""
+    if target in bundled() or Path(target).is_file():
+        return Subject(load(target), None)
+    run = open_run(target)
+    return Subject(run.recipe, run.uri)
 
 
 def examine(subject: Subject | None) -> list[Finding]:
