@@ -77,7 +77,7 @@ class Scaling(ScalingPolicy):  # type: ignore[misc]  # Ray has no types
         if start is None:
             time.sleep(_ASK_S)  # Ray asks again at once
             return NoopDecision()
-        self._without = start.without
+        self._failed, self._without = [], start.without
         return ResizeDecision(start.ranks, self.scaling_config._resources_per_worker_not_none)
 
     def make_decision_for_running_worker_group(self, **_: Any) -> NoopDecision:

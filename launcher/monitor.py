@@ -112,6 +112,7 @@ class MonitorState:
         if self._roster.grows(ray.nodes(), self._status.without):
             self._status.paused = True
             self.note("there is room for more ranks: saving, to go on with them")
+            operator_event(self._store, "pause", time.time(), reason="there is room for more ranks")
 
     def unfit(self, preflights: Sequence[Mapping[str, Any]], problem: str, remedy: str) -> None:
         """Nodes of a group that was to start must not train, for `problem`: others are taken, or the run ends.

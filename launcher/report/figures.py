@@ -13,7 +13,7 @@ Floats = NDArray[np.float64]
 
 _BEGINS = ("start", "resume")
 _ENDS = ("end",)
-_CAUSES = {"stop": "asked to stop", "failed": "failed", "restart": "restarted"}
+_CAUSES = {"stop": "asked to stop", "failed": "failed", "restart": "restarted", "pause": "paused"}
 
 
 @dataclass(frozen=True)

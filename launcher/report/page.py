@@ -46,6 +46,7 @@ def render(subject: Subject, history: History, now: datetime) -> str:
         _tiles(subject, history, figures, gaps),
         f'<div class="charts">{curves}{draw_timeline(history)}</div>',
         _interruptions(gaps),
+        _worlds([event for event in history.events if event["kind"] == "world"]),
         _checkpoints([event for event in history.events if event["kind"] == "commit"]),
         _changes([event for event in history.events if event["kind"].endswith("_changed")]),
         _configuration(subject),
@@ -111,6 +112,16 @@ def _interruptions(gaps: Sequence[Interruption]) -> str:
     return "<h2>Interruptions</h2>" + _table(
         ("when (UTC)", "attempt", "cause", "resumed at step", "gap"), rows, 2
     )
+
+
+def _worlds(changes: Sequence[Record]) -> str:
+    if not changes:
+        return ""
+    rows = [
+        (_time(float(event["time"])), f"{event['from']:,}", f"{event['to']:,}", event["cause"])
+        for event in changes
+    ]
+    return "<h2>Number of ranks</h2>" + _table(("when (UTC)", "from", "to", "cause"), rows, 1)
 
 
 def _checkpoints(commits: Sequence[Record]) -> str:

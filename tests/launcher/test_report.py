@@ -95,6 +95,21 @@ def test_changes_between_attempts_cut_nothing_short() -> None:
     assert interruptions(changed) == []
 
 
+GROWN = history(
+    5,
+    event("start", 0.0, step=0),
+    event("pause", 20.0, attempt=0, reason="there is room for more ranks"),
+    event("commit", 21.0, step=4, seconds=0.5, blocked=0.1),
+    event("world", 29.0, attempt=0, **{"from": 2, "to": 3, "cause": "the cluster has places for 3 ranks"}),
+    event("resume", 30.0, attempt=2, step=4),
+)
+
+
+def test_ranks_that_made_room_for_more_were_not_killed() -> None:
+    (gap,) = interruptions(GROWN)
+    assert (gap.cause, gap.resumed_from, gap.downtime) == ("paused: there is room for more ranks", 4, 10.0)
+
+
 class Page(HTMLParser):
     """Tags must nest, and nothing may be fetched."""
 
@@ -148,6 +163,13 @@ def test_the_page_shows_what_matters() -> None:
     assert "MLM loss" in text
     assert "MLM accuracy" in text
     assert "weighted sum" not in text
+
+
+def test_every_change_of_the_number_of_ranks_is_shown() -> None:
+    text = Page(render(SUBJECT, GROWN, NOW)).text
+    assert "Number of ranks" in text
+    assert "23the cluster has places for 3 ranks" in text
+    assert "Number of ranks" not in Page(render(SUBJECT, KILLED, NOW)).text
 
 
 def test_every_term_has_its_curves() -> None:

@@ -1,0 +1,98 @@
+"""A machine is lost: training goes on with fewer ranks. It comes back: the run takes more again. The losses stay."""
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import small_runs
+from rank_processes import run_group
+from ray._private.node import Node
+from ray.cluster_utils import Cluster
+from train_command import committed, output, title, training, wait_for
+
+pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(900)]
+
+SETTINGS = (
+    "phases=[{steps: 2000, length: 32, batch: {sequences: 96}}]",  # a long step: few of them while machines are lost
+    "optimizer.adamw.lr=1.0e-4",
+    "checkpoint={every: {steps: 10}, keep_last: 3}",
+    "evaluation={every: {steps: 2000}, samples: 20}",
+    "trainers={min: 1, max: 3, wait: 15, grow: 10}",
+)
+MEMORY = {"object_store_memory": 150_000_000}
+QUICK = {
+    "health_check_initial_delay_ms": 0,
+    "health_check_period_ms": 1000,
+    "health_check_failure_threshold": 3,
+}
+
+
+@pytest.fixture
+def cluster(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    """A head without places, and a machine with two."""
+    head = {"num_cpus": 0, "temp_dir": str(tmp_path_factory.mktemp("r")), "_system_config": QUICK, **MEMORY}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    try:
+        cluster.add_node(num_cpus=2, **MEMORY)
+        monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+        yield cluster
+    finally:
+        cluster.shutdown()
+
+
+def test_fewer_ranks_then_more_again(tmp_path: Path, cluster: Cluster) -> None:
+    small_runs.prepare_corpus(tmp_path)
+    nodes = cluster.list_all_nodes()
+    uri = small_runs.new_run(tmp_path, "run", *SETTINGS)
+    with training(uri) as process:
+        wait_for(process, lambda: any(processes(node, "ray::MonitorState") for node in nodes))
+        lost = cluster.add_node(num_cpus=1, **MEMORY)  # only now: the command itself must not be on it
+        wait_for(process, lambda: committed(uri) >= 10)
+        assert processes(lost, "ray::RayTrainWorker")
+        cluster.remove_node(lost, allow_graceful=False)
+        wait_for(process, lambda: worlds(uri) == [(3, 2)])
+        before = committed(uri)
+        wait_for(process, lambda: committed(uri) > before)
+        cluster.add_node(num_cpus=1, **MEMORY)
+        wait_for(process, lambda: worlds(uri) == [(3, 2), (2, 3)])
+        before = committed(uri)
+        wait_for(process, lambda: committed(uri) > before)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(120) == 75, output(process)
+    steps = committed(uri)
+    events = small_runs.history(uri).events
+    assert [event["world"] for event in events if event["kind"] in ("start", "resume")] == [3, 2, 3]
+    assert "no place for 3 ranks within 15 s" in [event.get("cause") for event in events]
+    grown = next(event for event in events if event["kind"] == "world" and event["to"] == 3)
+    resumed = [event for event in events if event["kind"] == "resume"][-1]
+    last = max(
+        event["step"] for event in events if event["kind"] == "commit" and event["time"] < grown["time"]
+    )
+    assert resumed["step"] == last, "no step was lost to the enlargement"
+
+    calm = small_runs.new_run(tmp_path, "calm", *SETTINGS)
+    ended = run_group(calm, 2, stop_at=steps)
+    assert ended.codes == [0, 0], ended.output
+    assert small_runs.ledger(uri) == small_runs.ledger(calm)
+    assert small_runs.digests(uri) == small_runs.digests(calm)
+    difference = np.abs(np.subtract(small_runs.losses(uri), small_runs.losses(calm))).max()
+    print(f"{steps} steps; losses within {difference:.1e} nats of 2 undisturbed ranks")
+    assert difference <= 1e-5
+
+
+def worlds(uri: str) -> list[tuple[int, int]]:
+    """The changes so far. They are the driver's to record: attempt 0."""
+    segments = sorted(Path(uri, "events", "a000000").glob("*.jsonl"))
+    events = [json.loads(line) for segment in segments for line in segment.read_text().splitlines()]
+    return [(event["from"], event["to"]) for event in events if event["kind"] == "world"]
+
+
+def processes(node: Node, name: str) -> list[psutil.Process]:
+    """What a node's raylet has started under that name."""
+    (raylet,) = node.all_processes["raylet"]
+    children = psutil.Process(raylet.process.pid).children(recursive=True)
+    return [child for child in children if title(child).startswith(name)]
