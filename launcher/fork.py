@@ -10,9 +10,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from fnmatch import fnmatchcase
 
+from pydantic import JsonValue
+
 from checkpoints.copying import BEFORE, copy_checkpoint
 from checkpoints.layout import Manifest, Mark
 from checkpoints.listing import committed
+from checkpoints.rewind import SKIPS, rewinds, skips
 from data_service.tokenizers.load import load_tokenizer
 from launcher.chosen import chosen_checkpoint
 from launcher.errors import RunChanged, RunError
@@ -81,11 +84,20 @@ def fork(
     begins = manifest.step if restarted else past.data_begins
     record = record_of(recipe, inputs, now, (*past.origins, origin), begins)
     reserve(store, recipe)
-    copy_checkpoint(source.store, manifest, store, now.timestamp())
+    copy_checkpoint(source.store, _on_its_own(source, manifest, bool(restarted)), store, now.timestamp())
     store.put_if_absent(BEGAN, b"{}\n")  # without its checkpoint it must not start from scratch
     publish(store, record)
     operator_event(store, "fork", now.timestamp(), **origin.model_dump(), data_begins=begins)
     return Forked(Run(uri, store, recipe, record), manifest.step, origin.changes, restarted)
+
+
+def _on_its_own(source: Run, manifest: Manifest, restarted: bool) -> Manifest:
+    """The checkpoint with what else `source` knows of the data that it leaves out; of other data nothing is."""
+    state = {name: value for name, value in manifest.state.items() if name != SKIPS}
+    left_out = () if restarted else skips(manifest, rewinds(source.store))
+    if left_out:
+        state[SKIPS] = [list[JsonValue](span) for span in left_out]
+    return manifest.model_copy(update={"state": state})
 
 
 def _check_model(source: Run, recipe: Recipe, past: RunRecord, wanted: RunRecord, manifest: Manifest) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import ray
 from ray.train import TrainingFailedError
 
-from checkpoints.attempt import Attempt, Owner, claim, end_all
+from checkpoints.attempt import Attempt, Heartbeat, Owner, claim, end_all
 from checkpoints.gather import Alone
 from checkpoints.layout import Manifest
 from checkpoints.load import newest_good
@@ -78,7 +78,8 @@ def _supervise(
     """`last`: ranks that wrote the newest checkpoint, None if there is none."""
     resources = plan_resources(run.recipe)
     with _ray(resources), tempfile.TemporaryDirectory(prefix="maskfleet-ray-train-") as scratch:
-        _await_nodes(nodes)
+        with Heartbeat(attempt):  # the monitor beats once it is there
+            _await_nodes(nodes)
         gpus = gpus_of(ray.nodes())
         size = sizing(run.recipe, gpus)
         monitor = start_monitor(attempt, owner, size, last)

@@ -9,10 +9,12 @@ import pytest
 import small_runs
 from rank_processes import run_group
 
+from checkpoints.attempt import Attempt
 from checkpoints.copying import BEFORE
 from checkpoints.errors import DamagedCheckpoint
 from checkpoints.layout import Mark
-from checkpoints.listing import committed
+from checkpoints.listing import committed, read_manifest
+from checkpoints.rewind import Rewind, record, skips
 from checkpoints.verify import verify_all
 from launcher.errors import RunChanged, RunError
 from launcher.fork import Forked, fork
@@ -118,6 +120,22 @@ def test_its_record_names_all_it_came_from(source: str, tmp_path: Path) -> None:
     assert any("optimizer.adamw.lr" in line for line in record.origins[1].changes)
     assert record.data_begins == 12, "what was so in the run between"
     assert record.fingerprint != first.run.record.fingerprint
+
+
+def test_what_the_run_leaves_out_the_fork_leaves_out(source: str, tmp_path: Path) -> None:
+    """The run has gone back to step 9 since, past some data; another seed's data has nothing to do with that."""
+    copy = tmp_path / "copy"
+    shutil.copytree(source, copy)
+    store = open_run(str(copy)).store
+    left_out = ((1, 4, 8, 16),)
+    back = Rewind(attempt=1, to=Mark(1, STEP), began=11, reached=14, cause="a spike", skips=left_out)
+    record(store, back, Attempt(store, 1))
+    for name, settings, expected in (("same", (), left_out), ("other", ("seed=5",), ())):
+        forked = make(str(copy), tmp_path / name, *settings, step=None)
+        assert forked.step == STEP
+        assert skips(read_manifest(forked.run.store, Mark(BEFORE, STEP)), []) == expected
+        again = make(forked.run.uri, tmp_path / f"{name}-again", "seed=6", step=None)
+        assert skips(read_manifest(again.run.store, Mark(BEFORE, STEP)), []) == ()
 
 
 @pytest.mark.parametrize(
