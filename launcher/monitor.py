@@ -16,7 +16,7 @@ from checkpoints.attempt import Attempt, Heartbeat, Owner, claim
 from data_service.store.errors import StoreError
 from launcher.elastic import Sizing, Start, spared
 from launcher.metrics import operator_event
-from launcher.policy import Failure, Restart, Stop, decide
+from launcher.policy import Failure, Restart, Stop, decide, where_it_began
 from launcher.roster import Roster
 from launcher.watchdog import Beat, Place
 
@@ -225,12 +225,13 @@ class MonitorState:
         """The last group died: what the policy makes of that."""
         self._running = False
         beats = self._status.beats
+        places = {rank: beat.place.node for rank, beat in beats.items()}
         self._failures.append(
             Failure(
                 time=time.time(),
                 step=max((beat.step for beat in beats.values()), default=0),
                 worked=self._worked,
-                node=self._first_to_fail(failed),
+                node=where_it_began(places, self._errors, failed, self._blamed),
                 error=next(iter(self._errors.values()), None),
             )
         )
@@ -243,21 +244,6 @@ class MonitorState:
                 self._status.without = spared(nodes, self._sizing, self._status.without, decision.without)
             case _:
                 assert_never(decision)
-
-    def _first_to_fail(self, failed: Sequence[int]) -> str | None:
-        """The node of the ranks that are to blame, or died without a word, if there is one; else of the first that
-        raised."""
-        beats = self._status.beats
-        if self._blamed is not None:
-            nodes = {beats[rank].place.node for rank in self._blamed if rank in beats}
-            return nodes.pop() if len(nodes) == 1 else None
-        silent = {
-            beats[rank].place.node for rank in failed or beats if rank in beats and rank not in self._errors
-        }
-        if silent:
-            return silent.pop() if len(silent) == 1 else None
-        first = next(iter(self._errors), None)
-        return beats[first].place.node if first in beats else None
 
     def status(self) -> Status:
         """A snapshot; notes are handed over once."""

@@ -6,7 +6,7 @@ again and again is broken, and starts that never finish a step are a mistake in 
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 SAME_ERROR = 3  # times in a row, at one step
@@ -50,6 +50,28 @@ class Stop:
     remedy: str
 
 
+def where_it_began(
+    places: Mapping[int, str], errors: Mapping[int, str], failed: Sequence[int], blamed: Sequence[int] | None
+) -> str | None:
+    """The node on which a group's failure began; None if that is not known.
+
+    Args:
+        places: the node of each rank that was heard of.
+        errors: what ranks raised, in the order in which they told.
+        failed: the ranks that ended the group, as far as Ray knows.
+        blamed: the ranks whose fault it was, whoever raised the error; empty if nobody can tell, None if no error says.
+
+    A rank that dies without a word makes others raise, so the silent come before the loud.
+    """
+    if blamed is not None:
+        return _only({places[rank] for rank in blamed if rank in places})
+    silent = {places[rank] for rank in failed or places if rank in places and rank not in errors}
+    if silent:
+        return _only(silent)
+    first = next(iter(errors), None)
+    return None if first is None else places.get(first)
+
+
 def decide(failures: Sequence[Failure], nodes: int) -> Restart | Stop:
     """What follows the last of `failures`, of this run's present command, in order of time; `nodes` could have ranks.
 
@@ -68,6 +90,10 @@ def decide(failures: Sequence[Failure], nodes: int) -> Restart | Stop:
             "see the errors above; after mending, the same command resumes the run",
         )
     return Restart(_bad_nodes(failures, nodes))
+
+
+def _only(nodes: set[str]) -> str | None:
+    return nodes.pop() if len(nodes) == 1 else None
 
 
 def _alike(failure: Failure, last: Failure) -> bool:

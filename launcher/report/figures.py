@@ -13,7 +13,13 @@ Floats = NDArray[np.float64]
 
 _BEGINS = ("start", "resume")
 _ENDS = ("end",)
-_CAUSES = {"stop": "asked to stop", "failed": "failed", "restart": "restarted", "pause": "paused"}
+_CAUSES = {
+    "stop": "asked to stop",
+    "failed": "failed",
+    "restart": "restarted",
+    "corruption": "weights differed between ranks",
+    "pause": "paused",
+}
 
 
 @dataclass(frozen=True)

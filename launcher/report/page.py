@@ -1,6 +1,6 @@
 """The report: one HTML file that stands alone. What happened in a run, for the person who has to judge it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from html import escape
@@ -48,6 +48,7 @@ def render(subject: Subject, history: History, now: datetime) -> str:
         _interruptions(gaps),
         _worlds([event for event in history.events if event["kind"] == "world"]),
         _checkpoints([event for event in history.events if event["kind"] == "commit"]),
+        _nodes(history.events),
         _changes([event for event in history.events if event["kind"].endswith("_changed")]),
         _configuration(subject),
     ]
@@ -142,6 +143,35 @@ def _checkpoints(commits: Sequence[Record]) -> str:
     )
     heads = ("when (UTC)", "step", "written in", "training waited")
     return f'<h2>Checkpoints</h2><p class="soft">{line}</p>' + _table(heads, rows, 1)
+
+
+def _nodes(events: Sequence[Record]) -> str:
+    """What was found wrong with machines: by their preflight, by ranks that were slow, by weights that differed; what
+    every start finds anew, once."""
+    first: dict[tuple[str, str], float] = {}
+    for event in events:
+        for complaint in _complaints(event):
+            first.setdefault(complaint, float(event["time"]))
+    rows = [(_time(time), machine, text) for (machine, text), time in first.items()]
+    return "<h2>Machines</h2>" + _table(("when (UTC)", "machine", "what"), rows, 3) if rows else ""
+
+
+def _complaints(event: Record) -> Iterator[tuple[str, str]]:
+    """(machine, what is wrong with it)."""
+    match event["kind"]:
+        case "preflight":
+            for problem in event["problems"]:
+                yield event["host"], f"preflight: {problem}"
+        case "straggler":
+            what = "its data come late" if event["doing"] == "data" else "it computes slowly"
+            yield (
+                event["host"],
+                f"rank {event['rank']} held up the others, {event['ratio']:.1f} times: {what}",
+            )
+        case "corruption":
+            known = zip(event["hosts"], event["ranks"], strict=True)
+            found = [(host, f"weights of rank {rank} were corrupt") for host, rank in known]
+            yield from found or [("unknown", "weights of two ranks differed")]
 
 
 def _changes(events: Sequence[Record]) -> str:

@@ -2,7 +2,17 @@
 
 import pytest
 
-from launcher.policy import FRUITLESS, NODE_FAILURES, NODE_HOURS, SAME_ERROR, Failure, Restart, Stop, decide
+from launcher.policy import (
+    FRUITLESS,
+    NODE_FAILURES,
+    NODE_HOURS,
+    SAME_ERROR,
+    Failure,
+    Restart,
+    Stop,
+    decide,
+    where_it_began,
+)
 
 HOUR = 3600.0
 
@@ -62,3 +72,28 @@ def test_an_old_failure_of_a_node_is_forgotten() -> None:
 def test_the_only_node_is_not_left_out() -> None:
     bad = [failure(hour, step=hour, node="bad") for hour in range(NODE_FAILURES)]
     assert decide(bad, nodes=1) == Restart()
+
+
+@pytest.mark.parametrize(
+    ("errors", "failed", "blamed", "node"),
+    [
+        ({}, [], None, None),  # all were killed, on several nodes
+        ({1: "lost peer", 2: "lost peer"}, [], None, "a"),  # rank 0 died without a word
+        ({1: "lost peer"}, [], None, None),  # ranks 0 and 2 did
+        ({1: "lost peer"}, [2], None, "b"),  # and Ray saw which ended the group
+        ({2: "bad", 0: "lost", 1: "lost"}, [], None, "b"),  # all raised: the first to tell
+        ({0: "corrupt", 1: "corrupt", 2: "corrupt"}, [0], [2], "b"),  # all raised, one is to blame
+        ({0: "corrupt", 1: "corrupt", 2: "corrupt"}, [0], [], None),  # nobody knows which
+        ({0: "corrupt", 1: "corrupt", 2: "corrupt"}, [0], [0, 2], None),  # ranks of two nodes
+        ({0: "corrupt", 1: "corrupt", 2: "corrupt"}, [0], [0, 1], "a"),  # two of one
+    ],
+)
+def test_where_a_failure_began(
+    errors: dict[int, str], failed: list[int], blamed: list[int] | None, node: str | None
+) -> None:
+    assert where_it_began({0: "a", 1: "a", 2: "b"}, errors, failed, blamed) == node
+
+
+def test_a_rank_that_was_never_heard_of_is_nowhere() -> None:
+    assert where_it_began({}, {0: "bad"}, [0], None) is None
+    assert where_it_began({}, {0: "corrupt"}, [0], [0]) is None

@@ -231,3 +231,26 @@ def test_a_constant_series_can_be_drawn(value: float) -> None:
     drawn = draw(Chart("t", "u", (Series("s", np.arange(3.0), np.full(3, value)),), 3.0))
     assert "nan" not in drawn
     assert "inf" not in drawn
+
+
+def test_what_was_found_wrong_with_machines_is_shown() -> None:
+    files = {"node": "n1", "host": "node-1", "problems": ["open files: 256"]}
+    page = render(
+        SUBJECT,
+        history(
+            10,
+            event("start", 0.0, step=0),
+            event("preflight", 1.0, **files),
+            event("straggler", 2.0, step=4, rank=3, host="node-2", ratio=2.25, doing="compute"),
+            event("corruption", 3.0, step=5, ranks=[1], hosts=["node-9"], tensor=None),
+            event("resume", 9.0, attempt=2, step=4),
+            event("preflight", 9.5, attempt=2, **files),
+            event("corruption", 12.0, attempt=2, step=7, ranks=[], hosts=[], tensor="a.weight"),
+        ),
+        NOW,
+    )
+    assert page.count("open files: 256") == 1, "every start finds it; once will do"
+    assert "rank 3 held up the others, 2.2 times: it computes slowly" in page
+    assert "node-9" in page
+    assert "weights of two ranks differed" in page
+    assert page.count("weights differed between ranks") == 2, "as the causes of two interruptions"
