@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,11 +31,13 @@ def run_group(
     kill: dict[int, int] | None = None,
     stop_at: int | None = None,
     flip: tuple[int, int] | None = None,
+    slow: int | None = None,
     timeout: float = 240,
 ) -> Ended:
     """Start `world` ranks on a new attempt and wait for all. `kill` maps a rank to the step at which it dies by
     SIGKILL; `stop_at` asks for a clean stop at a step; `flip` is a rank, and the step before which one bit of its
-    weights is turned over. When one rank dies by itself, the others end by error."""
+    weights is turned over; the rank `slow` is, from the first commit on. When one rank dies by itself, the others end
+    by error."""
     with tempfile.TemporaryDirectory() as meeting:
         ranks = [
             subprocess.Popen(
@@ -50,8 +53,25 @@ def run_group(
             )
             for rank in range(world)
         ]
+        if slow is not None:
+            threading.Thread(target=_slow_down, args=(ranks[slow], run), daemon=True).start()
         outputs = [rank.communicate(timeout=timeout)[0] for rank in ranks]
     return Ended([rank.returncode for rank in ranks], "\n".join(outputs))
+
+
+def _slow_down(rank: "subprocess.Popen[str]", run: str) -> None:
+    """A process that gets a quarter of its time, as on a machine that others use or that is too hot."""
+    from checkpoints.listing import committed
+    from data_service.store.open import open_store
+
+    tick = threading.Event()
+    while not list(committed(open_store(run))) and rank.poll() is None:
+        tick.wait(0.1)
+    while rank.poll() is None:
+        rank.send_signal(signal.SIGSTOP)
+        tick.wait(0.03)
+        rank.send_signal(signal.SIGCONT)
+        tick.wait(0.01)
 
 
 def _environment(rank: int, world: int) -> dict[str, str]:
