@@ -4,6 +4,9 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain
+from typing import Protocol
+
+from pydantic import JsonValue
 
 from checkpoints.attempt import Attempt
 from checkpoints.commit import Committed, Failed, Outcome
@@ -23,6 +26,16 @@ from launcher.recipe import Checkpointing
 BEGAN = "checkpoints/began.json"  # there has been a commit: finding none later is an error, not a fresh start
 
 
+class Alongside(Protocol):
+    """What a checkpoint holds beside the trainer's state, and which checkpoints that may call for."""
+
+    def state(self) -> dict[str, JsonValue]: ...
+
+    def way_back(self, step: int) -> int:
+        """The most steps of a checkpoint to which the run would go back, `step` steps being done."""
+        ...
+
+
 class RunKeeper:
     """One rank's hand on the run's checkpoints. Whether and when it saves changes nothing in the training.
 
@@ -37,13 +50,15 @@ class RunKeeper:
         peers: Peers,
         settings: Checkpointing,
         journal: RankJournal,
+        alongside: Alongside,
         resumed: Manifest | None,
         grid: int = 1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._saver = Saver(store, attempt, peers, resumed=resumed)
         self._store, self._attempt, self._rank = store, attempt, peers.rank
-        self._settings, self._journal, self._grid, self._clock = settings, journal, grid, clock
+        self._settings, self._journal, self._alongside = settings, journal, alongside
+        self._grid, self._clock = grid, clock
         self._begun_at = clock()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="retention")
         self._tidying: Future[Tidied] | None = None
@@ -67,7 +82,7 @@ class RunKeeper:
 
     def commit(self) -> None:
         """Collective. Metrics are flushed first: what a checkpoint says happened is on record when it exists."""
-        self._record(self._commit())
+        self._commit(since=self._clock())
 
     def finish(self, engine: Engine, state: TrainState, carried: Carried) -> None:
         """Commit `state`, and the memory that its next step wants, unless it is committed already; wait for it.
@@ -76,13 +91,10 @@ class RunKeeper:
             CheckpointError: the last save failed, so the work since the one before would be lost silently.
         """
         if self._saver.underway is not None:
-            self._saver.wait()
-            self.commit()
+            self._wait_and_commit()
         if self._saver.last_step != state.step:
             self._begin(engine, state, carried)
-            self._saver.wait()
-            outcome = self._commit()
-            self._record(outcome)
+            outcome = self._wait_and_commit()
             if isinstance(outcome, Failed):
                 raise CheckpointError(
                     f"the final checkpoint of step {state.step} failed: {outcome.reason}",
@@ -95,36 +107,45 @@ class RunKeeper:
     def _begin(self, engine: Engine, state: TrainState, carried: Carried) -> None:
         self._begun_at = self._clock()
         fragments = chain(engine.fragments(), carried.fragments)
-        self._saver.begin(state.step, fragments, engine.shapes, state.to_json(), carried.shapes)
+        whole = state.to_json() | self._alongside.state()
+        self._saver.begin(state.step, fragments, engine.shapes, whole, carried.shapes)
 
-    def _commit(self) -> Outcome:
+    def _wait_and_commit(self) -> Outcome:
+        since = self._clock()
+        self._saver.wait()
+        return self._commit(since)
+
+    def _commit(self, since: float) -> Outcome:
         self._journal.flush()
-        return self._saver.commit()
+        outcome = self._saver.commit()
+        self._record(outcome, self._clock() - since)
+        return outcome
 
-    def _record(self, outcome: Outcome) -> None:
+    def _record(self, outcome: Outcome, waited: float) -> None:
+        """`blocked` is all that training waited for: the copy, and from turning to the commit until that was over."""
         match outcome:
             case Committed():
                 self._journal.event(
                     "commit",
                     step=outcome.step,
                     bytes=outcome.bytes,
-                    blocked=outcome.blocked_s,
+                    blocked=outcome.blocked_s + waited,
                     seconds=outcome.background_s,
                 )
                 if self._rank == 0:
                     self._store.put_if_absent(BEGAN, b"{}\n")
-                    self._tidy()
+                    self._tidy(self._alongside.way_back(outcome.step))
             case Failed():
                 self._journal.event("commit_failed", step=outcome.step, reason=outcome.reason)
                 self._journal.note(f"checkpoint of step {outcome.step} failed: {outcome.reason}")
 
-    def _tidy(self) -> None:
+    def _tidy(self, way_back: int) -> None:
         """Rank 0, beside training: delete what has expired. Superseded surfaces with the next commit."""
         self._tidied()
         every = self._settings.keep_every.steps if self._settings.keep_every else None
         keep_last = self._settings.keep_last
         self._tidying = self._pool.submit(
-            tidy, self._store, self._attempt, keep_last=keep_last, keep_every=every
+            tidy, self._store, self._attempt, keep_last=keep_last, keep_every=every, way_back=way_back
         )
 
     def _tidied(self) -> None:

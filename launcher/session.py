@@ -5,7 +5,7 @@ from typing import Literal, Protocol
 
 import torch
 
-from data_service.positions import Axis, Phase, Positions
+from data_service.positions import Axis, Phase, Positions, Range
 from data_service.samples.inputs import Lanes
 from data_service.spec import SourceSpec, StreamSpec, WindowSize
 from data_service.tokenizers.tokenizer import Tokenizer
@@ -55,10 +55,10 @@ def heldout_spec(run: Run, tokenizer: Tokenizer) -> StreamSpec:
     return spec.model_copy(update={"input": run.recipe.input.once()})
 
 
-def positions(run: Run, streams: Sequence[Measured]) -> Positions:
-    """From step to samples, given each phase's stream."""
+def positions(run: Run, streams: Sequence[Measured], skips: Sequence[Range]) -> Positions:
+    """From step to samples, given each phase's stream, without the ranges that the run leaves out."""
     phases = [_phase(phase, stream) for phase, stream in zip(run.recipe.phases, streams, strict=True)]
-    return Positions(phases, begin=run.record.data_begins)
+    return Positions(phases, skips, begin=run.record.data_begins)
 
 
 def _phase(phase: RecipePhase, stream: Measured) -> Phase:

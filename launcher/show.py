@@ -17,6 +17,7 @@ from data_service.stream import Source, Stream
 from data_service.tokenizers.load import load_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
 from launcher.errors import RunError
+from launcher.rewind import left_out
 from launcher.runs import Run
 from launcher.session import positions, stream_spec
 
@@ -66,7 +67,7 @@ def find_sample(run: Run, step: int, row: int) -> Shown:
     cache = run.store.at("cache")
     specs = [stream_spec(run, tokenizer, phase) for phase in range(len(run.recipe.phases))]
     streams = [Stream(spec, cache=cache) for spec in specs]
-    ranges = positions(run, streams).ranges(step)
+    ranges = positions(run, streams, left_out(run)).ranges(step)
     place, rows = _place(ranges, row), sum(span.stop - span.start for span in ranges)
     if place is None:
         raise RunError(f"step {step} has no row {row}", remedy=f"its rows are 0 to {rows - 1}")

@@ -67,6 +67,18 @@ class Keeper(Protocol):
     def finish(self, engine: Engine, state: TrainState, carried: Carried) -> None: ...
 
 
+class Losses(Protocol):
+    """What is done about losses that are not finite or far too high. Every rank decides alike."""
+
+    def limit(self, step: int, turn: str, sums: Mapping[str, float]) -> float:
+        """The largest gradient norm with which a turn makes its update, given this rank's sums. Collective."""
+        ...
+
+    def after(self, report: StepReport) -> None:
+        """Takes note of a step. What it raises, on all ranks, ends training without a commit."""
+        ...
+
+
 class Journal(Protocol):
     """What is written down. Rank 0 records; the others' calls are heartbeats."""
 
@@ -100,6 +112,7 @@ class Trainer:
     control: Control
     data: Data
     keeper: Keeper
+    losses: Losses
     journal: Journal
     plan: Plan
     stop_requested: Callable[[], bool]
@@ -127,11 +140,13 @@ class Trainer:
             digests: list[Tensor] = []
             updates: dict[str, Update] = {}
             for turn in self.engine.turns:
-                sums |= accumulate(
+                own = accumulate(
                     self.engine, fetched.work, signals.counts, self.plan.seed, self.memories, turn
                 )
                 digests += self._digests(state.step)
-                updates[turn] = self.engine.update(learning_rate, state.next_update(turn), turn)
+                limit = self.losses.limit(state.step, turn, own)
+                updates[turn] = self.engine.update(learning_rate, state.next_update(turn), turn, limit)
+                sums |= own
             pace = Pace(fetching, self.engine.forwards.take(), fetched.tokens)
             settled = settle(self.control, sums, pace, digests)
             ensure_same_digests(settled.digests, self.engine.replicated, self.control, state.step)
@@ -146,6 +161,7 @@ class Trainer:
                 settled.paces,
             )
             self.journal.step(report)
+            self.losses.after(report)
             state = state.after(applied=report.applied, tokens=signals.tokens)
             if signals.saved:
                 self.keeper.commit()

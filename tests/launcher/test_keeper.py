@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from pydantic import JsonValue
 
 from checkpoints.attempt import claim
 from checkpoints.gather import Alone
@@ -22,6 +23,16 @@ class Silent:
         return False
 
 
+class Nothing:
+    """Nothing goes into a checkpoint beside the state."""
+
+    def state(self) -> dict[str, JsonValue]:
+        return {}
+
+    def way_back(self, step: int) -> int:
+        return step
+
+
 def due(folder: Path, every: Every, grid: int, times: dict[int, float] | None = None) -> list[int]:
     """The steps up to 40 at which a save is due, if none is ever begun; `times`: the clock from a step on."""
     now = [0.0]
@@ -32,6 +43,7 @@ def due(folder: Path, every: Every, grid: int, times: dict[int, float] | None = 
         Alone(),
         Checkpointing(every=every),
         RankJournal(Silent(), None, None),
+        Nothing(),
         None,
         grid,
         clock=lambda: now[0],
