@@ -206,6 +206,10 @@ class MonitorState:
     def finish(self, step: int) -> None:
         self._status.finished, self._running = step, False
 
+    def went_back(self) -> None:
+        """The ranks end, to start again from an earlier checkpoint: nobody's failure, and nothing to judge."""
+        self._running = False
+
     def fail(self, problem: str, remedy: str) -> None:
         """Keep the first; later ones are usually its consequences on other ranks."""
         if self._status.fatal is None:

@@ -24,6 +24,7 @@ from launcher.preflight.measure import Subject
 from launcher.preflight.nodes import Report, Unfit, preflight, problem, unfit, warnings
 from launcher.rank import run_rank
 from launcher.recipe import Recipe
+from launcher.rewind import Rewound
 from launcher.runs import open_run
 from launcher.watchdog import Place, stack_of_every_thread
 
@@ -52,6 +53,11 @@ def train_rank(config: dict[str, Assignment]) -> None:
         raise  # a store may come back, and there may be other nodes: let the group be restarted
     except (DataError, ModelError) as error:
         ray.get(assignment.monitor.fail.remote(error.problem, error.remedy))
+        raise
+    except Rewound as rewound:
+        ray.get(assignment.monitor.went_back.remote())
+        if link.rank == 0:
+            link.note(str(rewound))
         raise
     except CorruptReplica as error:  # all ranks raise it, and those that are well must not be blamed
         ray.get(assignment.monitor.failed.remote(link.rank, str(error), error.ranks))
