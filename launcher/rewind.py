@@ -167,7 +167,6 @@ class SpikeGuard:
             except CheckpointError as error:
                 return {"error": error.problem, "remedy": error.remedy}
         if verdict.stop is not None:
-            self.journal.event("failed", reason=verdict.stop.reason)
             return {"stop": verdict.stop.reason, "remedy": verdict.stop.remedy}
         assert verdict.to is not None  # else there is a reason to stop
         return {
