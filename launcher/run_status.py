@@ -188,8 +188,8 @@ def _rate(recent: Sequence[Record]) -> float | None:
     return float(np.median(column(recent, "tokens") / np.maximum(column(recent, "seconds"), 1e-9)))
 
 
-def statuses(uris: Sequence[str], now: float) -> Iterator[RunStatus]:
-    """Of a single run whole, of several brief ones."""
+def statuses(uris: Sequence[str], now: float, *, brief: bool = False) -> Iterator[RunStatus]:
+    """Of a single run whole, unless `brief`; of several brief ones."""
     found = [run for uri in uris for run in runs_at(uri)]
     for run in found:
-        yield status(run, now, brief=len(found) > 1)
+        yield status(run, now, brief=brief or len(found) > 1)

@@ -21,11 +21,14 @@ def status(
         list[str], typer.Argument(metavar="RUN...", help="Runs, or folders of runs, local or s3://.")
     ],
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a run and line.")] = False,
+    brief: Annotated[
+        bool, typer.Option("--brief", help="Read the newest metrics only: at once, even for a run of weeks.")
+    ] = False,
 ) -> None:
     """What a run is doing: from its store, so from any machine that can read it.
 
-    Of one run everything: where it runs, its progress, checkpoints, interruptions and goodput. Of several, or of a
-    folder of runs, a line each.
+    Of one run everything: where it runs, its progress, checkpoints, interruptions and goodput (these two not with
+    `--brief`). Of several, or of a folder of runs, a line each.
 
     Example: `maskfleet runs status s3://bucket/runs`
     """
@@ -39,7 +42,7 @@ def status(
     from launcher.status_text import describe, table
 
     now = time.time()
-    found = list(statuses(places, now))
+    found = list(statuses(places, now, brief=brief))
     if as_json:
         for one in found:
             plain = asdict(one) | {"origins": [origin.model_dump() for origin in one.origins]}

@@ -189,6 +189,8 @@ def test_a_folder_of_runs(inputs: Path, tmp_path: Path) -> None:
     assert [found.interruptions for found in statuses([folder], NOW)] == [None, None]
     (one,) = statuses([uris[0]], NOW)
     assert one.interruptions == ()
+    (one,) = statuses([uris[0]], NOW, brief=True)
+    assert one.interruptions is None
     with pytest.raises(RunError, match="no run at"):
         runs_at(str(tmp_path / "nowhere"))
 
