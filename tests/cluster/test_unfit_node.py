@@ -1,0 +1,70 @@
+"""A machine that fails the preflight gets no ranks: others are taken, or the run ends and says why."""
+
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import small_runs
+from ray.cluster_utils import Cluster
+from train_command import committed, output, training
+
+pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(600)]
+
+SETTINGS = (
+    "phases=[{steps: 40, length: 32, batch: {sequences: 12}}]",
+    "checkpoint={every: {steps: 20}, keep_last: 2}",
+    "evaluation={every: {steps: 40}, samples: 20}",
+    "trainers=2",
+)
+MEMORY = {"object_store_memory": 150_000_000}
+
+
+@contextmanager
+def few_files() -> Iterator[None]:
+    """Processes started within may have 1,000 files open: enough for Ray on a small machine, and too few for us."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1000, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.fixture
+def cluster(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    """A head without places, and an unfit machine with so many that Ray takes it first."""
+    head = {"num_cpus": 0, "temp_dir": str(tmp_path_factory.mktemp("r")), **MEMORY}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    try:
+        with few_files():
+            cluster.add_node(num_cpus=8, **MEMORY)
+        monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+        yield cluster
+    finally:
+        cluster.shutdown()
+
+
+def test_the_run_ends_and_says_why_or_takes_another_machine(tmp_path: Path, cluster: Cluster) -> None:
+    small_runs.prepare_corpus(tmp_path)
+    uri = small_runs.new_run(tmp_path, "run", *SETTINGS)
+    with training(uri) as process:
+        assert process.wait(240) == 2
+        shown = output(process)
+    assert "open files: 1,000" in shown
+    assert "ulimit -n" in shown
+    (refused,) = (event for event in small_runs.history(uri).events if event["kind"] == "preflight")
+    assert refused["verdict"] == "failure"
+    assert committed(uri) == 0
+
+    good = cluster.add_node(num_cpus=2, **MEMORY)
+    with training(uri) as process:
+        assert process.wait(240) == 0, output(process)
+        assert "left out" in output(process)
+    found = [event for event in small_runs.history(uri).events if event["kind"] == "preflight"][1:]
+    assert [(event["node"], event["verdict"] == "failure") for event in found] == [
+        (refused["node"], True),
+        (good.node_id, False),
+    ]
+    assert committed(uri) == 40
