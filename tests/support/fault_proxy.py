@@ -4,6 +4,7 @@ import http.client
 import socket
 import struct
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -13,6 +14,8 @@ from urllib.parse import urlsplit
 Fault = Literal[
     "error 500", "slow down", "expired token", "reset", "reset after", "truncate", "garble", "stall"
 ]
+
+_PIECE = 256 << 10  # bytes taken from a client at a time
 
 _ERRORS: dict[Fault, tuple[int, str]] = {
     "error 500": (500, "InternalError"),
@@ -27,6 +30,7 @@ class FaultProxy:
     "reset" breaks the connection before the request reaches the server, "reset after" once the server has
     carried it out; "truncate" ends the body half-way; "garble" flips a bit in the middle of the body; "stall"
     never answers.
+    `bytes_per_second` is the speed of the line to the server, shared by all that is sent there; None for no limit.
     `only` limits faults to matching requests: it is given the method and the path. `always` is the fault once
     the plan is used up. `requests` records what came, as (method, path, access key).
     """
@@ -35,6 +39,8 @@ class FaultProxy:
         self.plan: deque[Fault] = deque()
         self.only: Callable[[str, str], bool] = lambda method, path: True
         self.always: Fault | None = None
+        self.bytes_per_second: float | None = None
+        self._line_free = 0.0
         self.requests: list[tuple[str, str, str]] = []
         self.closing = threading.Event()
         self._lock = threading.Lock()
@@ -56,6 +62,16 @@ class FaultProxy:
                 return None
             return self.plan.popleft() if self.plan else self.always
 
+    def carry(self, size: int) -> None:
+        """Returns when `size` bytes have gone over the line."""
+        if self.bytes_per_second is None:
+            return
+        with self._lock:
+            now = time.monotonic()
+            self._line_free = max(now, self._line_free) + size / self.bytes_per_second
+            over = self._line_free - now
+        time.sleep(over)
+
     def __enter__(self) -> "FaultProxy":
         threading.Thread(
             target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
@@ -74,7 +90,7 @@ class _Handler(BaseHTTPRequestHandler):
     faults: FaultProxy
 
     def _serve(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        body = self._receive(int(self.headers.get("Content-Length", 0)))
         fault = self.faults.next(self.command, self.path, self.headers.get("Authorization", ""))
         if fault == "stall":
             self.faults.closing.wait()
@@ -84,6 +100,16 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(*_ERRORS[fault])
         else:
             self._forward(body, fault)
+
+    def _receive(self, size: int) -> bytes:
+        body = bytearray()
+        while len(body) < size:
+            piece = self.rfile.read(min(_PIECE, size - len(body)))
+            if not piece:
+                break
+            self.faults.carry(len(piece))
+            body += piece
+        return bytes(body)
 
     do_GET = do_PUT = do_HEAD = do_POST = do_DELETE = _serve
 
