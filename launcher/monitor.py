@@ -99,11 +99,9 @@ class MonitorState:
             self._status.idle = True
             return None
         ranks = self._roster.start(ray.nodes(), self._status.without)
-        if ranks is not None:
-            return Start(ranks, self._status.without)
         if (text := self._roster.waiting()) is not None:
             self.note(text)
-        return None
+        return None if ranks is None else Start(ranks, self._status.without)
 
     def look_around(self) -> None:
         """Have the ranks end at a checkpoint if more could train. Ray asks for this now and then while they run."""

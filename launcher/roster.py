@@ -37,6 +37,8 @@ class Roster:
         self._first = True
         self._began = 0.0
         self._asked: float | None = None  # since when a group is to start
+        self._granted: int | None = None  # ranks that may start, and have not come together yet
+        self._failed: int | None = None  # ranks that might start, and did not
         self._told: float | None = None
         self._found = 0
         self._changed = 0.0  # when the number of places last did
@@ -45,21 +47,30 @@ class Roster:
         """How many ranks may start now; None to ask again later."""
         now, found = self._clock(), self._count(nodes, without)
         self._asked = now if self._asked is None else self._asked
-        return start(self._sizing, found, self._wanted, now - self._asked)
+        self._failed, self._granted = (
+            self._granted,
+            start(self._sizing, found, self._wanted, now - self._asked),
+        )
+        return self._granted
 
     def waiting(self) -> str | None:
-        """What to tell the operator after `start` said None, now and then; else None."""
+        """What to tell the operator after `start` if ranks cannot, or could not when they were to; now and then."""
         now = self._clock()
+        if self._granted is not None and self._failed is None:
+            return None
         if self._told is not None and now - self._told < _REMIND_S:
             return None
         self._told = now
-        return f"waiting for machines: places for {self._found} ranks, {self._aim()} wanted"
+        if self._granted is None:
+            return f"waiting for machines: places for {self._found} ranks, {self._aim()} wanted"
+        return f"Ray could not start {self._failed} ranks: a node has just gone, or others use the cluster"
 
     def entered(self, world: int) -> Change | None:
         """So many ranks have come together. Returns what is to be recorded, if they are not as many as before."""
         before, first = self._world, self._first
         self._world = self._wanted = world
         self._first, self._asked, self._told, self._began = False, None, None, self._clock()
+        self._granted = None
         if before is None or before == world:
             return None
         return Change(before, world, cause(self._sizing, before, world, first=first))

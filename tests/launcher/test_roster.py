@@ -93,3 +93,15 @@ def test_the_operator_is_told_now_and_then() -> None:
     clock.now += 31
     assert ranks.start(machines(0), NONE) is None
     assert ranks.waiting() == "waiting for machines: places for 0 ranks, 1 at least wanted"
+
+
+def test_and_when_ray_finds_no_room() -> None:
+    ranks, clock = roster()
+    assert ranks.start(machines(2), NONE) == 8
+    assert ranks.waiting() is None
+    clock.now += 10
+    assert ranks.start(machines(2), NONE) == 8
+    assert ranks.waiting() == "Ray could not start 8 ranks: a node has just gone, or others use the cluster"
+    ranks.entered(8)
+    assert ranks.start(machines(2), NONE) == 8
+    assert ranks.waiting() is None
