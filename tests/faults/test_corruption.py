@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 import small_runs
-from rank_processes import run_group
+from rank_processes import FLIPPED, run_group
 
 pytestmark = pytest.mark.cluster
 
 SETTINGS = ("checkpoint={every: {steps: 4}, keep_last: 3}", "replicas={every: 1}")
-FLIPPED = 6
+STEP = 6
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def corruption(uri: str) -> dict[str, object]:
     return {name: event[name] for name in ("step", "ranks", "tensor")}
 
 
-@pytest.mark.parametrize(("stage", "tensor"), [(0, "model.encoder"), (1, None)])
+@pytest.mark.parametrize(("stage", "tensor"), [(0, FLIPPED), (1, None)])
 def test_a_flipped_bit_is_found_and_undone(folder: Path, stage: int, tensor: str | None) -> None:
     """At stage 1 the update has overwritten the damaged weight by the time ranks compare, but not the digest."""
     undisturbed = small_runs.new_run(folder, f"undisturbed-{stage}", *SETTINGS, f"zero={stage}")
@@ -32,13 +32,11 @@ def test_a_flipped_bit_is_found_and_undone(folder: Path, stage: int, tensor: str
     assert calm.codes == [0, 0, 0], calm.output
 
     run = small_runs.new_run(folder, f"flipped-{stage}", *SETTINGS, f"zero={stage}")
-    ended = run_group(run, 3, flip=(1, FLIPPED))
+    ended = run_group(run, 3, flip=(1, STEP))
     assert 0 not in ended.codes, ended.output
     found = corruption(run)
-    assert found == {"step": FLIPPED, "ranks": [1], "tensor": tensor}
-    assert small_runs.history(run).steps[-1]["step"] == FLIPPED - 1, (
-        "no step is recorded that used the weight"
-    )
+    assert found == {"step": STEP, "ranks": [1], "tensor": tensor}
+    assert small_runs.history(run).steps[-1]["step"] == STEP - 1, "no step is recorded that used the weight"
 
     again = run_group(run, 3)
     assert again.codes == [0, 0, 0], again.output

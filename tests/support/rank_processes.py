@@ -10,10 +10,12 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 KILLED = -signal.SIGKILL
+FLIPPED = "encoder.embeddings.norm.bias"  # the weight of which `flip` turns a bit over
 
 
 @dataclass(frozen=True)
@@ -32,19 +34,24 @@ def run_group(
     stop_at: int | None = None,
     flip: tuple[int, int] | None = None,
     slow: int | None = None,
+    wrong: Sequence[tuple[int, int]] = (),
+    deadly: Sequence[tuple[int, int]] = (),
     timeout: float = 240,
 ) -> Ended:
     """Start `world` ranks on a new attempt and wait for all. `kill` maps a rank to the step at which it dies by
     SIGKILL; `stop_at` asks for a clean stop at a step; `flip` is a rank, and the step before which one bit of its
-    weights is turned over; the rank `slow` is, from the first commit on. When one rank dies by itself, the others end
-    by error."""
+    weights is turned over; the rank `slow` is, from the first commit on; `wrong` and `deadly` are samples (`poison`).
+    When one rank dies by itself, the others end by error. Ranks that go back start again."""
     with tempfile.TemporaryDirectory() as meeting:
         ranks = [
             subprocess.Popen(
                 [
                     sys.executable,
                     __file__,
-                    json.dumps(_orders(run, rank, world, meeting, kill or {}, stop_at, flip)),
+                    json.dumps(
+                        _orders(run, rank, world, meeting, kill or {}, stop_at, flip)
+                        | {"wrong": wrong, "deadly": deadly}
+                    ),
                 ],
                 env=os.environ | _environment(rank, world),
                 stdout=subprocess.PIPE,
@@ -130,7 +137,7 @@ def flip_a_bit() -> None:
     from encoder_core.train.engine import Engine
 
     (engine,) = (thing for thing in gc.get_objects() if type(thing) is Engine)
-    weight = engine.replicated.named[3][1].detach().view(-1)
+    weight = dict(engine.replicated.named)[FLIPPED].detach().view(-1)
     bits = weight.view({2: torch.int16, 4: torch.int32}[weight.element_size()])
     bits[5] ^= 1 << 3
 
@@ -141,9 +148,10 @@ def _main(orders: dict[str, Any]) -> None:
     from checkpoints.attempt import Attempt, claim
     from checkpoints.gather import GlooPeers
     from encoder_core.train.control import Control
-    from launcher.bench.alone import InProcess
     from launcher.rank import run_rank
+    from launcher.rewind import Rewound
     from launcher.runs import open_run
+    from poison import deadly_input, poisoned
 
     dist.init_process_group(
         "gloo", init_method=f"file://{orders['meeting']}", rank=orders["rank"], world_size=orders["world"]
@@ -151,11 +159,17 @@ def _main(orders: dict[str, Any]) -> None:
     control = Control.join()
     peers = GlooPeers(dist.new_group(backend="gloo"))
     run = open_run(orders["run"])
-    claimed = claim(run.store).number if orders["rank"] == 0 else None
-    number = peers.all_gather(claimed)[0]
-
     link = ProcessLink(orders["kill_at"], orders["stop_at"], orders["flip_at"])
-    state = run_rank(run, Attempt(run.store, number), control, peers, InProcess, link)
+    open_stream = poisoned(orders["wrong"], orders["deadly"])
+    while True:
+        claimed = claim(run.store).number if orders["rank"] == 0 else None
+        number = peers.all_gather(claimed)[0]
+        try:
+            with deadly_input():
+                state = run_rank(run, Attempt(run.store, number), control, peers, open_stream, link)
+            break
+        except Rewound as rewound:
+            print(rewound)
     print(f"rank {orders['rank']} ended at step {state.step}")
     dist.destroy_process_group()
 
