@@ -18,16 +18,18 @@ from pathlib import Path
 
 from data_service.ingest.build import build_corpus
 from data_service.ingest.options import BuildOptions
-from data_service.tokenizers.load import save_tokenizer
+from data_service.stream import Stream
+from data_service.tokenizers.load import load_tokenizer, save_tokenizer
 from data_service.tokenizers.options import TokenizerOptions
 from data_service.tokenizers.tokenizer import Kind
 from data_service.tokenizers.train import train_tokenizer
-from launcher import runs
+from launcher import runs, session
 from launcher.baselines import baselines
 from launcher.bench.alone import train_alone
 from launcher.probe import probe_run, read_task
 from launcher.recipe import Recipe, load, reload
 from launcher.recipe_summary import tokens_per_step
+from launcher.runs import Run
 from launcher.texts import sample_texts
 from launcher.tiny import tiny
 
@@ -45,6 +47,7 @@ RECIPES = (
 _SAMPLE = 20_000_000  # bytes of text to learn tokenizers from
 _HELDOUT = 0.05
 _EVALUATED = 512  # held-out rows
+_SAMPLED = 2048  # rows by which it is told how full they are
 
 
 @dataclass(frozen=True)
@@ -150,7 +153,9 @@ def measure(job: Job) -> Measured:
         return Measured(**json.loads(kept.read_text()))
     uri = f"{job.root}/runs/{name}"
     shutil.rmtree(uri, ignore_errors=True)  # of a bench that was interrupted
-    run = runs.init(_recipe(job), uri, datetime.now(UTC))
+    nominal = _recipe(job, job.tokens)
+    fill = _fill(runs.init(nominal, f"{uri}/nominal", datetime.now(UTC)))
+    run = runs.init(_recipe(job, round(job.tokens / fill)), f"{uri}/run", datetime.now(UTC))
     spent = train_alone(run)
     accuracies = probe_run(run, read_task(Path(job.task)))
     counts = (spent.tokens, spent.cpu_seconds, spent.figures, baselines(run).unigram)
@@ -160,10 +165,23 @@ def measure(job: Job) -> Measured:
     return measured
 
 
-def _recipe(job: Job) -> Recipe:
-    """The recipe's small form for the job's tokens, its phases and warmup in proportion."""
+def _fill(run: Run) -> float:
+    """Tokens of the run's rows over those of full ones, by a sample of each phase."""
+    tokenizer = load_tokenizer(run.recipe.tokenizer.uri)
+    actual = full = 0.0
+    for number, phase in enumerate(run.recipe.phases):
+        stream = Stream(session.stream_spec(run, tokenizer, number))
+        rows = min(_SAMPLED, stream.samples_per_epoch)
+        mean = len(stream.read(0, 0, rows).tokens) / rows
+        actual += phase.steps * tokens_per_step(phase) * mean / phase.length
+        full += phase.steps * tokens_per_step(phase)
+    return actual / full
+
+
+def _recipe(job: Job, tokens: int) -> Recipe:
+    """The recipe's small form for so many tokens in full rows, its phases and warmup in proportion."""
     recipe = tiny(load(job.recipe))
-    factor = job.tokens / sum(phase.steps * tokens_per_step(phase) for phase in recipe.phases)
+    factor = tokens / sum(phase.steps * tokens_per_step(phase) for phase in recipe.phases)
     phases = [
         phase.model_dump(mode="json") | {"steps": max(1, round(phase.steps * factor))}
         for phase in recipe.phases
