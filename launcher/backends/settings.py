@@ -100,7 +100,7 @@ def job_name(run: str) -> str:
     """A job's name from the last part of its run's URI: lower case, digits and hyphens."""
     last = run.rstrip("/").rsplit("/", 1)[-1].lower()
     cleaned = re.sub(r"[^a-z0-9]+", "-", last).strip("-")[:30].strip("-")
-    return f"maskfleet-{cleaned}" if not cleaned[:1].isalpha() else cleaned
+    return cleaned if cleaned[:1].isalpha() else f"maskfleet-{cleaned}".rstrip("-")
 
 
 def needs_object_storage(settings: AnyTraining) -> AnyTraining:

@@ -37,6 +37,7 @@ COMMANDS = [
     "recipe list", "recipe show", "recipe check", "recipe diff", "init", "train", "show", "report",
     "checkpoints list", "checkpoints verify", "checkpoints export", "bench masking", "bench data",
     "bench step", "bench plan", "doctor", "demo",
+    "launch slurm", "launch kuberay", "launch aws-batch", "launch ray", "launch ray-job",
 ]  # fmt: skip
 
 

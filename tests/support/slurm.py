@@ -33,7 +33,7 @@ SelectType=select/cons_tres
 SwitchType=switch/none
 JobAcctGatherType=jobacct_gather/none
 ReturnToService=2
-KillWait=30
+KillWait=20
 InactiveLimit=0
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool.%n
@@ -90,7 +90,12 @@ def slurm(folder: Path) -> Iterator[Slurm]:
         for node in ("n1", "n2"):
             daemons.enter_context(_daemon(here, "slurmd", "-D", "-N", node))
         wait_until(lambda: here.run("sinfo", "--noheader", "--format=%T %D") == "idle 2", 60)
-        yield here
+        try:
+            yield here
+        finally:
+            here.run("scancel", "--quiet", "--full", "--signal=KILL", "--user=root")
+            here.run("scancel", "--quiet", "--user=root")
+            wait_until(lambda: not here.run("squeue", "--noheader"), 60)
 
 
 @contextmanager
