@@ -126,9 +126,9 @@ class MonitorState:
             self.fail(problem, remedy)
         try:
             for preflight in preflights:
-                operator_event(self._store, "preflight", time.time(), **preflight)
+                operator_event(self._store, "unfit", time.time(), **preflight)
         except StoreError as error:  # it may be what is wrong with the node
-            self.note(f"the preflight is not on record: {error.problem}")
+            self.note(f"it is not on record: {error.problem}")
 
     def enter(self, nodes: Sequence[str], warnings: Sequence[str] = ()) -> int | None:
         """A group of ranks starts, on these nodes: the number of its attempt. None if no start can help.

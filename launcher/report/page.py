@@ -159,7 +159,7 @@ def _nodes(events: Sequence[Record]) -> str:
 def _complaints(event: Record) -> Iterator[tuple[str, str]]:
     """(machine, what is wrong with it)."""
     match event["kind"]:
-        case "preflight":
+        case "preflight" | "unfit":
             for problem in event["problems"]:
                 yield event["host"], f"preflight: {problem}"
         case "straggler":
