@@ -65,14 +65,8 @@ def test_an_unknown_gpu_lists_those_known() -> None:
 
 
 def test_a_model_that_fits_nowhere_is_said_to() -> None:
-    huge = of(
-        "albert-xxlarge",
-        "model.hidden=16384",
-        "model.heads=64",
-        "model.feed_forward=65536",
-        gpu="L4",
-        nodes=1,
-    )
+    shape = ("model.layers=96", "model.hidden=8192", "model.heads=64", "model.feed_forward=32768")
+    huge = of("bert-large", *shape, gpu="L4", nodes=1)
     assert not any(fit.fits for fit in huge.fits)
     assert "Not even one row fits" in render(huge)
 

@@ -94,8 +94,8 @@ def test_roberta_large_took_a_day_for_a_fifth_of_its_steps() -> None:
 
 
 def test_electra_small_took_four_days_on_one_v100() -> None:
-    """1M steps, about four days: 2.7 % of the tensor cores' peak, in fp32. It is what narrow models are assumed to reach,
-    so this shows no more than that the arithmetic is consistent."""
+    """1M steps, about four days: 2.7 % of the tensor cores' peak, in fp32. Narrow models are assumed to reach that, so
+    this shows no more than that the arithmetic is consistent."""
     recipe = load("electra-small")
     found = estimate(recipe, Cluster(1, 1, find_gpu("V100"), mtbf=1e9))
     assert found.seconds / 86400 == pytest.approx(4.0, rel=0.15)
