@@ -186,13 +186,14 @@ class S3Store:
 
     def folders(self) -> Iterator[str]:
         root = f"{self.prefix}/" if self.prefix else ""
-        token: str | None = ""
-        while token is not None:
-            page = self._folders_page(root, token)
-            token = page.get("NextContinuationToken")
-            yield from (
-                item["Prefix"].removeprefix(root).rstrip("/") for item in page.get("CommonPrefixes", ())
+
+        def read(client: "S3Client") -> list[str]:
+            pages = client.get_paginator("list_objects_v2").paginate(
+                Bucket=self.bucket, Prefix=root, Delimiter="/"
             )
+            return [item["Prefix"] for page in pages for item in page.get("CommonPrefixes", ())]
+
+        yield from (name.removeprefix(root).rstrip("/") for name in self._call(root, read))
 
     def delete(self, key: str) -> None:
         name = self._name(key)
@@ -206,10 +207,10 @@ class S3Store:
                 answer = client.list_objects_v2(Bucket=self.bucket, Prefix=self.prefix, MaxKeys=1)
                 return answer["ResponseMetadata"]["HTTPHeaders"].get("date")
             except ClientError as error:
-                headers = error.response["ResponseMetadata"].get("HTTPHeaders", {})
-                if "date" not in headers:
+                date: str | None = error.response["ResponseMetadata"].get("HTTPHeaders", {}).get("date")
+                if date is None:
                     raise
-                return headers["date"]
+                return date
 
         date = self._call(self.prefix, ask)
         return None if date is None else parsedate_to_datetime(date).timestamp()
@@ -231,13 +232,6 @@ class S3Store:
         return self._call(
             start,
             lambda client: client.list_objects_v2(Bucket=self.bucket, Prefix=start, StartAfter=after),
-        )
-
-    def _folders_page(self, root: str, token: str) -> "ListObjectsV2OutputTypeDef":
-        go_on = {"ContinuationToken": token} if token else {}
-        return self._call(
-            root,
-            lambda client: client.list_objects_v2(Bucket=self.bucket, Prefix=root, Delimiter="/", **go_on),
         )
 
     def _abort(self, name: str, upload: str) -> None:

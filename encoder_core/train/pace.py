@@ -38,7 +38,7 @@ class Stopwatch:
 
     def __enter__(self) -> None:
         if self._cuda:
-            self._events.append((torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)))
+            self._events.append((_event(), _event()))
             self._events[-1][0].record()
         else:
             self._started = time.perf_counter()
@@ -57,3 +57,7 @@ class Stopwatch:
             self._events.clear()
         seconds, self._seconds = self._seconds, 0.0
         return seconds
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

@@ -20,8 +20,12 @@ def installed() -> dict[str, str]:
     }
     found |= {name: metadata.version(name) for name in _LIBRARIES}
     if torch.cuda.is_available():
-        found |= {"CUDA": str(torch.version.cuda), "NCCL": ".".join(map(str, torch.cuda.nccl.version()))}
+        found |= {"CUDA": str(torch.version.cuda), "NCCL": _nccl()}
     return found
+
+
+def _nccl() -> str:
+    return ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
 
 
 def _sources() -> str:

@@ -24,7 +24,7 @@ def corruption(uri: str) -> dict[str, object]:
     return {name: event[name] for name in ("step", "ranks", "tensor")}
 
 
-@pytest.mark.parametrize(("stage", "tensor"), [(0, FLIPPED), (1, None)])
+@pytest.mark.parametrize(("stage", "tensor"), [pytest.param(0, FLIPPED, marks=pytest.mark.long), (1, None)])
 def test_a_flipped_bit_is_found_and_undone(folder: Path, stage: int, tensor: str | None) -> None:
     """At stage 1 the update has overwritten the damaged weight by the time ranks compare, but not the digest."""
     undisturbed = small_runs.new_run(folder, f"undisturbed-{stage}", *SETTINGS, f"zero={stage}")

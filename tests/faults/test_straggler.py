@@ -6,7 +6,7 @@ import pytest
 import small_runs
 from rank_processes import run_group
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.long]
 
 SETTINGS = (
     "phases=[{steps: 80, length: 32, batch: {sequences: 12}}]",
