@@ -115,21 +115,29 @@ class Webhook:
 
 
 class Follower:
-    """The events that a run's store gets from now on, in order of each writer."""
+    """The events that a run's store gets from now on."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._attempt = newest_attempt(store) + 1  # the one to be claimed next
         self._next = {OPERATOR: self._count(OPERATOR), self._attempt: 0}
 
-    def new(self) -> Iterator[dict[str, Any]]:
-        """What has come since the last call. Raises StoreError; a later call goes on from there."""
+    def new(self) -> list[dict[str, Any]]:
+        """What has come since the last call, in order of time. Raises StoreError; a later call goes on from there."""
+        found: list[dict[str, Any]] = []
+        try:
+            for event in self._unread():
+                found.append(event)  # kept, though the store may fail at the next
+        except StoreError:
+            if not found:
+                raise
+        return sorted(found, key=lambda event: float(event["time"]))
+
+    def _unread(self) -> Iterator[dict[str, Any]]:
         yield from self._read(OPERATOR)
         left = True
-        while left:
-            left = Attempt(
-                self._store, self._attempt + 1
-            ).claimed()  # asked first: then all of this one's have come
+        while left:  # asked before reading: then all of this attempt's events have come
+            left = Attempt(self._store, self._attempt + 1).claimed()
             yield from self._read(self._attempt)
             self._attempt += left
 

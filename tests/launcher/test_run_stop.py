@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import small_runs
+from hook_server import SECRET, serving
 from train_command import committed, output, training, wait_for
 from typer.testing import CliRunner
 
@@ -151,23 +152,31 @@ def maskfleet(*arguments: str) -> str:
 
 @pytest.mark.cluster
 @pytest.mark.timeout(400)
-def test_a_training_on_ray_is_stopped_from_outside(inputs: Path, tmp_path: Path) -> None:
-    """It commits and ends with 75; what it was doing is shown meanwhile and afterwards."""
+def test_a_training_on_ray_is_stopped_from_outside(
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It commits and ends with 75; what it is doing is shown meanwhile and afterwards, and posted as it happens."""
     endless = "phases=[{steps: 1000000, length: 32, batch: {sequences: 12}}]"
-    uri = small_runs.new_run(inputs, str(tmp_path / "run"), endless, "checkpoint={every: {steps: 20}}")
+    settings = (endless, "checkpoint={every: {steps: 20}}", "events.webhook_env=MASKFLEET_HOOK")
+    uri = small_runs.new_run(inputs, str(tmp_path / "run"), *settings)
     assert "was never started" in maskfleet("runs", "stop", uri)
-    with training(uri) as process:
-        wait_for(process, lambda: committed(uri) >= 20)
-        status = json.loads(maskfleet("runs", "status", uri, "--json"))
-        assert status["state"] == "running"
-        assert status["pid"] == process.pid
-        assert "stopped at step" in maskfleet("runs", "stop", uri, "--wait")
-        assert process.wait(30) == REQUEUE, output(process)
+    with serving() as server:
+        monkeypatch.setenv("MASKFLEET_HOOK", server.url)
+        with training(uri) as process:
+            wait_for(process, lambda: committed(uri) >= 20)
+            status = json.loads(maskfleet("runs", "status", uri, "--json"))
+            assert (status["state"], status["pid"]) == ("running", process.pid)
+            assert "stopped at step" in maskfleet("runs", "stop", uri, "--wait")
+            assert process.wait(30) == REQUEUE, output(process)
+            assert SECRET not in output(process)
     history = small_runs.history(uri)
     (stopped,) = (event for event in history.events if event["kind"] == "stop")
     (asked,) = (event for event in history.events if event["kind"] == "stop_requested")
     assert stopped["step"] == committed(uri) == len(history.steps)
     assert stopped["reason"].startswith("stop requested by")
     assert stopped["time"] - asked["time"] < 20
+    posted = [body["kind"] for body in server.bodies]
+    assert (posted[0], posted[-1]) == ("start", "stop")
+    assert sorted(posted) == ["start", "stop", "stop_requested"]
     assert "is not running" in maskfleet("runs", "stop", uri)
     assert "stopped" in maskfleet("runs", "status", uri)

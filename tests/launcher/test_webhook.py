@@ -1,16 +1,11 @@
 """Events posted to a real HTTP server: one that answers, one that is down, one that hangs, one that refuses."""
 
-import json
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
+from hook_server import SECRET, WAIT_S, serving
 
 from checkpoints.attempt import Attempt, claim
 from data_service.store.base import Store
@@ -20,60 +15,7 @@ from launcher.metrics import Journal, operator_event
 from launcher.recipe import load
 from launcher.webhook import Announcer, Events, NotDelivered, Refused, Webhook, announcing
 
-SECRET = "T00/s3cr3t"
 ABOUT = {"run": "s3://bucket/run", "name": "run"}
-WAIT_S = 10.0  # for what comes at once unless something is broken
-
-
-@dataclass
-class Server:
-    """What it was sent, and what it answers: codes in turn, the last one for ever; it hangs while `hold` is set."""
-
-    codes: list[int] = field(default_factory=lambda: [200])
-    bodies: list[dict[str, Any]] = field(default_factory=list)
-    free: threading.Event = field(default_factory=threading.Event)
-    url: str = ""
-    came: threading.Condition = field(default_factory=threading.Condition)
-
-    def take(self, handler: BaseHTTPRequestHandler) -> None:
-        body = json.loads(handler.rfile.read(int(handler.headers["Content-Length"])))
-        with self.came:
-            self.bodies.append(body)
-            self.came.notify_all()
-            code = self.codes.pop(0) if len(self.codes) > 1 else self.codes[0]
-        self.free.wait()
-        handler.send_response(code)
-        handler.end_headers()
-
-    def wait(self, count: int) -> list[str]:
-        """The kinds of the first `count` events it was sent."""
-        with self.came:
-            assert self.came.wait_for(lambda: len(self.bodies) >= count, WAIT_S), self.bodies
-            return [body["kind"] for body in self.bodies]
-
-
-@contextmanager
-def serving(*codes: int, hangs: bool = False) -> Iterator[Server]:
-    state = Server(list(codes) or [200])
-    if not hangs:
-        state.free.set()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            state.take(self)
-
-        def log_message(self, format: str, *args: object) -> None: ...
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    state.url = f"http://127.0.0.1:{server.server_port}/{SECRET}"
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield state
-    finally:
-        state.free.set()
-        server.shutdown()
-        server.server_close()
 
 
 @pytest.fixture
