@@ -1,5 +1,6 @@
 """What a rank writes down: rank 0 keeps metrics, events and TensorBoard; every rank gives signs of life."""
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -41,7 +42,7 @@ class RankJournal:
         if self.tensorboard is not None:
             self.tensorboard.step(record)
         if not all(report.applied.values()):
-            self.event("skipped_step", step=report.before.step, reason="the gradient was not finite")
+            self.event("skipped_step", step=report.before.step, reason=_why_skipped(record))
         self._stragglers(report)
         self.journal.flush_due(time.monotonic())
 
@@ -82,3 +83,9 @@ class RankJournal:
         assert self.journal is not None
         self.journal.metric(record)
         self.link.record(record)
+
+
+def _why_skipped(record: dict[str, Any]) -> str:
+    if not math.isfinite(record["grad_norm"]):
+        return "the gradient was not finite"
+    return f"an outlier: a loss of {record['loss']:.4g}, a gradient norm of {record['grad_norm']:.3g}"

@@ -183,7 +183,7 @@ class SpikeGuard:
             to=rewind.to.step,
             attempt_of=rewind.to.attempt,
             began=rewind.began,
-            cause=rewind.cause,
+            reason=rewind.cause,
             skipped=[list(span) for span in new],
             samples=sum(stop - start for _, _, start, stop in new),
         )

@@ -19,6 +19,7 @@ _CAUSES = {
     "restart": "restarted",
     "corruption": "weights differed between ranks",
     "pause": "paused",
+    "rewind": "went back",
 }
 
 
@@ -53,7 +54,7 @@ class Figures:
         wall_seconds: from the first start to the last thing on record.
         goodput: share of that time spent in steps that count; None without events.
         repeated: steps that had to be done again after interruptions.
-        skipped: steps without an update, gradients not finite.
+        skipped: steps without an update, their gradients not finite or far too large.
         blocked_seconds: time that checkpoints kept training waiting.
     """
 

@@ -46,6 +46,7 @@ def render(subject: Subject, history: History, now: datetime) -> str:
         _tiles(subject, history, figures, gaps),
         f'<div class="charts">{curves}{draw_timeline(history)}</div>',
         _interruptions(gaps),
+        _rewinds([event for event in history.events if event["kind"] == "rewind"]),
         _worlds([event for event in history.events if event["kind"] == "world"]),
         _checkpoints([event for event in history.events if event["kind"] == "commit"]),
         _nodes(history.events),
@@ -89,7 +90,7 @@ def _tiles(subject: Subject, history: History, figures: Figures, gaps: Sequence[
         (str(len(gaps)), f"interruptions, {figures.repeated:,} steps repeated"),
     ]
     if figures.skipped:
-        tiles.append((f"{figures.skipped:,}", "steps skipped, gradients not finite"))
+        tiles.append((f"{figures.skipped:,}", "steps skipped, gradients not finite or far too large"))
     return (
         '<div class="tiles">'
         + "".join(f'<div class="tile"><b>{b}</b><span>{s}</span></div>' for b, s in tiles)
@@ -113,6 +114,24 @@ def _interruptions(gaps: Sequence[Interruption]) -> str:
     return "<h2>Interruptions</h2>" + _table(
         ("when (UTC)", "attempt", "cause", "resumed at step", "gap"), rows, 2
     )
+
+
+def _rewinds(events: Sequence[Record]) -> str:
+    if not events:
+        return ""
+    rows = [
+        (
+            _time(float(event["time"])),
+            f"{event['step']:,}",
+            f"{event['to']:,}",
+            f"{event['samples']:,}",
+            "; ".join(f"epoch {epoch}: {start:,} to {stop:,}" for _, epoch, start, stop in event["skipped"]),
+            event["reason"],
+        )
+        for event in events
+    ]
+    heads = ("when (UTC)", "from step", "back to", "samples left out", "which", "cause")
+    return "<h2>Going back</h2>" + _table(heads, rows, 1)
 
 
 def _worlds(changes: Sequence[Record]) -> str:

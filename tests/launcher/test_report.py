@@ -254,3 +254,25 @@ def test_what_was_found_wrong_with_machines_is_shown() -> None:
     assert "node-9" in page
     assert "weights of two ranks differed" in page
     assert page.count("weights differed between ranks") == 2, "as the causes of two interruptions"
+
+
+def test_going_back_is_shown_with_what_was_left_out() -> None:
+    went_back = event(
+        "rewind",
+        25.0,
+        step=1_030,
+        to=990,
+        attempt_of=1,
+        began=1_020,
+        reason="losses that are not finite",
+        skipped=[[0, 3, 8_000, 10_000], [0, 4, 0, 1_840]],
+        samples=3_840,
+    )
+    told = history(10, event("start", 0.0, step=0), went_back, event("resume", 40.0, attempt=2, step=990))
+    (gap,) = interruptions(told)
+    assert (gap.cause, gap.resumed_from, gap.downtime) == ("went back: losses that are not finite", 990, 15.0)
+    page = render(SUBJECT, told, NOW)
+    assert "Going back" in page
+    assert "epoch 3: 8,000 to 10,000; epoch 4: 0 to 1,840" in page
+    assert "3,840" in page
+    assert "Going back" not in render(SUBJECT, KILLED, NOW)
