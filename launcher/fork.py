@@ -24,6 +24,7 @@ from launcher.keeper import BEGAN
 from launcher.metrics import operator_event
 from launcher.objective import meta_module
 from launcher.recipe import Recipe, reload
+from launcher.rewind import RECENT
 from launcher.runs import (
     Origin,
     Run,
@@ -87,16 +88,19 @@ def fork(
     copy_checkpoint(source.store, _on_its_own(source, manifest, bool(restarted)), store, now.timestamp())
     store.put_if_absent(BEGAN, b"{}\n")  # without its checkpoint it must not start from scratch
     publish(store, record)
-    operator_event(store, "fork", now.timestamp(), **origin.model_dump(), data_begins=begins)
+    fields = origin.model_dump(exclude={"attempt"}) | {"attempt_of": origin.attempt, "data_begins": begins}
+    operator_event(store, "fork", now.timestamp(), **fields)
     return Forked(Run(uri, store, recipe, record), manifest.step, origin.changes, restarted)
 
 
 def _on_its_own(source: Run, manifest: Manifest, restarted: bool) -> Manifest:
-    """The checkpoint with what else `source` knows of the data that it leaves out; of other data nothing is."""
-    state = {name: value for name, value in manifest.state.items() if name != SKIPS}
-    left_out = () if restarted else skips(manifest, rewinds(source.store))
-    if left_out:
-        state[SKIPS] = [list[JsonValue](span) for span in left_out]
+    """The checkpoint with all that `source` knows of the data that it leaves out; for other data, with nothing of that,
+    nor of the losses that were usual."""
+    if restarted:
+        state = {name: value for name, value in manifest.state.items() if name not in (SKIPS, RECENT)}
+    else:
+        left_out = skips(manifest, rewinds(source.store))
+        state = manifest.state | {SKIPS: [list[JsonValue](span) for span in left_out]}
     return manifest.model_copy(update={"state": state})
 
 

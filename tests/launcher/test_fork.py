@@ -19,6 +19,7 @@ from checkpoints.verify import verify_all
 from launcher.errors import RunChanged, RunError
 from launcher.fork import Forked, fork
 from launcher.history import Record
+from launcher.rewind import RECENT
 from launcher.runs import RECORD, open_run
 from launcher.show import find_sample
 
@@ -61,9 +62,10 @@ def test_without_changes_it_goes_on_as_the_other_run_did(source: str, tmp_path: 
     for what in ("step", "loss", "lr", "samples", "digest"):
         assert [record[what] for record in steps(uri)] == [record[what] for record in steps(source)[STEP:]]
     assert small_runs.final_state(uri) == small_runs.final_state(source)
-    kinds = [event["kind"] for event in small_runs.history(uri).events]
-    assert kinds[:2] == ["fork", "resume"]
-    assert "start" not in kinds
+    events = small_runs.history(uri).events
+    assert [event["kind"] for event in events[:2]] == ["fork", "resume"]
+    assert (events[0]["attempt"], events[0]["attempt_of"], events[0]["step"]) == (0, 1, STEP)
+    assert "start" not in [event["kind"] for event in events]
 
 
 def test_other_data_begins_anew_and_everything_else_goes_on(source: str, tmp_path: Path) -> None:
@@ -133,7 +135,9 @@ def test_what_the_run_leaves_out_the_fork_leaves_out(source: str, tmp_path: Path
     for name, settings, expected in (("same", (), left_out), ("other", ("seed=5",), ())):
         forked = make(str(copy), tmp_path / name, *settings, step=None)
         assert forked.step == STEP
-        assert skips(read_manifest(forked.run.store, Mark(BEFORE, STEP)), []) == expected
+        manifest = read_manifest(forked.run.store, Mark(BEFORE, STEP))
+        assert skips(manifest, []) == expected
+        assert (RECENT in manifest.state) == (name == "same"), "losses on other data are no measure"
         again = make(forked.run.uri, tmp_path / f"{name}-again", "seed=6", step=None)
         assert skips(read_manifest(again.run.store, Mark(BEFORE, STEP)), []) == ()
 
@@ -159,8 +163,8 @@ def test_dropout_is_no_other_model(source: str, tmp_path: Path) -> None:
 
 
 def test_a_fork_has_something_to_train(source: str, tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="no checkpoint of step 3"):
-        make(source, tmp_path / "fork", step=3)
+    with pytest.raises(RunError, match="no checkpoint of step 4"):
+        make(source, tmp_path / "fork", step=4)
     with pytest.raises(RunError, match="of step 14, and the phases end at step 14"):
         make(source, tmp_path / "fork", step=None)
     assert not (tmp_path / "fork").exists()
