@@ -110,7 +110,7 @@ class MonitorState:
         if self._roster.grows(ray.nodes(), self._status.without):
             self._status.paused = True
             self.note("there is room for more ranks: saving, to go on with them")
-            operator_event(self._store, "pause", time.time(), reason="there is room for more ranks")
+            self._event("pause", reason="there is room for more ranks")
 
     def unfit(self, preflights: Sequence[Mapping[str, Any]], problem: str, remedy: str) -> None:
         """Nodes of a group that was to start must not train, for `problem`: others are taken, or the run ends.
@@ -124,11 +124,8 @@ class MonitorState:
             self.note(f"left out: {problem} ({remedy})")
         else:
             self.fail(problem, remedy)
-        try:
-            for preflight in preflights:
-                operator_event(self._store, "unfit", time.time(), **preflight)
-        except StoreError as error:  # it may be what is wrong with the node
-            self.note(f"it is not on record: {error.problem}")
+        for preflight in preflights:
+            self._event("unfit", **preflight)
 
     def enter(self, nodes: Sequence[str], warnings: Sequence[str] = ()) -> int | None:
         """A group of ranks starts, on these nodes: the number of its attempt. None if no start can help.
@@ -220,21 +217,28 @@ class MonitorState:
         change = self._roster.entered(world)
         if change is not None:
             self.note(f"{world} ranks instead of {change.before}: {change.cause}")
-            fields = {"from": change.before, "to": world, "cause": change.cause}
-            operator_event(self._store, "world", time.time(), **fields)
+            self._event("world", **{"from": change.before, "to": world, "cause": change.cause})
+
+    def _event(self, kind: str, **fields: object) -> None:
+        """On record, if the store lets us: what it is about goes on without."""
+        try:
+            operator_event(self._store, kind, time.time(), **fields)
+        except StoreError as error:
+            self.note(f"the event {kind} is not on record: {error.problem}")
 
     def _judge(self, failed: Sequence[int]) -> None:
         """The last group died: what the policy makes of that."""
         self._running = False
         beats = self._status.beats
         places = {rank: beat.place.node for rank, beat in beats.items()}
+        silent = any(rank not in self._errors for rank in failed)  # the others' errors are what came of that
         self._failures.append(
             Failure(
                 time=time.time(),
                 step=max((beat.step for beat in beats.values()), default=0),
                 worked=self._worked,
                 node=where_it_began(places, self._errors, failed, self._blamed),
-                error=next(iter(self._errors.values()), None),
+                error=None if silent else next(iter(self._errors.values()), None),
             )
         )
         nodes = ray.nodes()

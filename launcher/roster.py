@@ -45,7 +45,7 @@ class Roster:
 
     def start(self, nodes: Nodes, without: frozenset[str]) -> int | None:
         """How many ranks may start now; None to ask again later."""
-        now, found = self._clock(), self._count(nodes, without)
+        found, now = self._count(nodes, without), self._clock()
         self._asked = now if self._asked is None else self._asked
         self._failed, self._granted = (
             self._granted,
@@ -77,7 +77,7 @@ class Roster:
 
     def grows(self, nodes: Nodes, without: frozenset[str]) -> bool:
         """Whether the ranks at work should end at a checkpoint, so that more can start. Asked now and then."""
-        now, found = self._clock(), self._count(nodes, without)
+        found, now = self._count(nodes, without), self._clock()
         if self._world is None:
             return False
         return grows(self._sizing, found, self._world, now - self._began, now - self._changed)

@@ -45,7 +45,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monkey
 
 
 def test_fewer_ranks_then_more_again(tmp_path: Path, cluster: Cluster) -> None:
-    small_runs.prepare_corpus(tmp_path)
+    small_runs.prepare_corpus(tmp_path, documents=300)
     nodes = cluster.list_all_nodes()
     uri = small_runs.new_run(tmp_path, "run", *SETTINGS)
     with training(uri) as process:

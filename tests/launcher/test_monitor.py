@@ -1,0 +1,127 @@
+"""The monitor through starts and failures, with nodes of our own in place of Ray's; it runs as a plain object."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from checkpoints.attempt import Owner, claim
+from data_service.store.local import LocalStore
+from launcher import monitor
+from launcher.elastic import Sizing, Start
+from launcher.history import read_history
+from launcher.monitor import MonitorState
+from launcher.policy import NODE_FAILURES, SAME_ERROR
+from launcher.watchdog import Place
+
+ELASTIC = Sizing(least=1, most=3, expected=3, wait=0, grow=0, each={"CPU": 1})
+FIXED = Sizing(least=2, most=2, expected=2, wait=0, grow=float("inf"), each={"CPU": 1})
+
+
+class Cluster:
+    """Nodes by name, and their cores."""
+
+    def __init__(self, **cores: int) -> None:
+        self.cores = cores
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [
+            {"NodeID": name, "Alive": True, "Resources": {"CPU": cores}} for name, cores in self.cores.items()
+        ]
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    cluster = Cluster(a=2, b=1)
+    monkeypatch.setattr(monitor.ray, "nodes", cluster.nodes)
+    return cluster
+
+
+def state(folder: Path, sizing: Sizing, last: int | None = None) -> MonitorState:
+    owner, store = Owner.here(time.time()), LocalStore(folder)
+    return MonitorState(claim(store, owner=owner), owner, sizing, last)
+
+
+def begin(state: MonitorState, *nodes: str) -> int | None:
+    """A group comes together on these nodes and shows life."""
+    number = state.enter(nodes)
+    for rank, node in enumerate(nodes):
+        state.beat(rank, 7, "training", Place(node, 100 + rank))
+    return number
+
+
+def events(folder: Path) -> list[tuple[Any, ...]]:
+    found = read_history(LocalStore(folder)).events
+    return [(e["kind"], e.get("from"), e.get("to")) for e in found if e["kind"] in ("world", "pause")]
+
+
+def test_a_machine_goes_and_comes_back(cluster: Cluster, tmp_path: Path) -> None:
+    ranks = state(tmp_path, ELASTIC)
+    assert ranks.next_group([]) == Start(3, frozenset())
+    assert begin(ranks, "a", "a", "b") == 1
+    del cluster.cores["b"]
+    assert ranks.next_group([2]) == Start(2, frozenset())
+    assert begin(ranks, "a", "a") == 2, "every group is an attempt of its own"
+    ranks.look_around()
+    assert not ranks.beat(0, 8, "training", Place("a", 100)).pause
+    cluster.cores["c"] = 1
+    ranks.look_around()
+    assert ranks.beat(0, 8, "training", Place("a", 100)).pause
+    assert not ranks.beat(0, 8, "training", Place("a", 100)).stop
+    ranks.finish(9)
+    assert ranks.status().paused
+    assert ranks.next_group([]) == Start(3, frozenset())
+    assert begin(ranks, "a", "a", "c") == 3
+    assert not ranks.status().paused
+    assert events(tmp_path) == [("world", 3, 2), ("pause", None, None), ("world", 2, 3)]
+
+
+def test_who_died_first_is_what_ray_says(cluster: Cluster, tmp_path: Path) -> None:
+    """Rank 1 dies without a word, rank 0 raises because of it, rank 2 has noticed nothing yet."""
+    ranks = state(tmp_path, ELASTIC)
+    for _ in range(NODE_FAILURES):
+        assert ranks.next_group([0, 1]) == Start(3, frozenset())
+        begin(ranks, "a", "b", "a")
+        ranks.record({"kind": "step"})
+        ranks.failed(0, "RuntimeError: connection closed by peer")
+    assert ranks.next_group([0, 1]) == Start(2, frozenset("b"))
+
+
+def test_a_node_that_cannot_be_spared_stays(cluster: Cluster, tmp_path: Path) -> None:
+    ranks = state(tmp_path, FIXED)
+    for _ in range(NODE_FAILURES + 1):
+        assert ranks.next_group([0]) == Start(2, frozenset())
+        begin(ranks, "a", "b")
+        ranks.record({"kind": "step"})
+
+
+def test_an_error_that_comes_back_ends_the_run(cluster: Cluster, tmp_path: Path) -> None:
+    ranks = state(tmp_path, ELASTIC)
+    for _ in range(SAME_ERROR):
+        assert ranks.next_group([0]) is not None
+        begin(ranks, "a", "a", "b")
+        ranks.record({"kind": "step"})
+        ranks.failed(0, "ValueError: bad row")
+    assert ranks.next_group([0]) is None
+    fatal = ranks.status().fatal
+    assert fatal is not None
+    assert "bad row" in fatal.problem
+
+
+def test_a_stop_while_machines_are_waited_for(cluster: Cluster, tmp_path: Path) -> None:
+    ranks = state(tmp_path, FIXED)
+    cluster.cores = {"a": 1}
+    assert ranks.next_group([]) is None
+    assert ranks.status().notes == ["waiting for machines: places for 1 ranks, 2 at least wanted"]
+    assert not ranks.status().idle
+    ranks.stop()
+    assert ranks.next_group([]) is None
+    assert ranks.status().idle
+
+
+def test_other_ranks_than_wrote_the_checkpoint(cluster: Cluster, tmp_path: Path) -> None:
+    ranks = state(tmp_path, ELASTIC, last=2)
+    assert ranks.next_group([]) == Start(3, frozenset())
+    begin(ranks, "a", "a", "b")
+    assert events(tmp_path) == [("world", 2, 3)]
