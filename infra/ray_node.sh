@@ -6,6 +6,8 @@ export RAY_AUTH_MODE=token RAY_USAGE_STATS_ENABLED=0
 export RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S=0 # a node is ended only when training on it has
 export RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO=0 # a driver without a GPU of its own still sees the node's
 
+ulimit -n 65536 2>/dev/null || ulimit -n "$(ulimit -Hn)" # Ray opens many files
+
 say() { printf '%s %s: %s\n' "$(date -u +%FT%TZ)" "$(hostname)" "$*" >&2; }
 
 # start_ray ARGUMENTS: a node of the Ray cluster, in the background. Sets ray_pid, and ray_files, a private folder.
