@@ -120,8 +120,9 @@ def describe(recent: Recent, loss: float, grad_norm: float) -> str:
         return "losses that are not finite"
     if not math.isfinite(grad_norm):
         return "gradients that are not finite"
-    before = median(recent.series[LOSS])
-    return f"a loss of {loss:.4g} with a gradient norm of {grad_norm:.3g}, after losses of {before:.4g}"
+    usual = recent.series.get(LOSS)
+    measure = f", after losses of {median(usual):.4g}" if usual else ""
+    return f"a loss of {loss:.4g} with a gradient norm of {grad_norm:.3g}{measure}"
 
 
 @dataclass(frozen=True)
