@@ -147,11 +147,12 @@ def _ray(resources: Resources) -> Iterator[None]:
 
 def _await_nodes(wanted: int) -> None:
     """Until the cluster has `wanted` nodes. Raises RunError naming those that came, if the others do not."""
-    deadline, tick = time.monotonic() + JOIN_SECONDS, threading.Event()
+    seconds = float(os.environ.get("MASKFLEET_JOIN_SECONDS", JOIN_SECONDS))  # as infra/ray_node.sh waits
+    deadline, tick = time.monotonic() + seconds, threading.Event()
     while len(there := sorted(node["NodeName"] for node in ray.nodes() if node["Alive"])) < wanted:
         if time.monotonic() > deadline:
             raise RunError(
-                f"only {len(there)} of {wanted} nodes joined the Ray cluster in {JOIN_SECONDS} s: {', '.join(there)}",
+                f"only {len(there)} of {wanted} nodes joined the Ray cluster in {seconds:g} s: {', '.join(there)}",
                 remedy="see the log of the nodes that are missing; start with fewer (--nodes) to go on without them",
             )
         tick.wait(0.5)

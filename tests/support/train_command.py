@@ -16,11 +16,11 @@ from data_service.store.open import open_store
 
 
 @contextmanager
-def training(uri: str) -> Iterator["subprocess.Popen[str]"]:
+def training(uri: str, *options: str) -> Iterator["subprocess.Popen[str]"]:
     """`maskfleet train` in a process group of its own; whatever is left of it is killed at the end."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"}
     process = subprocess.Popen(
-        [str(Path(sys.executable).with_name("maskfleet")), "train", uri],
+        [str(Path(sys.executable).with_name("maskfleet")), "train", uri, *options],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
