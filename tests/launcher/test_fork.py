@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import small_runs
 from rank_processes import run_group
+from typer.testing import CliRunner
 
 from checkpoints.attempt import Attempt
 from checkpoints.copying import BEFORE
@@ -16,6 +17,7 @@ from checkpoints.layout import Mark
 from checkpoints.listing import committed, read_manifest
 from checkpoints.rewind import Rewind, record, skips
 from checkpoints.verify import verify_all
+from launcher.cli import app
 from launcher.errors import RunChanged, RunError
 from launcher.fork import Forked, fork
 from launcher.history import Record
@@ -200,3 +202,23 @@ def test_a_damaged_checkpoint_makes_no_run(source: str, tmp_path: Path) -> None:
         make(str(copy), tmp_path / "fork")
     with pytest.raises(RunError, match="there is no run"):
         open_run(str(tmp_path / "fork"))
+
+
+def test_the_commands_say_where_it_is_from(source: str, tmp_path: Path) -> None:
+    new, page = str(tmp_path / "fork"), tmp_path / "report.html"
+    made = maskfleet("runs", "fork", source, new, "--step", str(STEP), "--set", "seed=5")
+    assert "from step 9" in made
+    assert "- seed: 1 -> 5" in made
+    assert "begins anew (seed)" in made
+    shown = maskfleet("runs", "status", new)
+    assert "never started" in shown
+    assert "step 9 of 14" in shown
+    assert f"forked from {open_run(source).store.uri} at step 9, changed: seed: 1 -> 5" in shown
+    maskfleet("report", new, "--out", str(page), "--no-baselines")
+    assert "forked from" in page.read_text()
+
+
+def maskfleet(*arguments: str) -> str:
+    result = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
