@@ -45,7 +45,7 @@ class Sizing:
         least, most: ranks.
         expected: ranks that the first group of a command waits for, if they are not there at once.
         wait, grow: as in `Trainers`.
-        each: by resource, what one rank takes of its node when places for ranks are counted.
+        each: by resource, what one rank reserves of its node.
     """
 
     least: int

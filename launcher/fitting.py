@@ -2,7 +2,6 @@
 
 import threading
 import time
-from collections.abc import Mapping
 from typing import Any, Protocol
 
 import ray
@@ -115,22 +114,19 @@ class _Trainer(TorchTrainer):  # type: ignore[misc]  # Ray has no types
         return super()._initialize_and_run_controller(**parts | ours)
 
 
-def trainer(
-    assignment: Assignment, sizing: Sizing, per_rank: Mapping[str, float], scratch: str, name: str
-) -> TorchTrainer:
-    """The ranks, restarted by Ray until the monitor says no. Each reserves `per_rank`.
+def trainer(assignment: Assignment, sizing: Sizing, scratch: str, name: str) -> TorchTrainer:
+    """The ranks, restarted by Ray until the monitor says no.
 
     A fresh Ray run name every time: Ray must never find state of an earlier one.
     """
-    gpu = "GPU" in per_rank
+    gpu = "GPU" in sizing.each
     return _Trainer(
         assignment.monitor,
         train_loop_config={"assignment": assignment},
         scaling_config=ScalingConfig(
             num_workers=sizing.most,
             use_gpu=gpu,
-            resources_per_worker=dict(per_rank),
-            placement_strategy="PACK" if per_rank == sizing.each else "SPREAD",
+            resources_per_worker=dict(sizing.each),
         ),
         torch_config=TorchConfig(backend="nccl" if gpu else "gloo"),
         run_config=RunConfig(

@@ -9,6 +9,9 @@ from launcher.elastic import Sizing, Trainers
 from launcher.recipe import Recipe
 
 TRAINER_CPUS = 0.25  # ranks reserve little: on a small machine data tasks must still find a place beside them
+ELASTIC_CPUS = (
+    0.75  # where a machine's cores say how many ranks it can have: a core holds one, and a data task
+)
 
 
 @dataclass(frozen=True)
@@ -34,16 +37,11 @@ def plan_resources(recipe: Recipe) -> Resources:
         case "auto":
             ranks = min(2, cores) * TRAINER_CPUS
         case Trainers() as trainers:
-            ranks = trainers.min  # `sizing` counts a whole core for each
+            ranks = trainers.min * ELASTIC_CPUS
         case count:
             ranks = count * TRAINER_CPUS
     memory = int(recipe.data_service.memory)
     return Resources(workers, max(cores, -int(-ranks // 1) + workers + 1), 2 * memory + (256 << 20))
-
-
-def rank_resources(gpus: int) -> dict[str, float]:
-    """What Ray reserves for a rank: a GPU where the cluster has any."""
-    return {"CPU": TRAINER_CPUS} | ({"GPU": 1.0} if gpus else {})
 
 
 def gpus_of(nodes: Iterable[Mapping[str, Any]]) -> int:
@@ -54,11 +52,10 @@ def gpus_of(nodes: Iterable[Mapping[str, Any]]) -> int:
 def sizing(recipe: Recipe, gpus: int) -> Sizing:
     """How many ranks `recipe` wants of a cluster with so many GPUs; never more than a step has microbatches.
 
-    A number is that number, whatever the cluster has: a rank reserves a GPU, or a quarter of a core. `auto` is every
-    GPU that there is, any time; without GPUs, as many as this machine has cores, two at most. Bounds without GPUs
-    count a core for a rank.
+    A number is that number, `auto` every GPU that there is, any time; without GPUs, as many as this machine has cores,
+    two at most. A rank reserves a GPU; without GPUs a part of a core.
     """
-    useful, each = recipe.microbatches, rank_resources(gpus)
+    useful, each = recipe.microbatches, {"CPU": TRAINER_CPUS} | ({"GPU": 1.0} if gpus else {})
     trainers = recipe.trainers
     if trainers == "auto":
         trainers = Trainers() if gpus else min(2, _cores())
@@ -75,7 +72,7 @@ def sizing(recipe: Recipe, gpus: int) -> Sizing:
         min(expected, useful),
         trainers.wait,
         trainers.grow,
-        each if gpus else {"CPU": 1.0},
+        each if gpus else {"CPU": ELASTIC_CPUS},
     )
 
 

@@ -28,7 +28,7 @@ from launcher.errors import RunError
 from launcher.fitting import Display, Follow, trainer
 from launcher.guard import Guard
 from launcher.monitor import Status, start_monitor
-from launcher.resources import Resources, gpus_of, plan_resources, rank_resources, sizing
+from launcher.resources import Resources, gpus_of, plan_resources, sizing
 from launcher.runs import Run
 from launcher.session import memory_refresh
 from launcher.stopping import REQUEUE, Stopping
@@ -80,8 +80,7 @@ def _supervise(
     with _ray(resources), tempfile.TemporaryDirectory(prefix="maskfleet-ray-train-") as scratch:
         with Heartbeat(attempt):  # the monitor beats once it is there
             _await_nodes(nodes)
-        gpus = gpus_of(ray.nodes())
-        size = sizing(run.recipe, gpus)
+        size = sizing(run.recipe, gpus_of(ray.nodes()))
         monitor = start_monitor(attempt, owner, size, last)
         feed = start_feed(_feed_config(run, resources))
         refresh = memory_refresh(run.recipe)
@@ -90,7 +89,7 @@ def _supervise(
         with Stopping(attempt, monitor.stop.remote, display.note) as stopping:
             for fit in count():
                 name = f"a{attempt.number:06d}-{os.getpid()}-{fit}"
-                error = follow.fit(trainer(assignment, size, rank_resources(gpus), scratch, name))
+                error = follow.fit(trainer(assignment, size, scratch, name))
                 if error is not None or not _goes_on(run, follow.status):
                     break
         return replace(_outcome(run, follow.status, error), reason=stopping.reason)
