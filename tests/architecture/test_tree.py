@@ -143,3 +143,12 @@ def test_commands_in_the_documentation_exist() -> None:
         assert first in commands, f"maskfleet {first}"
         inner = getattr(commands[first], "commands", None)
         assert not second or inner is None or second in inner, f"maskfleet {first} {second}"
+
+
+def test_the_fault_matrix_names_tests_that_exist() -> None:
+    matrix = ROOT / "tests/faults/README.md"
+    named = re.findall(r"`((?:\.\./)?[\w/]*test_\w+\.py)(?:::(\w+))?`", matrix.read_text())
+    assert len(named) > 30
+    for file, test in named:
+        text = (matrix.parent / file).read_text()
+        assert f"def {test}" in text if test else "def test_" in text, (file, test)
