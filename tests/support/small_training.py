@@ -115,13 +115,13 @@ def _train_one(
     torch.manual_seed(SEED)
     model = Poisonable()
     initialise(model)
-    engine = _engine(model, setting)
+    engine = engine_of(model, setting)
     if state is not None:
         engine.restore(KINDS, lambda name, kind, start, end: torch.from_numpy(state[name][kind][start:end]))
     steps = []
     for number in range(first, stop):
         model.factor = float("nan") if number == poisoned else 1.0
-        loss, update = _step(engine, control, number, limits.get(number, math.inf))
+        loss, update = step_of(engine, control, number, limits.get(number, math.inf))
         steps.append((loss, update.grad_norm, update.applied))
     kept = [
         (f.name, f.start, {kind: tensor.numpy().copy() for kind, tensor in f.tensors.items()})
@@ -130,13 +130,15 @@ def _train_one(
     return Trace(steps, kept, engine.shapes)
 
 
-def _engine(model: nn.Module, setting: Setting) -> Engine:
+def engine_of(model: nn.Module, setting: Setting) -> Engine:
     optimizer = AdamW(parameter_groups(model, 0.01), AdamWConfig(lr=1e-3, betas=(0.9, 0.98)))
     threshold = 0 if setting.stage == 3 else None
     return Engine(model, optimizer, EngineConfig(setting.stage, setting.precision, setting.clip, threshold))
 
 
-def _step(engine: Engine, control: Control, number: int, largest_norm: float) -> tuple[float, Update]:
+def step_of(
+    engine: Engine, control: Control, number: int, largest_norm: float = math.inf
+) -> tuple[float, Update]:
     mine = tuple(microbatch(number, i) for i in range(MICROBATCHES) if i % control.world == control.rank)
     work = Work(number, mine, MICROBATCHES)
     targets = sum(m.batch.target_ids.numel() for m in mine)
