@@ -93,6 +93,9 @@ class MonitorState:
         """
         if self._running:
             self._judge(failed)
+        self._status.paused = (
+            False  # before ranks of the next group give signs of life: the order is not for them
+        )
         if self._status.fatal is not None:
             return None
         if self._stop:
@@ -143,7 +146,7 @@ class MonitorState:
         self._errors.clear()
         self._blamed = None
         self._running, self._worked, self._stacks = True, False, None
-        self._status.finished, self._status.paused = None, False
+        self._status.finished = None
         self._record_world(len(nodes))
         return attempt.number
 
