@@ -93,9 +93,8 @@ class MonitorState:
         """
         if self._running:
             self._judge(failed)
-        self._status.paused = (
-            False  # before ranks of the next group give signs of life: the order is not for them
-        )
+        # before the next ranks give signs of life: the order is not for them
+        self._status.paused = False
         if self._status.fatal is not None:
             return None
         if self._stop:
