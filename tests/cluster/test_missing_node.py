@@ -1,0 +1,19 @@
+"""A node that a job should have, and that does not join its Ray cluster, is said; the run does not begin without it."""
+
+from pathlib import Path
+
+import pytest
+import small_runs
+from train_command import committed, output, training
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(200)]
+
+
+def test_a_node_that_does_not_join(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MASKFLEET_JOIN_SECONDS", "1")
+    small_runs.prepare_corpus(tmp_path)
+    uri = small_runs.new_run(tmp_path, "run")
+    with training(uri, "--nodes", "2") as process:
+        assert process.wait(120) == 2
+        assert "only 1 of 2 nodes joined the Ray cluster in 1 s" in output(process)
+    assert committed(uri) == 0
