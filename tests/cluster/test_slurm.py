@@ -14,7 +14,7 @@ from launcher.backends.slurm import SlurmJob, render
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(900)]
 
-STEPS = 300
+STEPS = 200
 SETTINGS = (
     f"phases=[{{steps: {STEPS}, length: 32, batch: {{sequences: 12}}}}]",
     "checkpoint={every: {steps: 20}, keep_last: 3}",
