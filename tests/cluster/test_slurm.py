@@ -19,7 +19,7 @@ SETTINGS = (
     f"phases=[{{steps: {STEPS}, length: 32, batch: {{sequences: 12}}}}]",
     "checkpoint={every: {steps: 20}, keep_last: 3}",
     f"evaluation={{every: {{steps: {STEPS}}}, samples: 20}}",
-    "trainers=2",
+    "trainers={min: 3, max: 3}",  # three quarters of a core each: more than one node of two cores has room for
 )
 
 
@@ -63,13 +63,16 @@ def test_a_job_survives_preemption(cluster: Slurm, tmp_path: Path) -> None:
     wait_until(lambda: cluster.field(job, "JobState") == "COMPLETED", 300)
     assert cluster.field(job, "Restarts") == "2"
     assert committed(uri) == STEPS
+    events = small_runs.history(uri).events
+    examined = {(event["attempt"], event["node"]) for event in events if event["kind"] == "preflight"}
+    assert sorted(attempt for attempt, _ in examined) == [1, 1, 2, 2, 3, 3]  # ranks on both nodes, each time
     written = log.read_text()
     assert "ended with code 75" in written
     assert "start 3, on n[1-2]" in written
 
     undisturbed = small_runs.new_run(tmp_path, "undisturbed", *SETTINGS)
-    ended = run_group(undisturbed, 2)
-    assert ended.codes == [0, 0], ended.output
+    ended = run_group(undisturbed, 3)
+    assert ended.codes == [0, 0, 0], ended.output
     assert small_runs.losses(uri) == small_runs.losses(undisturbed)
     assert small_runs.final_state(uri, STEPS) == small_runs.final_state(undisturbed, STEPS)
 
