@@ -144,6 +144,7 @@ def flip_a_bit() -> None:
 
 def _main(orders: dict[str, Any]) -> None:
     import torch.distributed as dist
+    from poison import deadly_input, poisoned
 
     from checkpoints.attempt import Attempt, claim
     from checkpoints.gather import GlooPeers
@@ -151,7 +152,6 @@ def _main(orders: dict[str, Any]) -> None:
     from launcher.rank import run_rank
     from launcher.rewind import Rewound
     from launcher.runs import open_run
-    from poison import deadly_input, poisoned
 
     dist.init_process_group(
         "gloo", init_method=f"file://{orders['meeting']}", rank=orders["rank"], world_size=orders["world"]

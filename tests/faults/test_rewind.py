@@ -1,0 +1,172 @@
+"""Losses gone bad in real runs: no update, then back and on without that data, as if it had never been there.
+
+The data itself is bad, at chosen places: rows at which the model computes NaN, and rows whose targets are noise, which
+it trains on. Two ranks without Ray, which start again by themselves when a run goes back.
+"""
+
+from pathlib import Path
+
+import pytest
+import small_runs
+from rank_processes import KILLED, run_group
+
+from checkpoints.attempt import Attempt
+from checkpoints.gather import Alone
+from checkpoints.listing import rows
+from checkpoints.load import newest_good
+from checkpoints.rewind import Rewind, record, rewinds
+from launcher import runs
+from launcher.history import Record
+from launcher.show import find_sample
+
+pytestmark = pytest.mark.cluster
+
+ROWS = 12  # in a step
+STEPS, BATCH = 40, "batch: {sequences: 12}"
+SETTINGS = (
+    f"phases=[{{steps: {STEPS}, length: 32, {BATCH}}}]",
+    "checkpoint={every: {steps: 3}, keep_last: 1}",
+    f"evaluation={{every: {{steps: {STEPS}}}, samples: 20}}",
+    "spikes={window: 8, threshold: 3.0, patience: 6, most_rewinds: 2}",
+    "optimizer.adamw.lr=4e-3",
+    "zero=2",
+)
+
+
+def of_steps(*stretches: tuple[int, int]) -> list[tuple[int, int]]:
+    """The samples that steps `start` to `stop` take in a run that leaves nothing out."""
+    return [(ROWS * start, ROWS * stop) for start, stop in stretches]
+
+
+DEADLY = of_steps((10, 11), (17, 23))  # once, which is only skipped; and as often in a row as is too much
+WRONG = of_steps((39, 45))  # taken by steps 39 - n, when n steps' data have been left out before
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    small_runs.prepare_corpus(folder, documents=1200, block_tokens=2048)
+    return folder
+
+
+def events(run: str, kind: str) -> list[Record]:
+    return [event for event in small_runs.history(run).events if event["kind"] == kind]
+
+
+def test_the_run_is_the_one_that_was_told_from_the_start_to_leave_that_data_out(folder: Path) -> None:
+    """Stopped after the first spike, and killed in the midst of the second, of which there is a checkpoint then."""
+    run = small_runs.new_run(folder, "disturbed", *SETTINGS)
+    assert run_group(run, 2, wrong=WRONG, deadly=DEADLY, stop_at=24).codes == [0, 0]
+    (first,) = events(run, "rewind")
+    assert (first["began"], first["step"], first["reason"]) == (17, 23, "losses that are not finite")
+    assert first["to"] <= 17 - 6
+    assert [event["step"] for event in events(run, "skipped_step")] == [10, *range(17, 23)]
+
+    began = 39 - (23 - first["to"])
+    killed = run_group(run, 2, wrong=WRONG, deadly=DEADLY, kill={0: began + 6, 1: began + 6})
+    assert killed.codes == [KILLED, KILLED], killed.output
+    inside = max(row.step for row in rows(runs.open_run(run).store) if not row.abandoned)
+    assert inside > began, "the spike had gone on for some steps when this was saved"
+
+    ended = run_group(run, 2, wrong=WRONG, deadly=DEADLY)
+    assert ended.codes == [0, 0], ended.output
+    _, second = events(run, "rewind")
+    assert (second["began"], second["step"]) == (began, began + 6)
+    assert second["to"] <= began - 6
+    assert "after losses of" in second["reason"]
+    resumed = [event["step"] for event in events(run, "resume")]
+    assert resumed == [first["to"], 24, inside, second["to"]]
+
+    told = small_runs.new_run(folder, "told", *SETTINGS)
+    _tell(told, run)
+    calm = run_group(told, 2, wrong=WRONG, deadly=DEADLY)
+    assert calm.codes == [0, 0], calm.output
+    assert events(told, "rewind") == []
+    same_outcome(run, told)
+    nothing_lost_unsaid(run)
+
+
+def _tell(told: str, run: str) -> None:
+    """What `run` left out is left out of `told` before its first step."""
+    store = runs.open_run(told).store
+    skips = rewinds(runs.open_run(run).store)[-1].skips
+    record(
+        store, Rewind(attempt=0, to=None, began=0, reached=0, cause="told", skips=skips), Attempt(store, 0)
+    )
+
+
+def same_outcome(run: str, told: str) -> None:
+    assert small_runs.losses(run) == small_runs.losses(told)
+    assert small_runs.digests(run) == small_runs.digests(told)
+    assert small_runs.ledger(run) == small_runs.ledger(told)
+    assert small_runs.final_state(run, STEPS) == small_runs.final_state(told, STEPS)
+    states = [newest_good(runs.open_run(uri).store, Alone()) for uri in (run, told)]
+    assert states[0] is not None
+    assert states[1] is not None
+    assert states[0].manifest.state == states[1].manifest.state, "what is remembered of the losses included"
+
+
+def nothing_lost_unsaid(run: str) -> None:
+    """Every sample up to the last was trained on, or the record says that it was left out; none is both."""
+    taken = [
+        sample for epoch, start, stop in small_runs.ledger(run) for sample in _number(epoch, start, stop)
+    ]
+    skipped = [
+        sample
+        for event in events(run, "rewind")
+        for _, epoch, start, stop in event["skipped"]
+        for sample in _number(epoch, start, stop)
+    ]
+    everything = sorted(taken + skipped)
+    assert len(everything) == len(set(everything))
+    assert [epoch for epoch, _ in everything] == [0] * len(everything)
+    assert [sample for _, sample in everything] == list(range(len(everything)))
+    opened = runs.open_run(run)
+    shown = find_sample(opened, STEPS - 1, 0)
+    assert (shown.epoch, shown.sample) == small_runs.ledger(run)[-1][:2], "the tool knows of it, too"
+
+
+def _number(epoch: int, start: int, stop: int) -> list[tuple[int, int]]:
+    return [(epoch, sample) for sample in range(start, stop)]
+
+
+SHORT = (
+    f"phases=[{{steps: 24, length: 32, {BATCH}}}]",
+    "evaluation={every: {steps: 24}, samples: 20}",
+    "checkpoint={every: {steps: 4}, keep_last: 3}",
+    "optimizer.adamw.lr=4e-3",
+)
+
+
+def test_an_outlier_leaves_the_weights_alone_as_what_is_not_finite_does(folder: Path) -> None:
+    """The same steps make no update in two runs: in one they have noise for targets, in the other a broken model."""
+    noise = small_runs.new_run(folder, "noise", *SHORT, "spikes={window: 8, outlier: 2.0}")
+    ended = run_group(noise, 1, wrong=of_steps((16, 17), (20, 21)))
+    assert ended.codes == [0], ended.output
+    skipped = [event["step"] for event in events(noise, "skipped_step")]
+    assert {16, 20} <= set(skipped)
+    assert all("an outlier: a loss of" in event["reason"] for event in events(noise, "skipped_step"))
+    broken = small_runs.new_run(folder, "broken", *SHORT)
+    assert run_group(broken, 1, deadly=of_steps(*((step, step + 1) for step in skipped))).codes == [0]
+    assert [event["step"] for event in events(broken, "skipped_step")] == skipped
+    assert small_runs.final_state(noise, 24) == small_runs.final_state(broken, 24)
+
+
+def test_it_ends_with_the_reason_and_the_same_command_goes_on_from_before(folder: Path) -> None:
+    run = small_runs.new_run(folder, "hopeless", *SHORT, "spikes={patience: 5, most_rewinds: 0}")
+    deadly = of_steps((12, 17))
+    refused = run_group(run, 1, deadly=deadly)
+    assert refused.codes == [1]
+    assert "losses that are not finite, from step 12 on, after going back 0 times in a row" in refused.output
+    assert "the same command goes on from step 4" in " ".join(refused.output.lower().split())
+    assert run_group(run, 1, deadly=deadly).codes == [0]
+    assert [event["step"] for event in events(run, "resume")] == [4]
+    assert [record["step"] for record in small_runs.history(run).steps] == list(range(24))
+
+
+def test_before_there_is_a_checkpoint_it_just_ends(folder: Path) -> None:
+    run = small_runs.new_run(folder, "early", *SHORT, "spikes={patience: 5}")
+    ended = run_group(run, 1, deadly=of_steps((3, 30)))
+    assert ended.codes == [1]
+    assert "no checkpoint is 5 or more steps older" in ended.output
+    assert events(run, "rewind") == []
