@@ -61,7 +61,7 @@ def train(run: Run, display: Display, nodes: int = 1) -> Outcome:
         newest = _newest(run)
         if newest is not None and newest.step >= run.recipe.total_steps:
             return Outcome(DONE, newest.step)
-        return _supervise(run, attempt, owner, display, newest.world_size if newest else None, nodes)
+        return _supervise(run, attempt, owner, display, newest, nodes)
     finally:
         end_all(run.store, owner, time.time())
 
@@ -73,15 +73,19 @@ def _newest(run: Run) -> Manifest | None:
 
 
 def _supervise(
-    run: Run, attempt: Attempt, owner: Owner, display: Display, last: int | None, nodes: int
+    run: Run, attempt: Attempt, owner: Owner, display: Display, last: Manifest | None, nodes: int
 ) -> Outcome:
-    """`last`: ranks that wrote the newest checkpoint, None if there is none."""
+    """`last`: the newest checkpoint."""
     resources = plan_resources(run.recipe)
     with _ray(resources), tempfile.TemporaryDirectory(prefix="maskfleet-ray-train-") as scratch:
-        with Heartbeat(attempt):  # the monitor beats once it is there
-            _await_nodes(nodes)
+        asked = threading.Event()
+        # The monitor beats, and is told to stop, once it is there.
+        with Stopping(attempt, asked.set, display.note) as waiting, Heartbeat(attempt):
+            _await_nodes(nodes, asked, display)
+        if waiting.reason is not None:
+            return Outcome(REQUEUE, last.step if last else 0, waiting.reason)
         size = sizing(run.recipe, gpus_of(ray.nodes()))
-        monitor = start_monitor(attempt, owner, size, last)
+        monitor = start_monitor(attempt, owner, size, last.world_size if last else None)
         feed = start_feed(_feed_config(run, resources))
         refresh = memory_refresh(run.recipe)
         assignment = Assignment(run.store.uri, monitor, feed, run.recipe, refresh.every if refresh else 1)
@@ -144,17 +148,22 @@ def _ray(resources: Resources) -> Iterator[None]:
         ray.shutdown()
 
 
-def _await_nodes(wanted: int) -> None:
-    """Until the cluster has `wanted` nodes. Raises RunError naming those that came, if the others do not."""
+def _await_nodes(wanted: int, asked: threading.Event, display: Display) -> None:
+    """Until the cluster has `wanted` nodes, or a stop is asked for. Raises RunError naming the nodes that came, if the
+    others do not."""
     seconds = float(os.environ.get("MASKFLEET_JOIN_SECONDS", JOIN_SECONDS))  # as infra/ray_node.sh waits
-    deadline, tick = time.monotonic() + seconds, threading.Event()
+    deadline, told = time.monotonic() + seconds, False
     while len(there := sorted(node["NodeName"] for node in ray.nodes() if node["Alive"])) < wanted:
+        if not told:
+            display.note(f"waiting for nodes: {len(there)} of {wanted} are there")
+            told = True
         if time.monotonic() > deadline:
             raise RunError(
                 f"only {len(there)} of {wanted} nodes joined the Ray cluster in {seconds:g} s: {', '.join(there)}",
                 remedy="see the log of the nodes that are missing; start with fewer (--nodes) to go on without them",
             )
-        tick.wait(0.5)
+        if asked.wait(0.5):
+            return
 
 
 def _local_cluster(resources: Resources) -> dict[str, Any]:
