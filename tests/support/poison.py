@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -36,7 +37,7 @@ def poisoned(wrong: Places, deadly: Places) -> Callable[[StreamSpec], InProcess]
             row = super().read(0, sample, sample + 1)
             if _among(sample, wrong):
                 draws = np.random.default_rng(sample).integers(5, 300, len(row.target_ids))
-                return replace(row, target_ids=draws.astype(row.target_ids.dtype))
+                return replace(row, target_ids=draws.astype(np.uint16))
             if _among(sample, deadly):
                 return replace(row, tokens=np.full_like(row.tokens, _MARK))
             return row
@@ -58,11 +59,8 @@ def deadly_input() -> Iterator[None]:
         model.register_forward_hook(_break_down)
         return model
 
-    session.build_model = broken
-    try:
+    with patch.object(session, "build_model", broken):
         yield
-    finally:
-        session.build_model = build
 
 
 def _break_down(model: torch.nn.Module, inputs: tuple[Any, ...], losses: LossSums) -> LossSums:

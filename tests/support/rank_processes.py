@@ -164,6 +164,7 @@ def _main(orders: dict[str, Any]) -> None:
     while True:
         claimed = claim(run.store).number if orders["rank"] == 0 else None
         number = peers.all_gather(claimed)[0]
+        assert isinstance(number, int)
         try:
             with deadly_input():
                 state = run_rank(run, Attempt(run.store, number), control, peers, open_stream, link)
