@@ -11,7 +11,7 @@ from checkpoints.attempt import Attempt
 from checkpoints.rewind import Rewind, record, rewinds
 from launcher import runs
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(600)]
 
 STEPS = 40
 SETTINGS = (
