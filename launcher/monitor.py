@@ -85,16 +85,16 @@ class MonitorState:
         self._errors: dict[int, str] = {}  # by rank, of the present group, in the order in which they came
         self._blamed: Sequence[int] | None = None
         self._running = False  # a group was let in, and its end is not judged yet
+        self._excused = False  # it ends by raising, and yet nobody failed
         self._worked = False  # it has finished a step
 
     def next_group(self, failed: Sequence[int]) -> Start | None:
         """Ray can start ranks: how many, and where. None for now, or for good. The last group is over, ended by the
         ranks in `failed`, as far as Ray knows.
         """
-        if self._running:
+        if self._running or (failed and not self._excused):  # ranks may die before they are let in, too
             self._judge(failed)
-        # before the next ranks give signs of life: the order is not for them
-        self._status.paused = False
+        self._forget_group()
         if self._status.fatal is not None:
             return None
         if self._stop:
@@ -104,6 +104,13 @@ class MonitorState:
         if (text := self._roster.waiting()) is not None:
             self.note(text)
         return None if ranks is None else Start(ranks, self._status.without)
+
+    def _forget_group(self) -> None:
+        """Before the next ranks give signs of life: nothing is left of the last group, and no order is for them."""
+        self._status.paused = self._worked = self._excused = False
+        self._status.beats.clear()
+        self._errors.clear()
+        self._blamed = None
 
     def look_around(self) -> None:
         """Have the ranks end at a checkpoint if more could train. Ray asks for this now and then while they run."""
@@ -119,6 +126,7 @@ class MonitorState:
 
         `preflights`: of each such node, the fields of its event.
         """
+        self._excused = True
         bad = frozenset(preflight["node"] for preflight in preflights)
         without = spared(ray.nodes(), self._sizing, self._status.without, bad)
         if bad <= without:
@@ -141,10 +149,7 @@ class MonitorState:
         if self._status.starts == 1:
             self._status.notes += warnings
         self._status.attempt = attempt.number
-        self._status.beats.clear()
-        self._errors.clear()
-        self._blamed = None
-        self._running, self._worked, self._stacks = True, False, None
+        self._running, self._stacks = True, None
         self._status.finished = None
         self._record_world(len(nodes))
         return attempt.number
@@ -205,7 +210,7 @@ class MonitorState:
 
     def went_back(self) -> None:
         """The ranks end, to start again from an earlier checkpoint: nobody's failure, and nothing to judge."""
-        self._running = False
+        self._running, self._excused = False, True
 
     def fail(self, problem: str, remedy: str) -> None:
         """Keep the first; later ones are usually its consequences on other ranks."""

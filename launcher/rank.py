@@ -59,7 +59,8 @@ def run_rank(
         UserError kinds of the packages below: damaged data, a store that does not answer, and the like.
     """
     link.beat(0, "starting")
-    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // control.world))
+    hosts = [str(host) for host in peers.all_gather(socket.gethostname())]
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // hosts.count(socket.gethostname())))
     torch.use_deterministic_algorithms(run.recipe.deterministic)
     tokenizer = load_tokenizer(run.recipe.tokenizer.uri)
     good = _resume_point(run, peers)
@@ -68,7 +69,6 @@ def run_rank(
     engine = Engine(model, session.build_optimizer(run.recipe, model), session.engine_config(run.recipe))
     link.beat(0, "loading")
     state = _load(run, engine, good, begin)
-    hosts = [str(host) for host in peers.all_gather(socket.gethostname())]
     journal = _journal(run, attempt, control, link, state, hosts)
     _record_start(journal, state, good, begin, control)
     for report in reports:

@@ -12,7 +12,7 @@ from launcher import monitor
 from launcher.elastic import Sizing, Start
 from launcher.history import read_history
 from launcher.monitor import MonitorState
-from launcher.policy import NODE_FAILURES, SAME_ERROR
+from launcher.policy import FRUITLESS, NODE_FAILURES, SAME_ERROR
 from launcher.watchdog import Place
 
 ELASTIC = Sizing(least=1, most=3, expected=3, wait=0, grow=0, each={"CPU": 1})
@@ -108,6 +108,26 @@ def test_an_error_that_comes_back_ends_the_run(cluster: Cluster, tmp_path: Path)
     fatal = ranks.status().fatal
     assert fatal is not None
     assert "bad row" in fatal.problem
+
+
+def test_deaths_before_ranks_come_together_end_the_run_too(cluster: Cluster, tmp_path: Path) -> None:
+    ranks = state(tmp_path, FIXED)
+    assert ranks.next_group([]) is not None
+    for _ in range(FRUITLESS - 1):
+        assert ranks.next_group([0, 1]) is not None
+    assert ranks.next_group([0, 1]) is None
+    fatal = ranks.status().fatal
+    assert fatal is not None
+    assert "before finishing a step" in fatal.problem
+
+
+def test_who_ends_to_go_back_has_not_died(cluster: Cluster, tmp_path: Path) -> None:
+    ranks = state(tmp_path, FIXED)
+    assert ranks.next_group([]) is not None
+    for _ in range(2 * FRUITLESS):
+        begin(ranks, "a", "a")
+        ranks.went_back()
+        assert ranks.next_group([0, 1]) is not None
 
 
 def test_a_stop_while_machines_are_waited_for(cluster: Cluster, tmp_path: Path) -> None:
