@@ -1,0 +1,133 @@
+"""Three machines with links between them: training across them, one that dies, a link cut and healed, a slow link."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import netns
+import pytest
+import small_runs
+from netns import Machine
+from rank_processes import run_group
+from train_command import committed, kill_everything, output, title, wait_for
+
+pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(900)]
+
+STEPS = 400
+SETTINGS = (
+    f"phases=[{{steps: {STEPS}, length: 32, batch: {{sequences: 12}}}}]",
+    "checkpoint={every: {steps: 20}, keep_last: 3}",
+    f"evaluation={{every: {{steps: {STEPS}}}, samples: 20}}",
+    "trainers=2",
+    "watchdog={step: 20.0, other: 120.0, silence: 20.0}",
+)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[list[Machine]]:
+    """The head has room for the data workers only; a rank fits on each of the others."""
+    reason = netns.why_not()
+    if reason is not None:
+        pytest.skip(reason)
+    with netns.machines([1, 1, 1]) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    small_runs.prepare_corpus(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def undisturbed(folder: Path) -> str:
+    run = small_runs.new_run(folder, "undisturbed", *SETTINGS)
+    assert run_group(run, 2).codes == [0, 0]
+    return run
+
+
+@contextmanager
+def training_on(head: Machine, uri: str) -> Iterator["subprocess.Popen[str]"]:
+    """`maskfleet train` on the head."""
+    program = str(Path(sys.executable).with_name("maskfleet"))
+    process = subprocess.Popen(
+        head.command(program, "train", uri),
+        env=head.environment | {"COLUMNS": "200"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        kill_everything(process)
+
+
+def ranks_on(machine: Machine) -> int:
+    return sum(title(process).startswith("ray::RayTrainWorker") for process in machine.processes())
+
+
+def test_ranks_on_several_machines_and_one_that_dies(
+    cluster: list[Machine], folder: Path, undisturbed: str
+) -> None:
+    uri = small_runs.new_run(folder, "crashed", *SETTINGS)
+    head, *others = cluster
+    with training_on(head, uri) as process:
+        wait_for(process, lambda: committed(uri) >= 40)
+        used = [machine for machine in others if ranks_on(machine)]
+        assert len(used) >= 1, "ranks run beside the head"
+        used[0].crash()
+        used[0].boot()
+        assert process.wait(400) == 0, output(process)
+    same(uri, undisturbed)
+
+
+def test_a_link_that_is_cut_and_healed(cluster: list[Machine], folder: Path, undisturbed: str) -> None:
+    uri = small_runs.new_run(folder, "cut", *SETTINGS)
+    head, *others = cluster
+    with training_on(head, uri) as process:
+        wait_for(process, lambda: committed(uri) >= 40)
+        cut = next(machine for machine in others if ranks_on(machine))
+        cut.cut()
+        begins = len(beginnings(uri))
+        wait_for(process, lambda: interrupted(uri, begins))
+        cut.heal()
+        if not ray_lives(cut):  # Ray ends a node that was declared dead, as an operator's service would see
+            cut.crash()
+            cut.boot()
+        assert process.wait(400) == 0, output(process)
+    same(uri, undisturbed)
+
+
+def test_a_slow_link_only_costs_time(cluster: list[Machine], folder: Path, undisturbed: str) -> None:
+    uri = small_runs.new_run(folder, "slow", *SETTINGS)
+    head, *others = cluster
+    others[0].slow("20mbit")
+    with training_on(head, uri) as process:
+        assert process.wait(600) == 0, output(process)
+    same(uri, undisturbed)
+    assert len(beginnings(uri)) == 1
+
+
+def beginnings(uri: str) -> list[object]:
+    return [event for event in small_runs.history(uri).events if event["kind"] in ("start", "resume")]
+
+
+def interrupted(uri: str, begins: int) -> bool:
+    """The supervisor has given up on the ranks."""
+    kinds = [event["kind"] for event in small_runs.history(uri).events]
+    return any(kind in kinds for kind in ("restart", "failed", "hang")) or len(beginnings(uri)) > begins
+
+
+def ray_lives(machine: Machine) -> bool:
+    return any("raylet" in title(process) for process in machine.processes())
+
+
+def same(uri: str, undisturbed: str) -> None:
+    assert small_runs.losses(uri) == small_runs.losses(undisturbed)
+    assert small_runs.ledger(uri) == small_runs.ledger(undisturbed)
+    assert small_runs.final_state(uri, STEPS) == small_runs.final_state(undisturbed, STEPS)

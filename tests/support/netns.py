@@ -1,0 +1,137 @@
+"""A Ray cluster of three machines on one host: a network namespace each, on a bridge, with links to cut and to slow.
+
+Needs root and Debian's iproute2. The machines share the disk, as nodes of a cluster share a file system.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+_BRIDGE, _NETWORK, _PORT = "mfbr", "10.77.13", 6399
+_RAY_NOTICES = {  # a node that does not answer is dead after ten seconds, not after minutes
+    "RAY_health_check_initial_delay_ms": "3000",
+    "RAY_health_check_period_ms": "2000",
+    "RAY_health_check_timeout_ms": "2000",
+    "RAY_health_check_failure_threshold": "4",
+}
+
+
+def why_not() -> str | None:
+    """Why this machine cannot have namespaces; None if it can."""
+    if os.geteuid() != 0:
+        return "namespaces need root"
+    if shutil.which("ip") is None or shutil.which("tc") is None:
+        return "no ip or tc: apt-get install --no-install-recommends iproute2"
+    return None
+
+
+@dataclass
+class Machine:
+    """One namespace, `number` from 1; the first is Ray's head."""
+
+    number: int
+    folder: Path
+    cpus: int
+    resources: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return f"mf{self.number}"
+
+    @property
+    def address(self) -> str:
+        return f"{_NETWORK}.{self.number}"
+
+    def command(self, *words: str) -> list[str]:
+        """`words`, to be run on this machine."""
+        return ["ip", "netns", "exec", self.name, *words]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """With which programs find the cluster, and gloo the link."""
+        found = {"RAY_ADDRESS": f"{_NETWORK}.1:{_PORT}", "GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"}
+        return os.environ | _RAY_NOTICES | found
+
+    def boot(self) -> None:
+        """Start Ray, and wait until it is part of the cluster."""
+        place = ["--head", f"--port={_PORT}"] if self.number == 1 else [f"--address={_NETWORK}.1:{_PORT}"]
+        options = [f"--node-ip-address={self.address}", f"--num-cpus={self.cpus}", "--disable-usage-stats"]
+        options += ["--include-dashboard=false"] if self.number == 1 else []
+        options += ["--object-store-memory=150000000", f"--temp-dir={self.folder}"]
+        ray = str(Path(sys.executable).with_name("ray"))
+        environment = {name: value for name, value in self.environment.items() if name != "RAY_ADDRESS"}
+        _run(*self.command(ray, "start", *place, *options), environment=environment)
+
+    def crash(self) -> None:
+        """Everything on it dies at once."""
+        for process in self.processes():
+            process.kill()
+
+    def processes(self) -> list[psutil.Process]:
+        pids = _run("ip", "netns", "pids", self.name).split()
+        return [psutil.Process(int(pid)) for pid in pids if psutil.pid_exists(int(pid))]
+
+    def cut(self) -> None:
+        """Take its link down: packets to and from it are lost without a word."""
+        _run("ip", "link", "set", f"{self.name}v", "down")
+
+    def heal(self) -> None:
+        _run("ip", "link", "set", f"{self.name}v", "up")
+
+    def slow(self, rate: str) -> None:
+        """Limit what it receives and sends, as `10mbit`."""
+        shape = ("root", "tbf", "rate", rate, "burst", "64kbit", "latency", "400ms")
+        _run("tc", "qdisc", "replace", "dev", f"{self.name}v", *shape)
+        _run(*self.command("tc", "qdisc", "replace", "dev", "eth0", *shape))
+
+
+@contextmanager
+def machines(cpus: Sequence[int]) -> Iterator[list[Machine]]:
+    """A booted cluster of as many machines as there are numbers of CPUs; gone afterwards, whatever happened."""
+    with tempfile.TemporaryDirectory(prefix="mf") as folder:  # Ray's sockets need short paths
+        made = [Machine(number, Path(folder, str(number)), n) for number, n in enumerate(cpus, start=1)]
+        _tear_down(made)  # what an interrupted test left
+        try:
+            _connect(made)
+            for machine in made:
+                machine.boot()
+            yield made
+        finally:
+            _tear_down(made)
+
+
+def _connect(made: Sequence[Machine]) -> None:
+    _run("ip", "link", "add", _BRIDGE, "type", "bridge")
+    _run("ip", "link", "set", _BRIDGE, "up")
+    for machine in made:
+        name, link = machine.name, f"{machine.name}v"
+        _run("ip", "netns", "add", name)
+        _run("ip", "link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", name)
+        _run("ip", "link", "set", link, "master", _BRIDGE)
+        _run("ip", "link", "set", link, "up")
+        for words in (f"addr add {machine.address}/24 dev eth0", "link set eth0 up", "link set lo up"):
+            _run(*machine.command("ip", *words.split()))
+
+
+def _tear_down(made: Sequence[Machine]) -> None:
+    there = _run("ip", "netns", "list").split()
+    for machine in made:
+        if machine.name in there:
+            machine.crash()
+            _run("ip", "netns", "delete", machine.name)
+    if f"{_BRIDGE}:" in _run("ip", "-o", "link").split():
+        _run("ip", "link", "delete", _BRIDGE)
+
+
+def _run(*command: str, environment: Mapping[str, str] | None = None) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=180)
+    assert done.returncode == 0, (command, done.stdout, done.stderr)
+    return done.stdout
