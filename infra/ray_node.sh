@@ -70,7 +70,7 @@ until_ended() {
 verdict() {
     local code=$1
     say "maskfleet train ended with code $code"
-    if [ "$code" != 0 ] && [ "$code" != 2 ]; then
+    if [ "$code" != 0 ] && [ "$code" != 2 ] && [ "$code" != 3 ]; then
         [ "${asked:-}" != yes ] || code=75
         kill -0 "$ray_pid" 2>/dev/null || code=75
     fi

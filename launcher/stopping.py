@@ -10,6 +10,7 @@ from checkpoints.stop import stop_requested
 from data_service.store.errors import StoreError
 
 REQUEUE = 75  # the exit code that says: run the same command again to go on
+STOPPED = 3  # somebody wants the run to stand still: schedulers leave it
 POLL_S = 2.0
 
 
@@ -26,6 +27,8 @@ class Stopping:
 
     Attributes:
         reason: who asked; None while nobody has.
+        code: with which the command is to end then. A signal comes from a machine that is wanted elsewhere, a
+            request in the store from somebody who wants the run to stand still.
     """
 
     def __init__(
@@ -37,6 +40,7 @@ class Stopping:
     ) -> None:
         self._attempt, self._tell, self._note, self._poll_s = attempt, tell, note, poll_s
         self.reason: str | None = None
+        self.code = REQUEUE
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look, name="stop requests", daemon=True)
 
@@ -54,7 +58,7 @@ class Stopping:
     def _signalled(self, number: int, frame: FrameType | None) -> None:
         if self.reason is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self._ask(signal.Signals(number).name)
+        self._ask(signal.Signals(number).name, REQUEUE)
 
     def _look(self) -> None:
         """A store that does not answer is asked again: training has its own ways to notice."""
@@ -64,10 +68,10 @@ class Stopping:
             except StoreError:
                 continue
             if request is not None:
-                self._ask(f"stop requested by {request.by}")
+                self._ask(f"stop requested by {request.by}", STOPPED)
 
-    def _ask(self, reason: str) -> None:
+    def _ask(self, reason: str, code: int) -> None:
         if self.reason is None:
-            self.reason = reason
-            self._note(f"{reason}: finishing this step, saving, then ending with code {REQUEUE}")
+            self.reason, self.code = reason, code
+            self._note(f"{reason}: finishing this step, saving, then ending with code {code}")
             self._tell()

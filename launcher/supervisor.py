@@ -83,7 +83,7 @@ def _supervise(
         with Stopping(attempt, asked.set, display.note) as waiting, Heartbeat(attempt):
             _await_nodes(nodes, asked, display)
         if waiting.reason is not None:
-            return Outcome(REQUEUE, last.step if last else 0, waiting.reason)
+            return Outcome(waiting.code, last.step if last else 0, waiting.reason)
         size = sizing(run.recipe, gpus_of(ray.nodes()))
         monitor = start_monitor(attempt, owner, size, last.world_size if last else None)
         feed = start_feed(_feed_config(run, resources))
@@ -96,7 +96,8 @@ def _supervise(
                 error = follow.fit(trainer(assignment, size, scratch, name))
                 if error is not None or not _goes_on(run, follow.status):
                     break
-        return replace(_outcome(run, follow.status, error), reason=stopping.reason)
+        outcome = _outcome(run, follow.status, error)
+        return replace(outcome, code=stopping.code if outcome.code else DONE, reason=stopping.reason)
 
 
 def _goes_on(run: Run, status: Status) -> bool:

@@ -59,10 +59,10 @@ def stop(
     run: RunArgument,
     wait: Annotated[bool, typer.Option("--wait", help="Come back when it has ended.")] = False,
 ) -> None:
-    """Ask a run to commit a checkpoint and end with code 75, wherever it runs.
+    """Ask a run to commit a checkpoint and end with code 3, wherever it runs; no scheduler starts it again on that.
 
     The request goes through the run's store, and is for the start that runs now: `maskfleet train` continues the run
-    as ever. A scheduler that repeats the command on code 75 will do so at once: take the job off it first.
+    as ever.
     """
     from launcher import run_stop
     from launcher.run_status import status

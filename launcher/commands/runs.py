@@ -59,7 +59,7 @@ def train(
     start: `--set zero=2`. What it is (data, model, objective, optimizer, seed) may not, unless forced.
 
     SIGTERM and Ctrl-C commit a checkpoint first. Exit codes: 0 finished; 75 stopped, run it again to go on;
-    2 a mistake in what it was given.
+    3 stopped by `maskfleet runs stop`, to stay so; 2 a mistake in what it was given.
     """
     from datetime import UTC, datetime
 

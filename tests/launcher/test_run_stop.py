@@ -19,7 +19,7 @@ from data_service.store.open import open_store
 from launcher import run_stop
 from launcher.cli import app
 from launcher.history import read_history
-from launcher.stopping import REQUEUE, Stopping
+from launcher.stopping import REQUEUE, STOPPED, Stopping
 
 NOW = 1_700_000_000.0
 ELSEWHERE = Owner(host="node7", processes="another machine", pid=12, started=NOW - 900, claimed=NOW)
@@ -61,7 +61,8 @@ def test_a_request_reaches_the_start_that_runs(store: Store) -> None:
         assert told.heard.wait(10)
     assert told.times == 1
     assert stopping.reason == f"stop requested by {run_stop.here()}"
-    assert f"code {REQUEUE}" in told.notes[0]
+    assert stopping.code == STOPPED
+    assert f"code {STOPPED}" in told.notes[0]
     (event,) = read_history(store).events
     assert (event["kind"], event["attempt"], event["of"]) == ("stop_requested", 0, 1)
 
@@ -141,6 +142,7 @@ def test_signals_ask_too_and_a_second_ctrl_c_ends_at_once(store: Store) -> None:
         assert told.times == 1
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
+    assert stopping.code == REQUEUE
     assert told.notes == [f"SIGTERM: finishing this step, saving, then ending with code {REQUEUE}"]
 
 
@@ -155,7 +157,8 @@ def maskfleet(*arguments: str) -> str:
 def test_a_training_on_ray_is_stopped_from_outside(
     inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It commits and ends with 75; what it is doing is shown meanwhile and afterwards, and posted as it happens."""
+    """It commits and ends with a code that is not tried again. What it does is shown meanwhile and afterwards, and
+    posted as it happens."""
     endless = "phases=[{steps: 1000000, length: 32, batch: {sequences: 12}}]"
     settings = (endless, "checkpoint={every: {steps: 20}}", "events.webhook_env=MASKFLEET_HOOK")
     uri = small_runs.new_run(inputs, str(tmp_path / "run"), *settings)
@@ -167,7 +170,7 @@ def test_a_training_on_ray_is_stopped_from_outside(
             status = json.loads(maskfleet("runs", "status", uri, "--json"))
             assert (status["state"], status["pid"]) == ("running", process.pid)
             assert "stopped at step" in maskfleet("runs", "stop", uri, "--wait")
-            assert process.wait(30) == REQUEUE, output(process)
+            assert process.wait(30) == STOPPED, output(process)
             assert SECRET not in output(process)
     history = small_runs.history(uri)
     (stopped,) = (event for event in history.events if event["kind"] == "stop")

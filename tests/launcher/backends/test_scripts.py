@@ -120,7 +120,7 @@ def test_the_batch_script_quotes_what_it_is_given(batch_job: SlurmJob) -> None:
     assert echoed.stdout.splitlines() == batch_job.command[1:]
 
 
-@pytest.mark.parametrize("code", [0, 2, 75, 1])
+@pytest.mark.parametrize("code", [0, 2, 3, 75, 1])
 def test_the_main_nodes_code_is_the_runs(said: Path, code: int) -> None:
     stand_in(said.parent, "maskfleet", MASKFLEET + f"exit {code}\n")
     ended = subprocess.run([str(SCRIPTS[0])], capture_output=True, text=True, timeout=30)
