@@ -1,5 +1,8 @@
 """LAMB under a real DeepSpeed engine, driven by gradients chosen in advance."""
 
+from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -28,6 +31,14 @@ class Linear(nn.Module):
         return (self.weight * weight).sum() + (self.bias * bias).sum()
 
 
+@dataclass(frozen=True)
+class Gradients:
+    """In place of a batch: what the engine asks of one, and a gradient for every parameter."""
+
+    tokens: Tensor
+    gradients: list[Tensor]
+
+
 class Model(nn.Module):
     """Odd sizes, so that partitions cut parameters anywhere; one is larger than the others together."""
 
@@ -36,8 +47,8 @@ class Model(nn.Module):
         draws = torch.Generator().manual_seed(7)
         self.layers = nn.ModuleList([Linear(*shape, draws) for shape in ((3, 5), (31, 17), (7, 11), (1, 1))])
 
-    def forward(self, gradients: list[Tensor]) -> Tensor:
-        pairs = zip(gradients[0::2], gradients[1::2], strict=True)
+    def forward(self, batch: Any) -> Tensor:
+        pairs = zip(batch.gradients[0::2], batch.gradients[1::2], strict=True)
         return sum(layer(*pair) for layer, pair in zip(self.layers, pairs, strict=True))
 
 
@@ -74,7 +85,9 @@ def _run(stage: int, world: int) -> list[tuple[str, int, np.ndarray]]:
     engine = Engine(model, optimizer, EngineConfig(stage, "fp32", None, 0 if stage == 3 else None))
     for step in range(STEPS):
         # Half from each of two ranks is exact in binary, so the reduced gradient is the chosen one.
-        loss = engine([g.reshape(shape) for g, shape in zip(gradients(step), shapes, strict=True)])
+        parts = [g.reshape(shape) for g, shape in zip(gradients(step), shapes, strict=True)]
+        batch: Any = Gradients(torch.ones(1), parts)
+        loss = engine(batch)
         engine.backward(loss / world, last=True)
         assert engine.update(RATE, step + 1).applied
     return [(f.name, f.start, f.tensors["master"].numpy().copy()) for f in engine.fragments()]
