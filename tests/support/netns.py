@@ -4,6 +4,7 @@ Needs root and Debian's iproute2. The machines share the disk, as nodes of a clu
 """
 
 import os
+import secrets
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from pathlib import Path
 import psutil
 
 _BRIDGE, _NETWORK, _PORT = "mfbr", "10.77.13", 6399
+_SECRET = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}  # of all clusters of this process
 _RAY_NOTICES = {  # a node that does not answer is dead after ten seconds, not after minutes
     "RAY_health_check_initial_delay_ms": "3000",
     "RAY_health_check_period_ms": "2000",
@@ -58,7 +60,7 @@ class Machine:
     def environment(self) -> dict[str, str]:
         """With which programs find the cluster, and gloo the link."""
         found = {"RAY_ADDRESS": f"{_NETWORK}.1:{_PORT}", "GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"}
-        return os.environ | _RAY_NOTICES | found
+        return os.environ | _RAY_NOTICES | _SECRET | found
 
     def boot(self) -> None:
         """Start Ray, and wait until it is part of the cluster."""
