@@ -70,7 +70,11 @@ class Status:
 
 
 class MonitorState:
-    """The actor's body. It claims the attempts after the first, in the driver's name, and beats for the newest."""
+    """The actor's body. It claims the attempts after the first, in the driver's name, and beats for the newest.
+
+    Ranks of a group that is over may still live: cut off with their machine, they do not know. They say which
+    `attempt` they belong to, once they know it, and are not listened to.
+    """
 
     def __init__(self, attempt: Attempt, owner: Owner, sizing: Sizing, last: int | None) -> None:
         self._sizing, self._roster = sizing, Roster(sizing, last)
@@ -86,6 +90,7 @@ class MonitorState:
         self._blamed: Sequence[int] | None = None
         self._running = False  # a group was let in, and its end is not judged yet
         self._excused = False  # it ends by raising, and yet nobody failed
+        self._over = 0  # the newest attempt whose group is over
         self._worked = False  # it has finished a step
 
     def next_group(self, failed: Sequence[int]) -> Start | None:
@@ -107,6 +112,7 @@ class MonitorState:
 
     def _forget_group(self) -> None:
         """Before the next ranks give signs of life: nothing is left of the last group, and no order is for them."""
+        self._over = self._status.attempt or 0
         self._status.paused = self._worked = self._excused = False
         self._status.beats.clear()
         self._errors.clear()
@@ -163,8 +169,13 @@ class MonitorState:
             self._heart.__enter__()
         return attempt
 
-    def beat(self, rank: int, step: int, doing: str, place: Place) -> Orders:
+    def _is_over(self, attempt: int | None) -> bool:
+        return attempt is not None and attempt <= self._over
+
+    def beat(self, rank: int, step: int, doing: str, place: Place, attempt: int | None = None) -> Orders:
         """A sign of life."""
+        if self._is_over(attempt):
+            return Orders(stop=False, pause=False, stacks=False)
         now, last = time.time(), self._status.beats.get(rank)
         known = last is not None and last.place == place
         self._status.beats[rank] = (
@@ -185,7 +196,9 @@ class MonitorState:
         """The answers so far."""
         return dict(self._stacks or {})
 
-    def record(self, record: dict[str, Any]) -> None:
+    def record(self, record: dict[str, Any], attempt: int | None = None) -> None:
+        if self._is_over(attempt):
+            return
         if record["kind"] == "evaluation":
             self._status.evaluation = record
         else:
@@ -196,25 +209,33 @@ class MonitorState:
         """A line for the operator."""
         self._status.notes.append(text)
 
-    def failed(self, rank: int, error: str, blamed: Sequence[int] | None = None) -> None:
+    def failed(
+        self, rank: int, error: str, blamed: Sequence[int] | None = None, attempt: int | None = None
+    ) -> None:
         """A rank raised. The first is usually the cause; but a rank that dies without a word makes others raise.
 
         `blamed`: the ranks whose fault it was, if the error tells, whoever raised it; empty if it tells that nobody
         knows.
         """
+        if self._is_over(attempt):
+            return
         self._errors.setdefault(rank, error)
         self._blamed = blamed if blamed is not None else self._blamed
 
-    def finish(self, step: int) -> None:
+    def finish(self, step: int, attempt: int | None = None) -> None:
+        if self._is_over(attempt):
+            return
         self._status.finished, self._running = step, False
 
-    def went_back(self) -> None:
+    def went_back(self, attempt: int | None = None) -> None:
         """The ranks end, to start again from an earlier checkpoint: nobody's failure, and nothing to judge."""
+        if self._is_over(attempt):
+            return
         self._running, self._excused = False, True
 
-    def fail(self, problem: str, remedy: str) -> None:
+    def fail(self, problem: str, remedy: str, attempt: int | None = None) -> None:
         """Keep the first; later ones are usually its consequences on other ranks."""
-        if self._status.fatal is None:
+        if self._status.fatal is None and not self._is_over(attempt):
             self._status.fatal = Fatal(problem, remedy)
 
     def stop(self) -> None:

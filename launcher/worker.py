@@ -52,20 +52,19 @@ def train_rank(config: dict[str, Assignment]) -> None:
     except (StoreUnavailable, Unfit):
         raise  # a store may come back, and there may be other nodes: let the group be restarted
     except (DataError, ModelError) as error:
-        ray.get(assignment.monitor.fail.remote(error.problem, error.remedy))
+        ray.get(assignment.monitor.fail.remote(error.problem, error.remedy, link.attempt))
         raise
     except Rewound as rewound:
-        ray.get(assignment.monitor.went_back.remote())
+        ray.get(assignment.monitor.went_back.remote(link.attempt))
         if link.rank == 0:
             link.note(str(rewound))
         raise
     except CorruptReplica as error:  # all ranks raise it, and those that are well must not be blamed
-        ray.get(assignment.monitor.failed.remote(link.rank, str(error), error.ranks))
+        ray.get(assignment.monitor.failed.remote(link.rank, str(error), error.ranks, link.attempt))
         raise
     except BaseException as error:
-        ray.get(
-            assignment.monitor.failed.remote(link.rank, f"{type(error).__name__}: {error}"[:_ERROR_LENGTH])
-        )
+        text = f"{type(error).__name__}: {error}"[:_ERROR_LENGTH]
+        ray.get(assignment.monitor.failed.remote(link.rank, text, None, link.attempt))
         where = ray.get_runtime_context().get_node_id()
         link.note(f"rank {link.rank} failed on node {where[:8]}:\n{traceback.format_exc()}")
         raise
@@ -85,13 +84,14 @@ def _train(assignment: Assignment, link: "RayLink") -> None:
     number = peers.all_gather(granted)[0]
     if not isinstance(number, int):
         return  # the monitor refused: the driver knows why
+    link.attempt = number
     run = open_run(assignment.run_uri)
     attempt = Attempt(run.store, number)
     state = run_rank(
         run, attempt, control, peers, lambda spec: FeedClient(assignment.feed, spec), link, reports
     )
     if peers.rank == 0:
-        ray.get(assignment.monitor.finish.remote(state.step))
+        ray.get(assignment.monitor.finish.remote(state.step, number))
 
 
 def _ensure_fit(monitor: Any, reports: list[Report], peers: GlooPeers) -> None:
@@ -112,10 +112,15 @@ def here() -> Place:
 
 
 class RayLink:
-    """A rank's line to the monitor. A thread beats, so that a rank deep in a collective still shows where it is."""
+    """A rank's line to the monitor. A thread beats, so that a rank deep in a collective still shows where it is.
+
+    Attributes:
+        attempt: the number of the attempt that the rank is part of; None until it knows.
+    """
 
     def __init__(self, monitor: Any, rank: int, grid: int) -> None:
         self._monitor, self.rank, self._grid = monitor, rank, grid
+        self.attempt: int | None = None
         self._where = (0, "starting")
         self._stop = threading.Event()
         self._pause = threading.Event()
@@ -127,7 +132,7 @@ class RayLink:
         self._where = (step, doing)
 
     def record(self, record: dict[str, Any]) -> None:
-        self._monitor.record.remote(record)
+        self._monitor.record.remote(record, self.attempt)
 
     def note(self, text: str) -> None:
         self._monitor.note.remote(text)
@@ -142,7 +147,7 @@ class RayLink:
     def _run(self) -> None:
         place = here()
         while not self._closed.wait(BEAT_S):
-            orders: Orders = ray.get(self._monitor.beat.remote(self.rank, *self._where, place))
+            orders: Orders = ray.get(self._monitor.beat.remote(self.rank, *self._where, place, self.attempt))
             if orders.stop:
                 self._stop.set()
             if orders.pause:

@@ -121,6 +121,23 @@ def test_deaths_before_ranks_come_together_end_the_run_too(cluster: Cluster, tmp
     assert "before finishing a step" in fatal.problem
 
 
+def test_ranks_that_were_cut_off_are_not_listened_to(cluster: Cluster, tmp_path: Path) -> None:
+    """They live on, find a newer attempt in the store, and take it for somebody else's."""
+    ranks = state(tmp_path, FIXED)
+    ranks.next_group([])
+    old = begin(ranks, "a", "b")
+    ranks.next_group([1])
+    new = begin(ranks, "a", "a")
+    ranks.fail("attempt 1 was superseded by attempt 2", "let this process end", old)
+    ranks.failed(1, "RuntimeError: connection closed", None, old)
+    ranks.beat(1, 3, "training", Place("b", 101), old)
+    ranks.finish(3, old)
+    status = ranks.status()
+    assert (status.fatal, status.finished, status.beats[1].place) == (None, None, Place("a", 101))
+    ranks.finish(9, new)
+    assert ranks.status().finished == 9
+
+
 def test_who_ends_to_go_back_has_not_died(cluster: Cluster, tmp_path: Path) -> None:
     ranks = state(tmp_path, FIXED)
     assert ranks.next_group([]) is not None
