@@ -18,8 +18,8 @@ from launcher.history import Record
 
 pytestmark = [pytest.mark.cluster, pytest.mark.rgw, pytest.mark.long, pytest.mark.timeout(1200)]
 
-BYTES_PER_SECOND = 20e6
-EVERY, STEPS = 25, 80
+BYTES_PER_SECOND = 40e6
+EVERY, STEPS = 40, 160
 SETTINGS = (
     "model.layers=4",
     "model.hidden=512",
@@ -41,10 +41,10 @@ def test_training_hardly_waits_for_a_save(
         proxy.bytes_per_second = BYTES_PER_SECOND
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
         ended = run_group(run, 1, timeout=900)
-    assert ended.codes == [0], ended.output
-    history = small_runs.history(run)
+        assert ended.codes == [0], ended.output
+        history = small_runs.history(run)
     *beside, last = (event for event in history.events if event["kind"] == "commit")
-    assert [event["step"] for event in beside] == [25, 50, 75]
+    assert [event["step"] for event in beside] == [40, 80, 120]
     synchronous, blocked = last["blocked"], [event["blocked"] for event in beside]
     assert synchronous > 0.9 * last["bytes"] / BYTES_PER_SECOND, "the line was the limit"
     slower = slow_down(history.steps, beside)
