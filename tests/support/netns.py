@@ -17,7 +17,10 @@ from pathlib import Path
 import psutil
 
 _BRIDGE, _NETWORK, _PORT = "mfbr", "10.77.13", 6399
-_SECRET = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}  # of all clusters of this process
+_SECRET = {
+    "RAY_AUTH_MODE": "token",
+    "RAY_AUTH_TOKEN": secrets.token_hex(32),
+}  # of all clusters of this process
 _RAY_NOTICES = {  # a node that does not answer is dead after ten seconds, not after minutes
     "RAY_health_check_initial_delay_ms": "3000",
     "RAY_health_check_period_ms": "2000",
