@@ -89,6 +89,7 @@ class MonitorState:
         self._errors: dict[int, str] = {}  # by rank, of the present group, in the order in which they came
         self._blamed: Sequence[int] | None = None
         self._running = False  # a group was let in, and its end is not judged yet
+        self._granted = False  # a group may start, and whether it came to its end is not known yet
         self._excused = False  # it ends by raising, and yet nobody failed
         self._over = 0  # the newest attempt whose group is over
         self._worked = False  # it has finished a step
@@ -97,7 +98,8 @@ class MonitorState:
         """Ray can start ranks: how many, and where. None for now, or for good. The last group is over, ended by the
         ranks in `failed`, as far as Ray knows.
         """
-        if self._running or (failed and not self._excused):  # ranks may die before they are let in, too
+        # Ranks may die before they are let in, too; while others are waited for, Ray names them again and again.
+        if self._running or (self._granted and failed and not self._excused):
             self._judge(failed)
         self._forget_group()
         if self._status.fatal is not None:
@@ -108,12 +110,15 @@ class MonitorState:
         ranks = self._roster.start(ray.nodes(), self._status.without)
         if (text := self._roster.waiting()) is not None:
             self.note(text)
-        return None if ranks is None else Start(ranks, self._status.without)
+        if ranks is None:
+            return None
+        self._granted = True
+        return Start(ranks, self._status.without)
 
     def _forget_group(self) -> None:
         """Before the next ranks give signs of life: nothing is left of the last group, and no order is for them."""
         self._over = self._status.attempt or 0
-        self._status.paused = self._worked = self._excused = False
+        self._status.paused = self._worked = self._excused = self._granted = False
         self._status.beats.clear()
         self._errors.clear()
         self._blamed = None

@@ -121,6 +121,21 @@ def test_deaths_before_ranks_come_together_end_the_run_too(cluster: Cluster, tmp
     assert "before finishing a step" in fatal.problem
 
 
+def test_a_death_is_counted_once_however_long_machines_are_waited_for(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """Ray tells of the same dead ranks each time it asks whether others may start."""
+    ranks = state(tmp_path, FIXED)
+    assert ranks.next_group([]) is not None
+    begin(ranks, "a", "b")
+    cluster.cores = {"a": 1}
+    for _ in range(2 * FRUITLESS):
+        assert ranks.next_group([1]) is None
+    assert ranks.status().fatal is None
+    cluster.cores = {"a": 2}
+    assert ranks.next_group([1]) is not None
+
+
 def test_ranks_that_were_cut_off_are_not_listened_to(cluster: Cluster, tmp_path: Path) -> None:
     """They live on, find a newer attempt in the store, and take it for somebody else's."""
     ranks = state(tmp_path, FIXED)
