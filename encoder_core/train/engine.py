@@ -6,6 +6,7 @@ The only file that imports deepspeed. ZeRO 0-3, fp32 and bf16, on a GPU (NCCL) o
 import math
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,9 +81,8 @@ class Engine:
 
     def __call__(self, batch: Batch, memory: tuple[Tensor, ...] = ()) -> Any:
         """The wrapped module's forward, with ZeRO's hooks around it. `memory` only where the module returned some."""
-        if not batch.tokens.numel():  # idle, so that it says nothing about how fast this rank is
-            return self._engine(batch, memory) if memory else self._engine(batch)
-        with self.forwards:
+        idle = not batch.tokens.numel()  # says nothing about how fast this rank is
+        with nullcontext() if idle else self.forwards:
             return self._engine(batch, memory) if memory else self._engine(batch)
 
     def training(self, mode: bool) -> None:

@@ -1,9 +1,8 @@
 """Three machines with links between them: training across them, one that dies, a link cut and healed, a slow link."""
 
 import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import netns
@@ -11,7 +10,7 @@ import pytest
 import small_runs
 from netns import Machine
 from rank_processes import run_group
-from train_command import committed, kill_everything, output, title, wait_for
+from train_command import committed, output, title, training, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(900)]
 
@@ -49,22 +48,9 @@ def undisturbed(folder: Path) -> str:
     return run
 
 
-@contextmanager
-def training_on(head: Machine, uri: str) -> Iterator["subprocess.Popen[str]"]:
+def training_on(head: Machine, uri: str) -> AbstractContextManager["subprocess.Popen[str]"]:
     """`maskfleet train` on the head."""
-    program = str(Path(sys.executable).with_name("maskfleet"))
-    process = subprocess.Popen(
-        head.command(program, "train", uri),
-        env=head.environment | {"COLUMNS": "200"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        yield process
-    finally:
-        kill_everything(process)
+    return training(uri, prefix=head.command(), environment=head.environment)
 
 
 def ranks_on(machine: Machine) -> int:

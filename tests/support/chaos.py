@@ -5,7 +5,6 @@ that a hundred starts take minutes. Nothing is mocked: processes die by signals,
 server answers through a proxy that breaks connections.
 """
 
-import json
 import os
 import random
 import signal
@@ -30,6 +29,7 @@ from checkpoints.listing import committed, folders
 from data_service.store.base import Store
 from encoder_core.train.control import Control
 from launcher.bench.alone import InProcess
+from launcher.history import read_history
 from launcher.rank import run_rank
 from launcher.runs import open_run
 
@@ -141,7 +141,7 @@ class Chaos:
             self.fired += 1
         else:
             assert fault == "killed while writing", (fault, ended)
-        begins = [e for e in _events(store) if e["kind"] in ("start", "resume")]
+        begins = [e for e in read_history(store).events if e["kind"] in ("start", "resume")]
         assert begins[-1]["step"] == begin, (fault, begin, begins[-1])
 
     def _damage(self, store: Store) -> None:
@@ -272,13 +272,3 @@ def _rank(orders: Orders, frozen: Connection) -> None:
     assert isinstance(number, int)
     run_rank(run, Attempt(run.store, number), control, peers, InProcess, ChaosLink(orders, frozen))
     dist.destroy_process_group()
-
-
-def _events(store: Store) -> list[dict[str, Any]]:
-    lines = [
-        line
-        for entry in store.list("events/")
-        for line in store.get(entry.key).splitlines()
-        if entry.key.endswith(".jsonl")
-    ]
-    return sorted((json.loads(line) for line in lines), key=lambda event: float(event["time"]))

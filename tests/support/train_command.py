@@ -5,7 +5,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,11 +16,19 @@ from data_service.store.open import open_store
 
 
 @contextmanager
-def training(uri: str, *options: str) -> Iterator["subprocess.Popen[str]"]:
-    """`maskfleet train` in a process group of its own; whatever is left of it is killed at the end."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+def training(
+    uri: str,
+    *options: str,
+    prefix: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+) -> Iterator["subprocess.Popen[str]"]:
+    """`maskfleet train` in a process group of its own; whatever is left of it is killed at the end.
+
+    `prefix`: the command that runs it elsewhere; `environment`: beside this process's own.
+    """
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"} | dict(environment or {})
     process = subprocess.Popen(
-        [str(Path(sys.executable).with_name("maskfleet")), "train", uri, *options],
+        [*prefix, str(Path(sys.executable).with_name("maskfleet")), "train", uri, *options],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
