@@ -252,6 +252,11 @@ class MonitorState:
             self.note(f"{world} ranks instead of {change.before}: {change.cause}")
             self._event("world", **{"from": change.before, "to": world, "cause": change.cause})
 
+    def _record_death(self, failure: Failure, failed: Sequence[int]) -> None:
+        """As known: a group may die before it was let in, and so without an attempt of its own."""
+        about = {"of": self._status.attempt, "step": failure.step, "ranks": sorted(failed)}
+        self._event("death", **about, node=failure.node, reason=failure.error)
+
     def _event(self, kind: str, **fields: object) -> None:
         """On record, if the store lets us: what it is about goes on without."""
         try:
@@ -265,15 +270,15 @@ class MonitorState:
         beats = self._status.beats
         places = {rank: beat.place.node for rank, beat in beats.items()}
         silent = any(rank not in self._errors for rank in failed)  # the others' errors are what came of that
-        self._failures.append(
-            Failure(
-                time=time.time(),
-                step=max((beat.step for beat in beats.values()), default=0),
-                worked=self._worked,
-                node=where_it_began(places, self._errors, failed, self._blamed),
-                error=None if silent else next(iter(self._errors.values()), None),
-            )
+        failure = Failure(
+            time=time.time(),
+            step=max((beat.step for beat in beats.values()), default=0),
+            worked=self._worked,
+            node=where_it_began(places, self._errors, failed, self._blamed),
+            error=None if silent else next(iter(self._errors.values()), None),
         )
+        self._failures.append(failure)
+        self._record_death(failure, failed)
         nodes = ray.nodes()
         decision = decide(self._failures, nodes=len(nodes))
         match decision:

@@ -33,6 +33,7 @@ from launcher.rank_journal import Link, RankJournal
 from launcher.rewind import SpikeGuard, read_lost
 from launcher.runs import Run
 from launcher.start import Start, initial_weights
+from launcher.startup import Startup
 from launcher.stragglers import Detector
 from launcher.tensorboard import TensorBoardFiles
 
@@ -46,11 +47,12 @@ def run_rank(
     peers: Peers,
     open_stream: OpenStream,
     link: Link,
+    startup: Startup,
     reports: Sequence[Report] = (),
 ) -> TrainState:
     """Train this rank's part of `run` until it is complete or a stop is requested; the result is committed.
 
-    `reports` of the nodes' preflight are put on record.
+    `startup` and the `reports` of the nodes' preflight are put on record.
 
     Raises:
         NoGoodCheckpoint, RunError: nothing to resume from, though the run had begun.
@@ -64,12 +66,15 @@ def run_rank(
     torch.use_deterministic_algorithms(run.recipe.deterministic)
     tokenizer = load_tokenizer(run.recipe.tokenizer.uri)
     good = _resume_point(run, peers)
+    startup.done("checkpoint")
     model = session.build_model(run.recipe, tokenizer)
     begin = None if good else initial_weights(run, tokenizer, model, peers)
     engine = Engine(model, session.build_optimizer(run.recipe, model), session.engine_config(run.recipe))
+    startup.done("model")
     link.beat(0, "loading")
     state = _load(run, engine, good, begin)
-    journal = _journal(run, attempt, control, link, state, hosts)
+    startup.done("load")
+    journal = _journal(run, attempt, control, link, startup, state, hosts)
     _record_start(journal, state, good, begin, control)
     for report in reports:
         journal.event("preflight", **report.event())
@@ -94,6 +99,7 @@ def run_rank(
     with closing(data), closing(journal):
         memories = _memories(run, engine, good, data, share)
         trainer = Trainer(engine, control, data, keeper, losses, journal, plan, link.stop_requested, memories)
+        startup.done("data")
         try:
             return trainer.train(state)
         except CorruptReplica as found:
@@ -152,16 +158,22 @@ def _memories(run: Run, engine: Engine, good: Good | None, data: RankData, share
 
 
 def _journal(
-    run: Run, attempt: Attempt, control: Control, link: Link, state: TrainState, hosts: list[str]
+    run: Run,
+    attempt: Attempt,
+    control: Control,
+    link: Link,
+    startup: Startup,
+    state: TrainState,
+    hosts: list[str],
 ) -> RankJournal:
     if control.rank != 0:
-        return RankJournal(link, None, None)
+        return RankJournal(link, startup, None, None)
     files = None
     if run.recipe.logging.tensorboard and isinstance(run.store, LocalStore):
         files = TensorBoardFiles(Path(run.store.root) / "tensorboard", state.step)
     metrics = Journal(run.store, attempt.number, run.recipe.logging.flush_seconds)
     stragglers = Detector(run.recipe.stragglers, forward=run.recipe.zero < 3)
-    return RankJournal(link, metrics, files, stragglers, hosts)
+    return RankJournal(link, startup, metrics, files, stragglers, hosts)
 
 
 def _record_corruption(journal: RankJournal, found: CorruptReplica, hosts: list[str]) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from encoder_core.train.metrics import StepReport
 from launcher.metrics import Journal, evaluation_record
+from launcher.startup import Startup
 from launcher.stragglers import Detector
 from launcher.tensorboard import TensorBoardFiles
 
@@ -25,9 +26,10 @@ class Link(Protocol):
 
 @dataclass(frozen=True)
 class RankJournal:
-    """All but `link` are None on all ranks but the first. `hosts`: the name of each rank's machine."""
+    """What only the first rank keeps is None on the others. `hosts`: the name of each rank's machine."""
 
     link: Link
+    startup: Startup
     journal: Journal | None
     tensorboard: TensorBoardFiles | None
     stragglers: Detector | None = None
@@ -39,12 +41,19 @@ class RankJournal:
             return
         record = report.record()
         self._write(record)
+        if not self.startup.over:
+            self._underway(record)
         if self.tensorboard is not None:
             self.tensorboard.step(record)
         if not all(report.applied.values()):
             self.event("skipped_step", step=report.before.step, reason=_why_skipped(record))
         self._stragglers(report)
         self.journal.flush_due(time.monotonic())
+
+    def _underway(self, first: dict[str, Any]) -> None:
+        self.startup.first_step_done(first["data_wait"])
+        seconds = {part: round(time, 3) for part, time in self.startup.seconds.items()}
+        self.event("underway", step=first["step"] + 1, seconds=seconds, age=round(self.startup.age, 3))
 
     def evaluation(self, step: int, figures: Mapping[str, float]) -> None:
         if self.journal is None:

@@ -26,6 +26,7 @@ from launcher.rank import run_rank
 from launcher.recipe import Recipe
 from launcher.rewind import Rewound
 from launcher.runs import open_run
+from launcher.startup import Startup
 from launcher.watchdog import Place, stack_of_every_thread
 
 BEAT_S = 1.0
@@ -45,10 +46,11 @@ class Assignment:
 
 def train_rank(config: dict[str, Assignment]) -> None:
     """A rank's life. A mistake no restart can cure is reported to the monitor before it ends the group."""
+    startup = Startup()
     assignment = config["assignment"]
     link = RayLink(assignment.monitor, ray.train.get_context().get_world_rank(), assignment.grid)
     try:
-        _train(assignment, link)
+        _train(assignment, link, startup)
     except (StoreUnavailable, Unfit):
         raise  # a store may come back, and there may be other nodes: let the group be restarted
     except (DataError, ModelError) as error:
@@ -72,13 +74,15 @@ def train_rank(config: dict[str, Assignment]) -> None:
         link.close()
 
 
-def _train(assignment: Assignment, link: "RayLink") -> None:
+def _train(assignment: Assignment, link: "RayLink", startup: Startup) -> None:
     control = Control.join()
     group = dist.new_group(backend="gloo")
     peers = GlooPeers(group)
     nodes = [str(node) for node in peers.all_gather(here().node)]
+    startup.done("group")
     reports = preflight(Subject(assignment.recipe, assignment.run_uri), peers, group, nodes)
     _ensure_fit(assignment.monitor, reports, peers)
+    startup.done("preflight")
     entering = assignment.monitor.enter.remote(nodes, warnings(reports)) if peers.rank == 0 else None
     granted = ray.get(entering) if entering is not None else None
     number = peers.all_gather(granted)[0]
@@ -88,7 +92,7 @@ def _train(assignment: Assignment, link: "RayLink") -> None:
     run = open_run(assignment.run_uri)
     attempt = Attempt(run.store, number)
     state = run_rank(
-        run, attempt, control, peers, lambda spec: FeedClient(assignment.feed, spec), link, reports
+        run, attempt, control, peers, lambda spec: FeedClient(assignment.feed, spec), link, startup, reports
     )
     if peers.rank == 0:
         ray.get(assignment.monitor.finish.remote(state.step, number))

@@ -14,6 +14,7 @@ from data_service.stream import Stream
 from encoder_core.train.control import Control
 from launcher.rank import run_rank
 from launcher.runs import Run
+from launcher.startup import Startup
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,6 @@ def train_alone(run: Run) -> Spent:
     with tempfile.TemporaryDirectory() as folder:
         dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=0, world_size=1)
         attempt = Attempt(run.store, claim(run.store).number)
-        run_rank(run, attempt, Control.join(), Alone(), InProcess, meter)
+        run_rank(run, attempt, Control.join(), Alone(), InProcess, meter, Startup())
         dist.destroy_process_group()
     return Spent(meter.tokens, meter.cpu_seconds, meter.figures)

@@ -1,6 +1,6 @@
 """The numbers of a report, from a run's history: throughput, waiting, goodput, and every interruption."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +15,9 @@ _BEGINS = ("start", "resume")
 _ENDS = ("end",)
 _CAUSES = {
     "stop": "asked to stop",
+    "death": "ranks died",
+    "hang": "ranks were stuck",
     "failed": "failed",
-    "restart": "restarted",
     "corruption": "weights differed between ranks",
     "pause": "paused",
     "rewind": "went back",
@@ -32,7 +33,11 @@ class Interruption:
         attempt: the attempt that was interrupted.
         cause: what is known about it.
         resumed_from: the step that training went on from; None if it has not.
-        downtime: seconds until training went on; None if it has not.
+        downtime: seconds until training went on, a step of it done if that is on record; None if it has not.
+        lost: steps that had to be done again; None if nobody knows.
+        recovery: seconds of `downtime` by part, from the beginning of the first rank's function; empty if they are
+            not on record. What is not in them went before: the death was noticed, places were found, processes
+            started.
     """
 
     time: float
@@ -40,6 +45,8 @@ class Interruption:
     cause: str
     resumed_from: int | None
     downtime: float | None
+    lost: int | None
+    recovery: Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -100,34 +107,43 @@ def interruptions(history: History) -> list[Interruption]:
         event for event in history.events if event["kind"] in (*_BEGINS, *_CAUSES, *_ENDS) or event["attempt"]
     ]
     begins = [index for index, event in enumerate(events) if event["kind"] in _BEGINS]
-    found = []
-    for begin, end in zip(begins, [*begins[1:], None], strict=False):
-        following = None if end is None else events[end]
-        gap = _interruption(events[begin:end], following)
-        if gap is not None:
-            found.append(gap)
-    return found
+    attempts = [events[begin:end] for begin, end in zip(begins, [*begins[1:], None], strict=False)]
+    gaps = (_interruption(*pair) for pair in zip(attempts, [*attempts[1:], []], strict=False))
+    return [gap for gap in gaps if gap is not None]
 
 
-def _interruption(attempt: Sequence[Record], following: Record | None) -> Interruption | None:
-    """What ended an attempt, given its events and the begin of the next; None if nothing cut it short."""
-    told = next((event for event in reversed(attempt) if event["kind"] in (*_CAUSES, *_ENDS)), None)
-    if (told is not None and told["kind"] in _ENDS) or (told is None and following is None):
+def _interruption(attempt: Sequence[Record], following: Sequence[Record]) -> Interruption | None:
+    """What ended an attempt, given its events and those of the next; None if nothing cut it short."""
+    told = _told(attempt)
+    if (told is not None and told["kind"] in _ENDS) or (told is None and not following):
         return None
     time = float((told or attempt[-1])["time"])
+    resumed = int(following[0]["step"]) if following else None
+    underway = next((event for event in following if event["kind"] == "underway"), None)
+    last = next((int(event["step"]) for event in reversed(attempt) if event["kind"] == "death"), None)
     return Interruption(
         time=time,
         attempt=int(attempt[0]["attempt"]),
         cause=_cause(told),
-        resumed_from=None if following is None else int(following["step"]),
-        downtime=None if following is None else float(following["time"]) - time,
+        resumed_from=resumed,
+        downtime=float((underway or following[0])["time"]) - time if following else None,
+        lost=None if last is None or resumed is None else max(0, last - resumed),
+        recovery={} if underway is None else underway["seconds"],
+    )
+
+
+def _told(attempt: Sequence[Record]) -> Record | None:
+    """The event that tells most about an attempt's end: that ranks died follows from other things, too."""
+    about = [event for event in attempt if event["kind"] in (*_CAUSES, *_ENDS)]
+    return next(
+        (event for event in reversed(about) if event["kind"] != "death"), about[-1] if about else None
     )
 
 
 def _cause(event: dict[str, Any] | None) -> str:
     if event is None:
         return "killed without notice (last event before it shown)"
-    reason = str(event.get("reason", ""))
+    reason = str(event.get("reason") or event.get("what") or "")
     return _CAUSES[event["kind"]] + (f": {reason}" if reason else "")
 
 

@@ -107,13 +107,14 @@ def _interruptions(gaps: Sequence[Interruption]) -> str:
             str(gap.attempt),
             gap.cause,
             "not yet" if gap.resumed_from is None else f"{gap.resumed_from:,}",
+            "-" if gap.lost is None else f"{gap.lost:,}",
             "-" if gap.downtime is None else human_duration(gap.downtime),
+            ", ".join(f"{part} {seconds:.1f} s" for part, seconds in gap.recovery.items()) or "-",
         )
         for gap in gaps
     ]
-    return "<h2>Interruptions</h2>" + _table(
-        ("when (UTC)", "attempt", "cause", "resumed at step", "gap"), rows, 2
-    )
+    heads = ("when (UTC)", "attempt", "cause", "resumed at step", "steps lost", "gap", "its last part")
+    return "<h2>Interruptions</h2>" + _table(heads, rows, 2)
 
 
 def _rewinds(events: Sequence[Record]) -> str:

@@ -106,7 +106,7 @@ def beginnings(uri: str) -> list[object]:
 def interrupted(uri: str, begins: int) -> bool:
     """The supervisor has given up on the ranks."""
     kinds = [event["kind"] for event in small_runs.history(uri).events]
-    return any(kind in kinds for kind in ("restart", "failed", "hang")) or len(beginnings(uri)) > begins
+    return any(kind in kinds for kind in ("death", "failed", "hang")) or len(beginnings(uri)) > begins
 
 
 def ray_lives(machine: Machine) -> bool:

@@ -11,6 +11,7 @@ from data_service.store.open import open_store
 from launcher.keeper import RunKeeper
 from launcher.rank_journal import RankJournal
 from launcher.recipe import Checkpointing, Every
+from launcher.startup import Startup
 
 
 class Silent:
@@ -42,7 +43,7 @@ def due(folder: Path, every: Every, grid: int, times: dict[int, float] | None = 
         claim(store),
         Alone(),
         Checkpointing(every=every),
-        RankJournal(Silent(), None, None),
+        RankJournal(Silent(), Startup(), None, None),
         Nothing(),
         None,
         grid,

@@ -89,6 +89,17 @@ def test_who_died_first_is_what_ray_says(cluster: Cluster, tmp_path: Path) -> No
     assert ranks.next_group([0, 1]) == Start(2, frozenset("b"))
 
 
+def test_a_death_is_on_record(cluster: Cluster, tmp_path: Path) -> None:
+    ranks = state(tmp_path, ELASTIC)
+    ranks.next_group([])
+    begin(ranks, "a", "a", "b")
+    ranks.failed(0, "RuntimeError: connection closed by peer")
+    ranks.next_group([2])
+    (death,) = (e for e in read_history(LocalStore(tmp_path)).events if e["kind"] == "death")
+    told = {name: death[name] for name in ("of", "step", "ranks", "node", "reason")}
+    assert told == {"of": 1, "step": 7, "ranks": [2], "node": "b", "reason": None}
+
+
 def test_a_node_that_cannot_be_spared_stays(cluster: Cluster, tmp_path: Path) -> None:
     ranks = state(tmp_path, FIXED)
     for _ in range(NODE_FAILURES + 1):

@@ -71,6 +71,31 @@ def test_every_interruption_has_its_cause() -> None:
     assert stopped.cause == "asked to stop: SIGTERM"
 
 
+DIED = history(
+    10,
+    event("start", 0.0, step=0),
+    event("commit", 10.0, step=4, seconds=1.5, blocked=0.25),
+    event("death", 20.0, attempt=0, of=1, step=9, ranks=[1], node="b", reason=None),
+    event("resume", 27.0, attempt=2, step=4),
+    event("underway", 28.0, attempt=2, step=5, seconds={"group": 0.5, "first step": 1.25}, age=3.0),
+    event("hang", 40.0, attempt=2, what="rank 1 has been silent for 60 s", without_stacks=[1]),
+    event("death", 42.0, attempt=0, of=2, step=8, ranks=[0, 1], node=None, reason=None),
+)
+
+
+def test_what_a_death_cost() -> None:
+    died, stuck = interruptions(DIED)
+    assert (died.cause, died.lost, died.downtime) == ("ranks died", 5, 8.0)
+    assert died.recovery == {"group": 0.5, "first step": 1.25}
+    assert (stuck.cause, stuck.lost, stuck.recovery) == (
+        "ranks were stuck: rank 1 has been silent for 60 s",
+        None,
+        {},
+    )
+    text = " ".join(Page(render(SUBJECT, DIED, NOW)).text.split())
+    assert "group 0.5 s, first step 1.2 s" in text
+
+
 def test_a_run_that_is_stopped_shows_it() -> None:
     (gap,) = interruptions(history(3, event("start", 0.0), event("stop", 9.0)))
     assert (gap.resumed_from, gap.downtime) == (None, None)

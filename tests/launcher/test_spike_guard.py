@@ -26,6 +26,7 @@ from launcher.metrics import Journal
 from launcher.rank_journal import RankJournal
 from launcher.rewind import Rewound, SpikeGuard, read_lost
 from launcher.runs import Run, open_run
+from launcher.startup import Startup
 
 SPIKES = "spikes={window: 4, threshold: 5.0, patience: 3, most_rewinds: 1, outlier: 20.0}"
 PHASES = [Phase.of_samples(50, 10, 95), Phase.of_samples(50, 8, 60)]
@@ -49,7 +50,7 @@ def run(inputs: Path, tmp_path: Path) -> Run:
 
 def guard_of(run: Run, attempt: Attempt, resumed: Manifest | None = None) -> SpikeGuard:
     lost = read_lost(run, resumed, Alone())
-    journal = RankJournal(Silent(), Journal(run.store, attempt.number, 1e9), None)
+    journal = RankJournal(Silent(), Startup(), Journal(run.store, attempt.number, 1e9), None)
     positions = Positions(PHASES, lost.ranges)
     return SpikeGuard(run, attempt, Control(0, 1, None), Alone(), journal, positions, resumed, lost)
 

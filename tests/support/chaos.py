@@ -32,6 +32,7 @@ from launcher.bench.alone import InProcess
 from launcher.history import read_history
 from launcher.rank import run_rank
 from launcher.runs import open_run
+from launcher.startup import Startup
 
 RankFault = Literal[
     "killed", "killed while writing", "all killed", "exception", "frozen", "bit flipped", "stopped"
@@ -98,7 +99,7 @@ class Chaos:
         fault = self._draw(store)
         self.faults[fault] += 1
         if fault == "checkpoint damaged":
-            self._damage(store)
+            damage(store, self.draws, self.damaged)
         if fault == "store failing":
             assert self.proxy is not None
             self.proxy.plan.extend(self.draws.choices(STORE_FAULTS, k=self.draws.randint(1, 4)))
@@ -144,22 +145,24 @@ class Chaos:
         begins = [e for e in read_history(store).events if e["kind"] in ("start", "resume")]
         assert begins[-1]["step"] == begin, (fault, begin, begins[-1])
 
-    def _damage(self, store: Store) -> None:
-        """Of the newest checkpoint, one file or its manifest: gone, shorter, or one bit another."""
-        newest = next(mark for mark in committed(store) if mark not in self.damaged)
-        keys = next(folder for folder in folders(store) if folder.mark == newest).sizes
-        key = self.draws.choice(sorted(keys))
-        data = bytearray(store.get(key))
-        how = self.draws.choice(("gone", "shorter", "flipped"))
-        place = self.draws.randrange(len(data))
-        if how == "gone":
-            store.delete(key)
-        elif how == "shorter":
-            store.put(key, bytes(data[:place]))
-        else:
-            data[place] ^= 1 << self.draws.randrange(8)
-            store.put(key, bytes(data))
-        self.damaged.add(newest)
+
+def damage(store: Store, draws: random.Random, damaged: set[Mark]) -> None:
+    """Of the newest checkpoint that is not `damaged`, one file or its manifest: gone, shorter, or one bit another.
+    It is then."""
+    newest = next(mark for mark in committed(store) if mark not in damaged)
+    keys = next(folder for folder in folders(store) if folder.mark == newest).sizes
+    key = draws.choice(sorted(keys))
+    data = bytearray(store.get(key))
+    how = draws.choice(("gone", "shorter", "flipped"))
+    place = draws.randrange(len(data))
+    if how == "gone":
+        store.delete(key)
+    elif how == "shorter":
+        store.put(key, bytes(data[:place]))
+    else:
+        data[place] ^= 1 << draws.randrange(8)
+        store.put(key, bytes(data))
+    damaged.add(newest)
 
 
 @dataclass(frozen=True)
@@ -270,5 +273,5 @@ def _rank(orders: Orders, frozen: Connection) -> None:
     claimed = claim(run.store).number if orders.rank == 0 else None
     number = peers.all_gather(claimed)[0]
     assert isinstance(number, int)
-    run_rank(run, Attempt(run.store, number), control, peers, InProcess, ChaosLink(orders, frozen))
+    run_rank(run, Attempt(run.store, number), control, peers, InProcess, ChaosLink(orders, frozen), Startup())
     dist.destroy_process_group()

@@ -152,6 +152,7 @@ def _main(orders: dict[str, Any]) -> None:
     from launcher.rank import run_rank
     from launcher.rewind import Rewound
     from launcher.runs import open_run
+    from launcher.startup import Startup
 
     dist.init_process_group(
         "gloo", init_method=f"file://{orders['meeting']}", rank=orders["rank"], world_size=orders["world"]
@@ -167,7 +168,9 @@ def _main(orders: dict[str, Any]) -> None:
         assert isinstance(number, int)
         try:
             with deadly_input():
-                state = run_rank(run, Attempt(run.store, number), control, peers, open_stream, link)
+                state = run_rank(
+                    run, Attempt(run.store, number), control, peers, open_stream, link, Startup()
+                )
             break
         except Rewound as rewound:
             print(rewound)

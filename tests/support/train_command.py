@@ -62,7 +62,7 @@ def wait_for(process: "subprocess.Popen[str]", condition: Callable[[], bool], ti
 
 def kill(process: "subprocess.Popen[str]", name: str, *, optional: bool = False) -> None:
     """SIGKILL to one descendant whose title begins with `name`."""
-    found = [child for child in descendants(process) if title(child).startswith(name)]
+    found = titled(process, name)
     assert found or optional, sorted(title(child) for child in descendants(process))
     for child in found[:1]:
         child.kill()
@@ -70,7 +70,7 @@ def kill(process: "subprocess.Popen[str]", name: str, *, optional: bool = False)
 
 def freeze(process: "subprocess.Popen[str]", name: str) -> None:
     """SIGSTOP to one descendant whose title begins with `name`."""
-    next(child for child in descendants(process) if title(child).startswith(name)).suspend()
+    titled(process, name)[0].suspend()
 
 
 def kill_everything(process: "subprocess.Popen[str]") -> None:
@@ -87,6 +87,11 @@ def descendants(process: "subprocess.Popen[str]") -> list[psutil.Process]:
         return psutil.Process(process.pid).children(recursive=True)
     except psutil.NoSuchProcess:
         return []
+
+
+def titled(process: "subprocess.Popen[str]", name: str) -> list[psutil.Process]:
+    """The descendants whose title begins with `name`."""
+    return [child for child in descendants(process) if title(child).startswith(name)]
 
 
 def title(process: psutil.Process) -> str:

@@ -1,0 +1,61 @@
+"""From the SIGKILL of a rank to the end of the next training step: how long, and where the time goes.
+
+`infra/test -m long tests/bench/test_recovery.py -rP` prints the median of a few deaths by part.
+"""
+
+import statistics
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import small_runs
+from train_command import committed, kill_everything, output, titled, training, wait_for
+
+pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(900)]
+
+DEATHS = 5
+SLOWEST_S = 13.2  # Ray Train alone, with a rank that loads a model and trains, on a machine like this one
+SETTINGS = (
+    "phases=[{steps: 100000, length: 32, batch: {sequences: 48}}]",
+    "checkpoint={every: {steps: 20}, keep_last: 3}",
+    "evaluation={every: {steps: 100000}, samples: 20}",
+    "zero=2",
+    "trainers=2",
+)
+
+
+def test_a_killed_rank_is_back_soon(tmp_path: Path) -> None:
+    small_runs.prepare_corpus(tmp_path, documents=300)
+    uri = small_runs.new_run(tmp_path, "run", *SETTINGS)
+    with training(uri) as process:
+        wait_for(process, lambda: committed(uri) > 0)
+        killed = []
+        for number in range(1, DEATHS + 1):
+            before = committed(uri)
+            wait_for(process, lambda: committed(uri) > before)  # noqa: B023  # called here only
+            titled(process, "ray::RayTrainWorker")[0].kill()
+            killed.append(time.time())
+            wait_for(process, lambda: len(kinds(uri, "underway")) > number)  # noqa: B023
+        assert process.poll() is None, output(process)
+        kill_everything(process)
+    parts = [
+        breakdown(at, death, underway)
+        for at, death, underway in zip(killed, kinds(uri, "death"), kinds(uri, "underway")[1:], strict=True)
+    ]
+    for part in parts[0]:
+        seconds = [one[part] for one in parts]
+        print(f"{part:<12}{statistics.median(seconds):6.2f} s  ({min(seconds):.2f} to {max(seconds):.2f})")
+    total = [sum(one.values()) for one in parts]
+    print(f"{'in all':<12}{statistics.median(total):6.2f} s  ({min(total):.2f} to {max(total):.2f})")
+    assert statistics.median(total) < SLOWEST_S
+
+
+def kinds(uri: str, kind: str) -> list[Mapping[str, object]]:
+    return [event for event in small_runs.history(uri).events if event["kind"] == kind]
+
+
+def breakdown(killed: float, death: Mapping, underway: Mapping) -> dict[str, float]:
+    """Seconds by part, from `killed` to the end of the first step."""
+    began = underway["time"] - sum(underway["seconds"].values())
+    return {"noticed": death["time"] - killed, "processes": began - death["time"], **underway["seconds"]}
