@@ -15,6 +15,7 @@ from data_service.spec import StreamSpec
 from data_service.store.local import LocalStore
 from data_service.tokenizers.load import load_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
+from encoder_core.objectives.losses import Objective
 from encoder_core.train.control import Control
 from encoder_core.train.engine import Engine
 from encoder_core.train.loop import Plan, Trainer
@@ -67,9 +68,7 @@ def run_rank(
     tokenizer = load_tokenizer(run.recipe.tokenizer.uri)
     good = _resume_point(run, peers)
     startup.done("checkpoint")
-    model = session.build_model(run.recipe, tokenizer)
-    begin = None if good else initial_weights(run, tokenizer, model, peers)
-    engine = Engine(model, session.build_optimizer(run.recipe, model), session.engine_config(run.recipe))
+    model, engine, begin = _build(run, tokenizer, peers, good)
     startup.done("model")
     link.beat(0, "loading")
     state = _load(run, engine, good, begin)
@@ -118,6 +117,16 @@ def _resume_point(run: Run, peers: Peers) -> Good | None:
     if good is not None and peers.rank == 0:
         run.store.put_if_absent(BEGAN, b"{}\n")
     return good
+
+
+def _build(
+    run: Run, tokenizer: Tokenizer, peers: Peers, good: Good | None
+) -> tuple[Objective, Engine, Start | None]:
+    """The model, the engine around it, and what a fresh run begins from if that is not chance."""
+    model = session.build_model(run.recipe, tokenizer)
+    begin = None if good else initial_weights(run, tokenizer, model, peers)
+    engine = Engine(model, session.build_optimizer(run.recipe, model), session.engine_config(run.recipe))
+    return model, engine, begin
 
 
 def _load(run: Run, engine: Engine, good: Good | None, begin: Start | None) -> TrainState:
