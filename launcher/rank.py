@@ -74,9 +74,7 @@ def run_rank(
     state = _load(run, engine, good, begin)
     startup.done("load")
     journal = _journal(run, attempt, control, link, startup, state, hosts)
-    _record_start(journal, state, good, begin, control)
-    for report in reports:
-        journal.event("preflight", **report.event())
+    _record_start(journal, state, good, begin, control, reports)
     resumed = good.manifest if good else None
     streams = [open_stream(session.stream_spec(run, tokenizer, n)) for n in range(len(run.recipe.phases))]
     lost = read_lost(run, resumed, peers)
@@ -193,6 +191,19 @@ def _record_corruption(journal: RankJournal, found: CorruptReplica, hosts: list[
 
 
 def _record_start(
+    journal: RankJournal,
+    state: TrainState,
+    good: Good | None,
+    begin: Start | None,
+    control: Control,
+    reports: Sequence[Report],
+) -> None:
+    _record_origin(journal, state, good, begin, control)
+    for report in reports:
+        journal.event("preflight", **report.event())
+
+
+def _record_origin(
     journal: RankJournal, state: TrainState, good: Good | None, begin: Start | None, control: Control
 ) -> None:
     if good is None:
