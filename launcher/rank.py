@@ -63,8 +63,7 @@ def run_rank(
     """
     link.beat(0, "starting")
     hosts = [str(host) for host in peers.all_gather(socket.gethostname())]
-    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // hosts.count(socket.gethostname())))
-    torch.use_deterministic_algorithms(run.recipe.deterministic)
+    _set_up_torch(hosts, run.recipe.deterministic)
     tokenizer = load_tokenizer(run.recipe.tokenizer.uri)
     good = _resume_point(run, peers)
     startup.done("checkpoint")
@@ -81,8 +80,16 @@ def run_rank(
     positions = session.positions(run, streams, lost.ranges)
     losses = SpikeGuard(run, attempt, control, peers, journal, positions, resumed, lost)
     refresh = session.memory_refresh(run.recipe)
-    grid = refresh.every if refresh else 1
-    keeper = RunKeeper(run.store, attempt, peers, run.recipe.checkpoint, journal, losses, resumed, grid)
+    keeper = RunKeeper(
+        run.store,
+        attempt,
+        peers,
+        run.recipe.checkpoint,
+        journal,
+        losses,
+        resumed,
+        refresh.every if refresh else 1,
+    )
     share = Share(control.rank, control.world, run.recipe.microbatch)
     heldout = _heldout(run, tokenizer, open_stream)
     data = RankData(streams, positions, heldout, share, engine.device, model.target_counts, refresh)
@@ -102,6 +109,12 @@ def run_rank(
         except CorruptReplica as found:
             _record_corruption(journal, found, hosts)
             raise
+
+
+def _set_up_torch(hosts: Sequence[str], deterministic: bool) -> None:
+    """The ranks of a machine share its cores."""
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // hosts.count(socket.gethostname())))
+    torch.use_deterministic_algorithms(deterministic)
 
 
 def _resume_point(run: Run, peers: Peers) -> Good | None:
