@@ -18,7 +18,7 @@ from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.objectives.losses import Objective
 from encoder_core.train.control import Control
 from encoder_core.train.engine import Engine
-from encoder_core.train.loop import Plan, Trainer
+from encoder_core.train.loop import Trainer
 from encoder_core.train.memory import restore
 from encoder_core.train.replicas import CorruptReplica
 from encoder_core.train.state import TrainState
@@ -80,26 +80,12 @@ def run_rank(
     positions = session.positions(run, streams, lost.ranges)
     losses = SpikeGuard(run, attempt, control, peers, journal, positions, resumed, lost)
     refresh = session.memory_refresh(run.recipe)
-    keeper = RunKeeper(
-        run.store,
-        attempt,
-        peers,
-        run.recipe.checkpoint,
-        journal,
-        losses,
-        resumed,
-        refresh.every if refresh else 1,
-    )
+    grid = refresh.every if refresh else 1
+    keeper = RunKeeper(run.store, attempt, peers, run.recipe.checkpoint, journal, losses, resumed, grid)
     share = Share(control.rank, control.world, run.recipe.microbatch)
     heldout = _heldout(run, tokenizer, open_stream)
     data = RankData(streams, positions, heldout, share, engine.device, model.target_counts, refresh)
-    plan = Plan(
-        run.recipe.seed,
-        run.recipe.total_steps,
-        session.schedule(run.recipe),
-        run.recipe.evaluation.every.steps,
-        run.recipe.replicas.interval(run.recipe.zero),
-    )
+    plan = session.plan(run.recipe)
     with closing(data), closing(journal):
         memories = _memories(run, engine, good, data, share)
         trainer = Trainer(engine, control, data, keeper, losses, journal, plan, link.stop_requested, memories)

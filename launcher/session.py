@@ -17,6 +17,7 @@ from encoder_core.optim.groups import parameter_groups
 from encoder_core.optim.lamb import Lamb, LambConfig
 from encoder_core.optim.schedules import learning_rate
 from encoder_core.train.engine_config import EngineConfig
+from encoder_core.train.loop import Plan
 from encoder_core.train.refresh import Refresh
 from encoder_core.train.seeding import draw_seed
 from launcher.objective import objective_module
@@ -101,6 +102,14 @@ def optimizer_settings(recipe: Recipe) -> AdamWConfig | LambConfig:
 def engine_config(recipe: Recipe) -> EngineConfig:
     return EngineConfig(
         recipe.zero, recipe.precision, optimizer_settings(recipe).clip, recipe.stage3_persistence
+    )
+
+
+def plan(recipe: Recipe) -> Plan:
+    """What is done at which step."""
+    compare_every = recipe.replicas.interval(recipe.zero)
+    return Plan(
+        recipe.seed, recipe.total_steps, schedule(recipe), recipe.evaluation.every.steps, compare_every
     )
 
 
