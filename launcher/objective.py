@@ -5,7 +5,7 @@ a discriminator; or permuted language modelling. Its host half (what is masked) 
 device half (the losses) is the module that the engine wraps.
 """
 
-from typing import Self
+from typing import Any, Self
 
 import torch
 from pydantic import (
@@ -17,6 +17,7 @@ from pydantic import (
     model_validator,
 )
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from data_service.samples.masking import MlmMasking
 from data_service.samples.permuted import PermutedPrediction
@@ -164,5 +165,14 @@ def parameter_count(module: nn.Module) -> int:
 
 def meta_module(config: ModelConfig, objective: Objective) -> ObjectiveModule:
     """The module without memory: for its names, shapes and size."""
-    with torch.device("meta"):
+    with _WithoutDraws(), torch.device("meta"):
         return objective_module(config, objective)
+
+
+class _WithoutDraws(TorchFunctionMode):
+    """Leaves out normal draws, which on the meta device draw nothing and yet import torch's compiler: a second."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is nn.init.normal_:
+            return kwargs["tensor"]
+        return func(*args, **(kwargs or {}))

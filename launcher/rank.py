@@ -100,7 +100,8 @@ def run_rank(
 def _set_up_torch(hosts: Sequence[str], deterministic: bool) -> None:
     """The ranks of a machine share its cores."""
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // hosts.count(socket.gethostname())))
-    torch.use_deterministic_algorithms(deterministic)
+    # Not use_deterministic_algorithms, which imports torch's compiler for a setting of it: a second at every start.
+    torch.set_deterministic_debug_mode("error" if deterministic else "default")
 
 
 def _resume_point(run: Run, peers: Peers) -> Good | None:

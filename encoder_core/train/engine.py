@@ -32,6 +32,8 @@ from encoder_core.train.replicas import Replicated
 # On a CPU DeepSpeed would compile a shared-memory reduction at every first start, for inference only. Training
 # reduces through gloo, so it is declared absent, and no machine needs a compiler.
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+# At construction it imports Muon, whose kernels it has torch compile, though nobody may use them: 1.4 s at every start.
+deepspeed.runtime.compiler.compile = lambda: deepspeed.runtime.compiler.dummy_decorator
 
 
 @dataclass(frozen=True)
