@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import ray
 from ray.train import FailureConfig, Result, RunConfig, ScalingConfig, WorkerGroupError
 from ray.train.torch import TorchConfig, TorchTrainer
+from ray.train.v2._internal.callbacks.datasets import DatasetsCallback
 from ray.train.v2._internal.execution.scaling_policy import NoopDecision, ResizeDecision, ScalingPolicy
 
 from launcher.elastic import Sizing, Start
@@ -103,7 +104,8 @@ class Scaling(ScalingPolicy):  # type: ignore[misc]  # Ray has no types
 
 
 class _Trainer(TorchTrainer):  # type: ignore[misc]  # Ray has no types
-    """Ray's, with our policy of scaling in place of its own: it has no public way to give one."""
+    """Ray's, with our policy of scaling in place of its own, and without the process that would hold Ray datasets,
+    which every group of ranks waits for. There is no public way to either."""
 
     def __init__(self, monitor: Any, **settings: Any) -> None:
         super().__init__(train_rank, **settings)
@@ -112,6 +114,9 @@ class _Trainer(TorchTrainer):  # type: ignore[misc]  # Ray has no types
     def _initialize_and_run_controller(self, **parts: Any) -> Result:
         ours = {"scaling_policy": Scaling(self.scaling_config, self._monitor)}
         return super()._initialize_and_run_controller(**parts | ours)
+
+    def _create_default_callbacks(self) -> list[Any]:
+        return [one for one in super()._create_default_callbacks() if not isinstance(one, DatasetsCallback)]
 
 
 def trainer(assignment: Assignment, sizing: Sizing, scratch: str, name: str) -> TorchTrainer:

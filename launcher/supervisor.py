@@ -140,6 +140,9 @@ def _ray(resources: Resources) -> Iterator[None]:
     """
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")  # how soon a dead rank is noticed
+    os.environ.setdefault(
+        "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0"
+    )  # a process a group; the monitor looks itself
     os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "10")  # until places are counted again
     local = {} if os.environ.get("RAY_ADDRESS") else _local_cluster(resources)
     ray.init(logging_level=logging.ERROR, log_to_driver=False, **local)

@@ -57,5 +57,7 @@ def kinds(uri: str, kind: str) -> list[Mapping[str, object]]:
 
 def breakdown(killed: float, death: Mapping, underway: Mapping) -> dict[str, float]:
     """Seconds by part, from `killed` to the end of the first step."""
-    began = underway["time"] - sum(underway["seconds"].values())
-    return {"noticed": death["time"] - killed, "processes": began - death["time"], **underway["seconds"]}
+    seconds, process = underway["seconds"], underway["age"]
+    began = underway["time"] - sum(seconds.values())
+    asked = began - process - death["time"]  # until there was a new process
+    return {"noticed": death["time"] - killed, "asked for": asked, "process": process, **seconds}
