@@ -16,6 +16,7 @@ from checkpoints.attempt import Attempt, Heartbeat, Owner, claim
 from data_service.store.errors import StoreError
 from launcher.elastic import Sizing, Start, spared
 from launcher.metrics import operator_event
+from launcher.nodes import draining, staying
 from launcher.policy import Failure, Restart, Stop, decide, where_it_began
 from launcher.roster import Roster
 from launcher.watchdog import Beat, Place
@@ -107,7 +108,7 @@ class MonitorState:
         if self._stop:
             self._status.idle = True
             return None
-        ranks = self._roster.start(ray.nodes(), self._status.without)
+        ranks = self._roster.start(staying(), self._status.without)
         if (text := self._roster.waiting()) is not None:
             self.note(text)
         if ranks is None:
@@ -124,13 +125,21 @@ class MonitorState:
         self._blamed = None
 
     def look_around(self) -> None:
-        """Have the ranks end at a checkpoint if more could train. Ray asks for this now and then while they run."""
+        """Have the ranks end at a checkpoint if a node of theirs is to go, or if more could train. Ray asks for this
+        now and then while they run."""
         if not self._running or self._status.paused:
             return
-        if self._roster.grows(ray.nodes(), self._status.without):
-            self._status.paused = True
-            self.note("there is room for more ranks: saving, to go on with them")
-            self._event("pause", reason="there is room for more ranks")
+        going = draining() & {beat.place.node for beat in self._status.beats.values()}
+        if going:
+            names = ", ".join(sorted(node[:8] for node in going))
+            self._pause(f"nodes that ranks are on are being drained: {names}", "saving, to go on elsewhere")
+        elif self._roster.grows(staying(), self._status.without):
+            self._pause("there is room for more ranks", "saving, to go on with them")
+
+    def _pause(self, reason: str, what: str) -> None:
+        self._status.paused = True
+        self.note(f"{reason}: {what}")
+        self._event("pause", reason=reason)
 
     def unfit(self, preflights: Sequence[Mapping[str, Any]], problem: str, remedy: str) -> None:
         """Nodes of a group that was to start must not train, for `problem`: others are taken, or the run ends.
@@ -139,7 +148,7 @@ class MonitorState:
         """
         self._excused = True
         bad = frozenset(preflight["node"] for preflight in preflights)
-        without = spared(ray.nodes(), self._sizing, self._status.without, bad)
+        without = spared(staying(), self._sizing, self._status.without, bad)
         if bad <= without:
             self._status.without = without
             self.note(f"left out: {problem} ({remedy})")
@@ -279,7 +288,7 @@ class MonitorState:
         )
         self._failures.append(failure)
         self._record_death(failure, failed)
-        nodes = ray.nodes()
+        nodes = staying()
         decision = decide(self._failures, nodes=len(nodes))
         match decision:
             case Stop():

@@ -2,6 +2,8 @@
 
 import json
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -82,6 +84,41 @@ def test_fewer_ranks_then_more_again(tmp_path: Path, cluster: Cluster) -> None:
     difference = np.abs(np.subtract(small_runs.losses(uri), small_runs.losses(calm))).max()
     print(f"{steps} steps; losses within {difference:.1e} nats of 2 undisturbed ranks")
     assert difference <= 1e-5
+
+
+def test_a_node_that_is_drained_is_left_before_it_goes(tmp_path: Path, cluster: Cluster) -> None:
+    """As spot instances are taken: the cluster is told, and ends the node some time later."""
+    small_runs.prepare_corpus(tmp_path, documents=300)
+    nodes = cluster.list_all_nodes()
+    uri = small_runs.new_run(tmp_path, "run", *SETTINGS)
+    with training(uri) as process:
+        wait_for(process, lambda: any(processes(node, "ray::MonitorState") for node in nodes))
+        going = cluster.add_node(num_cpus=1, **MEMORY)
+        wait_for(process, lambda: committed(uri) >= 10)
+        assert processes(going, "ray::RayTrainWorker")
+        drain(going)
+        wait_for(process, lambda: worlds(uri) == [(3, 2)])
+        before = committed(uri)
+        wait_for(process, lambda: committed(uri) > before)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(120) == 75, output(process)
+    events = small_runs.history(uri).events
+    kinds = [event["kind"] for event in events]
+    assert "death" not in kinds
+    (pause,) = (event for event in events if event["kind"] == "pause")
+    assert going.node_id[:8] in pause["reason"]
+    resumed = events[kinds.index("resume")]
+    last = max(e["step"] for e in events if e["kind"] == "commit" and e["time"] < resumed["time"])
+    assert resumed["step"] == last, "no step was lost to it"
+    small_runs.losses(uri)  # none is missing
+
+
+def drain(node: Node) -> None:
+    reason = ("--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "the cloud wants it back")
+    ray = str(Path(sys.executable).with_name("ray"))
+    command = [ray, "drain-node", "--node-id", node.node_id, *reason, "--deadline-remaining-seconds", "120"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def worlds(uri: str) -> list[tuple[int, int]]:

@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 
 from checkpoints.attempt import Owner, claim
 from data_service.store.local import LocalStore
-from launcher import monitor
+from launcher import nodes
 from launcher.elastic import Sizing, Start
 from launcher.history import read_history
 from launcher.monitor import MonitorState
@@ -24,6 +25,7 @@ class Cluster:
 
     def __init__(self, **cores: int) -> None:
         self.cores = cores
+        self.draining: dict[str, int] = {}
 
     def nodes(self) -> list[dict[str, Any]]:
         return [
@@ -34,7 +36,8 @@ class Cluster:
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     cluster = Cluster(a=2, b=1)
-    monkeypatch.setattr(monitor.ray, "nodes", cluster.nodes)
+    monkeypatch.setattr(ray, "nodes", cluster.nodes)
+    monkeypatch.setattr(nodes.state, "get_draining_nodes", lambda: cluster.draining)
     return cluster
 
 
@@ -76,6 +79,22 @@ def test_a_machine_goes_and_comes_back(cluster: Cluster, tmp_path: Path) -> None
     assert not early.pause, "that was for the ranks before"
     assert begin(ranks, "a", "a", "c") == 3
     assert events(tmp_path) == [("world", 3, 2), ("pause", None, None), ("world", 2, 3)]
+
+
+def test_a_node_that_is_to_go_is_left_in_time(cluster: Cluster, tmp_path: Path) -> None:
+    ranks = state(tmp_path, ELASTIC)
+    ranks.next_group([])
+    begin(ranks, "a", "a", "b")
+    cluster.cores["c"] = 1
+    cluster.draining = {"c": 0}
+    ranks.look_around()
+    assert not ranks.beat(0, 8, "training", Place("a", 100)).pause, "no rank is on that one"
+    cluster.draining = {"b": 1_800_000_000_000}
+    ranks.look_around()
+    assert ranks.beat(0, 8, "training", Place("a", 100)).pause
+    ranks.finish(9)
+    assert ranks.next_group([]) == Start(3, frozenset()), "with c in place of b"
+    assert events(tmp_path) == [("pause", None, None)]
 
 
 def test_who_died_first_is_what_ray_says(cluster: Cluster, tmp_path: Path) -> None:
