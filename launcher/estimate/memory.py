@@ -16,7 +16,7 @@ from launcher.estimate.gpus import GIB
 Stage = Literal[0, 1, 2, 3]
 STAGES: tuple[Stage, ...] = (0, 1, 2, 3)
 
-BUCKET = 500_000_000  # elements that ZeRO 2 and 3 gather gradients in before they reduce them (DeepSpeed's default)
+BUCKET = 500_000_000  # elements that ZeRO gathers gradients in before they reduce them (DeepSpeed's default)
 LIVE = 1_000_000_000  # elements of gathered parameters that ZeRO 3 keeps for their next use (DeepSpeed's default)
 
 CONTEXT = 1 * GIB  # assumed: CUDA, cuBLAS and NCCL
@@ -50,8 +50,7 @@ def kept(parameters: int, ranks: int, stage: Stage, precision: Precision) -> lis
             _part("gradients of a microbatch, bf16", 2, parameters, 1),
             _part("summed gradients, fp32, whole at stage 1", 4, parameters, 1),
         ]
-    if stage == 1:
-        return [*parts, _part("gradients", 4, parameters, 1), _bucket(state)]
+    # In fp32, stage 1 keeps its gradients in the bucket until they are reduced, as stage 2 does.
     return [*parts, _part("summed gradients, fp32", 4, parameters, ranks), _bucket(state)]
 
 

@@ -33,7 +33,7 @@ def phases(steps: int) -> str:
 
 def survive(root: str, cycles: int, world: int, zero: int, proxy: FaultProxy | None = None) -> None:
     """`cycles` faults on a run over the corpus in `root`; then the comparison."""
-    steps = 12 + 3 * cycles
+    steps = 12 + 6 * cycles  # a cycle gets 8 steps ahead at most, and rarely
     settings = (*SETTINGS, phases(steps), f"zero={zero}")
     calm = small_runs.new_run(root, f"calm-{zero}", *settings)
     ended = start_group(calm, world, [None] * world, 0, 0, stop_at=-1)
