@@ -33,17 +33,15 @@ class Wide(nn.Module):
         return LossSums((Term("mlm", x.float().sum(), 1),))
 
 
-def state_bytes(rank: int, world: int, settings: list[Setting], larger: int) -> list[int]:
-    """By setting, bytes of the storages that a step adds and that are there between microbatches, at most.
+def state_bytes(rank: int, world: int, setting: Setting, larger: int) -> int:
+    """Bytes of the storages that a step adds and that are there between microbatches, at most.
 
-    Those of less than a matrix over the ranks, and those of `larger` bytes and more, are left out.
+    Those of less than a matrix over the ranks, and those of `larger` bytes and more, are left out. Once a process:
+    nobody knows when an engine's storages go.
     """
-    return [_most(setting, WIDTH * WIDTH // world, larger) for setting in settings]
-
-
-def _most(setting: Setting, smaller: int, larger: int) -> int:
+    smaller = WIDTH * WIDTH // world
     gc.collect()
-    before = _storages().keys()
+    before = _large(smaller, larger)  # a sum: an address that is free again may be taken by what is counted
     model = Wide()
     engine = Engine(
         model,
@@ -58,14 +56,14 @@ def _most(setting: Setting, smaller: int, larger: int) -> int:
             engine.backward(losses.terms[0].loss_sum, last=last)
             del losses
             gc.collect()
-            sizes = (size for at, size in _storages().items() if at not in before)
-            most = max(most, sum(size for size in sizes if smaller <= size < larger))
+            most = max(most, _large(smaller, larger) - before)
         engine.update(1e-3, count)
     return most
 
 
-def _storages() -> dict[int, int]:
-    """Bytes by address."""
+def _large(smaller: int, larger: int) -> int:
+    """Bytes of the storages there are, of those of `smaller` bytes and more, but less than `larger`."""
     tensors = [found for found in gc.get_objects() if type(found) in (torch.Tensor, nn.Parameter)]
     storages = [tensor.untyped_storage() for tensor in tensors if tensor.device.type == "cpu"]
-    return {storage.data_ptr(): storage.nbytes() for storage in storages if storage.nbytes()}
+    sizes = {storage.data_ptr(): storage.nbytes() for storage in storages}
+    return sum(size for size in sizes.values() if smaller <= size < larger)
