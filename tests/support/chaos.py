@@ -129,7 +129,7 @@ class Chaos:
                 faults[self.draws.randrange(self.world)] = one
         if fault in ("all killed", "stopped"):
             faults = [faults[0] or next(filter(None, faults))] * self.world
-        step = begin + self.draws.randint(0, _FURTHEST)
+        step = begin + self.draws.randint(1, _FURTHEST)  # a rank tells of the steps that are done
         change = self.draws.randint(1, _MOST_CHANGES)
         return start_group(self.run, self.world, faults, step, change, stop_at=begin + _FURTHEST + 1)
 
