@@ -110,7 +110,8 @@ class Optimizer(Choice):
 
 
 class DataService(Strict):
-    """Ray tasks that build windows (`auto`: one per free core), and the memory they may fill ahead."""
+    """Ray tasks that build windows (`auto`: half of the cluster's cores, four a rank at most), and the memory they may
+    fill ahead."""
 
     workers: PositiveInt | Literal["auto"] = "auto"
     memory: Bytes

@@ -14,17 +14,18 @@ ELASTIC_CPUS = (
 )
 
 
+MOST_DATA_WORKERS = 4  # a rank
+
+
 @dataclass(frozen=True)
 class Resources:
     """Counts, and bytes.
 
     Attributes:
-        data_workers: data tasks at a time.
         local_cpus: logical CPUs of a Ray started here.
         object_store_bytes: of a Ray started here; what the data service may fill, and room for Ray itself.
     """
 
-    data_workers: int
     local_cpus: int
     object_store_bytes: int
 
@@ -32,16 +33,27 @@ class Resources:
 def plan_resources(recipe: Recipe) -> Resources:
     """Resources for `recipe` on this machine: there is room for as many ranks as it asks for at least."""
     cores = _cores()
-    workers = recipe.data_service.workers if recipe.data_service.workers != "auto" else max(1, cores // 2)
     match recipe.trainers:
         case "auto":
-            ranks = min(2, cores) * TRAINER_CPUS
+            ranks, each = min(2, cores), TRAINER_CPUS
         case Trainers() as trainers:
-            ranks = trainers.min * ELASTIC_CPUS
+            ranks, each = trainers.min, ELASTIC_CPUS
         case count:
-            ranks = count * TRAINER_CPUS
+            ranks, each = count, TRAINER_CPUS
+    workers = data_workers(recipe, cores, ranks)
     memory = int(recipe.data_service.memory)
-    return Resources(workers, max(cores, -int(-ranks // 1) + workers + 1), 2 * memory + (256 << 20))
+    return Resources(max(cores, -int(-ranks * each // 1) + workers + 1), 2 * memory + (256 << 20))
+
+
+def data_workers(recipe: Recipe, cores: float, ranks: int) -> int:
+    """Data tasks at a time in a cluster of so many cores: half of them, if there are ranks that need as many."""
+    asked = recipe.data_service.workers
+    return asked if asked != "auto" else max(1, min(int(cores) // 2, MOST_DATA_WORKERS * ranks))
+
+
+def cores_of(nodes: Iterable[Mapping[str, Any]]) -> float:
+    """CPUs of the living nodes, as `ray.nodes()` tells of them."""
+    return sum(float(node["Resources"].get("CPU", 0)) for node in nodes if node["Alive"])
 
 
 def gpus_of(nodes: Iterable[Mapping[str, Any]]) -> int:

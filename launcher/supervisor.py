@@ -28,7 +28,7 @@ from launcher.errors import RunError
 from launcher.fitting import Display, Follow, trainer
 from launcher.guard import Guard
 from launcher.monitor import Status, start_monitor
-from launcher.resources import Resources, gpus_of, plan_resources, sizing
+from launcher.resources import Resources, cores_of, data_workers, gpus_of, plan_resources, sizing
 from launcher.runs import Run
 from launcher.session import memory_refresh
 from launcher.stopping import REQUEUE, Stopping
@@ -76,17 +76,19 @@ def _supervise(
     run: Run, attempt: Attempt, owner: Owner, display: Display, last: Manifest | None, nodes: int
 ) -> Outcome:
     """`last`: the newest checkpoint."""
-    resources = plan_resources(run.recipe)
-    with _ray(resources), tempfile.TemporaryDirectory(prefix="maskfleet-ray-train-") as scratch:
+    with (
+        _ray(plan_resources(run.recipe)),
+        tempfile.TemporaryDirectory(prefix="maskfleet-ray-train-") as scratch,
+    ):
         asked = threading.Event()
         # The monitor beats, and is told to stop, once it is there.
         with Stopping(attempt, asked.set, display.note) as waiting, Heartbeat(attempt):
             _await_nodes(nodes, asked, display)
         if waiting.reason is not None:
             return Outcome(waiting.code, last.step if last else 0, waiting.reason)
-        size = sizing(run.recipe, gpus_of(ray.nodes()))
+        size = sizing(run.recipe, gpus_of(there := ray.nodes()))
         monitor = start_monitor(attempt, owner, size, last.world_size if last else None)
-        feed = start_feed(_feed_config(run, resources))
+        feed = start_feed(_feed_config(run, data_workers(run.recipe, cores_of(there), size.most)))
         refresh = memory_refresh(run.recipe)
         assignment = Assignment(run.store.uri, monitor, feed, run.recipe, refresh.every if refresh else 1)
         follow = Follow(monitor, Guard(run, monitor, display.note), display)
@@ -126,10 +128,10 @@ def _outcome(run: Run, status: Status, error: BaseException | None) -> Outcome:
     return Outcome(DONE if complete else REQUEUE, status.finished)
 
 
-def _feed_config(run: Run, resources: Resources) -> FeedConfig:
+def _feed_config(run: Run, workers: int) -> FeedConfig:
     """Row counts are kept with the run, so that only its first start pays for counting them."""
     memory = int(run.recipe.data_service.memory)
-    return FeedConfig(workers=resources.data_workers, memory=memory, cache=run.store.at("cache").uri)
+    return FeedConfig(workers=workers, memory=memory, cache=run.store.at("cache").uri)
 
 
 @contextmanager

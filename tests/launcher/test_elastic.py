@@ -7,7 +7,7 @@ import pytest
 from launcher.elastic import Sizing, Trainers, grows, places, spared, start
 from launcher.errors import RecipeError
 from launcher.recipe import Recipe, load
-from launcher.resources import gpus_of, plan_resources, sizing
+from launcher.resources import cores_of, data_workers, gpus_of, plan_resources, sizing
 
 ELASTIC = Sizing(least=2, most=8, expected=8, wait=60, grow=1800, each={"GPU": 1})
 FIXED = Sizing(least=4, most=4, expected=4, wait=0, grow=float("inf"), each={"GPU": 1})
@@ -155,3 +155,16 @@ def test_the_bounds_are_kept_with_the_run() -> None:
         load("quickstart", (f"trainers={asked.to_data()['trainers']}".replace("'", ""),)).trainers
         == asked.trainers
     )
+
+
+def test_data_workers_are_counted_by_the_cluster_not_by_the_machine_that_starts_the_run() -> None:
+    cluster = [
+        node("head", CPU=2),
+        node("a", CPU=96, GPU=8),
+        node("b", CPU=96, GPU=8),
+        node("c", alive=False, CPU=96),
+    ]
+    cores = cores_of(cluster)
+    assert data_workers(recipe("data_service.workers=auto"), cores, ranks=16) == 64, "four a rank"
+    assert data_workers(recipe("data_service.workers=auto"), cores, ranks=128) == 97, "half of the cores"
+    assert data_workers(recipe("data_service.workers=auto"), 1, ranks=1) == 1
