@@ -10,6 +10,7 @@ from checkpoints.errors import DamagedCheckpoint
 from checkpoints.layout import Manifest
 from checkpoints.listing import committed, read_manifest
 from checkpoints.presence import Presence, presence
+from data_service.errors import UserError
 from data_service.store.open import open_store
 from launcher.errors import RunError
 from launcher.history import History, Record, read_history
@@ -79,15 +80,23 @@ class RunStatus:
     origins: tuple[Origin, ...]
 
 
-def runs_at(uri: str) -> list[Run]:
-    """The run at `uri`, or the runs in the folder there, by name.
+@dataclass(frozen=True)
+class Unreadable:
+    """A run of several about which nothing can be said, and why."""
+
+    uri: str
+    problem: str
+
+
+def runs_at(uri: str) -> list[str]:
+    """The URI of the run at `uri`, or those of the runs in the folder there, by name.
 
     Raises:
-        RunError: there is none, or one is damaged. StoreError: the store cannot be read.
+        RunError: there is none. StoreError: the store cannot be read.
     """
     store = open_store(uri)
     if store.size(RECORD) is not None:
-        return [open_run(uri)]
+        return [uri]
     root = uri.rstrip("/")
     names = [name for name in store.folders() if store.size(f"{name}/{RECORD}") is not None]
     if not names:
@@ -95,7 +104,7 @@ def runs_at(uri: str) -> list[Run]:
             f"there is no run at {uri}, nor directly below it",
             remedy="check the URI; maskfleet init RECIPE RUN creates a run",
         )
-    return [open_run(f"{root}/{name}") for name in names]
+    return [f"{root}/{name}" for name in names]
 
 
 def status(run: Run, now: float, *, brief: bool = False) -> RunStatus:
@@ -188,8 +197,20 @@ def _rate(recent: Sequence[Record]) -> float | None:
     return float(np.median(column(recent, "tokens") / np.maximum(column(recent, "seconds"), 1e-9)))
 
 
-def statuses(uris: Sequence[str], now: float, *, brief: bool = False) -> Iterator[RunStatus]:
-    """Of a single run whole, unless `brief`; of several brief ones."""
+def statuses(uris: Sequence[str], now: float, *, brief: bool = False) -> Iterator[RunStatus | Unreadable]:
+    """Of a single run whole, unless `brief`; of several brief ones, whatever is wrong with some of them.
+
+    Raises:
+        RunError, StoreError: there is no run, or a single one cannot be read.
+    """
     found = [run for uri in uris for run in runs_at(uri)]
-    for run in found:
-        yield status(run, now, brief=brief or len(found) > 1)
+    if len(found) == 1:
+        return iter([status(open_run(found[0]), now, brief=brief)])
+    return (_one_of_several(run, now) for run in found)
+
+
+def _one_of_several(uri: str, now: float) -> RunStatus | Unreadable:
+    try:
+        return status(open_run(uri), now, brief=True)
+    except UserError as error:
+        return Unreadable(uri, error.problem)

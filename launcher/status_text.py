@@ -7,7 +7,7 @@ from rich.table import Table
 
 from checkpoints.presence import Presence
 from launcher.human import human_count, human_duration
-from launcher.run_status import RunStatus
+from launcher.run_status import RunStatus, Unreadable
 
 _SHOWN = 5  # interruptions, the newest
 
@@ -34,13 +34,17 @@ def describe(run: RunStatus, now: float) -> Iterator[str]:
         yield f"{'forked from':<12}{origin.run} at step {origin.step:,}{changes}"
 
 
-def table(runs: Sequence[RunStatus], now: float) -> Table:
+def table(runs: Sequence[RunStatus | Unreadable], now: float) -> Table:
     """A line a run."""
     heads = ("run", "state", "step", "of", "loss", "held out", "tokens/s", "to go", "checkpoint", "host")
     found = Table(*heads, box=None, pad_edge=False)
     for run in runs:
+        name = run.uri.rstrip("/").rpartition("/")[2]
+        if isinstance(run, Unreadable):
+            found.add_row(name, "unreadable")
+            continue
         found.add_row(
-            run.uri.rstrip("/").rpartition("/")[2],
+            name,
             run.state,
             f"{run.step:,}",
             f"{run.total_steps:,}",

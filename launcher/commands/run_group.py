@@ -28,7 +28,7 @@ def status(
     """What a run is doing: from its store, so from any machine that can read it.
 
     Of one run everything: where it runs, its progress, checkpoints, interruptions and goodput (these two not with
-    `--brief`). Of several, or of a folder of runs, a line each.
+    `--brief`). Of several, or of a folder of runs, a line each; code 1 if one of them cannot be read.
 
     Example: `maskfleet runs status s3://bucket/runs`
     """
@@ -38,20 +38,25 @@ def status(
     from rich.console import Console
 
     from launcher.metrics import encode
-    from launcher.run_status import statuses
+    from launcher.run_status import RunStatus, Unreadable, statuses
     from launcher.status_text import describe, table
 
     now = time.time()
     found = list(statuses(places, now, brief=brief))
+    unreadable = [one for one in found if isinstance(one, Unreadable)]
     if as_json:
         for one in found:
-            plain = asdict(one) | {"origins": [origin.model_dump() for origin in one.origins]}
-            typer.echo(json.dumps(json.loads(encode(plain))))
-    elif len(found) == 1:
+            origins = [origin.model_dump() for origin in one.origins] if isinstance(one, RunStatus) else []
+            typer.echo(json.dumps(json.loads(encode(asdict(one) | {"origins": origins}))))
+    elif len(found) == 1 and isinstance(found[0], RunStatus):
         for line in describe(found[0], now):
             typer.echo(line)
     else:
         Console().print(table(found, now))
+    for one in unreadable:
+        typer.echo(f"{one.uri}: {one.problem}", err=True)
+    if unreadable:
+        raise typer.Exit(1)
 
 
 @group.command()

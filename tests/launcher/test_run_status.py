@@ -17,7 +17,7 @@ from encoder_core.train.fragments import Fragment
 from launcher.cli import app
 from launcher.errors import RunError
 from launcher.metrics import Journal, evaluation_record, operator_event
-from launcher.run_status import RunStatus, runs_at, status, statuses
+from launcher.run_status import RunStatus, Unreadable, runs_at, status, statuses
 from launcher.runs import open_run
 from launcher.status_text import describe
 
@@ -191,6 +191,16 @@ def test_a_folder_of_runs(inputs: Path, tmp_path: Path) -> None:
     assert one.interruptions == ()
     (one,) = statuses([uris[0]], NOW, brief=True)
     assert one.interruptions is None
+    record = Path(folder, "a", "run.json")
+    record.write_text("{")
+    damaged, well = statuses([folder], NOW)
+    assert isinstance(damaged, Unreadable)
+    assert (damaged.uri, well.uri) == tuple(sorted(uris))
+    result = CliRunner().invoke(app, ["runs", "status", folder])
+    assert result.exit_code == 1
+    assert "unreadable" in result.output
+    assert "never started" in result.output
+    assert str(record) in result.stderr
     with pytest.raises(RunError, match="no run at"):
         runs_at(str(tmp_path / "nowhere"))
 
