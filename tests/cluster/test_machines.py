@@ -99,6 +99,24 @@ def test_a_slow_link_only_costs_time(cluster: list[Machine], folder: Path, undis
     assert len(beginnings(uri)) == 1
 
 
+def test_the_head_dies_and_the_same_command_goes_on(
+    cluster: list[Machine], folder: Path, undisturbed: str
+) -> None:
+    """And the driver with it. Nodes without a head are of no use: all of them start again."""
+    uri = small_runs.new_run(folder, "beheaded", *SETTINGS)
+    head = cluster[0]
+    with training_on(head, uri) as process:
+        wait_for(process, lambda: committed(uri) >= 40)
+        head.crash()
+        assert process.wait(60) < 0
+    for machine in cluster:
+        machine.crash()
+        machine.boot()
+    with training_on(head, uri) as process:
+        assert process.wait(400) == 0, output(process)
+    same(uri, undisturbed)
+
+
 def beginnings(uri: str) -> list[object]:
     return [event for event in small_runs.history(uri).events if event["kind"] in ("start", "resume")]
 
