@@ -68,7 +68,7 @@ def folder(tmp_path: Path) -> str:
 
 
 def test_a_few_cycles(folder: str) -> None:
-    survive(folder, cycles=6, world=2, zero=1)
+    survive(folder, cycles=4, world=2, zero=1)
 
 
 @pytest.mark.long
