@@ -109,8 +109,11 @@ def test_the_head_dies_and_the_same_command_goes_on(
         wait_for(process, lambda: committed(uri) >= 40)
         head.crash()
         assert process.wait(60) < 0
-    for machine in cluster:
+    for (
+        machine
+    ) in cluster:  # all before any boots: Ray looks for another head in the process table, which they share
         machine.crash()
+    for machine in cluster:
         machine.boot()
     with training_on(head, uri) as process:
         assert process.wait(400) == 0, output(process)
