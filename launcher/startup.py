@@ -6,15 +6,19 @@ import psutil
 
 
 class Startup:
-    """Seconds by part, told as each part ends. Every rank may keep one; the first rank's goes on record."""
+    """Told as each part ends. Every rank may keep one; the first rank's goes on record.
+
+    Attributes:
+        seconds: by part.
+        age: seconds that the process was there before: its imports, or a life as one of Ray's idle workers.
+        over: whether the first step is done.
+    """
 
     def __init__(self) -> None:
         self._last = time.monotonic()
         self.age = time.time() - psutil.Process().create_time()
-        """Seconds that the process has been there before: its imports, or a life as one of Ray's idle workers."""
         self.seconds: dict[str, float] = {}
         self.over = False
-        """Whether the first step is done."""
 
     def done(self, part: str) -> None:
         """What happened since the last part was `part`."""

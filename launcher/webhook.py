@@ -37,7 +37,7 @@ _TIMEOUT_S = 5.0  # for the server to answer
 _TRIES = 4  # of one event
 _LONGEST_WAIT_S = 8.0  # between two tries
 _LAST_WORDS_S = 10.0  # for what is still to be posted when the command ends
-_ROUTINE = frozenset({"commit", "preflight"})  # kinds of events that nobody wants to be told of
+_ROUTINE = frozenset({"commit", "preflight", "underway"})  # kinds of events that nobody wants to be told of
 _TRANSIENT = frozenset({408, 425, 429})  # of the answers that blame the request, those worth another try
 
 
