@@ -64,7 +64,9 @@ def test_a_recipe_learns_survives_and_goes_on_to_transformers(
     for figure, value, chance in against_chance(figures, unigram):
         assert value < chance - (NATS if chance > 1 else BITS), figure
     if "rtd_accuracy" in figures:
-        print(f"{name}: rtd_accuracy {figures['rtd_accuracy']:.4f}, majority {1 - figures['rtd_replaced']:.4f}")
+        print(
+            f"{name}: rtd_accuracy {figures['rtd_accuracy']:.4f}, majority {1 - figures['rtd_replaced']:.4f}"
+        )
         assert figures["rtd_accuracy"] > 1 - figures["rtd_replaced"], "no better than never flagging any"
 
     maskfleet("checkpoints", "export", uri, "--out", str(tmp_path / "model"))
