@@ -5,6 +5,7 @@ The only file that imports deepspeed. ZeRO 0-3, fp32 and bf16, on a GPU (NCCL) o
 
 import math
 import os
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -32,6 +33,9 @@ from encoder_core.train.replicas import Replicated
 # On a CPU DeepSpeed would compile a shared-memory reduction at every first start, for inference only. Training
 # reduces through gloo, so it is declared absent, and no machine needs a compiler.
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+# It calls collectives by names that torch is about to drop, and makes torch forget that it has said so: at ZeRO 3 some
+# lines a step, of every rank, for weeks.
+warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
 # At construction it imports Muon, whose kernels it has torch compile, though nobody may use them: 1.4 s at every start.
 deepspeed.runtime.compiler.compile = lambda: deepspeed.runtime.compiler.dummy_decorator
 

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,7 +63,8 @@ def run_group(
         ]
         if slow is not None:
             threading.Thread(target=_slow_down, args=(ranks[slow], run), daemon=True).start()
-        outputs = [rank.communicate(timeout=timeout)[0] for rank in ranks]
+        with ThreadPoolExecutor(world) as pool:  # all at once: a rank whose output nobody reads stops
+            outputs = list(pool.map(lambda rank: rank.communicate(timeout=timeout)[0], ranks))
     return Ended([rank.returncode for rank in ranks], "\n".join(outputs))
 
 
