@@ -82,6 +82,7 @@ def test_sigterm_commits_and_asks_for_a_requeue(folder: Path, undisturbed: str) 
     same_outcome(uri, undisturbed)
 
 
+@pytest.mark.long
 def test_two_starts_at_once(folder: Path) -> None:
     """One works; the other says why it does not, at once, and harms nothing."""
     endless = "phases=[{steps: 1000000, length: 32, batch: {sequences: 12}}]"

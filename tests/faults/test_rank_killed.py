@@ -72,6 +72,7 @@ def test_the_world_and_the_stage_may_change_on_the_way(folder: Path, undisturbed
     assert small_runs.digests(run) == small_runs.digests(undisturbed[2])
 
 
+@pytest.mark.long
 def test_batches_by_tokens_survive_too(folder: Path) -> None:
     """DOC-SENTENCES with a token budget: the rows of a step, and so of every microbatch, vary."""
     settings = ("input.packing=doc_sentences", "phases=[{steps: 8, length: 32, batch: {tokens: 300}}]")

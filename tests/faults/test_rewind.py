@@ -138,6 +138,7 @@ SHORT = (
 )
 
 
+@pytest.mark.long
 def test_an_outlier_leaves_the_weights_alone_as_what_is_not_finite_does(folder: Path) -> None:
     """The same steps make no update in two runs: in one they have noise for targets, in the other a broken model."""
     noise = small_runs.new_run(folder, "noise", *SHORT, "spikes={window: 8, outlier: 2.0}")

@@ -83,6 +83,7 @@ def check_disturbed(run: str, undisturbed: str) -> None:
     assert set(saved) <= {4, 8, 12, STEPS}, "periodic checkpoints fall where memory is recomputed"
 
 
+@pytest.mark.long
 def test_the_world_and_the_stage_may_change_between_two_refreshes(folder: Path, undisturbed: str) -> None:
     """2 ranks, 1, and 2 again, each stopped where only the checkpoint knows what is remembered."""
     run = new_run(folder, "moving")
