@@ -108,7 +108,7 @@ class MonitorState:
         if self._stop:
             self._status.idle = True
             return None
-        ranks = self._roster.start(staying(), self._status.without)
+        ranks = self._roster.start(staying(draining()), self._status.without)
         if (text := self._roster.waiting()) is not None:
             self.note(text)
         if ranks is None:
@@ -129,11 +129,12 @@ class MonitorState:
         now and then while they run."""
         if not self._running or self._status.paused:
             return
-        going = draining() & {beat.place.node for beat in self._status.beats.values()}
-        if going:
-            names = ", ".join(sorted(node[:8] for node in going))
+        going = draining()
+        ours = going & {beat.place.node for beat in self._status.beats.values()}
+        if ours:
+            names = ", ".join(sorted(node[:8] for node in ours))
             self._pause(f"nodes that ranks are on are being drained: {names}", "saving, to go on elsewhere")
-        elif self._roster.grows(staying(), self._status.without):
+        elif self._roster.grows(staying(going), self._status.without):
             self._pause("there is room for more ranks", "saving, to go on with them")
 
     def _pause(self, reason: str, what: str) -> None:
@@ -148,7 +149,7 @@ class MonitorState:
         """
         self._excused = True
         bad = frozenset(preflight["node"] for preflight in preflights)
-        without = spared(staying(), self._sizing, self._status.without, bad)
+        without = spared(staying(draining()), self._sizing, self._status.without, bad)
         if bad <= without:
             self._status.without = without
             self.note(f"left out: {problem} ({remedy})")
@@ -288,7 +289,7 @@ class MonitorState:
         )
         self._failures.append(failure)
         self._record_death(failure, failed)
-        nodes = staying()
+        nodes = staying(draining())
         decision = decide(self._failures, nodes=len(nodes))
         match decision:
             case Stop():

@@ -1,5 +1,6 @@
 """The nodes of the Ray cluster that this process is part of, and those of them that are about to go."""
 
+from collections.abc import Container
 from typing import Any
 
 import ray
@@ -14,7 +15,6 @@ def draining() -> frozenset[str]:
     return frozenset(state.get_draining_nodes())
 
 
-def staying() -> list[dict[str, Any]]:
-    """As `ray.nodes()` tells of them, the others. Ray places nothing new on those that go."""
-    going = draining()
+def staying(going: Container[str]) -> list[dict[str, Any]]:
+    """As `ray.nodes()` tells of them, those that are not `going`. Ray places nothing new on one that is."""
     return [node for node in ray.nodes() if node["NodeID"] not in going]

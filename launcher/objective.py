@@ -5,9 +5,8 @@ a discriminator; or permuted language modelling. Its host half (what is masked) 
 device half (the losses) is the module that the engine wraps.
 """
 
-from typing import Any, Self
+from typing import Self
 
-import torch
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -17,7 +16,6 @@ from pydantic import (
     model_validator,
 )
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
 from data_service.samples.masking import MlmMasking
 from data_service.samples.permuted import PermutedPrediction
@@ -29,6 +27,7 @@ from encoder_core.families.build import AnyEncoder, ModelConfig
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.hf.interchange import Heads
 from encoder_core.families.xlnet import XlnetConfig
+from encoder_core.layers.meta import on_meta
 from encoder_core.objectives.gradient_disentangled import gradient_disentangled_detection
 from encoder_core.objectives.losses import Objective as ObjectiveModule
 from encoder_core.objectives.mlm import masked_language_model
@@ -165,14 +164,5 @@ def parameter_count(module: nn.Module) -> int:
 
 def meta_module(config: ModelConfig, objective: Objective) -> ObjectiveModule:
     """The module without memory: for its names, shapes and size."""
-    with _WithoutDraws(), torch.device("meta"):
+    with on_meta():
         return objective_module(config, objective)
-
-
-class _WithoutDraws(TorchFunctionMode):
-    """Leaves out normal draws, which on the meta device draw nothing and yet import torch's compiler: a second."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is nn.init.normal_:
-            return kwargs["tensor"]
-        return func(*args, **(kwargs or {}))

@@ -1,8 +1,7 @@
 """What a recipe comes to, in figures: model size, batches, tokens."""
 
-import torch
-
 from encoder_core.families.build import ModelConfig
+from encoder_core.layers.meta import on_meta
 from encoder_core.objectives.networks import network
 from launcher.human import human_count
 from launcher.objective import meta_module, parameter_count
@@ -39,7 +38,7 @@ def discriminator_parameters(recipe: Recipe) -> int | None:
     """Those of the discriminator as it is used after training; None if there is none."""
     if recipe.objective.rtd is None:
         return None
-    with torch.device("meta"):
+    with on_meta():
         return parameter_count(network(known(recipe.model), "rtd"))
 
 

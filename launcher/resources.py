@@ -12,8 +12,6 @@ TRAINER_CPUS = 0.25  # ranks reserve little: on a small machine data tasks must 
 ELASTIC_CPUS = (
     0.75  # where a machine's cores say how many ranks it can have: a core holds one, and a data task
 )
-
-
 MOST_DATA_WORKERS = 4  # a rank
 
 

@@ -86,7 +86,8 @@ def _supervise(
             _await_nodes(nodes, asked, display)
         if waiting.reason is not None:
             return Outcome(waiting.code, last.step if last else 0, waiting.reason)
-        size = sizing(run.recipe, gpus_of(there := ray.nodes()))
+        there = ray.nodes()
+        size = sizing(run.recipe, gpus_of(there))
         monitor = start_monitor(attempt, owner, size, last.world_size if last else None)
         feed = start_feed(_feed_config(run, data_workers(run.recipe, cores_of(there), size.most)))
         refresh = memory_refresh(run.recipe)
@@ -142,9 +143,7 @@ def _ray(resources: Resources) -> Iterator[None]:
     """
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")  # how soon a dead rank is noticed
-    os.environ.setdefault(
-        "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0"
-    )  # a process a group; the monitor looks itself
+    os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")  # a process each; the monitor looks
     os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "10")  # until places are counted again
     local = {} if os.environ.get("RAY_ADDRESS") else _local_cluster(resources)
     ray.init(logging_level=logging.ERROR, log_to_driver=False, **local)

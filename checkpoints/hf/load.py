@@ -16,6 +16,7 @@ from encoder_core.families.hf.interchange import Heads, interchange, read_config
 from encoder_core.families.hf.keys import KeyTable
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlnet import XlnetConfig
+from encoder_core.layers.meta import on_meta
 from encoder_core.objectives.networks import network
 
 CONFIG = "config.json"
@@ -152,7 +153,7 @@ def _read(
     folder: Path, config: ModelConfig, heads: Heads, stored: dict[str, str], matched: dict[str, str]
 ) -> dict[str, Tensor]:
     tensors = _read_all(folder, stored, matched, interchange(config, heads).table)
-    with torch.device("meta"):
+    with on_meta():
         model = network(config, heads)
     _check_shapes(folder, model, tensors)
     return tensors

@@ -135,9 +135,8 @@ def _interruption(attempt: Sequence[Record], following: Sequence[Record]) -> Int
 def _told(attempt: Sequence[Record]) -> Record | None:
     """The event that tells most about an attempt's end: that ranks died follows from other things, too."""
     about = [event for event in attempt if event["kind"] in (*_CAUSES, *_ENDS)]
-    return next(
-        (event for event in reversed(about) if event["kind"] != "death"), about[-1] if about else None
-    )
+    telling = [event for event in about if event["kind"] != "death"] or about
+    return telling[-1] if telling else None
 
 
 def _cause(event: dict[str, Any] | None) -> str:

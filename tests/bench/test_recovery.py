@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import small_runs
-from train_command import committed, kill_everything, output, titled, training, wait_for
+from train_command import await_commit, committed, kill_everything, output, titled, training, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(900)]
 
@@ -32,11 +32,10 @@ def test_a_killed_rank_is_back_soon(tmp_path: Path) -> None:
         wait_for(process, lambda: committed(uri) > 0)
         killed = []
         for number in range(1, DEATHS + 1):
-            before = committed(uri)
-            wait_for(process, lambda: committed(uri) > before)  # noqa: B023  # called here only
+            await_commit(process, uri)
             titled(process, "ray::RayTrainWorker")[0].kill()
             killed.append(time.time())
-            wait_for(process, lambda: len(kinds(uri, "underway")) > number)  # noqa: B023
+            wait_for(process, lambda: len(kinds(uri, "underway")) > number)  # noqa: B023  # called here only
         assert process.poll() is None, output(process)
         kill_everything(process)
     parts = [

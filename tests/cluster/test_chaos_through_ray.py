@@ -4,7 +4,6 @@
 """
 
 import random
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -36,12 +35,8 @@ def test_twenty_cycles(tmp_path: Path) -> None:
     calm = small_runs.new_run(tmp_path, "calm", *SETTINGS)
     ended = run_group(calm, 2, stop_at=steps, timeout=1200)
     assert ended.codes == [0, 0], ended.output
-    assert small_runs.losses(uri) == small_runs.losses(calm)
-    assert small_runs.digests(uri) == small_runs.digests(calm)
-    assert small_runs.ledger(uri) == small_runs.ledger(calm)
-    assert small_runs.final_state(uri, steps) == small_runs.final_state(calm, steps)
-    for (epoch, _, stop), (next_epoch, start, _) in pairwise(small_runs.ledger(uri)):
-        assert (next_epoch, start) in ((epoch, stop), (epoch + 1, 0))
+    small_runs.ensure_same(uri, calm, steps)
+    small_runs.ensure_whole(uri)
 
 
 def tell(chaos: RayChaos) -> None:

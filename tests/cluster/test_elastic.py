@@ -14,7 +14,7 @@ import small_runs
 from rank_processes import run_group
 from ray._private.node import Node
 from ray.cluster_utils import Cluster
-from train_command import committed, output, title, training, wait_for
+from train_command import await_commit, committed, output, title, training, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(900)]
 
@@ -57,12 +57,10 @@ def test_fewer_ranks_then_more_again(tmp_path: Path, cluster: Cluster) -> None:
         assert processes(lost, "ray::RayTrainWorker")
         cluster.remove_node(lost, allow_graceful=False)
         wait_for(process, lambda: worlds(uri) == [(3, 2)])
-        before = committed(uri)
-        wait_for(process, lambda: committed(uri) > before)
+        await_commit(process, uri)
         cluster.add_node(num_cpus=1, **MEMORY)
         wait_for(process, lambda: worlds(uri) == [(3, 2), (2, 3)])
-        before = committed(uri)
-        wait_for(process, lambda: committed(uri) > before)
+        await_commit(process, uri)
         process.send_signal(signal.SIGTERM)
         assert process.wait(120) == 75, output(process)
     steps = committed(uri)
@@ -98,8 +96,7 @@ def test_a_node_that_is_drained_is_left_before_it_goes(tmp_path: Path, cluster: 
         assert processes(going, "ray::RayTrainWorker")
         drain(going)
         wait_for(process, lambda: worlds(uri) == [(3, 2)])
-        before = committed(uri)
-        wait_for(process, lambda: committed(uri) > before)
+        await_commit(process, uri)
         process.send_signal(signal.SIGTERM)
         assert process.wait(120) == 75, output(process)
     events = small_runs.history(uri).events

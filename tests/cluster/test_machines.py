@@ -69,7 +69,7 @@ def test_ranks_on_several_machines_and_one_that_dies(
         used[0].crash()
         used[0].boot()
         assert process.wait(400) == 0, output(process)
-    same(uri, undisturbed)
+    small_runs.ensure_same(uri, undisturbed, STEPS)
 
 
 def test_a_link_that_is_cut_and_healed(cluster: list[Machine], folder: Path, undisturbed: str) -> None:
@@ -86,7 +86,7 @@ def test_a_link_that_is_cut_and_healed(cluster: list[Machine], folder: Path, und
             cut.crash()
             cut.boot()
         assert process.wait(400) == 0, output(process)
-    same(uri, undisturbed)
+    small_runs.ensure_same(uri, undisturbed, STEPS)
 
 
 def test_a_slow_link_only_costs_time(cluster: list[Machine], folder: Path, undisturbed: str) -> None:
@@ -95,7 +95,7 @@ def test_a_slow_link_only_costs_time(cluster: list[Machine], folder: Path, undis
     others[0].slow("20mbit")
     with training_on(head, uri) as process:
         assert process.wait(600) == 0, output(process)
-    same(uri, undisturbed)
+    small_runs.ensure_same(uri, undisturbed, STEPS)
     assert len(beginnings(uri)) == 1
 
 
@@ -109,15 +109,14 @@ def test_the_head_dies_and_the_same_command_goes_on(
         wait_for(process, lambda: committed(uri) >= 40)
         head.crash()
         assert process.wait(60) < 0
-    for (
-        machine
-    ) in cluster:  # all before any boots: Ray looks for another head in the process table, which they share
+    # All before any boots: Ray looks for another head in the process table, which they share.
+    for machine in cluster:
         machine.crash()
     for machine in cluster:
         machine.boot()
     with training_on(head, uri) as process:
         assert process.wait(400) == 0, output(process)
-    same(uri, undisturbed)
+    small_runs.ensure_same(uri, undisturbed, STEPS)
 
 
 def beginnings(uri: str) -> list[object]:
@@ -132,9 +131,3 @@ def interrupted(uri: str, begins: int) -> bool:
 
 def ray_lives(machine: Machine) -> bool:
     return any("raylet" in title(process) for process in machine.processes())
-
-
-def same(uri: str, undisturbed: str) -> None:
-    assert small_runs.losses(uri) == small_runs.losses(undisturbed)
-    assert small_runs.ledger(uri) == small_runs.ledger(undisturbed)
-    assert small_runs.final_state(uri, STEPS) == small_runs.final_state(undisturbed, STEPS)

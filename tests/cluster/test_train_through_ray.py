@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import small_runs
 from rank_processes import run_group
-from train_command import committed, kill, kill_everything, output, training, wait_for
+from train_command import await_commit, committed, kill, kill_everything, output, training, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
@@ -61,7 +61,7 @@ def kill_all_kinds(folder: Path, zero: int, undisturbed: str) -> None:
         kill_everything(process)
     with training(uri) as process:
         assert process.wait(300) == 0, output(process)
-    same_outcome(uri, undisturbed)
+    small_runs.ensure_same(uri, undisturbed, STEPS)
     kinds = [event["kind"] for event in small_runs.history(uri).events]
     assert kinds.count("resume") == 2
     assert kinds.count("start") == 1
@@ -79,7 +79,7 @@ def test_sigterm_commits_and_asks_for_a_requeue(folder: Path, undisturbed: str) 
         assert process.wait(300) == 0, output(process)
     resumed = [event["step"] for event in small_runs.history(uri).events if event["kind"] == "resume"]
     assert resumed == [stopped_at], "no step was lost"
-    same_outcome(uri, undisturbed)
+    small_runs.ensure_same(uri, undisturbed, STEPS)
 
 
 @pytest.mark.long
@@ -95,8 +95,7 @@ def test_two_starts_at_once(folder: Path) -> None:
         assert "is running" in text
         assert str(first.pid) in text
         assert "Traceback" not in text
-        before = committed(uri)
-        wait_for(first, lambda: committed(uri) > before)
+        await_commit(first, uri)
 
 
 def test_damaged_data_ends_the_run_with_its_name(folder: Path, tmp_path: Path) -> None:
@@ -112,10 +111,3 @@ def test_damaged_data_ends_the_run_with_its_name(folder: Path, tmp_path: Path) -
         text = output(process)
     assert shard.name in text
     assert "Traceback" not in text
-
-
-def same_outcome(uri: str, undisturbed: str) -> None:
-    assert small_runs.losses(uri) == small_runs.losses(undisturbed)
-    assert small_runs.ledger(uri) == small_runs.ledger(undisturbed)
-    assert small_runs.digests(uri) == small_runs.digests(undisturbed)
-    assert small_runs.final_state(uri, STEPS) == small_runs.final_state(undisturbed, STEPS)

@@ -17,6 +17,7 @@ from typing import Literal
 import psutil
 from chaos import damage
 from train_command import (
+    await_commit,
     committed,
     descendants,
     freeze,
@@ -53,7 +54,7 @@ class RayChaos:
     """The cycles so far.
 
     Attributes:
-        faults: how often each struck.
+        faults: how often each was tried: there may be no data worker to kill.
         starts: how often the command was given.
         damaged: checkpoints that must not be resumed from.
     """
@@ -101,8 +102,7 @@ class RayChaos:
 
     def _await_commit(self, process: "subprocess.Popen[str]") -> None:
         """One that was not there before, and then a moment that nobody chose."""
-        before = committed(self.run)
-        wait_for(process, lambda: committed(self.run) > before)
+        await_commit(process, self.run)
         moment = time.monotonic() + self.draws.uniform(0, _LATEST_S)
         wait_for(process, lambda: time.monotonic() > moment)
 

@@ -3,6 +3,7 @@
 import json
 import random
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 
 from checkpoints.gather import Alone
@@ -122,6 +123,20 @@ def ledger(uri: str) -> list[tuple[int, int, int]]:
 def digests(uri: str) -> list[int]:
     """Checksums of the bytes each step trained on."""
     return [record["digest"] for record in history(uri).steps]
+
+
+def ensure_same(uri: str, undisturbed: str, step: int) -> None:
+    """Losses, samples, the bytes of every step, and the state at `step`: all of the run that nobody disturbed."""
+    assert losses(uri) == losses(undisturbed)
+    assert ledger(uri) == ledger(undisturbed)
+    assert digests(uri) == digests(undisturbed)
+    assert final_state(uri, step) == final_state(undisturbed, step)
+
+
+def ensure_whole(uri: str) -> None:
+    """Every sample of every epoch in its turn: none left out, none twice."""
+    for (epoch, _, stop), (next_epoch, start, _) in pairwise(ledger(uri)):
+        assert (next_epoch, start) in ((epoch, stop), (epoch + 1, 0))
 
 
 def final_state(uri: str, step: int = STEPS) -> dict[tuple[str, str], bytes]:

@@ -60,6 +60,12 @@ def wait_for(process: "subprocess.Popen[str]", condition: Callable[[], bool], ti
         tick.wait(0.05)
 
 
+def await_commit(process: "subprocess.Popen[str]", uri: str) -> None:
+    """Until there is a checkpoint that is newer than any so far."""
+    before = committed(uri)
+    wait_for(process, lambda: committed(uri) > before)
+
+
 def kill(process: "subprocess.Popen[str]", name: str, *, optional: bool = False) -> None:
     """SIGKILL to one descendant whose title begins with `name`."""
     found = titled(process, name)
