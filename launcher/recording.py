@@ -1,0 +1,93 @@
+"""Writes that only record, done in order on a thread of their own: nobody waits for them, and nobody dies of them."""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from data_service.store.errors import StoreError
+
+_log = logging.getLogger(__name__)
+
+_AGAIN_S = 1.0  # after a write that failed; the store has tried for long by itself
+
+Write = Callable[[], object]
+
+
+class Recorder:
+    """Runs writes one after another in a background thread, each until it succeeds.
+
+    A store that does not answer delays what comes after, and no more: at most `capacity` writes wait, and then the
+    oldest of them is given up for each new one, which `note` tells once an outage.
+
+    Args:
+        note: shows a line to the operator.
+        capacity: writes that may wait.
+        again_s: seconds before a failed write is repeated.
+    """
+
+    def __init__(self, note: Callable[[str], None], capacity: int = 4096, again_s: float = _AGAIN_S) -> None:
+        self._note, self._capacity, self._again_s = note, capacity, again_s
+        self._waiting: deque[Write] = deque()
+        self._changed = threading.Condition()
+        self._busy = self._closed = self._told = False
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
+        self._thread.start()
+
+    def submit(self, write: Write) -> None:
+        """Have `write` done soon. Returns at once and never raises."""
+        with self._changed:
+            self._waiting.append(write)
+            if len(self._waiting) > self._capacity:
+                self._waiting.popleft()
+                self._tell("records wait for the store, more than fit in memory: the oldest are lost")
+            self._changed.notify_all()
+
+    def drain(self, patience_s: float) -> bool:
+        """Wait until all that was submitted is done, `patience_s` seconds at most; whether it is."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._waiting and not self._busy, patience_s)
+
+    def close(self, patience_s: float = 0.0) -> bool:
+        """Drain, then stop: what is left is given up. Whether nothing was."""
+        done = self.drain(patience_s)
+        with self._changed:
+            self._closed = True
+            self._closing.set()
+            self._changed.notify_all()
+        return done
+
+    def _run(self) -> None:
+        while (write := self._take()) is not None:
+            self._do(write)
+            with self._changed:
+                self._busy = False
+                self._changed.notify_all()
+
+    def _take(self) -> Write | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._closed)
+            if self._closed:
+                return None
+            self._busy = True
+            return self._waiting.popleft()
+
+    def _do(self, write: Write) -> None:
+        while not self._closing.is_set():
+            try:
+                write()
+                self._told = False
+                return
+            except StoreError as error:
+                _log.warning("a record waits: %s", error.problem)
+            except Exception as error:
+                _log.exception("a record could not be made")
+                self._note(f"a record could not be made: {type(error).__name__}: {error}")
+                return
+            self._closing.wait(self._again_s)
+
+    def _tell(self, text: str) -> None:
+        if not self._told:
+            self._told = True
+            self._note(text)
