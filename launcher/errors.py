@@ -11,6 +11,10 @@ class RunError(UserError):
     """A run that does not exist, exists already, or is not what its URI suggests."""
 
 
+class TryAgain(RunError):
+    """What is in the way may pass by itself: the same command, given again, may succeed."""
+
+
 class RunChanged(RunError):
     """The recipe, the corpus or the tokenizer is no longer what the run was started with."""
 

@@ -1,46 +1,88 @@
-"""One start of a run, watched by its operator, with how it ended on record."""
+"""One start of a run, watched by its operator, with how it ended on record.
 
+Every end has one of the exit codes of `launcher.contract`, whatever was raised on the way: nothing but a mistake in
+what was given, or what repetition has not cured, ends a run for good.
+"""
+
+import logging
 import time
-from contextlib import closing, suppress
+import traceback
+from collections.abc import Callable
+from contextlib import closing
 
 from rich.console import Console
 
 from checkpoints.errors import RunIsActive, Superseded
 from data_service.errors import UserError as DataError
-from data_service.store.errors import StoreError
 from encoder_core.errors import UserError as ModelError
+from launcher.contract import FINISHED, MISTAKE, REPEAT, code_of
 from launcher.metrics import operator_event
 from launcher.progress import Watch
+from launcher.recording import Recorder
 from launcher.runs import Run
+from launcher.stopping import Stopping
 from launcher.supervisor import Outcome, train
 from launcher.webhook import announcing
 
+_log = logging.getLogger(__name__)
+
 _LONGEST = 2000  # characters of a reason on record
+_RECORD_S = 10.0  # for the store to take the closing record
+_AGAIN = "the same command goes on from the last checkpoint"
 
 
 def operate(run: Run, console: Console, nodes: int = 1) -> Outcome:
     """Train until the run is complete or asked to stop, showing progress; the end is recorded as an event.
 
-    Begins when the cluster has `nodes` nodes. An end without an event was no orderly one: the report says so. Raises
-    as `launcher.supervisor.train`.
+    Begins when the cluster has `nodes` nodes. An end without an event was no orderly one: the report says so.
+
+    Raises UserError kinds for mistakes only, whose exit code is 2; everything else is an outcome.
     """
     watch = Watch(console, run.recipe.total_steps)
     about = {"run": run.uri, "name": run.recipe.name}
     with closing(watch), announcing(run.store, run.recipe.events, about, watch.note):
+        recorder = Recorder(watch.note)
         try:
-            outcome = train(run, watch, nodes)
+            return _operate(run, watch, recorder, nodes)
+        finally:
+            recorder.close(_RECORD_S)
+
+
+def _operate(run: Run, watch: Watch, recorder: Recorder, nodes: int) -> Outcome:
+    def record(kind: str, **fields: object) -> None:
+        recorder.submit(lambda: operator_event(run.store, kind, time.time(), **fields))
+
+    with Stopping(watch.note) as stopping:
+        try:
+            outcome = train(run, watch, stopping, nodes)
+        except KeyboardInterrupt:
+            watch.note("ended at once, without saving: what was done since the last checkpoint is lost")
+            return Outcome(REPEAT, 0, stopping.reason)
         except (DataError, ModelError) as error:
-            _record_failure(run, error)
-            raise
-        kind = "stop" if outcome.code else "end"
-        reason = {"reason": outcome.reason} if outcome.reason else {}
-        operator_event(run.store, kind, time.time(), step=outcome.step, **reason)
+            return _failed(error, watch, record)
+        except Exception as error:
+            return _broke(error, watch, record)
+    reason = {"reason": outcome.reason} if outcome.reason else {}
+    record("end" if outcome.code == FINISHED else "stop", step=outcome.step, **reason)
     return outcome
 
 
-def _record_failure(run: Run, error: DataError | ModelError) -> None:
-    """Why the run ended. Where another start of it runs, nothing did; a store that fails cannot be told."""
-    if isinstance(error, RunIsActive | Superseded):
-        return
-    with suppress(StoreError):
-        operator_event(run.store, "failed", time.time(), reason=error.problem[:_LONGEST])
+def _failed(error: DataError | ModelError, watch: Watch, record: Callable[..., None]) -> Outcome:
+    """What the user can read. Where another start of the run goes on, nothing failed."""
+    if not isinstance(error, RunIsActive | Superseded):
+        record("failed", reason=error.problem[:_LONGEST])
+    if code_of(error) == MISTAKE:
+        raise error
+    watch.note(f"{error.problem}\n  {error.remedy}")
+    watch.note(_AGAIN)
+    return Outcome(REPEAT, 0)
+
+
+def _broke(error: Exception, watch: Watch, record: Callable[..., None]) -> Outcome:
+    """Ray, or ourselves: nobody needs to read a traceback to go on. It is on record, and in Ray's log folder."""
+    _log.error("the driver failed", exc_info=error)
+    line = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+    record("failed", reason=line[:_LONGEST], trace="".join(traceback.format_exception(error))[-_LONGEST:])
+    watch.note(f"the driver failed: {line[:300]}")
+    watch.note(_AGAIN)
+    return Outcome(REPEAT, 0)

@@ -79,7 +79,7 @@ def run_rank(
     lost = read_lost(run, resumed, peers)
     positions = session.positions(run, streams, lost.ranges)
     losses = SpikeGuard(run, attempt, control, peers, journal, positions, resumed, lost)
-    refresh = session.memory_refresh(run.recipe)
+    refresh = run.recipe.memory_refresh
     grid = refresh.every if refresh else 1
     keeper = RunKeeper(run.store, attempt, peers, run.recipe.checkpoint, journal, losses, resumed, grid)
     share = Share(control.rank, control.world, run.recipe.microbatch)

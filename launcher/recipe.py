@@ -22,9 +22,11 @@ from pydantic.types import ByteSize
 
 from data_service.samples.inputs import Input
 from encoder_core.families.build import ModelConfig
+from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.optim.adamw import AdamWConfig
 from encoder_core.optim.lamb import LambConfig
 from encoder_core.optim.schedules import ScheduleConfig
+from encoder_core.train.refresh import Refresh
 from launcher.elastic import Trainers
 from launcher.errors import RecipeError
 from launcher.objective import Choice, Objective
@@ -197,6 +199,14 @@ class Recipe(Strict):
         one of tokens, the fewest that it can have."""
         rows = (phase.batch.sequences or (phase.batch.tokens or 0) // phase.length for phase in self.phases)
         return -(-max(rows) // self.microbatch)
+
+    @property
+    def memory_refresh(self) -> Refresh | None:
+        """When the model's memory is recomputed; None if it has none."""
+        model = self.model
+        if not isinstance(model, XlnetConfig) or not model.memory:
+            return None
+        return Refresh(model.memory_refresh, -(-model.memory // model.reuse))
 
     def to_data(self) -> dict[str, object]:
         """Plain data, complete (defaults written out), in the order of the fields."""

@@ -9,7 +9,6 @@ from data_service.positions import Axis, Phase, Positions, Range
 from data_service.samples.inputs import Lanes
 from data_service.spec import SourceSpec, StreamSpec, WindowSize
 from data_service.tokenizers.tokenizer import Tokenizer
-from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.initialise import initialise
 from encoder_core.objectives.losses import Objective
 from encoder_core.optim.adamw import AdamW, AdamWConfig
@@ -18,7 +17,6 @@ from encoder_core.optim.lamb import Lamb, LambConfig
 from encoder_core.optim.schedules import learning_rate
 from encoder_core.train.engine_config import EngineConfig
 from encoder_core.train.loop import Plan
-from encoder_core.train.refresh import Refresh
 from encoder_core.train.seeding import draw_seed
 from launcher.objective import objective_module
 from launcher.recipe import Phase as RecipePhase
@@ -76,14 +74,6 @@ def build_model(recipe: Recipe, tokenizer: Tokenizer) -> Objective:
     torch.manual_seed(draw_seed(recipe.seed, WEIGHTS_STEP, 0))
     initialise(model, config.initializer_range)
     return model
-
-
-def memory_refresh(recipe: Recipe) -> Refresh | None:
-    """When the model's memory is recomputed; None if it has none."""
-    model = recipe.model
-    if not isinstance(model, XlnetConfig) or not model.memory:
-        return None
-    return Refresh(model.memory_refresh, -(-model.memory // model.reuse))
 
 
 def build_optimizer(recipe: Recipe, model: Objective) -> torch.optim.Optimizer:

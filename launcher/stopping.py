@@ -2,76 +2,100 @@
 
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 from checkpoints.attempt import Attempt
 from checkpoints.stop import stop_requested
 from data_service.store.errors import StoreError
+from launcher.contract import REPEAT, STOPPED
 
-REQUEUE = 75  # the exit code that says: run the same command again to go on
-STOPPED = 3  # somebody wants the run to stand still: schedulers leave it
 POLL_S = 2.0
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_WORDS = {signal.SIGINT: "Ctrl-C", signal.SIGHUP: "the terminal was closed (SIGHUP)"}
 
 
 class Stopping:
-    """SIGTERM, Ctrl-C and requests in the store ask for a commit and a clean end; a second Ctrl-C ends at once.
+    """SIGTERM, SIGHUP, Ctrl-C and requests in the store ask for a commit and a clean end; a second Ctrl-C ends at once.
 
-    Listens between `with` and its end. Use it in the main thread, and after ray.init, which installs handlers of its
-    own.
+    Listens between `with` and its end, in the main thread. What is asked before ranks train needs no commit: whoever
+    does something then looks at `asked` now and then.
 
     Args:
-        attempt: the first one of this command.
-        tell: tells the ranks.
         note: shows a line to the operator.
 
     Attributes:
+        asked: set once somebody has.
         reason: who asked; None while nobody has.
         code: with which the command is to end then. A signal comes from a machine that is wanted elsewhere, a
             request in the store from somebody who wants the run to stand still.
     """
 
-    def __init__(
-        self,
-        attempt: Attempt,
-        tell: Callable[[], object],
-        note: Callable[[str], None],
-        poll_s: float = POLL_S,
-    ) -> None:
-        self._attempt, self._tell, self._note, self._poll_s = attempt, tell, note, poll_s
+    def __init__(self, note: Callable[[str], None], poll_s: float = POLL_S) -> None:
+        self._note, self._poll_s = note, poll_s
+        self._tell: Callable[[], object] | None = None
+        self.asked = threading.Event()
         self.reason: str | None = None
-        self.code = REQUEUE
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._look, name="stop requests", daemon=True)
+        self.code = REPEAT
 
     def __enter__(self) -> "Stopping":
-        signals = (signal.SIGTERM, signal.SIGINT)
-        self._before = {number: signal.signal(number, self._signalled) for number in signals}
-        self._thread.start()
+        self._before = {number: signal.getsignal(number) for number in _SIGNALS}
+        self.listen()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._over.set()
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def _signalled(self, number: int, frame: FrameType | None) -> None:
-        if self.reason is not None and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        self._ask(signal.Signals(number).name, REQUEUE)
+    def listen(self) -> None:
+        """Take the signals, from Ray too: `ray.init` installs handlers of its own."""
+        for number in _SIGNALS:
+            signal.signal(number, self._signalled)
 
-    def _look(self) -> None:
+    @contextmanager
+    def requests(self, attempt: Attempt) -> Iterator[None]:
+        """While this lasts, look for requests in the store that are for the command whose first attempt this is."""
+        over = threading.Event()
+        thread = threading.Thread(target=self._look, args=(attempt, over), name="stop requests", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+
+    @contextmanager
+    def telling(self, tell: Callable[[], object]) -> Iterator[None]:
+        """While this lasts, ranks train, and `tell` is how they hear of it: what was asked before, at once."""
+        self._tell = tell
+        if self.asked.is_set():
+            tell()
+        try:
+            yield
+        finally:
+            self._tell = None
+
+    def _signalled(self, number: int, frame: FrameType | None) -> None:
+        if self.asked.is_set() and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self._ask(_WORDS.get(signal.Signals(number), signal.Signals(number).name), REPEAT)
+
+    def _look(self, attempt: Attempt, over: threading.Event) -> None:
         """A store that does not answer is asked again: training has its own ways to notice."""
-        while not self._over.wait(self._poll_s) and self.reason is None:
+        while not over.wait(self._poll_s) and not self.asked.is_set():
             try:
-                request = stop_requested(self._attempt.store, self._attempt.number)
+                request = stop_requested(attempt.store, attempt.number)
             except StoreError:
                 continue
             if request is not None:
                 self._ask(f"stop requested by {request.by}", STOPPED)
 
     def _ask(self, reason: str, code: int) -> None:
-        if self.reason is None:
-            self.reason, self.code = reason, code
-            self._note(f"{reason}: finishing this step, saving, then ending with code {code}")
+        if self.asked.is_set():
+            return
+        self.reason, self.code = reason, code
+        self.asked.set()
+        doing = "finishing this step, saving" if self._tell is not None else "no step was under way"
+        self._note(f"{reason}: {doing}, then ending with code {code}")
+        if self._tell is not None:
             self._tell()

@@ -1,40 +1,41 @@
-"""Runs a run: claims the attempt, starts the data service and the ranks through Ray, shows progress, ends cleanly.
+"""Runs a run: claims the attempt, starts the data service and the ranks on Ray, stays with them, ends cleanly.
 
-Ray places the ranks and restarts them when they die. Which attempt may write, where to resume, when to stop and which
-failures a restart cannot cure are decided here and in the monitor, never by Ray's own checkpoint machinery.
+Ray places processes and tells when they die. Which attempt may write, where to resume, when to start again, when to
+stop and which failures a restart cannot cure are decided here and in the monitor.
 """
 
 import logging
 import os
-import tempfile
-import threading
+import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from itertools import count
 from typing import Any
 
 import ray
-from ray.train import TrainingFailedError
+from ray.exceptions import RayError
 
 from checkpoints.attempt import Attempt, Heartbeat, Owner, claim, end_all
 from checkpoints.gather import Alone
 from checkpoints.layout import Manifest
 from checkpoints.load import newest_good
 from data_service.feed import FeedConfig, start_feed
-from launcher.backends.settings import JOIN_SECONDS
-from launcher.errors import RunError
-from launcher.fitting import Display, Follow, trainer
+from data_service.store.errors import StoreError
+from launcher.command import saving
+from launcher.contract import FINISHED, JOIN_SECONDS, REPEAT
+from launcher.errors import RunError, TryAgain
+from launcher.follow import Display, Follow, MonitorLost
 from launcher.guard import Guard
 from launcher.monitor import Status, start_monitor
+from launcher.rank_group import Assignment
 from launcher.resources import Resources, cores_of, data_workers, gpus_of, plan_resources, sizing
 from launcher.runs import Run
-from launcher.session import memory_refresh
-from launcher.stopping import REQUEUE, Stopping
-from launcher.worker import Assignment
+from launcher.stopping import Stopping
 
-DONE = 0
+_CONNECT_S = 60.0  # for the head of a cluster to answer at all
+_TRY_S = 2.0  # for one connection to it
+_SHUTDOWN_S = 15.0  # for Ray to say goodbye
 
 
 @dataclass(frozen=True)
@@ -46,24 +47,28 @@ class Outcome:
     reason: str | None = None
 
 
-def train(run: Run, display: Display, nodes: int = 1) -> Outcome:
-    """Start or continue `run` and stay with it until it is complete or asked to stop (SIGTERM, Ctrl-C).
+def train(run: Run, display: Display, stopping: Stopping, nodes: int = 1) -> Outcome:
+    """Start or continue `run` and stay with it until it is complete or asked to stop.
 
     Begins when the Ray cluster has `nodes` nodes.
 
     Raises:
         RunIsActive: another start of it is alive.
-        RunError: it cannot go on, or nodes are missing; the message says why.
+        TryAgain: the cluster cannot be reached, nodes are missing, or Ray was lost.
+        RunError: it cannot go on; the message says why.
     """
+    _await_cluster(stopping, display)
     owner = Owner.here(time.time())
     attempt = claim(run.store, owner=owner)
     try:
-        newest = _newest(run)
-        if newest is not None and newest.step >= run.recipe.total_steps:
-            return Outcome(DONE, newest.step)
-        return _supervise(run, attempt, owner, display, newest, nodes)
+        with Heartbeat(attempt), stopping.requests(attempt):
+            newest = _newest(run)
+            if newest is not None and newest.step >= run.recipe.total_steps:
+                return Outcome(FINISHED, newest.step)
+            return _supervise(run, attempt, owner, display, stopping, newest, nodes)
     finally:
-        end_all(run.store, owner, time.time())
+        with suppress(StoreError):  # else the next start finds the process gone, or waits for the lease
+            end_all(run.store, owner, time.time())
 
 
 def _newest(run: Run) -> Manifest | None:
@@ -73,60 +78,53 @@ def _newest(run: Run) -> Manifest | None:
 
 
 def _supervise(
-    run: Run, attempt: Attempt, owner: Owner, display: Display, last: Manifest | None, nodes: int
+    run: Run,
+    attempt: Attempt,
+    owner: Owner,
+    display: Display,
+    stopping: Stopping,
+    last: Manifest | None,
+    nodes: int,
 ) -> Outcome:
     """`last`: the newest checkpoint."""
-    with (
-        _ray(plan_resources(run.recipe)),
-        tempfile.TemporaryDirectory(prefix="maskfleet-ray-train-") as scratch,
-    ):
-        asked = threading.Event()
-        # The monitor beats, and is told to stop, once it is there.
-        with Stopping(attempt, asked.set, display.note) as waiting, Heartbeat(attempt):
-            _await_nodes(nodes, asked, display)
-        if waiting.reason is not None:
-            return Outcome(waiting.code, last.step if last else 0, waiting.reason)
+    asked = Outcome(stopping.code, last.step if last else 0, stopping.reason)
+    display.note("starting Ray" if not os.environ.get("RAY_ADDRESS") else "joining the Ray cluster")
+    with _ray(plan_resources(run.recipe), stopping):
+        _await_nodes(nodes, stopping, display)
+        if stopping.asked.is_set():
+            return replace(asked, code=stopping.code, reason=stopping.reason)
         there = ray.nodes()
         size = sizing(run.recipe, gpus_of(there))
-        monitor = start_monitor(attempt, owner, size, last.world_size if last else None)
         feed = start_feed(_feed_config(run, data_workers(run.recipe, cores_of(there), size.most)))
-        refresh = memory_refresh(run.recipe)
-        assignment = Assignment(run.store.uri, monitor, feed, run.recipe, refresh.every if refresh else 1)
-        follow = Follow(monitor, Guard(run, monitor, display.note), display)
-        with Stopping(attempt, monitor.stop.remote, display.note) as stopping:
-            for fit in count():
-                name = f"a{attempt.number:06d}-{os.getpid()}-{fit}"
-                error = follow.fit(trainer(assignment, size, scratch, name))
-                if error is not None or not _goes_on(run, follow.status):
-                    break
-        outcome = _outcome(run, follow.status, error)
-        return replace(outcome, code=stopping.code if outcome.code else DONE, reason=stopping.reason)
+        refresh = run.recipe.memory_refresh
+        while True:
+            monitor = start_monitor(attempt, owner, size, last.world_size if last else None)
+            assignment = Assignment(run.store.uri, monitor, feed, run.recipe, refresh.every if refresh else 1)
+            guard = Guard(run, monitor, display.note)
+            follow = Follow(monitor, guard, display, lambda step: step >= run.recipe.total_steps)
+            try:
+                with saving(), stopping.telling(monitor.stop.remote):
+                    follow.ranks(assignment, size)
+                break
+            except MonitorLost as lost:
+                display.note(f"the monitor is lost ({lost}): starting the ranks again")
+                with suppress(RayError):
+                    ray.kill(monitor)
+                attempt = claim(run.store, owner=owner)
+        outcome = _outcome(run, follow.status)
+        code = stopping.code if outcome.code else FINISHED
+        return replace(outcome, code=code, reason=stopping.reason)
 
 
-def _goes_on(run: Run, status: Status) -> bool:
-    """Whether the ranks ended to make room for others: more of them."""
-    if status.fatal is not None or status.idle or not status.paused:
-        return False
-    return status.finished is not None and status.finished < run.recipe.total_steps
-
-
-def _outcome(run: Run, status: Status, error: BaseException | None) -> Outcome:
+def _outcome(run: Run, status: Status) -> Outcome:
+    if status.fatal is not None:
+        raise RunError(status.fatal.problem, remedy=status.fatal.remedy)
     if status.idle:
         newest = _newest(run)
-        return Outcome(REQUEUE, newest.step if newest else 0)
-    if status.fatal is not None:
-        raise RunError(status.fatal.problem, remedy=status.fatal.remedy) from error
-    if isinstance(error, TrainingFailedError):
-        raise RunError(
-            f"training failed and was not restarted: {error}",
-            remedy=f"see the log above, then run the same command again: it resumes from {run.uri}",
-        ) from error
-    if error is not None:
-        raise error
-    if status.finished is None:
-        raise RunError("the ranks ended without saying where", remedy="run the same command again to resume")
+        return Outcome(REPEAT, newest.step if newest else 0)
+    assert status.finished is not None, "ranks that are not to start again have finished"
     complete = status.finished >= run.recipe.total_steps
-    return Outcome(DONE if complete else REQUEUE, status.finished)
+    return Outcome(FINISHED if complete else REPEAT, status.finished)
 
 
 def _feed_config(run: Run, workers: int) -> FeedConfig:
@@ -135,26 +133,51 @@ def _feed_config(run: Run, workers: int) -> FeedConfig:
     return FeedConfig(workers=workers, memory=memory, cache=run.store.at("cache").uri)
 
 
+def _await_cluster(stopping: Stopping, display: Display) -> None:
+    """Until something answers at RAY_ADDRESS: Ray itself would try for many minutes, without a word of use.
+
+    Raises TryAgain: nothing does. A mistyped address and a head that is not up yet look alike.
+    """
+    address = os.environ.get("RAY_ADDRESS", "")
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdecimal():
+        return  # "auto", or none: found on this machine, or not, at once
+    deadline, told = time.monotonic() + _CONNECT_S, False
+    while not stopping.asked.is_set():
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), _TRY_S).close()
+            return
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise TryAgain(
+                    f"no Ray cluster answers at RAY_ADDRESS={address}: {error}",
+                    remedy="check the address and that the cluster's head is up; unset RAY_ADDRESS to train on this "
+                    "machine alone",
+                ) from error
+        if not told:
+            told = True
+            display.note(f"nothing answers at RAY_ADDRESS={address} yet: trying for {_CONNECT_S:.0f} s")
+        stopping.asked.wait(0.5)
+
+
 @contextmanager
-def _ray(resources: Resources) -> Iterator[None]:
+def _ray(resources: Resources, stopping: Stopping) -> Iterator[None]:
     """Join the cluster in RAY_ADDRESS, or start one on this machine for the length of the run.
 
     Ranks tell the operator what matters through the monitor; the rest of what they print stays in Ray's log folder.
     """
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")  # how soon a dead rank is noticed
-    os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")  # a process each; the monitor looks
-    os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "10")  # until places are counted again
     local = {} if os.environ.get("RAY_ADDRESS") else _local_cluster(resources)
     ray.init(logging_level=logging.ERROR, log_to_driver=False, **local)
+    stopping.listen()
     try:
         yield
     finally:
         ray.shutdown()
 
 
-def _await_nodes(wanted: int, asked: threading.Event, display: Display) -> None:
-    """Until the cluster has `wanted` nodes, or a stop is asked for. Raises RunError naming the nodes that came, if the
+def _await_nodes(wanted: int, stopping: Stopping, display: Display) -> None:
+    """Until the cluster has `wanted` nodes, or a stop is asked for. Raises TryAgain naming the nodes that came, if the
     others do not."""
     seconds = float(os.environ.get("MASKFLEET_JOIN_SECONDS", JOIN_SECONDS))  # as infra/ray_node.sh waits
     deadline, told = time.monotonic() + seconds, False
@@ -163,11 +186,11 @@ def _await_nodes(wanted: int, asked: threading.Event, display: Display) -> None:
             display.note(f"waiting for nodes: {len(there)} of {wanted} are there")
             told = True
         if time.monotonic() > deadline:
-            raise RunError(
+            raise TryAgain(
                 f"only {len(there)} of {wanted} nodes joined the Ray cluster in {seconds:g} s: {', '.join(there)}",
                 remedy="see the log of the nodes that are missing; start with fewer (--nodes) to go on without them",
             )
-        if asked.wait(0.5):
+        if stopping.asked.wait(0.5):
             return
 
 

@@ -1,20 +1,19 @@
-"""The function Ray Train runs on every rank: joins the group, keeps a line to the monitor, and trains."""
+"""What every rank runs in its process of Ray: joins the group, keeps a line to the monitor, and trains."""
 
 import os
 import threading
 import traceback
-from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import ray
-import ray.train
+import torch
 import torch.distributed as dist
 
 from checkpoints.attempt import Attempt
 from checkpoints.gather import GlooPeers
 from data_service.client import FeedClient
 from data_service.errors import UserError as DataError
-from data_service.feed import FeedHandle
 from data_service.store.errors import StoreUnavailable
 from encoder_core.errors import UserError as ModelError
 from encoder_core.train.control import Control
@@ -23,33 +22,23 @@ from launcher.monitor import Orders
 from launcher.preflight.measure import Subject
 from launcher.preflight.nodes import Report, Unfit, preflight, problem, unfit, warnings
 from launcher.rank import run_rank
-from launcher.recipe import Recipe
+from launcher.rank_group import Assignment, Seat
 from launcher.rewind import Rewound
 from launcher.runs import open_run
 from launcher.startup import Startup
 from launcher.watchdog import Place, stack_of_every_thread
 
 BEAT_S = 1.0
+_COLLECTIVE = timedelta(minutes=30)  # for one; the watchdog is sooner
 _ERROR_LENGTH = 500  # characters of an error by which failures are compared
 
 
-@dataclass(frozen=True)
-class Assignment:
-    """What the driver hands every rank."""
-
-    run_uri: str
-    monitor: Any
-    feed: FeedHandle
-    recipe: Recipe
-    grid: int  # a pause falls on multiples of so many steps
-
-
-def train_rank(config: dict[str, Assignment]) -> None:
+def train_rank(seat: Seat, assignment: Assignment) -> None:
     """A rank's life. A mistake no restart can cure is reported to the monitor before it ends the group."""
     startup = Startup()
-    assignment = config["assignment"]
-    link = RayLink(assignment.monitor, ray.train.get_context().get_world_rank(), assignment.grid)
+    link = RayLink(assignment.monitor, seat.rank, assignment.grid)
     try:
+        _join(seat)
         _train(assignment, link, startup)
     except (StoreUnavailable, Unfit):
         raise  # a store may come back, and there may be other nodes: let the group be restarted
@@ -72,6 +61,19 @@ def train_rank(config: dict[str, Assignment]) -> None:
         raise
     finally:
         link.close()
+
+
+def _join(seat: Seat) -> None:
+    """Meet the other ranks."""
+    if seat.gpus:
+        torch.cuda.set_device(seat.local_rank)
+    dist.init_process_group(
+        "nccl" if seat.gpus else "gloo",
+        init_method="env://",
+        rank=seat.rank,
+        world_size=seat.world,
+        timeout=_COLLECTIVE,
+    )
 
 
 def _train(assignment: Assignment, link: "RayLink", startup: Startup) -> None:

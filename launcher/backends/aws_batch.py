@@ -11,8 +11,6 @@ from typing import Annotated
 from pydantic import Field, NonNegativeInt
 
 from launcher.backends.settings import (
-    JOIN_SECONDS,
-    SAVE_SECONDS,
     Launch,
     Printable,
     Size,
@@ -21,6 +19,7 @@ from launcher.backends.settings import (
 )
 from launcher.backends.submit import checked
 from launcher.backends.templates import render as fill
+from launcher.contract import JOIN_SECONDS, SAVE_SECONDS
 from launcher.errors import LaunchError
 from launcher.recipe import Recipe
 

@@ -5,9 +5,10 @@ from typing import Annotated
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from launcher.backends.settings import SAVE_SECONDS, Launch, Size, Word, needs_object_storage
+from launcher.backends.settings import Launch, Size, Word, needs_object_storage
 from launcher.backends.submit import checked
 from launcher.backends.templates import render as fill
+from launcher.contract import SAVE_SECONDS
 
 ObjectName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")]
 Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._/-]*[A-Za-z0-9])?$")]

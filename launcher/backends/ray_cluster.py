@@ -11,9 +11,10 @@ from typing import Annotated
 
 from pydantic import Field
 
-from launcher.backends.settings import SAVE_SECONDS, Launch, Size, Training, Word, needs_object_storage
+from launcher.backends.settings import Launch, Size, Training, Word, needs_object_storage
 from launcher.backends.submit import checked
 from launcher.backends.templates import render as fill
+from launcher.contract import SAVE_SECONDS
 
 _DASHBOARD = "http://127.0.0.1:8265"
 

@@ -12,8 +12,6 @@ from pydantic.types import ByteSize, NonNegativeInt
 
 from launcher.errors import LaunchError
 
-SAVE_SECONDS = 120  # between the request to stop and the kill: time for a checkpoint
-JOIN_SECONDS = 900  # for all nodes of a job to join its Ray cluster; images may have to be pulled
 _JOB_NAME = (
     r"^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$"  # what Kubernetes and CloudFormation take, with room for suffixes
 )

@@ -7,9 +7,10 @@ from typing import Annotated
 
 from pydantic import Field
 
-from launcher.backends.settings import JOIN_SECONDS, SAVE_SECONDS, Launch, Printable, Word
+from launcher.backends.settings import Launch, Printable, Word
 from launcher.backends.submit import checked
 from launcher.backends.templates import render as fill
+from launcher.contract import JOIN_SECONDS, SAVE_SECONDS
 
 LogPath = Annotated[str, Field(pattern=r"^[A-Za-z0-9._:/@=,+%-]+$")]
 

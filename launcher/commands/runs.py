@@ -1,12 +1,15 @@
 """The commands of a run's life: init, train, show, report."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from launcher.commands.options import RunArgument
 from launcher.commands.recipe import RecipeArgument, SetOption, TinyOption, load_recipe
+
+if TYPE_CHECKING:
+    from launcher.runs import Run
 
 _TRAIN, _LOOK = "Train", "Look after it"
 
@@ -61,20 +64,36 @@ def train(
     SIGTERM and Ctrl-C commit a checkpoint first. Exit codes: 0 finished; 75 stopped, run it again to go on;
     3 stopped by `maskfleet runs stop`, to stay so; 2 a mistake in what it was given.
     """
-    from datetime import UTC, datetime
-
     from rich.console import Console
 
-    from launcher import runs
+    from data_service.errors import UserError as DataError
+    from encoder_core.errors import UserError as ModelError
+    from launcher.contract import MISTAKE, code_of
     from launcher.operate import operate
+
+    try:
+        opened = _reconciled(run, recipe, tuple(assignments or ()), accept_changes)
+    except (DataError, ModelError) as error:
+        if code_of(error) == MISTAKE:
+            raise
+        typer.echo(f"{error.problem}\n  {error.remedy}", err=True)
+        raise typer.Exit(code_of(error)) from error
+    outcome = operate(opened, Console(), nodes)
+    if outcome.step:
+        typer.echo(f"{run}: step {outcome.step:,} of {opened.recipe.total_steps:,}")
+    raise typer.Exit(outcome.code)
+
+
+def _reconciled(uri: str, recipe: str | None, assignments: tuple[str, ...], accept_changes: bool) -> "Run":
+    """The run at `uri`, ready to train, with the settings that this start changes."""
+    from datetime import UTC, datetime
+
+    from launcher import runs
     from launcher.recipe import load, reload
 
-    opened = runs.open_run(run)
-    wanted = reload(load(recipe) if recipe else opened.recipe, tuple(assignments or ()))
-    opened = runs.reconcile(opened, recipe=wanted, accept_changes=accept_changes, now=datetime.now(UTC))
-    outcome = operate(opened, Console(), nodes)
-    typer.echo(f"{run}: step {outcome.step:,} of {opened.recipe.total_steps:,}")
-    raise typer.Exit(outcome.code)
+    opened = runs.open_run(uri)
+    wanted = reload(load(recipe) if recipe else opened.recipe, assignments)
+    return runs.reconcile(opened, recipe=wanted, accept_changes=accept_changes, now=datetime.now(UTC))
 
 
 def show(

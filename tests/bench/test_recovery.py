@@ -33,7 +33,7 @@ def test_a_killed_rank_is_back_soon(tmp_path: Path) -> None:
         killed = []
         for number in range(1, DEATHS + 1):
             await_commit(process, uri)
-            titled(process, "ray::RayTrainWorker")[0].kill()
+            titled(process, "ray::RankProcess")[0].kill()
             killed.append(time.time())
             wait_for(process, lambda: len(kinds(uri, "underway")) > number)  # noqa: B023  # called here only
         assert process.poll() is None, output(process)

@@ -54,7 +54,7 @@ def test_fewer_ranks_then_more_again(tmp_path: Path, cluster: Cluster) -> None:
         wait_for(process, lambda: any(processes(node, "ray::MonitorState") for node in nodes))
         lost = cluster.add_node(num_cpus=1, **MEMORY)  # only now: the command itself must not be on it
         wait_for(process, lambda: committed(uri) >= 10)
-        assert processes(lost, "ray::RayTrainWorker")
+        assert processes(lost, "ray::RankProcess")
         cluster.remove_node(lost, allow_graceful=False)
         wait_for(process, lambda: worlds(uri) == [(3, 2)])
         await_commit(process, uri)
@@ -93,7 +93,7 @@ def test_a_node_that_is_drained_is_left_before_it_goes(tmp_path: Path, cluster: 
         wait_for(process, lambda: any(processes(node, "ray::MonitorState") for node in nodes))
         going = cluster.add_node(num_cpus=1, **MEMORY)
         wait_for(process, lambda: committed(uri) >= 10)
-        assert processes(going, "ray::RayTrainWorker")
+        assert processes(going, "ray::RankProcess")
         drain(going)
         wait_for(process, lambda: worlds(uri) == [(3, 2)])
         await_commit(process, uri)

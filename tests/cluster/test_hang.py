@@ -26,7 +26,7 @@ def test_a_frozen_rank_is_started_again(tmp_path: Path) -> None:
     uri = small_runs.new_run(tmp_path, "frozen", *SETTINGS, "watchdog={silence: 5, step: 60, other: 120}")
     with training(uri) as process:
         wait_for(process, lambda: committed(uri) >= 20)
-        freeze(process, "ray::RayTrainWorker")
+        freeze(process, "ray::RankProcess")
         assert process.wait(300) == 0, output(process)
         shown = output(process)
     assert "stuck" in shown

@@ -45,7 +45,7 @@ ENDING: tuple[Ending, ...] = (
     "machine lost",
     "machine lost, checkpoint damaged",
 )
-_RANK = "ray::RayTrainWorker"
+_RANK = "ray::RankProcess"
 _LATEST_S = 6.0  # after a commit
 
 

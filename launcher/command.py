@@ -1,0 +1,240 @@
+"""The `maskfleet` command as processes: what trains does so in a child, so that no death is the command's own.
+
+    maskfleet train RUN        the parent: imports next to nothing, passes signals on, waits, and cleans up
+      +- the driver            a session of its own, so that a signal to the command's group reaches the parent only
+           +- Ray's processes, where there is no cluster: ranks, data workers, ...
+
+Whatever ends the driver (a signal, a crash of Ray inside it, our own mistake), the parent's exit code is one of
+`launcher.contract`, and nothing of the tree is left: the parent is the reaper of all its descendants, and every process
+carries the parent's name in its environment, by which a later start finds what a killed parent has left behind.
+"""
+
+import ctypes
+import mmap
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+
+from launcher.contract import CODES, FINISHED, MISTAKE, REPEAT
+
+_TRAINING = ("train", "demo")  # the commands whose process tree is looked after
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_NAME = "MASKFLEET_COMMAND"  # environment variable: the parent's pid and start, in clock ticks since boot
+_SCRATCH = "MASKFLEET_SCRATCH"  # environment variable: a folder that is gone when the command is over
+_PREFIX = "maskfleet-"  # of scratch folders
+_GRACE_S = 15.0  # for a driver that has nothing to save to end by itself
+_AT_ONCE_S = 3.0  # after a second Ctrl-C
+_KILL_S = 10.0  # for killed processes to be gone
+_SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36  # of prctl(2)
+
+_saves = mmap.mmap(-1, 1)  # shared by parent and driver: whether the driver saves when it is asked to end
+
+
+def main() -> None:
+    """The console script."""
+    if sys.argv[1:2] and sys.argv[1] in _TRAINING and not {"-h", "--help"} & set(sys.argv):
+        signal.pthread_sigmask(signal.SIG_BLOCK, {*_SIGNALS, signal.SIGCHLD})  # from here on none is lost
+        sys.exit(_look_after(_run))
+    _run()
+
+
+def _run() -> None:
+    from launcher.cli import main as run
+
+    run()
+
+
+@contextmanager
+def saving() -> Iterator[None]:
+    """While this lasts, the driver answers a request to end by saving, and is given the time."""
+    _saves[0] = 1
+    try:
+        yield
+    finally:
+        _saves[0] = 0
+
+
+def scratch() -> Path:
+    """A folder for what nobody needs once the command is over."""
+    given = os.environ.get(_SCRATCH)
+    return Path(given) if given else Path(tempfile.mkdtemp(prefix=_PREFIX))
+
+
+def _look_after(work: Callable[[], None]) -> int:
+    """Runs `work` in a child; returns the exit code of the command."""
+    _prctl(_SET_CHILD_SUBREAPER, 1)
+    name = f"{os.getpid()}-{_start(os.getpid())}"
+    _sweep()
+    folder = tempfile.mkdtemp(prefix=f"{_PREFIX}{name}-")
+    os.environ |= {_NAME: name, _SCRATCH: folder}
+    try:
+        driver = os.fork()
+        if driver == 0:
+            _be_driver(work)
+        return _verdict(*_await(driver))
+    finally:
+        _kill_all(name)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _be_driver(work: Callable[[], None]) -> None:
+    """Never returns. Dies with its parent: nobody else would look after it."""
+    code = REPEAT
+    try:
+        os.setsid()
+        _prctl(_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() == 1:
+            os._exit(code)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {*_SIGNALS, signal.SIGCHLD})
+        sys.stdout, sys.stderr = _Lasting(sys.stdout), _Lasting(sys.stderr)
+        work()
+        code = FINISHED
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else MISTAKE if end.code else FINISHED
+    except KeyboardInterrupt:
+        pass  # before anybody listened: nothing was done
+    except BaseException as error:
+        _say(f"the command failed: {type(error).__name__}: {error}")
+    finally:
+        with suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)  # without what libraries do at exit: the parent ends what is left
+
+
+def _await(driver: int) -> tuple[int, bool]:
+    """Passes signals on until the driver has ended; its wait status, and whether it was asked to end.
+
+    A driver that saves has the time that it takes. One that does not is given a little, and killed.
+    """
+    asked, interrupts, idle_since = False, 0, 0.0
+    while True:
+        found, status = os.waitpid(driver, os.WNOHANG)
+        if found:
+            return status, asked
+        patience = _AT_ONCE_S if interrupts > 1 else _GRACE_S
+        if not asked or (_saves[0] and interrupts < 2):
+            idle_since = time.monotonic()
+        elif time.monotonic() - idle_since > patience:
+            os.kill(driver, signal.SIGKILL)
+        heard = signal.sigtimedwait({*_SIGNALS, signal.SIGCHLD}, 0.5)
+        if heard is None or heard.si_signo == signal.SIGCHLD:
+            _reap(driver)
+            continue
+        asked = True
+        interrupts += heard.si_signo == signal.SIGINT
+        os.kill(driver, heard.si_signo)  # it is not reaped yet, so the pid is its own
+
+
+def _verdict(status: int, asked: bool) -> int:
+    """The command's exit code; says what happened where the driver could not."""
+    code = os.waitstatus_to_exitcode(status)
+    if code in CODES:
+        return code
+    if not asked:
+        how = f"was killed ({signal.Signals(-code).name})" if code < 0 else f"ended with code {code}"
+        _say(f"the process that looks after the run {how}; the run stands at its last checkpoint")
+    _say("the same command goes on from the last checkpoint; what was done since it is lost")
+    return REPEAT
+
+
+def _say(text: str) -> None:
+    with suppress(OSError, ValueError):
+        print(text, file=sys.stderr, flush=True)
+
+
+def _reap(driver: int) -> None:
+    """Descendants that were left to us and have died."""
+    for child in psutil.Process().children():
+        if child.pid != driver:
+            with suppress(ChildProcessError):
+                os.waitpid(child.pid, os.WNOHANG)
+
+
+def _kill_all(name: str) -> None:
+    """SIGKILL to every descendant, until none is left."""
+    deadline = time.monotonic() + _KILL_S
+    while time.monotonic() < deadline:
+        named = (process for process, owner in _named() if owner == name)
+        left = {*psutil.Process().children(recursive=True), *named}
+        for process in left:
+            _kill(process)
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        if not left:
+            return
+        time.sleep(0.02)  # they are dying: nothing tells when the last one has
+
+
+def _kill(process: psutil.Process) -> None:
+    with suppress(psutil.Error):
+        process.kill()
+
+
+def _sweep() -> None:
+    """Ends what earlier commands have left, whose parents were killed: processes and scratch folders."""
+    for process, owner in _named():
+        if not _lives(owner):
+            _kill(process)
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*-*-*"):
+        owner = "-".join(folder.name.removeprefix(_PREFIX).split("-")[:2])
+        if folder.is_dir() and folder.stat().st_uid == os.getuid() and not _lives(owner):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _lives(owner: str) -> bool:
+    """Whether the process of that pid and start exists. What is no such name is left alone."""
+    pid, _, start = owner.partition("-")
+    if not pid.isdecimal() or not start.isdecimal():
+        return True
+    return _start(int(pid)) == int(start)
+
+
+def _named() -> Iterator[tuple[psutil.Process, str]]:
+    """The other processes that carry a command's name, and the name."""
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            owner = process.environ().get(_NAME)
+            if owner is not None and process.pid != os.getpid():
+                yield process, owner
+
+
+def _start(pid: int) -> int:
+    """When a process began, in clock ticks since boot; 0 if there is none or it is dead already."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return 0 if fields[0] in "ZX" else int(fields[19])
+
+
+def _prctl(option: int, value: int) -> None:
+    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+class _Lasting:
+    """A stream that may go away (a closed terminal, a reader that has ended): then what is written to it is dropped."""
+
+    def __init__(self, stream: object) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with suppress(OSError, ValueError):
+            self._stream.write(text)  # type: ignore[attr-defined]
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError, ValueError):
+            self._stream.flush()  # type: ignore[attr-defined]

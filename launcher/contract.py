@@ -1,0 +1,28 @@
+"""What `maskfleet train` and whoever repeats it agree on: exit codes, and how long things may take.
+
+Every end of the command is one of four. Templates, schedulers and scripts rely on these numbers.
+"""
+
+from checkpoints.errors import Superseded
+from data_service.errors import UserError as DataError
+from data_service.store.errors import CredentialsExpired, OutOfSpace, StoreUnavailable
+from encoder_core.errors import UserError as ModelError
+from launcher.errors import TryAgain
+
+FINISHED = 0
+MISTAKE = 2  # in what the command was given, or a failure that repetition has shown it cannot cure
+STOPPED = 3  # somebody wants the run to stand still: schedulers leave it
+REPEAT = 75  # anything else: run the same command again to go on
+CODES = (FINISHED, MISTAKE, STOPPED, REPEAT)
+
+SAVE_SECONDS = 120  # between the request to stop and the kill: time for a checkpoint
+JOIN_SECONDS = 900  # for all nodes of a job to join its Ray cluster; images may have to be pulled
+
+_MAY_PASS = (StoreUnavailable, CredentialsExpired, OutOfSpace, Superseded, TryAgain)
+
+
+def code_of(error: BaseException) -> int:
+    """The exit code of a start that ended by raising `error`: a mistake only where repeating cannot help."""
+    if isinstance(error, DataError | ModelError) and not isinstance(error, _MAY_PASS):
+        return MISTAKE
+    return REPEAT

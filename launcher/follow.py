@@ -1,0 +1,115 @@
+"""The driver's stay with the ranks: group after group until the run is over, progress shown, stuck ranks ended."""
+
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import ray
+from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError
+
+from launcher.elastic import Sizing, Start
+from launcher.guard import Guard
+from launcher.monitor import Status
+from launcher.rank_group import Assignment, RankGroup
+
+_POLL_S = 0.25
+_ASK_S = 0.5  # between two questions whether ranks may start
+_LOOK_S = 5.0  # between two looks whether more could
+_ANSWER_S = 10.0  # for the monitor to answer one question
+_SILENCE_S = 120.0  # of the monitor, after which it counts as dead
+_END_S = 30.0  # for ranks that are done to end
+
+
+class Display(Protocol):
+    """What shows a run to its operator."""
+
+    def update(self, status: Status) -> None: ...
+    def note(self, text: str) -> None: ...
+
+
+class MonitorLost(Exception):
+    """The monitor's process is dead, or does not answer any more."""
+
+
+class Follow:
+    """Stays with the ranks, through as many groups as it takes, while one monitor lives.
+
+    Attributes:
+        status: how they stand, as of the last look.
+    """
+
+    def __init__(self, monitor: Any, guard: Guard, display: Display, complete: Callable[[int], bool]) -> None:
+        self.status = Status()
+        self._monitor, self._guard, self._display, self._complete = monitor, guard, display, complete
+        self._heard = self._looked = time.monotonic()
+
+    def ranks(self, assignment: Assignment, sizing: Sizing) -> None:
+        """Until the run is complete, or its ranks are not to be started again: `status` tells. Raises MonitorLost."""
+        failed: list[int] = []
+        while (start := self._next(failed)) is not None:
+            with RankGroup(start, sizing) as group:
+                self._stay(group, assignment)
+            failed = group.failed
+            self._look()
+
+    def _next(self, failed: list[int]) -> Start | None:
+        """When and how ranks are to start; None if they are not to."""
+        while not self._over():
+            start: Start | None = self._ask(self._monitor.next_group.remote(failed))
+            self._look()
+            if start is not None:
+                return start
+            failed = []
+            time.sleep(_ASK_S)  # machines that come do not announce themselves
+        return None
+
+    def _stay(self, group: RankGroup, assignment: Assignment) -> None:
+        done: float | None = None
+        for _ in group.live(assignment, _POLL_S):
+            self._look()
+            self._guard.check(self.status)
+            self._look_around()
+            if self.status.fatal is not None:
+                return
+            if (
+                self.status.finished is not None
+            ):  # whatever keeps its processes from ending does not matter any more
+                done = done or time.monotonic()
+                if time.monotonic() - done > _END_S:
+                    return
+
+    def _over(self) -> bool:
+        """Whether no ranks are to start. Those that ended in good order, but early, made room for others to go on."""
+        status = self.status
+        if status.fatal is not None or status.idle:
+            return True
+        if status.finished is None:
+            return False
+        return not status.paused or self._complete(status.finished)
+
+    def _look(self) -> None:
+        status = self._ask(self._monitor.status.remote())
+        if status is None:
+            return
+        self.status = status
+        for text in status.notes:
+            self._display.note(text)
+        self._display.update(status)
+
+    def _look_around(self) -> None:
+        if time.monotonic() - self._looked >= _LOOK_S:
+            self._looked = time.monotonic()
+            self._monitor.look_around.remote()
+
+    def _ask(self, answer: Any) -> Any:
+        """The monitor's answer; None if there is none in time, which a machine that is busy may cause."""
+        try:
+            found = ray.get(answer, timeout=_ANSWER_S)
+        except GetTimeoutError:
+            if time.monotonic() - self._heard > _SILENCE_S:
+                raise MonitorLost("it does not answer") from None
+            return None
+        except (ActorDiedError, RayActorError) as error:
+            raise MonitorLost("its process died") from error
+        self._heard = time.monotonic()
+        return found
