@@ -65,14 +65,14 @@ until_ended() {
     wait "$1"
 }
 
-# verdict CODE: the job's exit code, when `maskfleet train` has ended with CODE. If it was asked to stop (asked=yes) before
-# it had begun to listen, or lost the head's Ray, it has said nothing about the run: 75, try again.
+# verdict CODE: the job's exit code, when `maskfleet train` has ended with CODE. Finished (0) and asked to stand still (3)
+# are final, and so is a mistake (2), unless the job was being stopped (asked=yes), which may look like one. Anything else
+# has said nothing about the run, a kill for instance: 75, try again.
 verdict() {
-    local code=$1
-    say "maskfleet train ended with code $code"
-    if [ "$code" != 0 ] && [ "$code" != 2 ] && [ "$code" != 3 ]; then
-        [ "${asked:-}" != yes ] || code=75
-        kill -0 "$ray_pid" 2>/dev/null || code=75
-    fi
-    return "$code"
+    say "maskfleet train ended with code $1"
+    case "$1" in
+    0 | 3) return "$1" ;;
+    2) [ "${asked:-}" = yes ] || return 2 ;;
+    esac
+    return 75
 }

@@ -12,14 +12,13 @@ carries the parent's name in its environment, by which a later start finds what 
 import ctypes
 import mmap
 import os
-import shutil
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 import psutil
 
@@ -28,14 +27,12 @@ from launcher.contract import CODES, FINISHED, MISTAKE, REPEAT
 _TRAINING = ("train", "demo")  # the commands whose process tree is looked after
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _NAME = "MASKFLEET_COMMAND"  # environment variable: the parent's pid and start, in clock ticks since boot
-_SCRATCH = "MASKFLEET_SCRATCH"  # environment variable: a folder that is gone when the command is over
-_PREFIX = "maskfleet-"  # of scratch folders
 _GRACE_S = 15.0  # for a driver that has nothing to save to end by itself
 _AT_ONCE_S = 3.0  # after a second Ctrl-C
 _KILL_S = 10.0  # for killed processes to be gone
 _SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36  # of prctl(2)
 
-_saves = mmap.mmap(-1, 1)  # shared by parent and driver: whether the driver saves when it is asked to end
+_saves = mmap.mmap(-1, 2)  # shared by parent and driver: it saves when asked to end now; it ever did
 
 
 def main() -> None:
@@ -55,17 +52,35 @@ def _run() -> None:
 @contextmanager
 def saving() -> Iterator[None]:
     """While this lasts, the driver answers a request to end by saving, and is given the time."""
-    _saves[0] = 1
+    _saves[0] = _saves[1] = 1
     try:
         yield
     finally:
         _saves[0] = 0
 
 
-def scratch() -> Path:
-    """A folder for what nobody needs once the command is over."""
-    given = os.environ.get(_SCRATCH)
-    return Path(given) if given else Path(tempfile.mkdtemp(prefix=_PREFIX))
+@contextmanager
+def output_into(path: Path) -> Iterator[None]:
+    """What this process writes to standard output and error while this lasts goes to a file: libraries say much there,
+    Ray's core among them, that operators are told in our words. A console of `screen()` made before goes on."""
+    kept, file = [os.dup(1), os.dup(2)], os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    for number in (1, 2):
+        os.dup2(file, number)
+    os.close(file)
+    try:
+        yield
+    finally:
+        for number, before in zip((1, 2), kept, strict=True):
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os.dup2(before, number)
+            os.close(before)
+
+
+def screen() -> IO[str]:
+    """Standard output, whatever becomes of it: redirected (`output_into`), or gone with its terminal."""
+    stream: IO[str] = _Lasting(os.fdopen(os.dup(1), "w", buffering=1))  # type: ignore[assignment]
+    return stream
 
 
 def _look_after(work: Callable[[], None]) -> int:
@@ -73,8 +88,7 @@ def _look_after(work: Callable[[], None]) -> int:
     _prctl(_SET_CHILD_SUBREAPER, 1)
     name = f"{os.getpid()}-{_start(os.getpid())}"
     _sweep()
-    folder = tempfile.mkdtemp(prefix=f"{_PREFIX}{name}-")
-    os.environ |= {_NAME: name, _SCRATCH: folder}
+    os.environ[_NAME] = name
     try:
         driver = os.fork()
         if driver == 0:
@@ -82,7 +96,6 @@ def _look_after(work: Callable[[], None]) -> int:
         return _verdict(*_await(driver))
     finally:
         _kill_all(name)
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _be_driver(work: Callable[[], None]) -> None:
@@ -142,7 +155,8 @@ def _verdict(status: int, asked: bool) -> int:
     if not asked:
         how = f"was killed ({signal.Signals(-code).name})" if code < 0 else f"ended with code {code}"
         _say(f"the process that looks after the run {how}; the run stands at its last checkpoint")
-    _say("the same command goes on from the last checkpoint; what was done since it is lost")
+    lost = "; what was done since the last checkpoint is lost" if _saves[1] else ": no step was made"
+    _say(f"the same command goes on{lost}")
     return REPEAT
 
 
@@ -181,14 +195,10 @@ def _kill(process: psutil.Process) -> None:
 
 
 def _sweep() -> None:
-    """Ends what earlier commands have left, whose parents were killed: processes and scratch folders."""
+    """Ends the processes that earlier commands have left, whose parents were killed."""
     for process, owner in _named():
         if not _lives(owner):
             _kill(process)
-    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*-*-*"):
-        owner = "-".join(folder.name.removeprefix(_PREFIX).split("-")[:2])
-        if folder.is_dir() and folder.stat().st_uid == os.getuid() and not _lives(owner):
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _lives(owner: str) -> bool:

@@ -8,8 +8,10 @@ import ray
 from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError
 
 from launcher.elastic import Sizing, Start
+from launcher.errors import TryAgain
 from launcher.guard import Guard
 from launcher.monitor import Status
+from launcher.nodes import lost
 from launcher.rank_group import Assignment, RankGroup
 
 _POLL_S = 0.25
@@ -18,6 +20,7 @@ _LOOK_S = 5.0  # between two looks whether more could
 _ANSWER_S = 10.0  # for the monitor to answer one question
 _SILENCE_S = 120.0  # of the monitor, after which it counts as dead
 _END_S = 30.0  # for ranks that are done to end
+NOT_SAVED = "what was done since the last checkpoint is lost"
 
 
 class Display(Protocol):
@@ -88,6 +91,9 @@ class Follow:
         return not status.paused or self._complete(status.finished)
 
     def _look(self) -> None:
+        dead = lost()
+        if dead is not None:
+            raise TryAgain(f"Ray is lost: its {dead} has died", remedy=NOT_SAVED)
         status = self._ask(self._monitor.status.remote())
         if status is None:
             return
@@ -107,9 +113,9 @@ class Follow:
             found = ray.get(answer, timeout=_ANSWER_S)
         except GetTimeoutError:
             if time.monotonic() - self._heard > _SILENCE_S:
-                raise MonitorLost("it does not answer") from None
+                raise MonitorLost("the monitor does not answer") from None
             return None
         except (ActorDiedError, RayActorError) as error:
-            raise MonitorLost("its process died") from error
+            raise MonitorLost("the monitor's process died") from error
         self._heard = time.monotonic()
         return found

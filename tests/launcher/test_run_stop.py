@@ -3,6 +3,8 @@
 import json
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,8 +20,9 @@ from data_service.store.base import Store
 from data_service.store.open import open_store
 from launcher import run_stop
 from launcher.cli import app
+from launcher.contract import REPEAT, STOPPED
 from launcher.history import read_history
-from launcher.stopping import REQUEUE, STOPPED, Stopping
+from launcher.stopping import Stopping
 
 NOW = 1_700_000_000.0
 ELSEWHERE = Owner(host="node7", processes="another machine", pid=12, started=NOW - 900, claimed=NOW)
@@ -47,8 +50,11 @@ class Told:
         self.heard.set()
 
 
-def listening(attempt: Attempt, told: Told) -> Stopping:
-    return Stopping(attempt, told, told.notes.append, poll_s=0.01)
+@contextmanager
+def listening(attempt: Attempt, told: Told) -> Iterator[Stopping]:
+    stopping = Stopping(told.notes.append, poll_s=0.01)
+    with stopping, stopping.telling(told), stopping.requests(attempt):
+        yield stopping
 
 
 def test_a_request_reaches_the_start_that_runs(store: Store) -> None:
@@ -142,8 +148,8 @@ def test_signals_ask_too_and_a_second_ctrl_c_ends_at_once(store: Store) -> None:
         assert told.times == 1
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
-    assert stopping.code == REQUEUE
-    assert told.notes == [f"SIGTERM: finishing this step, saving, then ending with code {REQUEUE}"]
+    assert stopping.code == REPEAT
+    assert told.notes == [f"SIGTERM: finishing this step, saving, then ending with code {REPEAT}"]
 
 
 def maskfleet(*arguments: str) -> str:

@@ -31,7 +31,7 @@ from train_command import (
 
 from checkpoints.layout import Mark
 from data_service.store.open import open_store
-from launcher.stopping import REQUEUE
+from launcher.contract import REPEAT
 
 Inside = Literal["rank killed", "all ranks killed", "rank frozen", "feed killed", "data worker killed"]
 Ending = Literal["preempted", "command killed", "machine lost", "machine lost, checkpoint damaged"]
@@ -124,7 +124,7 @@ class RayChaos:
     def _end(self, process: "subprocess.Popen[str]", fault: Ending) -> None:
         if fault == "preempted":
             process.send_signal(signal.SIGTERM)
-            assert process.wait(120) == REQUEUE, output(process)
+            assert process.wait(120) == REPEAT, output(process)
         elif fault == "command killed":  # the next one begins while Ray's processes are dying
             self._orphans += descendants(process)
             process.kill()

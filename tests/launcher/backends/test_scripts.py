@@ -120,9 +120,12 @@ def test_the_batch_script_quotes_what_it_is_given(batch_job: SlurmJob) -> None:
     assert echoed.stdout.splitlines() == batch_job.command[1:]
 
 
-@pytest.mark.parametrize("code", [0, 2, 3, 75, 1])
-def test_the_main_nodes_code_is_the_runs(said: Path, code: int) -> None:
-    stand_in(said.parent, "maskfleet", MASKFLEET + f"exit {code}\n")
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [("exit 0", 0), ("exit 2", 2), ("exit 3", 3), ("exit 75", 75), ("exit 1", 75), ("kill -KILL $$", 75)],
+)
+def test_the_main_nodes_code_is_the_runs_or_try_again(said: Path, end: str, code: int) -> None:
+    stand_in(said.parent, "maskfleet", MASKFLEET + f"{end}\n")
     ended = subprocess.run([str(SCRIPTS[0])], capture_output=True, text=True, timeout=30)
     assert ended.returncode == code, ended.stderr
     lines = said.read_text().splitlines()
@@ -160,7 +163,9 @@ def test_a_head_that_does_not_start_is_said(said: Path) -> None:
     assert not said.exists()
 
 
-@pytest.mark.parametrize(("answer", "code"), [("exit 75", 75), ("exit 0", 0), ("trap - TERM; kill $$", 75)])
+@pytest.mark.parametrize(
+    ("answer", "code"), [("exit 75", 75), ("exit 0", 0), ("exit 2", 75), ("trap - TERM; kill $$", 75)]
+)
 def test_sigterm_reaches_the_run(said: Path, answer: str, code: int) -> None:
     """Even one that dies of it, before it has begun to listen, is tried again."""
     listen = f"trap '{answer}' TERM\necho ready >>\"$SAID\"\nwhile :; do sleep 0.1; done\n"
@@ -199,7 +204,7 @@ def test_a_node_that_cannot_join_says_so(said: Path, monkeypatch: pytest.MonkeyP
     assert "no Ray head answers at 10.1.2.3:6379" in ended.stderr
 
 
-@pytest.mark.parametrize(("code", "stops"), [(0, False), (75, False), (2, True), (1, True)])
+@pytest.mark.parametrize(("code", "stops"), [(0, False), (75, False), (2, True), (3, True)])
 def test_a_mistake_stops_a_kuberay_job(
     said: Path, monkeypatch: pytest.MonkeyPatch, code: int, stops: bool
 ) -> None:

@@ -1,0 +1,181 @@
+"""The command's processes: whatever dies, and whatever signal comes, the code is one of four and nothing is left."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from launcher.contract import CODES, REPEAT
+
+MARK = "TEST_OF_COMMAND"
+
+# A driver with a child, a grandchild in a session of its own, and what the test wants it to do.
+PROGRAM = """
+import os, signal, subprocess, sys, time
+from launcher import command
+
+def work():
+    wait = "import time; time.sleep(600)"
+    orphan = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {wait!r}], start_new_session=True)"
+    subprocess.Popen([sys.executable, "-c", wait], start_new_session=True)
+    subprocess.Popen([sys.executable, "-c", orphan]).wait()
+    print("ready", flush=True)
+    DOES
+
+command._GRACE_S = command._AT_ONCE_S = 0.5
+sys.argv[1:] = ["train", "somewhere"]
+command._run = work
+command.main()
+"""
+WAITS = "time.sleep(600)"
+SAVES = """
+    asked = []
+    signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
+    signal.signal(signal.SIGHUP, lambda *_: asked.append(1))
+    with command.saving():
+        print("listening", flush=True)
+        while not asked:
+            time.sleep(0.01)
+        time.sleep(1.5)
+    sys.exit(75)
+"""
+
+
+@pytest.fixture
+def mark(tmp_path: Path) -> Iterator[str]:
+    """In the environment of whatever a test starts; what is left at its end is ended."""
+    name = str(tmp_path)
+    yield name
+    for process in alive(name):
+        process.kill()
+
+
+def start(does: str, mark: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM.replace("DOES", does)],
+        env=os.environ | {MARK: mark},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        cwd=Path(__file__).parents[2],
+    )
+
+
+def until(process: "subprocess.Popen[str]", line: str) -> None:
+    assert process.stdout is not None
+    assert process.stdout.readline().strip() == line
+
+
+def alive(mark: str) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def ended(process: "subprocess.Popen[str]") -> tuple[int, str]:
+    text, _ = process.communicate(timeout=30)
+    return process.returncode, text
+
+
+@pytest.mark.parametrize(
+    ("does", "code"),
+    [
+        ("pass", 0), ("sys.exit(0)", 0), ("sys.exit(3)", 3), ("sys.exit(2)", 2), ("sys.exit(75)", 75),
+        ("sys.exit(1)", 75), ("sys.exit('no')", 2), ("1 / 0", 75), ("os.abort()", 75), ("os._exit(7)", 75),
+        ("os.kill(os.getpid(), signal.SIGKILL)", 75), ("raise KeyboardInterrupt", 75),
+    ],
+)  # fmt: skip
+def test_every_end_of_the_driver_is_one_of_four(does: str, code: int, mark: str) -> None:
+    found, text = ended(start(does, mark))
+    assert (found, alive(mark)) == (code, [])
+    assert "Traceback" not in text
+
+
+def test_a_signal_to_the_group_lets_the_driver_save(mark: str) -> None:
+    process = start(SAVES, mark)
+    until(process, "ready")
+    until(process, "listening")
+    os.killpg(process.pid, random.choice([signal.SIGTERM, signal.SIGHUP]))
+    assert (ended(process)[0], alive(mark)) == (75, [])
+
+
+def test_a_driver_that_has_nothing_to_save_is_given_a_little_time_only(mark: str) -> None:
+    """It may hang in somebody's code, and hear of no signal."""
+    process = start("signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM]); " + WAITS, mark)
+    until(process, "ready")
+    began = time.monotonic()
+    process.terminate()
+    code, text = ended(process)
+    assert (code, alive(mark)) == (75, [])
+    assert time.monotonic() - began < 10
+    assert "the same command goes on: no step was made" in text
+
+
+def test_a_second_ctrl_c_does_not_wait(mark: str) -> None:
+    process = start(
+        "signal.signal(signal.SIGINT, signal.SIG_IGN); " + SAVES.strip().replace("\n    ", "\n    "), mark
+    )
+    until(process, "ready")
+    until(process, "listening")
+    for _ in range(2):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.1)  # two signals in one moment are one
+    code, text = ended(process)
+    assert (code, alive(mark)) == (75, [])
+    assert "what was done since the last checkpoint is lost" in text
+
+
+def test_what_a_killed_command_leaves_is_ended_by_the_next(mark: str) -> None:
+    process = start(WAITS, mark)
+    until(process, "ready")
+    process.kill()
+    process.wait()
+    assert len(alive(mark)) == 2, "the driver dies with its parent; nobody was there to end its children"
+    assert ended(start("pass", mark))[0] == 0
+    assert alive(mark) == []
+
+
+def test_a_closed_terminal_does_not_end_the_driver(mark: str) -> None:
+    process = start("time.sleep(0.3); print('x' * 100000); print('y', flush=True); sys.exit(3)", mark)
+    until(process, "ready")
+    assert process.stdout is not None
+    process.stdout.close()
+    assert (process.wait(30), alive(mark)) == (3, [])
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_any_signal_at_any_moment(seed: int, mark: str) -> None:
+    """From the moment on at which the command has begun to listen, which takes it some hundredths of a second."""
+    draw = random.Random(seed)
+    process = start(draw.choice([WAITS, SAVES, "time.sleep(0.2)"]), mark)
+    while not listens(process.pid):
+        assert process.poll() is None
+    time.sleep(draw.uniform(0, 0.8))
+    for _ in range(draw.randint(1, 3)):
+        number = draw.choice([signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+        with suppress(ProcessLookupError):
+            draw.choice([os.kill, os.killpg])(process.pid, number)
+        time.sleep(draw.uniform(0, 0.1))
+    code, text = ended(process)
+    assert code in CODES
+    assert code in (0, REPEAT)
+    assert (alive(mark), "Traceback" in text) == ([], False)
+
+
+def listens(pid: int) -> bool:
+    """Whether it holds signals back, to take them one by one."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    (blocked,) = (int(line.split()[1], 16) for line in lines if line.startswith("SigBlk:"))
+    return bool(blocked >> (signal.SIGTERM - 1) & 1)
