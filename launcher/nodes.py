@@ -1,14 +1,31 @@
 """The nodes of the Ray cluster that this process is part of: which are about to go, and what this one runs of Ray."""
 
-from collections.abc import Container
+from collections.abc import Container, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import ray
 from ray._private import worker
+from ray._private.node import Node
 from ray._private.state import state
 
 _CORE = ("raylet", "gcs_server")
+_UNUSED = ("start_api_server", "start_monitor", "start_log_monitor")
+
+
+@contextmanager
+def lean() -> Iterator[None]:
+    """A Ray that is started here meanwhile comes without dashboard, autoscaler and log monitor: on one machine nobody
+    asks them anything, and each takes a second of a core to start. There is no public way to leave them out."""
+    before = {name: getattr(Node, name) for name in _UNUSED}
+    for name in _UNUSED:
+        setattr(Node, name, lambda *_, **__: None)
+    try:
+        yield
+    finally:
+        for name, method in before.items():
+            setattr(Node, name, method)
 
 
 def draining() -> frozenset[str]:

@@ -29,7 +29,7 @@ from launcher.errors import RunError, TryAgain
 from launcher.follow import NOT_SAVED, Display, Follow, MonitorLost
 from launcher.guard import Guard
 from launcher.monitor import Status, start_monitor
-from launcher.nodes import logs
+from launcher.nodes import lean, logs
 from launcher.rank_group import Assignment
 from launcher.resources import Resources, cores_of, data_workers, gpus_of, plan_resources, sizing
 from launcher.runs import Run
@@ -189,7 +189,8 @@ def _ray(resources: Resources, stopping: Stopping) -> Iterator[None]:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     local = {} if os.environ.get("RAY_ADDRESS") else _local_cluster(resources)
     os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "20")  # then Ray ends this process
-    ray.init(logging_level=logging.ERROR, log_to_driver=False, **local)
+    with lean():
+        ray.init(logging_level=logging.ERROR, log_to_driver=False, **local)
     stopping.listen()
     with output_into(logs() / f"maskfleet-{os.getpid()}.log"):
         try:
