@@ -12,7 +12,7 @@ from ray.train.v2._internal.execution.scaling_policy import NoopDecision, Resize
 
 from launcher.elastic import Sizing, Start
 from launcher.guard import Guard
-from launcher.monitor import Status
+from launcher.standing import Status
 from launcher.worker import Assignment, train_rank
 
 _POLL_S = 0.25

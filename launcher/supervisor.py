@@ -27,10 +27,11 @@ from launcher.backends.settings import JOIN_SECONDS
 from launcher.errors import RunError
 from launcher.fitting import Display, Follow, trainer
 from launcher.guard import Guard
-from launcher.monitor import Status, start_monitor
+from launcher.monitor import start_monitor
 from launcher.resources import Resources, cores_of, data_workers, gpus_of, plan_resources, sizing
 from launcher.runs import Run
 from launcher.session import memory_refresh
+from launcher.standing import Status
 from launcher.stopping import REQUEUE, Stopping
 from launcher.worker import Assignment
 

@@ -211,6 +211,8 @@ def _text(lane: int) -> torch.Tensor:
 class Journal:
     losses: list[float] = field(default_factory=list)
 
+    def doing(self, step: int, doing: str, done: int = 0) -> None: ...
+
     def step(self, report: StepReport) -> None:
         self.losses.append(report.record()["loss"])
 
