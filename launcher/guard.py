@@ -43,18 +43,20 @@ class Guard:
     ) -> None:
         self._limits, self._monitor, self._note = run.recipe.watchdog, monitor, note
         self._observer = Observer(clock)
-        self._ended: int | None = None  # the attempt whose ranks were killed
+        self._ended = 0  # the group whose ranks were killed
 
     def check(self, status: Status) -> None:
         """Look at the ranks; end the present group if it is stuck. Quick while it is not. Call it again and again."""
         self._observer.look(status.beats)
-        if status.attempt in (None, self._ended) or status.finished is not None:
+        if status.group == self._ended or status.finished is not None:
             return
+        found = self._observer.stuck(self._limits)
+        if not found and not status.superseded:
+            return
+        self._ended = status.group
         if status.superseded:
-            self._ended = status.attempt
             kill(_places(status))
-        elif found := self._observer.stuck(self._limits):
-            self._ended = status.attempt
+        else:
             self._end(status, found)
 
     def _end(self, status: Status, found: Sequence[Stuck]) -> None:
@@ -63,7 +65,7 @@ class Guard:
         self._note(f"the ranks are stuck, and will be started again: {what}")
         try:
             self._ask_stacks(set(status.beats))
-            self._tell(what, culprits(found, status.beats), status.attempt)
+            self._tell(what, culprits(found, status.beats), status.group)
         finally:
             kill(_places(status))
 
@@ -77,9 +79,9 @@ class Guard:
                     return
                 time.sleep(_POLL_S)
 
-    def _tell(self, what: str, behind: Sequence[int], attempt: int | None) -> None:
+    def _tell(self, what: str, behind: Sequence[int], group: int) -> None:
         with suppress(ray.exceptions.GetTimeoutError):
-            ray.get(self._monitor.hung.remote(what, behind, attempt), timeout=_TELL_S)
+            ray.get(self._monitor.hung.remote(what, behind, group), timeout=_TELL_S)
 
 
 def _places(status: Status) -> list[Place]:

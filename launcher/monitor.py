@@ -99,8 +99,11 @@ class MonitorState:
         ranks = self._roster.start(there)
         if (text := self._roster.news()) is not None:
             self.note(text)
-        self._group.granted = ranks is not None
-        return None if ranks is None else Start(ranks, self._roster.without)
+        if ranks is None:
+            return None
+        self._group.granted, self._status.finished = True, None
+        self._status.group += 1
+        return Start(ranks, self._roster.without)
 
     @_control
     def look_around(self) -> None:
@@ -167,7 +170,6 @@ class MonitorState:
             if self._status.starts == 1:
                 self._notes += warnings
             self._status.attempt = attempt.number
-            self._status.finished = None
             self._group.running = True
             self._record_world(len(nodes))
         return attempt.number
@@ -206,16 +208,16 @@ class MonitorState:
             self._group.stacks = self._group.stacks or {}
             return dict(self._group.stacks)
 
-    def hung(self, what: str, culprits: Sequence[int], attempt: int) -> None:
+    def hung(self, what: str, culprits: Sequence[int], group: int) -> None:
         """The ranks are about to be killed, because they are stuck: `what` goes on record, and their stacks.
 
-        `culprits`: those that the others waited for; empty if nobody can tell.
+        `culprits`: those that the others waited for; empty if nobody can tell. `group`: as of `Status`.
         """
         with self._lock:
-            if self._is_over(attempt):
-                return
-            self._group.hung, self._group.blamed = True, list(culprits)
-            self._log.hang(attempt, what, self._group)
+            if group == self._status.group:
+                self._group.hung, self._group.blamed = True, list(culprits)
+                number = self._status.attempt if self._group.running else None
+                self._log.hang(number, what, self._group)
 
     def record(self, record: dict[str, Any], attempt: int | None = None) -> None:
         with self._lock:

@@ -7,7 +7,7 @@ from functools import partial
 from data_service.store.base import Store
 from launcher.deaths import write_deaths
 from launcher.group import Group
-from launcher.metrics import operator_event
+from launcher.metrics import OPERATOR, operator_event
 from launcher.policy import Failure
 from launcher.recording import Recorder
 
@@ -23,13 +23,13 @@ class OperatorLog:
         """An operator's event, of this moment."""
         self._recorder.submit(partial(operator_event, self._store, kind, time.time(), **fields))
 
-    def hang(self, attempt: int, what: str, group: Group) -> None:
-        """The ranks of a group are stuck; what the threads of those do that have answered."""
+    def hang(self, attempt: int | None, what: str, group: Group) -> None:
+        """The ranks of a group are stuck, maybe before it was let in; what threads do in those that answered."""
         stacks = group.stacks or {}
         for rank, text in stacks.items():
             self._text(attempt, f"rank-{rank:05d}", text)
         silent = sorted(group.beats.keys() - stacks.keys())
-        self.event("hang", attempt=attempt, what=what, without_stacks=silent)
+        self.event("hang", attempt=attempt or OPERATOR, what=what, without_stacks=silent)
 
     def death(self, attempt: int | None, failure: Failure, failed: Sequence[int], group: Group) -> None:
         """A group has died, ended by the ranks in `failed`; maybe before it was let in, so without an attempt."""
@@ -40,7 +40,7 @@ class OperatorLog:
             self._text(attempt, f"error-{cause:05d}", group.errors[cause].trace)
 
     def _text(self, attempt: int | None, name: str, text: str) -> None:
-        key = f"events/stacks/a{attempt or 0:06d}/{name}.txt"
+        key = f"events/stacks/a{attempt or OPERATOR:06d}/{name}.txt"
         self._recorder.submit(partial(self._store.put, key, text.encode()))
 
     def deaths(self, failures: Sequence[Failure]) -> None:

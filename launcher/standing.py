@@ -34,7 +34,8 @@ class Status:
     """What the driver shows and decides on.
 
     Attributes:
-        starts: times a worker group began.
+        group: counts the worker groups that were let start.
+        starts: times a worker group began to train.
         attempt: the attempt number of the present worker group.
         beats: per rank, its last sign of life.
         record: the newest step record.
@@ -49,6 +50,7 @@ class Status:
         fatal: set once; the worker group must not be restarted.
     """
 
+    group: int = 0
     starts: int = 0
     attempt: int | None = None
     beats: dict[int, Beat] = field(default_factory=dict)

@@ -24,7 +24,7 @@ from launcher.worker import RayLink, here
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
-ONE = Sizing(least=1, most=1, expected=1, wait=0, grow=float("inf"), each={"CPU": 0})
+ONE = Sizing(least=1, most=1, expected=1, wait=0, grow=float("inf"), each={"CPU": 1})
 
 
 @pytest.fixture(scope="module", autouse=True)

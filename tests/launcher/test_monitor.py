@@ -296,11 +296,11 @@ def test_who_hung_is_blamed(cluster: Cluster, tmp_path: Path) -> None:
     ranks = state(tmp_path, ELASTIC)
     for _ in range(NODE_FAILURES):
         assert ranks.next_group([0, 1, 2]) == Start(3, frozenset())
-        number = begin(ranks, "a", "b", "a")
+        begin(ranks, "a", "b", "a")
         ranks.stacks()
         assert ranks.beat(0, 8, "training", Place("a", 100)).stacks
         ranks.stack(0, "thread MainThread")
-        ranks.hung("rank 1 has been silent for 120 s", [1], number)
+        ranks.hung("rank 1 has been silent for 120 s", [1], ranks.status().group)
     assert ranks.next_group([0, 1, 2]) == Start(2, frozenset("b"))
     assert ranks.close(10)
     hangs = [e for e in read_history(LocalStore(tmp_path)).events if e["kind"] == "hang"]
@@ -312,7 +312,8 @@ def test_nobody_is_blamed_for_a_hang_of_all(cluster: Cluster, tmp_path: Path) ->
     ranks = state(tmp_path, ELASTIC)
     for _ in range(NODE_FAILURES + 1):
         assert ranks.next_group([0, 1, 2]) == Start(3, frozenset())
-        ranks.hung("all stand still", [], begin(ranks, "a", "b", "a"))
+        begin(ranks, "a", "b", "a")
+        ranks.hung("all stand still", [], ranks.status().group)
     assert ranks.close(10)
 
 
