@@ -312,7 +312,6 @@ class MonitorState:
         decision = self._deaths.decide(nodes=len(there))
         match decision:
             case Stop():
-                self._notes.extend(raised.trace for raised in list(self._group.errors.values())[:1])
                 self.fail(decision.reason, decision.remedy, repeated=True)
             case Restart():
                 self._roster.leave_out(there, decision.without)

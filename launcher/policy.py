@@ -19,6 +19,7 @@ NODE_LATEST = 6  # failures that are looked at to judge a node
 NODE_HOURS = 12.0  # older ones are forgotten
 
 _MENDED = "after mending, the same command resumes the run"
+_TRACES = f"see the tracebacks in events/stacks/ of the run; {_MENDED}"
 
 Kind = Literal["raised", "silent", "transient"]
 """A rank raised; one died without a word (killed, frozen, its machine lost); the store did not answer."""
@@ -98,11 +99,11 @@ def _repeated(counted: Sequence[Failure]) -> Stop | None:
     same = telling[-SAME_ERROR:]
     if len(same) == SAME_ERROR and same[-1].error and all(_alike(failure, same[-1]) for failure in same):
         reason = f"step {same[-1].step} failed {SAME_ERROR} times in the same way: {same[-1].error}"
-        return Stop(reason, f"see the ranks' errors above; {_MENDED}")
+        return Stop(reason, _TRACES)
     row = telling[-FRUITLESS:]
     if len(row) == FRUITLESS and not any(failure.worked for failure in row):
         reason = f"the ranks failed {FRUITLESS} times in a row before finishing a step, at last with {row[-1].error}"
-        return Stop(reason, f"see the errors above; {_MENDED}")
+        return Stop(reason, _TRACES)
     return None
 
 
