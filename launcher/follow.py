@@ -10,9 +10,9 @@ from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError
 from launcher.elastic import Sizing, Start
 from launcher.errors import TryAgain
 from launcher.guard import Guard
-from launcher.monitor import Status
 from launcher.nodes import lost
 from launcher.rank_group import Assignment, RankGroup
+from launcher.standing import Status
 
 _POLL_S = 0.25
 _ASK_S = 0.5  # between two questions whether ranks may start

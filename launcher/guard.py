@@ -1,70 +1,91 @@
-"""What the driver does about ranks that are stuck: keep what they were doing on record, and end them."""
+"""What the driver does about ranks that are stuck, or whose run another start has taken over: it ends them."""
 
 import os
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import psutil
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from launcher.metrics import operator_event
-from launcher.monitor import Status
 from launcher.runs import Run
-from launcher.watchdog import Place, stuck
+from launcher.standing import Status
+from launcher.watchdog import Observer, Place, Stuck, culprits
 
 _STACKS_S = 5.0  # to wait for the ranks that still answer
+_TELL_S = 5.0  # for the monitor to hear of it
 _POLL_S = 0.2
 _KILL_S = 10.0  # for the nodes to carry out a kill; a node that does not answer is lost to Ray as well
 _SHOWN = 8  # ranks that a message names: when one of a thousand hangs, all do
 
 
 class Guard:
-    """Watches the ranks of one start. Ray restarts the group once its processes are dead.
+    """Watches the ranks through all starts of a command. Ray restarts the group once its processes are dead.
+
+    It needs no store: what is to be recorded is told to the monitor, and the ranks are killed whatever comes of that.
 
     Args:
-        run: the run; stacks go to `events/stacks/` in its store.
+        run: whose recipe has the limits.
         monitor: the monitor's handle.
         note: shows a line to the operator.
+        clock: seconds, never set back.
     """
 
-    def __init__(self, run: Run, monitor: Any, note: Callable[[str], None]) -> None:
-        self._run, self._monitor, self._note = run, monitor, note
-        self._ended: int | None = None  # the attempt whose ranks were killed
+    def __init__(
+        self,
+        run: Run,
+        monitor: Any,
+        note: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._limits, self._monitor, self._note = run.recipe.watchdog, monitor, note
+        self._observer = Observer(clock)
+        self._ended = 0  # the group whose ranks were killed
 
     def check(self, status: Status) -> None:
-        """End the present group if it is stuck. Quick while it is not."""
-        if status.attempt in (None, self._ended) or status.finished is not None:
+        """Look at the ranks; end the present group if it is stuck. Quick while it is not. Call it again and again."""
+        self._observer.look(status.beats)
+        if status.group == self._ended or status.finished is not None:
             return
-        problems = stuck(status.beats, time.time(), self._run.recipe.watchdog)
-        if problems:
-            self._ended = status.attempt
-            self._end(status, problems)
+        found = self._observer.stuck(self._limits)
+        if not found and not status.superseded:
+            return
+        self._ended = status.group
+        if status.superseded:
+            kill(_places(status))
+        else:
+            self._end(status, found)
 
-    def _end(self, status: Status, problems: list[str]) -> None:
-        more = f"; {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
-        what = "; ".join(problems[:_SHOWN]) + more
+    def _end(self, status: Status, found: Sequence[Stuck]) -> None:
+        more = f"; {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+        what = "; ".join(map(str, found[:_SHOWN])) + more
         self._note(f"the ranks are stuck, and will be started again: {what}")
-        answered = self._stacks(set(status.beats))
-        for rank, text in answered.items():
-            self._run.store.put(f"events/stacks/a{status.attempt:06d}/rank-{rank:05d}.txt", text.encode())
-        silent = sorted(status.beats.keys() - answered.keys())
-        operator_event(
-            self._run.store, "hang", time.time(), attempt=status.attempt, what=what, without_stacks=silent
-        )
-        kill([beat.place for beat in status.beats.values()])
+        try:
+            self._ask_stacks(set(status.beats))
+            self._tell(what, culprits(found, status.beats), status.group)
+        finally:
+            kill(_places(status))
 
-    def _stacks(self, ranks: set[int]) -> Mapping[int, str]:
-        """What the ranks' threads are doing, of those that answer in time."""
-        self._monitor.want_stacks.remote()
+    def _ask_stacks(self, ranks: set[int]) -> None:
+        """Have the ranks that answer in time tell the monitor what their threads are doing."""
         deadline = time.monotonic() + _STACKS_S
-        while True:
-            answered: dict[int, str] = ray.get(self._monitor.stacks.remote())
-            if answered.keys() >= ranks or time.monotonic() > deadline:
-                return answered
-            time.sleep(_POLL_S)
+        with suppress(ray.exceptions.GetTimeoutError):
+            while time.monotonic() < deadline:
+                answered: Mapping[int, str] = ray.get(self._monitor.stacks.remote(), timeout=_STACKS_S)
+                if answered.keys() >= ranks:
+                    return
+                time.sleep(_POLL_S)
+
+    def _tell(self, what: str, behind: Sequence[int], group: int) -> None:
+        with suppress(ray.exceptions.GetTimeoutError):
+            ray.get(self._monitor.hung.remote(what, behind, group), timeout=_TELL_S)
+
+
+def _places(status: Status) -> list[Place]:
+    return [beat.place for beat in status.beats.values()]
 
 
 def kill(places: Sequence[Place]) -> None:

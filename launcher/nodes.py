@@ -1,9 +1,10 @@
-"""The nodes of the Ray cluster that this process is part of: which are about to go, and what this one runs of Ray."""
+"""The nodes of the Ray cluster that this process is part of: which are about to go, what this
+one runs of Ray; threads of actors."""
 
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 from ray._private import worker
@@ -26,6 +27,9 @@ def lean() -> Iterator[None]:
     finally:
         for name, method in before.items():
             setattr(Node, name, method)
+
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def draining() -> frozenset[str]:
@@ -54,3 +58,9 @@ def logs() -> Path:
 def staying(going: Container[str]) -> list[dict[str, Any]]:
     """As `ray.nodes()` tells of them, those that are not `going`. Ray places nothing new on one that is."""
     return [node for node in ray.nodes() if node["NodeID"] not in going]
+
+
+def on_thread(name: str) -> Callable[[F], F]:
+    """Marks a method of an actor that has a thread of its own for calls of this kind (a concurrency group of Ray)."""
+    mark: Callable[[F], F] = ray.method(concurrency_group=name)
+    return mark

@@ -2,18 +2,27 @@
 
 Restarting is the answer to almost everything: machines die, and a restart costs seconds. What it cannot cure is told
 by repetition: an error at the same step every time is in the program or its data, a machine that is first to fail
-again and again is broken, and starts that never finish a step are a mistake in how the run is set up.
+again and again is broken, starts that raise before they finish a step are a mistake in how the run is set up, and
+deaths without end and without a checkpoint between them lead nowhere. A store that does not answer is no failure.
 """
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 SAME_ERROR = 3  # times in a row, at one step
-FRUITLESS = 4  # starts in a row without a finished step
+FRUITLESS = 4  # starts in a row that raised before they finished a step
+BARREN = 16  # failures of any kind in a row, and no newer checkpoint
 NODE_FAILURES = 3  # of one node, first to fail, among the latest
 NODE_LATEST = 6  # failures that are looked at to judge a node
 NODE_HOURS = 12.0  # older ones are forgotten
+
+_MENDED = "after mending, the same command resumes the run"
+_TRACES = f"see the tracebacks in events/stacks/ of the run; {_MENDED}"
+
+Kind = Literal["raised", "silent", "transient"]
+"""A rank raised; one died without a word (killed, frozen, its machine lost); the store did not answer."""
 
 
 @dataclass(frozen=True)
@@ -23,16 +32,19 @@ class Failure:
     Attributes:
         time: seconds since 1970.
         step: steps that were done.
+        committed: steps of the newest checkpoint that was known of.
         worked: whether a step had been finished since the start before it.
         node: where the rank that failed first was; None if that is not known.
-        error: type and text of what it raised; None if it died without a word (killed, frozen, machine lost).
+        error: type and text of what it raised; None if it died without a word.
     """
 
     time: float
     step: int
+    committed: int
     worked: bool
     node: str | None
     error: str | None
+    kind: Kind
 
 
 @dataclass(frozen=True)
@@ -73,23 +85,34 @@ def where_it_began(
 
 
 def decide(failures: Sequence[Failure], nodes: int) -> Restart | Stop:
-    """What follows the last of `failures`, of this run's present command, in order of time; `nodes` could have ranks.
+    """What follows the last of `failures`, of all starts of a run, in order of time; `nodes` could have ranks.
 
     A node is left out only while others remain: on one machine there is nothing to choose.
     """
-    last = failures[-1]
-    same = failures[-SAME_ERROR:]
-    if len(same) == SAME_ERROR and last.error and all(_alike(failure, last) for failure in same):
-        return Stop(
-            f"step {last.step} failed {SAME_ERROR} times in the same way: {last.error}",
-            "see the ranks' errors above; after mending, the same command resumes the run",
-        )
-    if len(failures) >= FRUITLESS and not any(failure.worked for failure in failures[-FRUITLESS:]):
-        return Stop(
-            f"the ranks died {FRUITLESS} times in a row before finishing a step",
-            "see the errors above; after mending, the same command resumes the run",
-        )
-    return Restart(_bad_nodes(failures, nodes))
+    counted = [failure for failure in failures if failure.kind != "transient"]
+    return _repeated(counted) or _barren(counted) or Restart(_bad_nodes(counted, nodes))
+
+
+def _repeated(counted: Sequence[Failure]) -> Stop | None:
+    """What ranks raise, again and again. A silent death before a finished step says nothing of that: passed over."""
+    telling = [failure for failure in counted if failure.kind == "raised" or failure.worked]
+    same = telling[-SAME_ERROR:]
+    if len(same) == SAME_ERROR and same[-1].error and all(_alike(failure, same[-1]) for failure in same):
+        reason = f"step {same[-1].step} failed {SAME_ERROR} times in the same way: {same[-1].error}"
+        return Stop(reason, _TRACES)
+    row = telling[-FRUITLESS:]
+    if len(row) == FRUITLESS and not any(failure.worked for failure in row):
+        reason = f"the ranks failed {FRUITLESS} times in a row before finishing a step, at last with {row[-1].error}"
+        return Stop(reason, _TRACES)
+    return None
+
+
+def _barren(counted: Sequence[Failure]) -> Stop | None:
+    row = counted[-BARREN:]
+    if len(row) < BARREN or len({failure.committed for failure in row}) > 1:
+        return None
+    reason = f"the ranks died {BARREN} times in a row without a checkpoint newer than that of step {row[-1].committed}"
+    return Stop(reason, f"see the events of the run, and save more often (checkpoint.every); {_MENDED}")
 
 
 def _only(nodes: set[str]) -> str | None:

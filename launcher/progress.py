@@ -10,7 +10,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from launcher.human import human_count, human_duration
 
 if TYPE_CHECKING:
-    from launcher.monitor import Status
+    from launcher.standing import Status
 
 _SMOOTHING = 0.9  # of the running means, per update
 _PLAIN_SECONDS = 10.0

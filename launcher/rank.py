@@ -4,9 +4,12 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from itertools import count
 from pathlib import Path
 
 import torch
+from jaxtyping import Float32
+from torch import Tensor
 
 from checkpoints.attempt import Attempt
 from checkpoints.gather import Peers
@@ -66,11 +69,12 @@ def run_rank(
     _set_up_torch(hosts, run.recipe.deterministic)
     tokenizer = load_tokenizer(run.recipe.tokenizer.uri)
     good = _resume_point(run, peers)
+    if good is not None:
+        link.beat(good.manifest.step, "loading")
     startup.done("checkpoint")
     model, engine, begin = _build(run, tokenizer, peers, good)
     startup.done("model")
-    link.beat(0, "loading")
-    state = _load(run, engine, good, begin)
+    state = _load(run, engine, good, begin, link)
     startup.done("load")
     journal = _journal(run, attempt, control, link, startup, state, hosts)
     _record_start(journal, state, good, begin, control, reports)
@@ -127,10 +131,17 @@ def _build(
     return model, engine, begin
 
 
-def _load(run: Run, engine: Engine, good: Good | None, begin: Start | None) -> TrainState:
+def _load(run: Run, engine: Engine, good: Good | None, begin: Start | None, link: Link) -> TrainState:
+    """Each range that is read is a sign of progress."""
     if good is not None:
+        step, reads = good.manifest.step, count(1)
         with Reader(run.store, good.manifest) as reader:
-            engine.restore(KINDS, reader.read)
+
+            def read(name: str, kind: str, start: int, stop: int) -> Float32[Tensor, " length"]:
+                link.beat(step, "loading", next(reads))
+                return reader.read(name, kind, start, stop)
+
+            engine.restore(KINDS, read)
         return TrainState.from_json(good.manifest.state)
     if begin is not None:
         with closing(begin):

@@ -18,7 +18,7 @@ _SLOW = {"data": "gets its data so late that steps take", "compute": "is slow: c
 class Link(Protocol):
     """A rank's line to its supervisor."""
 
-    def beat(self, step: int, doing: str) -> None: ...
+    def beat(self, step: int, doing: str, done: int = 0) -> None: ...
     def record(self, record: dict[str, Any]) -> None: ...
     def note(self, text: str) -> None: ...
     def stop_requested(self) -> bool: ...
@@ -54,6 +54,10 @@ class RankJournal:
         self.startup.first_step_done(first["data_wait"])
         seconds = {part: round(time, 3) for part, time in self.startup.seconds.items()}
         self.event("underway", step=first["step"] + 1, seconds=seconds, age=round(self.startup.age, 3))
+
+    def doing(self, step: int, doing: str, done: int = 0) -> None:
+        """A sign of life between two steps; `done` grows with what is being done."""
+        self.link.beat(step, doing, done)
 
     def evaluation(self, step: int, figures: Mapping[str, float]) -> None:
         if self.journal is None:

@@ -18,26 +18,29 @@ import ray
 from ray.exceptions import RayError
 
 from checkpoints.attempt import Attempt, Heartbeat, Owner, claim, end_all
+from checkpoints.errors import Superseded
 from checkpoints.gather import Alone
 from checkpoints.layout import Manifest
 from checkpoints.load import newest_good
 from data_service.feed import FeedConfig, start_feed
 from data_service.store.errors import StoreError
 from launcher.command import output_into, saving
-from launcher.contract import FINISHED, JOIN_SECONDS, REPEAT
+from launcher.contract import FINISHED, JOIN_SECONDS
+from launcher.deaths import of_command, read_deaths
 from launcher.errors import RunError, TryAgain
 from launcher.follow import NOT_SAVED, Display, Follow, MonitorLost
-from launcher.guard import Guard
-from launcher.monitor import Status, start_monitor
-from launcher.nodes import lean, logs
+from launcher.monitor import start_monitor
+from launcher.nodes import lean, logs, lost
 from launcher.rank_group import Assignment
 from launcher.resources import Resources, cores_of, data_workers, gpus_of, plan_resources, sizing
 from launcher.runs import Run
+from launcher.standing import Status
 from launcher.stopping import Stopping
 
 _CONNECT_S = 60.0  # for the head of a cluster to answer at all
 _TRY_S = 2.0  # for one connection to it
 _PROCESS_S = 60.0  # for Ray to start a process
+_RECORD_S = 10.0  # for the monitor to put on record what it has
 _SHUTDOWN_S = 15.0  # for Ray to say goodbye
 
 
@@ -100,26 +103,34 @@ def _supervise(
         size = sizing(run.recipe, gpus_of(there))
         feed = start_feed(_feed_config(run, data_workers(run.recipe, cores_of(there), size.most)))
         refresh = run.recipe.memory_refresh
+        grid, ranks = refresh.every if refresh else 1, last.world_size if last else None
+        failures = of_command(attempt, committed=last.step if last else 0, now=time.time(), note=display.note)
         while True:
-            monitor = start_monitor(attempt, owner, size, last.world_size if last else None)
-            _await_monitor(monitor, stopping)
-            assignment = Assignment(run.store.uri, monitor, feed, run.recipe, refresh.every if refresh else 1)
-            guard = Guard(run, monitor, display.note)
-            follow = Follow(monitor, guard, display, lambda step: step >= run.recipe.total_steps)
+            monitor = start_monitor(attempt, owner, size, ranks, failures)
+            assignment = Assignment(run.store.uri, monitor, feed, run.recipe, grid)
+            follow = Follow(run, monitor, display)
             try:
+                _await_monitor(monitor, stopping)
                 with saving(), stopping.telling(monitor.stop.remote):
                     follow.ranks(assignment, size)
             except MonitorLost as lost:
-                with suppress(RayError):
-                    ray.kill(monitor)
                 if stopping.asked.is_set():
                     raise TryAgain(f"the ranks cannot be asked to save: {lost}", remedy=NOT_SAVED) from lost
                 display.note(f"{lost}: starting the ranks again")
-                attempt = claim(run.store, owner=owner)
+                attempt, failures = claim(run.store, owner=owner), read_deaths(run.store, display.note)
             else:
-                outcome = _outcome(run, follow.status)
-                code = stopping.code if outcome.code else FINISHED
-                return replace(outcome, code=code, reason=stopping.reason)
+                outcome = _outcome(run, follow.status, stopping)
+                return outcome
+            finally:
+                _close(monitor)
+
+
+def _close(monitor: Any) -> None:
+    """What it has not put on record yet gets a little time."""
+    if lost() is None:
+        with suppress(RayError):
+            ray.get(monitor.close.remote(_RECORD_S), timeout=_RECORD_S + 1)
+            ray.kill(monitor)
 
 
 def _await_monitor(monitor: Any, stopping: Stopping) -> None:
@@ -136,15 +147,19 @@ def _await_monitor(monitor: Any, stopping: Stopping) -> None:
         raise TryAgain("Ray cannot start processes on this machine any more", remedy=NOT_SAVED) from error
 
 
-def _outcome(run: Run, status: Status) -> Outcome:
+def _outcome(run: Run, status: Status, stopping: Stopping) -> Outcome:
+    """How it ended, given how the ranks stand at the end."""
     if status.fatal is not None:
         raise RunError(status.fatal.problem, remedy=status.fatal.remedy)
-    if status.idle:
+    if status.superseded:
+        raise Superseded(f"another start of {run.uri} has taken it over", remedy="it goes on there")
+    if status.finished is None:
         newest = _newest(run)
-        return Outcome(REPEAT, newest.step if newest else 0)
-    assert status.finished is not None, "ranks that are not to start again have finished"
+        at = newest.step if newest else 0
+        reason = f"{stopping.reason}; not saved: {status.unsaved}" if status.unsaved else stopping.reason
+        return Outcome(stopping.code, at, reason)
     complete = status.finished >= run.recipe.total_steps
-    return Outcome(FINISHED if complete else REPEAT, status.finished)
+    return Outcome(FINISHED if complete else stopping.code, status.finished, stopping.reason)
 
 
 def _feed_config(run: Run, workers: int) -> FeedConfig:

@@ -1,18 +1,24 @@
-"""The watchdog: which ranks make no progress, and what is done about it.
+"""The watchdog: which ranks make no progress, and whose fault it is.
 
 Nothing in Ray or NCCL bounds a hang inside a collective. Every rank says once a second where it is, from a thread of
 its own: a rank that repeats itself for too long is stuck, a rank that says nothing is frozen or cut off. As all ranks
 wait for the slowest, all are stuck soon after one is; the group is killed as a whole, and Ray starts it again.
+
+Whoever judges goes by what it saw itself, on its own clock: signs of life are counted, not dated.
 """
 
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from pydantic import BaseModel, ConfigDict, Field
+
+TRAINING = "training"
+_STAGES = {"starting": 0, "loading": 1}  # what comes before all else, in this order
+_GAP_S = 1.0  # the most that counts between two looks
 
 
 class Watchdog(BaseModel):
@@ -20,7 +26,8 @@ class Watchdog(BaseModel):
 
     Attributes:
         step: in training, for one step.
-        other: in anything else: starting, loading, evaluating, saving.
+        other: in anything else: starting, loading, evaluating, saving. Each microbatch and each part of an upload is
+            progress.
         silence: without any sign of life.
     """
 
@@ -33,51 +40,140 @@ class Watchdog(BaseModel):
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank's process is."""
+    """Where a rank's process is: the id of its Ray node, the name of its machine, its number there."""
 
     node: str
     pid: int
+    host: str = ""
+
+    def __str__(self) -> str:
+        return self.host or self.node[:8]
 
 
 @dataclass(frozen=True)
 class Beat:
-    """A rank's last sign of life. Times in seconds since 1970, by the monitor's clock.
+    """A rank's newest sign of life.
 
     Attributes:
+        count: signs of life so far, of this process.
         step, doing: where it said it was.
-        since: when it first said so.
-        heard: when it last said anything.
+        done: a number that grows with what it is doing: microbatches evaluated, bytes uploaded.
     """
 
+    count: int
     step: int
     doing: str
-    since: float
-    heard: float
+    done: int
     place: Place
 
-    def again(self, step: int, doing: str, now: float) -> "Beat":
-        """The next sign of life from the same process."""
-        moved = (step, doing) != (self.step, self.doing)
-        return Beat(step, doing, now if moved else self.since, now, self.place)
+    @property
+    def where(self) -> tuple[int, str, int]:
+        return self.step, self.doing, self.done
 
 
-def stuck(beats: Mapping[int, Beat], now: float, limits: Watchdog) -> list[str]:
-    """What is wrong, a line a rank, the ranks furthest behind first; empty while all is well."""
-    found = [
-        (beat.step, rank, problem)
-        for rank, beat in beats.items()
-        if (problem := _problem(beat, now, limits)) is not None
-    ]
-    return [f"rank {rank} {problem}" for _, rank, problem in sorted(found)]
+@dataclass(frozen=True)
+class Stuck:
+    """A rank that must be ended, and why.
+
+    Attributes:
+        silent: it says nothing, rather than that it gets no further.
+    """
+
+    rank: int
+    silent: bool
+    why: str
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} {self.why}"
 
 
-def _problem(beat: Beat, now: float, limits: Watchdog) -> str | None:
-    where = f"{beat.doing} at step {beat.step}"
-    if now - beat.heard > limits.silence:
-        return f"has been silent for {now - beat.heard:.0f} s, last {where}"
-    if now - beat.since > (limits.step if beat.doing == "training" else limits.other):
-        return f"has made no progress for {now - beat.since:.0f} s, {where}"
+@dataclass(frozen=True)
+class _Sight:
+    """What was seen of a rank: its newest beat, and seconds since it last said anything and last got on."""
+
+    beat: Beat
+    silent: float = 0.0
+    idle: float = 0.0
+
+    def then(self, beat: Beat, watched: float) -> "_Sight":
+        """The next look, `watched` seconds later."""
+        if beat.place != self.beat.place:
+            return _Sight(beat)
+        silent = self.silent + watched if beat.count == self.beat.count else 0.0
+        idle = self.idle + watched if beat.where == self.beat.where else 0.0
+        return _Sight(beat, silent, idle)
+
+
+class Observer:
+    """Looks at the ranks' beats again and again, and says who is stuck.
+
+    Of the time between two looks a second counts at most. Whoever looks so seldom was stopped itself, or could not
+    ask: nobody is to blame for what happened meanwhile.
+
+    Args:
+        clock: seconds, never set back.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._looked: float | None = None
+        self._sights: dict[int, _Sight] = {}
+
+    def look(self, beats: Mapping[int, Beat]) -> None:
+        """Take in how the ranks stand now."""
+        now = self._clock()
+        watched = 0.0 if self._looked is None else min(now - self._looked, _GAP_S)
+        self._looked = now
+        known = self._sights
+        self._sights = {
+            rank: known[rank].then(beat, watched) if rank in known else _Sight(beat)
+            for rank, beat in beats.items()
+        }
+
+    def stuck(self, limits: Watchdog) -> list[Stuck]:
+        """The ranks that must be ended, those furthest behind first; none while all is well."""
+        found = [
+            (sight.beat.step, stuck)
+            for rank, sight in self._sights.items()
+            if (stuck := _judge(rank, sight, limits)) is not None
+        ]
+        return [stuck for _, stuck in sorted(found, key=lambda one: (one[0], one[1].rank))]
+
+
+def _judge(rank: int, sight: _Sight, limits: Watchdog) -> Stuck | None:
+    where = f"{sight.beat.doing} at step {sight.beat.step}"
+    if sight.silent > limits.silence:
+        return Stuck(rank, True, f"has been silent for {sight.silent:.0f} s, last {where}")
+    if sight.idle > (limits.step if sight.beat.doing == TRAINING else limits.other):
+        return Stuck(rank, False, f"has made no progress for {sight.idle:.0f} s, {where}")
     return None
+
+
+def culprits(found: Sequence[Stuck], beats: Mapping[int, Beat]) -> list[int]:
+    """The ranks that the others waited for, `found` being stuck; none if nobody can tell.
+
+    Those that are silent; if all speak, those that are clearly behind.
+    """
+    silent = [stuck.rank for stuck in found if stuck.silent]
+    if silent:
+        return silent
+    progress = _progress(beats)
+    last = [rank for rank, at in progress.items() if at == min(progress.values())]
+    return last if len(last) < len(progress) else []
+
+
+def _progress(beats: Mapping[int, Beat]) -> dict[int, tuple[int, int, int]]:
+    """How far each rank is, to be compared. How much is done says something among ranks that do the same."""
+    alike = len({(beat.step, beat.doing) for beat in beats.values()}) == 1
+    return {
+        rank: (_STAGES.get(beat.doing, len(_STAGES)), beat.step, beat.done if alike else 0)
+        for rank, beat in beats.items()
+    }
+
+
+def next_beat(last: Beat | None, beat: Beat) -> Beat:
+    """`beat`, counted on from `last` if that is from the same process."""
+    return replace(beat, count=last.count + 1) if last is not None and last.place == beat.place else beat
 
 
 def stack_of_every_thread() -> str:

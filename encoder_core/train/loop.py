@@ -82,6 +82,10 @@ class Losses(Protocol):
 class Journal(Protocol):
     """What is written down. Rank 0 records; the others' calls are heartbeats."""
 
+    def doing(self, step: int, doing: str, done: int = 0) -> None:
+        """What the rank does now, `step` steps being done; `done` grows while it lasts. "training" ends it."""
+        ...
+
     def step(self, report: StepReport) -> None: ...
     def evaluation(self, step: int, figures: Mapping[str, float]) -> None: ...
 
@@ -164,16 +168,33 @@ class Trainer:
             self.losses.after(report)
             state = state.after(applied=report.applied, tokens=signals.tokens)
             if signals.saved:
-                self.keeper.commit()
+                self._commit(state.step)
             if self.plan.evaluates_after(state.step):
-                figures = evaluate(self.engine, self.control, self.data.heldout(), self.plan.seed)
-                self.journal.evaluation(state.step, figures)
+                self._evaluate(state.step)
             if signals.save:
                 ensure_same(self.engine.replicated, self.control, state.step)
                 self.keeper.begin(self.engine, state)
+        self.journal.doing(state.step, "saving")
         ensure_same(self.engine.replicated, self.control, state.step)
         self.keeper.finish(self.engine, state, carried)
         return state
+
+    def _commit(self, step: int) -> None:
+        self.journal.doing(step, "saving")
+        self.keeper.commit()
+        self.journal.doing(step, "training")
+
+    def _evaluate(self, step: int) -> None:
+        figures = evaluate(self.engine, self.control, self._heldout(step), self.plan.seed)
+        self.journal.evaluation(step, figures)
+        self.journal.doing(step, "training")
+
+    def _heldout(self, step: int) -> Iterator[Microbatch]:
+        """Each microbatch is a sign of progress."""
+        self.journal.doing(step, "evaluating")
+        for done, microbatch in enumerate(self.data.heldout(), start=1):
+            yield microbatch
+            self.journal.doing(step, "evaluating", done)
 
     def _digests(self, step: int) -> list[Tensor]:
         """Of the weights that gradients were taken with, if this is a step to look at them."""

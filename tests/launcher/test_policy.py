@@ -3,11 +3,13 @@
 import pytest
 
 from launcher.policy import (
+    BARREN,
     FRUITLESS,
     NODE_FAILURES,
     NODE_HOURS,
     SAME_ERROR,
     Failure,
+    Kind,
     Restart,
     Stop,
     decide,
@@ -17,8 +19,31 @@ from launcher.policy import (
 HOUR = 3600.0
 
 
-def failure(hour: float = 0, step: int = 10, *, node: str | None = None, error: str | None = None) -> Failure:
-    return Failure(hour * HOUR, step, worked=True, node=node, error=error)
+def failure(
+    hour: float = 0,
+    step: int = 10,
+    *,
+    committed: int | None = None,
+    worked: bool = True,
+    node: str | None = None,
+    error: str | None = None,
+    kind: Kind | None = None,
+) -> Failure:
+    """A death without a word unless there is an error; with a checkpoint at every step."""
+    return Failure(
+        time=hour * HOUR,
+        step=step,
+        committed=step if committed is None else committed,
+        worked=worked,
+        node=node,
+        error=error,
+        kind=kind or ("silent" if error is None else "raised"),
+    )
+
+
+RAISED = failure(step=0, worked=False, error="OSError: no space")
+KILLED = failure(step=0, worked=False)
+AWAY = failure(step=0, worked=False, error="StoreUnavailable: no answer", kind="transient")
 
 
 def test_a_machine_that_dies_now_and_then_is_restarted_for_ever() -> None:
@@ -49,12 +74,35 @@ def test_errors_that_differ_do_not(last: Failure) -> None:
     assert decide([*failures, last], nodes=4) == Restart()
 
 
-def test_starts_that_come_to_nothing_end_the_run() -> None:
-    fruitless = Failure(0, 0, worked=False, node=None, error=None)
-    assert decide([fruitless] * (FRUITLESS - 1), nodes=1) == Restart()
-    assert isinstance(decide([fruitless] * FRUITLESS, nodes=1), Stop)
-    assert decide([fruitless] * (FRUITLESS - 1) + [failure()], nodes=1) == Restart()
-    assert decide([failure()] + [fruitless] * (FRUITLESS - 1), nodes=1) == Restart()
+def test_starts_that_raise_before_a_step_end_the_run() -> None:
+    errors = [failure(step=0, worked=False, error=f"E{n}") for n in range(FRUITLESS)]
+    assert decide(errors[:-1], nodes=1) == Restart()
+    decision = decide(errors, nodes=1)
+    assert isinstance(decision, Stop)
+    assert "before finishing a step" in decision.reason
+    assert decide([RAISED] * (SAME_ERROR - 1) + [failure()], nodes=1) == Restart()
+    assert decide([failure()] + [RAISED] * (SAME_ERROR - 1), nodes=1) == Restart()
+
+
+def test_machines_that_die_before_the_first_step_do_not_end_a_run_early() -> None:
+    assert decide([KILLED] * (BARREN - 1), nodes=1) == Restart()
+
+
+def test_nor_do_they_hide_an_error_that_comes_back() -> None:
+    assert isinstance(decide([RAISED, KILLED, RAISED, KILLED, KILLED, RAISED], nodes=1), Stop)
+    assert decide([RAISED, KILLED, RAISED, failure(step=3), RAISED], nodes=1) == Restart(), "a step was made"
+
+
+def test_deaths_without_a_newer_checkpoint_end_the_run_at_last() -> None:
+    deaths = [failure(n, step=50 + n, committed=40, error=f"E{n}" if n % 3 else None) for n in range(BARREN)]
+    assert isinstance(decide(deaths, nodes=4), Stop)
+    assert decide([failure(step=40, committed=20), *deaths[1:]], nodes=4) == Restart()
+
+
+def test_a_store_that_does_not_answer_counts_towards_nothing() -> None:
+    assert decide([AWAY] * (3 * BARREN), nodes=4) == Restart()
+    assert decide([RAISED, AWAY, RAISED, AWAY], nodes=4) == Restart()
+    assert isinstance(decide([RAISED, AWAY, RAISED, AWAY, RAISED], nodes=4), Stop)
 
 
 def test_a_node_that_keeps_failing_is_left_out() -> None:

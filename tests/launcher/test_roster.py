@@ -6,7 +6,6 @@ from launcher.elastic import Sizing
 from launcher.roster import Change, Roster
 
 SIZING = Sizing(least=1, most=12, expected=8, wait=60, grow=1800, each={"GPU": 1})
-NONE = frozenset[str]()
 
 
 class Clock:
@@ -27,81 +26,85 @@ def roster(last: int | None = None) -> tuple[Roster, Clock]:
 
 def test_a_machine_is_lost_and_comes_back() -> None:
     ranks, clock = roster()
-    assert ranks.start(machines(2), NONE) == 8
+    assert ranks.start(machines(2)) == 8
     assert ranks.entered(8) is None
     clock.now += 5000
-    assert ranks.start(machines(1), NONE) is None
+    assert ranks.start(machines(1)) is None
     clock.now += 59
-    assert ranks.start(machines(1), NONE) is None
+    assert ranks.start(machines(1)) is None
     clock.now += 1
-    assert ranks.start(machines(1), NONE) == 4
+    assert ranks.start(machines(1)) == 4
     assert ranks.entered(4) == Change(8, 4, "no place for 8 ranks within 60 s")
     clock.now += 10
-    assert ranks.start(machines(1), NONE) == 4, "a death among them is nothing to wait for"
+    assert ranks.start(machines(1)) == 4, "a death among them is nothing to wait for"
     assert ranks.entered(4) is None
 
     clock.now += 100
-    assert not ranks.grows(machines(2), NONE)
+    assert not ranks.grows(machines(2))
     clock.now += 1700
-    assert ranks.grows(machines(2), NONE)
-    assert ranks.start(machines(2), NONE) == 8
+    assert ranks.grows(machines(2))
+    assert ranks.start(machines(2)) == 8
     assert ranks.entered(8) == Change(4, 8, "the cluster has places for 8 ranks")
 
 
 def test_machines_that_come_and_go_do_not_disturb() -> None:
     ranks, clock = roster()
-    assert ranks.start(machines(2), NONE) == 8
+    assert ranks.start(machines(2)) == 8
     ranks.entered(8)
     clock.now += 5000
     for count in (3, 2, 3, 2, 3):
-        assert not ranks.grows(machines(count), NONE)
+        assert not ranks.grows(machines(count))
         clock.now += 59
     clock.now += 1
-    assert ranks.grows(machines(3), NONE)
+    assert ranks.grows(machines(3))
 
 
 def test_the_first_group_waits_for_what_is_expected() -> None:
     ranks, clock = roster()
-    assert ranks.start(machines(1), NONE) is None
+    assert ranks.start(machines(1)) is None
     clock.now += 30
-    assert ranks.start(machines(3), NONE) == 12, "all that there are"
+    assert ranks.start(machines(3)) == 12, "all that there are"
     assert ranks.entered(12) is None
 
 
 def test_and_for_as_many_as_wrote_the_checkpoint() -> None:
     ranks, clock = roster(last=12)
-    assert ranks.start(machines(2), NONE) is None
+    assert ranks.start(machines(2)) is None
     clock.now += 60
-    assert ranks.start(machines(2), NONE) == 8
+    assert ranks.start(machines(2)) == 8
     assert ranks.entered(8) == Change(12, 8, "the command was started again")
 
 
 def test_a_node_left_out_is_no_place() -> None:
     ranks, clock = roster(last=8)
-    assert ranks.start(machines(2), frozenset("0")) is None
+    assert ranks.leave_out(machines(2), frozenset("0"))
+    assert ranks.start(machines(2)) is None
     clock.now += 60
-    assert ranks.start(machines(2), frozenset("0")) == 4
+    assert ranks.start(machines(2)) == 4
+    assert not ranks.leave_out(machines(2), frozenset("1")), "the last one is needed"
+    assert ranks.without == frozenset("0")
 
 
 def test_the_operator_is_told_now_and_then() -> None:
     ranks, clock = roster()
-    assert ranks.start(machines(1), NONE) is None
-    assert ranks.waiting() == "waiting for machines: places for 4 ranks, 8 wanted"
+    assert ranks.start(machines(1)) is None
+    assert ranks.news() == "waiting for machines: places for 4 ranks, 8 wanted"
     clock.now += 30
-    assert ranks.start(machines(0), NONE) is None
-    assert ranks.waiting() is None
+    assert ranks.start(machines(0)) is None
+    assert ranks.news() is None
     clock.now += 31
-    assert ranks.start(machines(0), NONE) is None
-    assert ranks.waiting() == "waiting for machines: places for 0 ranks, 1 at least wanted"
+    assert ranks.start(machines(0)) is None
+    assert ranks.news() == "waiting for machines: places for 0 ranks, 1 at least wanted"
 
 
 def test_and_when_ray_finds_no_room() -> None:
     ranks, clock = roster()
-    assert ranks.start(machines(2), NONE) == 8
-    assert ranks.waiting() is None
+    assert ranks.start(machines(2)) == 8
+    assert ranks.news() == "starting 8 ranks"
     clock.now += 10
-    assert ranks.start(machines(2), NONE) == 8
-    assert ranks.waiting() == "Ray could not start 8 ranks: a node has just gone, or others use the cluster"
+    assert ranks.start(machines(2)) == 8
+    assert ranks.news() == "Ray could not start 8 ranks: a node has just gone, or others use the cluster"
     ranks.entered(8)
-    assert ranks.start(machines(2), NONE) == 8
-    assert ranks.waiting() is None
+    assert ranks.start(machines(2)) == 8
+    assert ranks.news() == "starting 8 ranks"
+    assert ranks.news() is None, "once"

@@ -208,9 +208,9 @@ class ChaosLink:
     def __init__(self, orders: Orders, frozen: Connection) -> None:
         self._orders, self._frozen, self._step, self._stop = orders, frozen, -1, False
 
-    def beat(self, step: int, doing: str) -> None:
-        self._step = step
-        if doing != "training":
+    def beat(self, step: int, doing: str, done: int = 0) -> None:
+        new, self._step = step != self._step, step
+        if doing != "training" or not new:
             return
         if self._orders.fault == "killed while writing":
             _die_writing(self._orders.change)

@@ -54,6 +54,7 @@ class Trace:
     state: TrainState
     fragments: list[tuple[str, int, dict[str, np.ndarray]]]
     shapes: dict[str, tuple[int, ...]]
+    told: list[tuple[int, str, int]]
 
 
 @dataclass(frozen=True)
@@ -210,6 +211,10 @@ def _text(lane: int) -> torch.Tensor:
 @dataclass
 class Journal:
     losses: list[float] = field(default_factory=list)
+    told: list[tuple[int, str, int]] = field(default_factory=list)
+
+    def doing(self, step: int, doing: str, done: int = 0) -> None:
+        self.told.append((step, doing, done))
 
     def step(self, report: StepReport) -> None:
         self.losses.append(report.record()["loss"])
@@ -241,7 +246,7 @@ class Keeper:
         self._shapes = {**engine.shapes, **carried.shapes}
 
     def trace(self, journal: Journal, state: TrainState) -> Trace:
-        return Trace(journal.losses, state, self._fragments, self._shapes)
+        return Trace(journal.losses, state, self._fragments, self._shapes, journal.told)
 
 
 def alone(steps: int) -> tuple[list[float], PermutedLanguageModel, Memories]:

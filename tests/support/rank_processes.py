@@ -113,11 +113,11 @@ class ProcessLink:
     def __init__(self, kill_at: int | None, stop_at: int | None, flip_at: int | None) -> None:
         self._kill_at, self._stop_at, self._flip_at, self._step = kill_at, stop_at, flip_at, 0
 
-    def beat(self, step: int, doing: str) -> None:
-        self._step = step
+    def beat(self, step: int, doing: str, done: int = 0) -> None:
+        new, self._step = step != self._step, step
         if doing == "training" and step == self._kill_at:
             os.kill(os.getpid(), signal.SIGKILL)
-        if doing == "training" and step == self._flip_at:
+        if new and doing == "training" and step == self._flip_at:
             flip_a_bit()
 
     def record(self, record: dict[str, Any]) -> None:

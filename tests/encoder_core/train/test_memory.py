@@ -57,6 +57,18 @@ def test_memory_is_what_it_is_meant_to_be(whole: list[list[Trace]], half: list[C
 
 
 @pytest.mark.cluster
+def test_every_held_out_microbatch_and_the_last_save_are_signs_of_life(whole: list[list[Trace]]) -> None:
+    """A8: a long evaluation and a slow upload are not judged by the limit of a step. On every rank."""
+    for trace in whole[0]:
+        evaluations = [
+            told
+            for step in range(2, small.STEPS + 1, 2)
+            for told in [(step, "evaluating", 0), (step, "evaluating", 1), (step, "training", 0)]
+        ]
+        assert trace.told == [*evaluations, (small.STEPS, "saving", 0)]
+
+
+@pytest.mark.cluster
 def test_resume_between_two_refreshes_is_bit_identical(
     whole: list[list[Trace]], half: list[Checkpoint]
 ) -> None:
