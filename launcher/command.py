@@ -27,6 +27,7 @@ from launcher.contract import CODES, FINISHED, MISTAKE, REPEAT
 _TRAINING = ("train", "demo")  # the commands whose process tree is looked after
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _NAME = "MASKFLEET_COMMAND"  # environment variable: the parent's pid and start, in clock ticks since boot
+_AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
 _GRACE_S = 15.0  # for a driver that has nothing to save to end by itself
 _AT_ONCE_S = 3.0  # after a second Ctrl-C
 _KILL_S = 10.0  # for killed processes to be gone
@@ -199,6 +200,20 @@ def _sweep() -> None:
     for process, owner in _named():
         if not _lives(owner):
             _kill(process)
+    for process in psutil.process_iter():
+        if _is_orphaned_agent(process):
+            _kill(process)
+
+
+def _is_orphaned_agent(process: psutil.Process) -> bool:
+    """Whether it is one of the two processes that outlive Ray's raylet if that is killed together with its driver.
+    Their titles overwrite their environment. They are of no use to anybody, whoever started that Ray."""
+    with suppress(psutil.Error, OSError):
+        if process.uids().real != os.getuid() or process.cmdline()[:1] not in ([name] for name in _AGENTS):
+            return False
+        parent = process.parent()
+        return not _start(os.getsid(process.pid)) and (parent is None or parent.name() != "raylet")
+    return False
 
 
 def _lives(owner: str) -> bool:

@@ -1,17 +1,17 @@
 """The driver's stay with the ranks: group after group until the run is over, progress shown, stuck ranks ended."""
 
 import time
-from collections.abc import Callable
 from typing import Any, Protocol
 
 import ray
-from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError
+from ray.exceptions import GetTimeoutError, RayActorError
 
 from launcher.elastic import Sizing, Start
 from launcher.errors import TryAgain
 from launcher.guard import Guard
 from launcher.nodes import lost
 from launcher.rank_group import Assignment, RankGroup
+from launcher.runs import Run
 from launcher.standing import Status
 
 _POLL_S = 0.25
@@ -41,13 +41,20 @@ class Follow:
         status: how they stand, as of the last look.
     """
 
-    def __init__(self, monitor: Any, guard: Guard, display: Display, complete: Callable[[int], bool]) -> None:
+    def __init__(self, run: Run, monitor: Any, display: Display) -> None:
         self.status = Status()
-        self._monitor, self._guard, self._display, self._complete = monitor, guard, display, complete
+        self._steps = run.recipe.total_steps
+        self._monitor, self._display = monitor, display
+        self._guard = Guard(run, monitor, display.note)
         self._heard = self._looked = time.monotonic()
 
     def ranks(self, assignment: Assignment, sizing: Sizing) -> None:
-        """Until the run is complete, or its ranks are not to be started again: `status` tells. Raises MonitorLost."""
+        """Until the run is complete, or its ranks are not to be started again: `status` tells.
+
+        Raises:
+            MonitorLost: another one has to be started.
+            TryAgain: Ray itself has died on this machine.
+        """
         failed: list[int] = []
         while (start := self._next(failed)) is not None:
             with RankGroup(start, sizing) as group:
@@ -67,16 +74,15 @@ class Follow:
         return None
 
     def _stay(self, group: RankGroup, assignment: Assignment) -> None:
+        """Until the group has ended. What keeps the processes of ranks that are done from ending does not matter."""
         done: float | None = None
         for _ in group.live(assignment, _POLL_S):
             self._look()
             self._guard.check(self.status)
             self._look_around()
-            if self.status.fatal is not None:
+            if self.status.fatal is not None or self.status.superseded:
                 return
-            if (
-                self.status.finished is not None
-            ):  # whatever keeps its processes from ending does not matter any more
+            if self.status.finished is not None or self.status.unsaved is not None:
                 done = done or time.monotonic()
                 if time.monotonic() - done > _END_S:
                     return
@@ -84,11 +90,11 @@ class Follow:
     def _over(self) -> bool:
         """Whether no ranks are to start. Those that ended in good order, but early, made room for others to go on."""
         status = self.status
-        if status.fatal is not None or status.idle:
+        if status.fatal is not None or status.idle or status.superseded or status.unsaved is not None:
             return True
         if status.finished is None:
             return False
-        return not status.paused or self._complete(status.finished)
+        return not status.paused or status.finished >= self._steps
 
     def _look(self) -> None:
         dead = lost()
@@ -115,7 +121,7 @@ class Follow:
             if time.monotonic() - self._heard > _SILENCE_S:
                 raise MonitorLost("the monitor does not answer") from None
             return None
-        except (ActorDiedError, RayActorError) as error:
+        except RayActorError as error:
             raise MonitorLost("the monitor's process died") from error
         self._heard = time.monotonic()
         return found

@@ -113,10 +113,10 @@ def _supervise(
                 _await_monitor(monitor, stopping)
                 with saving(), stopping.telling(monitor.stop.remote):
                     follow.ranks(assignment, size)
-            except MonitorLost as lost:
+            except MonitorLost as gone:
                 if stopping.asked.is_set():
-                    raise TryAgain(f"the ranks cannot be asked to save: {lost}", remedy=NOT_SAVED) from lost
-                display.note(f"{lost}: starting the ranks again")
+                    raise TryAgain(f"the ranks cannot be asked to save: {gone}", remedy=NOT_SAVED) from gone
+                display.note(f"{gone}: starting the ranks again")
                 attempt, failures = claim(run.store, owner=owner), read_deaths(run.store, display.note)
             else:
                 outcome = _outcome(run, follow.status, stopping)
