@@ -26,7 +26,7 @@ from data_service.feed import FeedConfig, start_feed
 from data_service.store.errors import StoreError
 from launcher.command import output_into, saving
 from launcher.contract import FINISHED, JOIN_SECONDS
-from launcher.deaths import of_command, read_deaths
+from launcher.deaths import of_command
 from launcher.errors import RunError, TryAgain
 from launcher.follow import NOT_SAVED, Display, Follow, MonitorLost
 from launcher.monitor import start_monitor
@@ -104,8 +104,9 @@ def _supervise(
         feed = start_feed(_feed_config(run, data_workers(run.recipe, cores_of(there), size.most)))
         refresh = run.recipe.memory_refresh
         grid, ranks = refresh.every if refresh else 1, last.world_size if last else None
-        failures = of_command(attempt, committed=last.step if last else 0, now=time.time(), note=display.note)
+        committed = last.step if last else 0
         while True:
+            failures = of_command(attempt, committed=committed, now=time.time(), note=display.note)
             monitor = start_monitor(attempt, owner, size, ranks, failures)
             assignment = Assignment(run.store.uri, monitor, feed, run.recipe, grid)
             follow = Follow(run, monitor, display)
@@ -117,7 +118,7 @@ def _supervise(
                 if stopping.asked.is_set():
                     raise TryAgain(f"the ranks cannot be asked to save: {gone}", remedy=NOT_SAVED) from gone
                 display.note(f"{gone}: starting the ranks again")
-                attempt, failures = claim(run.store, owner=owner), read_deaths(run.store, display.note)
+                attempt = claim(run.store, owner=owner)
             else:
                 outcome = _outcome(run, follow.status, stopping)
                 return outcome
