@@ -1,0 +1,146 @@
+"""Any fault, any process, any moment: the run ends as if nobody had touched it. Random faults on the real command.
+
+The long form: `infra/test -m long tests/faults/test_anything.py -rP --seed 1 --cycles 200 --log-faults FOLDER`.
+"""
+
+import socket
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import small_runs
+from anything import Disturbed, write_log
+from fault_draws import Draws
+from fault_proxy import FaultProxy
+from rank_processes import run_group
+from s3_server import S3Server
+
+pytestmark = pytest.mark.cluster
+
+STEPS, EVERY = 300, 30
+SETTINGS = (
+    f"phases=[{{steps: {STEPS}, length: 32, batch: {{sequences: 12}}}}]",
+    "checkpoint={every: {steps: 12}, keep_last: 2}",
+    f"evaluation={{every: {{steps: {EVERY}}}, samples: 400}}",
+    "logging={flush_seconds: 0.001, tensorboard: false}",  # every step is seen at once
+    "watchdog={silence: 20, step: 60, other: 120}",
+    "spikes.threshold=null",
+    "trainers=2",
+)
+_PAIR = "layers: 2, hidden: 32, heads: 2, feed_forward: 64, max_length: 64"
+FAMILIES = {
+    "roberta": (),
+    "xlnet": (
+        "model={family: xlnet, layers: 2, hidden: 32, heads: 2, feed_forward: 64, max_length: 64, reuse: 8, memory: 16,"
+        " memory_refresh: 4}",
+        "input={packing: lanes, reuse: 8}",
+        "objective={plm: {predict: 4}}",
+    ),
+    "electra": (
+        f"model={{family: electra, {_PAIR}, embedding: 16, generator_divisor: 2}}",
+        "input={packing: two_segments}",
+        "objective.rtd={weight: 50.0, embeddings: shared}",
+    ),
+    "deberta-v3": (
+        f"model={{family: deberta_v2, {_PAIR}, buckets: 8, generator_layers: 1}}",
+        "input={packing: contiguous}",
+        "objective.rtd={weight: 50.0, embeddings: gradient_disentangled}",
+    ),
+}
+MOST = 8  # faults for one run
+DOCUMENTS = 2000
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("anything")
+    small_runs.prepare_corpus(folder, documents=DOCUMENTS, block_tokens=1024)
+    return folder
+
+
+@pytest.fixture
+def struck(request: pytest.FixtureRequest) -> Iterator[list[dict[str, Any]]]:
+    """What struck, for the table of a test's end and the log that was asked for."""
+    entries: list[dict[str, Any]] = []
+    yield entries
+    for field in ("phase", "kind", "deed", "then"):
+        print(f"{field}: {dict(Counter(entry[field] for entry in entries).most_common())}")
+    if (path := request.config.getoption("--log-faults")) is not None:
+        path.mkdir(parents=True, exist_ok=True)
+        write_log(path / "faults.jsonl", entries)
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, FaultProxy]]:
+    """A folder on S3, and a proxy before it for the commands. The server is a process of its own."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    moto = subprocess.Popen(
+        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        server = S3Server(f"http://127.0.0.1:{port}", "test", "test").use(monkeypatch)
+        with FaultProxy(server.endpoint) as proxy:
+            yield f"s3://{server.new_bucket()}", proxy  # boto tries until the server is there
+    finally:
+        moto.kill()
+        moto.wait()
+
+
+@pytest.mark.timeout(600)
+def test_a_few_faults(request: pytest.FixtureRequest, folder: Path, struck: list[dict[str, Any]]) -> None:
+    survive(request, folder, struck, family="roberta", zero=2, count=3)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_many_faults(
+    request: pytest.FixtureRequest, folder: Path, struck: list[dict[str, Any]], family: str, zero: int
+) -> None:
+    """One of the stages on S3, which fails too."""
+    count = -(-request.config.getoption("--cycles") // (4 * len(FAMILIES)))
+    root, proxy = request.getfixturevalue("failing") if zero == 1 else (str(folder), None)
+    if proxy is not None:
+        small_runs.prepare_corpus(folder, root, documents=DOCUMENTS, block_tokens=1024)
+    survive(request, folder, struck, family=family, zero=zero, count=count, root=root, proxy=proxy)
+
+
+def survive(
+    request: pytest.FixtureRequest,
+    folder: Path,
+    struck: list[dict[str, Any]],
+    *,
+    family: str,
+    zero: int,
+    count: int,
+    root: str | None = None,
+    proxy: FaultProxy | None = None,
+) -> None:
+    """`count` faults, on as many runs as it takes; every one must end like the one that nobody disturbed."""
+    seed, scale = request.config.getoption("--seed"), request.config.getoption("--outage-scale")
+    draws = Draws(f"{seed} {family} {zero}", scale, store=proxy is not None)
+    settings = (*SETTINGS, *FAMILIES[family], f"zero={zero}")
+    calm = small_runs.new_run(folder, f"calm-{family}-{zero}", *settings)
+    ended = run_group(calm, 2, timeout=600)
+    assert ended.codes == [0, 0], ended.output
+    for number in range(1, count + 1):
+        if len(struck) >= count:
+            break
+        name = f"{family}-{zero}-{number}"
+        uri = small_runs.new_run(root or folder, name, *settings)
+        faults = draws.faults(min(count - len(struck), MOST), STEPS)
+        run = Disturbed(uri, f"{name} with --seed {seed}", STEPS, EVERY, faults, proxy)
+        run.run()
+        struck += run.log
+        print(run.story())
+        assert not run.problems, run.story()
+        small_runs.ensure_same(uri, calm, STEPS)
+        small_runs.ensure_whole(uri)
