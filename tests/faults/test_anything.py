@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 import small_runs
 from anything import Disturbed, write_log
-from fault_draws import Draws
+from fault_draws import GESTURES, GROUP, OUTAGES, PHASES, STARTS, STORE, Draws
 from fault_proxy import FaultProxy
 from rank_processes import run_group
+from run_observer import COMMAND, KINDS, MARK, Processes
 from s3_server import S3Server
 
 pytestmark = pytest.mark.cluster
@@ -91,6 +92,36 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, FaultProxy]]
     finally:
         moto.kill()
         moto.wait()
+
+
+def test_a_seed_gives_the_same_faults() -> None:
+    drawn, again, other = (Draws(seed, 10, store=True).faults(400, STEPS) for seed in ("1", "1", "2"))
+    assert drawn == again != other
+    assert {fault.phase for fault in drawn} == {*PHASES, "ending"}
+    assert {fault.targets[0] for fault in drawn} >= {*KINDS, COMMAND, GROUP, STORE}
+    assert {fault.deed for fault in drawn} == {*GESTURES, *OUTAGES}
+    assert drawn[0].phase in STARTS
+
+
+def test_a_process_that_moved_away_is_found() -> None:
+    """In a session of its own, without its parent, and its environment gone."""
+    processes = Processes(f"{MARK}=moved")
+    moves = "os.fork() or (os.setsid(), os.execve('/bin/sleep', ['sleep', '60'], {}))"
+    command = subprocess.Popen(
+        [sys.executable, "-c", f"import os, time; {moves}; time.sleep(60)"],
+        env={MARK: "moved"},
+        start_new_session=True,
+    )
+    processes.commands.append(command.pid)
+    try:
+        while sum("sleep 60" in processes.kind(one) for one in processes.alive()) == 0:
+            assert command.poll() is None
+        command.kill()
+        command.wait()
+        assert [line.partition(", ")[2][:15] for line in processes.await_end(1)] == ["other: sleep 60"]
+    finally:
+        processes.kill()
+    assert processes.alive() == []
 
 
 @pytest.mark.timeout(600)

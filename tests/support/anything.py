@@ -5,6 +5,7 @@ Whatever is against the rule is noted, with what was done and shown, and the run
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,6 +26,8 @@ BARREN = 5  # faults in a row without a commit; then the run is let alone until 
 IMPORTS_S = 3.0  # the least that a command takes until Ray is up
 STILL_S = 300.0  # without any sign of life a command is stuck
 LEFT_S = 30.0  # for everything to end after the last command
+_TICK_S, _BRIEF_S = 0.1, 0.01  # between two looks; for what is soon over
+_BRIEF: tuple[Phase, ...] = ("evaluation", "saving")
 INTERPRETER_S = 0.2  # of processor time: until then nothing of ours is imported that could answer a signal
 
 
@@ -55,6 +58,7 @@ class Disturbed:
         self._seen = self._struck = self._began = self._sight.look()
         self._tick = threading.Event()
         self._barren = self._wrong = 0
+        self._phase: Phase = "imports"
         self._excused: set[int] = set()
         self._finished = False
 
@@ -72,10 +76,14 @@ class Disturbed:
             self.problems.append(str(stuck))
         finally:
             self._processes.kill()
+            self._command.wait()
+            if not self.problems:
+                shutil.rmtree(self._folder)
 
     def story(self) -> str:
         """All there is to know about a failure."""
-        return "\n".join([f"run {self.name}", *(told(entry) for entry in self.log), *self.problems])
+        kept = [f"what was shown, and Ray's logs: {self._folder}"] if self.problems else []
+        return "\n".join([f"run {self.name}", *(told(entry) for entry in self.log), *self.problems, *kept])
 
     def _meet(self, fault: Fault) -> None:
         """Await the fault's moment, and strike."""
@@ -85,9 +93,9 @@ class Disturbed:
         if self._too_late_for(fault.phase):
             self._until(lambda: self._trains() and self._seen.done >= fault.step)
             self._restart()
-        self._until(lambda: self._has_come(fault))
-        if not self._finished:
-            self._tick.wait(fault.delay)
+        self._until(lambda: self._has_come(fault), _BRIEF_S if fault.phase in _BRIEF else _TICK_S)
+        self._tick.wait(fault.delay)
+        if self._command.poll() is None:  # else the run, or the fault before, was quicker
             self._strike(fault)
 
     def _too_late_for(self, phase: Phase) -> bool:
@@ -99,6 +107,7 @@ class Disturbed:
         """A command that is to be struck at its beginning has to begin: the one before makes room."""
         before = len(self._processes.commands)
         if not self._finished:
+            self._phase = "steps"
             self._do(self._command, "TERM", Fault("steps", 0, 0, "", (COMMAND,), 0, "TERM", 0))
             self._until(lambda: len(self._processes.commands) > before)
 
@@ -123,7 +132,7 @@ class Disturbed:
         """Steps have been made since the last fault, and by this command."""
         return self._seen.newest not in (self._struck.newest, self._began.newest)
 
-    def _until(self, condition: Callable[[], bool]) -> None:
+    def _until(self, condition: Callable[[], bool], every_s: float = _TICK_S) -> None:
         """Look until `condition` holds or the run is finished; a command that ends is repeated."""
         since = time.monotonic()
         while not self._finished:
@@ -131,21 +140,25 @@ class Disturbed:
                 self._judge()
                 since = time.monotonic()
                 continue
-            seen = self._sight.look()
-            if seen != self._seen:
-                since, self._barren = (
-                    time.monotonic(),
-                    self._barren if seen.committed <= self._seen.committed else 0,
-                )
-            self._seen = seen
+            if self._look():
+                since = time.monotonic()
             if condition():
                 return
             if time.monotonic() - since > STILL_S:
                 self._problem(f"no sign of life for {STILL_S:g} s")
                 raise Stuck(f"stuck; processes:\n{self._processes.tree()}")
-            self._tick.wait(0.005)
+            self._tick.wait(every_s)
+
+    def _look(self) -> bool:
+        """Whether anything has changed."""
+        before, self._seen = self._seen, self._sight.look()
+        if self._seen.committed > before.committed:
+            self._barren = 0
+        return self._seen != before
 
     def _strike(self, fault: Fault) -> None:
+        self._look()
+        self._phase = self._present_phase(fault)
         self._barren += 1
         self._struck = self._seen
         if fault.targets[0] == STORE:
@@ -183,7 +196,7 @@ class Disturbed:
 
     def _excuse(self, deed: str, process: psutil.Process) -> None:
         """Codes with which the command may end for this fault, beside 75."""
-        if process.pid != self._command.pid:
+        if process.pid != self._command.pid or not process.is_running():
             return
         if deed == "KILL":
             self._excused.add(-signal.SIGKILL)
@@ -271,7 +284,7 @@ class Disturbed:
             "run": self.name,
             "command": len(self._processes.commands),
             "at": round(time.monotonic() - self._started, 2),
-            "phase": self._phase(fault),
+            "phase": self._phase,
             "kind": kind,
             "deed": deed,
             "step": self._seen.done,
@@ -280,9 +293,11 @@ class Disturbed:
         }
         self.log.append(entry | {"planned": asdict(fault)})
 
-    def _phase(self, fault: Fault) -> Phase:
+    def _present_phase(self, fault: Fault) -> Phase:
+        """The fault's, unless that is over."""
+        short = fault.phase in _BRIEF and not self._has_come(fault)
         late = fault.phase == "before the first step" and self._seen.newest != self._began.newest
-        return "steps" if late else fault.phase
+        return "steps" if short or late else fault.phase
 
 
 class Stuck(Exception):

@@ -25,9 +25,9 @@ _DELAYS: dict[Phase, tuple[float, float]] = {
     "imports": (0.0, 3.0),
     "before the first step": (0.0, 4.0),
     "steps": (0.0, 1.0),
-    "evaluation": (0.0, 0.1),
-    "saving": (0.0, 0.03),
-    "ending": (0.0, 4.0),
+    "evaluation": (0.0, 0.05),
+    "saving": (0.0, 0.01),
+    "ending": (0.0, 2.5),
 }  # seconds after the phase was seen to begin
 
 

@@ -102,7 +102,7 @@ class Processes:
                 _key(process) in self._known
                 or os.getsid(process.pid) in self.commands
                 or self.mark in _environment(process.pid)
-                or any(_key(parent) in self._known for parent in process.parents())
+                or process.ppid() in {pid for pid, _ in self._known}
             )
         except (psutil.Error, OSError):
             return False
