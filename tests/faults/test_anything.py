@@ -24,7 +24,6 @@ pytestmark = pytest.mark.cluster
 
 STEPS, EVERY = 300, 30
 SETTINGS = (
-    f"phases=[{{steps: {STEPS}, length: 32, batch: {{sequences: 12}}}}]",
     "checkpoint={every: {steps: 12}, keep_last: 2}",
     f"evaluation={{every: {{steps: {EVERY}}}, samples: 400}}",
     "logging={flush_seconds: 0.001, tensorboard: false}",  # every step is seen at once
@@ -124,9 +123,9 @@ def test_a_process_that_moved_away_is_found() -> None:
     assert processes.alive() == []
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_a_few_faults(request: pytest.FixtureRequest, folder: Path, struck: list[dict[str, Any]]) -> None:
-    survive(request, folder, struck, family="roberta", zero=2, count=3)
+    survive(request, folder, struck, family="roberta", zero=2, count=3, steps=120)
 
 
 @pytest.mark.long
@@ -152,13 +151,15 @@ def survive(
     family: str,
     zero: int,
     count: int,
+    steps: int = STEPS,
     root: str | None = None,
     proxy: FaultProxy | None = None,
 ) -> None:
     """`count` faults, on as many runs as it takes; every one must end like the one that nobody disturbed."""
     seed, scale = request.config.getoption("--seed"), request.config.getoption("--outage-scale")
     draws = Draws(f"{seed} {family} {zero}", scale, store=proxy is not None)
-    settings = (*SETTINGS, *FAMILIES[family], f"zero={zero}")
+    phases = f"phases=[{{steps: {steps}, length: 32, batch: {{sequences: 12}}}}]"
+    settings = (*SETTINGS, *FAMILIES[family], phases, f"zero={zero}")
     calm = small_runs.new_run(folder, f"calm-{family}-{zero}", *settings)
     ended = run_group(calm, 2, timeout=600)
     assert ended.codes == [0, 0], ended.output
@@ -167,11 +168,11 @@ def survive(
             break
         name = f"{family}-{zero}-{number}"
         uri = small_runs.new_run(root or folder, name, *settings)
-        faults = draws.faults(min(count - len(struck), MOST), STEPS)
-        run = Disturbed(uri, f"{name} with --seed {seed}", STEPS, EVERY, faults, proxy)
+        faults = draws.faults(min(count - len(struck), MOST), steps)
+        run = Disturbed(uri, f"{name} with --seed {seed}", steps, EVERY, faults, proxy)
         run.run()
         struck += run.log
         print(run.story())
         assert not run.problems, run.story()
-        small_runs.ensure_same(uri, calm, STEPS)
+        small_runs.ensure_same(uri, calm, steps)
         small_runs.ensure_whole(uri)

@@ -22,6 +22,7 @@ from fault_draws import COMMAND, GROUP, OUTAGES, STARTS, STORE, Fault, Phase
 from fault_proxy import FaultProxy
 from run_observer import MARK, Processes, Sight
 
+WENT_ON = "went on"
 BARREN = 5  # faults in a row without a commit; then the run is let alone until it has made one
 IMPORTS_S = 3.0  # the least that a command takes until Ray is up
 STILL_S = 300.0  # without any sign of life a command is stuck
@@ -247,7 +248,7 @@ class Disturbed:
     def _judge(self) -> None:
         """How the command ended; it is repeated unless the run is finished."""
         code, text = self._command.returncode, self._shown.read_text()
-        if self.log:
+        if self.log and self.log[-1]["then"] == WENT_ON:
             self.log[-1]["then"] = code
         if "Traceback" in text and not self._excused - {-signal.SIGKILL, 3}:
             self._problem("a traceback on the terminal")
@@ -289,7 +290,7 @@ class Disturbed:
             "deed": deed,
             "step": self._seen.done,
             "whom": whom,
-            "then": "went on",
+            "then": WENT_ON,
         }
         self.log.append(entry | {"planned": asdict(fault)})
 
