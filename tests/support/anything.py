@@ -25,6 +25,7 @@ from run_observer import MARK, Processes, Sight
 WENT_ON = "went on"
 BARREN = 5  # faults in a row without a commit; then the run is let alone until it has made one
 IMPORTS_S = 3.0  # the least that a command takes until Ray is up
+WRONG = 2  # wrong ends in a row without a commit; after more the run is given up
 STILL_S = 300.0  # without any sign of life a command is stuck
 LEFT_S = 30.0  # for everything to end after the last command
 _TICK_S, _BRIEF_S = 0.1, 0.01  # between two looks; for what is soon over
@@ -58,7 +59,7 @@ class Disturbed:
         self._sight = Sight(self.uri, self.every)
         self._seen = self._struck = self._began = self._sight.look()
         self._tick = threading.Event()
-        self._barren = self._wrong = 0
+        self._barren = self._wrong = self._wrong_at = 0
         self._phase: Phase = "imports"
         self._excused: set[int] = set()
         self._finished = False
@@ -202,7 +203,7 @@ class Disturbed:
         if deed == "KILL":
             self._excused.add(-signal.SIGKILL)
         elif deed == "runs stop":
-            self._excused.add(3)
+            self._excused.add(STOPPED)
         elif sum(process.cpu_times()[:2]) < INTERPRETER_S and deed != "STOP":
             self._excused.add(-signal.Signals[f"SIG{deed.split()[0]}"])
 
@@ -250,25 +251,35 @@ class Disturbed:
         code, text = self._command.returncode, self._shown.read_text()
         if self.log and self.log[-1]["then"] == WENT_ON:
             self.log[-1]["then"] = code
-        if "Traceback" in text and not self._excused - {-signal.SIGKILL, 3}:
-            self._problem("a traceback on the terminal")
-        before, self._seen = self._seen, self._sight.look()
-        if code == 0:
-            self._finished = True
-            if self._seen.committed < self.steps:
-                self._problem(f"ended with 0 at step {self._seen.committed}")
-            return
-        if code not in {75, *self._excused}:
-            self._problem(f"ended with {code}")
-            self._wrong = 1 if self._seen.committed > before.committed else self._wrong + 1
-        if self._wrong >= 3:
-            raise Stuck("the command ended wrongly three times without a commit between; given up")
-        self._start()
+        self._look()
+        self._finished = code == 0
+        wrong = []
+        if code not in {0, REQUEUE, *self._excused}:
+            wrong.append(f"ended with {code}")
+        if self._finished and self._seen.committed < self.steps:
+            wrong.append(f"ended with 0 at step {self._seen.committed}")
+        if "Traceback" in text and not self._excused - {-signal.SIGKILL, STOPPED}:
+            wrong.append("showed a traceback")
+        if wrong:
+            self._problem(" and ".join(wrong))
+        if not self._finished:
+            self._ensure_progress(code)
+            self._start()
+
+    def _ensure_progress(self, code: int) -> None:
+        """Raises Stuck: wrong ends again and again, without a commit."""
+        if code in {REQUEUE, *self._excused} or self._seen.committed > self._wrong_at:
+            self._wrong = 0
+        self._wrong, self._wrong_at = self._wrong + 1, self._seen.committed
+        if self._wrong > WRONG:
+            raise Stuck(f"the command ended wrongly {self._wrong} times without a commit between: given up")
 
     def _problem(self, what: str) -> None:
         number = len(self._processes.commands)
         lines = self._shown.read_text().splitlines()
-        shown = "\n".join(f"    | {line}" for line in [*lines[:5], "..", *lines[-25:]][: len(lines) or 1])
+        shown = "\n".join(
+            f"    | {line[:300]}" for line in [*lines[:5], "..", *lines[-25:]][: len(lines) or 1]
+        )
         last = told(self.log[-1]) if self.log else "no fault"
         self.problems.append(f"PROBLEM: command {number}: {what}, after: {last}\n{shown}")
 
