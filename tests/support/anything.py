@@ -18,14 +18,19 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from fault_draws import COMMAND, GROUP, OUTAGES, STARTS, STORE, Fault, Phase
+from fault_draws import GROUP, OUTAGES, STARTS, STORE, Fault, Phase
 from fault_proxy import FaultProxy
-from run_observer import MARK, Processes, Sight
+from run_observer import COMMAND, MARK, Processes, Sight
+
+from launcher.stopping import REQUEUE, STOPPED
 
 WENT_ON = "went on"
 BARREN = 5  # faults in a row without a commit; then the run is let alone until it has made one
 IMPORTS_S = 3.0  # the least that a command takes until Ray is up
-WRONG = 2  # wrong ends in a row without a commit; after more the run is given up
+WRONG, ENDS = (
+    2,
+    10,
+)  # wrong ends, and ends of any kind, without a commit or a fault; after more the run is given up
 STILL_S = 300.0  # without any sign of life a command is stuck
 LEFT_S = 30.0  # for everything to end after the last command
 _TICK_S, _BRIEF_S = 0.1, 0.01  # between two looks; for what is soon over
@@ -59,7 +64,7 @@ class Disturbed:
         self._sight = Sight(self.uri, self.every)
         self._seen = self._struck = self._began = self._sight.look()
         self._tick = threading.Event()
-        self._barren = self._wrong = self._wrong_at = 0
+        self._barren = self._wrong = self._ends = 0
         self._phase: Phase = "imports"
         self._excused: set[int] = set()
         self._finished = False
@@ -155,13 +160,13 @@ class Disturbed:
         """Whether anything has changed."""
         before, self._seen = self._seen, self._sight.look()
         if self._seen.committed > before.committed:
-            self._barren = 0
+            self._barren = self._wrong = self._ends = 0
         return self._seen != before
 
     def _strike(self, fault: Fault) -> None:
         self._look()
         self._phase = self._present_phase(fault)
-        self._barren += 1
+        self._barren, self._wrong, self._ends = self._barren + 1, 0, 0
         self._struck = self._seen
         if fault.targets[0] == STORE:
             self._record(fault, STORE, fault.deed, "")
@@ -263,16 +268,16 @@ class Disturbed:
         if wrong:
             self._problem(" and ".join(wrong))
         if not self._finished:
-            self._ensure_progress(code)
+            self._ensure_progress(wrong=bool(wrong))
             self._start()
 
-    def _ensure_progress(self, code: int) -> None:
-        """Raises Stuck: wrong ends again and again, without a commit."""
-        if code in {REQUEUE, *self._excused} or self._seen.committed > self._wrong_at:
-            self._wrong = 0
-        self._wrong, self._wrong_at = self._wrong + 1, self._seen.committed
-        if self._wrong > WRONG:
-            raise Stuck(f"the command ended wrongly {self._wrong} times without a commit between: given up")
+    def _ensure_progress(self, *, wrong: bool) -> None:
+        """Raises Stuck: ends again and again, without a commit or a fault."""
+        self._wrong, self._ends = self._wrong + wrong, self._ends + 1
+        if self._wrong > WRONG or self._ends > ENDS:
+            raise Stuck(
+                f"given up: {self._ends} ends without a commit or a fault, {self._wrong} of them wrong"
+            )
 
     def _problem(self, what: str) -> None:
         number = len(self._processes.commands)
