@@ -6,6 +6,7 @@ The long form: `infra/test -m long tests/faults/test_anything.py -rP --seed 1 --
 import socket
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -85,12 +86,23 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, FaultProxy]]
         stderr=subprocess.DEVNULL,
     )
     try:
+        while not _answers(port):
+            assert moto.poll() is None
         server = S3Server(f"http://127.0.0.1:{port}", "test", "test").use(monkeypatch)
         with FaultProxy(server.endpoint) as proxy:
-            yield f"s3://{server.new_bucket()}", proxy  # boto tries until the server is there
+            yield f"s3://{server.new_bucket()}", proxy
     finally:
         moto.kill()
         moto.wait()
+
+
+def _answers(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=5).close()
+    except ConnectionRefusedError:
+        time.sleep(0.1)
+        return False
+    return True
 
 
 def test_a_seed_gives_the_same_faults() -> None:

@@ -27,12 +27,11 @@ from launcher.stopping import REQUEUE, STOPPED
 WENT_ON = "went on"
 BARREN = 5  # faults in a row without a commit; then the run is let alone until it has made one
 IMPORTS_S = 3.0  # the least that a command takes until Ray is up
-WRONG, ENDS = (
-    2,
-    10,
-)  # wrong ends, and ends of any kind, without a commit or a fault; after more the run is given up
+WRONG = 2  # wrong ends without a commit or a fault between; after more the run is given up
+ENDS = 10  # the same for ends of any kind
 STILL_S = 300.0  # without any sign of life a command is stuck
 LEFT_S = 30.0  # for everything to end after the last command
+_SHORT = "/tmp"  # paths of Ray's sockets must be
 _TICK_S, _BRIEF_S = 0.1, 0.01  # between two looks; for what is soon over
 _BRIEF: tuple[Phase, ...] = ("evaluation", "saving")
 INTERPRETER_S = 0.2  # of processor time: until then nothing of ours is imported that could answer a signal
@@ -57,9 +56,7 @@ class Disturbed:
     problems: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._folder = Path(
-            tempfile.mkdtemp(prefix="mf-", dir="/tmp")
-        )  # paths of Ray's sockets must be short
+        self._folder = Path(tempfile.mkdtemp(prefix="mf-", dir=_SHORT))
         self._processes = Processes(f"{MARK}={self._folder.name}")
         self._sight = Sight(self.uri, self.every)
         self._seen = self._struck = self._began = self._sight.look()
@@ -152,7 +149,7 @@ class Disturbed:
             if condition():
                 return
             if time.monotonic() - since > STILL_S:
-                self._problem(f"no sign of life for {STILL_S:g} s")
+                self._problem(f"gave no sign of life for {STILL_S:g} s")
                 raise Stuck(f"stuck; processes:\n{self._processes.tree()}")
             self._tick.wait(every_s)
 
@@ -285,8 +282,8 @@ class Disturbed:
         shown = "\n".join(
             f"    | {line[:300]}" for line in [*lines[:5], "..", *lines[-25:]][: len(lines) or 1]
         )
-        last = told(self.log[-1]) if self.log else "no fault"
-        self.problems.append(f"PROBLEM: command {number}: {what}, after: {last}\n{shown}")
+        struck = [f"    {told(entry)}" for entry in self.log if entry["command"] == number]
+        self.problems.append("\n".join([f"PROBLEM: command {number} {what}, after", *struck, shown]))
 
     def _look_for_leftovers(self) -> None:
         left = self._processes.await_end(LEFT_S)
