@@ -32,7 +32,7 @@ ENDS = 10  # the same for ends of any kind
 STILL_S = 300.0  # without any sign of life a command is stuck
 LEFT_S = 30.0  # for everything to end after the last command
 _SHORT = "/tmp"  # paths of Ray's sockets must be
-_TICK_S, _BRIEF_S = 0.1, 0.01  # between two looks; for what is soon over
+_TICK_S, _BRIEF_S = 0.1, 0.002  # between two looks; for what is soon over
 _BRIEF: tuple[Phase, ...] = ("evaluation", "saving")
 INTERPRETER_S = 0.2  # of processor time: until then nothing of ours is imported that could answer a signal
 
@@ -97,10 +97,14 @@ class Disturbed:
         if self._too_late_for(fault.phase):
             self._until(lambda: self._trains() and self._seen.done >= fault.step)
             self._restart()
+        target = None
+        if fault.phase in _BRIEF:  # looking for it takes longer than a save
+            self._until(self._trains)
+            target = self._target(fault)
         self._until(lambda: self._has_come(fault), _BRIEF_S if fault.phase in _BRIEF else _TICK_S)
         self._tick.wait(fault.delay)
         if self._command.poll() is None:  # else the run, or the fault before, was quicker
-            self._strike(fault)
+            self._strike(fault, target)
 
     def _too_late_for(self, phase: Phase) -> bool:
         """The present command is past its beginning."""
@@ -112,7 +116,7 @@ class Disturbed:
         before = len(self._processes.commands)
         if not self._finished:
             self._phase = "steps"
-            self._do(self._command, "TERM", Fault("steps", 0, 0, "", (COMMAND,), 0, "TERM", 0))
+            self._do(self._leader, "TERM", Fault("steps", 0, 0, "", (COMMAND,), 0, "TERM", 0))
             self._until(lambda: len(self._processes.commands) > before)
 
     def _has_come(self, fault: Fault) -> bool:
@@ -160,7 +164,7 @@ class Disturbed:
             self._barren = self._wrong = self._ends = 0
         return self._seen != before
 
-    def _strike(self, fault: Fault) -> None:
+    def _strike(self, fault: Fault, target: psutil.Process | None) -> None:
         self._look()
         self._phase = self._present_phase(fault)
         self._barren, self._wrong, self._ends = self._barren + 1, 0, 0
@@ -169,23 +173,21 @@ class Disturbed:
             self._record(fault, STORE, fault.deed, "")
             self._fail_store(fault)
             return
-        target = self._target(fault)
-        if target is None:
-            return
-        self._do(target, fault.deed, fault)
+        if target is None or not target.is_running():
+            target = self._target(fault)
+        if target is not None:
+            self._do(target, fault.deed, fault)
 
-    def _target(self, fault: Fault) -> "psutil.Process | subprocess.Popen[str] | None":
-        if fault.targets[0] in (COMMAND, GROUP):
-            return self._command
+    def _target(self, fault: Fault) -> psutil.Process | None:
+        if self._finished or fault.targets[0] in (COMMAND, GROUP):
+            return self._leader
         alive = self._processes.alive()
         kinds = [self._processes.kind(one) for one in alive]
         kind = next((one for one in fault.targets if one in kinds), None)
         choice = [one for one, its in zip(alive, kinds, strict=True) if kind in (None, its)]
         return choice[int(fault.pick * len(choice))] if choice else None
 
-    def _do(self, target: "psutil.Process | subprocess.Popen[str]", deed: str, fault: Fault) -> None:
-        process = psutil.Process(target.pid) if target is self._command else target
-        assert isinstance(process, psutil.Process)
+    def _do(self, process: psutil.Process, deed: str, fault: Fault) -> None:
         kind = GROUP if fault.targets[0] == GROUP else self._processes.kind(process)
         self._record(fault, kind, deed, self._processes.describe(process))
         self._excuse(deed, process)
@@ -245,6 +247,7 @@ class Disturbed:
                 text=True,
                 start_new_session=True,
             )
+        self._leader = psutil.Process(self._command.pid)
         self._processes.commands.append(self._command.pid)
         self._started, self._excused = time.monotonic(), set()
 

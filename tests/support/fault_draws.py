@@ -26,7 +26,7 @@ _DELAYS: dict[Phase, tuple[float, float]] = {
     "before the first step": (0.0, 4.0),
     "steps": (0.0, 1.0),
     "evaluation": (0.0, 0.05),
-    "saving": (0.0, 0.01),
+    "saving": (0.0, 0.005),
     "ending": (0.0, 2.5),
 }  # seconds after the phase was seen to begin
 
