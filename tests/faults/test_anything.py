@@ -182,9 +182,11 @@ def survive(
         uri = small_runs.new_run(root or folder, name, *settings)
         faults = draws.faults(min(count - len(struck), MOST), steps)
         run = Disturbed(uri, f"{name} with --seed {seed}", steps, EVERY, faults, proxy)
-        run.run()
-        struck += run.log
-        print(run.story())
+        try:
+            run.run()
+        finally:
+            struck += run.log
         assert not run.problems, run.story()
+        print(run.story())  # with the seed, beside what may differ
         small_runs.ensure_same(uri, calm, steps)
         small_runs.ensure_whole(uri)
