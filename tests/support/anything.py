@@ -97,14 +97,16 @@ class Disturbed:
         if self._too_late_for(fault.phase):
             self._until(lambda: self._trains() and self._seen.done >= fault.step)
             self._restart()
-        target = None
-        if fault.phase in _BRIEF:  # looking for it takes longer than a save
-            self._until(self._trains)
-            target = self._target(fault)
-        self._until(lambda: self._has_come(fault), _BRIEF_S if fault.phase in _BRIEF else _TICK_S)
-        self._tick.wait(fault.delay)
-        if self._command.poll() is None:  # else the run, or the fault before, was quicker
-            self._strike(fault, target)
+        while not self._finished:
+            target = None
+            if fault.phase in _BRIEF:  # looking for it takes longer than a save
+                self._until(self._trains)
+                target = self._target(fault)
+            self._until(lambda: self._has_come(fault), _BRIEF_S if fault.phase in _BRIEF else _TICK_S)
+            self._tick.wait(fault.delay)
+            if self._command.poll() is None:
+                self._strike(fault, target)
+                return  # else the fault before was quicker: with the next command, then
 
     def _too_late_for(self, phase: Phase) -> bool:
         """The present command is past its beginning."""
