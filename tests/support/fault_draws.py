@@ -77,13 +77,13 @@ class Draws:
     def _fault(self, phase: Phase, step: int) -> Fault:
         target = self._next(self._targets)
         others = self._random.sample(sorted(KINDS), len(KINDS))
-        preferred = (target,) if target in (COMMAND, GROUP, STORE) else (target, *others)
+        preferred = (target,) if target in (COMMAND, GROUP, STORE, ANY) else (target, *others)
         return Fault(
             phase=phase,
             step=step,
             delay=self._random.uniform(*_DELAYS[phase]),
             stage=self._random.choice(("raylet", "controller", "rank")),
-            targets=tuple(one for one in preferred if one != ANY) if target != ANY else (ANY,),
+            targets=preferred,
             pick=self._random.random(),
             deed=self._deed(target),
             seconds=self._seconds(target),
