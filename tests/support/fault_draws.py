@@ -103,4 +103,5 @@ class Draws:
         if not deck:
             deck += kinds
             self._random.shuffle(deck)
-        return deck.pop()
+        drawn: _T = deck.pop()
+        return drawn
