@@ -13,6 +13,17 @@ from data_service.store.base import Store
 from data_service.store.open import open_store
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """What faults/README.md says of tests/faults/test_anything.py."""
+    group = parser.getgroup("faults", "random faults (tests/faults/test_anything.py)")
+    group.addoption("--seed", type=int, default=1, help="what the faults are drawn from")
+    group.addoption("--cycles", type=int, default=200, help="faults of the long form, over all runs")
+    group.addoption(
+        "--outage-scale", type=float, default=10.0, help="by which outages of 1 s to 10 min are shorter"
+    )
+    group.addoption("--log-faults", type=Path, help="folder for JSON lines of what struck")
+
+
 @pytest.fixture(scope="session")
 def moto_server() -> Iterator[S3Server]:
     from moto.server import ThreadedMotoServer

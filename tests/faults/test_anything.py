@@ -1,0 +1,192 @@
+"""Any fault, any process, any moment: the run ends as if nobody had touched it. Random faults on the real command.
+
+The long form: `infra/test -m long tests/faults/test_anything.py -rP --seed 1 --cycles 200 --log-faults FOLDER`.
+"""
+
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import small_runs
+from anything import Disturbed, write_log
+from fault_draws import GESTURES, GROUP, OUTAGES, PHASES, STARTS, STORE, Draws
+from fault_proxy import FaultProxy
+from rank_processes import run_group
+from run_observer import COMMAND, KINDS, MARK, Processes
+from s3_server import S3Server
+
+pytestmark = pytest.mark.cluster
+
+STEPS, EVERY = 300, 30
+SETTINGS = (
+    "checkpoint={every: {steps: 12}, keep_last: 2}",
+    f"evaluation={{every: {{steps: {EVERY}}}, samples: 400}}",
+    "logging={flush_seconds: 0.001, tensorboard: false}",  # every step is seen at once
+    "watchdog={silence: 20, step: 60, other: 120}",
+    "spikes.threshold=null",
+    "trainers=2",
+)
+_PAIR = "layers: 2, hidden: 32, heads: 2, feed_forward: 64, max_length: 64"
+FAMILIES = {
+    "roberta": (),
+    "xlnet": (
+        "model={family: xlnet, layers: 2, hidden: 32, heads: 2, feed_forward: 64, max_length: 64, reuse: 8, memory: 16,"
+        " memory_refresh: 4}",
+        "input={packing: lanes, reuse: 8}",
+        "objective={plm: {predict: 4}}",
+    ),
+    "electra": (
+        f"model={{family: electra, {_PAIR}, embedding: 16, generator_divisor: 2}}",
+        "input={packing: two_segments}",
+        "objective.rtd={weight: 50.0, embeddings: shared}",
+    ),
+    "deberta-v3": (
+        f"model={{family: deberta_v2, {_PAIR}, buckets: 8, generator_layers: 1}}",
+        "input={packing: contiguous}",
+        "objective.rtd={weight: 50.0, embeddings: gradient_disentangled}",
+    ),
+}
+MOST = 8  # faults for one run
+DOCUMENTS = 2000
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("anything")
+    small_runs.prepare_corpus(folder, documents=DOCUMENTS, block_tokens=1024)
+    return folder
+
+
+@pytest.fixture
+def struck(request: pytest.FixtureRequest) -> Iterator[list[dict[str, Any]]]:
+    """What struck, for the table of a test's end and the log that was asked for."""
+    entries: list[dict[str, Any]] = []
+    yield entries
+    for field in ("phase", "kind", "deed", "then"):
+        print(f"{field}: {dict(Counter(entry[field] for entry in entries).most_common())}")
+    if (path := request.config.getoption("--log-faults")) is not None:
+        path.mkdir(parents=True, exist_ok=True)
+        write_log(path / "faults.jsonl", entries)
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, FaultProxy]]:
+    """A folder on S3, and a proxy before it for the commands. The server is a process of its own."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    moto = subprocess.Popen(
+        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        while not _answers(port):
+            assert moto.poll() is None
+        server = S3Server(f"http://127.0.0.1:{port}", "test", "test").use(monkeypatch)
+        with FaultProxy(server.endpoint) as proxy:
+            yield f"s3://{server.new_bucket()}", proxy
+    finally:
+        moto.kill()
+        moto.wait()
+
+
+def _answers(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=5).close()
+    except ConnectionRefusedError:
+        time.sleep(0.1)
+        return False
+    return True
+
+
+def test_a_seed_gives_the_same_faults() -> None:
+    drawn, again, other = (Draws(seed, 10, store=True).faults(400, STEPS) for seed in ("1", "1", "2"))
+    assert drawn == again != other
+    assert {fault.phase for fault in drawn} == {*PHASES, "ending"}
+    assert {fault.targets[0] for fault in drawn} >= {*KINDS, COMMAND, GROUP, STORE}
+    assert {fault.deed for fault in drawn} == {*GESTURES, *OUTAGES}
+    assert drawn[0].phase in STARTS
+
+
+def test_a_process_that_moved_away_is_found() -> None:
+    """In a session of its own, without its parent, and its environment gone."""
+    processes = Processes(f"{MARK}=moved")
+    moves = "os.fork() or (os.setsid(), os.execve('/bin/sleep', ['sleep', '60'], {}))"
+    command = subprocess.Popen(
+        [sys.executable, "-c", f"import os, time; {moves}; time.sleep(60)"],
+        env={MARK: "moved"},
+        start_new_session=True,
+    )
+    processes.commands.append(command.pid)
+    try:
+        while sum("sleep 60" in processes.kind(one) for one in processes.alive()) == 0:
+            assert command.poll() is None
+        command.kill()
+        command.wait()
+        assert [line.partition(", ")[2][:15] for line in processes.await_end(1)] == ["other: sleep 60"]
+    finally:
+        processes.kill()
+    assert processes.alive() == []
+
+
+@pytest.mark.timeout(900)
+def test_a_few_faults(request: pytest.FixtureRequest, folder: Path, struck: list[dict[str, Any]]) -> None:
+    survive(request, folder, struck, family="roberta", zero=2, count=3, steps=120)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_many_faults(
+    request: pytest.FixtureRequest, folder: Path, struck: list[dict[str, Any]], family: str, zero: int
+) -> None:
+    """One of the stages on S3, which fails too."""
+    count = -(-request.config.getoption("--cycles") // (4 * len(FAMILIES)))
+    root, proxy = request.getfixturevalue("failing") if zero == 1 else (str(folder), None)
+    if proxy is not None:
+        small_runs.prepare_corpus(folder, root, documents=DOCUMENTS, block_tokens=1024)
+    survive(request, folder, struck, family=family, zero=zero, count=count, root=root, proxy=proxy)
+
+
+def survive(
+    request: pytest.FixtureRequest,
+    folder: Path,
+    struck: list[dict[str, Any]],
+    *,
+    family: str,
+    zero: int,
+    count: int,
+    steps: int = STEPS,
+    root: str | None = None,
+    proxy: FaultProxy | None = None,
+) -> None:
+    """`count` faults, on as many runs as it takes; every one must end like the one that nobody disturbed."""
+    seed, scale = request.config.getoption("--seed"), request.config.getoption("--outage-scale")
+    draws = Draws(f"{seed} {family} {zero}", scale, store=proxy is not None)
+    phases = f"phases=[{{steps: {steps}, length: 32, batch: {{sequences: 12}}}}]"
+    settings = (*SETTINGS, *FAMILIES[family], phases, f"zero={zero}")
+    calm = small_runs.new_run(folder, f"calm-{family}-{zero}", *settings)
+    ended = run_group(calm, 2, timeout=600)
+    assert ended.codes == [0, 0], ended.output
+    for number in range(1, count + 1):
+        if len(struck) >= count:
+            break
+        name = f"{family}-{zero}-{number}"
+        uri = small_runs.new_run(root or folder, name, *settings)
+        faults = draws.faults(min(count - len(struck), MOST), steps)
+        run = Disturbed(uri, f"{name} with --seed {seed}", steps, EVERY, faults, proxy)
+        try:
+            run.run()
+        finally:
+            struck += run.log
+        assert not run.problems, run.story()
+        print(run.story())  # with the seed, beside what may differ
+        small_runs.ensure_same(uri, calm, steps)
+        small_runs.ensure_whole(uri)
