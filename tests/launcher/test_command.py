@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from run_observer import listens
 
 from launcher.contract import CODES, REPEAT
 
@@ -160,7 +161,7 @@ def test_any_signal_at_any_moment(seed: int, mark: str) -> None:
     """From the moment on at which the command has begun to listen, which takes it some hundredths of a second."""
     draw = random.Random(seed)
     process = start(draw.choice([WAITS, SAVES, "time.sleep(0.2)"]), mark)
-    while not listens(process.pid):
+    while not listens(psutil.Process(process.pid)):
         assert process.poll() is None
     time.sleep(draw.uniform(0, 0.8))
     for _ in range(draw.randint(1, 3)):
@@ -172,10 +173,3 @@ def test_any_signal_at_any_moment(seed: int, mark: str) -> None:
     assert code in CODES
     assert code in (0, REPEAT)
     assert (alive(mark), "Traceback" in text) == ([], False)
-
-
-def listens(pid: int) -> bool:
-    """Whether it holds signals back, to take them one by one."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    (blocked,) = (int(line.split()[1], 16) for line in lines if line.startswith("SigBlk:"))
-    return bool(blocked >> (signal.SIGTERM - 1) & 1)

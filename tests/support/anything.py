@@ -20,9 +20,9 @@ from typing import Any
 import psutil
 from fault_draws import GROUP, OUTAGES, STARTS, STORE, Fault, Phase
 from fault_proxy import FaultProxy
-from run_observer import COMMAND, MARK, Processes, Sight
+from run_observer import COMMAND, MARK, Processes, Sight, listens
 
-from launcher.stopping import REQUEUE, STOPPED
+from launcher.contract import REPEAT, STOPPED
 
 WENT_ON = "went on"
 BARREN = 5  # faults in a row without a commit; then the run is let alone until it has made one
@@ -34,7 +34,6 @@ LEFT_S = 30.0  # for everything to end after the last command
 _SHORT = "/tmp"  # paths of Ray's sockets must be
 _TICK_S, _BRIEF_S = 0.1, 0.002  # between two looks; for what is soon over
 _BRIEF: tuple[Phase, ...] = ("evaluation", "saving")
-INTERPRETER_S = 0.2  # of processor time: until then nothing of ours is imported that could answer a signal
 
 
 @dataclass
@@ -210,7 +209,7 @@ class Disturbed:
             self._excused.add(-signal.SIGKILL)
         elif deed == "runs stop":
             self._excused.add(STOPPED)
-        elif sum(process.cpu_times()[:2]) < INTERPRETER_S and deed != "STOP":
+        elif not listens(process) and deed != "STOP":
             self._excused.add(-signal.Signals[f"SIG{deed.split()[0]}"])
 
     def _send(self, process: psutil.Process, number: signal.Signals, *, whole: bool) -> None:
@@ -261,7 +260,7 @@ class Disturbed:
         self._look()
         self._finished = code == 0
         wrong = []
-        if code not in {0, REQUEUE, *self._excused}:
+        if code not in {0, REPEAT, *self._excused}:
             wrong.append(f"ended with {code}")
         if self._finished and self._seen.committed < self.steps:
             wrong.append(f"ended with 0 at step {self._seen.committed}")

@@ -5,6 +5,7 @@ with a title; those are known by their session or by a parent. A process once se
 """
 
 import os
+import signal
 import threading
 import time
 from dataclasses import dataclass, field
@@ -21,25 +22,19 @@ from launcher.history import read_history
 MARK = "MASKFLEET_TEST_COMMAND"
 COMMAND = "command"
 KINDS = {
-    "rank": "ray::RayTrainWorker",
+    "driver": "/maskfleet train ",
+    "rank": "ray::RankProcess",
     "feed": "ray::Feed",
     "monitor": "ray::MonitorState",
-    "controller": "ray::TrainController",
     "data worker": "ray::_build_slabs",
     "idle worker": "ray::IDLE",
-    "autoscaling coordinator": "ray::_AutoscalingCoordinatorActor",
-    "placement group cleaner": "ray::PlacementGroupCleaner",
-    "synchronization": "ray::SynchronizationActor",
     "dashboard agent": "ray::DashboardAgent",
     "runtime env agent": "ray::RuntimeEnvAgent",
     "raylet": "/raylet/raylet ",
     "gcs": "/gcs_server ",
-    "log monitor": "/_private/log_monitor.py",
-    "dashboard": "/dashboard/dashboard.py",
-    "autoscaler": "/autoscaler/_private/monitor.py",
     "worker that starts": "/workers/default_worker.py",
 }
-"""Name -> what its command line holds. Of Ray 2.56, but for the first four, which are ours or run our code."""
+"""Name -> what its command line holds. The command itself, whose line the driver shares, is told by its pid."""
 
 
 @dataclass
@@ -100,7 +95,7 @@ class Processes:
         try:
             ours = (
                 _key(process) in self._known
-                or os.getsid(process.pid) in self.commands
+                or os.getsid(process.pid) in {pid for pid, _ in self._known}
                 or self.mark in _environment(process.pid)
                 or process.ppid() in {pid for pid, _ in self._known}
             )
@@ -198,3 +193,10 @@ def _quietly_kill(process: psutil.Process) -> None:
         process.kill()
     except psutil.NoSuchProcess:
         return
+
+
+def listens(process: psutil.Process) -> bool:
+    """Whether a command holds signals back, to take them one by one: a moment after its interpreter has started."""
+    lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+    blocked = next((int(line.split()[1], 16) for line in lines if line.startswith("SigBlk:")), 0)
+    return bool(blocked >> (signal.SIGTERM - 1) & 1)
