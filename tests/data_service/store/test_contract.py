@@ -120,7 +120,13 @@ def test_files_and_buffers_of_any_size_arrive_whole(any_store: Store, tmp_path: 
     source = tmp_path / "source"
     source.write_bytes(data)
     any_store.put_file("file", source)
-    any_store.put_buffers("buffers", [memoryview(data)[:13], memoryview(b""), memoryview(data)[13:]])
+    told: list[int] = []
+    any_store.put_buffers(
+        "buffers", [memoryview(data)[:13], memoryview(b""), memoryview(data)[13:]], told.append
+    )
+    assert len(told) > 1
+    assert told == sorted(set(told))
+    assert told[-1] == len(data)
     any_store.put_buffers("empty", [])
     assert any_store.get("file") == data
     assert any_store.get("buffers") == data
