@@ -76,10 +76,6 @@ def main() -> None:
 
 
 def _print_outages() -> None:
-    """What the store says of an outage, as it is, one line each."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(message)s"))
-    handler.setLevel(logging.WARNING)
-    log = logging.getLogger("data_service.store")
-    log.addHandler(handler)
-    log.propagate = False
+    """What the store says of an outage goes to standard error as it is, one line each."""
+    assert logging.lastResort is not None
+    logging.getLogger("data_service.store").addHandler(logging.lastResort)
