@@ -9,7 +9,7 @@ from data_service.visible import one_line, visible
     ("text", "shown"),
     [
         ("plain\ttext\n", "plain\ttext\n"),
-        ("naïve 日本語 \u200dمی\u200cخواهم", "naïve 日本語 \u200dمی\u200cخواهم"),
+        ("naïve 日本語 a\u200cb", "naïve 日本語 a\u200cb"),
         ("\x1b[31mred", r"\x1b[31mred"),
         ("a\rb\x00\x7f\x9b", r"a\rb\x00\x7f\x9b"),
         ("\u202egpj.exe\u2066", r"\u202egpj.exe\u2066"),
