@@ -27,7 +27,7 @@ class Outage:
         self._said = False
 
     def failed(self, error: StoreError, *, began: float, pause: float, patience_s: float) -> None:
-        """An attempt that began at `began` (of `time.monotonic`) failed; the next comes in `pause` seconds."""
+        """An attempt failed that had heard nothing since `began` (of `time.monotonic`); the next is `pause` s away."""
         with self._lock:
             self._began = began if self._began is None else self._began
             if self._said or time.monotonic() + pause - self._began < QUIET_S:

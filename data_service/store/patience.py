@@ -38,18 +38,21 @@ def default_patience_s() -> float:
 
 
 class Patience:
-    """The patience with one operation, from its start on: `seconds` without progress, and at least 3 attempts."""
+    """The patience with one operation: `seconds` without progress, and at least 3 attempts.
+
+    `since` is when it last got on, or began, by `time.monotonic`.
+    """
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
-        self._since = time.monotonic()
+        self.since = time.monotonic()
         self._failures = 0
         self._most = 0
 
     def reached(self, amount: int) -> None:
         """The operation got as far as `amount`, in any unit. Only more than ever before is progress."""
         if amount > self._most:
-            self._most, self._since, self._failures = amount, time.monotonic(), 0
+            self._most, self.since, self._failures = amount, time.monotonic(), 0
 
     def pause(self, error: StoreError) -> float | None:
         """Seconds to wait after this failure, drawn at random so that many do not come back together.
@@ -60,7 +63,7 @@ class Patience:
         limit = self.seconds
         if isinstance(error, CredentialsMissing):
             limit = min(limit, _FIRST_CREDENTIALS_S)
-        if self._failures >= _FEWEST_ATTEMPTS and time.monotonic() - self._since >= limit:
+        if self._failures >= _FEWEST_ATTEMPTS and time.monotonic() - self.since >= limit:
             return None
         longest = min(_LONGEST_PAUSE_S, limit / 4)
         return _JITTER.uniform(0, min(longest, 0.2 * 2 ** min(self._failures, 10)))

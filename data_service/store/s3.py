@@ -286,7 +286,8 @@ class S3Store:
                 pause = patience.pause(error)
                 if pause is None:
                     raise
-                outage.failed(error, began=began, pause=pause, patience_s=patience.seconds)
+                silent = max(began, patience.since)
+                outage.failed(error, began=silent, pause=pause, patience_s=patience.seconds)
                 _log.debug("%s; again in %.1f s", error.problem, pause)
                 time.sleep(pause)
             except StoreError:
