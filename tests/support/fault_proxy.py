@@ -165,7 +165,7 @@ class _Handler(BaseHTTPRequestHandler):
         if fault == "bad record":
             self.wfile.write(content[:middle])
             os.write(self.connection.fileno(), bytes(64))
-            self._break()
+            self.close_connection = True
             return
         if fault == "truncate":
             self.wfile.write(content[:middle])
