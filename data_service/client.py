@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -19,6 +19,7 @@ from data_service.token_axis import TokenAxis
 from data_service.window import part_of, slabs_of
 from data_service.workers import SlabRefs, cause_of
 
+_LOOK_SECONDS = 2.0
 _STORE_ATTEMPTS = 3  # builds of a window, each of which has already retried its requests with patience
 
 SlabKey = tuple[EpochWindow, int]
@@ -38,17 +39,23 @@ class FeedClient:
 
     One thread reads; another, the client's own, fetches what `prefetch` announced.
 
+    A stream's first opening may count a whole corpus, for hours: `counted` is told meanwhile, every few seconds in
+    the waiting thread, how many blocks the feed has gone through.
+
     Raises:
         CorpusError, PlanError, StoreError: the stream cannot be opened.
     """
 
-    def __init__(self, feed: FeedHandle, spec: StreamSpec) -> None:
+    def __init__(
+        self, feed: FeedHandle, spec: StreamSpec, counted: Callable[[int], None] | None = None
+    ) -> None:
         self.spec = spec
         self.wait_seconds = 0.0
         """Seconds that `read` has waited for samples so far."""
         self._feed = feed
+        self._counted = counted
         self._spec_json = spec.model_dump_json()
-        self._opened: OpenStream = _result(feed.open.remote(self._spec_json))
+        self._opened: OpenStream = self._await(feed.open.remote(self._spec_json))
         self._changed = threading.Condition()  # guards what follows
         self._held: dict[EpochWindow, _Held] = {}
         self._coming: Iterator[SlabKey] = iter(())
@@ -66,7 +73,7 @@ class FeedClient:
 
     def token_axis(self) -> TokenAxis:
         """The stream measured in tokens, for batches of so many. The first time, rows' lengths are counted."""
-        axis: TokenAxis = _result(self._feed.token_axis.remote(self._spec_json))
+        axis: TokenAxis = self._await(self._feed.token_axis.remote(self._spec_json))
         return axis
 
     def read(self, epoch: int, start: int, stop: int) -> Samples:
@@ -197,6 +204,14 @@ class FeedClient:
             for started in answer.keys() & self._announced.keys():
                 self._held.setdefault(started, _Held(answer[started]))
             return self._held.setdefault(window, _Held(answer[window]))
+
+    def _await(self, answer: Any) -> Any:
+        """An answer that may take a counting pass. Raises what the feed raised."""
+        while self._counted is not None and not ray.wait([answer], timeout=_LOOK_SECONDS)[0]:
+            progress = self._feed.progress.remote()
+            if ray.wait([progress], timeout=_LOOK_SECONDS)[0]:  # not while the feed is being restarted
+                self._counted(_result(progress))
+        return _result(answer)
 
     def _forget(self, window: EpochWindow, held: _Held) -> None:
         with self._changed:

@@ -4,13 +4,16 @@ Contiguous packing and lanes need arithmetic only. Where sentence boundaries or 
 at once per corpus, input and length, and the counts are kept under a key that names just those. Where batches are
 measured in tokens, the length of every row is kept likewise.
 
+A pass over a large corpus takes hours, so it is kept piece by piece as it is made, and goes on after a restart.
+
 A corpus that is cut in several ways (`Input.structures`, K of them) has K entries for each block, block after block.
 """
 
 import hashlib
 import io
 from collections.abc import Callable, Iterator
-from typing import TypeAlias
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,8 +39,19 @@ Found: TypeAlias = NDArray[np.int64] | NDArray[np.uint32]
 Pass = Callable[[Corpora, int, int, int], Found]
 """(corpora, source, first block, last block) -> what is known of these blocks. `count_range` or `measure_range`."""
 
-Runner = Callable[[Pass, Corpora, int, int], Found]
-"""Runs a pass over blocks 0 to n of a source, by whatever means: (pass, corpora, source, n)."""
+Counted = Callable[[int], None]
+"""Told of so many more blocks that are done."""
+
+
+class Runner(Protocol):
+    """Runs a pass over some blocks of a source, by whatever means."""
+
+    def __call__(
+        self, job: Pass, corpora: Corpora, source: int, blocks: range, counted: Counted
+    ) -> Found: ...
+
+
+_KEPT_TOGETHER = 2048  # blocks of a piece: minutes of one core's work
 
 
 def count_range(corpora: Corpora, source: int, start: int, stop: int) -> RowCounts:
@@ -60,18 +74,27 @@ def _cut_range(corpora: Corpora, source: int, start: int, stop: int) -> Iterator
             yield cut(block, spec, structure_key(spec, source, number, structure))
 
 
-def run_here(job: Pass, corpora: Corpora, source: int, blocks: int) -> Found:
+def run_here(job: Pass, corpora: Corpora, source: int, blocks: range, counted: Counted) -> Found:
     """The runner that uses this process."""
-    return job(corpora, source, 0, blocks)
+    found = job(corpora, source, blocks.start, blocks.stop)
+    counted(len(blocks))
+    return found
 
 
-def count_rows(corpora: Corpora, cache: Store | None, run: Runner = run_here) -> tuple[RowCounts, ...]:
+def _ignore(blocks: int) -> None:
+    """Progress that nobody looks at."""
+
+
+def count_rows(
+    corpora: Corpora, cache: Store | None, run: Runner = run_here, counted: Counted = _ignore
+) -> tuple[RowCounts, ...]:
     """The row counts of every source.
 
     Args:
         corpora: what to count.
         cache: where counts are kept between runs; None to count anew.
         run: how a source's blocks are gone through.
+        counted: told of blocks that are done, those included whose counts were kept.
     """
     spec = corpora.spec
     if isinstance(spec.input, Packed) and spec.input.packing == "contiguous":
@@ -81,29 +104,73 @@ def count_rows(corpora: Corpora, cache: Store | None, run: Runner = run_here) ->
         return tuple(
             count_lane_rows(table.tokens, table.documents, lanes, spec.length) for table in corpora.tables
         )
-    found = [_kept(corpora, source, cache, "rows", count_range, run) for source in range(len(corpora.tables))]
+    passing = _KeptPass("rows", count_range, corpora, cache, run, counted)
+    found = [passing.of(source) for source in range(len(corpora.tables))]
     return tuple(counts.astype(np.int64, copy=False) for counts in found)
 
 
-def measure_rows(corpora: Corpora, cache: Store | None, run: Runner = run_here) -> tuple[RowLengths, ...]:
+def measure_rows(
+    corpora: Corpora, cache: Store | None, run: Runner = run_here, counted: Counted = _ignore
+) -> tuple[RowLengths, ...]:
     """The row lengths of every source; arguments as for `count_rows`."""
-    found = [
-        _kept(corpora, source, cache, "lengths", measure_range, run) for source in range(len(corpora.tables))
-    ]
+    passing = _KeptPass("lengths", measure_range, corpora, cache, run, counted)
+    found = [passing.of(source) for source in range(len(corpora.tables))]
     return tuple(lengths.astype(np.uint32, copy=False) for lengths in found)
 
 
-def _kept(corpora: Corpora, source: int, cache: Store | None, kind: str, job: Pass, run: Runner) -> Found:
-    key = f"{kind}/{_name(corpora.spec, source)}.npy"
-    kept = None if cache is None else _load(cache, key)
-    if kept is not None:
-        return kept
-    found = run(job, corpora, source, len(corpora.tables[source]))
-    if cache is not None:
-        buffer = io.BytesIO()
-        np.save(buffer, found, allow_pickle=False)
-        cache.put(key, buffer.getvalue())
-    return found
+@dataclass(frozen=True)
+class _KeptPass:
+    """A pass whose findings are kept in `cache`: each source's whole, and until that is there its pieces."""
+
+    kind: str
+    job: Pass
+    corpora: Corpora
+    cache: Store | None
+    run: Runner
+    counted: Counted
+
+    def of(self, source: int) -> Found:
+        name, blocks = f"{self.kind}/{_name(self.corpora.spec, source)}", len(self.corpora.tables[source])
+        kept = self._load(f"{name}.npy")
+        if kept is not None:
+            self.counted(blocks)
+            return kept
+        starts = range(0, blocks, _KEPT_TOGETHER)
+        pieces = {
+            f"{name}/{start}.npy": range(start, min(start + _KEPT_TOGETHER, blocks)) for start in starts
+        }
+        found = [self._piece(key, source, piece) for key, piece in pieces.items()]
+        whole: Found = np.concatenate([self.job(self.corpora, source, 0, 0), *found])
+        self._keep(f"{name}.npy", whole)
+        if self.cache is not None:
+            for key in pieces:
+                self.cache.delete(key)
+        return whole
+
+    def _piece(self, key: str, source: int, blocks: range) -> Found:
+        kept = self._load(key)
+        if kept is not None:
+            self.counted(len(blocks))
+            return kept
+        found = self.run(self.job, self.corpora, source, blocks, self.counted)
+        self._keep(key, found)
+        return found
+
+    def _load(self, key: str) -> Found | None:
+        """What is kept under the key; None if nothing, or nothing that can be read, is."""
+        if self.cache is None:
+            return None
+        try:
+            found: Found = np.load(io.BytesIO(self.cache.get(key)), allow_pickle=False)
+        except (KeyMissing, ValueError, EOFError):  # a damaged one is made again
+            return None
+        return found
+
+    def _keep(self, key: str, found: Found) -> None:
+        if self.cache is not None:
+            buffer = io.BytesIO()
+            np.save(buffer, found, allow_pickle=False)
+            self.cache.put(key, buffer.getvalue())
 
 
 def _name(spec: StreamSpec, source: int) -> str:
@@ -113,12 +180,3 @@ def _name(spec: StreamSpec, source: int) -> str:
     if isinstance(spec.input, Drawn):
         parts += (spec.seed,)
     return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()
-
-
-def _load(cache: Store, key: str) -> Found | None:
-    try:
-        data = cache.get(key)
-    except KeyMissing:
-        return None
-    found: Found = np.load(io.BytesIO(data), allow_pickle=False)
-    return found

@@ -77,6 +77,7 @@ class Feed:
     def __init__(self, config: FeedConfig) -> None:
         self._config = config
         self._run: Runner = partial(run_pass, cpus=config.cpus)
+        self._counted = 0
         self._streams: dict[str, _Stream] = {}
         self._builds: OrderedDict[_Key, SlabRefs] = OrderedDict()
 
@@ -87,6 +88,11 @@ class Feed:
             CorpusError, PlanError, StoreError: corpora that are not there, or from which nothing can be made.
         """
         return self._stream(spec_json).opened
+
+    @ray.method(concurrency_group="progress")  # type: ignore[untyped-decorator]
+    def progress(self) -> int:
+        """Blocks that counting passes have gone through so far; answers while one is under way."""
+        return self._counted
 
     def windows(
         self, spec_json: str, needed: Sequence[EpochWindow], ahead: Sequence[EpochWindow]
@@ -107,7 +113,7 @@ class Feed:
     def token_axis(self, spec_json: str) -> TokenAxis:
         """The stream measured in tokens; the first time, its rows' lengths are counted. Raises as `open` does."""
         stream = self._stream(spec_json)
-        lengths = measure_rows(stream.corpora, self._cache(), self._run)
+        lengths = measure_rows(stream.corpora, self._cache(), self._run, self._count)
         return TokenAxis(stream.plan, stream.counts, lengths)
 
     def forget(self, spec_json: str, window: EpochWindow, first_slab: str) -> None:
@@ -124,11 +130,14 @@ class Feed:
     def _open(self, spec_json: str) -> _Stream:
         spec = StreamSpec.model_validate_json(spec_json)
         corpora = Corpora(spec)
-        counts = count_rows(corpora, self._cache(), self._run)
+        counts = count_rows(corpora, self._cache(), self._run, self._count)
         plan = Plan(spec, corpora.tables, counts)
         held = max(2, self._config.memory // max(1, plan.grid.window_bytes))
         rows = slab_rows(spec.length, self._config.slab_tokens)
         return _Stream(spec_json, corpora, counts, plan, OpenStream(plan.grid, rows, held))
+
+    def _count(self, blocks: int) -> None:
+        self._counted += blocks
 
     def _cache(self) -> Store | None:
         return None if self._config.cache is None else open_store(self._config.cache)
@@ -167,7 +176,8 @@ class Feed:
 
 def start_feed(config: FeedConfig) -> FeedHandle:
     """Start the feed on the running Ray cluster. It lives as long as the handle, restarted wherever it dies."""
-    actor = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(Feed)
+    lasting = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1}
+    actor = ray.remote(**lasting, concurrency_groups={"progress": 1})(Feed)
     return actor.remote(config)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import ray
 
 from data_service.corpora import Corpora
-from data_service.counts import Found, Pass
+from data_service.counts import Counted, Found, Pass
 from data_service.errors import UserError
 from data_service.plan import Window
 from data_service.samples.ragged import Samples
@@ -27,20 +27,24 @@ def submit_window(spec_json: str, window: Window, slab_rows: int, cpus: float) -
     return refs if slabs > 1 else [refs]
 
 
-def run_pass(job: Pass, corpora: Corpora, source: int, blocks: int, *, cpus: float) -> Found:
-    """Run a pass over a source's blocks (a `Runner`), in as many tasks at once as there is room for.
+def run_pass(
+    job: Pass, corpora: Corpora, source: int, blocks: range, counted: Counted, *, cpus: float
+) -> Found:
+    """Run a pass over blocks of a source (a `Runner`), in as many tasks at once as there is room for.
 
     Raises:
         CorruptBlock, StoreError: a block that cannot be read.
     """
     task = _PASS.options(num_cpus=cpus, max_retries=-1, scheduling_strategy="SPREAD")
     spec_json = corpora.spec.model_dump_json()
-    refs = [
-        task.remote(job, spec_json, source, start, min(start + _COUNTED_TOGETHER, blocks))
-        for start in range(0, blocks, _COUNTED_TOGETHER)
-    ]
+    parts = [blocks[start : start + _COUNTED_TOGETHER] for start in range(0, len(blocks), _COUNTED_TOGETHER)]
+    refs = {task.remote(job, spec_json, source, part.start, part.stop): len(part) for part in parts}
     try:
-        found: list[Found] = ray.get(refs)
+        waiting = list(refs)
+        while waiting:
+            (done, *_), waiting = ray.wait(waiting)
+            counted(refs[done])
+        found: list[Found] = ray.get(list(refs))
     except ray.exceptions.RayTaskError as error:
         raise cause_of(error) from error
     joined: Found = np.concatenate([job(corpora, source, 0, 0), *found])

@@ -3,6 +3,7 @@
 Commands import what they need when they run: `maskfleet --help` must not wait for torch, Ray or DeepSpeed.
 """
 
+import logging
 import sys
 
 import typer
@@ -10,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from data_service.errors import UserError as DataError
+from data_service.visible import visible
 from encoder_core.errors import UserError as ModelError
 from launcher.commands import (
     bench,
@@ -63,10 +65,17 @@ preflight.register(app)
 
 def main() -> None:
     """Runs the command line. A user's mistake ends in its message and exit code 2, without a traceback."""
+    _print_outages()
     try:
         app()
     except (DataError, ModelError) as error:
         console = Console(stderr=True, soft_wrap=True)
-        console.print(Text("error: ", style="bold red") + Text(error.problem, style="default"))
-        console.print(Text("remedy: ", style="bold") + Text(error.remedy, style="default"))
+        console.print(Text("error: ", style="bold red") + Text(visible(error.problem), style="default"))
+        console.print(Text("remedy: ", style="bold") + Text(visible(error.remedy), style="default"))
         sys.exit(2)
+
+
+def _print_outages() -> None:
+    """What the store says of an outage goes to standard error as it is, one line each."""
+    assert logging.lastResort is not None
+    logging.getLogger("data_service.store").addHandler(logging.lastResort)

@@ -17,11 +17,14 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from launcher.errors import RecipeError
+from launcher.yaml_extent import check_extent
 
 Path = tuple[str | int, ...]
 M = TypeVar("M", bound=BaseModel)
 
 _MISSING = object()
+# What the library raises: its own errors, and those of the conversions behind dates, numbers and tags.
+_BROKEN = (yaml.YAMLError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError)
 
 
 class _Loader(yaml.SafeLoader):
@@ -65,9 +68,10 @@ def dotted(path: Path) -> str:
 def parse(text: str, name: str) -> Document:
     """The document in `text`. Raises RecipeError for broken YAML, duplicate keys, no mapping at the top."""
     try:
+        check_extent(text, _Loader)
         node = yaml.compose(text, Loader=_Loader)
         data = yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError as error:
+    except _BROKEN as error:
         raise RecipeError(
             f"{name} is not valid YAML: {_one_line(error)}", remedy="fix the YAML there"
         ) from error
@@ -120,7 +124,7 @@ def _merged(problems: list[str]) -> list[str]:
     return [place + ", or ".join(dict.fromkeys(found)) for place, found in reasons.items()]
 
 
-def _one_line(error: yaml.YAMLError) -> str:
+def _one_line(error: Exception) -> str:
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         mark = error.problem_mark
         return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}"
@@ -151,8 +155,9 @@ def _assignment(text: str) -> tuple[Path, object]:
         raise RecipeError(f"--set {text!r} is not an assignment", remedy="write --set a.b=value")
     path = tuple(int(part) if part.isdigit() else part for part in key.strip().split("."))
     try:
+        check_extent(value, _Loader)
         return path, yaml.load(value, Loader=_Loader)
-    except yaml.YAMLError as error:
+    except _BROKEN as error:
         raise RecipeError(
             f"--set {text!r}: the value is not valid YAML: {_one_line(error)}",
             remedy="quote it for the shell and YAML",

@@ -230,7 +230,7 @@ def _input_fields(inputs: Inputs) -> Mapping[str, object]:
 
 def _stored_recipe(store: Store) -> Recipe:
     try:
-        return loads(store.get(RECIPE).decode(), f"{store.uri.rstrip('/')}/{RECIPE}")
+        return loads(store.get(RECIPE).decode(errors="replace"), f"{store.uri.rstrip('/')}/{RECIPE}")
     except KeyMissing as error:
         raise RunError(
             f"{store.uri} has a {RECORD} and no {RECIPE}", remedy="restore recipe.yaml from a copy"

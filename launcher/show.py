@@ -16,6 +16,7 @@ from data_service.samples.ragged import Samples
 from data_service.stream import Source, Stream
 from data_service.tokenizers.load import load_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
+from data_service.visible import visible
 from launcher.errors import RunError
 from launcher.rewind import left_out
 from launcher.runs import Run
@@ -85,7 +86,7 @@ def render(shown: Shown) -> Iterator[str]:
         f"phase {shown.phase}, epoch {shown.epoch}, sample {shown.sample}"
     )
     yield (
-        f"from {escape(source.name)} ({escape(source.uri)}): block {source.block}, row {source.row}, "
+        f"from {escape(visible(source.name))} ({escape(visible(source.uri))}): block {source.block}, row {source.row}, "
         f"{_places(source)}, read {source.epoch} time(s) before"
     )
     samples = shown.samples
@@ -139,19 +140,19 @@ def marked_text(samples: Samples, tokenizer: Tokenizer, part: range | None = Non
         if is_target:
             parts += [_mark(int(samples.tokens[i]), int(target[i]), tokenizer) for i in indices]
         else:
-            parts.append(escape(tokenizer.decode(samples.tokens[indices])))
+            parts.append(escape(visible(tokenizer.decode(samples.tokens[indices]))))
     return "".join(parts)
 
 
 def _mark(given: int, original: int, tokenizer: Tokenizer) -> str:
     pair = f"[{tokenizer.decode([given])} -> {tokenizer.decode([original])}]"
-    return f"[bold yellow]{escape(pair)}[/]"
+    return f"[bold yellow]{escape(visible(pair))}[/]"
 
 
 def _target_line(position: int, original: int, given: int, tokenizer: Tokenizer) -> str:
     kind = "masked" if given == tokenizer.special.mask else "kept" if given == original else "random"
     piece = "" if kind == "kept" else f"  {tokenizer.piece(given)}"
-    return escape(f"{position:8}  {tokenizer.piece(original):<14}  {kind}{piece}")
+    return escape(visible(f"{position:8}  {tokenizer.piece(original):<14}  {kind}{piece}"))
 
 
 def _place(ranges: tuple[Range, ...], row: int) -> tuple[int, int, int] | None:

@@ -3,9 +3,11 @@
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
+from rich.markup import escape
 from rich.table import Table
 
 from checkpoints.presence import Presence
+from data_service.visible import one_line
 from launcher.human import human_count, human_duration
 from launcher.run_status import RunStatus, Unreadable
 
@@ -39,7 +41,7 @@ def table(runs: Sequence[RunStatus | Unreadable], now: float) -> Table:
     heads = ("run", "state", "step", "of", "loss", "held out", "tokens/s", "to go", "checkpoint", "host")
     found = Table(*heads, box=None, pad_edge=False)
     for run in runs:
-        name = run.uri.rstrip("/").rpartition("/")[2]
+        name = escape(one_line(run.uri.rstrip("/").rpartition("/")[2]))
         if isinstance(run, Unreadable):
             found.add_row(name, "unreadable")
             continue
@@ -53,7 +55,7 @@ def table(runs: Sequence[RunStatus | Unreadable], now: float) -> Table:
             "" if run.tokens_per_second is None else human_count(run.tokens_per_second),
             "" if run.eta_seconds is None else human_duration(run.eta_seconds),
             "" if run.checkpoint is None else f"{human_duration(_ago(run.checkpoint.committed, now))} ago",
-            run.host if run.state == "running" else "",
+            escape(one_line(run.host or "")) if run.state == "running" else "",
         )
     return found
 

@@ -5,14 +5,12 @@ import io
 import zlib
 from typing import BinaryIO, cast
 
-import zstandard
+import pyarrow as pa
 
 from data_service.errors import InputError
 from data_service.ingest.inputs import InputFile
 from data_service.ingest.ranged import open_ranged
 
-_FEED = 64 * 1024
-_LARGEST_WINDOW = 1 << 31  # what `zstd --long=31` writes
 _BUFFER = 1 << 20
 
 
@@ -45,46 +43,27 @@ class _Gzip(io.RawIOBase):
 
 
 class _Zstd(io.RawIOBase):
-    """One frame after another. The library's own stream reader takes a truncated file for a complete one."""
+    """Arrow's reader, because it hands out little at a time, however much a few bytes stand for, keeps at most the
+    window of 128 MiB that `zstd` itself allows by default, and takes no truncated file for a complete one.
+    """
 
     def __init__(self, raw: BinaryIO, file: InputFile) -> None:
-        self._raw = raw
+        self._plain = pa.CompressedInputStream(raw, "zstd")
         self._file = file
-        self._library = zstandard.ZstdDecompressor(max_window_size=_LARGEST_WINDOW)
-        self._frame: zstandard.ZstdDecompressionObj | None = None
-        self._compressed = b""
-        self._plain = memoryview(b"")
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: object) -> int:
-        view = memoryview(buffer).cast("B")  # type: ignore[arg-type]
-        while not self._plain and self._decompress():
-            pass
-        length = min(len(view), len(self._plain))
-        view[:length] = self._plain[:length]
-        self._plain = self._plain[length:]
-        return length
-
-    def _decompress(self) -> bool:
-        """Turn some more compressed bytes into text; False at the end of the file."""
-        data = self._compressed or self._raw.read(_FEED)
-        self._compressed = b""
-        if not data:
-            if self._frame is not None:
-                raise _damaged(self._file, "the file ends inside a compressed frame")
-            return False
-        if self._frame is None:
-            self._frame = self._library.decompressobj()
         try:
-            self._plain = memoryview(self._frame.decompress(data))
-        except zstandard.ZstdError as error:
+            return int(self._plain.readinto(buffer))
+        except OSError as error:
+            if "too much memory" in str(error):
+                raise InputError(
+                    f"{self._file.uri}: needs a window of more than 128 MiB to decompress",
+                    remedy="compress it again without --long or --ultra, or with --long=27",
+                ) from error
             raise _damaged(self._file, str(error)) from error
-        if self._frame.eof:
-            self._compressed = self._frame.unused_data
-            self._frame = None
-        return True
 
 
 def _damaged(file: InputFile, reason: str) -> InputError:

@@ -4,7 +4,7 @@ Local folders and S3 behave alike: a put is atomic (readers see the old bytes or
 a slash-separated relative path, and there are no directories (but a folder cannot hold both `a` and `a/b`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -44,8 +44,14 @@ class Store(Protocol):
         """Create atomically; False (and no change) if the key exists. Of any number of racers one wins."""
         ...
 
-    def put_buffers(self, key: str, buffers: Sequence[memoryview]) -> None:
-        """Create or replace atomically an object of any size: contiguous buffers laid end to end."""
+    def put_buffers(
+        self, key: str, buffers: Sequence[memoryview], sent: Callable[[int], None] | None = None
+    ) -> None:
+        """Create or replace atomically an object of any size: contiguous buffers laid end to end.
+
+        `sent` is told, from any thread but never from two at once, how many bytes the store has accepted so
+        far; more each time, at the end all.
+        """
         ...
 
     def put_file(self, key: str, path: Path) -> None:
@@ -70,6 +76,14 @@ class Store(Protocol):
 
     def clock(self) -> float | None:
         """Seconds since 1970 by the store's own clock, to the second; None if it goes by ours."""
+        ...
+
+    def age(self, key: str) -> float | None:
+        """Seconds since the object was written, by the store's own clock alone; None if it is absent.
+
+        Never negative. S3 counts whole seconds. No machine's clock but the store's takes part, so a lease may
+        be judged by it.
+        """
         ...
 
     def remove_leftovers(self, folder: str, *, older_than_s: float) -> int:

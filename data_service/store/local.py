@@ -29,6 +29,7 @@ from data_service.store.keys import TEMPORARY, checked, child
 
 _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_PIECE = 16 << 20  # bytes written at a time, so that a slow disk shows progress
 _ATTEMPTS = 100  # to write into a folder that deletes keep taking away
 _NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP)
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
@@ -66,8 +67,10 @@ class LocalStore:
     def put(self, key: str, data: bytes | memoryview) -> None:
         self.put_buffers(key, [memoryview(data)])
 
-    def put_buffers(self, key: str, buffers: Sequence[memoryview]) -> None:
-        self._write(key, lambda file: _write_all(file, buffers), os.replace)
+    def put_buffers(
+        self, key: str, buffers: Sequence[memoryview], sent: Callable[[int], None] | None = None
+    ) -> None:
+        self._write(key, lambda file: _write_all(file, buffers, sent), os.replace)
 
     def put_file(self, key: str, path: Path) -> None:
         self._write(key, lambda file: _copy(path, file), os.replace)
@@ -115,10 +118,23 @@ class LocalStore:
     def clock(self) -> None:
         return None
 
+    def age(self, key: str) -> float | None:
+        """By the clock of the file system, which on a network is not ours; by ours in a read-only folder."""
+        path = self._path(key)
+        if self.size(key) is None:
+            return None
+        now = _file_system_clock(path.parent)
+        try:
+            # Opened, not only looked at: an NFS client asks its server then.
+            with _translated(path), path.open("rb") as file:
+                return max(0.0, now - os.fstat(file.fileno()).st_mtime)
+        except KeyMissing:
+            return None
+
     def remove_leftovers(self, folder: str, *, older_than_s: float) -> int:
         count = 0
-        deadline = time.time() - older_than_s
         base = self.root / checked(self.uri, child(folder, "")) if folder else self.root
+        deadline = _file_system_clock(base) - older_than_s
         for place, _, names in os.walk(base):
             for path in (Path(place, name) for name in names if name.startswith(TEMPORARY)):
                 with _translated(path), suppress(FileNotFoundError):  # its writer may finish meanwhile
@@ -179,6 +195,22 @@ def _open_temporary(folder: Path) -> tuple[Path, int]:
     raise AssertionError("unreachable")
 
 
+def _file_system_clock(folder: Path) -> float:
+    """Seconds since 1970 at which a file written into `folder` just now was written."""
+    path = folder / f"{TEMPORARY}{uuid4().hex}"
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        try:
+            os.write(descriptor, b"\0")
+            os.fsync(descriptor)
+            return os.fstat(descriptor).st_mtime
+        finally:
+            os.close(descriptor)
+            path.unlink(missing_ok=True)
+    except OSError:  # read-only or full
+        return time.time()
+
+
 def _make_folder(folder: Path) -> None:
     """Creates the folder and those above it, flushed like what they will hold."""
     if folder.is_dir():
@@ -203,11 +235,17 @@ def _flush_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _write_all(descriptor: int, buffers: Sequence[memoryview]) -> None:
+def _write_all(
+    descriptor: int, buffers: Sequence[memoryview], sent: Callable[[int], None] | None = None
+) -> None:
+    written = 0
     for buffer in buffers:
         rest = buffer.cast("B")
         while rest:
-            rest = rest[os.write(descriptor, rest) :]
+            count = os.write(descriptor, rest[:_PIECE])
+            rest, written = rest[count:], written + count
+            if sent is not None:
+                sent(written)
 
 
 def _copy(source: Path, descriptor: int) -> None:

@@ -90,11 +90,12 @@ def build(
 def verify(corpus: CorpusArgument) -> None:
     """Read every byte and compare it with its hash. Names damaged files, blocks and gaps (exit code 1)."""
     from data_service.corpus import verify_corpus
+    from data_service.visible import one_line
     from launcher.human import human_bytes
 
     report = verify_corpus(corpus)
     for damage in report.damage:
-        typer.echo(f"DAMAGED  {damage}")
+        typer.echo(f"DAMAGED  {one_line(str(damage))}")
     size = human_bytes(report.bytes)
     typer.echo(
         f"{report.shards:,} shards, {report.blocks:,} blocks, {size} read, {len(report.damage)} damaged"
@@ -124,9 +125,10 @@ def show(
 ) -> None:
     """Print documents as training sees them: decoded from their tokens, a line a sentence."""
     from data_service.corpus import show_documents
+    from data_service.visible import visible
 
     for document in show_documents(corpus, split.value, index, count):
         place = f"{document.shard}, block {document.block}, document {document.document}"
-        typer.echo(f"== {place}: {document.tokens:,} tokens")
+        typer.echo(visible(f"== {place}: {document.tokens:,} tokens"))
         for sentence in document.sentences:
-            typer.echo(sentence.rstrip("\n"))
+            typer.echo(visible(sentence.rstrip("\n")))

@@ -4,6 +4,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from data_service.visible import visible
+
 if TYPE_CHECKING:
     from launcher.recipe import Recipe
 
@@ -82,7 +84,7 @@ def show(
     from launcher.recipe import source_text
 
     text = source_text(recipe) if raw else load_recipe(recipe, assignments, tiny).to_yaml()
-    typer.echo(text, nl=False)
+    typer.echo(visible(text), nl=False)
 
 
 @group.command()
@@ -96,7 +98,7 @@ def check(recipe: RecipeArgument, assignments: SetOption = None, tiny: TinyOptio
     from launcher.recipe_summary import summary
 
     for line in summary(load_recipe(recipe, assignments, tiny)):
-        Console().print(line, highlight=False)
+        Console().print(visible(line), highlight=False)
 
 
 @group.command()
@@ -125,7 +127,7 @@ def diff(
         if chosen:
             typer.echo(f"{heading}:")
             for line in identity.diff(*({p: f[p] for p in chosen if p in f} for f in fields)):
-                typer.echo(f"  {line}")
+                typer.echo(f"  {visible(line)}")
     if differing:
         raise typer.Exit(1)
     typer.echo("the same")

@@ -37,6 +37,7 @@ def status(
 
     from rich.console import Console
 
+    from data_service.visible import visible
     from launcher.metrics import encode
     from launcher.run_status import RunStatus, Unreadable, statuses
     from launcher.status_text import describe, table
@@ -50,11 +51,11 @@ def status(
             typer.echo(json.dumps(json.loads(encode(asdict(one) | {"origins": origins}))))
     elif len(found) == 1 and isinstance(found[0], RunStatus):
         for line in describe(found[0], now):
-            typer.echo(line)
+            typer.echo(visible(line))
     else:
         Console().print(table(found, now))
     for one in unreadable:
-        typer.echo(f"{one.uri}: {one.problem}", err=True)
+        typer.echo(visible(f"{one.uri}: {one.problem}"), err=True)
     if unreadable:
         raise typer.Exit(1)
 

@@ -229,3 +229,16 @@ def test_a_corpus_that_is_not_there_reaches_whoever_opens_it(uri: str) -> None:
     with pytest.raises(CorpusError, match="no corpus at"):
         FeedClient(feed, missing)
     ray.kill(feed)
+
+
+def test_a_client_is_told_of_a_long_count(uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The feed answers how far its pass is while the pass is under way."""
+    monkeypatch.setattr("data_service.client._LOOK_SECONDS", 0.01)
+    spec = spec_of(source_of(uri), window={"least_tokens": 30_000}, length=23)
+    told: list[int] = []
+    feed = start_feed(FeedConfig(workers=2, memory=10_000_000, cache=str(tmp_path / "cache")))
+    client = FeedClient(feed, spec, told.append)
+    client.close()
+    assert told == sorted(told)
+    assert ray.get(feed.progress.remote()) == 12
+    assert told  # while it waited

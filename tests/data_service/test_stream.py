@@ -3,13 +3,14 @@
 import itertools
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from corpus import NEVER_MASKED, random_block, source_of, spec_of, write_corpus
 
 from data_service.corpora import Corpora
-from data_service.counts import count_rows, measure_rows
+from data_service.counts import count_rows, measure_rows, run_here
 from data_service.errors import CorpusError, CorruptBlock, PlanError
 from data_service.samples.masking import MlmMasking
 from data_service.samples.packing import Packing
@@ -152,6 +153,45 @@ def test_counts_are_kept_and_used(corpus: str, tmp_path: Path) -> None:
     assert len(lengths) == counted.sum()
     with pytest.raises(AssertionError, match="counted again"):
         count_rows(Corpora(spec_of(source_of(corpus), length=40)), cache, never)
+
+
+@pytest.mark.parametrize("count", [count_rows, measure_rows])
+def test_a_pass_that_was_interrupted_goes_on(
+    corpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: Any
+) -> None:
+    monkeypatch.setattr("data_service.counts._KEPT_TOGETHER", 2)
+    corpora, cache = Corpora(spec_of(source_of(corpus))), open_store(tmp_path / "cache")
+    blocks, done = len(corpora.tables[0]), []
+
+    def dies_at_the_third(job: Any, corpora: Corpora, source: int, part: range, counted: Any) -> Any:
+        if len(done) == 2:
+            raise KeyboardInterrupt
+        done.append(part)
+        return run_here(job, corpora, source, part, counted)
+
+    with pytest.raises(KeyboardInterrupt):
+        count(corpora, cache, dies_at_the_third)
+    again: list[range] = []
+
+    def noted(job: Any, corpora: Corpora, source: int, part: range, counted: Any) -> Any:
+        again.append(part)
+        return run_here(job, corpora, source, part, counted)
+
+    told: list[int] = []
+    (found,) = count(corpora, cache, noted, told.append)
+    assert done == [range(0, 2), range(2, 4)]
+    assert again[0] == range(4, 6)
+    assert sum(told) == blocks
+    np.testing.assert_array_equal(found, count(corpora, None)[0])
+    assert len(list(cache.list())) == 1
+
+
+def test_damaged_counts_are_made_again(corpus: str, tmp_path: Path) -> None:
+    corpora, cache = Corpora(spec_of(source_of(corpus))), open_store(tmp_path / "cache")
+    (counted,) = count_rows(corpora, cache)
+    (entry,) = cache.list()
+    cache.put(entry.key, cache.get(entry.key)[:20])
+    np.testing.assert_array_equal(count_rows(corpora, cache)[0], counted)
 
 
 def test_contiguous_packing_counts_without_reading(corpus: str) -> None:

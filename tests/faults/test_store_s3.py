@@ -1,14 +1,23 @@
-"""S3 behind a network that fails: slow-downs, resets, truncated bodies, lost answers, expired credentials."""
+"""S3 behind a network that fails: slow-downs, resets, truncated bodies, lost answers, outages."""
 
+import logging
 import os
+import ssl
+import time
 from pathlib import Path
 
 import pytest
+from certificates import self_signed
 from fault_proxy import Fault, FaultProxy
 from s3_server import S3Server
 
 from data_service.store.base import Store
-from data_service.store.errors import AccessDenied, BadUri, CredentialsExpired, StoreUnavailable
+from data_service.store.errors import (
+    BadUri,
+    CredentialsExpired,
+    StoreError,
+    StoreUnavailable,
+)
 from data_service.store.open import open_store
 
 DATA = os.urandom(100_000)
@@ -61,17 +70,6 @@ def test_a_conditional_put_whose_answer_was_lost_knows_that_it_lost(store: Store
     assert not store.put_if_absent("claim", b"same bytes")
 
 
-def test_a_failed_part_repeats_itself_only(store: Store, faults: FaultProxy, tmp_path: Path) -> None:
-    data = os.urandom(1 << 20) * 50  # 4 parts of 16 MiB
-    (tmp_path / "file").write_bytes(data)
-    faults.only = lambda method, path: "partNumber=3" in path
-    faults.plan.extend(["error 500", "reset"])
-    store.put_file("large", tmp_path / "file")
-    assert store.get("large") == data
-    parts = [path for method, path, _ in faults.requests if method == "PUT"]
-    assert len(parts) == 6
-
-
 def test_silence_is_a_failure_like_others(
     store: Store, faults: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,21 +80,6 @@ def test_silence_is_a_failure_like_others(
     faults.plan.append("stall")
     assert hasty.put_if_absent("claim", b"x")
     assert not faults.plan
-
-
-def test_an_upload_of_buffers_survives(store: Store, faults: FaultProxy) -> None:
-    faults.plan.extend(["slow down", "reset"])
-    store.put_buffers("buffers", [memoryview(DATA), memoryview(DATA)])
-    assert store.get("buffers") == DATA + DATA
-
-
-def test_renewed_credentials_are_found(
-    store: Store, faults: FaultProxy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "renewed")
-    faults.plan.append("expired token")
-    assert store.get("key") == DATA
-    assert [key for _, _, key in faults.requests] == ["test", "renewed"]
 
 
 @pytest.mark.parametrize(
@@ -132,29 +115,64 @@ def test_no_bucket(s3: S3Server) -> None:
         list(store.list())
 
 
-def test_no_credentials(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.delenv(name)
-    with pytest.raises(AccessDenied, match="credentials"):
-        open_store("s3://bucket/x").get("key")
+def test_tls_that_breaks_in_the_middle_of_a_body(
+    s3: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    certificate = self_signed(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    bucket = s3.new_bucket()
+    with FaultProxy(s3.endpoint, tls=context) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+        monkeypatch.setenv("AWS_CA_BUNDLE", str(certificate))
+        store = open_store(f"s3://{bucket}/x")
+        store.put("key", DATA)
+        proxy.plan.extend(["bad record", "bad record"])
+        assert store.get("key") == DATA
+        assert not proxy.plan
+        proxy.always = "bad record"
+        with pytest.raises(StoreUnavailable):
+            open_store(store.uri, patience_s=0.2).get("key")
 
 
-@pytest.mark.rgw
-def test_wrong_credentials(rgw: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    bucket = rgw.new_bucket()
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
-    with pytest.raises(AccessDenied, match=bucket):
-        open_store(f"s3://{bucket}/x").put("key", b"x")
+def outage_records(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What anything below data_service.store has said at WARNING or above."""
+    ours = (r for r in caplog.records if r.levelno >= logging.WARNING and r.name.startswith("data_service."))
+    return [record.getMessage() for record in ours]
 
 
-@pytest.mark.rgw
-def test_unfinished_uploads_are_aborted_when_old(rgw: S3Server) -> None:
-    bucket = rgw.new_bucket()
-    client = rgw.client()
-    for key in ("runs/a/data", "runs/ab/data"):
-        client.create_multipart_upload(Bucket=bucket, Key=key)
-    store = open_store(f"s3://{bucket}/runs")
-    assert store.remove_leftovers("a", older_than_s=3600) == 0
-    assert store.remove_leftovers("a", older_than_s=-60) == 1
-    left = client.list_multipart_uploads(Bucket=bucket)["Uploads"]
-    assert [upload["Key"] for upload in left] == ["runs/ab/data"]
+def test_an_outage_is_said_in_one_sentence_and_its_end_in_another(
+    store: Store, faults: FaultProxy, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    faults.plan.append("slow down")
+    store.get("key")
+    assert not outage_records(caplog)  # too short to speak of
+    monkeypatch.setattr("data_service.store.outage.QUIET_S", 0.0)
+    for _ in range(2):
+        faults.plan.extend(["slow down"] * 5)
+        store.get("key")
+    said = outage_records(caplog)
+    assert len(said) == 4
+    for outage, end in (said[:2], said[2:]):
+        assert "trying again" in outage
+        assert store.uri.rpartition("/")[0] in outage
+        assert "answers again" in end
+    assert not any("\n" in sentence for sentence in said)
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "soon", "nan", "inf", ""])
+def test_patience_that_is_no_number_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("MASKFLEET_STORE_PATIENCE_S", text)
+    with pytest.raises(StoreError, match="MASKFLEET_STORE_PATIENCE_S"):
+        open_store("s3://bucket/x")
+
+
+def test_patience_is_set_by_the_environment(
+    store: Store, faults: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MASKFLEET_STORE_PATIENCE_S", "0.4")
+    faults.always = "error 500"
+    began = time.monotonic()
+    with pytest.raises(StoreUnavailable):
+        open_store(store.uri).get("key")
+    assert time.monotonic() - began < 20

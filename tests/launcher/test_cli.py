@@ -196,3 +196,43 @@ def test_a_wrong_start_is_noticed_before_a_run_exists(
         assert said in err
         assert str(tmp_path / folder) in err
         assert not (tmp_path / "run").exists()
+
+
+def test_a_dead_endpoint_is_one_sentence_and_the_error() -> None:
+    settings = {
+        "AWS_ENDPOINT_URL": "http://127.0.0.1:9",
+        "AWS_ACCESS_KEY_ID": "x",
+        "AWS_SECRET_ACCESS_KEY": "x",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "MASKFLEET_STORE_PATIENCE_S": "7",
+    }
+    command = [
+        sys.executable,
+        "-c",
+        "from launcher.cli import main; main()",
+        "show",
+        "s3://b/runs/x",
+        "--step",
+        "0",
+    ]
+    ended = subprocess.run(command, capture_output=True, text=True, env=os.environ | settings)
+    assert ended.returncode == 2
+    said = ended.stderr.splitlines()
+    assert said[0].startswith("cannot reach s3://b/runs/x/run.json: ")
+    assert said[0].endswith("; trying again, for at most 7 s without progress")
+    assert [line.partition(":")[0] for line in said[1:]] == ["error", "remedy"]
+
+
+def test_control_characters_of_a_corpus_are_shown_not_sent(tmp_path: Path) -> None:
+    """A document's text may hold what clears a terminal or writes its title."""
+    text = "A plain beginning. \x1b[2J\x1b]0;owned\x07 and \u202eback\u202c\x9b31m again. " * 30
+    (tmp_path / "in.jsonl").write_text(json.dumps({"text": text}) + "\n")
+    write_text(tmp_path / "train.txt", 300)
+    maskfleet("tokenizer", "train", tmp_path / "train.txt", "--vocab-size", "300", "--out", tmp_path / "t")
+    maskfleet(
+        *("corpus", "build", tmp_path / "in.jsonl", "--tokenizer", tmp_path / "t"),
+        *("--out", tmp_path / "c", "--heldout", "0", "--workers", "1"),
+    )
+    shown = maskfleet("corpus", "show", tmp_path / "c")
+    assert r"\x1b[2J\x1b]0;owned\x07 and \u202eback\u202c\x9b31m" in shown
+    assert not any(character in shown for character in "\x1b\x07\x9b\u202e")

@@ -129,3 +129,37 @@ def test_numbers_may_be_written_as_people_write_them() -> None:
 def _lr(recipe: Recipe) -> float:
     assert recipe.optimizer.adamw is not None
     return recipe.optimizer.adamw.lr
+
+
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{new}: &{new} [{', '.join([f'*{old}'] * 10)}]\n"
+    for old, new in zip("abcdefghi", "bcdefghij", strict=True)
+)
+
+HOSTILE = {
+    "an alias bomb": (BOMB, "values, aliases expanded"),
+    "an alias in itself": ("a: &a [1, *a]", "inside what it stands for"),
+    "a merge of itself": ("a: &a\n  b: {<<: *a}", "inside what it stands for"),
+    "deep lists": ("a: " + "[" * 5000, "nested deeper"),
+    "deep mappings": ("".join(" " * n + "a:\n" for n in range(200)), "nested deeper"),
+    "a number too long to read": ("seed: " + "9" * 10_000, "not valid YAML"),
+    "no such day": ("name: 2024-99-99", "not valid YAML"),
+    "a tag that does not fit": ("name: !!int x", "not valid YAML"),
+    "a tag for objects": ("name: !!python/object/apply:os.getcwd []", "not valid YAML"),
+    "a key that is a list": ("? [a]\n: 1", "not valid YAML"),
+    "a time that is none": ("name: !!timestamp x", "not valid YAML"),
+    "infinity as a count": ("seed: .inf", "seed"),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_hostile_yaml_is_a_recipe_error(kind: str, tmp_path: Path) -> None:
+    text, problem = HOSTILE[kind]
+    (tmp_path / "mine.yaml").write_text(text)
+    with pytest.raises(RecipeError, match=problem):
+        load(str(tmp_path / "mine.yaml"))
+
+
+@pytest.mark.parametrize("value", ["[" * 5000, "&a [*a]", "9" * 10_000])
+def test_hostile_values_are_recipe_errors(value: str) -> None:
+    assert "--set" in mistake("roberta-base", f"seed={value}").problem

@@ -1,6 +1,7 @@
 """`maskfleet show`: the sample it prints is the one that training reads."""
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -92,3 +93,13 @@ def test_the_segments_of_a_pair_and_its_label(
 def test_beyond_the_run_there_is_nothing(run: Run, step: int, row: int, problem: str) -> None:
     with pytest.raises(RunError, match=problem):
         find_sample(run, step, row)
+
+
+def test_control_characters_are_shown_not_sent(run: Run) -> None:
+    shown = find_sample(run, 3, 1)
+    tokenizer = shown.tokenizer
+    hostile = tokenizer.encode("\x1b[2J \x07 \x9b31m")
+    spoilt = replace(shown.samples, tokens=np.concatenate([hostile, shown.samples.tokens[len(hostile) :]]))
+    lines = "\n".join(render(replace(shown, samples=spoilt)))
+    assert r"\x1b" in lines
+    assert not any(character in lines for character in "\x1b\x07\x9b")

@@ -1,7 +1,10 @@
 """An HTTP proxy before an S3 server that, when told to, answers as a failing network or server would."""
 
 import http.client
+import io
+import os
 import socket
+import ssl
 import struct
 import threading
 import time
@@ -12,7 +15,8 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 Fault = Literal[
-    "error 500", "slow down", "expired token", "reset", "reset after", "truncate", "garble", "stall"
+    *("error 500", "slow down", "expired token", "unknown key"),
+    *("reset", "reset after", "truncate", "garble", "stall", "bad record"),
 ]
 
 _PIECE = 256 << 10  # bytes taken from a client at a time
@@ -21,6 +25,7 @@ _ERRORS: dict[Fault, tuple[int, str]] = {
     "error 500": (500, "InternalError"),
     "slow down": (503, "SlowDown"),
     "expired token": (400, "ExpiredToken"),
+    "unknown key": (403, "InvalidAccessKeyId"),
 }
 
 
@@ -29,16 +34,19 @@ class FaultProxy:
 
     "reset" breaks the connection before the request reaches the server, "reset after" once the server has
     carried it out; "truncate" ends the body half-way; "garble" flips a bit in the middle of the body; "stall"
-    never answers.
+    never answers; "bad record" sends what is no TLS in the middle of the body.
     `bytes_per_second` is the speed of the line to the server, shared by all that is sent there; None for no limit.
     `only` limits faults to matching requests: it is given the method and the path. `always` is the fault once
-    the plan is used up. `requests` records what came, as (method, path, access key).
+    the plan is used up. `requests` records what came, as (method, path, access key). `mangle`, if set, is given the
+    method and the whole answer as bytes, and returns what to send of it before the connection ends, or None for all.
+    `tls` makes it speak TLS.
     """
 
-    def __init__(self, upstream: str) -> None:
+    def __init__(self, upstream: str, tls: ssl.SSLContext | None = None) -> None:
         self.plan: deque[Fault] = deque()
         self.only: Callable[[str, str], bool] = lambda method, path: True
         self.always: Fault | None = None
+        self.mangle: Callable[[str, bytes], bytes | None] | None = None
         self.bytes_per_second: float | None = None
         self._line_free = 0.0
         self.requests: list[tuple[str, str, str]] = []
@@ -52,7 +60,9 @@ class FaultProxy:
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
-        self.endpoint = f"http://127.0.0.1:{self._server.server_address[1]}"
+        if tls is not None:
+            self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
+        self.endpoint = f"http{'s' if tls else ''}://127.0.0.1:{self._server.server_address[1]}"
 
     def next(self, method: str, path: str, authorization: str) -> Fault | None:
         with self._lock:
@@ -125,8 +135,23 @@ class _Handler(BaseHTTPRequestHandler):
         connection.close()
         if fault == "reset after":
             self._break()
-        else:
+        elif self.faults.mangle is None:
             self._answer(answer, content, fault)
+        else:
+            self._answer_mangled(answer, content, self.faults.mangle)
+
+    def _answer_mangled(
+        self,
+        answer: http.client.HTTPResponse,
+        content: bytes,
+        mangle: Callable[[str, bytes], bytes | None],
+    ) -> None:
+        line, self.wfile = self.wfile, io.BytesIO()  # type: ignore[assignment]
+        self._answer(answer, content if self.command != "HEAD" else b"", None)
+        whole, self.wfile = self.wfile.getvalue(), line  # type: ignore[attr-defined]
+        instead = mangle(self.command, whole)
+        self.wfile.write(whole if instead is None else instead)
+        self.close_connection = self.close_connection or instead is not None
 
     def _answer(self, answer: http.client.HTTPResponse, content: bytes, fault: Fault | None) -> None:
         self.send_response(answer.status)
@@ -137,6 +162,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", length or str(len(content)))
         self.end_headers()
         middle = len(content) // 2
+        if fault == "bad record":
+            self.wfile.write(content[:middle])
+            os.write(self.connection.fileno(), bytes(64))
+            self.close_connection = True
+            return
         if fault == "truncate":
             self.wfile.write(content[:middle])
             self._break()

@@ -2,6 +2,9 @@
 
 import gzip
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +16,10 @@ from raw_text import DOCUMENTS, build, files_of, write_jsonl
 
 from data_service.corpus import corpus_stats, show_documents
 from data_service.errors import CorpusError, InputError
+from data_service.ingest.compressed import open_text
+from data_service.ingest.inputs import list_inputs
 from data_service.ingest.options import BuildOptions
+from data_service.store.errors import KeyMissing
 
 GOOD = json.dumps({"text": "A sentence. And another."}).encode() + b"\n"
 
@@ -144,3 +150,42 @@ def test_an_output_among_the_inputs_is_refused(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "inputs/a.jsonl", ["One document."])
     with pytest.raises(InputError, match="holds the input"):
         build(tmp_path / "inputs", tmp_path / "inputs")
+
+
+def test_a_bomb_costs_little_memory(tmp_path: Path) -> None:
+    """16 KB that stand for 512 MB: a line too long, found without holding them."""
+    (tmp_path / "a.jsonl.zst").write_bytes(zstandard.compress(bytes(512 << 20), 19))
+    script = (
+        "import resource, sys\n"
+        "from data_service.errors import InputError\n"
+        "from data_service.ingest.compressed import open_text\n"
+        "from data_service.ingest.inputs import list_inputs\n"
+        "(file,) = list_inputs([sys.argv[1]]).files\n"
+        "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10\n"
+        "before, total = peak(), 0\n"
+        "with open_text(file) as text:\n"
+        "    while data := text.read(1 << 20): total += len(data)\n"
+        "print(total, peak() - before)\n"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "a.jsonl.zst")]
+    total, grown = map(int, subprocess.run(command, check=True, capture_output=True).stdout.split())
+    assert total == 512 << 20
+    assert grown < 60
+
+
+def test_a_window_that_is_too_large_is_named(tmp_path: Path) -> None:
+    wide = zstandard.ZstdCompressionParameters(window_log=31)
+    frame = zstandard.ZstdCompressor(compression_params=wide).compressobj()
+    (tmp_path / "a.txt.zst").write_bytes(frame.compress(b"text") + frame.flush())
+    (file,) = list_inputs([str(tmp_path / "a.txt.zst")]).files
+    with pytest.raises(InputError, match="window of more than 128 MiB"), open_text(file) as text:
+        text.read()
+
+
+def test_a_store_that_fails_under_compression_is_itself(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt.zst"
+    path.write_bytes(zstandard.compress(os.urandom(1 << 20)))
+    (file,) = list_inputs([str(path)]).files
+    path.unlink()
+    with pytest.raises(KeyMissing), open_text(file) as text:
+        text.read()

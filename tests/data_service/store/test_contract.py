@@ -2,9 +2,11 @@
 
 import pickle
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -118,7 +120,13 @@ def test_files_and_buffers_of_any_size_arrive_whole(any_store: Store, tmp_path: 
     source = tmp_path / "source"
     source.write_bytes(data)
     any_store.put_file("file", source)
-    any_store.put_buffers("buffers", [memoryview(data)[:13], memoryview(b""), memoryview(data)[13:]])
+    told: list[int] = []
+    any_store.put_buffers(
+        "buffers", [memoryview(data)[:13], memoryview(b""), memoryview(data)[13:]], told.append
+    )
+    assert len(told) > 1
+    assert told == sorted(set(told))
+    assert told[-1] == len(data)
     any_store.put_buffers("empty", [])
     assert any_store.get("file") == data
     assert any_store.get("buffers") == data
@@ -147,6 +155,19 @@ def test_keys_that_are_no_plain_paths_are_refused(any_store: Store, key: str) ->
         any_store.put(key, b"x")
     with pytest.raises(BadUri):
         any_store.get(key)
+
+
+def test_age_goes_by_the_stores_clock_not_by_ours(any_store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    any_store.put("lease/a", b"x")
+    wrong = SimpleNamespace(time=lambda: time.time() + 600, monotonic=time.monotonic, sleep=time.sleep)
+    for module in ("local", "s3"):
+        monkeypatch.setattr(f"data_service.store.{module}.time", wrong)
+    age = any_store.age("lease/a")
+    assert age is not None
+    assert 0 <= age < 10
+    assert any_store.age("lease/b") is None
+    assert any_store.age("nothing/here") is None
+    assert [entry.key for entry in any_store.list()] == ["lease/a"]
 
 
 def test_young_leftovers_stay(any_store: Store) -> None:

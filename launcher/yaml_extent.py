@@ -1,0 +1,43 @@
+"""Bounds on untrusted YAML, checked on its stream of events before anything is built from it.
+
+A few lines of aliases can stand for more data than memory holds, and a few thousand brackets for more nesting than
+the interpreter follows.
+"""
+
+import yaml
+
+_DEEPEST = 40  # levels; a recipe has 6
+_MOST = 100_000  # values, every alias counted as what it stands for; a recipe has a few hundred
+
+
+def check_extent(text: str, loader: type[yaml.SafeLoader]) -> None:
+    """Raises yaml.MarkedYAMLError: nested too deep, too many values, or an alias inside what it stands for."""
+    anchors: dict[str, int] = {}  # values below each
+    opened: list[
+        tuple[str | None, int]
+    ] = []  # the anchor of each open collection, and the count at its start
+    count = 0
+    for event in yaml.parse(text, Loader=loader):
+        if isinstance(event, yaml.CollectionEndEvent):
+            anchor, before = opened.pop()
+            if anchor is not None:
+                anchors[anchor] = count - before
+            continue
+        if isinstance(event, yaml.AliasEvent):
+            if any(anchor == event.anchor for anchor, _ in opened):
+                raise _refused(event, f"*{event.anchor} is used inside what it stands for")
+            count += anchors.get(event.anchor or "", 1)
+        elif isinstance(event, yaml.NodeEvent):
+            count += 1
+        if isinstance(event, yaml.CollectionStartEvent):
+            opened.append((event.anchor, count - 1))
+        elif isinstance(event, yaml.ScalarEvent) and event.anchor is not None:
+            anchors[event.anchor] = 1
+        if len(opened) > _DEEPEST:
+            raise _refused(event, f"nested deeper than {_DEEPEST} levels")
+        if count > _MOST:
+            raise _refused(event, f"more than {_MOST:,} values, aliases expanded")
+
+
+def _refused(event: yaml.Event, problem: str) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)  # type: ignore[arg-type]

@@ -1,0 +1,135 @@
+"""Credentials that are slow to come, missing, half written, expired or wrong."""
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from fault_proxy import FaultProxy
+from metadata_service import MetadataService
+from s3_server import S3Server
+
+from data_service.store.base import Store
+from data_service.store.errors import (
+    AccessDenied,
+    CredentialsMissing,
+)
+from data_service.store.open import open_store
+
+DATA = os.urandom(100_000)
+
+
+@pytest.fixture
+def store(s3: S3Server, faults: FaultProxy) -> Store:
+    """A store behind the proxy, with one object."""
+    store = open_store(f"s3://{s3.new_bucket()}/runs")
+    store.put("key", DATA)
+    faults.requests.clear()
+    return store
+
+
+@pytest.fixture
+def never_valid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a process that has not reached any server yet."""
+    monkeypatch.setattr("data_service.store.s3._VALID_BEFORE", threading.Event())
+
+
+def test_renewed_credentials_are_found(
+    store: Store, faults: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "renewed")
+    faults.plan.append("expired token")
+    assert store.get("key") == DATA
+    assert [key for _, _, key in faults.requests] == ["test", "renewed"]
+
+
+def test_no_credentials(s3: S3Server, monkeypatch: pytest.MonkeyPatch, never_valid: None) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    with pytest.raises(CredentialsMissing, match="credentials"):
+        open_store("s3://bucket/x", patience_s=0.5).get("key")
+
+
+@pytest.mark.rgw
+def test_wrong_credentials(rgw: S3Server, monkeypatch: pytest.MonkeyPatch, never_valid: None) -> None:
+    bucket = rgw.new_bucket()
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    with pytest.raises(AccessDenied, match=bucket):
+        open_store(f"s3://{bucket}/x").put("key", b"x")
+
+
+def test_a_key_that_was_valid_may_be_renewed(store: Store, faults: FaultProxy) -> None:
+    faults.plan.extend(["unknown key", "unknown key"])
+    assert store.get("key") == DATA
+    faults.plan.extend(["unknown key", "unknown key"])  # HEAD, whose refusal has no body, and what asks why
+    assert store.size("key") == len(DATA)
+    assert not faults.plan
+
+
+def test_a_key_that_never_was_valid_is_refused_at_once(
+    store: Store, faults: FaultProxy, never_valid: None
+) -> None:
+    faults.always = "unknown key"
+    with pytest.raises(AccessDenied):
+        store.get("key")
+    with pytest.raises(AccessDenied, match="InvalidAccessKeyId"):
+        store.size("key")
+
+
+def test_expiry_is_known_from_a_refusal_without_a_body(store: Store, faults: FaultProxy) -> None:
+    faults.plan.extend(["expired token", "expired token"])
+    assert store.size("key") == len(DATA)
+    assert not faults.plan
+
+
+@pytest.mark.parametrize("valid_before", [True, False])
+def test_a_slow_metadata_service_is_asked_again(
+    store: Store, monkeypatch: pytest.MonkeyPatch, valid_before: bool
+) -> None:
+    known = threading.Event()
+    if valid_before:
+        known.set()
+        monkeypatch.setattr("data_service.store.patience._FIRST_CREDENTIALS_S", 0.01)
+    monkeypatch.setattr("data_service.store.s3._VALID_BEFORE", known)
+    with MetadataService(refusals=4) as service:
+        service.use(monkeypatch)
+        assert open_store(store.uri).get("key") == DATA
+        assert service.refusals == 0
+
+
+def test_a_process_that_never_had_credentials_is_told_soon(
+    store: Store, monkeypatch: pytest.MonkeyPatch, never_valid: None
+) -> None:
+    monkeypatch.setattr("data_service.store.patience._FIRST_CREDENTIALS_S", 0.2)
+    with MetadataService(refusals=10_000) as service:
+        service.use(monkeypatch)
+        began = time.monotonic()
+        with pytest.raises(CredentialsMissing, match=f"{store.uri}/key"):
+            open_store(store.uri).get("key")
+        assert time.monotonic() - began < 30
+
+
+def test_a_client_made_without_credentials_is_made_anew(
+    store: Store, monkeypatch: pytest.MonkeyPatch, never_valid: None
+) -> None:
+    late = open_store(store.uri, patience_s=0.1)
+    with monkeypatch.context() as without:
+        without.delenv("AWS_ACCESS_KEY_ID")
+        with pytest.raises(CredentialsMissing):
+            late.get("key")
+    assert late.get("key") == DATA
+
+
+def test_half_a_credentials_file_is_read_again(
+    store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "credentials"
+    file.write_text("[default]\naws_access_key_id = test\n")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    threading.Timer(
+        0.5, lambda: file.write_text("[default]\naws_access_key_id = test\naws_secret_access_key = test\n")
+    ).start()
+    assert open_store(store.uri).get("key") == DATA

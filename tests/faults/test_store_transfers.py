@@ -1,0 +1,139 @@
+"""Uploads and reads that break off go on where they did, and leave nothing when they are given up."""
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+from fault_proxy import FaultProxy
+from s3_server import S3Server
+
+from data_service.store.base import Store
+from data_service.store.errors import (
+    StoreUnavailable,
+)
+from data_service.store.open import open_store
+
+DATA = os.urandom(100_000)
+
+
+@pytest.fixture
+def store(s3: S3Server, faults: FaultProxy) -> Store:
+    """A store behind the proxy, with one object."""
+    store = open_store(f"s3://{s3.new_bucket()}/runs")
+    store.put("key", DATA)
+    faults.requests.clear()
+    return store
+
+
+def test_a_failed_part_repeats_itself_only(store: Store, faults: FaultProxy, tmp_path: Path) -> None:
+    data = os.urandom(1 << 20) * 50  # 4 parts of 16 MiB
+    (tmp_path / "file").write_bytes(data)
+    faults.only = lambda method, path: "partNumber=3" in path
+    faults.plan.extend(["error 500", "reset"])
+    store.put_file("large", tmp_path / "file")
+    assert store.get("large") == data
+    parts = [path for method, path, _ in faults.requests if method == "PUT"]
+    assert len(parts) == 6
+
+
+def test_an_upload_of_buffers_survives(store: Store, faults: FaultProxy) -> None:
+    faults.plan.extend(["slow down", "reset"])
+    store.put_buffers("buffers", [memoryview(DATA), memoryview(DATA)])
+    assert store.get("buffers") == DATA + DATA
+
+
+@pytest.mark.rgw
+def test_unfinished_uploads_are_aborted_when_old(rgw: S3Server) -> None:
+    bucket = rgw.new_bucket()
+    client = rgw.client()
+    for key in ("runs/a/data", "runs/ab/data"):
+        client.create_multipart_upload(Bucket=bucket, Key=key)
+    store = open_store(f"s3://{bucket}/runs")
+    assert store.remove_leftovers("a", older_than_s=3600) == 0
+    assert store.remove_leftovers("a", older_than_s=-60) == 1
+    left = client.list_multipart_uploads(Bucket=bucket)["Uploads"]
+    assert [upload["Key"] for upload in left] == ["runs/ab/data"]
+
+
+def test_a_read_goes_on_where_it_broke(store: Store, faults: FaultProxy) -> None:
+    data = os.urandom(40 << 20)
+    store.put("large", data)
+    sizes: list[int] = []
+
+    def half(method: str, whole: bytes) -> bytes | None:
+        sizes.append(len(whole))
+        return whole[: len(whole) // 2] if len(sizes) < 3 else None
+
+    faults.mangle = half
+    assert store.get("large") == data
+    assert sizes[1] < 0.7 * sizes[0]
+    assert sizes[2] < 0.7 * sizes[1]
+
+
+def test_an_object_replaced_while_it_is_read_is_never_mixed(store: Store, faults: FaultProxy) -> None:
+    old, new = bytes(40 << 20), os.urandom(40 << 20)
+    store.put("large", old)
+    other = open_store(store.uri)
+    first = threading.Event()
+
+    def replace(method: str, whole: bytes) -> bytes | None:
+        if first.is_set():
+            return None
+        first.set()
+        other.put("large", new)
+        return whole[: len(whole) // 2]
+
+    faults.mangle = replace
+    assert store.get("large") == new
+
+
+def test_a_long_upload_has_patience_left_at_its_end(store: Store, faults: FaultProxy, tmp_path: Path) -> None:
+    data = os.urandom(1 << 20) * 50  # 4 parts of 16 MiB
+    (tmp_path / "file").write_bytes(data)
+    faults.bytes_per_second = len(data) / 3.5
+    faults.only = lambda method, path: "partNumber=4" in path
+    faults.plan.extend(["error 500"] * 4)
+    open_store(store.uri, patience_s=3.0).put_file("large", tmp_path / "file")
+    assert store.get("large") == data
+    parts = [path for method, path, _ in faults.requests if method == "PUT"]
+    assert len(parts) == 4 + 4
+    assert len({path.partition("uploadId=")[2].partition("&")[0] for path in parts}) == 1
+
+
+def test_an_upload_that_is_given_up_leaves_nothing(s3: S3Server, store: Store, faults: FaultProxy) -> None:
+    faults.only = lambda method, path: "partNumber=2" in path
+    faults.always = "error 500"
+    with pytest.raises(StoreUnavailable, match="large"):
+        open_store(store.uri, patience_s=0.3).put_buffers("large", [memoryview(bytes(40 << 20))])
+    bucket = store.uri.split("/")[2]
+    assert "Uploads" not in s3.client().list_multipart_uploads(Bucket=bucket)
+    assert store.size("large") is None
+
+
+def test_an_upload_whose_end_was_not_answered_is_known(store: Store, faults: FaultProxy) -> None:
+    data = os.urandom(40 << 20)
+    faults.only = lambda method, path: method == "POST" and "uploadId" in path
+    faults.plan.append("reset after")
+    store.put_buffers("large", [memoryview(data)])
+    assert store.get("large") == data
+    assert len([path for method, path, _ in faults.requests if method == "PUT"]) == 3
+
+
+@pytest.mark.rgw
+def test_an_upload_that_the_server_forgot_begins_again(rgw: S3Server) -> None:
+    data, bucket, client = os.urandom(40 << 20), rgw.new_bucket(), rgw.client()
+    told: list[int] = []
+
+    def forget(sent: int) -> None:
+        if not told:
+            (upload,) = client.list_multipart_uploads(Bucket=bucket)["Uploads"]
+            client.abort_multipart_upload(Bucket=bucket, Key=upload["Key"], UploadId=upload["UploadId"])
+        told.append(sent)
+
+    store = open_store(f"s3://{bucket}/runs")
+    store.put_buffers("large", [memoryview(data)], forget)
+    assert store.get("large") == data
+    assert told == sorted(set(told))
+    assert told[-1] == len(data)
+    assert "Uploads" not in client.list_multipart_uploads(Bucket=bucket)
