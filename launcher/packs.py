@@ -24,11 +24,11 @@ from launcher.errors import RunError
 from launcher.segments import Stretch
 from launcher.step_table import Floats, Ints, Record, StepTable, TableBuilder
 
-MOST_BYTES = 16 << 20  # of the segments in one pack
-_LARGEST = 16 * MOST_BYTES  # of an array in it
+MOST_BYTES = 8 << 20  # of the segments in one pack
+_LARGEST = 256 << 20  # bytes of an array in it
 _BUFFER = 256 << 10
 _STEP = "step."
-_UNSOUND = (zipfile.BadZipFile, zlib.error, ValueError, KeyError, TypeError, EOFError, NotImplementedError)
+_UNSOUND = (zipfile.BadZipFile, zlib.error, ValueError, KeyError, TypeError, EOFError, RuntimeError)
 
 
 class DamagedPack(RunError):

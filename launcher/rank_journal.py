@@ -18,7 +18,7 @@ _SLOW = {"data": "gets its data so late that steps take", "compute": "is slow: c
 class Link(Protocol):
     """A rank's line to its supervisor."""
 
-    def beat(self, step: int, doing: str) -> None: ...
+    def beat(self, step: int, doing: str, done: int = 0) -> None: ...
     def record(self, record: dict[str, Any]) -> None: ...
     def note(self, text: str) -> None: ...
     def stop_requested(self) -> bool: ...
@@ -26,7 +26,10 @@ class Link(Protocol):
 
 @dataclass(frozen=True)
 class RankJournal:
-    """What only the first rank keeps is None on the others. `hosts`: the name of each rank's machine."""
+    """What only the first rank keeps is None on the others. `hosts`: the name of each rank's machine.
+
+    Nothing here raises because of the store or the disk, and only `flush` and `close` wait for them, a bounded time.
+    """
 
     link: Link
     startup: Startup
@@ -35,8 +38,12 @@ class RankJournal:
     stragglers: Detector | None = None
     hosts: Sequence[str] = ()
 
+    def doing(self, step: int, doing: str, done: int = 0) -> None:
+        """A sign of life: what the rank does at `step`, and how much of that is done, in a unit of its own."""
+        self.link.beat(step, doing, done)
+
     def step(self, report: StepReport) -> None:
-        self.link.beat(report.before.step + 1, "training")
+        self.doing(report.before.step + 1, "training")
         if self.journal is None:
             return
         record = report.record()
@@ -79,12 +86,14 @@ class RankJournal:
             self.link.note(text)
 
     def flush(self) -> None:
+        """What was recorded is on record, unless the store takes longer than a moment for it: then later."""
         if self.journal is not None:
             self.journal.flush()
 
     def close(self) -> None:
-        """Everything on record, files closed. Called however training ends."""
-        self.flush()
+        """Everything on record, files closed, if that is possible in bounded time. Called however training ends."""
+        if self.journal is not None and not self.journal.close():
+            self.link.note("the newest records could not be written: they are missing from the run's history")
         if self.tensorboard is not None:
             self.tensorboard.close()
 

@@ -53,9 +53,14 @@ def pack_key(folder: str, attempt: int, first: int, last: int) -> str:
 
 
 def stored(store: Store, prefix: str) -> dict[int, list[Stretch]]:
-    """What lies below a prefix, by attempt, both in order: whatever is there, segments within packs included."""
+    """What lies below a prefix, by attempt, both in order: whatever is there, segments within packs included.
+
+    A listing takes time, and a segment may go into a pack before it comes to it, the pack having come after it came to
+    that. So there are two: what the first one missed for that, is in a pack that the second one finds.
+    """
+    entries = {entry.key: entry for _ in range(2) for entry in store.list(prefix)}
     found: dict[int, list[Stretch]] = {}
-    for entry in store.list(prefix):
+    for entry in entries.values():
         if match := _KEY.fullmatch(entry.key):
             first = int(match[2])
             stretch = Stretch(first, int(match[3] or first), entry.key, entry.size)
