@@ -1,6 +1,7 @@
 """The report: the right figures, one self-contained page, whatever the run has been through."""
 
 import re
+from dataclasses import replace
 from datetime import UTC, datetime
 from html.parser import HTMLParser
 from typing import Any
@@ -194,6 +195,12 @@ def test_the_page_shows_what_matters() -> None:
     assert "MLM loss" in text
     assert "MLM accuracy" in text
     assert "weighted sum" not in text
+
+
+def test_damage_is_shown() -> None:
+    damaged = replace(KILLED, damage=["metrics/a000001/00000003.jsonl, line 2: not <JSON>"])
+    assert "metrics/a000001/00000003.jsonl, line 2: not <JSON>" in Page(render(SUBJECT, damaged, NOW)).text
+    assert "Damaged" not in Page(render(SUBJECT, KILLED, NOW)).text
 
 
 def test_every_change_of_the_number_of_ranks_is_shown() -> None:

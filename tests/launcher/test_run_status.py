@@ -163,6 +163,19 @@ def test_a_damaged_checkpoint_is_said(run: str) -> None:
     assert "does not match its own digest" in text
 
 
+def test_damaged_records_are_said_and_the_rest_is_shown(run: str) -> None:
+    store = open_run(run).store
+    _, journal = begin(store, NOW)
+    train(journal, 0, 4)
+    train(journal, 4, 8)
+    store.put("metrics/a000001/00000000.jsonl", b"\0garbage\n" + store.get("metrics/a000001/00000000.jsonl"))
+    found, text = said(run, NOW + 1)
+    assert found.step == 8
+    assert len(found.damage) == 1
+    assert "1 records or objects could not be read" in text
+    assert "a000001/00000000.jsonl, line 1: not JSON" in text
+
+
 def test_the_brief_status_reads_the_newest_segments_only(run: str) -> None:
     store = open_run(run).store
     attempt, journal = begin(store, NOW)
