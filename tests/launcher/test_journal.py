@@ -12,8 +12,15 @@ import pytest
 from data_service.store.base import Store
 from data_service.store.errors import AccessDenied, OutOfSpace, StoreUnavailable
 from data_service.store.local import LocalStore
+from encoder_core.train.engine import Update
+from encoder_core.train.metrics import StepReport
+from encoder_core.train.signals import Signals
+from encoder_core.train.state import TrainState
 from launcher.history import read_history
 from launcher.metrics import Journal
+from launcher.rank_journal import RankJournal
+from launcher.startup import Startup
+from launcher.tensorboard import TensorBoardFiles
 
 WAIT_S = 30.0  # never as long
 QUICK_S = 1.0  # what a step may wait, on a busy machine
@@ -170,3 +177,53 @@ def test_it_is_any_store(tmp_path: Path) -> None:
     journal.metric(step(0))
     assert journal.close(WAIT_S)
     assert [entry.key for entry in store.list()] == ["metrics/a000001/00000000.jsonl"]
+
+
+class Line:
+    """A rank's line to its supervisor, kept."""
+
+    def __init__(self) -> None:
+        self.beats: list[tuple[int, str, int]] = []
+        self.notes: list[str] = []
+
+    def beat(self, step: int, doing: str, done: int = 0) -> None:
+        self.beats.append((step, doing, done))
+
+    def record(self, record: dict[str, object]) -> None: ...
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def stop_requested(self) -> bool:
+        return False
+
+
+def test_a_rank_goes_on_at_speed_though_store_and_disk_hang(
+    store: Troubled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps, a skipped one, an evaluation and what a commit asks for."""
+    monkeypatch.setattr("launcher.tensorboard._append", lambda file, events: store.open.wait())
+    line, files = Line(), TensorBoardFiles(tmp_path / "tensorboard", 0)
+    startup = Startup()
+    startup.done("data")
+    journal = RankJournal(line, startup, Journal(store, 1, flush_seconds=0.0), files)
+
+    def train() -> None:
+        for step in range(100):
+            update = Update(applied=step != 7, grad_norm=1.0)
+            signals = Signals(False, False, False, 0.0, 1000, 0, {"mlm": 100.0})
+            sums = {"mlm_loss": 100.0, "mlm_weighted": 100.0, "mlm_targets": 100.0}
+            journal.step(StepReport(TrainState(step=step), (), signals, sums, 1e-3, {"all": update}, 0.1, ()))
+        journal.evaluation(100, {"loss": 2.0, "mlm_loss": 2.0})
+        journal.doing(100, "evaluating", 3)
+        journal.flush()
+
+    assert lasts(train) < 2.0 + QUICK_S
+    assert line.beats[-2:] == [(100, "training", 0), (100, "evaluating", 3)]
+    store.open.set()
+    journal.close()
+    history = read_history(store)
+    assert history.steps.numbers.tolist() == list(range(100))
+    assert [evaluation["step"] for evaluation in history.evaluations] == [100]
+    assert sorted(event["kind"] for event in history.events) == ["skipped_step", "underway"]
+    assert line.notes == []
