@@ -8,9 +8,10 @@ step's record holds its number, so such a gap moves nothing.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -22,46 +23,54 @@ from launcher.segments import EVENTS, METRICS, Stretch, once, read, segment_pref
 from launcher.step_table import Floats, Record, StepTable, TableBuilder
 
 _ROWS = 1 << 16  # of step records in one table
-_READERS = 8  # packs read at a time: on S3 that is bound by latency
+_READERS = 4  # packs read at a time: on S3 that is bound by latency
 
 
 @dataclass(frozen=True)
 class _Part:
-    """Rows [start, start + n) of a table, the numbers of their steps strictly increasing.
+    """Rows [start, start + n) of a pack or of a table in memory, the numbers of their steps strictly increasing.
 
     Attributes:
-        pack: where its columns are; None if they are in the table.
+        columns: all of them, or where they are.
         steps: [n].
     """
 
-    table: StepTable
-    pack: Pack | None
+    columns: Pack | dict[str, Floats]
     start: int
     steps: Floats
 
+    @property
+    def fields(self) -> Iterable[str]:
+        return self.columns.fields if isinstance(self.columns, Pack) else self.columns
+
     def below(self, step: float) -> "_Part":
-        return _Part(self.table, self.pack, self.start, self.steps[: int(np.searchsorted(self.steps, step))])
+        return _Part(self.columns, self.start, self.steps[: int(np.searchsorted(self.steps, step))])
 
     def column(self, name: str) -> Floats | None:
-        if self.pack is None:
-            whole = self.table.columns.get(name)
+        if isinstance(self.columns, Pack):
+            whole = self.columns.column(name) if name in self.columns.fields else None
         else:
-            whole = self.pack.column(name) if name in self.pack.fields else None
+            whole = self.columns.get(name)
         return None if whole is None else whole[self.start : self.start + len(self.steps)]
 
 
 class Steps:
-    """The step records of the committed lineage, steps strictly increasing. A field is read when it is asked for, and
-    not kept: all fields of a million steps would fill the memory of a small machine.
+    """The step records of the committed lineage. A field is read when it is asked for, and not kept: all fields of a
+    million steps would fill the memory of a small machine.
+
+    Attributes:
+        numbers: [n] float64, of the steps, strictly increasing.
 
     Args:
         damage: takes what proves unreadable later.
     """
 
     def __init__(self, parts: Sequence[_Part] = (), damage: list[str] | None = None) -> None:
-        self._parts = tuple(parts)
         self._damage = damage if damage is not None else []
         self.numbers = np.concatenate([part.steps for part in parts]) if parts else np.empty(0)
+        self._places = np.cumsum([0, *(len(part.steps) for part in parts)]).tolist()
+        rows = [self.numbers[slice(*pair)] for pair in pairwise(self._places)]  # views, not a second copy
+        self._parts = tuple(replace(part, steps=own) for part, own in zip(parts, rows, strict=True))
 
     @classmethod
     def of(cls, records: Sequence[Record]) -> "Steps":
@@ -69,7 +78,7 @@ class Steps:
         builder = TableBuilder()
         builder.add(0, "records", "\n".join(json.dumps(record) for record in records).encode())
         table = builder.build()
-        return cls([_Part(table, None, 0, table.columns["step"])] if len(records) else ())
+        return cls([_Part(table.columns, 0, table.columns["step"])] if len(records) else ())
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -77,26 +86,28 @@ class Steps:
     @property
     def fields(self) -> frozenset[str]:
         """All fields that are numbers in some of the records."""
-        return frozenset(
-            name for part in self._parts for name in (part.pack.fields if part.pack else part.table.columns)
-        )
+        return frozenset(name for part in self._parts for name in part.fields)
 
     def column(self, name: str) -> Floats:
-        """[n] float64; NaN where a record has no number under `name`, or where it cannot be read. Raises StoreError."""
-        if name == "step":
-            return self.numbers
-        if not self._parts:
-            return np.empty(0)
-        with ThreadPoolExecutor(_READERS) as pool:
-            return np.concatenate(list(pool.map(lambda part: self._read(part, name), self._parts)))
+        """[n] float64, a new array; NaN where a record has no number under `name`, or where it cannot be read.
 
-    def _read(self, part: _Part, name: str) -> Floats:
-        try:
-            found = part.column(name)
-        except DamagedPack as error:
-            self._damage.append(error.problem)
-            found = None
-        return np.full(len(part.steps), np.nan) if found is None else found
+        Raises StoreError.
+        """
+        values = np.full(len(self), np.nan)
+
+        def fill(part: _Part, place: int) -> None:
+            try:
+                found = part.column(name)
+            except DamagedPack as error:
+                self._damage.append(error.problem)
+                return
+            if found is not None:
+                values[place : place + len(part.steps)] = found
+
+        with ThreadPoolExecutor(_READERS) as pool:
+            for _ in pool.map(fill, self._parts, self._places):
+                pass
+        return values
 
 
 @dataclass(frozen=True)
@@ -163,7 +174,8 @@ class _Lineage:
         for run in np.split(np.arange(len(steps)), breaks):
             if len(run):
                 self._supersede(float(steps[run[0]]))
-                self.parts.append(_Part(table, pack, start + int(run[0]), steps[run[0] : run[-1] + 1]))
+                rows = steps[run[0] : run[-1] + 1]
+                self.parts.append(_Part(pack or table.columns, start + int(run[0]), rows))
         for segment, record in table.others:
             if segment > after:
                 self._drop_evaluations(record["step"])

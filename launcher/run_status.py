@@ -13,9 +13,9 @@ from checkpoints.presence import Presence, presence
 from data_service.errors import UserError
 from data_service.store.open import open_store
 from launcher.errors import RunError
-from launcher.history import read_history
+from launcher.history import Steps, read_history
 from launcher.metrics import token_loss
-from launcher.report.figures import Floats, Interruption, interruptions, measure, median
+from launcher.report.figures import Floats, Interruption, interruptions, measure, median, rate
 from launcher.runs import RECORD, Origin, Run, open_run
 from launcher.step_table import Record
 
@@ -121,9 +121,7 @@ def status(run: Run, now: float, *, brief: bool = False) -> RunStatus:
     steps = history.steps
     step = max(int(steps.numbers[-1]) + 1 if len(steps) else 0, manifest.step if manifest else 0)
     state, reason = _state(run, found, history.events, step)
-    seconds = _recent(steps.column("seconds"))
-    tokens = steps.column("tokens")
-    step_seconds = median(seconds)
+    step_seconds = median(_recent(steps.column("seconds")))
     evaluation = history.evaluations[-1] if history.evaluations else None
     figures = None if brief else measure(history)
     return RunStatus(
@@ -139,13 +137,13 @@ def status(run: Run, now: float, *, brief: bool = False) -> RunStatus:
         heard=found.heard if found else None,
         step=step,
         total_steps=run.recipe.total_steps,
-        tokens=_tokens(steps.numbers, tokens, manifest),
+        tokens=_tokens(steps, manifest),
         loss=_last(steps.column("loss")),
         heldout=token_loss(evaluation) if evaluation else None,
         perplexity=evaluation["perplexity"] if evaluation else None,
         evaluated=evaluation["step"] if evaluation else None,
         step_seconds=step_seconds,
-        tokens_per_second=median(_recent(tokens) / np.maximum(seconds, 1e-9)),
+        tokens_per_second=median(_recent(rate(steps))),
         eta_seconds=step_seconds * (run.recipe.total_steps - step)
         if step_seconds and state == "running"
         else None,
@@ -190,16 +188,16 @@ def _newest(run: Run) -> tuple[Manifest | None, str | None]:
         return None, error.problem
 
 
-def _tokens(numbers: Floats, tokens: Floats, manifest: Manifest | None) -> int:
+def _tokens(steps: Steps, manifest: Manifest | None) -> int:
     """Of the committed past, by its checkpoint, and of the steps since."""
     before = manifest.state.get("tokens", 0) if manifest else 0
     assert isinstance(before, int)
     since = manifest.step if manifest else 0
-    return before + int(np.nansum(tokens[np.searchsorted(numbers, since) :]))
+    return before + int(np.nansum(steps.column("tokens")[np.searchsorted(steps.numbers, since) :]))
 
 
 def _recent(values: Floats) -> Floats:
-    return values[-_RECENT:]
+    return values[-_RECENT:].copy()  # not a view, which would keep the rest
 
 
 def _last(values: Floats) -> float | None:

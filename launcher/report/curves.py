@@ -8,7 +8,7 @@ import numpy as np
 from launcher.history import History, Steps
 from launcher.human import human_count
 from launcher.report.chart import Chart, Level, Series
-from launcher.report.figures import Floats, column
+from launcher.report.figures import Floats, column, rate
 
 _TOKEN_LOSSES = ("mlm_loss", "plm_loss")
 _SHARES = {
@@ -38,7 +38,13 @@ def charts(history: History, baselines: Mapping[str, float], marks: tuple[float,
     steps = history.steps
     yield chart("Learning rate", "", (_series(steps, "lr", "lr", 1),), zero=True, format=_short)
     yield chart("Gradient norm", "before clipping", (_series(steps, "grad_norm", "norm", 4),), zero=True)
-    yield chart("Throughput", "tokens/s", (_rate(steps),), zero=True, format=human_count)
+    yield chart(
+        "Throughput",
+        "tokens/s",
+        (_known("tokens/s", steps.numbers, rate(steps), 3),),
+        zero=True,
+        format=human_count,
+    )
     wait = (_series(steps, "data_wait_share", "data wait", 3),)
     yield chart("Data wait", "share of the step, slowest rank", wait, zero=True, format=_percent)
 
@@ -52,14 +58,11 @@ def _series(steps: Steps, name: str, label: str, tone: int) -> Series:
     return _known(label, steps.numbers, steps.column(name), tone)
 
 
-def _rate(steps: Steps) -> Series:
-    rate = steps.column("tokens") / np.maximum(steps.column("seconds"), 1e-9)
-    return _known("tokens/s", steps.numbers, rate, 3)
-
-
 def _known(label: str, x: Floats, y: Floats, tone: int, *, dots: bool = False) -> Series:
     """What is a number of it."""
     known = np.isfinite(y)
+    if known.all():
+        return Series(label, x, y, tone, dots)
     return Series(label, x[known], y[known], tone, dots)
 
 

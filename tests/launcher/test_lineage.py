@@ -1,4 +1,4 @@
-"""The committed lineage's records as they come: each once and in order, whatever is repeated or rewound."""
+"""The committed lineage's records as they come: each once and in order, whatever is repeated, rewound or packed."""
 
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from data_service.store.local import LocalStore
 from encoder_core.train.fragments import Fragment
 from launcher.lineage import Cursor, LineageFollower
 from launcher.metrics import encode
+from launcher.packing import pack_once
 from launcher.segments import segment_key
 
 
@@ -185,10 +186,12 @@ def test_whenever_one_looks_what_was_returned_is_the_committed_lineage(
         writer.train(writer.step + data.draw(st.integers(1, 5))).flush()
         if data.draw(st.booleans()):
             marks.append(writer.commit())
-        act = data.draw(st.sampled_from(["go on", "die", "go back", "look", "look anew"]))
+        act = data.draw(st.sampled_from(["go on", "die", "go back", "look", "look anew", "pack"]))
         if act.startswith("look"):
             follower = LineageFollower(store, follower.cursor) if act == "look anew" else follower
             apply(kept, *told(follower, data.draw(st.integers(1, 9))))
+        elif act == "pack":
+            pack_once(store, data.draw(st.integers(1, writer.attempt.number)), over=True)
         elif act == "die":
             writer = Writer(store, marks[-1] if marks else None)
         elif act == "go back" and len(marks) > 1:
