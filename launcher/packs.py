@@ -26,7 +26,7 @@ from launcher.step_table import Floats, Ints, Record, StepTable, TableBuilder
 
 MOST_BYTES = 8 << 20  # of the segments in one pack
 _LARGEST = 256 << 20  # bytes of an array in it
-_BUFFER = 64 << 10
+_BUFFER = 16 << 10  # for heads; what is larger is read past it
 _STEP = "step."
 _UNSOUND = (zipfile.BadZipFile, zlib.error, ValueError, KeyError, TypeError, EOFError, RuntimeError)
 

@@ -38,15 +38,12 @@ def charts(history: History, baselines: Mapping[str, float], marks: tuple[float,
     steps = history.steps
     yield chart("Learning rate", "", (_series(steps, "lr", "lr", 1),), zero=True, format=_short)
     yield chart("Gradient norm", "before clipping", (_series(steps, "grad_norm", "norm", 4),), zero=True)
-    yield chart(
-        "Throughput",
-        "tokens/s",
-        (_known("tokens/s", steps.numbers, rate(steps), 3),),
-        zero=True,
-        format=human_count,
+    yield chart("Throughput", "tokens/s", (_throughput(steps),), zero=True, format=human_count)
+    waiting, unit = (
+        partial(_series, steps, "data_wait_share", "data wait", 3),
+        "share of the step, slowest rank",
     )
-    wait = (_series(steps, "data_wait_share", "data wait", 3),)
-    yield chart("Data wait", "share of the step, slowest rank", wait, zero=True, format=_percent)
+    yield chart("Data wait", unit, (waiting(),), zero=True, format=_percent)
 
 
 def _both(history: History, name: str) -> tuple[Series, Series]:
@@ -56,6 +53,10 @@ def _both(history: History, name: str) -> tuple[Series, Series]:
 
 def _series(steps: Steps, name: str, label: str, tone: int) -> Series:
     return _known(label, steps.numbers, steps.column(name), tone)
+
+
+def _throughput(steps: Steps) -> Series:
+    return _known("tokens/s", steps.numbers, rate(steps), 3)
 
 
 def _known(label: str, x: Floats, y: Floats, tone: int, *, dots: bool = False) -> Series:

@@ -43,7 +43,7 @@ def render(subject: Subject, history: History, now: datetime) -> str:
     """The page's HTML."""
     figures, gaps = measure(history), interruptions(history)
     marks = tuple(float(gap.resumed_from) for gap in gaps if gap.resumed_from is not None)
-    curves = "".join(draw(chart) for chart in charts(history, subject.baselines, marks))
+    curves = "".join(map(draw, charts(history, subject.baselines, marks)))  # no chart outlives its drawing
     sections = [
         _header(subject, history, figures, now),
         _tiles(subject, history, figures, gaps),
