@@ -81,7 +81,8 @@ class RunKeeper:
         self._begin(engine, state, Carried())
 
     def commit(self) -> None:
-        """Collective. Metrics are flushed first: what a checkpoint says happened is on record when it exists."""
+        """Collective. Metrics are flushed first, so that what a checkpoint says happened is on record when it exists;
+        where the store does not take them in a moment, they follow."""
         self._commit(since=self._clock())
 
     def finish(self, engine: Engine, state: TrainState, carried: Carried) -> None:

@@ -188,8 +188,8 @@ def _journal(
         return RankJournal(link, startup, None, None)
     files = None
     if run.recipe.logging.tensorboard and isinstance(run.store, LocalStore):
-        files = TensorBoardFiles(Path(run.store.root) / "tensorboard", state.step)
-    metrics = Journal(run.store, attempt.number, run.recipe.logging.flush_seconds)
+        files = TensorBoardFiles(Path(run.store.root) / "tensorboard", state.step, link.note)
+    metrics = Journal(run.store, attempt.number, run.recipe.logging.flush_seconds, link.note)
     stragglers = Detector(run.recipe.stragglers, forward=run.recipe.zero < 3)
     return RankJournal(link, startup, metrics, files, stragglers, hosts)
 

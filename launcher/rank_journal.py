@@ -26,7 +26,10 @@ class Link(Protocol):
 
 @dataclass(frozen=True)
 class RankJournal:
-    """What only the first rank keeps is None on the others. `hosts`: the name of each rank's machine."""
+    """What only the first rank keeps is None on the others. `hosts`: the name of each rank's machine.
+
+    Nothing here raises because of the store or the disk, and only `flush` and `close` wait for them, a bounded time.
+    """
 
     link: Link
     startup: Startup
@@ -83,12 +86,14 @@ class RankJournal:
             self.link.note(text)
 
     def flush(self) -> None:
+        """What was recorded is on record, unless the store takes longer than a moment for it: then later."""
         if self.journal is not None:
             self.journal.flush()
 
     def close(self) -> None:
-        """Everything on record, files closed. Called however training ends."""
-        self.flush()
+        """Everything on record, files closed, if that is possible in bounded time. Called however training ends."""
+        if self.journal is not None and not self.journal.close():
+            self.link.note("the newest records could not be written: they are missing from the run's history")
         if self.tensorboard is not None:
             self.tensorboard.close()
 

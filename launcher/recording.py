@@ -18,19 +18,27 @@ class Recorder:
     """Runs writes one after another in a background thread, each until it succeeds.
 
     A store that does not answer delays what comes after, and no more: at most `capacity` writes wait, and then the
-    oldest of them is given up for each new one, which `note` tells once an outage.
+    oldest of them is given up for each new one. `note` tells either once an outage.
 
     Args:
         note: shows a line to the operator.
+        what: is written, in that line.
         capacity: writes that may wait.
         again_s: seconds before a failed write is repeated.
     """
 
-    def __init__(self, note: Callable[[str], None], capacity: int = 4096, again_s: float = _AGAIN_S) -> None:
-        self._note, self._capacity, self._again_s = note, capacity, again_s
+    def __init__(
+        self,
+        note: Callable[[str], None],
+        capacity: int = 4096,
+        again_s: float = _AGAIN_S,
+        what: str = "records",
+    ) -> None:
+        self._note, self._capacity, self._again_s, self._what = note, capacity, again_s, what
         self._waiting: deque[Write] = deque()
         self._changed = threading.Condition()
-        self._busy = self._closed = self._told = False
+        self._busy = self._closed = False
+        self._told: set[str] = set()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
         self._thread.start()
@@ -41,7 +49,7 @@ class Recorder:
             self._waiting.append(write)
             if len(self._waiting) > self._capacity:
                 self._waiting.popleft()
-                self._tell("records wait for the store, more than fit in memory: the oldest are lost")
+                self._tell("lost", "wait to be written, more than fit in memory: the oldest are lost")
             self._changed.notify_all()
 
     def drain(self, patience_s: float) -> bool:
@@ -77,17 +85,18 @@ class Recorder:
         while not self._closing.is_set():
             try:
                 write()
-                self._told = False
+                self._told.clear()
                 return
             except StoreError as error:
                 _log.warning("a record waits: %s", error.problem)
+                self._tell("waiting", f"wait to be written, which fails: {error.problem}; training goes on")
             except Exception as error:
                 _log.exception("a record could not be made")
                 self._note(f"a record could not be made: {type(error).__name__}: {error}")
                 return
             self._closing.wait(self._again_s)
 
-    def _tell(self, text: str) -> None:
-        if not self._told:
-            self._told = True
-            self._note(text)
+    def _tell(self, subject: str, text: str) -> None:
+        if subject not in self._told:
+            self._told.add(subject)
+            self._note(f"{self._what} {text}")

@@ -13,10 +13,11 @@ from checkpoints.presence import Presence, presence
 from data_service.errors import UserError
 from data_service.store.open import open_store
 from launcher.errors import RunError
-from launcher.history import History, Record, read_history
+from launcher.history import Steps, read_history
 from launcher.metrics import token_loss
-from launcher.report.figures import Interruption, column, interruptions, measure
+from launcher.report.figures import Floats, Interruption, interruptions, measure, median, rate
 from launcher.runs import RECORD, Origin, Run, open_run
+from launcher.step_table import Record
 
 State = Literal["never started", "running", "finished", "stopped", "failed", "dead"]
 _RECENT = 100  # steps, whose median is the present rate
@@ -50,6 +51,7 @@ class RunStatus:
         checkpoint: the newest one. checkpoint_problem: why it cannot be read.
         interruptions, goodput, repeated_steps: of the whole run; None in a brief status.
         origins: what it was forked from.
+        damage: what of its records could not be read; the rest of the status is without it.
     """
 
     uri: str
@@ -78,6 +80,7 @@ class RunStatus:
     goodput: float | None
     repeated_steps: int | None
     origins: tuple[Origin, ...]
+    damage: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -110,16 +113,15 @@ def runs_at(uri: str) -> list[str]:
 def status(run: Run, now: float, *, brief: bool = False) -> RunStatus:
     """`brief`: from the newest metrics only, which is quick for a run of weeks, and without its interruptions.
 
-    Raises:
-        RunError: metrics are damaged. StoreError: the store cannot be read.
+    Raises StoreError: the store cannot be read.
     """
     found = presence(run.store, now)
     history = read_history(run.store, _BRIEF if brief else None)
     manifest, problem = _newest(run)
-    step = max(history.steps[-1]["step"] + 1 if history.steps else 0, manifest.step if manifest else 0)
+    steps = history.steps
+    step = max(int(steps.numbers[-1]) + 1 if len(steps) else 0, manifest.step if manifest else 0)
     state, reason = _state(run, found, history.events, step)
-    recent = history.steps[-_RECENT:]
-    seconds = float(np.median(column(recent, "seconds"))) if recent else None
+    step_seconds = median(_recent(steps.column("seconds")))
     evaluation = history.evaluations[-1] if history.evaluations else None
     figures = None if brief else measure(history)
     return RunStatus(
@@ -135,20 +137,23 @@ def status(run: Run, now: float, *, brief: bool = False) -> RunStatus:
         heard=found.heard if found else None,
         step=step,
         total_steps=run.recipe.total_steps,
-        tokens=_tokens(history, manifest),
-        loss=recent[-1]["loss"] if recent else None,
+        tokens=_tokens(steps, manifest),
+        loss=_last(steps.column("loss")),
         heldout=token_loss(evaluation) if evaluation else None,
         perplexity=evaluation["perplexity"] if evaluation else None,
         evaluated=evaluation["step"] if evaluation else None,
-        step_seconds=seconds,
-        tokens_per_second=_rate(recent),
-        eta_seconds=seconds * (run.recipe.total_steps - step) if seconds and state == "running" else None,
+        step_seconds=step_seconds,
+        tokens_per_second=median(_recent(rate(steps))),
+        eta_seconds=step_seconds * (run.recipe.total_steps - step)
+        if step_seconds and state == "running"
+        else None,
         checkpoint=Standing(manifest.step, manifest.created) if manifest else None,
         checkpoint_problem=problem,
         interruptions=None if brief else tuple(interruptions(history)),
         goodput=figures.goodput if figures else None,
         repeated_steps=figures.repeated if figures else None,
         origins=run.record.origins,
+        damage=tuple(history.damage),
     )
 
 
@@ -183,18 +188,21 @@ def _newest(run: Run) -> tuple[Manifest | None, str | None]:
         return None, error.problem
 
 
-def _tokens(history: History, manifest: Manifest | None) -> int:
+def _tokens(steps: Steps, manifest: Manifest | None) -> int:
     """Of the committed past, by its checkpoint, and of the steps since."""
     before = manifest.state.get("tokens", 0) if manifest else 0
     assert isinstance(before, int)
     since = manifest.step if manifest else 0
-    return before + sum(int(record["tokens"]) for record in history.steps if record["step"] >= since)
+    return before + int(np.nansum(steps.column("tokens")[np.searchsorted(steps.numbers, since) :]))
 
 
-def _rate(recent: Sequence[Record]) -> float | None:
-    if not recent:
-        return None
-    return float(np.median(column(recent, "tokens") / np.maximum(column(recent, "seconds"), 1e-9)))
+def _recent(values: Floats) -> Floats:
+    return values[-_RECENT:].copy()  # not a view, which would keep the rest
+
+
+def _last(values: Floats) -> float | None:
+    """None if the newest step's is no number."""
+    return float(values[-1]) if len(values) and np.isfinite(values[-1]) else None
 
 
 def statuses(uris: Sequence[str], now: float, *, brief: bool = False) -> Iterator[RunStatus | Unreadable]:

@@ -31,6 +31,7 @@ def describe(run: RunStatus, now: float) -> Iterator[str]:
     if run.goodput is not None:
         yield f"{'goodput':<12}{run.goodput:.1%}, {run.repeated_steps or 0:,} steps repeated"
     yield from _interruptions(run)
+    yield from _damage(run.damage)
     for origin in reversed(run.origins):
         changes = f", changed: {'; '.join(line[2:] for line in origin.changes)}" if origin.changes else ""
         yield f"{'forked from':<12}{origin.run} at step {origin.step:,}{changes}"
@@ -111,6 +112,12 @@ def _interruptions(run: RunStatus) -> Iterator[str]:
         if gap.resumed_from is not None and gap.downtime is not None:
             then = f"resumed at step {gap.resumed_from:,} after {human_duration(gap.downtime)}"
         yield f"{'':<12}{_date(gap.time)}  {gap.cause}; {then}"
+
+
+def _damage(lines: Sequence[str]) -> Iterator[str]:
+    if lines:
+        yield f"{'damaged':<12}{len(lines):,} records or objects could not be read; all else is without them:"
+        yield from (f"{'':<12}{line}" for line in lines[:_SHOWN])
 
 
 def _ago(then: float, now: float) -> float:

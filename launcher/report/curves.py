@@ -1,14 +1,14 @@
 """Which curves a report shows: losses, accuracies, learning rate, gradient norm, throughput, waiting."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 
 import numpy as np
 
-from launcher.history import History, Record
+from launcher.history import History, Steps
 from launcher.human import human_count
 from launcher.report.chart import Chart, Level, Series
-from launcher.report.figures import column
+from launcher.report.figures import Floats, column, rate
 
 _TOKEN_LOSSES = ("mlm_loss", "plm_loss")
 _SHARES = {
@@ -21,49 +21,58 @@ _SHARES = {
 
 def charts(history: History, baselines: Mapping[str, float], marks: tuple[float, ...]) -> Iterator[Chart]:
     """The charts of a run; `baselines` are drawn into the loss, `marks` are steps of interruptions."""
-    end = float(history.steps[-1]["step"] + 1) if history.steps else 1.0
+    end = float(history.steps.numbers[-1]) + 1.0 if len(history.steps) else 1.0
     chart = partial(Chart, x_end=end, marks=marks)
     levels = tuple(Level(name, value) for name, value in baselines.items())
-    losses = _names(history.steps, "_loss")
+    losses = _names(history.steps.fields, "_loss")
     if len(losses) > 1:
         yield chart("Loss", "weighted sum of all terms, nats", _both(history, "loss"))
     for name in losses:
         counted = levels if name in _TOKEN_LOSSES else ()
         yield chart(f"{_term(name)} loss", "nats per target", _both(history, name), levels=counted)
+    evaluated = {name for record in history.evaluations for name in record}
     for suffix, unit in _SHARES.items():
-        for name in _names(history.evaluations, suffix):
+        for name in _names(evaluated, suffix):
             title = f"{_term(name)} {suffix[1:]}"
             yield chart(title, unit, _both(history, name), zero=True, format=_percent)
     steps = history.steps
     yield chart("Learning rate", "", (_series(steps, "lr", "lr", 1),), zero=True, format=_short)
     yield chart("Gradient norm", "before clipping", (_series(steps, "grad_norm", "norm", 4),), zero=True)
-    yield chart("Throughput", "tokens/s", (_rate(steps),), zero=True, format=human_count)
-    wait = (_series(steps, "data_wait_share", "data wait", 3),)
-    yield chart("Data wait", "share of the step, slowest rank", wait, zero=True, format=_percent)
+    yield chart("Throughput", "tokens/s", (_throughput(steps),), zero=True, format=human_count)
+    waiting, unit = (
+        partial(_series, steps, "data_wait_share", "data wait", 3),
+        "share of the step, slowest rank",
+    )
+    yield chart("Data wait", unit, (waiting(),), zero=True, format=_percent)
 
 
 def _both(history: History, name: str) -> tuple[Series, Series]:
-    heldout = _series(history.evaluations, name, "held out", 2, dots=True)
-    return _series(history.steps, name, "training", 1), heldout
+    x, y = column(history.evaluations, "step"), column(history.evaluations, name)
+    return _series(history.steps, name, "training", 1), _known("held out", x, y, 2, dots=True)
 
 
-def _series(records: Sequence[Record], name: str, label: str, tone: int, *, dots: bool = False) -> Series:
-    x, y = column(records, "step"), column(records, name)
+def _series(steps: Steps, name: str, label: str, tone: int) -> Series:
+    return _known(label, steps.numbers, steps.column(name), tone)
+
+
+def _throughput(steps: Steps) -> Series:
+    return _known("tokens/s", steps.numbers, rate(steps), 3)
+
+
+def _known(label: str, x: Floats, y: Floats, tone: int, *, dots: bool = False) -> Series:
+    """What is a number of it."""
     known = np.isfinite(y)
+    if known.all():
+        return Series(label, x, y, tone, dots)
     return Series(label, x[known], y[known], tone, dots)
-
-
-def _rate(steps: Sequence[Record]) -> Series:
-    rate = column(steps, "tokens") / np.maximum(column(steps, "seconds"), 1e-9)
-    return Series("tokens/s", column(steps, "step"), rate, 3)
 
 
 def _term(name: str) -> str:
     return name.split("_", 1)[0].upper()
 
 
-def _names(records: Sequence[Record], suffix: str) -> list[str]:
-    return sorted({name for record in records for name in record if name.endswith(suffix)})
+def _names(fields: Iterable[str], suffix: str) -> list[str]:
+    return sorted(name for name in fields if name.endswith(suffix))
 
 
 def _percent(value: float) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from html import escape
 
-from launcher.history import History, Record
+from launcher.history import History
 from launcher.human import human_count, human_duration
 from launcher.metrics import token_loss
 from launcher.report.chart import draw
@@ -13,6 +13,9 @@ from launcher.report.curves import charts
 from launcher.report.figures import Figures, Interruption, interruptions, measure
 from launcher.report.style import CSS
 from launcher.report.timeline import draw_timeline
+from launcher.step_table import Record
+
+_DAMAGE_SHOWN = 12
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ def render(subject: Subject, history: History, now: datetime) -> str:
     """The page's HTML."""
     figures, gaps = measure(history), interruptions(history)
     marks = tuple(float(gap.resumed_from) for gap in gaps if gap.resumed_from is not None)
-    curves = "".join(draw(chart) for chart in charts(history, subject.baselines, marks))
+    curves = "".join(map(draw, charts(history, subject.baselines, marks)))  # no chart outlives its drawing
     sections = [
         _header(subject, history, figures, now),
         _tiles(subject, history, figures, gaps),
@@ -50,6 +53,7 @@ def render(subject: Subject, history: History, now: datetime) -> str:
         _worlds([event for event in history.events if event["kind"] == "world"]),
         _checkpoints([event for event in history.events if event["kind"] == "commit"]),
         _nodes(history.events),
+        _damage(history.damage),
         _changes([event for event in history.events if event["kind"].endswith("_changed")]),
         _configuration(subject),
     ]
@@ -207,6 +211,15 @@ def _changes(events: Sequence[Record]) -> str:
         for line in event["changes"]
     ]
     return "<h2>Changes on record</h2>" + _table(("when (UTC)", "kind", "change"), rows, 3)
+
+
+def _damage(lines: Sequence[str]) -> str:
+    """At the end of the drawing: only then every field has been read."""
+    if not lines:
+        return ""
+    first = [(line,) for line in lines[:_DAMAGE_SHOWN]]
+    count = f"{len(lines):,} records or objects could not be read; the page is made without them."
+    return f'<h2>Damaged records</h2><p class="soft">{count}</p>' + _table(("what",), first, 1)
 
 
 def _configuration(subject: Subject) -> str:

@@ -2,8 +2,9 @@
 
 from html import escape
 
-from launcher.history import History, Record
+from launcher.history import History
 from launcher.human import human_duration
+from launcher.step_table import Record
 
 _WIDTH, _BAR = 1060, 26
 _BEGINS = ("start", "resume")

@@ -3,7 +3,6 @@
 from datetime import datetime
 from pathlib import Path
 
-from launcher.baselines import baselines
 from launcher.history import read_history
 from launcher.report.page import Subject, render
 from launcher.runs import Run
@@ -13,7 +12,6 @@ def write_report(run: Run, out: Path, *, with_baselines: bool, now: datetime) ->
     """Write the page about `run` to the local file `out`.
 
     Raises:
-        RunError: metrics of the run are damaged.
         CorpusError, StoreError: the baselines are asked for and the corpora cannot be read.
     """
     page = render(subject(run, with_baselines=with_baselines), read_history(run.store), now)
@@ -34,7 +32,11 @@ def subject(run: Run, *, with_baselines: bool) -> Subject:
         + (f", changed: {'; '.join(line[2:] for line in origin.changes)}" if origin.changes else "")
         for number, origin in enumerate(reversed(record.origins), start=1)
     }
-    computed = baselines(run) if with_baselines else None
+    computed = None
+    if with_baselines:
+        from launcher.baselines import baselines  # loads DeepSpeed, which a page without them does not need
+
+        computed = baselines(run)
     return Subject(
         name=run.recipe.name,
         uri=run.uri,

@@ -16,8 +16,8 @@ from checkpoints.listing import rows
 from checkpoints.load import newest_good
 from checkpoints.rewind import Rewind, record, rewinds
 from launcher import runs
-from launcher.history import Record
 from launcher.show import find_sample
+from launcher.step_table import Record
 
 pytestmark = pytest.mark.cluster
 

@@ -20,10 +20,10 @@ from checkpoints.verify import verify_all
 from launcher.cli import app
 from launcher.errors import RunChanged, RunError
 from launcher.fork import Forked, fork
-from launcher.history import Record
 from launcher.rewind import RECENT
 from launcher.runs import RECORD, open_run
 from launcher.show import find_sample
+from launcher.step_table import Record
 
 pytestmark = pytest.mark.cluster
 

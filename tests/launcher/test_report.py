@@ -1,6 +1,7 @@
 """The report: the right figures, one self-contained page, whatever the run has been through."""
 
 import re
+from dataclasses import replace
 from datetime import UTC, datetime
 from html.parser import HTMLParser
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from launcher.history import History
+from launcher.history import History, Steps
 from launcher.report.chart import Chart, Level, Series, buckets, draw
 from launcher.report.figures import interruptions, measure
 from launcher.report.page import Subject, render
@@ -40,7 +41,13 @@ def event(kind: str, time: float, attempt: int = 1, **fields: Any) -> dict[str, 
 def history(steps: int, *events: dict[str, Any], repeated: int = 0) -> History:
     figures = {"loss": 4.5, "mlm_loss": 4.5, "perplexity": 90.0, "mlm_accuracy": 0.2}
     evaluations = [{"kind": "evaluation", "step": 5} | figures]
-    return History(tuple(map(step, range(steps))), tuple(evaluations) if steps else (), events, repeated, 0.0)
+    return History(
+        Steps.of([step(number) for number in range(steps)]),
+        tuple(evaluations) if steps else (),
+        events,
+        repeated,
+        0.0,
+    )
 
 
 KILLED = history(
@@ -190,6 +197,12 @@ def test_the_page_shows_what_matters() -> None:
     assert "weighted sum" not in text
 
 
+def test_damage_is_shown() -> None:
+    damaged = replace(KILLED, damage=["metrics/a000001/00000003.jsonl, line 2: not <JSON>"])
+    assert "metrics/a000001/00000003.jsonl, line 2: not <JSON>" in Page(render(SUBJECT, damaged, NOW)).text
+    assert "Damaged" not in Page(render(SUBJECT, KILLED, NOW)).text
+
+
 def test_every_change_of_the_number_of_ranks_is_shown() -> None:
     text = Page(render(SUBJECT, GROWN, NOW)).text
     assert "Number of ranks" in text
@@ -202,7 +215,7 @@ def test_every_term_has_its_curves() -> None:
     figures = {"loss": 9.5, "mlm_loss": 4.5, "rtd_loss": 0.1, "rtd_accuracy": 0.9, "rtd_precision": 0.6}
     figures |= {"rtd_recall": 0.5, "rtd_replaced": 0.1, "mlm_accuracy": 0.2}
     both = History(
-        tuple(step(number, **figures) for number in range(10)),
+        Steps.of([step(number, **figures) for number in range(10)]),
         ({"kind": "evaluation", "step": 5, "perplexity": 90.0} | figures,),
         (),
         0,
@@ -222,7 +235,7 @@ def test_every_term_has_its_curves() -> None:
 
 
 def test_skipped_steps_leave_gaps_not_errors() -> None:
-    steps = (step(0), step(1, loss=None, grad_norm=None, skipped=True), step(2))
+    steps = Steps.of([step(0), step(1, loss=None, grad_norm=None, skipped=True), step(2)])
     html = render(SUBJECT, History(steps, (), (), 0, 0.0), NOW)
     assert "steps skipped" in html
     assert "nan" not in html.lower().replace("finance", "")

@@ -21,6 +21,7 @@ from launcher.run_status import RunStatus, Unreadable, runs_at, status, statuses
 from launcher.runs import open_run
 from launcher.status_text import describe
 
+WAIT_S = 30.0
 NOW = 1_700_000_000.0
 NODE = Owner(host="node7", processes="another machine", pid=12, started=NOW, claimed=NOW)
 
@@ -35,7 +36,7 @@ def train(journal: Journal, first: int, stop: int, seconds: float = 2.0) -> None
     for step in range(first, stop):
         figures = {"loss": 9.0 - step / 10, "tokens": 1000, "seconds": seconds, "data_wait": 0.0}
         journal.metric({"kind": "step", "step": step, "skipped": False, "samples": [], **figures})
-    journal.flush()
+    assert journal.flush(WAIT_S)
 
 
 def save(attempt: Attempt, step: int, now: float, begun_at: Saver | None = None) -> Saver:
@@ -71,7 +72,7 @@ def test_a_run_that_runs(run: str) -> None:
     journal.event("start", NOW, step=0)
     train(journal, 0, 9)
     journal.metric(evaluation_record(7, {"loss": 4.0, "mlm_loss": 4.0, "mlm_accuracy": 0.2}))
-    journal.flush()
+    assert journal.flush(WAIT_S)
     save(attempt, 6, NOW + 20)
     attempt.beat(NOW + 40)
     found, text = said(run, NOW + 50)
@@ -162,13 +163,26 @@ def test_a_damaged_checkpoint_is_said(run: str) -> None:
     assert "does not match its own digest" in text
 
 
+def test_damaged_records_are_said_and_the_rest_is_shown(run: str) -> None:
+    store = open_run(run).store
+    _, journal = begin(store, NOW)
+    train(journal, 0, 4)
+    train(journal, 4, 8)
+    store.put("metrics/a000001/00000000.jsonl", b"\0garbage\n" + store.get("metrics/a000001/00000000.jsonl"))
+    found, text = said(run, NOW + 1)
+    assert found.step == 8
+    assert len(found.damage) == 1
+    assert "1 records or objects could not be read" in text
+    assert "a000001/00000000.jsonl, line 1: not JSON" in text
+
+
 def test_the_brief_status_reads_the_newest_segments_only(run: str) -> None:
     store = open_run(run).store
     attempt, journal = begin(store, NOW)
     for step in range(14):
         train(journal, step, step + 1, seconds=1.0 if step < 10 else 3.0)
         journal.metric(evaluation_record(step + 1, {"loss": 4.0, "mlm_loss": 4.0}))
-        journal.flush()
+        assert journal.flush(WAIT_S)
     saver = save(attempt, 6, NOW)
     save(attempt, 13, NOW, saver)
     whole, brief = status(open_run(run), NOW + 1), status(open_run(run), NOW + 1, brief=True)

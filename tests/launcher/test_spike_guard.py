@@ -104,6 +104,7 @@ def test_it_goes_back_on_record(run: Run) -> None:
     assert (rewind.attempt, rewind.to, rewind.began, rewind.reached) == (1, Mark(1, 8), 12, 15)
     assert rewind.skips == ((0, 0, 80, 95), (0, 1, 0, 55)), "steps 8 to 15, across the end of an epoch"
     assert committed(run.store) == [Mark(1, 8), Mark(1, 4)]
+    guard.journal.close()
     (event,) = (event for event in read_history(run.store).events if event["kind"] == "rewind")
     assert (event["step"], event["to"], event["samples"]) == (15, 8, 70)
 

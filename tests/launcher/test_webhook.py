@@ -34,7 +34,9 @@ def announcer(store: Store, webhook: Webhook, notes: list[str]) -> Announcer:
 def test_everything_that_matters_is_posted_whoever_writes_it(store: Store) -> None:
     """Events of ranks, of their successors, and of operators; not those from before, nor routine."""
     operator_event(store, "recipe_changed", 1.0)
-    journal(claim(store)).event("start", 1.0)
+    before = journal(claim(store))
+    before.event("start", 1.0)
+    assert before.flush(WAIT_S)
     notes: list[str] = []
     with serving() as server:
         with announcer(store, Webhook(server.url), notes):
@@ -43,6 +45,7 @@ def test_everything_that_matters_is_posted_whoever_writes_it(store: Store) -> No
             first.event("commit", 3.0, step=9)
             assert server.wait(1) == ["resume"]
             first.event("skipped_step", 4.0, step=11)
+            assert first.flush(WAIT_S)
             journal(claim(store)).event("damaged_checkpoint", 5.0, what="step 9")
             server.wait(3)
             operator_event(store, "end", 6.0, step=20)  # as the command does, just before it ends

@@ -2,6 +2,8 @@
 
 import json
 import random
+from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -10,12 +12,16 @@ from checkpoints.gather import Alone
 from checkpoints.load import Reader, newest_good
 from data_service.ingest.build import build_corpus
 from data_service.ingest.options import BuildOptions
+from data_service.store.base import Store
 from data_service.tokenizers.load import save_tokenizer
 from data_service.tokenizers.train import train_tokenizer
 from encoder_core.train.zero_state import KINDS
 from launcher import runs
-from launcher.history import History, read_history
+from launcher.history import History, Steps, read_history
+from launcher.packs import Pack
 from launcher.recipe import load
+from launcher.segments import METRICS, read, stored
+from launcher.step_table import Record, parse
 
 WORDS = [
     "a",
@@ -104,8 +110,38 @@ def operate(uri: str, *settings: str) -> None:
     runs.reconcile(run, recipe=reload(run.recipe, settings), accept_changes=False, now=datetime.now(UTC))
 
 
+class ListedSteps(Steps):
+    """Step records that one can also look at one by one, with what in them is no number."""
+
+    def __init__(self, steps: Steps, records: list[Record]) -> None:
+        vars(self).update(vars(steps))
+        assert [record["step"] for record in records] == self.numbers.tolist()
+        self.records = records
+
+    def __getitem__(self, index: int | slice) -> Record | list[Record]:
+        return self.records[index]
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(self.records)
+
+
 def history(uri: str) -> History:
-    return read_history(runs.open_run(uri).store)
+    store = runs.open_run(uri).store
+    found = read_history(store)
+    return replace(found, steps=ListedSteps(found.steps, step_records(store)))
+
+
+def step_records(store: Store) -> list[Record]:
+    """The step records of the committed lineage, whole."""
+    kept: list[Record] = []
+    for attempt, stretches in stored(store, f"{METRICS}/").items():
+        for stretch, data in read(store, METRICS, attempt, stretches):
+            whole = b"".join(part for _, part in Pack(store, stretch).contents()) if data is None else data
+            for _, record in parse(stretch.key, whole):
+                if record["kind"] == "step":
+                    kept = [earlier for earlier in kept if earlier["step"] < record["step"]]
+                    kept.append(record)
+    return kept
 
 
 def losses(uri: str) -> list[float]:
