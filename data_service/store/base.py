@@ -72,6 +72,14 @@ class Store(Protocol):
         """Seconds since 1970 by the store's own clock, to the second; None if it goes by ours."""
         ...
 
+    def age(self, key: str) -> float | None:
+        """Seconds since the object was written, by the store's own clock alone; None if it is absent.
+
+        Never negative. S3 counts whole seconds. No machine's clock but the store's takes part, so a lease may
+        be judged by it.
+        """
+        ...
+
     def remove_leftovers(self, folder: str, *, older_than_s: float) -> int:
         """Free what writes below `folder` ("" for all) that never finished still occupy; returns how many.
 

@@ -115,6 +115,19 @@ class LocalStore:
     def clock(self) -> None:
         return None
 
+    def age(self, key: str) -> float | None:
+        """By the clock of the file system, which on a network is not ours; by ours in a read-only folder."""
+        path = self._path(key)
+        if self.size(key) is None:
+            return None
+        now = _file_system_clock(path.parent)
+        try:
+            # Opened, not only looked at: an NFS client asks its server then.
+            with _translated(path), path.open("rb") as file:
+                return max(0.0, now - os.fstat(file.fileno()).st_mtime)
+        except KeyMissing:
+            return None
+
     def remove_leftovers(self, folder: str, *, older_than_s: float) -> int:
         count = 0
         deadline = time.time() - older_than_s
@@ -177,6 +190,22 @@ def _open_temporary(folder: Path) -> tuple[Path, int]:
             if attempt == _ATTEMPTS - 1:
                 raise
     raise AssertionError("unreachable")
+
+
+def _file_system_clock(folder: Path) -> float:
+    """Seconds since 1970 at which a file written into `folder` just now was written."""
+    path = folder / f"{TEMPORARY}{uuid4().hex}"
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        try:
+            os.write(descriptor, b"\0")
+            os.fsync(descriptor)
+            return os.fstat(descriptor).st_mtime
+        finally:
+            os.close(descriptor)
+            path.unlink(missing_ok=True)
+    except OSError:  # read-only or full
+        return time.time()
 
 
 def _make_folder(folder: Path) -> None:

@@ -215,6 +215,17 @@ class S3Store:
         date = self._call(self.prefix, ask)
         return None if date is None else parsedate_to_datetime(date).timestamp()
 
+    def age(self, key: str) -> float | None:
+        """From one answer, which says both when the object was written and what time it is."""
+        name = self._name(key)
+        try:
+            answer = self._call(name, lambda client: client.head_object(Bucket=self.bucket, Key=name))
+        except KeyMissing:
+            return None
+        date = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
+        now = time.time() if date is None else parsedate_to_datetime(date).timestamp()
+        return max(0.0, now - answer["LastModified"].timestamp())
+
     def remove_leftovers(self, folder: str, *, older_than_s: float) -> int:
         """Aborts unfinished multipart uploads (1,000 a call): their parts are kept, and paid for, so long."""
         deadline = datetime.fromtimestamp(time.time() - older_than_s, UTC)

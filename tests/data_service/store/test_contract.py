@@ -2,9 +2,11 @@
 
 import pickle
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -147,6 +149,19 @@ def test_keys_that_are_no_plain_paths_are_refused(any_store: Store, key: str) ->
         any_store.put(key, b"x")
     with pytest.raises(BadUri):
         any_store.get(key)
+
+
+def test_age_goes_by_the_stores_clock_not_by_ours(any_store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    any_store.put("lease/a", b"x")
+    wrong = SimpleNamespace(time=lambda: time.time() + 600)
+    for module in ("local", "s3"):
+        monkeypatch.setattr(f"data_service.store.{module}.time", wrong)
+    age = any_store.age("lease/a")
+    assert age is not None
+    assert 0 <= age < 10
+    assert any_store.age("lease/b") is None
+    assert any_store.age("nothing/here") is None
+    assert [entry.key for entry in any_store.list()] == ["lease/a"]
 
 
 def test_young_leftovers_stay(any_store: Store) -> None:

@@ -132,3 +132,13 @@ def test_a_file_system_without_links_is_named(store: LocalStore, monkeypatch: py
     with pytest.raises(StoreError, match="without hard links"):
         store.put_if_absent("key", b"x")
     assert list(store.list()) == []
+
+
+def test_age_is_the_time_since_the_file_was_written(store: LocalStore) -> None:
+    store.put("lease/a", b"x")
+    an_hour_ago = (store.root / "lease/a").stat().st_mtime - 3600
+    os.utime(store.root / "lease/a", (an_hour_ago, an_hour_ago))
+    assert store.age("lease/a") == pytest.approx(3600, abs=10)
+    assert os.listdir(store.root / "lease") == ["a"]
+    store.put("lease/a", b"again")
+    assert store.age("lease/a") == pytest.approx(0, abs=10)
