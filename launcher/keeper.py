@@ -87,12 +87,14 @@ class RunKeeper:
     def finish(self, engine: Engine, state: TrainState, carried: Carried) -> None:
         """Commit `state`, and the memory that its next step wants, unless it is committed already; wait for it.
 
+        A run that has made no step yet has nothing to keep: its next start begins at step 0 as this one did.
+
         Raises:
             CheckpointError: the last save failed, so the work since the one before would be lost silently.
         """
         if self._saver.underway is not None:
             self._wait_and_commit()
-        if self._saver.last_step != state.step:
+        if state.step != (self._saver.last_step or 0):
             self._begin(engine, state, carried)
             outcome = self._wait_and_commit()
             if isinstance(outcome, Failed):
