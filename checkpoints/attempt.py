@@ -279,7 +279,9 @@ def _unsure(attempt: Attempt, claimant: Owner, lease_s: float) -> Unsure | None:
         return None
     if owner.is_here():
         if owner.is_running():
-            raise RunIsActive(_who(attempt, owner), remedy=f"stop it first (kill {owner.pid}) or let it finish")
+            raise RunIsActive(
+                _who(attempt, owner), remedy=f"stop it first (kill {owner.pid}) or let it finish"
+            )
         return None
     heartbeat, silence = attempt.heartbeat(), attempt.silence()
     return Unsure(attempt, owner, silence, heartbeat) if silence < lease_s else None

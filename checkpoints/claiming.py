@@ -48,7 +48,9 @@ def await_claim(
             seen = found
             note(_waiting(found, lease_s))
         if found.sign != seen.sign:
-            raise found.refusal(f"it is alive: stop it first (maskfleet runs stop {store.uri}) or let it finish")
+            raise found.refusal(
+                f"it is alive: stop it first (maskfleet runs stop {store.uri}) or let it finish"
+            )
         stopped.wait(poll_s)
     return None
 
@@ -56,6 +58,6 @@ def await_claim(
 def _waiting(found: Unsure, lease_s: float) -> str:
     left = max(lease_s - found.silence, 0)
     return (
-        f"attempt {found.attempt.number}, on {found.owner.host}, showed life {found.silence:.0f} s ago and has not ended: "
+        f"attempt {found.attempt.number}, on {found.owner.host}, did not end, and showed life {found.silence:.0f} s ago: "
         f"waiting {left:.0f} s at most, to see whether it lives"
     )

@@ -2,8 +2,8 @@
 
     begin    every rank copies its fragments (the only time training waits) and starts to upload them
     ready    every rank: is my upload over, well or badly? The trainer asks in every step's control all-reduce
-    commit   all ranks at the same step, once all are ready: exchange receipts or errors; rank 0 checks that
-             they cover everything and that no newer attempt runs, and writes the manifest by conditional put
+    commit   all ranks at the same step, once all are ready: rank 0 gathers receipts or errors, checks that they
+             cover everything and that no newer attempt runs, writes the manifest by conditional put, and tells
 
 Until the manifest is there, nothing was saved, and what is stored lies in the attempt's own folder. An error
 on any rank reaches all of them through the exchange, as the same outcome.
@@ -29,9 +29,6 @@ from data_service.store.errors import StoreError
 from encoder_core.train.fragments import Fragment
 
 _log = logging.getLogger(__name__)
-
-_LIBRARIES = ("maskfleet", "torch", "deepspeed", "ray", "numpy")
-_SHOWN = 5  # problems of an incomplete checkpoint that its message lists
 
 
 @dataclass(frozen=True)
@@ -139,9 +136,9 @@ class Saver:
         if self._underway is None:
             raise CheckpointError("no save is under way", remedy="call `begin` before `commit`")
         underway, self._underway = self._underway, None
-        answers = self._peers.all_gather(self._answer(underway.upload))
+        answers = self._peers.gather_to_first(self._answer(underway.upload))
         verdict = self._commit(underway).decide(answers) if self._peers.rank == 0 else None
-        outcome = outcome_of(underway.step, self._peers.all_gather(verdict)[0])
+        outcome = outcome_of(underway.step, self._peers.from_first(verdict))
         if isinstance(outcome, Committed):
             self._last = outcome.step
         return outcome

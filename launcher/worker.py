@@ -11,7 +11,7 @@ import ray.train
 import torch.distributed as dist
 
 from checkpoints.attempt import Attempt
-from checkpoints.gather import GlooPeers
+from checkpoints.gather import GROUP_TIMEOUT, GlooPeers
 from data_service.client import FeedClient
 from data_service.errors import UserError as DataError
 from data_service.feed import FeedHandle
@@ -76,7 +76,7 @@ def train_rank(config: dict[str, Assignment]) -> None:
 
 def _train(assignment: Assignment, link: "RayLink", startup: Startup) -> None:
     control = Control.join()
-    group = dist.new_group(backend="gloo")
+    group = dist.new_group(backend="gloo", timeout=GROUP_TIMEOUT)
     peers = GlooPeers(group)
     nodes = [str(node) for node in peers.all_gather(here().node)]
     startup.done("group")

@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-
 from clocked import ClockedStore
 
 from checkpoints.attempt import Attempt, Heartbeat, Owner, claim, end_all
@@ -138,7 +137,9 @@ def test_who_has_taken_over(store: LocalStore) -> None:
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"pid": "x"}', b"\xff\x00"])
-def test_a_damaged_record_of_another_start_counts_as_long_as_the_lease(store: ClockedStore, text: bytes) -> None:
+def test_a_damaged_record_of_another_start_counts_as_long_as_the_lease(
+    store: ClockedStore, text: bytes
+) -> None:
     claim(store)
     store.put("attempts/000001.json", text)
     with pytest.raises(RunIsActive, match="unknown host"):

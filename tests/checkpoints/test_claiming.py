@@ -119,7 +119,9 @@ def test_a_run_that_lives_here_is_refused_at_once(store: ClockedStore) -> None:
     if child == 0:
         signal.pause()
     try:
-        here = Owner.here(NOW).model_copy(update={"pid": child, "started": psutil.Process(child).create_time()})
+        here = Owner.here(NOW).model_copy(
+            update={"pid": child, "started": psutil.Process(child).create_time()}
+        )
         claim(store, owner=here)
         waiting = Waiting(store, nothing)
         with pytest.raises(RunIsActive, match=f"process {child}"):
