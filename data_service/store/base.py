@@ -4,7 +4,7 @@ Local folders and S3 behave alike: a put is atomic (readers see the old bytes or
 a slash-separated relative path, and there are no directories (but a folder cannot hold both `a` and `a/b`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -44,8 +44,14 @@ class Store(Protocol):
         """Create atomically; False (and no change) if the key exists. Of any number of racers one wins."""
         ...
 
-    def put_buffers(self, key: str, buffers: Sequence[memoryview]) -> None:
-        """Create or replace atomically an object of any size: contiguous buffers laid end to end."""
+    def put_buffers(
+        self, key: str, buffers: Sequence[memoryview], sent: Callable[[int], None] | None = None
+    ) -> None:
+        """Create or replace atomically an object of any size: contiguous buffers laid end to end.
+
+        `sent` is told, from any thread but never from two at once, how many bytes the store has accepted so
+        far; more each time, at the end all.
+        """
         ...
 
     def put_file(self, key: str, path: Path) -> None:

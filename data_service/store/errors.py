@@ -36,6 +36,15 @@ class AccessDenied(StoreError):
         )
 
 
+class CredentialsMissing(AccessDenied):
+    """No credentials, in a process that never had any. Retried for a short while: who issues them may be slow."""
+
+    @classmethod
+    def at(cls, uri: str, reason: str) -> "CredentialsMissing":
+        remedy = "give credentials where boto3 finds them (environment, ~/.aws, instance role), start again"
+        return cls(f"no credentials for {uri}: {reason}", remedy=remedy)
+
+
 class CredentialsExpired(AccessDenied):
     """Credentials that were valid once. Retried, because whoever issues them may renew them meanwhile."""
 
@@ -44,7 +53,7 @@ class CredentialsExpired(AccessDenied):
         remedy = (
             "renew the credentials where boto3 finds them (environment, ~/.aws, instance role), start again"
         )
-        return cls(f"the credentials for {uri} have expired: {reason}", remedy=remedy)
+        return cls(f"the credentials for {uri} have expired or cannot be renewed: {reason}", remedy=remedy)
 
 
 class OutOfSpace(StoreError):

@@ -29,6 +29,7 @@ from data_service.store.keys import TEMPORARY, checked, child
 
 _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_PIECE = 16 << 20  # bytes written at a time, so that a slow disk shows progress
 _ATTEMPTS = 100  # to write into a folder that deletes keep taking away
 _NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP)
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
@@ -66,8 +67,10 @@ class LocalStore:
     def put(self, key: str, data: bytes | memoryview) -> None:
         self.put_buffers(key, [memoryview(data)])
 
-    def put_buffers(self, key: str, buffers: Sequence[memoryview]) -> None:
-        self._write(key, lambda file: _write_all(file, buffers), os.replace)
+    def put_buffers(
+        self, key: str, buffers: Sequence[memoryview], sent: Callable[[int], None] | None = None
+    ) -> None:
+        self._write(key, lambda file: _write_all(file, buffers, sent), os.replace)
 
     def put_file(self, key: str, path: Path) -> None:
         self._write(key, lambda file: _copy(path, file), os.replace)
@@ -130,8 +133,8 @@ class LocalStore:
 
     def remove_leftovers(self, folder: str, *, older_than_s: float) -> int:
         count = 0
-        deadline = time.time() - older_than_s
         base = self.root / checked(self.uri, child(folder, "")) if folder else self.root
+        deadline = _file_system_clock(base) - older_than_s
         for place, _, names in os.walk(base):
             for path in (Path(place, name) for name in names if name.startswith(TEMPORARY)):
                 with _translated(path), suppress(FileNotFoundError):  # its writer may finish meanwhile
@@ -232,11 +235,17 @@ def _flush_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _write_all(descriptor: int, buffers: Sequence[memoryview]) -> None:
+def _write_all(
+    descriptor: int, buffers: Sequence[memoryview], sent: Callable[[int], None] | None = None
+) -> None:
+    written = 0
     for buffer in buffers:
         rest = buffer.cast("B")
         while rest:
-            rest = rest[os.write(descriptor, rest) :]
+            count = os.write(descriptor, rest[:_PIECE])
+            rest, written = rest[count:], written + count
+            if sent is not None:
+                sent(written)
 
 
 def _copy(source: Path, descriptor: int) -> None:

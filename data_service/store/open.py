@@ -6,15 +6,18 @@ from urllib.parse import unquote
 from data_service.store.base import Store
 from data_service.store.errors import BadUri
 from data_service.store.local import LocalStore
+from data_service.store.patience import default_patience_s
 
 
-def open_store(uri: str | Path, *, patience_s: float = 120.0) -> Store:
+def open_store(uri: str | Path, *, patience_s: float | None = None) -> Store:
     """The store at a folder, `file:///folder` or `s3://bucket/prefix`. Nothing is contacted or created yet.
 
-    `patience_s` bounds how long a request to a remote store is retried before it fails.
+    `patience_s` is how long an operation on a remote store may fail without progress before it is given up; None
+    for the default, 120 s or the environment variable MASKFLEET_STORE_PATIENCE_S.
 
     Raises:
         BadUri: the scheme is unknown, or the bucket or folder is missing from the URI.
+        StoreError: MASKFLEET_STORE_PATIENCE_S holds no positive number.
     """
     text = str(uri)
     scheme, separator, rest = text.partition("://")
@@ -26,7 +29,7 @@ def open_store(uri: str | Path, *, patience_s: float = 120.0) -> Store:
         case "file":
             return _open_file(text, rest)
         case "s3":
-            return _open_s3(text, rest, patience_s)
+            return _open_s3(text, rest, default_patience_s() if patience_s is None else patience_s)
         case _:
             raise BadUri.at(text, f"unknown scheme {scheme!r}")
 

@@ -1,40 +1,43 @@
 """An S3 bucket as an object store: Amazon's, or any server with its protocol that knows `If-None-Match`.
 
 Credentials, region and endpoint come from where boto3 looks for them (environment, ~/.aws, instance role);
-the endpoint of another server is AWS_ENDPOINT_URL. There are two layers of retries: botocore repeats single
-requests (so one failed part does not repeat an upload), and `_call` repeats whole operations, which also
-covers bodies that break off half-way, until `patience_s` is used up.
+the endpoint of another server is AWS_ENDPOINT_URL. `_call` repeats what failed, until patience is used up;
+botocore itself repeats nothing. Every answer is looked at: what makes no sense is a failure like others.
 """
 
-import io
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import uuid4
 
 import boto3
-from boto3.s3.transfer import TransferConfig
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError
-from tenacity import (
-    Retrying,
-    before_sleep_log,
-    retry_if_exception_type,
-    stop_after_delay,
-    wait_random_exponential,
-)
+from botocore.exceptions import ClientError
+from botocore.session import get_session
 
 from data_service.store.base import Entry
-from data_service.store.errors import BadUri, CredentialsExpired, KeyMissing, StoreUnavailable, Truncated
+from data_service.store.errors import (
+    BadUri,
+    CredentialsExpired,
+    CredentialsMissing,
+    KeyMissing,
+    StoreError,
+    StoreUnavailable,
+)
 from data_service.store.keys import checked, child
-from data_service.store.s3_errors import code, translated
+from data_service.store.outage import outage_of
+from data_service.store.patience import Patience
+from data_service.store.s3_errors import FAILURES, TRANSIENT, code, translated
+from data_service.store.s3_listing import Listing
+from data_service.store.s3_transfer import PART, WRITER, Buffers, Download, LocalFile, Source, Upload, head
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -43,10 +46,14 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
-_PART = 16 << 20
-_TRANSFER = TransferConfig(multipart_threshold=2 * _PART, multipart_chunksize=_PART, max_concurrency=4)
 _SILENCE_S = 60.0  # a connection that says nothing for so long is dead
-_WRITER = "writer"  # the metadata field by which a conditional put knows its own object again
+_METADATA_S = (
+    5  # for an answer of a cloud's metadata service, where nothing else is set: botocore's 1 is short
+)
+_VALID_BEFORE = threading.Event()  # this process has had credentials that a server accepted
+
+for _library in ("botocore", "boto3", "urllib3"):  # they warn of what is dealt with here
+    logging.getLogger(_library).addHandler(logging.NullHandler())
 
 
 class _Connection:
@@ -66,16 +73,17 @@ class _Connection:
                 self._client, self._owner = _connect(), os.getpid()
             return self._client
 
-    def forget(self) -> None:
-        """The next request looks for credentials anew."""
+    def forget(self, client: "S3Client | None") -> None:
+        """The next request looks for credentials anew, unless another thread has begun to."""
         with self._lock:
-            self._client = None
+            if self._client is client:
+                self._client = None
 
 
 def _connect() -> "S3Client":
     elsewhere = any(os.environ.get(name) for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"))
     config = Config(
-        retries={"mode": "standard", "total_max_attempts": 4},
+        retries={"mode": "standard", "total_max_attempts": 1},
         connect_timeout=10,
         read_timeout=_SILENCE_S,
         max_pool_connections=32,
@@ -85,8 +93,11 @@ def _connect() -> "S3Client":
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
     )
+    core = get_session()
+    if core.get_config_variable("metadata_service_timeout") == 1:
+        core.set_config_variable("metadata_service_timeout", _METADATA_S)
     try:
-        return boto3.Session().client("s3", config=config)
+        return boto3.Session(botocore_session=core).client("s3", config=config)
     except ValueError as error:
         raise BadUri.at("AWS_ENDPOINT_URL", str(error)) from error
 
@@ -95,7 +106,7 @@ def _connect() -> "S3Client":
 class S3Store:
     """Objects of `bucket` whose keys start with `prefix` + "/". See `Store`. Picklable, safe for threads.
 
-    `patience_s` is how long an operation is retried, in seconds, before it fails.
+    `patience_s` is how long an operation is retried without progress, in seconds, before it fails.
     """
 
     bucket: str
@@ -112,30 +123,12 @@ class S3Store:
         return S3Store(self.bucket, child(self.prefix, below), self.patience_s, self._connection)
 
     def get(self, key: str) -> bytes:
-        name = self._name(key)
-        return self._call(name, lambda client: client.get_object(Bucket=self.bucket, Key=name)["Body"].read())
+        return self._download(key, 0, None)
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         if length == 0:  # no range can say so; only the key can be missing
             return b"" if self.size(key) is not None else self.get(key)
-        name = self._name(key)
-        wanted = f"bytes={start}-{start + length - 1}"
-
-        def read(client: "S3Client") -> bytes:
-            try:
-                answer = client.get_object(Bucket=self.bucket, Key=name, Range=wanted)
-                total = int(answer["ContentRange"].rpartition("/")[2])
-            except ClientError as error:
-                if code(error) not in ("InvalidRange", "416"):
-                    raise
-                total = client.head_object(Bucket=self.bucket, Key=name)["ContentLength"]
-                raise Truncated.at(self._full(name), start, length, total) from error
-            if total < start + length:
-                answer["Body"].close()
-                raise Truncated.at(self._full(name), start, length, total)
-            return answer["Body"].read()
-
-        return self._call(name, read)
+        return self._download(key, start, length)
 
     def put(self, key: str, data: bytes | memoryview) -> None:
         name, body = self._name(key), bytes(data)
@@ -147,117 +140,133 @@ class S3Store:
         def write(client: "S3Client") -> bool:
             try:
                 client.put_object(
-                    Bucket=self.bucket, Key=name, Body=body, IfNoneMatch="*", Metadata={_WRITER: writer}
+                    Bucket=self.bucket, Key=name, Body=body, IfNoneMatch="*", Metadata={WRITER: writer}
                 )
             except ClientError as error:
                 if code(error) not in ("PreconditionFailed", "412"):
                     raise
                 # It may have been us: an attempt that succeeded although its answer was lost.
-                stored = client.head_object(Bucket=self.bucket, Key=name)
-                return stored["Metadata"].get(_WRITER) == writer
+                stored = head(client, self.bucket, name)
+                if stored is None:  # deleted since
+                    raise StoreUnavailable.at(self._full(name), "deleted while it was created") from error
+                return stored["Metadata"].get(WRITER) == writer
             return True
 
         return self._call(name, write)
 
-    def put_buffers(self, key: str, buffers: Sequence[memoryview]) -> None:
-        self._upload(key, lambda: io.BufferedReader(_Joined(buffers), 1 << 20))
+    def put_buffers(
+        self, key: str, buffers: Sequence[memoryview], sent: Callable[[int], None] | None = None
+    ) -> None:
+        self._upload(key, Buffers(buffers), sent)
 
     def put_file(self, key: str, path: Path) -> None:
-        self._upload(key, lambda: path.open("rb"))
+        self._upload(key, LocalFile(path), None)
 
     def size(self, key: str) -> int | None:
         name = self._name(key)
-        try:
-            return self._call(
-                name, lambda client: client.head_object(Bucket=self.bucket, Key=name)["ContentLength"]
-            )
-        except KeyMissing:
-            return None
+
+        def ask(client: "S3Client") -> int | None:
+            stored = head(client, self.bucket, name)
+            return None if stored is None else stored["ContentLength"]
+
+        return self._call(name, ask)
 
     def list(self, prefix: str = "") -> Iterator[Entry]:
         root = f"{self.prefix}/" if self.prefix else ""
-        last, more = root, True
-        while more:
-            page = self._page(root + prefix, last)
-            more = page["IsTruncated"]
+        for page in self._pages(Listing(self.bucket, root + prefix, after=root)):
             for item in page.get("Contents", ()):
-                last = item["Key"]
-                yield Entry(last.removeprefix(root), item["Size"])
+                yield Entry(item["Key"].removeprefix(root), item["Size"])
 
     def folders(self) -> Iterator[str]:
         root = f"{self.prefix}/" if self.prefix else ""
-
-        def read(client: "S3Client") -> list[str]:
-            pages = client.get_paginator("list_objects_v2").paginate(
-                Bucket=self.bucket, Prefix=root, Delimiter="/"
-            )
-            return [item["Prefix"] for page in pages for item in page.get("CommonPrefixes", ())]
-
-        yield from (name.removeprefix(root).rstrip("/") for name in self._call(root, read))
+        for page in self._pages(Listing(self.bucket, root, delimiter="/")):
+            for item in page.get("CommonPrefixes", ()):
+                yield item["Prefix"].removeprefix(root).rstrip("/")
 
     def delete(self, key: str) -> None:
         name = self._name(key)
-        self._call(name, lambda client: client.delete_object(Bucket=self.bucket, Key=name))
+        with suppress(KeyMissing):
+            self._call(name, lambda client: client.delete_object(Bucket=self.bucket, Key=name))
 
     def clock(self) -> float | None:
         """From the Date of an answer, be it a refusal: that is what a request signed by a wrong clock gets."""
 
-        def ask(client: "S3Client") -> str | None:
+        def ask(client: "S3Client") -> float | None:
             try:
                 answer = client.list_objects_v2(Bucket=self.bucket, Prefix=self.prefix, MaxKeys=1)
-                return answer["ResponseMetadata"]["HTTPHeaders"].get("date")
+                return _date(answer)
             except ClientError as error:
-                date: str | None = error.response["ResponseMetadata"].get("HTTPHeaders", {}).get("date")
+                date = _date(error.response)
                 if date is None:
                     raise
                 return date
 
-        date = self._call(self.prefix, ask)
-        return None if date is None else parsedate_to_datetime(date).timestamp()
+        return self._call(self.prefix, ask)
 
     def age(self, key: str) -> float | None:
         """From one answer, which says both when the object was written and what time it is."""
         name = self._name(key)
-        try:
-            answer = self._call(name, lambda client: client.head_object(Bucket=self.bucket, Key=name))
-        except KeyMissing:
-            return None
-        date = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
-        now = time.time() if date is None else parsedate_to_datetime(date).timestamp()
-        return max(0.0, now - answer["LastModified"].timestamp())
+
+        def ask(client: "S3Client") -> float | None:
+            stored = head(client, self.bucket, name)
+            if stored is None:
+                return None
+            now = _date(stored)
+            return max(0.0, (time.time() if now is None else now) - stored["LastModified"].timestamp())
+
+        return self._call(name, ask)
 
     def remove_leftovers(self, folder: str, *, older_than_s: float) -> int:
         """Aborts unfinished multipart uploads (1,000 a call): their parts are kept, and paid for, so long."""
-        deadline = datetime.fromtimestamp(time.time() - older_than_s, UTC)
         start = child(self.prefix, folder)
         start += "/" if start else ""
-        answer = self._call(
-            start, lambda client: client.list_multipart_uploads(Bucket=self.bucket, Prefix=start)
-        )
-        stale = [item for item in answer.get("Uploads", ()) if item["Initiated"] < deadline]
-        for item in stale:
-            self._abort(item["Key"], item["UploadId"])
-        return len(stale)
 
-    def _page(self, start: str, after: str) -> "ListObjectsV2OutputTypeDef":
-        return self._call(
-            start,
-            lambda client: client.list_objects_v2(Bucket=self.bucket, Prefix=start, StartAfter=after),
-        )
+        def stale(client: "S3Client") -> list[tuple[str, str]]:
+            answer = client.list_multipart_uploads(Bucket=self.bucket, Prefix=start)
+            deadline = datetime.fromtimestamp((_date(answer) or time.time()) - older_than_s, UTC)
+            found = [item for item in answer.get("Uploads", ()) if item["Initiated"] < deadline]
+            return [(item["Key"], item["UploadId"]) for item in found]
+
+        uploads = self._call(start, stale)
+        for name, number in uploads:
+            with suppress(KeyMissing):
+                self._abort(name, number)
+        return len(uploads)
 
     def _abort(self, name: str, upload: str) -> None:
-        self._call(
-            name, lambda client: client.abort_multipart_upload(Bucket=self.bucket, Key=name, UploadId=upload)
-        )
+        def abort(client: "S3Client") -> None:
+            try:
+                client.abort_multipart_upload(Bucket=self.bucket, Key=name, UploadId=upload)
+            except ClientError as error:
+                if code(error) != "NoSuchUpload":  # its writer finished meanwhile
+                    raise
 
-    def _upload(self, key: str, source: Callable[[], BinaryIO]) -> None:
-        name = self._name(key)
+        self._call(name, abort)
 
-        def send(client: "S3Client") -> None:
-            with source() as body:
-                client.upload_fileobj(body, self.bucket, name, Config=_TRANSFER)
+    def _pages(self, listing: Listing) -> "Iterator[ListObjectsV2OutputTypeDef]":
+        while listing.more:
+            yield self._call(listing.prefix, listing.attempt)
 
-        self._call(name, send)
+    def _download(self, key: str, start: int, length: int | None) -> bytes:
+        name, patience = self._name(key), Patience(self.patience_s)
+        download = Download(self.bucket, name, patience.reached, start, length)
+        return self._call(name, download.attempt, patience)
+
+    def _upload(self, key: str, source: Source, sent: Callable[[int], None] | None) -> None:
+        name, patience = self._name(key), Patience(self.patience_s)
+        if source.size <= 2 * PART:
+            body = source.read(0, source.size)
+            self._call(name, lambda client: client.put_object(Bucket=self.bucket, Key=name, Body=body))
+            if sent is not None:
+                sent(source.size)
+            return
+        upload = Upload(self.bucket, name, source, _both(patience.reached, sent))
+        try:
+            self._call(name, upload.attempt, patience)
+        except BaseException:
+            with suppress(StoreError):
+                self._once(name, upload.abort)
+            raise
 
     def _name(self, key: str) -> str:
         return child(self.prefix, checked(self.uri, key))
@@ -265,56 +274,57 @@ class S3Store:
     def _full(self, name: str) -> str:
         return f"s3://{self.bucket}/{name}"
 
-    def _call(self, name: str, operation: Callable[["S3Client"], _T]) -> _T:
+    def _call(self, name: str, operation: Callable[["S3Client"], _T], patience: Patience | None = None) -> _T:
         """Runs the operation, again while its failure may pass, and turns the last failure into our error."""
-        attempts = Retrying(
-            retry=retry_if_exception_type((StoreUnavailable, CredentialsExpired)),
-            wait=wait_random_exponential(multiplier=0.2, max=15),
-            stop=stop_after_delay(self.patience_s),
-            before_sleep=before_sleep_log(_log, logging.WARNING),
-            reraise=True,
-        )
-        result: _T = attempts(self._once, name, operation)
-        return result
+        patience = Patience(self.patience_s) if patience is None else patience
+        outage = outage_of(f"s3://{self.bucket}")
+        while True:
+            began = time.monotonic()
+            try:
+                result = self._once(name, operation)
+            except TRANSIENT as error:
+                pause = patience.pause(error)
+                if pause is None:
+                    raise
+                outage.failed(error, began=began, pause=pause, patience_s=patience.seconds)
+                _log.debug("%s; again in %.1f s", error.problem, pause)
+                time.sleep(pause)
+            except StoreError:
+                outage.answered()
+                raise
+            else:
+                outage.answered()
+                return result
 
     def _once(self, name: str, operation: Callable[["S3Client"], _T]) -> _T:
+        client = None
         try:
-            return operation(self._connection.client())
-        except (BotoCoreError, ClientError) as error:
-            ours = translated(error, self._full(name))
-            if isinstance(ours, CredentialsExpired):
-                self._connection.forget()
+            client = self._connection.client()
+            result = operation(client)
+        except FAILURES as error:
+            ours = translated(error, self._full(name), valid_before=_VALID_BEFORE.is_set())
+            if isinstance(ours, CredentialsExpired | CredentialsMissing):
+                self._connection.forget(client)
             raise ours from error
+        _VALID_BEFORE.set()
+        return result
 
 
-class _Joined(io.RawIOBase):
-    """Buffers laid end to end, as a file to read: an upload without a second copy of what it uploads."""
+def _date(answer: Mapping[str, Any]) -> float | None:
+    """Seconds since 1970 at which the server says it answered. Raises ValueError: it says nonsense."""
+    date = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
+    return None if date is None else parsedate_to_datetime(date).timestamp()
 
-    def __init__(self, buffers: Sequence[memoryview]) -> None:
-        self._buffers = [buffer.cast("B") for buffer in buffers]
-        self._size = sum(len(buffer) for buffer in self._buffers)
-        self._position = 0
 
-    def readable(self) -> bool:
-        return True
+def _both(reached: Callable[[int], None], sent: Callable[[int], None] | None) -> Callable[[int], None]:
+    """Tells both; `sent` only of more than ever before."""
+    most = 0
 
-    def seekable(self) -> bool:
-        return True
+    def tell(count: int) -> None:
+        nonlocal most
+        reached(count)
+        if sent is not None and count > most:
+            most = count
+            sent(count)
 
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._position = offset + (0, self._position, self._size)[whence]
-        return self._position
-
-    def readinto(self, target: memoryview) -> int:  # type: ignore[override]
-        start = self._position
-        for buffer in self._buffers:
-            if start < len(buffer):
-                count = min(len(buffer) - start, len(target))
-                target[:count] = buffer[start : start + count]
-                self._position += count
-                return count
-            start -= len(buffer)
-        return 0
+    return tell

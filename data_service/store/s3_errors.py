@@ -1,28 +1,66 @@
 """What a failed S3 request means: botocore's errors and the server's codes, as the kinds of `StoreError`."""
 
+from http.client import HTTPException
+
 from botocore.exceptions import (
     BotoCoreError,
     ClientError,
+    ConfigParseError,
+    CredentialRetrievalError,
+    LoginError,
+    MetadataRetrievalError,
     NoCredentialsError,
     ParamValidationError,
     PartialCredentialsError,
     ProfileNotFound,
+    SSOError,
+    TokenRetrievalError,
 )
+from botocore.parsers import ResponseParserError
+from urllib3.exceptions import HTTPError
 
 from data_service.store.errors import (
     AccessDenied,
     BadUri,
     CredentialsExpired,
+    CredentialsMissing,
     KeyMissing,
     OutOfSpace,
     StoreError,
     StoreUnavailable,
 )
 
-_EXPIRED = ("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired")
+FAILURES = (
+    *(BotoCoreError, ClientError, ResponseParserError),
+    *(HTTPError, HTTPException, OSError),  # raised as they are while a body is read
+    *(ValueError, LookupError, TypeError, AttributeError, ArithmeticError),  # an answer of another shape
+    RuntimeError,
+)
+"""All that a request of botocore's can raise because of what the network, the server or a credential source does."""
+
+TRANSIENT = (StoreUnavailable, CredentialsExpired, CredentialsMissing)
+"""Failures that may pass."""
+
+_EXPIRED = ("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired")
+# What some servers say of expired credentials, and all of wrong ones; also of a file that is being replaced.
+_EXPIRED_IF_VALID_BEFORE = (
+    *("InvalidAccessKeyId", "InvalidToken", "InvalidClientTokenId", "InvalidIdentityToken"),
+    *("SignatureDoesNotMatch", "UnrecognizedClientException"),
+)
 _FULL = ("QuotaExceeded", "InsufficientCapacity")
 _NO_BUCKET = ("NoSuchBucket", "InvalidBucketName", "PermanentRedirect")
-_BUSY = ("RequestTimeout", "ConditionalRequestConflict", "OperationAborted")
+_BUSY = (
+    *("RequestTimeout", "ConditionalRequestConflict", "OperationAborted", "TemporaryRedirect"),
+    *("SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded", "IDPCommunicationError"),
+    *("InternalError", "ServiceUnavailable", "ServerBusy", "IncompleteBody", "XMinioServerNotInitialized"),
+)
+_NO_CREDENTIALS = (
+    *(NoCredentialsError, PartialCredentialsError, ConfigParseError),
+    *(SSOError, LoginError, TokenRetrievalError),
+)
+_NOT_RENEWED = (CredentialRetrievalError, MetadataRetrievalError, ProfileNotFound)
+LOST_UPLOAD = ("NoSuchUpload", "InvalidPart", "InvalidPartOrder")
+"""The server no longer knows an upload, or a part of it: the upload begins again."""
 
 
 def code(error: ClientError) -> str:
@@ -30,29 +68,45 @@ def code(error: ClientError) -> str:
     return str(error.response.get("Error", {}).get("Code", ""))
 
 
-def translated(error: BotoCoreError | ClientError, uri: str) -> StoreError:
-    """Our error for a failed request about `uri`; `StoreUnavailable` and `CredentialsExpired` may pass."""
-    match error:
-        case ClientError():
-            return _refused(error, uri)
-        case NoCredentialsError() | PartialCredentialsError() | ProfileNotFound():
-            return AccessDenied.at(uri, str(error))
-        case ParamValidationError():
-            return BadUri.at(uri, str(error))
-        case _:
-            return StoreUnavailable.at(uri, str(error))
+def translated(error: Exception, uri: str, *, valid_before: bool) -> StoreError:
+    """Our error for one of `FAILURES` about `uri`.
+
+    `valid_before`: whether this process has had credentials that the server accepted.
+    """
+    if isinstance(error, ClientError):
+        return _refused(error, uri, valid_before)
+    if isinstance(error, _NO_CREDENTIALS):
+        kind = CredentialsExpired if valid_before else CredentialsMissing
+        return kind.at(uri, str(error))
+    if isinstance(error, ProfileNotFound) and not valid_before:
+        return AccessDenied.at(uri, str(error))
+    if isinstance(error, _NOT_RENEWED) or (isinstance(error, RuntimeError) and "redential" in str(error)):
+        return CredentialsExpired.at(
+            uri, str(error)
+        )  # botocore has no type for renewed ones that are expired
+    if isinstance(error, ParamValidationError):
+        return BadUri.at(uri, str(error))
+    if isinstance(error, BotoCoreError | HTTPError | HTTPException | OSError):
+        return StoreUnavailable.at(uri, str(error) or type(error).__name__)
+    return StoreUnavailable.at(uri, f"its answer makes no sense ({type(error).__name__}: {error})")
 
 
-def _refused(error: ClientError, uri: str) -> StoreError:
+def _refused(error: ClientError, uri: str, valid_before: bool) -> StoreError:
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     name, reason = code(error), str(error)
-    if name in _EXPIRED:
+    if name in _EXPIRED or (valid_before and name in _EXPIRED_IF_VALID_BEFORE):
         return CredentialsExpired.at(uri, reason)
     if name in _NO_BUCKET:
         return BadUri.at(uri, "the bucket does not exist, or not in this region")
     if name in _FULL or status == 507:
         return OutOfSpace.at(uri, reason)
-    if name in _BUSY or status in (408, 409, 429) or (status >= 500 and status != 501):
+    if (
+        name in _BUSY
+        or name in LOST_UPLOAD
+        or status in (408, 409, 429)
+        or (status >= 500 and status != 501)
+        or status < 300  # an error in an answer that began well
+    ):
         return StoreUnavailable.at(uri, reason)
     if status == 404:
         return KeyMissing.at(uri)

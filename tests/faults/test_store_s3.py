@@ -1,6 +1,7 @@
 """S3 behind a network that fails: slow-downs, resets, truncated bodies, lost answers, expired credentials."""
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,13 @@ from fault_proxy import Fault, FaultProxy
 from s3_server import S3Server
 
 from data_service.store.base import Store
-from data_service.store.errors import AccessDenied, BadUri, CredentialsExpired, StoreUnavailable
+from data_service.store.errors import (
+    AccessDenied,
+    BadUri,
+    CredentialsExpired,
+    CredentialsMissing,
+    StoreUnavailable,
+)
 from data_service.store.open import open_store
 
 DATA = os.urandom(100_000)
@@ -135,13 +142,15 @@ def test_no_bucket(s3: S3Server) -> None:
 def test_no_credentials(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
-    with pytest.raises(AccessDenied, match="credentials"):
-        open_store("s3://bucket/x").get("key")
+    monkeypatch.setattr("data_service.store.s3._VALID_BEFORE", threading.Event())
+    with pytest.raises(CredentialsMissing, match="credentials"):
+        open_store("s3://bucket/x", patience_s=0.5).get("key")
 
 
 @pytest.mark.rgw
 def test_wrong_credentials(rgw: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     bucket = rgw.new_bucket()
+    monkeypatch.setattr("data_service.store.s3._VALID_BEFORE", threading.Event())
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
     with pytest.raises(AccessDenied, match=bucket):
         open_store(f"s3://{bucket}/x").put("key", b"x")

@@ -153,7 +153,7 @@ def test_keys_that_are_no_plain_paths_are_refused(any_store: Store, key: str) ->
 
 def test_age_goes_by_the_stores_clock_not_by_ours(any_store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     any_store.put("lease/a", b"x")
-    wrong = SimpleNamespace(time=lambda: time.time() + 600)
+    wrong = SimpleNamespace(time=lambda: time.time() + 600, monotonic=time.monotonic, sleep=time.sleep)
     for module in ("local", "s3"):
         monkeypatch.setattr(f"data_service.store.{module}.time", wrong)
     age = any_store.age("lease/a")

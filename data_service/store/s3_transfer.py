@@ -1,0 +1,252 @@
+"""Transfers that go on where they broke off: a read at the bytes, an upload at the parts that are missing.
+
+Each makes one attempt at a time and remembers what it has got; `S3Store` repeats the attempts.
+"""
+
+import os
+import threading
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass, field
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+from uuid import uuid4
+
+from botocore.exceptions import ClientError
+
+from data_service.store.errors import Truncated
+from data_service.store.s3_errors import LOST_UPLOAD, code
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+    from mypy_boto3_s3.type_defs import GetObjectOutputTypeDef, HeadObjectOutputTypeDef
+
+PART = 16 << 20  # bytes of a part, and of what is read at a time
+_MOST_PARTS = 10_000
+_TOGETHER = 4  # parts on their way at the same time
+WRITER = "writer"  # the metadata field by which a writer knows its own object again
+
+
+def head(client: "S3Client", bucket: str, name: str) -> "HeadObjectOutputTypeDef | None":
+    """What is known of an object; None if there is none. Raises FAILURES.
+
+    A refusal of this request gives no reason, so the object is then asked for in a way that does.
+    """
+    try:
+        return client.head_object(Bucket=bucket, Key=name)
+    except ClientError as error:
+        if code(error) in ("404", "NoSuchKey"):
+            return None
+        if code(error) not in ("400", "401", "403"):
+            raise
+        refused = error
+    try:
+        client.get_object(Bucket=bucket, Key=name, Range="bytes=0-0")["Body"].close()
+    except ClientError as error:
+        if code(error) not in ("InvalidRange", "416"):  # an empty object
+            raise
+    raise ConnectionError(f"{refused}, though it may be read") from refused
+
+
+@dataclass
+class Download:
+    """An object, or `length` bytes of it from byte `start`.
+
+    `reached` is told how many bytes are here.
+    """
+
+    bucket: str
+    name: str
+    reached: Callable[[int], None]
+    start: int = 0
+    length: int | None = None
+    _version: str | None = None
+    _pieces: list[bytes] = field(default_factory=list)
+    _here: int = 0
+
+    def attempt(self, client: "S3Client") -> bytes:
+        """All the bytes.
+
+        Raises:
+            Truncated: the object ends before.
+            FAILURES: what botocore raises; the next attempt goes on where this one failed.
+        """
+        answer = self._ask(client)
+        with closing(answer["Body"]) as body:
+            expected = self._expected(answer)
+            while self._here < expected:
+                piece = body.read(min(PART, expected - self._here))
+                if not piece:
+                    raise ValueError(f"its body ends after {self._here} of {expected} bytes")
+                self._pieces.append(piece)
+                self._here += len(piece)
+                self.reached(self._here)
+        return self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+
+    def _ask(self, client: "S3Client") -> "GetObjectOutputTypeDef":
+        first = self.start + self._here
+        if self.length is None and first == 0:
+            return client.get_object(Bucket=self.bucket, Key=self.name)
+        last = "" if self.length is None else self.start + self.length - 1
+        try:
+            return client.get_object(Bucket=self.bucket, Key=self.name, Range=f"bytes={first}-{last}")
+        except ClientError as error:
+            if code(error) not in ("InvalidRange", "416"):
+                raise
+            stored = head(client, self.bucket, self.name)
+            if self._here or stored is None:
+                raise self._changed() from error
+            raise self._too_short(stored["ContentLength"]) from error
+
+    def _expected(self, answer: "GetObjectOutputTypeDef") -> int:
+        """How many bytes there will be, if the answer is what was asked for."""
+        first, total = 0, answer["ContentLength"]
+        if "ContentRange" in answer:
+            span, _, size = answer["ContentRange"].removeprefix("bytes ").partition("/")
+            first, total = int(span.partition("-")[0]), int(size)
+        version = answer["ETag"]
+        if self._version not in (None, version) or first != self.start + self._here:
+            raise self._changed()
+        self._version = version
+        if self.length is not None and total < self.start + self.length:
+            raise self._too_short(total)
+        return total if self.length is None else self.length
+
+    def _changed(self) -> ValueError:
+        """The next attempt begins anew."""
+        self._version, self._here = None, 0
+        self._pieces.clear()
+        return ValueError(
+            "other bytes came than were asked for, or the object was replaced while it was read"
+        )
+
+    def _too_short(self, size: int) -> Truncated:
+        return Truncated.at(f"s3://{self.bucket}/{self.name}", self.start, self.length or 0, size)
+
+
+class Source(Protocol):
+    """Bytes to upload, read again as often as needed."""
+
+    @property
+    def size(self) -> int: ...
+
+    def read(self, start: int, length: int) -> bytes: ...
+
+
+class Buffers:
+    """Contiguous buffers laid end to end, without a second copy of them all."""
+
+    def __init__(self, buffers: Sequence[memoryview]) -> None:
+        self._buffers = [buffer.cast("B") for buffer in buffers if buffer.nbytes]
+        self._ends = list(accumulate(len(buffer) for buffer in self._buffers))
+        self.size = self._ends[-1] if self._ends else 0
+
+    def read(self, start: int, length: int) -> bytes:
+        pieces = []
+        number = bisect_right(self._ends, start)
+        while length and number < len(self._buffers):
+            buffer = self._buffers[number]
+            offset = start - (self._ends[number] - len(buffer))
+            pieces.append(buffer[offset : offset + length])
+            start, length, number = start + len(pieces[-1]), length - len(pieces[-1]), number + 1
+        return b"".join(pieces)
+
+
+class LocalFile:
+    """A file of this machine."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.size = path.stat().st_size
+
+    def read(self, start: int, length: int) -> bytes:
+        with self._path.open("rb", buffering=0) as file:
+            return os.pread(file.fileno(), length, start)
+
+
+@dataclass
+class Upload:
+    """An object sent in parts, which appears when all are there.
+
+    `reached` is told how many bytes the server has; never by two threads at once.
+    """
+
+    bucket: str
+    name: str
+    source: Source
+    reached: Callable[[int], None]
+    _writer: str = field(default_factory=lambda: uuid4().hex)
+    _number: str | None = None  # the server's name of the upload
+    _tags: dict[int, str] = field(default_factory=dict)  # of the parts that the server has
+    _accepted: int = 0  # bytes of these
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def attempt(self, client: "S3Client") -> None:
+        """Send what is missing, and make the object appear. Raises FAILURES; the next attempt goes on."""
+        if self._number is None:
+            begun = client.create_multipart_upload(
+                Bucket=self.bucket, Key=self.name, Metadata={WRITER: self._writer}
+            )
+            self._number = begun["UploadId"]
+        try:
+            self._send_missing(client, self._number)
+            parts = [{"PartNumber": number, "ETag": self._tags[number]} for number in sorted(self._tags)]
+            client.complete_multipart_upload(
+                Bucket=self.bucket,
+                Key=self.name,
+                UploadId=self._number,
+                MultipartUpload={"Parts": parts},  # type: ignore[typeddict-item]
+            )
+        except ClientError as error:
+            if code(error) not in LOST_UPLOAD:
+                raise
+            if not self._is_ours(client):  # it may be: completed, by an attempt whose answer was lost
+                self._number, self._accepted = None, 0
+                self._tags.clear()
+                raise
+        self._number = None
+
+    def abort(self, client: "S3Client") -> None:
+        """Free what the server holds of an upload that was given up. Raises FAILURES."""
+        if self._number is not None:
+            client.abort_multipart_upload(Bucket=self.bucket, Key=self.name, UploadId=self._number)
+
+    def _send_missing(self, client: "S3Client", number: str) -> None:
+        """Several parts at a time; after the first failure no further one is begun."""
+        size = max(PART, -(-self.source.size // _MOST_PARTS))
+        failures: list[BaseException] = []
+
+        def send(part: int) -> None:
+            if failures:
+                return
+            try:
+                self._send(client, number, part, size)
+            except BaseException as error:
+                failures.append(error)
+
+        missing = [part for part in range(-(-self.source.size // size)) if part + 1 not in self._tags]
+        with ThreadPoolExecutor(_TOGETHER, thread_name_prefix="upload") as pool:
+            try:
+                list(pool.map(send, missing))
+            except BaseException as error:  # a signal
+                failures.append(error)
+                raise
+        if failures:
+            raise failures[0]
+
+    def _send(self, client: "S3Client", number: str, part: int, size: int) -> None:
+        body = self.source.read(part * size, size)
+        answer = client.upload_part(
+            Bucket=self.bucket, Key=self.name, UploadId=number, PartNumber=part + 1, Body=body
+        )
+        with self._lock:
+            self._tags[part + 1] = answer["ETag"]
+            self._accepted += len(body)
+            self.reached(self._accepted)
+
+    def _is_ours(self, client: "S3Client") -> bool:
+        stored = head(client, self.bucket, self.name)
+        return stored is not None and stored["Metadata"].get(WRITER) == self._writer
