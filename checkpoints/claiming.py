@@ -56,8 +56,8 @@ def await_claim(
 
 
 def _waiting(found: Unsure, lease_s: float) -> str:
-    left = max(lease_s - found.silence, 0)
+    left, who = max(lease_s - found.silence, 0), f"attempt {found.attempt.number} on {found.owner.host}"
     return (
-        f"attempt {found.attempt.number}, on {found.owner.host}, did not end, and showed life {found.silence:.0f} s ago: "
+        f"{who} has not ended, and showed life {found.silence:.0f} s ago: "
         f"waiting {left:.0f} s at most, to see whether it lives"
     )

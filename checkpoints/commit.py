@@ -9,12 +9,11 @@ from pydantic import JsonValue
 
 from checkpoints.attempt import Attempt
 from checkpoints.errors import CheckpointError, DamagedCheckpoint, Superseded
-from checkpoints.layout import File, Manifest, Piece, Segment, Strict, decode, encode, problems
+from checkpoints.layout import File, Manifest, Piece, Segment, Strict, decode, encode, problems, summary
 from data_service.store.base import Store
 from data_service.store.errors import StoreError
 
 _LIBRARIES = ("maskfleet", "torch", "deepspeed", "ray", "numpy")
-_SHOWN = 5  # problems of an incomplete checkpoint that its message lists
 
 
 @dataclass(frozen=True)
@@ -138,8 +137,7 @@ def _incomplete(manifest: Manifest, receipts: list[Receipt]) -> str | None:
     if steps != [manifest.step]:
         return f"the ranks saved different steps: {steps}"
     found = problems(manifest)
-    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-    return f"incomplete: {'; '.join(found[:_SHOWN])}{more}" if found else None
+    return f"incomplete: {summary(found)}" if found else None
 
 
 def outcome_of(step: int, verdict: JsonValue) -> Outcome:

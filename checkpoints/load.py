@@ -15,7 +15,7 @@ from torch import Tensor
 from checkpoints.chunks import read_chunk
 from checkpoints.errors import CheckpointError, DamagedCheckpoint, NoGoodCheckpoint
 from checkpoints.gather import Peers, first_or_raise, gather_or_raise
-from checkpoints.layout import ITEM, Manifest, Mark, Piece, elements, problems
+from checkpoints.layout import ITEM, Manifest, Mark, Piece, elements
 from checkpoints.listing import committed, read_manifest
 from checkpoints.verify import verify_files
 from data_service.store.base import Store
@@ -81,8 +81,7 @@ def _manifest_together(store: Store, mark: Mark, peers: Peers) -> tuple[Manifest
 def _verify_together(store: Store, manifest: Manifest, peers: Peers, full: bool) -> list[str]:
     share = manifest.files[peers.rank :: peers.world]
     answers = gather_or_raise(peers, lambda: list(verify_files(store, manifest, share, full=full)))
-    wrong = problems(manifest)
-    return wrong + [problem for answer in _PROBLEMS.validate_python(answers) for problem in answer]
+    return [problem for answer in _PROBLEMS.validate_python(answers) for problem in answer]
 
 
 class Reader:

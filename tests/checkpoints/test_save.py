@@ -160,7 +160,7 @@ def test_state_comes_back_exactly(value: JsonValue) -> None:
         files=(),
         pieces=(),
         state={"": value},
-        lineage=(),
+        lineage=(Segment(attempt=1, start=0, stop=1),),
         versions={},
         created=0.0,
     )
