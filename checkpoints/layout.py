@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from math import prod
 from typing import Annotated, Literal
 
@@ -255,7 +256,7 @@ def _of_file(file: File, key: str) -> Iterator[str]:
 
 
 def _of_places(manifest: Manifest) -> Iterator[str]:
-    """Pieces outside the files, and pieces on top of each other."""
+    """Pieces outside the files, and files that are not a header and pieces laid end to end."""
     places: list[list[tuple[int, int, str]]] = [[] for _ in manifest.files]
     for piece in manifest.pieces:
         if piece.stop < piece.start:
@@ -267,13 +268,12 @@ def _of_places(manifest: Manifest) -> Iterator[str]:
             end = offset + (piece.stop - piece.start) * ITEM
             places[piece.file].append((offset, end, f"{kind} of {piece.name} from {piece.start}"))
     for file, held in zip(manifest.files, places, strict=True):
-        reached = 0
-        for offset, end, what in sorted(held):
-            if end > file.size:
-                yield f"{what} ends at byte {end} of {file.key}, which has {file.size}"
-            if offset < reached:
-                yield f"{what} begins at byte {offset} of {file.key}, before another piece ends"
-            reached = max(reached, end)
+        held.sort()
+        for (_, reached, _), (offset, _, what) in pairwise(held):
+            if offset != reached:
+                yield f"{what} begins at byte {offset} of {file.key}, where the piece before ends at {reached}"
+        if held and max(end for _, end, _ in held) != file.size:
+            yield f"{held[-1][2]} ends at byte {held[-1][1]} of {file.key}, which has {file.size}"
 
 
 def _of_cover(manifest: Manifest) -> Iterator[str]:
