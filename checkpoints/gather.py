@@ -12,7 +12,7 @@ from pydantic import JsonValue
 from torch import Tensor
 
 from checkpoints.errors import CheckpointError, DamagedCheckpoint
-from data_service.store.errors import StoreError, StoreUnavailable
+from data_service.store.errors import CredentialsExpired, StoreError, StoreUnavailable
 
 GROUP_TIMEOUT = timedelta(days=1)
 """For the group of a `GlooPeers`: a collective may wait for the slowest rank's upload or reading, however long that
@@ -148,6 +148,7 @@ def _unwrapped(rank: int, answer: JsonValue) -> JsonValue:
 
 _ERRORS = {
     "unavailable": StoreUnavailable,
+    "expired": CredentialsExpired,
     "store": StoreError,
     "damaged": DamagedCheckpoint,
     "checkpoint": CheckpointError,

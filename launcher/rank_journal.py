@@ -18,7 +18,7 @@ _SLOW = {"data": "gets its data so late that steps take", "compute": "is slow: c
 class Link(Protocol):
     """A rank's line to its supervisor."""
 
-    def beat(self, step: int, doing: str) -> None: ...
+    def beat(self, step: int, doing: str, done: int = 0) -> None: ...
     def record(self, record: dict[str, Any]) -> None: ...
     def note(self, text: str) -> None: ...
     def stop_requested(self) -> bool: ...
@@ -34,6 +34,10 @@ class RankJournal:
     tensorboard: TensorBoardFiles | None
     stragglers: Detector | None = None
     hosts: Sequence[str] = ()
+
+    def doing(self, step: int, doing: str, done: int = 0) -> None:
+        """A sign of life: what the rank does at `step`, and how much of that is done, in a unit of its own."""
+        self.link.beat(step, doing, done)
 
     def step(self, report: StepReport) -> None:
         self.link.beat(report.before.step + 1, "training")

@@ -132,7 +132,7 @@ class RayLink:
         self._thread = threading.Thread(target=self._run, name="beat", daemon=True)
         self._thread.start()
 
-    def beat(self, step: int, doing: str) -> None:
+    def beat(self, step: int, doing: str, done: int = 0) -> None:
         self._where = (step, doing)
 
     def record(self, record: dict[str, Any]) -> None:

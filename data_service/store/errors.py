@@ -82,3 +82,7 @@ class BadUri(StoreError):
     @classmethod
     def at(cls, uri: str, reason: str) -> "BadUri":
         return cls(f"{uri!r}: {reason}", remedy="use another name below a folder or s3://bucket/prefix")
+
+
+TRANSIENT = (StoreUnavailable, CredentialsExpired)
+"""What passes by itself, sooner or later: whoever can wait asks again."""

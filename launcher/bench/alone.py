@@ -45,7 +45,7 @@ class _Meter:
     figures: dict[str, float] = field(default_factory=dict)
     _mark: float = field(default_factory=time.process_time)
 
-    def beat(self, step: int, doing: str) -> None:
+    def beat(self, step: int, doing: str, done: int = 0) -> None:
         if doing != "training":
             self._mark = time.process_time()
 

@@ -1,14 +1,13 @@
 """Starts, steps, saves, stops, kills and rewinds in any order: there is always a checkpoint to go on from, on the
 history, or a run that has none yet and may start at its first step."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from keepers import Silent, keeper_of
-from trainers import SHAPES, assert_holds, cut, random_state
+from keepers import Engine, Silent, keeper_of
+from trainers import assert_holds, random_state
 
 from checkpoints.attempt import claim
 from checkpoints.gather import Alone
@@ -35,18 +34,6 @@ _ORDERS = st.one_of(
 )
 
 
-class _Engine:
-    """Its whole state is a function of the steps done."""
-
-    shapes = SHAPES
-
-    def __init__(self) -> None:
-        self.step = 0
-
-    def fragments(self) -> Iterator[Fragment]:
-        return cut(random_state(self.step), (), 0)
-
-
 class _Run:
     """A run whose command is repeated."""
 
@@ -66,7 +53,7 @@ class _Run:
         self._keeper = keeper_of(
             self.store, self._attempt, Silent(), self._resumed, keep_last=self._keep_last
         )
-        self._engine, self._begun, self._running = _Engine(), None, True
+        self._engine, self._begun, self._running = Engine(), None, True
 
     def steps(self, count: int) -> None:
         if self._running:
@@ -153,7 +140,7 @@ def test_a_checkpoint_before_the_first_step_is_on_its_history(
     """Runs stopped in their first start by earlier versions have one."""
     store = open_store(tmp_path_factory.mktemp("run"))
     run = _Run(store, keep_last=1)
-    engine = _Engine()
+    engine = Engine()
     run._keeper.begin(engine, TrainState())  # type: ignore[arg-type]
     run._keeper.commit()
     run.kill(0)

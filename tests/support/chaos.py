@@ -208,7 +208,7 @@ class ChaosLink:
     def __init__(self, orders: Orders, frozen: Connection) -> None:
         self._orders, self._frozen, self._step, self._stop = orders, frozen, -1, False
 
-    def beat(self, step: int, doing: str) -> None:
+    def beat(self, step: int, doing: str, done: int = 0) -> None:
         self._step = step
         if doing != "training":
             return

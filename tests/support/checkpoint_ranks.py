@@ -90,5 +90,5 @@ class _Full:
     def __getattr__(self, name: str) -> object:
         return getattr(self._store, name)
 
-    def put_buffers(self, key: str, buffers: Sequence[memoryview]) -> None:
+    def put_buffers(self, key: str, buffers: Sequence[memoryview], sent: object = None) -> None:
         raise OutOfSpace.at(f"{self._store.uri}/{key}", "quota")

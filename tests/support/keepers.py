@@ -1,11 +1,16 @@
 """A run's keeper outside a run: with a journal that nobody reads, and nothing beside the trainer's state."""
 
+import time
+from collections.abc import Callable, Iterator
+
 from pydantic import JsonValue
+from trainers import SHAPES, cut, random_state
 
 from checkpoints.attempt import Attempt
 from checkpoints.gather import Alone, Peers
 from checkpoints.layout import Manifest
 from data_service.store.base import Store
+from encoder_core.train.fragments import Fragment
 from launcher.keeper import RunKeeper
 from launcher.rank_journal import RankJournal
 from launcher.recipe import Checkpointing, Every
@@ -45,7 +50,22 @@ def keeper_of(
     *,
     keep_last: int = 3,
     peers: Peers | None = None,
+    every: Every | None = None,
+    grid: int = 1,
+    clock: Callable[[], float] = time.monotonic,
 ) -> RunKeeper:
-    settings = Checkpointing(every=Every(steps=10), keep_last=keep_last)
+    settings = Checkpointing(every=every or Every(steps=10), keep_last=keep_last)
     journal = RankJournal(link, Startup(), None, None)
-    return RunKeeper(store, attempt, peers or Alone(), settings, journal, Nothing(), resumed)
+    return RunKeeper(store, attempt, peers or Alone(), settings, journal, Nothing(), resumed, grid, clock)
+
+
+class Engine:
+    """Its whole state, as the only rank, is a function of the steps done."""
+
+    shapes = SHAPES
+
+    def __init__(self) -> None:
+        self.step = 0
+
+    def fragments(self) -> Iterator[Fragment]:
+        return cut(random_state(self.step), (), 0)

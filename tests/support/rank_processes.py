@@ -113,7 +113,7 @@ class ProcessLink:
     def __init__(self, kill_at: int | None, stop_at: int | None, flip_at: int | None) -> None:
         self._kill_at, self._stop_at, self._flip_at, self._step = kill_at, stop_at, flip_at, 0
 
-    def beat(self, step: int, doing: str) -> None:
+    def beat(self, step: int, doing: str, done: int = 0) -> None:
         self._step = step
         if doing == "training" and step == self._kill_at:
             os.kill(os.getpid(), signal.SIGKILL)
