@@ -5,14 +5,18 @@
     attempts/000003.ended.json      it ended by itself
     attempts/stop.json              somebody asks the present start to end (checkpoints/stop.py)
 
-A start is refused while the newest attempt lives. On the same machine the process table answers that at
-once; from another one, an attempt counts as dead when its heartbeat is older than the lease, by clocks that
-agree to within it. That is a courtesy to users, not what correctness rests on: an attempt checks before every
-commit and every deletion that none has been claimed after it.
+A start is refused while the newest attempt lives. On the same machine the process table answers that at once. From
+another one, an attempt counts as dead when it has written nothing for longer than the lease, by the clock of the store
+alone: no machine's clock is compared with another's. That is a courtesy to users, not what correctness rests on: an
+attempt checks before every commit and every deletion that none has been claimed after it.
+
+A record that was damaged at rest stops nobody: whose start it was is not known then, and the lease decides.
 """
 
+import itertools
 import json
 import logging
+import math
 import os
 import socket
 import threading
@@ -22,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, FiniteFloat, ValidationError
 
 from checkpoints.errors import RunIsActive, Superseded
 from data_service.store.base import Store
@@ -32,6 +36,8 @@ _log = logging.getLogger(__name__)
 
 _ROOT = "attempts/"
 LEASE_S = 60.0
+_LAST_BEAT_S = 1.0  # for a beat under way
+_UNREADABLE = "an unknown host"
 _SAME_START_S = 5.0  # the kernel's start time of a process, seen through a clock that is being adjusted
 
 
@@ -50,17 +56,22 @@ class Owner(BaseModel):
     host: str
     processes: str
     pid: int
-    started: float
-    claimed: float
+    started: FiniteFloat
+    claimed: FiniteFloat
 
     @classmethod
     def here(cls, now: float) -> "Owner":
-        started = psutil.Process().create_time()
+        """This process. `now`: seconds since 1970."""
+        return cls.of(os.getpid(), now)
+
+    @classmethod
+    def of(cls, pid: int, now: float) -> "Owner":
+        """A process of this machine, in whose name this one acts."""
         return cls(
             host=socket.gethostname(),
             processes=_process_table(),
-            pid=os.getpid(),
-            started=started,
+            pid=pid,
+            started=psutil.Process(pid).create_time(),
             claimed=now,
         )
 
@@ -84,6 +95,10 @@ class Owner(BaseModel):
         return abs(started - self.started) < _SAME_START_S
 
 
+class _Time(BaseModel):
+    time: FiniteFloat
+
+
 @dataclass(frozen=True)
 class Attempt:
     """One start of the run in `store`. Plain data: give it to every rank."""
@@ -103,35 +118,80 @@ class Attempt:
             remedy="let this process end; the newer one continues the run",
         )
 
+    def superseded(self, owner: Owner) -> Owner | None:
+        """Who has taken the run over, None while nobody has: a newer attempt is there that is not `owner`'s, who claims
+        one for every group of its ranks. Cheap: one look at the store while there is no newer attempt at all."""
+        if self.store.size(_key(self.number + 1)) is None:
+            return None
+        newest = Attempt(self.store, newest_attempt(self.store)).owner()
+        return None if newest.same_process(owner) else newest
+
     def claimed(self) -> bool:
         """Whether it is there."""
         return self.store.size(_key(self.number)) is not None
 
     def owner(self) -> Owner:
-        """Whose it is. Raises KeyMissing if nobody has claimed it."""
-        return Owner.model_validate_json(self.store.get(_key(self.number)))
-
-    def heard(self) -> float:
-        """When it last showed that it lives: seconds since 1970."""
+        """Whose it is; of no machine, if the record is damaged. Raises KeyMissing if nobody has claimed it."""
         try:
-            return float(json.loads(self.store.get(_key(self.number, ".heartbeat")))["time"])
+            return Owner.model_validate_json(self.store.get(_key(self.number)))
+        except ValidationError:
+            claimed = time.time() - (self.store.age(_key(self.number)) or 0.0)
+            return Owner(host=_UNREADABLE, processes="", pid=0, started=claimed, claimed=claimed)
+
+    def silence(self) -> float:
+        """Seconds since it last showed that it lives, by the store's clock."""
+        ages = (self.store.age(_key(self.number, what)) for what in (".heartbeat", ""))
+        return next((age for age in ages if age is not None), math.inf)
+
+    def heartbeat(self) -> bytes:
+        """Its newest, as stored: another one at every beat. Empty before the first."""
+        try:
+            return self.store.get(_key(self.number, ".heartbeat"))
         except KeyMissing:
-            return self.owner().claimed
+            return b""
 
     def ended(self) -> float | None:
-        """When it ended by itself: seconds since 1970; None if it has not."""
+        """When it ended by itself: seconds since 1970, by the clock of its machine; None if it has not."""
+        key = _key(self.number, ".ended")
         try:
-            return float(json.loads(self.store.get(_key(self.number, ".ended")))["time"])
+            return _Time.model_validate_json(self.store.get(key)).time
         except KeyMissing:
             return None
+        except ValidationError:  # that it is there is what counts
+            return time.time() - (self.store.age(key) or 0.0)
 
-    def beat(self, now: float) -> None:
-        """Shows that the attempt is alive."""
-        self.store.put(_key(self.number, ".heartbeat"), json.dumps({"time": now}).encode())
+    def beat(self, now: float, count: int = 0) -> None:
+        """Shows that the attempt is alive. `count` sets one beat apart from the next, whatever the clock does."""
+        self.store.put(_key(self.number, ".heartbeat"), json.dumps({"time": now, "beat": count}).encode())
 
     def end(self, now: float) -> None:
         """Marks that the attempt is over, so that the next start need not wait for its lease."""
         self.store.put(_key(self.number, ".ended"), json.dumps({"time": now}).encode())
+
+
+@dataclass(frozen=True)
+class Unsure:
+    """A start on another machine that may still live: it has written something within the lease.
+
+    Attributes:
+        attempt, owner: which one, and whose.
+        silence: seconds since it last showed that it lives, by the store's clock.
+        heartbeat: its newest, as stored. One that changes while we look is proof that it lives.
+    """
+
+    attempt: Attempt
+    owner: Owner
+    silence: float
+    heartbeat: bytes
+
+    @property
+    def sign(self) -> tuple[int, bytes]:
+        """What changes while somebody works on the run."""
+        return self.attempt.number, self.heartbeat
+
+    def refusal(self, remedy: str) -> RunIsActive:
+        heard = f"it last showed life {self.silence:.0f} s ago"
+        return RunIsActive(f"{_who(self.attempt, self.owner)}; {heard}", remedy=remedy)
 
 
 def claim(
@@ -141,19 +201,36 @@ def claim(
     lease_s: float = LEASE_S,
     clock: Callable[[], float] = time.time,
 ) -> Attempt:
-    """Takes the next attempt number of the run in `store` for `owner` (default: this process).
+    """Takes the next attempt number of the run in `store` for `owner` (default: this process), at once or not at all.
 
     An owner may succeed itself: a supervisor claims anew for every group of ranks it starts, in its own
     name, so that ranks of an earlier group that still linger somewhere cannot write.
 
     Raises:
-        RunIsActive: the newest attempt is alive, or was claimed in the same moment by somebody else.
+        RunIsActive: the newest attempt is alive or may be, or was claimed in the same moment by somebody else.
     """
-    owner = owner or Owner.here(clock())
+    found = try_claim(store, owner or Owner.here(clock()), lease_s=lease_s, clock=clock)
+    if isinstance(found, Attempt):
+        return found
+    left = max(lease_s - found.silence, 0)
+    raise found.refusal(f"stop it there; if it is dead already, try again in {left:.0f} s")
+
+
+def try_claim(
+    store: Store,
+    owner: Owner,
+    *,
+    lease_s: float = LEASE_S,
+    clock: Callable[[], float] = time.time,
+    dead: Unsure | None = None,
+) -> Attempt | Unsure:
+    """As `claim`; or what is not known for sure. `dead`: a start that the caller takes for dead, as long as it shows no
+    other sign of life."""
     while True:
         newest = newest_attempt(store)
-        if newest:
-            _ensure_over(Attempt(store, newest), owner, lease_s, clock)
+        unsure = _unsure(Attempt(store, newest), owner, lease_s) if newest else None
+        if unsure is not None and (dead is None or dead.sign != unsure.sign):
+            return unsure
         attempt = Attempt(store, newest + 1)
         record = owner.model_copy(update={"claimed": clock()})
         if store.put_if_absent(_key(attempt.number), record.model_dump_json().encode()):
@@ -188,33 +265,38 @@ class Heartbeat:
         return self
 
     def __exit__(self, *error: object) -> None:
+        """A beat that hangs in a store is not waited for."""
         self._stop.set()
-        self._thread.join()
+        self._thread.join(_LAST_BEAT_S)
 
     def _run(self) -> None:
-        while not self._stop.is_set():
+        for count in itertools.count():
             try:
-                self._attempt.beat(self._clock())
+                self._attempt.beat(self._clock(), count)
             except StoreError as error:
                 _log.warning("no heartbeat of attempt %d: %s", self._attempt.number, error.problem)
-            self._stop.wait(self._interval)
+            if self._stop.wait(self._interval):
+                return
 
 
-def _ensure_over(attempt: Attempt, claimant: Owner, lease_s: float, clock: Callable[[], float]) -> None:
-    store, number = attempt.store, attempt.number
+def _unsure(attempt: Attempt, claimant: Owner, lease_s: float) -> Unsure | None:
+    """None if the attempt is over for sure. Raises RunIsActive if it lives for sure."""
     owner = attempt.owner()
-    if store.size(_key(number, ".ended")) is not None or owner.same_process(claimant):
-        return
-    since = _date(owner.claimed)
-    who = f"attempt {number} of {store.uri} is running: host {owner.host}, process {owner.pid}, since {since}"
+    if attempt.ended() is not None or owner.same_process(claimant):
+        return None
     if owner.is_here():
         if owner.is_running():
-            raise RunIsActive(who, remedy=f"stop it first (kill {owner.pid}) or let it finish")
-        return
-    silence = clock() - attempt.heard()
-    if silence < lease_s:
-        remedy = f"stop it there; if it is dead already, try again in {lease_s - silence:.0f} s"
-        raise RunIsActive(f"{who}; it last showed life {max(silence, 0):.0f} s ago", remedy=remedy)
+            raise RunIsActive(
+                _who(attempt, owner), remedy=f"stop it first (kill {owner.pid}) or let it finish"
+            )
+        return None
+    heartbeat, silence = attempt.heartbeat(), attempt.silence()
+    return Unsure(attempt, owner, silence, heartbeat) if silence < lease_s else None
+
+
+def _who(attempt: Attempt, owner: Owner) -> str:
+    where = f"host {owner.host}, process {owner.pid}, since {_date(owner.claimed)}"
+    return f"attempt {attempt.number} of {attempt.store.uri} is running: {where}"
 
 
 def newest_attempt(store: Store) -> int:

@@ -9,12 +9,11 @@ from pydantic import JsonValue
 
 from checkpoints.attempt import Attempt
 from checkpoints.errors import CheckpointError, DamagedCheckpoint, Superseded
-from checkpoints.layout import File, Manifest, Piece, Segment, Strict, decode, encode, problems
+from checkpoints.layout import File, Manifest, Piece, Segment, Strict, decode, encode, problems, summary
 from data_service.store.base import Store
-from data_service.store.errors import StoreError
+from data_service.store.errors import TRANSIENT, StoreError
 
 _LIBRARIES = ("maskfleet", "torch", "deepspeed", "ray", "numpy")
-_SHOWN = 5  # problems of an incomplete checkpoint that its message lists
 
 
 @dataclass(frozen=True)
@@ -37,10 +36,16 @@ class Committed:
 
 @dataclass(frozen=True)
 class Failed:
-    """Nothing was committed; earlier checkpoints are as they were. `reason` names ranks and causes."""
+    """Nothing was committed; earlier checkpoints are as they were.
+
+    Attributes:
+        reason: names ranks and causes.
+        transient: every cause is a store that may come back.
+    """
 
     step: int
     reason: str
+    transient: bool = False
 
 
 Outcome = Committed | Failed
@@ -77,9 +82,10 @@ class Commit:
 
     def decide(self, answers: Sequence[JsonValue]) -> JsonValue:
         """The verdict on the ranks' answers (`Receipt` or error), as `outcome_of` reads it on every rank."""
-        errors = [answer["error"] for answer in answers if isinstance(answer, dict) and "error" in answer]
+        errors = [answer for answer in answers if isinstance(answer, dict) and "error" in answer]
         if errors:
-            return {"failed": "; ".join(str(error) for error in errors)}
+            reason = "; ".join(str(answer["error"]) for answer in errors)
+            return _failed(reason, transient=all(answer["transient"] for answer in errors))
         receipts = [Receipt.model_validate(answer) for answer in answers]
         manifest = self._manifest(receipts)
         try:
@@ -87,9 +93,10 @@ class Commit:
         except Superseded as error:
             return {"superseded": [error.problem, error.remedy]}
         except (StoreError, DamagedCheckpoint) as error:
-            wrong = f"rank 0, writing the manifest: {error.problem}"
+            reason = f"rank 0, writing the manifest: {error.problem}"
+            return _failed(reason, transient=isinstance(error, TRANSIENT))
         if wrong:
-            return {"failed": wrong}
+            return _failed(wrong, transient=False)
         return {
             "committed": manifest.bytes,
             "attempt": manifest.attempt,
@@ -138,8 +145,11 @@ def _incomplete(manifest: Manifest, receipts: list[Receipt]) -> str | None:
     if steps != [manifest.step]:
         return f"the ranks saved different steps: {steps}"
     found = problems(manifest)
-    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-    return f"incomplete: {'; '.join(found[:_SHOWN])}{more}" if found else None
+    return f"incomplete: {summary(found)}" if found else None
+
+
+def _failed(reason: str, *, transient: bool) -> JsonValue:
+    return {"failed": reason, "transient": transient}
 
 
 def outcome_of(step: int, verdict: JsonValue) -> Outcome:
@@ -151,8 +161,8 @@ def outcome_of(step: int, verdict: JsonValue) -> Outcome:
             "attempt": int(n),
         }:
             return Committed(step, n, size, blocked, background)
-        case {"failed": str(reason)}:
-            return Failed(step, reason)
+        case {"failed": str(reason), "transient": bool(transient)}:
+            return Failed(step, reason, transient)
         case {"superseded": [str(problem), str(remedy)]}:
             raise Superseded(problem, remedy=remedy)
         case _:

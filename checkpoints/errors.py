@@ -1,5 +1,6 @@
 """What can be wrong with checkpoints, and with who may write them."""
 
+from data_service.store.errors import StoreUnavailable
 from encoder_core.errors import UserError
 
 
@@ -21,3 +22,19 @@ class RunIsActive(CheckpointError):
 
 class Superseded(CheckpointError):
     """A newer start of this run has taken over; this one may not write any more."""
+
+
+class SaveFailed(StoreUnavailable):
+    """The last save of a run did not reach its store, which may come back: nothing but time is lost.
+
+    Attributes:
+        step: the step that was to be saved.
+        last: the step of the newest checkpoint, from which the run goes on; 0 if there is none.
+    """
+
+    def __init__(self, step: int, last: int, reason: str) -> None:
+        super().__init__(
+            f"the final checkpoint of step {step:,} failed, and the work since step {last:,} is lost: {reason}",
+            remedy="run the same command again once the store answers: it goes on from the last commit",
+        )
+        self.step, self.last = step, last

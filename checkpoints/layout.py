@@ -9,12 +9,14 @@ only, so a process that was thought dead cannot touch what its successor wrote.
 """
 
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from math import prod
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, JsonValue, ValidationError
 
 from checkpoints.errors import DamagedCheckpoint
 from data_service.store.verified import digest
@@ -22,6 +24,9 @@ from encoder_core.train.refresh import MEMORY
 
 ROOT = "checkpoints/"
 CHUNK = 4 << 20
+_MOST = 1 << 62  # of anything that is counted here
+_SHOWN = 5  # problems that a message lists
+_LARGEST_CHUNK = 64 << 20  # a reader holds some of them in memory
 ITEM = 4  # bytes of a float32, the only element type
 
 
@@ -54,6 +59,10 @@ class Strict(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+Count = Annotated[int, Field(ge=0, lt=_MOST)]
+Shape = Annotated[tuple[Count, ...], Field(max_length=64)]  # as many dimensions as a tensor can have
+
+
 class File(Strict):
     """One rank's file.
 
@@ -65,8 +74,8 @@ class File(Strict):
     """
 
     key: str
-    size: int
-    chunk: int
+    size: Count
+    chunk: Annotated[int, Field(gt=0, le=_LARGEST_CHUNK)]
     hashes: tuple[str, ...]
 
 
@@ -79,18 +88,18 @@ class Piece(Strict):
     """
 
     name: str
-    start: int
-    stop: int
-    file: int
-    offsets: dict[str, int]
+    start: Count
+    stop: Count
+    file: Count
+    offsets: dict[str, Count]
 
 
 class Segment(Strict):
     """Steps [start, stop) of the run as `attempt` took them."""
 
-    attempt: int
-    start: int
-    stop: int
+    attempt: Count
+    start: Count
+    stop: Count
 
 
 class Manifest(Strict):
@@ -113,18 +122,18 @@ class Manifest(Strict):
     """
 
     format: Literal[1] = 1
-    step: int
-    attempt: int
-    world_size: int
-    shapes: dict[str, tuple[int, ...]]
+    step: Count
+    attempt: Count
+    world_size: Count
+    shapes: dict[str, Shape]
     kinds: tuple[str, ...]
-    memory: dict[str, tuple[int, ...]] = {}
+    memory: dict[str, Shape] = {}
     files: tuple[File, ...]
     pieces: tuple[Piece, ...]
     state: dict[str, JsonValue]
     lineage: tuple[Segment, ...]
     versions: dict[str, str]
-    created: float
+    created: FiniteFloat
 
     @property
     def mark(self) -> Mark:
@@ -156,27 +165,53 @@ class Manifest(Strict):
 
 def encode(manifest: Manifest) -> bytes:
     """The stored form: JSON, with the digest of the manifest's own bytes before it."""
-    return _sealed(manifest.model_dump_json().encode())
+    return sealed("manifest", manifest.model_dump_json().encode())
 
 
 def decode(data: bytes, where: str) -> Manifest:
-    """The manifest in the object at `where`. Raises DamagedCheckpoint if it is not what was written."""
-    body = data[len(_sealed(b"")) - 1 : -1]
+    """The manifest in the object at `where`, of which every element can be found in some file.
+
+    Raises DamagedCheckpoint if it is not what was written, or could never have been loaded.
+    """
+    body = unsealed("manifest", data)
     reason = "does not match its own digest"
-    if data == _sealed(body):
+    if body is not None:
         try:
-            return Manifest.model_validate_json(body)
+            manifest = Manifest.model_validate_json(body)
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            reason = f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
+            reason = first_problem(error)
+        else:
+            wrong = problems(manifest)
+            if not wrong:
+                return manifest
+            reason = summary(wrong)
     raise DamagedCheckpoint(
         f"{where} cannot be read: {reason}",
         remedy="an earlier checkpoint is used; restore the file from a copy if you need this one",
     )
 
 
-def _sealed(body: bytes) -> bytes:
-    return b'{"digest":"' + digest(body).encode() + b'","manifest":' + body + b"}"
+def first_problem(error: ValidationError) -> str:
+    """Where the first thing is that pydantic found wrong, and what."""
+    first = error.errors(include_url=False)[0]
+    return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
+
+
+def summary(wrong: Sequence[str]) -> str:
+    """The first few problems, and how many more there are."""
+    more = f" and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
+    return f"{'; '.join(wrong[:_SHOWN])}{more}"
+
+
+def sealed(what: str, body: bytes) -> bytes:
+    """JSON with its own digest before it."""
+    return b'{"digest":"' + digest(body).encode() + b'","' + what.encode() + b'":' + body + b"}"
+
+
+def unsealed(what: str, data: bytes) -> bytes | None:
+    """What was sealed; None if the bytes are others."""
+    body = data[len(sealed(what, b"")) - 1 : -1]
+    return body if data == sealed(what, body) else None
 
 
 def elements(shape: tuple[int, ...]) -> int:
@@ -184,31 +219,85 @@ def elements(shape: tuple[int, ...]) -> int:
 
 
 def problems(manifest: Manifest) -> list[str]:
-    """What keeps the pieces from covering every element of every parameter, memory and kind exactly once."""
+    """What keeps a manifest from being that of a checkpoint: its history and its files make sense, and its pieces cover
+    every element of every parameter, memory and kind exactly once, each at a place of its own in a file."""
+    found = [*_of_history(manifest), *_of_names(manifest)]
+    for rank, file in enumerate(manifest.files):
+        found += _of_file(file, manifest.mark.file(rank))
+    return [*found, *_of_places(manifest), *_of_cover(manifest)]
+
+
+def _of_history(manifest: Manifest) -> Iterator[str]:
+    reached, newest = 0, -1
+    for part in manifest.lineage:
+        if part.start != reached or part.stop < part.start or part.attempt <= newest:
+            yield f"attempt {part.attempt} cannot have taken steps {part.start} to {part.stop} after step {reached}"
+        reached, newest = part.stop, part.attempt
+    if (newest, reached) != (manifest.attempt, manifest.step):
+        yield f"the history ends at step {reached} of attempt {newest}"
+
+
+def _of_names(manifest: Manifest) -> Iterator[str]:
+    for name in manifest.shapes.keys() & manifest.memory.keys():
+        yield f"{name} is a parameter and a memory"
+    if len(set(manifest.kinds)) != len(manifest.kinds):
+        yield f"kinds are named twice: {', '.join(manifest.kinds)}"
+    for name, shape in manifest.tensors.items():
+        if prod(size or 1 for size in shape) >= _MOST:
+            yield f"{name} has the shape {list(shape)}"
+
+
+def _of_file(file: File, key: str) -> Iterator[str]:
+    if file.key != key:
+        yield f"{file.key!r} should be {key}"
+    chunks = -(-file.size // file.chunk)
+    if len(file.hashes) != chunks:
+        yield f"{key} has {len(file.hashes)} hashes for {chunks} chunks"
+
+
+def _of_places(manifest: Manifest) -> Iterator[str]:
+    """Pieces outside the files, and files that are not a header and pieces laid end to end."""
+    places: list[list[tuple[int, int, str]]] = [[] for _ in manifest.files]
+    for piece in manifest.pieces:
+        if piece.stop < piece.start:
+            yield f"{piece.name} has a piece from {piece.start} to {piece.stop}"
+        if piece.file >= len(places):
+            yield f"{piece.name} lies in file {piece.file} of {len(places)}"
+            continue
+        for kind, offset in piece.offsets.items():
+            end = offset + (piece.stop - piece.start) * ITEM
+            places[piece.file].append((offset, end, f"{kind} of {piece.name} from {piece.start}"))
+    for file, held in zip(manifest.files, places, strict=True):
+        held.sort()
+        for (_, reached, _), (offset, _, what) in pairwise(held):
+            if offset != reached:
+                yield f"{what} begins at byte {offset} of {file.key}, where the piece before ends at {reached}"
+        if held and max(end for _, end, _ in held) != file.size:
+            yield f"{held[-1][2]} ends at byte {held[-1][1]} of {file.key}, which has {file.size}"
+
+
+def _of_cover(manifest: Manifest) -> Iterator[str]:
     by_name: dict[str, list[Piece]] = {name: [] for name in manifest.tensors}
-    found = []
     for piece in manifest.pieces:
         if piece.name not in by_name:
-            found.append(f"{piece.name!r} is no parameter")
+            yield f"{piece.name!r} is no parameter"
             continue
         by_name[piece.name].append(piece)
         kinds = manifest.kinds_of(piece.name)
         if set(piece.offsets) != set(kinds):
-            found.append(f"{piece.name} has {sorted(piece.offsets)}, others have {sorted(kinds)}")
+            yield f"{piece.name} has {sorted(piece.offsets)}, others have {sorted(kinds)}"
     for name, pieces in by_name.items():
         size = elements(manifest.tensors[name])
-        found += _gaps(name, size, sorted(pieces, key=lambda piece: piece.start))
-    return found
+        yield from _gaps(name, size, sorted(pieces, key=lambda piece: piece.start))
 
 
-def _gaps(name: str, size: int, pieces: list[Piece]) -> list[str]:
-    found, reached = [], 0
+def _gaps(name: str, size: int, pieces: list[Piece]) -> Iterator[str]:
+    reached = 0
     for piece in pieces:
         if piece.start > reached:
-            found.append(f"{name}: no rank holds elements {reached} to {piece.start}")
+            yield f"{name}: no rank holds elements {reached} to {piece.start}"
         if piece.start < reached:
-            found.append(f"{name}: two ranks hold elements {piece.start} to {min(reached, piece.stop)}")
+            yield f"{name}: two ranks hold elements {piece.start} to {min(reached, piece.stop)}"
         reached = max(reached, piece.stop)
     if reached != size:
-        found.append(f"{name}: {size} elements, but the ranks' pieces end at {reached}")
-    return found
+        yield f"{name}: {size} elements, but the ranks' pieces end at {reached}"

@@ -103,5 +103,6 @@ def rows(store: Store) -> list[Row]:
 
 
 def on(lineage: tuple[Segment, ...], mark: Mark) -> bool:
-    """Whether the checkpoint is part of the history."""
-    return any(part.attempt == mark.attempt and part.start < mark.step <= part.stop for part in lineage)
+    """Whether the checkpoint is part of the history: an attempt commits at the step it began with only if that is the
+    run's first, which then has a part of no steps."""
+    return any(part.attempt == mark.attempt and part.start <= mark.step <= part.stop for part in lineage)

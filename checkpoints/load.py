@@ -14,8 +14,8 @@ from torch import Tensor
 
 from checkpoints.chunks import read_chunk
 from checkpoints.errors import CheckpointError, DamagedCheckpoint, NoGoodCheckpoint
-from checkpoints.gather import Peers, gather_or_raise
-from checkpoints.layout import ITEM, Manifest, Mark, Piece, elements, problems
+from checkpoints.gather import Peers, first_or_raise, gather_or_raise
+from checkpoints.layout import ITEM, Manifest, Mark, Piece, elements
 from checkpoints.listing import committed, read_manifest
 from checkpoints.verify import verify_files
 from data_service.store.base import Store
@@ -43,7 +43,7 @@ def newest_good(store: Store, peers: Peers, *, full: bool = True) -> Good | None
         NoGoodCheckpoint: there are checkpoints, and each is damaged.
         StoreError: the store could not answer on some rank (on all of them, so nobody is left waiting).
     """
-    marks = gather_or_raise(peers, lambda: _marks(store) if peers.rank == 0 else None)[0]
+    marks = first_or_raise(peers, lambda: _marks(store))
     passed_over: list[str] = []
     for attempt, step in _MARKS.validate_python(marks):
         mark = Mark(attempt, step)
@@ -69,22 +69,19 @@ def _manifest_together(store: Store, mark: Mark, peers: Peers) -> tuple[Manifest
     """Rank 0's reading of the manifest, for all; or what is wrong with it."""
 
     def read() -> JsonValue:
-        if peers.rank != 0:
-            return None
         try:
             return read_manifest(store, mark).model_dump(mode="json")
         except DamagedCheckpoint as error:
             return error.problem
 
-    answer = gather_or_raise(peers, read)[0]
+    answer = first_or_raise(peers, read)
     return (None, [answer]) if isinstance(answer, str) else (Manifest.model_validate(answer), [])
 
 
 def _verify_together(store: Store, manifest: Manifest, peers: Peers, full: bool) -> list[str]:
     share = manifest.files[peers.rank :: peers.world]
     answers = gather_or_raise(peers, lambda: list(verify_files(store, manifest, share, full=full)))
-    wrong = problems(manifest)
-    return wrong + [problem for answer in _PROBLEMS.validate_python(answers) for problem in answer]
+    return [problem for answer in _PROBLEMS.validate_python(answers) for problem in answer]
 
 
 class Reader:

@@ -13,10 +13,10 @@ class Presence:
 
     Attributes:
         attempt, owner: its number, and the process that looks after it.
-        heard: when it last showed that it lives.
-        ended: when it ended in good order; None if it has not.
+        heard: when it last showed that it lives, by our clock.
+        ended: when it ended in good order, by the clock of its machine; None if it has not.
         state: `running`; `ended`; or `dead`, without having said so: its process is gone, or was not heard of for
-            longer than the lease.
+            longer than the lease, by the store's clock.
     """
 
     attempt: int
@@ -27,13 +27,14 @@ class Presence:
 
 
 def presence(store: Store, now: float, lease_s: float = LEASE_S) -> Presence | None:
-    """None if the run was never started. `now` in seconds since 1970, by a clock that agrees to within the lease."""
+    """None if the run was never started. `now`, in seconds since 1970, only turns ages into times."""
     number = newest_attempt(store)
     if not number:
         return None
     attempt = Attempt(store, number)
-    owner, heard, ended = attempt.owner(), attempt.heard(), attempt.ended()
+    owner, ended, silence = attempt.owner(), attempt.ended(), attempt.silence()
+    heard = now - silence
     if ended is not None:
         return Presence(number, owner, heard, ended, "ended")
-    alive = owner.is_running() if owner.is_here() else now - heard < lease_s
+    alive = owner.is_running() if owner.is_here() else silence < lease_s
     return Presence(number, owner, heard, None, "running" if alive else "dead")

@@ -2,6 +2,10 @@
 
 A deletion removes the manifest first, then the data: half-way, the checkpoint does not exist, and its files
 are orphans that the next sweep finds.
+
+What is stored may rot, and sizes do not show it. So a deletion always leaves, among the newest that are kept, one that
+this attempt has read back whole since it was written: the one it resumed from, or one that `tidy` reads back when
+there is no other. Of every `keep_last` commits one is read back, by one rank, beside training.
 """
 
 import logging
@@ -11,7 +15,7 @@ from dataclasses import dataclass
 
 from checkpoints.attempt import Attempt
 from checkpoints.errors import DamagedCheckpoint
-from checkpoints.layout import ROOT, Mark, Segment
+from checkpoints.layout import ROOT, Manifest, Mark, Segment
 from checkpoints.listing import Folder, folders, on, read_manifest
 from checkpoints.rewind import left_behind, rewinds
 from checkpoints.verify import verify
@@ -20,15 +24,21 @@ from data_service.store.base import Store
 _log = logging.getLogger(__name__)
 
 _DAY_S = 86400.0
+_SPARED = "deleting no checkpoints, because the newest is damaged: %s"
 _THREADS = 8
 
 
 @dataclass(frozen=True)
 class Tidied:
-    """What `tidy` removed: checkpoints, and files of saves that were never committed."""
+    """What `tidy` removed: checkpoints, and files of saves that were never committed.
+
+    Attributes:
+        proven: the checkpoints of which this attempt knows that all their bytes are good; for the next call.
+    """
 
     deleted: tuple[Mark, ...]
     orphans: int
+    proven: frozenset[Mark] = frozenset()
 
 
 def expired(
@@ -59,36 +69,64 @@ def expired(
 
 
 def tidy(
-    store: Store, attempt: Attempt, *, keep_last: int, keep_every: int | None, way_back: int | None = None
+    store: Store,
+    attempt: Attempt,
+    *,
+    keep_last: int,
+    keep_every: int | None,
+    way_back: int | None = None,
+    proven: frozenset[Mark] = frozenset(),
 ) -> Tidied:
     """Deletes checkpoints that have expired, and sweeps. One rank calls it, after a commit.
 
-    Nothing is deleted unless the newest checkpoint is there with all its files.
+    Nothing is deleted unless the newest checkpoint is there with all its files, and one of the newest `keep_last` has
+    been read back: it is in `proven`, or it is the newest, and is read now.
 
     Raises:
         Superseded: a newer attempt has been claimed; nothing more is deleted.
+        DamagedCheckpoint: the record of a rewind cannot be read. Nothing is deleted.
         StoreError: the store does not answer; a later call goes on.
     """
     found, gone_back = folders(store), rewinds(store)
     marks = [folder.mark for folder in found if folder.committed]
     counting = [mark for mark in marks if not left_behind(mark, gone_back)]
-    if not counting:
-        return Tidied((), 0)
-    try:
-        newest = read_manifest(store, counting[0])
-        problems = verify(store, newest, full=False)
-    except DamagedCheckpoint as error:
-        problems = [error.problem]
-    if problems:
-        _log.warning("deleting no checkpoints, because the newest is damaged: %s", "; ".join(problems))
-        return Tidied((), 0)
+    newest = _newest(store, counting[0]) if counting else None
+    if newest is None:
+        return Tidied((), 0, proven)
     gone = expired(marks, newest.lineage, keep_last=keep_last, keep_every=keep_every, way_back=way_back)
+    proven = proven.intersection(marks)
+    if gone and proven.isdisjoint(_newest_kept(counting, gone, keep_last)):
+        if not _is_good(store, newest, full=True):
+            return Tidied((), 0, proven)
+        proven |= {newest.mark}
     for folder in reversed(found):
         if folder.mark in gone:
             attempt.ensure_current()
             store.delete(folder.mark.manifest)
             _delete(store, folder.sizes)
-    return Tidied(tuple(gone), sweep(store, attempt))
+    return Tidied(tuple(gone), sweep(store, attempt), proven.difference(gone))
+
+
+def _newest(store: Store, mark: Mark) -> Manifest | None:
+    """The manifest of the newest checkpoint, if all is there."""
+    try:
+        newest = read_manifest(store, mark)
+    except DamagedCheckpoint as error:
+        _log.warning(_SPARED, error.problem)
+        return None
+    return newest if _is_good(store, newest, full=False) else None
+
+
+def _is_good(store: Store, manifest: Manifest, *, full: bool) -> bool:
+    problems = verify(store, manifest, full=full)
+    if problems:
+        _log.warning(_SPARED, "; ".join(problems))
+    return not problems
+
+
+def _newest_kept(marks: Sequence[Mark], gone: Sequence[Mark], keep_last: int) -> list[Mark]:
+    """Of `marks`, newest first, those from which the run would go on if newer ones were damaged."""
+    return [mark for mark in marks if mark not in gone][: max(keep_last, 1)]
 
 
 def sweep(store: Store, attempt: Attempt) -> int:

@@ -9,14 +9,15 @@ without the data that was read since. The records are kept for ever, and every m
 
 from collections.abc import Sequence
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from checkpoints.attempt import Attempt
-from checkpoints.errors import CheckpointError
-from checkpoints.layout import ROOT, Manifest, Mark, Strict
+from checkpoints.errors import CheckpointError, DamagedCheckpoint
+from checkpoints.layout import ROOT, Manifest, Mark, Strict, first_problem, sealed, unsealed
 from data_service.store.base import Store
 
 _PREFIX = f"{ROOT}rewind-"
+_SEALED = "rewind"
 SKIPS = "skips"
 """Where a manifest's state has the ranges left out."""
 
@@ -54,7 +55,8 @@ def record(store: Store, rewind: Rewind, attempt: Attempt) -> None:
         CheckpointError: this attempt went back before.
     """
     attempt.ensure_current()
-    key, data = f"{_PREFIX}a{rewind.attempt:06d}.json", rewind.model_dump_json().encode()
+    key = f"{_PREFIX}a{rewind.attempt:06d}.json"
+    data = sealed(_SEALED, rewind.model_dump_json().encode())
     if not store.put_if_absent(key, data) and store.get(key) != data:
         raise CheckpointError(
             f"{store.uri}/{key} is there already, and differs",
@@ -63,9 +65,23 @@ def record(store: Store, rewind: Rewind, attempt: Attempt) -> None:
 
 
 def rewinds(store: Store) -> list[Rewind]:
-    """All of them, the oldest first."""
-    keys = sorted(entry.key for entry in store.list(_PREFIX))
-    return [Rewind.model_validate_json(store.get(key)) for key in keys]
+    """All of them, the oldest first.
+
+    Raises DamagedCheckpoint if one cannot be read: without it the run would go on with what it went back from.
+    """
+    return [_read(store, key) for key in sorted(entry.key for entry in store.list(_PREFIX))]
+
+
+def _read(store: Store, key: str) -> Rewind:
+    data = store.get(key)
+    try:
+        body = unsealed(_SEALED, data)
+        return Rewind.model_validate_json(data if body is None else body)  # the first ones had no digest
+    except ValidationError as error:
+        raise DamagedCheckpoint(
+            f"{store.uri}/{key} cannot be read: {first_problem(error)}",
+            remedy="restore it from a copy; if you delete it, the run goes on with what it went back from",
+        ) from error
 
 
 def left_behind(mark: Mark, gone_back: Sequence[Rewind]) -> bool:
@@ -76,8 +92,14 @@ def left_behind(mark: Mark, gone_back: Sequence[Rewind]) -> bool:
 
 
 def skips(manifest: Manifest | None, gone_back: Sequence[Rewind]) -> tuple[Span, ...]:
-    """The ranges that a run leaves out which goes on from a checkpoint, or from nothing."""
+    """The ranges that a run leaves out which goes on from a checkpoint, or from nothing. Raises DamagedCheckpoint."""
     made_by = manifest.attempt if manifest else 0
     if gone_back and gone_back[-1].attempt >= made_by:
         return gone_back[-1].skips
-    return _SPANS.validate_python(manifest.state.get(SKIPS, []) if manifest else [])
+    try:
+        return _SPANS.validate_python(manifest.state.get(SKIPS, []) if manifest else [])
+    except ValidationError as error:
+        raise DamagedCheckpoint(
+            f"a checkpoint of attempt {made_by} says of the data left out: {first_problem(error)}",
+            remedy="restore its manifest from a copy, or move it away: an earlier checkpoint is used then",
+        ) from error

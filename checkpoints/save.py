@@ -2,8 +2,8 @@
 
     begin    every rank copies its fragments (the only time training waits) and starts to upload them
     ready    every rank: is my upload over, well or badly? The trainer asks in every step's control all-reduce
-    commit   all ranks at the same step, once all are ready: exchange receipts or errors; rank 0 checks that
-             they cover everything and that no newer attempt runs, and writes the manifest by conditional put
+    commit   all ranks at the same step, once all are ready: rank 0 gathers receipts or errors, checks that they
+             cover everything and that no newer attempt runs, writes the manifest by conditional put, and tells
 
 Until the manifest is there, nothing was saved, and what is stored lies in the attempt's own folder. An error
 on any rank reaches all of them through the exchange, as the same outcome.
@@ -13,10 +13,10 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
-from pydantic import JsonValue
+from pydantic import JsonValue, TypeAdapter
 
 from checkpoints.attempt import Attempt
 from checkpoints.commit import Commit, Committed, Outcome, Receipt, outcome_of
@@ -25,13 +25,13 @@ from checkpoints.gather import Peers
 from checkpoints.layout import Manifest, Mark
 from checkpoints.snapshot import Snapshot, take
 from data_service.store.base import Store
-from data_service.store.errors import StoreError
+from data_service.store.errors import TRANSIENT, StoreError
 from encoder_core.train.fragments import Fragment
 
 _log = logging.getLogger(__name__)
 
-_LIBRARIES = ("maskfleet", "torch", "deepspeed", "ray", "numpy")
-_SHOWN = 5  # problems of an incomplete checkpoint that its message lists
+_MOMENT_S = 1.0
+_ANSWERS = TypeAdapter(list[tuple[bool, int]])
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,7 @@ class Saver:
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._underway: _Underway | None = None
         self._memory: Snapshot | None = None
+        self._sent = 0
 
     @property
     def last_step(self) -> int | None:
@@ -85,6 +86,11 @@ class Saver:
     def underway(self) -> int | None:
         """The step being saved, begun and not yet committed."""
         return self._underway.step if self._underway else None
+
+    @property
+    def sent(self) -> int:
+        """Bytes of the newest save that this rank has uploaded so far."""
+        return self._sent
 
     def begin(
         self,
@@ -117,6 +123,7 @@ class Saver:
         snapshot = take(fragments, self._memory.body if self._memory else None)
         self._memory = snapshot
         blocked = time.perf_counter() - started
+        self._sent = 0
         upload = self._worker.submit(self._upload, step, snapshot, blocked)
         self._underway = _Underway(step, snapshot, dict(shapes), dict(memory or {}), text, blocked, upload)
 
@@ -129,6 +136,21 @@ class Saver:
         if self._underway is not None:
             self._underway.upload.exception()
 
+    def settle(self, progress: Callable[[int], None]) -> None:
+        """Blocks until the save under way is over on every rank. A collective, of many short ones: none outlasts a
+        group's timeout, and about once a second `progress` is told how many bytes all ranks have uploaded."""
+        while True:
+            self._wait_a_moment()
+            answers = self._peers.all_gather([self._underway is None or self.ready(), self.sent])
+            ready, sent = zip(*_ANSWERS.validate_python(answers), strict=True)
+            progress(sum(sent))
+            if all(ready):
+                return
+
+    def _wait_a_moment(self) -> None:
+        if self._underway is not None:
+            wait([self._underway.upload], timeout=_MOMENT_S)
+
     def commit(self) -> Outcome:
         """Finishes the save under way, on all ranks together; waits for those that are not ready.
 
@@ -139,9 +161,9 @@ class Saver:
         if self._underway is None:
             raise CheckpointError("no save is under way", remedy="call `begin` before `commit`")
         underway, self._underway = self._underway, None
-        answers = self._peers.all_gather(self._answer(underway.upload))
+        answers = self._peers.gather_to_first(self._answer(underway.upload))
         verdict = self._commit(underway).decide(answers) if self._peers.rank == 0 else None
-        outcome = outcome_of(underway.step, self._peers.all_gather(verdict)[0])
+        outcome = outcome_of(underway.step, self._peers.from_first(verdict))
         if isinstance(outcome, Committed):
             self._last = outcome.step
         return outcome
@@ -153,11 +175,14 @@ class Saver:
     def _upload(self, step: int, snapshot: Snapshot, blocked_s: float) -> Receipt:
         started = time.perf_counter()
         file = snapshot.describe(Mark(self._attempt.number, step).file(self._peers.rank))
-        self._store.put_buffers(file.key, snapshot.buffers)
+        self._store.put_buffers(file.key, snapshot.buffers, self._note_sent)
         seconds = time.perf_counter() - started
         return Receipt(
             step=step, file=file, pieces=snapshot.pieces, blocked_s=blocked_s, background_s=seconds
         )
+
+    def _note_sent(self, count: int) -> None:
+        self._sent = count
 
     def _answer(self, upload: "Future[Receipt]") -> JsonValue:
         error = upload.exception()
@@ -165,7 +190,7 @@ class Saver:
             return upload.result().model_dump(mode="json")
         _log.error("rank %d could not save", self._peers.rank, exc_info=error)
         text = error.problem if isinstance(error, StoreError) else f"{type(error).__name__}: {error}"
-        return {"error": f"rank {self._peers.rank}: {text}"}
+        return {"error": f"rank {self._peers.rank}: {text}", "transient": isinstance(error, TRANSIENT)}
 
     def _commit(self, underway: _Underway) -> Commit:
         return Commit(

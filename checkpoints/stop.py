@@ -6,10 +6,14 @@ A request is for the start that it names and the starts of the same command befo
 number, and goes on.
 """
 
-from pydantic import BaseModel, ConfigDict
+import logging
+
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing
+
+_log = logging.getLogger(__name__)
 
 _KEY = "attempts/stop.json"
 
@@ -30,9 +34,13 @@ def request_stop(store: Store, request: StopRequest) -> None:
 
 
 def stop_requested(store: Store, first: int) -> StopRequest | None:
-    """The request that a command has to obey whose first attempt is `first`."""
+    """The request that a command has to obey whose first attempt is `first`. One that cannot be read is none: nobody
+    knows whom it was for."""
     try:
         request = StopRequest.model_validate_json(store.get(_KEY))
     except KeyMissing:
+        return None
+    except ValidationError:
+        _log.warning("%s/%s cannot be read: ask again for the run to stop", store.uri, _KEY)
         return None
     return request if request.attempt >= first else None

@@ -50,6 +50,11 @@ def _run() -> None:
     run()
 
 
+def looked_after_by() -> int:
+    """The process that stands for the command: whom people signal, and whose death ends it."""
+    return int(os.environ[_NAME].partition("-")[0]) if _NAME in os.environ else os.getpid()
+
+
 @contextmanager
 def saving() -> Iterator[None]:
     """While this lasts, the driver answers a request to end by saving, and is given the time."""

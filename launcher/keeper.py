@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import chain
 from typing import Protocol
 
@@ -10,9 +10,9 @@ from pydantic import JsonValue
 
 from checkpoints.attempt import Attempt
 from checkpoints.commit import Committed, Failed, Outcome
-from checkpoints.errors import CheckpointError
+from checkpoints.errors import CheckpointError, SaveFailed
 from checkpoints.gather import Peers
-from checkpoints.layout import Manifest
+from checkpoints.layout import Manifest, Mark
 from checkpoints.retention import Tidied, tidy
 from checkpoints.save import Saver
 from data_service.store.base import Store
@@ -22,6 +22,9 @@ from encoder_core.train.memory import Carried
 from encoder_core.train.state import TrainState
 from launcher.rank_journal import RankJournal
 from launcher.recipe import Checkpointing
+
+_SAVING, _TIDYING = "saving", "tidying"  # what a rank says that it is doing
+_TIDY_S = 60.0  # to wait for the last deletions
 
 BEGAN = "checkpoints/began.json"  # there has been a commit: finding none later is an error, not a fresh start
 
@@ -62,6 +65,7 @@ class RunKeeper:
         self._begun_at = clock()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="retention")
         self._tidying: Future[Tidied] | None = None
+        self._proven = frozenset({resumed.mark} if resumed else ())  # every rank has read its part of it
 
     def due(self, step: int) -> bool:
         """Whether to save once `step` steps are done: a multiple of the interval, or the time has come; where that
@@ -88,22 +92,31 @@ class RunKeeper:
     def finish(self, engine: Engine, state: TrainState, carried: Carried) -> None:
         """Commit `state`, and the memory that its next step wants, unless it is committed already; wait for it.
 
+        A run that has made no step yet has nothing to keep: its next start begins at step 0 as this one did.
+
         Raises:
+            SaveFailed: the store did not take the last save, but may come back. On all ranks, as the others.
             CheckpointError: the last save failed, so the work since the one before would be lost silently.
+            Superseded: a newer attempt has been claimed.
         """
+        self._journal.doing(state.step, _SAVING)
         if self._saver.underway is not None:
-            self._wait_and_commit()
-        if self._saver.last_step != state.step:
+            self._wait_and_commit(state.step)
+        if state.step != (self._saver.last_step or 0):
             self._begin(engine, state, carried)
-            outcome = self._wait_and_commit()
+            outcome = self._wait_and_commit(state.step)
             if isinstance(outcome, Failed):
-                raise CheckpointError(
-                    f"the final checkpoint of step {state.step} failed: {outcome.reason}",
-                    remedy="mend the cause and run the same command again: it resumes from the last commit",
-                )
+                raise self._lost(outcome)
         self._saver.close()
-        self._tidied()
-        self._pool.shutdown()
+        self._finish_tidying(state.step)
+
+    def _lost(self, failed: Failed) -> SaveFailed | CheckpointError:
+        if failed.transient:
+            return SaveFailed(failed.step, self._saver.last_step or 0, failed.reason)
+        return CheckpointError(
+            f"the final checkpoint of step {failed.step} failed: {failed.reason}",
+            remedy="mend the cause and run the same command again: it resumes from the last commit",
+        )
 
     def _begin(self, engine: Engine, state: TrainState, carried: Carried) -> None:
         self._begun_at = self._clock()
@@ -111,9 +124,10 @@ class RunKeeper:
         whole = state.to_json() | self._alongside.state()
         self._saver.begin(state.step, fragments, engine.shapes, whole, carried.shapes)
 
-    def _wait_and_commit(self) -> Outcome:
+    def _wait_and_commit(self, step: int) -> Outcome:
+        """At `step`. Collective; a rank that waits for others shows their progress as its own."""
         since = self._clock()
-        self._saver.wait()
+        self._saver.settle(lambda sent: self._journal.doing(step, _SAVING, sent))
         return self._commit(since)
 
     def _commit(self, since: float) -> Outcome:
@@ -134,7 +148,6 @@ class RunKeeper:
                     seconds=outcome.background_s,
                 )
                 if self._rank == 0:
-                    self._store.put_if_absent(BEGAN, b"{}\n")
                     self._tidy(self._alongside.way_back(outcome.step))
             case Failed():
                 self._journal.event("commit_failed", step=outcome.step, reason=outcome.reason)
@@ -143,17 +156,36 @@ class RunKeeper:
     def _tidy(self, way_back: int) -> None:
         """Rank 0, beside training: delete what has expired. Superseded surfaces with the next commit."""
         self._tidied()
+        self._tidying = self._pool.submit(self._tidy_now, way_back, self._proven)
+
+    def _tidy_now(self, way_back: int, proven: frozenset[Mark]) -> Tidied:
         every = self._settings.keep_every.steps if self._settings.keep_every else None
-        keep_last = self._settings.keep_last
-        self._tidying = self._pool.submit(
-            tidy, self._store, self._attempt, keep_last=keep_last, keep_every=every, way_back=way_back
+        self._store.put_if_absent(BEGAN, b"{}\n")
+        return tidy(
+            self._store,
+            self._attempt,
+            keep_last=self._settings.keep_last,
+            keep_every=every,
+            way_back=way_back,
+            proven=proven,
         )
 
     def _tidied(self) -> None:
-        """Wait for the deletions under way. The store failing there costs space until the next commit."""
+        """Wait for the deletions under way. Their failing costs space until the next commit."""
         tidying, self._tidying = self._tidying, None
         try:
             if tidying is not None:
-                tidying.result()
-        except StoreError as error:
+                self._proven = tidying.result().proven
+        except (StoreError, CheckpointError) as error:
             self._journal.event("tidy_failed", reason=error.problem)
+
+    def _finish_tidying(self, step: int) -> None:
+        """All is committed, so what takes too long is left to the next start."""
+        if self._tidying is not None:
+            self._journal.doing(step, _TIDYING)
+            wait([self._tidying], timeout=_TIDY_S)
+            if self._tidying.done():
+                self._tidied()
+            else:
+                self._journal.event("tidy_failed", reason=f"it took longer than {_TIDY_S:.0f} s")
+        self._pool.shutdown(wait=False, cancel_futures=True)

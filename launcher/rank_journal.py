@@ -38,6 +38,10 @@ class RankJournal:
     stragglers: Detector | None = None
     hosts: Sequence[str] = ()
 
+    def doing(self, step: int, doing: str, done: int = 0) -> None:
+        """A sign of life: what the rank does at `step`, and how much of that is done, in a unit of its own."""
+        self.link.beat(step, doing, done)
+
     def step(self, report: StepReport) -> None:
         self.link.beat(report.before.step + 1, "training")
         if self.journal is None:
@@ -57,10 +61,6 @@ class RankJournal:
         self.startup.first_step_done(first["data_wait"])
         seconds = {part: round(time, 3) for part, time in self.startup.seconds.items()}
         self.event("underway", step=first["step"] + 1, seconds=seconds, age=round(self.startup.age, 3))
-
-    def doing(self, step: int, doing: str, done: int = 0) -> None:
-        """A sign of life between two steps; `done` grows with what is being done."""
-        self.link.beat(step, doing, done)
 
     def evaluation(self, step: int, figures: Mapping[str, float]) -> None:
         if self.journal is None:

@@ -8,7 +8,7 @@ from pydantic import JsonValue
 
 from checkpoints.attempt import Attempt
 from checkpoints.errors import CheckpointError
-from checkpoints.gather import Alone, Peers, gather_or_raise
+from checkpoints.gather import Alone, Peers, first_or_raise
 from checkpoints.layout import Manifest, Segment
 from checkpoints.listing import committed, on
 from checkpoints.load import newest_good
@@ -52,9 +52,9 @@ def read_lost(run: Run, good: Manifest | None, peers: Peers) -> Lost:
     """As rank 0 reads it, for all. Raises StoreError, on all."""
 
     def read() -> JsonValue:
-        return [rewind.model_dump(mode="json") for rewind in rewinds(run.store)] if peers.rank == 0 else None
+        return [rewind.model_dump(mode="json") for rewind in rewinds(run.store)]
 
-    answer = gather_or_raise(peers, read)[0]
+    answer = first_or_raise(peers, read)
     assert isinstance(answer, list)
     gone_back = tuple(Rewind.model_validate(rewind) for rewind in answer)
     return Lost(skips(good, gone_back), gone_back)
@@ -134,9 +134,7 @@ class SpikeGuard:
 
     def _go_back(self, began: int, reached: int, cause: str) -> None:
         """Collective."""
-        answer = gather_or_raise(
-            self.peers, lambda: self._decide(began, reached, cause) if self.peers.rank == 0 else None
-        )[0]
+        answer = first_or_raise(self.peers, lambda: self._decide(began, reached, cause))
         match answer:
             case {"rewound": str(text)}:
                 raise Rewound(text)

@@ -18,13 +18,14 @@ import ray
 from ray.exceptions import RayError
 
 from checkpoints.attempt import Attempt, Heartbeat, Owner, claim, end_all
+from checkpoints.claiming import await_claim
 from checkpoints.errors import Superseded
 from checkpoints.gather import Alone
 from checkpoints.layout import Manifest
 from checkpoints.load import newest_good
 from data_service.feed import FeedConfig, start_feed
 from data_service.store.errors import StoreError
-from launcher.command import output_into, saving
+from launcher.command import looked_after_by, output_into, saving
 from launcher.contract import FINISHED, JOIN_SECONDS
 from launcher.deaths import of_command
 from launcher.errors import RunError, TryAgain
@@ -64,8 +65,10 @@ def train(run: Run, display: Display, stopping: Stopping, nodes: int = 1) -> Out
         RunError: it cannot go on; the message says why.
     """
     _await_cluster(stopping, display)
-    owner = Owner.here(time.time())
-    attempt = claim(run.store, owner=owner)
+    owner = Owner.of(looked_after_by(), time.time())
+    attempt = await_claim(run.store, owner, stopping.asked, display.note)
+    if attempt is None:
+        return Outcome(stopping.code, 0, stopping.reason)
     try:
         with Heartbeat(attempt), stopping.requests(attempt):
             newest = _newest(run)

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from checkpoints.attempt import Attempt
 from checkpoints.errors import CheckpointError, NoGoodCheckpoint, Superseded
-from checkpoints.gather import GlooPeers
+from checkpoints.gather import GROUP_TIMEOUT, GlooPeers
 from data_service.client import FeedClient
 from data_service.errors import CorpusError, CorruptBlock, InputError, PlanError, TokenizerError
 from data_service.store.errors import TRANSIENT, StoreError
@@ -126,7 +126,7 @@ def _kind_of(error: BaseException) -> Kind:
 
 def _train(assignment: Assignment, link: "RayLink", startup: Startup) -> None:
     control = Control.join()
-    group = dist.new_group(backend="gloo")
+    group = dist.new_group(backend="gloo", timeout=GROUP_TIMEOUT)
     peers = GlooPeers(group)
     nodes = [str(node) for node in peers.all_gather(here().node)]
     startup.done("group")

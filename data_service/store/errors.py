@@ -84,5 +84,5 @@ class BadUri(StoreError):
         return cls(f"{uri!r}: {reason}", remedy="use another name below a folder or s3://bucket/prefix")
 
 
-TRANSIENT = (StoreUnavailable, CredentialsExpired)
+TRANSIENT = (StoreUnavailable, CredentialsExpired, CredentialsMissing)
 """What passes by itself, sooner or later: whoever can wait asks again."""

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from clocked import ClockedStore
 
 from checkpoints.attempt import Attempt, Heartbeat, Owner, claim, end_all
 from checkpoints.errors import RunIsActive, Superseded
@@ -19,8 +20,8 @@ NOW = 1_000_000.0
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> LocalStore:
-    return LocalStore(tmp_path / "run")
+def store(tmp_path: Path) -> ClockedStore:
+    return ClockedStore(tmp_path / "run")
 
 
 def elsewhere(now: float, pid: int = 77) -> Owner:
@@ -83,15 +84,21 @@ def test_a_reused_pid_is_not_the_old_process(store: LocalStore) -> None:
     assert claim(store).number == 2
 
 
-def test_elsewhere_the_lease_decides(store: LocalStore) -> None:
+@pytest.mark.parametrize("wrong", [-3600.0, 0.0, 61.0, 3600.0])
+def test_elsewhere_the_lease_decides_by_the_stores_clock_alone(store: ClockedStore, wrong: float) -> None:
+    """`wrong`: seconds by which the claimant's clock is ahead."""
     first = claim(store, owner=elsewhere(NOW), clock=lambda: NOW)
+    store.pass_(59)
     with pytest.raises(RunIsActive, match="node-9") as caught:
-        claim(store, clock=lambda: NOW + 59)
+        claim(store, clock=lambda: NOW + 59 + wrong)
     assert "try again in 1 s" in caught.value.remedy
+    store.pass_(41)
     first.beat(NOW + 100)
+    store.pass_(59)
     with pytest.raises(RunIsActive):
-        claim(store, clock=lambda: NOW + 159)
-    assert claim(store, clock=lambda: NOW + 160).number == 2
+        claim(store, clock=lambda: NOW + 159 + wrong)
+    store.pass_(1)
+    assert claim(store, clock=lambda: NOW + 160 + wrong).number == 2
 
 
 def test_an_ended_attempt_needs_no_lease(store: LocalStore) -> None:
@@ -99,20 +106,53 @@ def test_an_ended_attempt_needs_no_lease(store: LocalStore) -> None:
     assert claim(store, clock=lambda: NOW + 1).number == 2
 
 
-def test_an_owner_succeeds_itself_and_ends_its_last(store: LocalStore) -> None:
+def test_an_owner_succeeds_itself_and_ends_its_last(store: ClockedStore) -> None:
     owner = elsewhere(NOW)
-    first = claim(store, owner=owner, clock=lambda: NOW)
-    second = claim(store, owner=owner, clock=lambda: NOW + 1000)
+    first = claim(store, owner=owner)
+    store.pass_(1000)
+    second = claim(store, owner=owner)
     with pytest.raises(Superseded):
         first.ensure_current()
     second.ensure_current()
     with pytest.raises(RunIsActive):  # the second claim counts as a sign of life, before any heartbeat
-        claim(store, clock=lambda: NOW + 1001)
+        claim(store)
     end_all(store, elsewhere(NOW, pid=78), NOW)  # not its own: nothing happens
     with pytest.raises(RunIsActive):
-        claim(store, clock=lambda: NOW + 1001)
+        claim(store)
     end_all(store, owner, NOW + 1001)
-    assert claim(store, clock=lambda: NOW + 1001).number == 3
+    assert claim(store).number == 3
+
+
+def test_who_has_taken_over(store: LocalStore) -> None:
+    """Not the owner itself, who claims an attempt for every group of its ranks."""
+    owner = elsewhere(NOW)
+    first = claim(store, owner=owner)
+    assert first.superseded(owner) is None
+    claim(store, owner=owner).end(NOW)
+    assert first.superseded(owner) is None
+    claim(store)
+    found = first.superseded(owner)
+    assert found is not None
+    assert found.pid == os.getpid()
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"pid": "x"}', b"\xff\x00"])
+def test_a_damaged_record_of_another_start_counts_as_long_as_the_lease(
+    store: ClockedStore, text: bytes
+) -> None:
+    claim(store)
+    store.put("attempts/000001.json", text)
+    with pytest.raises(RunIsActive, match="unknown host"):
+        claim(store)
+    store.pass_(60)
+    first, second = Attempt(store, 1), claim(store)
+    assert second.number == 2
+    store.put("attempts/000002.json", text)
+    with pytest.raises(Superseded, match="unknown host"):
+        first.ensure_current()
+    store.put("attempts/000002.ended.json", text)
+    assert second.ended() is not None
+    assert claim(store).number == 3
 
 
 def test_of_many_starts_at_once_one_works(any_store: Store) -> None:
@@ -144,7 +184,7 @@ def test_the_heart_beats_and_survives_a_failing_store(store: LocalStore) -> None
     attempt = Attempt(flaky, claim(store).number)  # type: ignore[arg-type]
     with Heartbeat(attempt, lease_s=0.004, clock=lambda: NOW):
         assert flaky.recovered.wait(30)
-    assert json.loads(store.get("attempts/000001.heartbeat.json")) == {"time": NOW}
+    assert json.loads(store.get("attempts/000001.heartbeat.json"))["time"] == NOW
 
 
 class _Flaky:

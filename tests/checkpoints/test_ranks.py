@@ -16,7 +16,10 @@ pytestmark = pytest.mark.cluster
 
 def test_gather_carries_json_of_any_length() -> None:
     expected = [{"rank": rank, "text": "ä" * (10 ** (2 * rank))} for rank in range(3)]
-    assert run_ranks(gather, 3) == [[expected, [[1.5, True], None, None]]] * 3
+    for rank, (to_all, short, to_first, *from_first) in enumerate(run_ranks(gather, 3)):
+        assert (to_all, short) == (expected, [[1.5, True], None, None])
+        assert to_first == ([] if rank else expected)
+        assert from_first == [0, expected[0]]
 
 
 def test_three_ranks_save_and_one_or_two_load(tmp_path: Path) -> None:

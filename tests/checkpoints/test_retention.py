@@ -3,9 +3,10 @@
 from pathlib import Path
 
 import pytest
-from trainers import SHAPES, assert_holds, commit_steps, cut, random_state
+from trainers import SHAPES, assert_holds, commit_steps, cut, random_state, save
 
 from checkpoints.attempt import claim
+from checkpoints.commit import Committed
 from checkpoints.errors import Superseded
 from checkpoints.gather import Alone
 from checkpoints.layout import Mark, Segment
@@ -77,6 +78,65 @@ def test_the_last_good_one_stays_while_the_newest_is_damaged(store: LocalStore, 
     good = newest_good(store, Alone())
     assert good is not None
     assert good.manifest.step == 10
+
+
+def damage(store: LocalStore, mark: Mark) -> None:
+    """Other content, of the same size."""
+    data = bytearray(store.get(mark.file(0)))
+    data[-1] ^= 1
+    store.put(mark.file(0), bytes(data))
+
+
+@pytest.mark.parametrize("keep_last", [1, 2])
+def test_rot_that_no_size_shows_takes_no_good_one_with_it(store: LocalStore, keep_last: int) -> None:
+    attempt = claim(store)
+    commit_steps(store, attempt, 10, 20, 30)
+    for step in (20, 30)[-keep_last:]:
+        damage(store, Mark(1, step))
+    assert tidy(store, attempt, keep_last=keep_last, keep_every=None).deleted == ()
+    good = newest_good(store, Alone())
+    assert good is not None
+    assert good.manifest.step == (10 if keep_last == 2 else 20)
+
+
+def test_one_of_as_many_as_are_kept_is_read_back(store: LocalStore) -> None:
+    reads = _Counting(store)
+    attempt = claim(store)
+    saver, proven = Saver(store, attempt, Alone()), frozenset[Mark]()
+    read = []
+    for step in range(1, 10):
+        assert isinstance(save(saver, step, step), Committed)
+        reads.ranges = 0
+        proven = tidy(reads, attempt, keep_last=3, keep_every=None, proven=proven).proven  # type: ignore[arg-type]
+        read += [step] * (reads.ranges > 0)
+    assert read == [4, 7]
+    assert committed(store) == [Mark(1, 9), Mark(1, 8), Mark(1, 7)]
+
+
+def test_the_one_resumed_from_is_known_to_be_good(store: LocalStore) -> None:
+    first = claim(store)
+    commit_steps(store, first, 10)
+    first.end(0.0)
+    attempt = claim(store)
+    commit_steps(store, attempt, 20, 30, resumed=read_manifest(store, Mark(1, 10)))
+    damage(store, Mark(2, 30))
+    proven = frozenset({Mark(1, 10)})
+    tidied = tidy(store, attempt, keep_last=1, keep_every=None, proven=proven)
+    assert (tidied.deleted, tidied.proven) == ((), proven)
+
+
+class _Counting:
+    """A store that counts what is read back."""
+
+    def __init__(self, store: LocalStore) -> None:
+        self._store, self.ranges = store, 0
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._store, name)
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        self.ranges += 1
+        return self._store.get_range(key, start, length)
 
 
 def test_a_zombie_cannot_delete(store: LocalStore) -> None:

@@ -160,7 +160,7 @@ def test_state_comes_back_exactly(value: JsonValue) -> None:
         files=(),
         pieces=(),
         state={"": value},
-        lineage=(),
+        lineage=(Segment(attempt=1, start=0, stop=1),),
         versions={},
         created=0.0,
     )
@@ -309,7 +309,7 @@ class _Gated:
     def __getattr__(self, name: str) -> object:
         return getattr(self._store, name)
 
-    def put_buffers(self, key: str, buffers: Sequence[memoryview]) -> None:
+    def put_buffers(self, key: str, buffers: Sequence[memoryview], sent: object = None) -> None:
         assert self._gate.wait(60)
         self._store.put_buffers(key, buffers)
 
@@ -323,7 +323,7 @@ class _Full:
     def __getattr__(self, name: str) -> object:
         return getattr(self._store, name)
 
-    def put_buffers(self, key: str, buffers: Sequence[memoryview]) -> None:
+    def put_buffers(self, key: str, buffers: Sequence[memoryview], sent: object = None) -> None:
         if self.full:
             raise OutOfSpace.at(key, "quota")
         self._store.put_buffers(key, buffers)

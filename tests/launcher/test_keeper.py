@@ -3,52 +3,18 @@
 from pathlib import Path
 
 import pytest
-from pydantic import JsonValue
+from keepers import Silent, keeper_of
 
 from checkpoints.attempt import claim
-from checkpoints.gather import Alone
 from data_service.store.open import open_store
-from launcher.keeper import RunKeeper
-from launcher.rank_journal import RankJournal
-from launcher.recipe import Checkpointing, Every
-from launcher.startup import Startup
-
-
-class Silent:
-    """A line to nobody."""
-
-    def beat(self, step: int, doing: str, done: int = 0) -> None: ...
-    def record(self, record: dict[str, object]) -> None: ...
-    def note(self, text: str) -> None: ...
-    def stop_requested(self) -> bool:
-        return False
-
-
-class Nothing:
-    """Nothing goes into a checkpoint beside the state."""
-
-    def state(self) -> dict[str, JsonValue]:
-        return {}
-
-    def way_back(self, step: int) -> int:
-        return step
+from launcher.recipe import Every
 
 
 def due(folder: Path, every: Every, grid: int, times: dict[int, float] | None = None) -> list[int]:
     """The steps up to 40 at which a save is due, if none is ever begun; `times`: the clock from a step on."""
     now = [0.0]
     store = open_store(folder)
-    keeper = RunKeeper(
-        store,
-        claim(store),
-        Alone(),
-        Checkpointing(every=every),
-        RankJournal(Silent(), Startup(), None, None),
-        Nothing(),
-        None,
-        grid,
-        clock=lambda: now[0],
-    )
+    keeper = keeper_of(store, claim(store), Silent(), every=every, grid=grid, clock=lambda: now[0])
     found = []
     for step in range(1, 41):
         now[0] = (times or {}).get(step, now[0])

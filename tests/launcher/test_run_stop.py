@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import small_runs
+from clocked import silent_for
 from hook_server import SECRET, serving
 from train_command import committed, output, training, wait_for
 from typer.testing import CliRunner
@@ -101,6 +102,8 @@ def test_where_nothing_runs_nothing_is_asked(store: Store, how: str) -> None:
         started(store)
     if how == "ended":
         end_all(store, ELSEWHERE, NOW + 1)
+    if how == "silent":
+        silent_for(store.uri, 61)
     before = [entry.key for entry in store.list()]
     asked = run_stop.stop(store, NOW + 1000)
     assert not asked.asked

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 import torch.distributed as dist
+from pydantic import JsonValue
 from trainers import SHAPES, cut, cut_each, random_state
 
 from checkpoints.attempt import Attempt
@@ -19,8 +20,10 @@ from data_service.store.open import open_store
 def gather(rank: int, world: int) -> list[object]:
     """Values of very different lengths, twice."""
     peers = GlooPeers(dist.new_group(backend="gloo"))
-    first = peers.all_gather({"rank": rank, "text": "ä" * (10 ** (2 * rank))})
-    return [first, peers.all_gather(None if rank else [1.5, True])]
+    mine: JsonValue = {"rank": rank, "text": "ä" * (10 ** (2 * rank))}
+    first = peers.all_gather(mine)
+    second = peers.all_gather(None if rank else [1.5, True])
+    return [first, second, peers.gather_to_first(mine), peers.from_first(rank), peers.from_first(mine)]
 
 
 def save_and_fail_and_save(rank: int, world: int, uri: str) -> list[str]:
@@ -87,5 +90,5 @@ class _Full:
     def __getattr__(self, name: str) -> object:
         return getattr(self._store, name)
 
-    def put_buffers(self, key: str, buffers: Sequence[memoryview]) -> None:
+    def put_buffers(self, key: str, buffers: Sequence[memoryview], sent: object = None) -> None:
         raise OutOfSpace.at(f"{self._store.uri}/{key}", "quota")

@@ -1,5 +1,6 @@
 """Stand-ins for a trainer: parameters with optimizer state, cut among ranks as ZeRO would cut them."""
 
+import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -85,25 +86,56 @@ def assert_holds(store: Store, manifest: Manifest, state: State) -> None:
 
 
 class ThreadPeers:
-    """One of several ranks that are threads of this process."""
+    """One of several ranks that are threads of this process.
+
+    Attributes:
+        received: characters of JSON that this rank has been sent by the others.
+    """
 
     def __init__(self, rank: int, board: list[JsonValue], barrier: threading.Barrier) -> None:
         self.rank = rank
         self.world = len(board)
+        self.received = 0
         self._board = board
         self._barrier = barrier
 
     def all_gather(self, value: JsonValue) -> list[JsonValue]:
+        values = self._exchange(value)
+        self._receive(values)
+        return values
+
+    def gather_to_first(self, value: JsonValue) -> list[JsonValue]:
+        values = self._exchange(value)
+        if self.rank:
+            return []
+        self._receive(values)
+        return values
+
+    def from_first(self, value: JsonValue) -> JsonValue:
+        values = self._exchange(value)
+        self._receive(values[:1])
+        return values[0]
+
+    def _exchange(self, value: JsonValue) -> list[JsonValue]:
         self._board[self.rank] = value
         self._barrier.wait(timeout=60)
         values = list(self._board)
         self._barrier.wait(timeout=60)
         return values
 
+    def _receive(self, values: Sequence[JsonValue]) -> None:
+        self.received += sum(len(json.dumps(value)) for rank, value in enumerate(values) if rank != self.rank)
+
 
 def on_threads(world: int, work: Callable[[Peers], _T]) -> list[_T]:
     """`work` on each of `world` ranks at once; their results in rank order."""
+    return on_peers([], world, work)
+
+
+def on_peers(peers: list[ThreadPeers], world: int, work: Callable[[Peers], _T]) -> list[_T]:
+    """As `on_threads`; `peers` gets the ranks."""
     board: list[JsonValue] = [None] * world
     barrier = threading.Barrier(world)
+    peers += [ThreadPeers(rank, board, barrier) for rank in range(world)]
     with ThreadPoolExecutor(world) as pool:
-        return list(pool.map(lambda rank: work(ThreadPeers(rank, board, barrier)), range(world)))
+        return list(pool.map(work, peers))

@@ -1,0 +1,216 @@
+"""Damage that keeps its form: a manifest that makes no sense is passed over, and records have an answer."""
+
+import copy
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from clocked import ClockedStore
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from trainers import assert_holds, commit_steps, random_state
+
+from checkpoints.attempt import Attempt, Owner, claim
+from checkpoints.errors import CheckpointError, DamagedCheckpoint
+from checkpoints.gather import Alone
+from checkpoints.layout import Mark, sealed, unsealed
+from checkpoints.listing import read_manifest, rows
+from checkpoints.load import newest_good
+from checkpoints.presence import presence
+from checkpoints.rewind import Rewind, record, rewinds
+from checkpoints.stop import StopRequest, request_stop, stop_requested
+from checkpoints.verify import verify_all
+from data_service.store.base import Store
+from encoder_core.train.refresh import MEMORY
+
+NEWEST = Mark(1, 20)
+ELSEWHERE = Owner(host="node-9", processes="another boot", pid=77, started=5.0, claimed=5.0)
+Place = tuple[str | int, ...]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ClockedStore:
+    """A run of another machine, with checkpoints at steps 10 and 20."""
+    store = ClockedStore(tmp_path / "run")
+    commit_steps(store, claim(store, owner=ELSEWHERE), 10, 20)
+    return store
+
+
+def content(store: Store) -> dict[str, Any]:
+    body = unsealed("manifest", store.get(NEWEST.manifest))
+    assert body is not None
+    manifest: dict[str, Any] = json.loads(body)
+    return manifest
+
+
+def publish(store: Store, manifest: object) -> None:
+    store.put(NEWEST.manifest, sealed("manifest", json.dumps(manifest).encode()))
+
+
+def places(value: Any, above: Place = ()) -> Iterator[Place]:
+    """Of everything in a JSON value but what only the trainer understands."""
+    entries = (
+        value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    )
+    for name, inner in entries:
+        if above or name not in ("state", "versions"):
+            yield (*above, name)
+            yield from places(inner, (*above, name))
+
+
+def changed(manifest: dict[str, Any], place: Place, value: object) -> dict[str, Any]:
+    """With another `value` at `place`; twice what is there if that is "twice", without it if "gone"."""
+    result = copy.deepcopy(manifest)
+    inner: Any = result
+    for name in place[:-1]:
+        inner = inner[name]
+    if value == "gone":
+        del inner[place[-1]]
+    elif value == "twice" and isinstance(inner, list):
+        inner.append(inner[place[-1]])
+    else:
+        inner[place[-1]] = value
+    return result
+
+
+_VALUES = st.one_of(
+    st.sampled_from([None, "", "x", [], {}, "gone", "twice", -1, 0, 1, 3, 1 << 40, 1 << 62, 1 << 80]),
+    st.sampled_from([0.5, float("nan"), float("inf"), 10**400, [1 << 40, 1 << 40, 0], "../../manifest.json"]),
+    st.integers(0, 60_000),
+)
+
+
+@settings(deadline=None, max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_manifest_with_anything_else_anywhere_loads_the_same_or_is_passed_over(
+    store: ClockedStore, data: st.DataObject
+) -> None:
+    original = store.get(NEWEST.manifest)
+    manifest = content(store)
+    place = data.draw(st.sampled_from(list(places(manifest))))
+    publish(store, changed(manifest, place, data.draw(_VALUES)))
+    try:
+        reports = {report.mark: report.problems for report in verify_all(store)}
+        good = newest_good(store, Alone())
+        assert good is not None
+        assert (good.manifest.mark == NEWEST) == (reports[NEWEST] == ())
+        assert_holds(store, good.manifest, random_state(good.manifest.step))
+        assert good.manifest.mark in (NEWEST, Mark(1, 10))
+    finally:
+        store.put(NEWEST.manifest, original)
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "reason"),
+    [
+        (("files", 0, "hashes"), [], "0 hashes for 1 chunks"),
+        (("files", 0, "hashes", 0), "twice", "2 hashes for 1 chunks"),
+        (("files", 0, "chunk"), 0, "greater than 0"),
+        (("files", 0, "chunk"), -4, "greater than 0"),
+        (("files", 0, "chunk"), 1 << 40, "less than or equal to"),
+        (("files", 0, "size"), -1, "greater than or equal to 0"),
+        (("files", 0, "key"), "checkpoints/other", "should be"),
+        (("pieces", 0, "file"), 1, "lies in file 1 of 1"),
+        (("pieces", 0, "file"), -1, "greater than or equal to 0"),
+        (("pieces", 0, "start"), -1, "greater than or equal to 0"),
+        (("pieces", 0, "offsets", "master"), 1 << 30, "where the piece before ends"),
+        (("pieces", 0, "offsets", "master"), 0, "where the piece before ends"),
+        (("shapes", "none"), [0, 1 << 61, 1 << 61], "has the shape"),
+        (("shapes", "scale"), [-1, -1], "greater than or equal to 0"),
+        (("shapes", "scale"), [1] * 65, "at most 64"),
+        (("kinds", 0), "twice", "named twice"),
+        (("memory",), {"scale": []}, "is a parameter and a memory"),
+        (("created",), float("inf"), "finite"),
+        (("lineage",), [], "the history ends at step 0"),
+        (("lineage", 0, "start"), 5, "cannot have taken steps 5 to 20"),
+        (("lineage", 0, "stop"), 19, "the history ends at step 19"),
+    ],
+)
+def test_what_could_never_be_loaded_is_named(
+    store: ClockedStore, place: Place, value: object, reason: str
+) -> None:
+    publish(store, changed(content(store), place, value))
+    with pytest.raises(DamagedCheckpoint, match="cannot be read") as caught:
+        read_manifest(store, NEWEST)
+    assert reason in caught.value.problem
+    assert {row.step for row in rows(store) if row.problem} == {20}
+
+
+def test_two_pieces_may_not_share_bytes(store: ClockedStore) -> None:
+    manifest = content(store)
+    first = manifest["pieces"][0]["offsets"]
+    first["exp_avg"] = first["master"]
+    publish(store, manifest)
+    with pytest.raises(DamagedCheckpoint, match="where the piece before ends"):
+        read_manifest(store, NEWEST)
+
+
+def test_a_memory_has_a_kind_of_its_own(store: ClockedStore) -> None:
+    manifest = content(store)
+    manifest["memory"] = {"memory.0": [0]}
+    assert MEMORY not in manifest["kinds"]
+    publish(store, manifest)
+    assert read_manifest(store, NEWEST).memory == {"memory.0": (0,)}
+
+
+_RECORDS = (
+    "attempts/000001.json",
+    "attempts/000001.heartbeat.json",
+    "attempts/000001.ended.json",
+    "attempts/stop.json",
+    "checkpoints/rewind-a000001.json",
+)
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_record_that_was_damaged_at_random_has_an_answer(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    store = ClockedStore(tmp_path_factory.mktemp("run"))
+    attempt = claim(store, owner=ELSEWHERE)
+    attempt.beat(5.0)
+    attempt.end(6.0)
+    request_stop(store, StopRequest(attempt=1, by="ann", time=5.0))
+    record(store, rewind_to(Mark(1, 7)), attempt)
+    key = data.draw(st.sampled_from(_RECORDS))
+    original = store.get(key)
+    text = bytearray(original)
+    where = int(data.draw(st.floats(0, 1, exclude_max=True)) * len(text))
+    text = text[:where] + bytes(data.draw(st.lists(st.integers(0, 255), max_size=1)))
+    text += original[where + 1 :] if data.draw(st.booleans()) else b""
+    store.put(key, bytes(text))
+    found = presence(store, 10.0)
+    assert found is not None
+    assert found.attempt == 1
+    stop_requested(store, 1)
+    store.pass_(100)
+    assert claim(store).number == 2
+    assert Attempt(store, 1).superseded(ELSEWHERE) is not None
+    if key != _RECORDS[-1] or bytes(text) == original:
+        assert rewinds(store) == [rewind_to(Mark(1, 7))]
+        return
+    with pytest.raises(DamagedCheckpoint, match="rewind-a000001"):
+        rewinds(store)
+
+
+def rewind_to(mark: Mark) -> Rewind:
+    return Rewind(attempt=1, to=mark, began=9, reached=12, cause="a spike", skips=((0, 0, 4, 9),))
+
+
+def test_a_rewind_from_before_there_were_digests_counts(store: ClockedStore) -> None:
+    store.put("checkpoints/rewind-a000001.json", rewind_to(Mark(1, 10)).model_dump_json().encode())
+    good = newest_good(store, Alone())
+    assert good is not None
+    assert good.manifest.step == 10
+
+
+def test_a_rewind_that_cannot_be_read_brings_nothing_back(store: ClockedStore) -> None:
+    record(store, rewind_to(Mark(1, 10)), Attempt(store, 1))
+    store.put("checkpoints/rewind-a000001.json", b"")
+    for ask in (lambda: newest_good(store, Alone()), lambda: rows(store)):
+        with pytest.raises(CheckpointError, match="rewind-a000001") as caught:
+            ask()
+        assert "from a copy" in caught.value.remedy
