@@ -80,6 +80,8 @@ class Engine:
         self.rank = self._engine.global_rank
         self._largest_norm = math.inf
         self._guard_updates()
+        if config.stage == 3:
+            self._sum_gradients()
         self.forwards = Stopwatch(self.device)
         self.replicated = self._replicated()
         if isinstance(optimizer, Lamb) and config.stage > 0:
@@ -108,7 +110,7 @@ class Engine:
     def backward(self, loss: Tensor, *, last: bool) -> None:
         """Add this microbatch's gradient of `loss`, a share of the step's global loss. `last` on the final one."""
         self._engine.set_gradient_accumulation_boundary(last)
-        self._engine.backward(loss * self.world, scale_wrt_gas=False)  # undo DeepSpeed's mean over ranks
+        self._engine.backward(loss, scale_wrt_gas=False)
 
     def update(self, lr: float, count: int, turn: str = WHOLE, largest_norm: float = math.inf) -> Update:
         """Apply the gradient accumulated in `turn` as its update number `count` (from 1), or drop it if it is not
@@ -142,6 +144,11 @@ class Engine:
                 make()
 
         optimizer.step = step
+
+    def _sum_gradients(self) -> None:
+        """Stage 3 offers the mean over ranks only. This scales it back to the sum, in `reduce_dtype`; scaling the loss
+        by, say, 3 ranks would round every bf16 gradient otherwise than on one rank."""
+        self._engine.optimizer._gradient_averaging_world_size = lambda params, world: 1
 
     def _describe_partitions(self, optimizer: Lamb) -> None:
         """Trust ratios are per parameter: say which parameters lie where in this rank's flat partitions."""
