@@ -25,6 +25,7 @@ from encoder_core.families.build import ModelConfig
 from encoder_core.optim.adamw import AdamWConfig
 from encoder_core.optim.lamb import LambConfig
 from encoder_core.optim.schedules import ScheduleConfig
+from encoder_core.train.engine_config import Precision
 from launcher.elastic import Trainers
 from launcher.errors import RecipeError
 from launcher.objective import Choice, Objective
@@ -170,10 +171,11 @@ class Recipe(Strict):
     phases: tuple[Phase, ...] = Field(min_length=1)
     optimizer: Optimizer
     schedule: ScheduleConfig
-    precision: Literal["fp32", "bf16"]
+    precision: Precision
     deterministic: bool = False
     zero: Literal[0, 1, 2, 3] = 1
     stage3_persistence: Annotated[int, Field(ge=0)] | None = None
+    reduce_dtype: Precision = "fp32"
     microbatch: PositiveInt
     activation_checkpointing: bool = False
     trainers: PositiveInt | Literal["auto"] | Trainers = "auto"

@@ -36,12 +36,14 @@ class EngineConfig:
             "zero_optimization": zero,
             "zero_allow_untested_optimizer": True,
             "gradient_clipping": self.clip or 0.0,
-            "gradient_allreduce_op": "sum" if self.stage < 3 else "mean",  # stage 3 has no choice, see the engine
+            "gradient_allreduce_op": "sum"
+            if self.stage < 3
+            else "mean",  # stage 3 has no choice, see the engine
             "steps_per_print": None,
         }
         if self.precision == "bf16":
-            # Without immediate updates, stage 1 (DeepSpeed 0.19.8) adds the running bf16 sum of the microbatches to its fp32
-            # sum after each of them: of n, the first counts n times and the last once.
+            # Without immediate updates, stage 1 (DeepSpeed 0.19.8) adds the running bf16 sum of the microbatches to its
+            # fp32 sum after each of them: of n, the first counts n times and the last once.
             config["bf16"] = {"enabled": True, "check_grad_overflow": True, "immediate_grad_update": True}
             config["data_types"] = {"grad_accum_dtype": "fp32"}
             config["communication_data_type"] = self.reduce_dtype  # DeepSpeed's default is the precision

@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from encoder_core.layers.initialise import initialise
 from encoder_core.train.control import Control
+from encoder_core.train.seeding import seed_draws
 from encoder_core.train.step import Work, accumulate
 
 MICROBATCHES = 8
@@ -51,6 +52,24 @@ def assemble(ranks: list[Reduced]) -> np.ndarray:
     pieces = sorted((name, start) for rank in ranks for name, start, _ in rank.gradient)
     values = {(name, start): part for rank in ranks for name, start, part in rank.gradient}
     return np.concatenate([values[piece] for piece in pieces])
+
+
+def reference(dtype: torch.dtype) -> np.ndarray:
+    """The whole gradient by plain PyTorch: of each microbatch in `dtype`, summed in fp32."""
+    torch.manual_seed(small.SEED)
+    model = small.Poisonable()
+    initialise(model)
+    model.to(dtype)
+    microbatches = [small.microbatch(0, i) for i in range(MICROBATCHES)]
+    targets = sum(m.batch.target_ids.numel() for m in microbatches)
+    named = sorted(model.named_parameters())
+    total = [torch.zeros(p.numel()) for _, p in named]
+    for microbatch in microbatches:
+        seed_draws(small.SEED, 0, microbatch.index)
+        loss = model(microbatch.batch).terms[0].loss_sum / targets
+        for own, part in zip(total, torch.autograd.grad(loss, [p for _, p in named]), strict=True):
+            own += part.flatten().float()
+    return torch.cat(total).numpy()
 
 
 def _reduce(control: Control, setting: Setting) -> Reduced:
