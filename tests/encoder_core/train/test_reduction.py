@@ -37,9 +37,10 @@ def test_ranks_add_up_gradients_in_the_dtype_asked_for(shared: list[list[Reduced
 def test_every_microbatch_counts_once_and_the_number_of_ranks_does_not_matter(
     shared: list[list[Reduced]],
 ) -> None:
-    """Three ranks find what plain PyTorch finds alone, microbatch after microbatch."""
+    """Three ranks find what plain PyTorch finds alone, microbatch after microbatch. Where its kernels use more threads
+    a few bf16 roundings differ, by 1e-4 in all; adding up in bf16 costs 2e-3, scaling the loss by 3 ranks 4e-3."""
     alone = reduction_ranks.reference(torch.bfloat16)
     for setting, ranks in zip(BF16, shared, strict=False):
-        assert distance(reduction_ranks.assemble(ranks), alone) < 1e-6, setting
+        assert distance(reduction_ranks.assemble(ranks), alone) < 5e-4, setting
     for setting, ranks in zip(REDUCED_IN_BF16, shared[3:], strict=True):
-        assert 1e-4 < distance(reduction_ranks.assemble(ranks), alone) < 0.01, setting
+        assert 1e-3 < distance(reduction_ranks.assemble(ranks), alone) < 0.01, setting
