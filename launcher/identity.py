@@ -33,6 +33,7 @@ FIELDS: tuple[tuple[str, Kind], ...] = (
     ("deterministic", "identity"),
     ("zero", "operational"),
     ("stage3_persistence", "operational"),
+    ("reduce_dtype", "operational"),
     ("microbatch", "identity"),
     ("activation_checkpointing", "operational"),
     ("trainers", "operational"),
@@ -50,6 +51,14 @@ FIELDS: tuple[tuple[str, Kind], ...] = (
 
 Flat = dict[str, object]
 
+# Identity fields that came later, and what every run did before. At that value they are left out of a run's identity,
+# so a run that was created without them is still the same run.
+FORMER: tuple[tuple[str, object], ...] = (
+    ("model.initializer", "truncated_normal"),
+    ("objective.mlm.count_special", False),
+    ("optimizer.*.decayed", "no_bias_norm"),
+)
+
 
 def flatten(data: object, prefix: str = "") -> Flat:
     """Leaf values by dotted path; list items by index."""
@@ -57,8 +66,11 @@ def flatten(data: object, prefix: str = "") -> Flat:
 
 
 def identity(recipe: Recipe) -> Flat:
-    """The identity fields of `recipe`, by dotted path."""
-    return {path: value for path, value in flatten(recipe.to_data()).items() if kind_of(path) == "identity"}
+    """The identity fields of `recipe`, by dotted path, but for those as they were before there was a choice."""
+    fields = flatten(recipe.to_data()).items()
+    return {
+        path: value for path, value in fields if kind_of(path) == "identity" and not _as_before(path, value)
+    }
 
 
 def fingerprint(fields: Mapping[str, object]) -> str:
@@ -74,6 +86,10 @@ def kind_of(path: str) -> Kind:
     raise KeyError(path)
 
 
+def _as_before(path: str, value: object) -> bool:
+    return any(fnmatchcase(path, pattern) and value == former for pattern, former in FORMER)
+
+
 def changed(old: Mapping[str, object], new: Mapping[str, object]) -> list[str]:
     """The fields that differ or are in one of the two only, in path order."""
     absent = object()
@@ -87,12 +103,16 @@ def diff(old: Mapping[str, object], new: Mapping[str, object]) -> list[str]:
     lines: list[str] = []
     for path in changed(old, new):
         if path not in new:
-            lines.append(f"- {path}: {_show(old[path])} -> (absent)")
+            lines.append(f"- {path}: {_show(old[path])} -> {_absent(path)}")
         elif path not in old:
-            lines.append(f"- {path}: (absent) -> {_show(new[path])}")
+            lines.append(f"- {path}: {_absent(path)} -> {_show(new[path])}")
         else:
             lines.append(f"- {path}: {_show(old[path])} -> {_show(new[path])}")
     return lines
+
+
+def _absent(path: str) -> str:
+    return next((_show(former) for pattern, former in FORMER if fnmatchcase(path, pattern)), "(absent)")
 
 
 def _leaves(data: object, path: str) -> Iterator[tuple[str, object]]:

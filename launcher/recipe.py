@@ -26,6 +26,7 @@ from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.optim.adamw import AdamWConfig
 from encoder_core.optim.lamb import LambConfig
 from encoder_core.optim.schedules import ScheduleConfig
+from encoder_core.train.engine_config import Precision
 from encoder_core.train.refresh import Refresh
 from launcher.elastic import Trainers
 from launcher.errors import RecipeError
@@ -172,10 +173,11 @@ class Recipe(Strict):
     phases: tuple[Phase, ...] = Field(min_length=1)
     optimizer: Optimizer
     schedule: ScheduleConfig
-    precision: Literal["fp32", "bf16"]
+    precision: Precision
     deterministic: bool = False
     zero: Literal[0, 1, 2, 3] = 1
     stage3_persistence: Annotated[int, Field(ge=0)] | None = None
+    reduce_dtype: Precision = "fp32"
     microbatch: PositiveInt
     activation_checkpointing: bool = False
     trainers: PositiveInt | Literal["auto"] | Trainers = "auto"

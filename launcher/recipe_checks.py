@@ -101,6 +101,12 @@ def _precision(recipe: Recipe) -> Iterator[Problem]:
             "bf16 at ZeRO stage 0 would accumulate gradients in bf16, and lose small ones",
             "use zero: 1 (the default), 2 or 3, or precision: fp32",
         )
+    if recipe.precision == "fp32" and recipe.reduce_dtype == "bf16":
+        yield Problem(
+            ("reduce_dtype",),
+            "ranks would add up fp32 gradients in bf16, and lose what fp32 is for",
+            "use reduce_dtype: fp32, or precision: bf16",
+        )
 
 
 def _trainers(recipe: Recipe) -> Iterator[Problem]:

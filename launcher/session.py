@@ -72,14 +72,14 @@ def build_model(recipe: Recipe, tokenizer: Tokenizer) -> Objective:
     config = recipe.model.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
     model = objective_module(config, recipe.objective, checkpoint_activations=recipe.activation_checkpointing)
     torch.manual_seed(draw_seed(recipe.seed, WEIGHTS_STEP, 0))
-    initialise(model, config.initializer_range)
+    initialise(model, config.initializer_range, config.initializer)
     return model
 
 
 def build_optimizer(recipe: Recipe, model: Objective) -> torch.optim.Optimizer:
     """AdamW or LAMB over the model's decay groups. Its learning rate and update number come with each update."""
     settings = optimizer_settings(recipe)
-    groups = parameter_groups(model, settings.weight_decay, turns=model.turns())
+    groups = parameter_groups(model, settings.weight_decay, decayed=settings.decayed, turns=model.turns())
     return AdamW(groups, settings) if isinstance(settings, AdamWConfig) else Lamb(groups, settings)
 
 
@@ -91,7 +91,11 @@ def optimizer_settings(recipe: Recipe) -> AdamWConfig | LambConfig:
 
 def engine_config(recipe: Recipe) -> EngineConfig:
     return EngineConfig(
-        recipe.zero, recipe.precision, optimizer_settings(recipe).clip, recipe.stage3_persistence
+        recipe.zero,
+        recipe.precision,
+        optimizer_settings(recipe).clip,
+        recipe.stage3_persistence,
+        recipe.reduce_dtype,
     )
 
 

@@ -64,6 +64,7 @@ def tiny(recipe: Recipe) -> Recipe:
             "optimizer": _optimizer(recipe.optimizer, detects=recipe.objective.rtd is not None),
             "schedule": recipe.schedule.model_copy(update={"warmup": steps // WARMUP}),
             "precision": "fp32",
+            "reduce_dtype": "fp32",
             "microbatch": MICROBATCH,
             "activation_checkpointing": False,
             "data_service": DataService(workers=1, memory=ByteSize(256 << 20)),

@@ -18,6 +18,7 @@ from checkpoints.errors import CheckpointError, NoGoodCheckpoint, Superseded
 from checkpoints.gather import GROUP_TIMEOUT, GlooPeers
 from data_service.client import FeedClient
 from data_service.errors import CorpusError, CorruptBlock, InputError, PlanError, TokenizerError
+from data_service.spec import StreamSpec
 from data_service.store.errors import TRANSIENT, StoreError
 from encoder_core.errors import ModelError, TrainingError
 from encoder_core.train.control import Control
@@ -139,9 +140,11 @@ def _train(assignment: Assignment, link: "RayLink", startup: Startup) -> None:
     link.attempt = number
     run = open_run(assignment.run_uri)
     attempt = Attempt(run.store, number)
-    state = run_rank(
-        run, attempt, control, peers, lambda spec: FeedClient(assignment.feed, spec), link, startup, reports
-    )
+
+    def open_stream(spec: StreamSpec) -> FeedClient:
+        return FeedClient(assignment.feed, spec, lambda blocks: link.beat(0, "counting", blocks))
+
+    state = run_rank(run, attempt, control, peers, open_stream, link, startup, reports)
     if peers.rank == 0:
         ray.get(assignment.monitor.finish.remote(state.step, number))
 

@@ -72,6 +72,7 @@ _FREE = {
     "attention_dropout",
     "generator_divisor",
     "generator_layers",
+    "initializer",
     "initializer_range",
     "mask_decoder",
     "memory",

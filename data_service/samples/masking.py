@@ -37,6 +37,8 @@ class MlmMasking(BaseModel):
             (fairseq), whose mean is exact; "bert": max(1, round(rate * n)), halves to even; "ceil":
             ceil(rate * n) (SpanBERT); "drawn": BERT's number of positions drawn with replacement, each counted
             once, so somewhat fewer (google-research/electra); by token only.
+        count_special: n is all tokens of the row, special ones included, though those are never targets: 77 targets in
+            a row of 512 instead of 76 (google-research/bert, electra, albert; microsoft/DeBERTa).
         max_predictions: most targets in a row (BERT: 20 at length 128), or None.
     """
 
@@ -50,6 +52,7 @@ class MlmMasking(BaseModel):
     copies: Literal["dynamic"] | PositiveInt = "dynamic"
     replace: Replacement = Replacement()
     count: Literal["stochastic", "bert", "ceil", "drawn"] = "stochastic"
+    count_special: bool = False
     max_predictions: PositiveInt | None = None
 
     @model_validator(mode="after")
@@ -67,12 +70,15 @@ class MlmMasking(BaseModel):
         return epoch if self.copies == "dynamic" else epoch % self.copies
 
 
-def budgets(masking: MlmMasking, maskable: NDArray[np.int64], first_row: int, key: Key) -> NDArray[np.int64]:
-    """[N] int64 targets of rows with `maskable` [N] tokens each, numbered from `first_row` in their block."""
-    wanted = masking.rate * maskable
+def budgets(
+    masking: MlmMasking, counted: NDArray[np.int64], maskable: NDArray[np.int64], first_row: int, key: Key
+) -> NDArray[np.int64]:
+    """[N] int64 targets of rows numbered from `first_row` in their block: a share of the `counted` [N] tokens of each,
+    of which `maskable` [N] can be targets."""
+    wanted = masking.rate * counted
     match masking.count:
         case "stochastic":
-            uniform = draws32(key, first_row, first_row + len(maskable)) / _DRAWS
+            uniform = draws32(key, first_row, first_row + len(counted)) / _DRAWS
             counts = np.floor(wanted + uniform).astype(np.int64)
         case "bert" | "drawn":
             counts = np.maximum(np.rint(wanted), 1).astype(np.int64)
@@ -92,7 +98,11 @@ def mask_rows(
     """Choose targets among `units` and replace them; `key` names the block and the masking epoch."""
     sizes = units.sizes
     maskable = np.diff(units.edges) if sizes is None else np.diff(np.append(0, np.cumsum(sizes))[units.edges])
-    counts = budgets(masking, maskable, slots.first_row, _purpose(key, "counts"))
+    counted = np.diff(rows.offsets) if masking.count_special else maskable
+    counts = budgets(masking, counted, maskable, slots.first_row, _purpose(key, "counts"))
+    counts = np.minimum(
+        counts, slots.counts
+    )  # a draw for each: they differ only in rows of hardly anything but separators
     chosen = np.flatnonzero(_select(rows, units, counts, slots, masking, key))
     text = units.text(chosen)
     exact = sizes is None and masking.count != "drawn"

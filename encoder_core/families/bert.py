@@ -38,8 +38,8 @@ MEDIUM = _size(8, 512)
 BASE = _size(12, 768)
 LARGE = _size(24, 1024)
 
-SPANBERT_BASE = _size(12, 768, vocab=28_996)
-SPANBERT_LARGE = _size(24, 1024, vocab=28_996)
+SPANBERT_BASE = _size(12, 768, vocab=28_996).model_copy(update={"initializer": "normal"})
+SPANBERT_LARGE = _size(24, 1024, vocab=28_996).model_copy(update={"initializer": "normal"})
 
 
 def build(config: BertConfig, *, checkpoint_activations: bool = False, attend: Attend = automatic) -> Encoder:

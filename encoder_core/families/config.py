@@ -6,6 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from encoder_core.errors import ModelError
 from encoder_core.layers.feed_forward import Activation
+from encoder_core.layers.initialise import Initializer
 
 
 class EncoderConfig(BaseModel):
@@ -18,6 +19,7 @@ class EncoderConfig(BaseModel):
         pad_id: the tokenizer's padding id, for interchange (we never pad).
         dropout, attention_dropout: on hidden states and on attention probabilities.
         initializer_range: standard deviation of fresh weights.
+        initializer: their distribution (`layers/initialise.py`): the normal one, or that cut at two deviations.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -34,6 +36,7 @@ class EncoderConfig(BaseModel):
     activation: Activation = "gelu"
     layer_norm_eps: float = Field(default=1e-12, gt=0)
     initializer_range: float = Field(default=0.02, gt=0)
+    initializer: Initializer = "truncated_normal"
 
     @model_validator(mode="after")
     def _heads_divide_hidden(self) -> Self:

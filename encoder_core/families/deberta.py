@@ -59,17 +59,27 @@ class DebertaV2Config(EncoderConfig):
         return self.model_copy(update={"layers": layers, "generator_layers": None})
 
 
-BASE = DebertaConfig(layers=12, hidden=768, heads=12, feed_forward=3072, vocab=50_265)
-LARGE = DebertaConfig(layers=24, hidden=1024, heads=16, feed_forward=4096, vocab=50_265)
-XLARGE = DebertaConfig(layers=48, hidden=1024, heads=16, feed_forward=4096, vocab=50_265)
+BASE = DebertaConfig(layers=12, hidden=768, heads=12, feed_forward=3072, vocab=50_265, initializer="normal")
+LARGE = DebertaConfig(layers=24, hidden=1024, heads=16, feed_forward=4096, vocab=50_265, initializer="normal")
+XLARGE = DebertaConfig(
+    layers=48, hidden=1024, heads=16, feed_forward=4096, vocab=50_265, initializer="normal"
+)
 
-V2_XLARGE = DebertaV2Config(layers=24, hidden=1536, heads=24, feed_forward=6144, vocab=128_100, convolution=3)
+V2_XLARGE = DebertaV2Config(
+    layers=24, hidden=1536, heads=24, feed_forward=6144, vocab=128_100, convolution=3, initializer="normal"
+)
 V2_XXLARGE = V2_XLARGE.model_copy(update={"layers": 48})
 
-V3_XSMALL = DebertaV2Config(layers=12, hidden=384, heads=6, feed_forward=1536, vocab=128_100)
-V3_SMALL = DebertaV2Config(layers=6, hidden=768, heads=12, feed_forward=3072, vocab=128_100)
+V3_XSMALL = DebertaV2Config(
+    layers=12, hidden=384, heads=6, feed_forward=1536, vocab=128_100, initializer="normal"
+)
+V3_SMALL = DebertaV2Config(
+    layers=6, hidden=768, heads=12, feed_forward=3072, vocab=128_100, initializer="normal"
+)
 V3_BASE = V3_SMALL.model_copy(update={"layers": 12})
-V3_LARGE = DebertaV2Config(layers=24, hidden=1024, heads=16, feed_forward=4096, vocab=128_100)
+V3_LARGE = DebertaV2Config(
+    layers=24, hidden=1024, heads=16, feed_forward=4096, vocab=128_100, initializer="normal"
+)
 
 
 def build(

@@ -28,8 +28,8 @@ class RobertaConfig(EncoderConfig):
         return self.pad_id + 1
 
 
-BASE = RobertaConfig(layers=12, hidden=768, heads=12, feed_forward=3072, vocab=50_265)
-LARGE = RobertaConfig(layers=24, hidden=1024, heads=16, feed_forward=4096, vocab=50_265)
+BASE = RobertaConfig(layers=12, hidden=768, heads=12, feed_forward=3072, vocab=50_265, initializer="normal")
+LARGE = RobertaConfig(layers=24, hidden=1024, heads=16, feed_forward=4096, vocab=50_265, initializer="normal")
 
 
 def build(
@@ -41,6 +41,7 @@ def build(
         config.hidden,
         positions=config.max_length + config.first_position,
         first_position=config.first_position,
+        padding=config.pad_id,
         eps=config.layer_norm_eps,
         dropout=config.dropout,
     )

@@ -32,8 +32,8 @@ class XlnetConfig(EncoderConfig):
         return self
 
 
-BASE = XlnetConfig(layers=12, hidden=768, heads=12, feed_forward=3072, vocab=32_000)
-LARGE = XlnetConfig(layers=24, hidden=1024, heads=16, feed_forward=4096, vocab=32_000)
+BASE = XlnetConfig(layers=12, hidden=768, heads=12, feed_forward=3072, vocab=32_000, initializer="normal")
+LARGE = XlnetConfig(layers=24, hidden=1024, heads=16, feed_forward=4096, vocab=32_000, initializer="normal")
 
 
 def build(config: XlnetConfig, *, checkpoint_activations: bool = False) -> TwoStreamEncoder:

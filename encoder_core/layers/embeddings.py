@@ -28,7 +28,8 @@ class Embeddings(nn.Module):
 
     `first_position` is the row of the position table that belongs to the first token: 0 for BERT, the padding
     id + 1 for RoBERTa, whose table keeps the unused rows before it so that weights travel unchanged.
-    `positions` 0 leaves the position table out (models with relative positions only).
+    `positions` 0 leaves the position table out (models with relative positions only). `padding` is the row of the word
+    and position tables that is fresh at zero, None for no such row.
     """
 
     def __init__(
@@ -39,13 +40,14 @@ class Embeddings(nn.Module):
         positions: int,
         first_position: int = 0,
         token_types: int = 0,
+        padding: int | None = None,
         eps: float,
         dropout: float,
     ) -> None:
         super().__init__()
         self.first_position = first_position
-        self.word = nn.Embedding(vocab, width)
-        self.position = nn.Embedding(positions, width) if positions else None
+        self.word = nn.Embedding(vocab, width, padding_idx=padding)
+        self.position = nn.Embedding(positions, width, padding_idx=padding) if positions else None
         self.token_type = nn.Embedding(token_types, width) if token_types else None
         self.norm = nn.LayerNorm(width, eps=eps)
         self.dropout = Dropout(dropout)

@@ -33,6 +33,10 @@ class Bias(nn.Module):
         return x + self.bias
 
 
+class AttentionBias(Bias):
+    """XLNet's bias on the queries of a kind of score (r_w, r_r, r_s): drawn and decayed as a weight is."""
+
+
 class IntoHeads(nn.Module):
     """A projection [H, N, D] from states to heads, without a bias."""
 

@@ -1,23 +1,34 @@
 """Fresh weights, in one table.
 
-| parameter                            | value                                                             |
-|--------------------------------------|-------------------------------------------------------------------|
-| Linear, Embedding and Conv1d weights | normal(0, std) cut at two standard deviations (BERT, modeling.py) |
-| free weights (`free.py`)             | the same                                                          |
-| LayerNorm weights                    | 1                                                                 |
-| differences from another embedding   | 0                                                                 |
-| biases                               | 0                                                                 |
+| parameter                            | value                                              |
+|--------------------------------------|----------------------------------------------------|
+| Linear, Embedding and Conv1d weights | drawn                                              |
+| free weights (`free.py`)             | drawn                                              |
+| XLNet's attention biases             | drawn (zihangdai/xlnet, modeling.py)               |
+| an embedding's row of padding        | 0, where it has one (fairseq, init_bert_params)    |
+| LayerNorm weights                    | 1                                                  |
+| differences from another embedding   | 0                                                  |
+| other biases                         | 0                                                  |
+
+Drawn: normal(0, std), or that cut at two standard deviations, whose own deviation is 0.88 std. The latter is
+TensorFlow's truncated_normal_initializer (google-research/bert, albert, electra); the former is XLNet's and that of
+the families written in PyTorch. Where official code names no initializer (ELECTRA's projection of the embeddings and
+its last layer, XLNet's mask embedding) TensorFlow takes Glorot's; here they are drawn as the rest of their model.
 """
+
+from typing import Literal
 
 import torch
 from torch import nn
 
 from encoder_core.layers.embeddings import DifferenceEmbedding
-from encoder_core.layers.free import IntoHeads, OutOfHeads, Weights
+from encoder_core.layers.free import AttentionBias, IntoHeads, OutOfHeads, Weights
+
+Initializer = Literal["truncated_normal", "normal"]
 
 
 @torch.no_grad()
-def initialise(model: nn.Module, std: float = 0.02) -> None:
+def initialise(model: nn.Module, std: float = 0.02, initializer: Initializer = "truncated_normal") -> None:
     """Set every parameter of `model` by the table above, drawing from torch's default generator.
 
     Tied parameters are drawn once. Raises TypeError for a module that owns parameters and is not in the
@@ -29,15 +40,27 @@ def initialise(model: nn.Module, std: float = 0.02) -> None:
             if id(parameter) in done:
                 continue
             done.add(id(parameter))
-            _set(module, name, parameter, std)
+            _set(module, name, parameter, std, initializer)
 
 
-def _set(module: nn.Module, name: str, parameter: nn.Parameter, std: float) -> None:
-    if name == "bias" or isinstance(module, DifferenceEmbedding):
+def _set(module: nn.Module, name: str, parameter: nn.Parameter, std: float, initializer: Initializer) -> None:
+    if (name == "bias" and not isinstance(module, AttentionBias)) or isinstance(module, DifferenceEmbedding):
         nn.init.zeros_(parameter)
-    elif isinstance(module, nn.Linear | nn.Embedding | nn.Conv1d | Weights | IntoHeads | OutOfHeads):
-        nn.init.trunc_normal_(parameter, std=std, a=-2 * std, b=2 * std)
+    elif isinstance(module, _DRAWN):
+        _draw(parameter, std, initializer)
+        if isinstance(module, nn.Embedding) and module.padding_idx is not None:
+            nn.init.zeros_(parameter[module.padding_idx])
     elif isinstance(module, nn.LayerNorm):
         nn.init.ones_(parameter)
     else:
         raise TypeError(f"no initial value is defined for {name} of {type(module).__name__}")
+
+
+_DRAWN = (nn.Linear, nn.Embedding, nn.Conv1d, Weights, IntoHeads, OutOfHeads, AttentionBias)
+
+
+def _draw(parameter: nn.Parameter, std: float, initializer: Initializer) -> None:
+    if initializer == "normal":
+        nn.init.normal_(parameter, std=std)
+    else:
+        nn.init.trunc_normal_(parameter, std=std, a=-2 * std, b=2 * std)

@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from encoder_core.layers.dropout import Dropout, dropout
-from encoder_core.layers.free import Bias, IntoHeads, OutOfHeads, Weights
+from encoder_core.layers.free import AttentionBias, IntoHeads, OutOfHeads, Weights
 from encoder_core.layers.rows import Rows
 
 
@@ -50,7 +50,9 @@ class TwoStreamAttention(nn.Module):
         width = hidden // heads
         self.query, self.key, self.value, self.distance = (IntoHeads(hidden, heads) for _ in range(4))
         self.output = OutOfHeads(hidden, heads)
-        self.content_bias, self.distance_bias, self.segment_bias = (Bias(heads, width) for _ in range(3))
+        self.content_bias, self.distance_bias, self.segment_bias = (
+            AttentionBias(heads, width) for _ in range(3)
+        )
         self.segment = Weights(2, heads, width)
         self.norm = nn.LayerNorm(hidden, eps=eps)
         self.dropout = Dropout(dropout)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
@@ -12,6 +12,11 @@ from torch.optim.optimizer import Optimizer
 
 from encoder_core.optim.moments import moments
 from encoder_core.optim.updates import ACTIVE, LR_SCALE, UPDATE, due, update_count
+
+Decayed = Literal["no_bias_norm", "all", "xlnet"]
+"""Which parameters weight decay acts on: all but biases and LayerNorm (google-research/bert, electra, albert;
+microsoft/DeBERTa); all (fairseq, facebookresearch/SpanBERT); or as zihangdai/xlnet, model_utils.py: all but biases and
+LayerNorm, and XLNet's three attention biases too."""
 
 Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 
@@ -23,7 +28,8 @@ class AdamWConfig(BaseModel):
         lr: peak learning rate; the schedule scales it.
         betas: decay of the first and second moment.
         eps: added to the root of the second moment.
-        weight_decay: decoupled, times the learning rate; LayerNorm and biases have none.
+        weight_decay: decoupled, times the learning rate.
+        decayed: the parameters it acts on.
         clip: the gradient's global norm is cut to this before the update; null for no clipping.
         bias_correction: divide the moments by 1 - beta^t (Adam); false is BERT's update.
     """
@@ -34,6 +40,7 @@ class AdamWConfig(BaseModel):
     betas: tuple[Beta, Beta] = (0.9, 0.999)
     eps: float = Field(default=1e-6, gt=0.0)
     weight_decay: float = Field(default=0.01, ge=0.0)
+    decayed: Decayed = "no_bias_norm"
     clip: float | None = Field(default=1.0, gt=0.0)
     bias_correction: bool = True
 

@@ -3,10 +3,12 @@
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, assert_never
 
 from torch import nn
 
+from encoder_core.layers.free import AttentionBias
+from encoder_core.optim.adamw import Decayed
 from encoder_core.optim.lamb import TRUST_RATIO
 from encoder_core.optim.updates import LR_SCALE, TURN, WHOLE
 
@@ -15,39 +17,61 @@ Turns = Mapping[str, Sequence[nn.Parameter]]
 
 
 def parameter_groups(
-    model: nn.Module, weight_decay: float, *, layer_decay: float = 1.0, turns: Turns | None = None
+    model: nn.Module,
+    weight_decay: float,
+    *,
+    decayed: Decayed = "no_bias_norm",
+    layer_decay: float = 1.0,
+    turns: Turns | None = None,
 ) -> list[dict[str, Any]]:
     """Groups for `AdamW` or `Lamb`, turn by turn (None: one turn for all), each in the order of the model's
     parameters; tied parameters appear once.
 
-    LayerNorm and biases have no weight decay and no trust ratio (BERT, ALBERT). With a `layer_decay` below 1
-    the learning rate of each layer is that many times the one above it: heads keep 1, the top layer gets
-    `layer_decay`, and what lies below the first layer the smallest (ELECTRA's and XLNet's fine-tuning).
+    Weight decay acts on the parameters that are `decayed`; LayerNorm and biases have no trust ratio (ALBERT).
+    With a `layer_decay` below 1 the learning rate of each layer is that many times the one above it: heads keep 1,
+    the top layer gets `layer_decay`, and what lies below the first layer the smallest (ELECTRA's and XLNet's
+    fine-tuning).
     """
-    plain = _without_decay(model)
+    plain = _plain(model)
+    spared = _spared(model, decayed, plain)
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     depth = 1 + max((_layer(name) for name, _ in trained), default=-1)
     order = list(turns or (WHOLE,))
     turn_of = {id(p): turn for turn, params in (turns or {}).items() for p in params}
-    groups: dict[tuple[str, bool, float], list[nn.Parameter]] = defaultdict(list)
+    groups: dict[tuple[str, bool, bool, float], list[nn.Parameter]] = defaultdict(list)
     for name, p in trained:
         scale = layer_decay ** _below_heads(name, depth)
-        groups[turn_of.get(id(p), WHOLE), id(p) in plain, scale].append(p)
+        groups[turn_of.get(id(p), WHOLE), id(p) in spared, id(p) in plain, scale].append(p)
     return [
         {
             "params": params,
-            "weight_decay": 0.0 if is_plain else weight_decay,
+            "weight_decay": 0.0 if is_spared else weight_decay,
             TRUST_RATIO: not is_plain,
             LR_SCALE: scale,
             TURN: turn,
         }
-        for (turn, is_plain, scale), params in sorted(
+        for (turn, is_spared, is_plain, scale), params in sorted(
             groups.items(), key=lambda group: order.index(group[0][0])
         )
     ]
 
 
-def _without_decay(model: nn.Module) -> set[int]:
+def _spared(model: nn.Module, decayed: Decayed, plain: set[int]) -> set[int]:
+    """The parameters without weight decay, by id."""
+    match decayed:
+        case "all":
+            return set()
+        case "no_bias_norm":
+            return plain
+        case "xlnet":
+            attention = (module for module in model.modules() if isinstance(module, AttentionBias))
+            return plain - {id(module.bias) for module in attention}
+        case _:
+            assert_never(decayed)
+
+
+def _plain(model: nn.Module) -> set[int]:
+    """LayerNorms and biases, by id."""
     norms = {
         id(p) for module in model.modules() if isinstance(module, nn.LayerNorm) for p in module.parameters()
     }

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from encoder_core.errors import TrainingError
-from encoder_core.optim.adamw import Beta
+from encoder_core.optim.adamw import Beta, Decayed
 from encoder_core.optim.moments import moments
 from encoder_core.optim.updates import ACTIVE, LR_SCALE, UPDATE, due, update_count
 
@@ -30,7 +30,8 @@ class LambConfig(BaseModel):
         lr: peak learning rate; the schedule scales it.
         betas: decay of the first and second moment.
         eps: added to the root of the second moment.
-        weight_decay: added to the update before its norm is taken; LayerNorm and biases have none.
+        weight_decay: added to the update before its norm is taken.
+        decayed: the parameters it acts on.
         clip: the gradient's global norm is cut to this before the update; null for no clipping.
         bias_correction: divide the moments by 1 - beta^t (the paper); false is ALBERT's update.
     """
@@ -41,6 +42,7 @@ class LambConfig(BaseModel):
     betas: tuple[Beta, Beta] = (0.9, 0.999)
     eps: float = Field(default=1e-6, gt=0.0)
     weight_decay: float = Field(default=0.01, ge=0.0)
+    decayed: Decayed = "no_bias_norm"
     clip: float | None = Field(default=1.0, gt=0.0)
     bias_correction: bool = False
 

@@ -72,6 +72,8 @@ class Engine:
         for group in optimizer.param_groups:
             self._movable.setdefault(group.get(TURN, WHOLE), []).extend(group["params"])
         self.turns = tuple(self._movable)
+        trained = {id(p) for params in self._movable.values() for p in params}
+        self._frozen = {id(p) for p in model.parameters()} - trained
         self._engine, *_ = deepspeed.initialize(
             model=model, optimizer=optimizer, config=config.deepspeed(), dist_init_required=False
         )
@@ -80,6 +82,8 @@ class Engine:
         self.rank = self._engine.global_rank
         self._largest_norm = math.inf
         self._guard_updates()
+        if config.stage == 3:
+            self._sum_gradients()
         self.forwards = Stopwatch(self.device)
         self.replicated = self._replicated()
         if isinstance(optimizer, Lamb) and config.stage > 0:
@@ -108,7 +112,7 @@ class Engine:
     def backward(self, loss: Tensor, *, last: bool) -> None:
         """Add this microbatch's gradient of `loss`, a share of the step's global loss. `last` on the final one."""
         self._engine.set_gradient_accumulation_boundary(last)
-        self._engine.backward(loss * self.world, scale_wrt_gas=False)  # undo DeepSpeed's mean over ranks
+        self._engine.backward(loss, scale_wrt_gas=False)
 
     def update(self, lr: float, count: int, turn: str = WHOLE, largest_norm: float = math.inf) -> Update:
         """Apply the gradient accumulated in `turn` as its update number `count` (from 1), or drop it if it is not
@@ -143,41 +147,61 @@ class Engine:
 
         optimizer.step = step
 
+    def _sum_gradients(self) -> None:
+        """Stage 3 offers the mean over ranks only. This scales it back to the sum, in `reduce_dtype`; scaling the loss
+        by, say, 3 ranks would round every bf16 gradient otherwise than on one rank."""
+        self._engine.optimizer._gradient_averaging_world_size = lambda params, world: 1
+
     def _describe_partitions(self, optimizer: Lamb) -> None:
         """Trust ratios are per parameter: say which parameters lie where in this rank's flat partitions."""
         numbers = {name: number for number, name in enumerate(self.names.values())}
         segments: dict[Tensor, list[Segment]] = {}
-        for place in self._places(self.rank, self.world):
+        for place in zero_state.places(*self._trained(), self.rank, self.world):
             ends = Segment(numbers[place.name], place.offset, place.offset + place.length)
             segments.setdefault(place.flat, []).append(ends)
         optimizer.shard(segments, len(numbers))
 
     def fragments(self) -> Iterator[Fragment]:
         """The ranges of master weights and moments this rank owns. Views: copy before the next update."""
-        for place in self._places(self.rank, self.world):
+        trained, frozen = self._trained(), self._untrained()
+        for place in zero_state.places(*trained, self.rank, self.world):
             yield place.fragment()
+        for unmoved in zero_state.frozen_places(*frozen, self.rank, self.world):
+            yield unmoved.fragment()
 
     def _replicated(self) -> Replicated:
         """The working weights; nothing at stage 3, which shards them."""
         if self.config.stage == 3:
             return Replicated()
-        named = [(self.names[id(p)], p) for p in self._engine.module.parameters()]
+        named = self._named()
         weights = [p for _, p in named]
-        return Replicated(
-            zero_state.working_buffers(self._engine.optimizer, weights, self.config.stage), named
-        )
+        frozen = [p for p in weights if id(p) in self._frozen]
+        buffers = zero_state.working_buffers(self._engine.optimizer, weights, frozen, self.config.stage)
+        return Replicated(buffers, named)
 
     def restore(self, fill: Iterable[str], read: zero_state.Read) -> None:
         """Overwrite every owned range with `read(name, kind, start, stop)`, then refresh the working weights.
 
         `fill` names the kinds to restore: "master" alone to start from weights, with the moments to resume.
         """
-        kinds = tuple(fill)
-        alone = self.config.stage == 0  # every rank holds every parameter whole
-        for place in self._places(0, 1) if alone else self._places(self.rank, self.world):
+        kinds, alone, mine = tuple(fill), (0, 1), (self.rank, self.world)
+        # Every rank holds trained parameters whole at stage 0, frozen ones at stages 0 to 2.
+        for place in zero_state.places(*self._trained(), *(alone if self.config.stage == 0 else mine)):
             place.restore(kinds, read)
+        for unmoved in zero_state.frozen_places(
+            *self._untrained(), *(alone if self.config.stage < 3 else mine)
+        ):
+            unmoved.restore(kinds, read)
         zero_state.publish(self._engine.optimizer, self.config.stage)
 
-    def _places(self, rank: int, world: int) -> Iterator[zero_state.Place]:
-        named = [(self.names[id(p)], p) for p in self._engine.module.parameters()]
-        return zero_state.places(self._engine.optimizer, self.config.stage, named, rank, world)
+    def _trained(self) -> tuple[Any, int, list[tuple[str, nn.Parameter]]]:
+        """What `places` asks for."""
+        named = [(name, p) for name, p in self._named() if id(p) not in self._frozen]
+        return self._engine.optimizer, self.config.stage, named
+
+    def _untrained(self) -> tuple[int, list[tuple[str, nn.Parameter]]]:
+        """What `frozen_places` asks for."""
+        return self.config.stage, [(name, p) for name, p in self._named() if id(p) in self._frozen]
+
+    def _named(self) -> list[tuple[str, nn.Parameter]]:
+        return [(self.names[id(p)], p) for p in self._engine.module.parameters()]

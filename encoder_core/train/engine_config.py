@@ -14,6 +14,8 @@ class EngineConfig:
         stage: ZeRO stage 0-3.
         precision: bf16 keeps fp32 master weights and accumulates gradients in fp32; it needs stage 1-3.
         clip: largest global gradient norm, None for no clipping.
+        reduce_dtype: of gradients while ranks add them up; bf16 halves what they send and rounds every sum, the more
+            the more ranks there are. Only with precision bf16.
         persistence_threshold: stage 3 keeps parameters with fewer elements whole; None for DeepSpeed's default.
     """
 
@@ -21,6 +23,7 @@ class EngineConfig:
     precision: Precision
     clip: float | None
     persistence_threshold: int | None = None
+    reduce_dtype: Precision = "fp32"
 
     def deepspeed(self) -> dict[str, Any]:
         """DeepSpeed's own configuration. Batch sizes are nominal: the step decides its boundaries itself."""
@@ -33,9 +36,15 @@ class EngineConfig:
             "zero_optimization": zero,
             "zero_allow_untested_optimizer": True,
             "gradient_clipping": self.clip or 0.0,
+            "gradient_allreduce_op": "sum"
+            if self.stage < 3
+            else "mean",  # stage 3 has no choice, see the engine
             "steps_per_print": None,
         }
         if self.precision == "bf16":
-            config["bf16"] = {"enabled": True, "check_grad_overflow": True}
+            # Without immediate updates, stage 1 (DeepSpeed 0.19.8) adds the running bf16 sum of the microbatches to its
+            # fp32 sum after each of them: of n, the first counts n times and the last once.
+            config["bf16"] = {"enabled": True, "check_grad_overflow": True, "immediate_grad_update": True}
             config["data_types"] = {"grad_accum_dtype": "fp32"}
+            config["communication_data_type"] = self.reduce_dtype  # DeepSpeed's default is the precision
         return config

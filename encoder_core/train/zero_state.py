@@ -3,6 +3,9 @@
 DeepSpeed keeps master weights and moments in flat partitions whose layout depends on the stage, the world size and the
 groups. A `Place` is one contiguous piece of it that this rank owns: elements [start, start + length) of a named
 parameter, at `offset` of a flat tensor. Checkpoints read and write places only, so they know no topology.
+
+A parameter that the optimizer does not know (frozen) has no master weight and no moments. Its weight in the working
+precision stands for the former, zeros for the latter: what it would have if it were trained from now on.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -52,10 +55,51 @@ class Place:
         return flat.detach().view(-1).narrow(0, self.offset, self.length)
 
 
+@dataclass(frozen=True)
+class FrozenPlace:
+    """One owned range of a frozen parameter: elements [start, start + length) at flat[offset : offset + length] of its
+    working weight, in any dtype."""
+
+    name: str
+    start: int
+    length: int
+    flat: Tensor
+    offset: int
+
+    def fragment(self) -> Fragment:
+        """A copy of the weight, and zeros for the moments."""
+        moments = {kind: torch.zeros(self.length) for kind in MOMENTS}
+        return Fragment(self.name, self.start, {MASTER: self._view().float(), **moments})
+
+    def restore(self, kinds: Sequence[str], read: Read) -> None:
+        if MASTER in kinds:
+            self._view().copy_(read(self.name, MASTER, self.start, self.start + self.length))
+
+    def _view(self) -> Tensor:
+        return self.flat.detach().view(-1).narrow(0, self.offset, self.length)
+
+
+def frozen_places(
+    stage: int, named: Sequence[tuple[str, nn.Parameter]], rank: int, world: int
+) -> Iterator[FrozenPlace]:
+    """The ranges rank `rank` of `world` owns of parameters that the optimizer does not know; once over all ranks."""
+    for name, p in named:
+        if stage == 3:  # 1/world of every parameter, the last piece padded
+            flat, offset, size = p.ds_tensor, 0, p.ds_numel  # type: ignore[attr-defined]
+            start = min(rank * flat.numel(), size)
+            stop = min(start + flat.numel(), size)
+        else:  # whole on every rank; each answers for an equal share
+            flat, start, stop = p, p.numel() * rank // world, p.numel() * (rank + 1) // world
+            offset = start
+        if stop > start:
+            yield FrozenPlace(name, start, stop - start, flat, offset)
+
+
 def places(
     optimizer: Any, stage: int, named: Sequence[tuple[str, nn.Parameter]], rank: int, world: int
 ) -> Iterator[Place]:
-    """The ranges rank `rank` of `world` owns. Over all ranks they cover every parameter exactly once."""
+    """The ranges rank `rank` of `world` owns of parameters that are trained. Over all ranks they cover each exactly
+    once."""
     match stage:
         case 0:
             return _unsharded(optimizer, named, rank, world)
@@ -77,12 +121,15 @@ def publish(optimizer: Any, stage: int) -> None:
             persistent[0].all_gather(persistent)
 
 
-def working_buffers(optimizer: Any, weights: Sequence[Tensor], stage: int) -> Sequence[Tensor]:
-    """At stages 0 to 2: the memory that `weights`, all of them, lie in. Stages 1 and 2 keep a group's in one piece."""
+def working_buffers(
+    optimizer: Any, weights: Sequence[Tensor], frozen: Sequence[Tensor], stage: int
+) -> Sequence[Tensor]:
+    """At stages 0 to 2: the memory that `weights`, all of them, lie in. Stages 1 and 2 keep a group's in one piece, and
+    know nothing of those that are `frozen`."""
     if stage == 0:
         return weights
     flats: list[Tensor] = getattr(optimizer, "bit16_groups_flat", None) or optimizer.bf16_groups_flat
-    return flats
+    return [*flats, *frozen]
 
 
 def _moments(optimizer: Any, flat: Tensor) -> dict[str, Tensor]:

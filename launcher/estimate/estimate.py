@@ -144,7 +144,7 @@ def halvings(rows: int) -> list[int]:
 
 
 def _fit(recipe: Recipe, cluster: Cluster, count: int, stage: Stage, shape: Shape, rounds: int) -> Fit:
-    kept = memory.kept(count, cluster.ranks, stage, recipe.precision)
+    kept = memory.kept(count, cluster.ranks, stage, recipe.precision, recipe.reduce_dtype)
     turns = activations.turns(
         recipe.model, recipe.objective, shape, "gpu", backwards=reads_backwards(recipe.input)
     )

@@ -74,7 +74,7 @@ def _step(e: Estimate, phase: PhaseTime) -> Iterator[str]:
     bf16 = e.recipe.precision == "bf16"
     peak = f"{(cluster.gpu.peak if bf16 else cluster.gpu.peak_fp32) / 1e12:,.1f} TFLOPS"
     done = phase.flops.model + (phase.flops.recomputed if e.recipe.activation_checkpointing else 0)
-    moved = network_bytes(e.parameters, ranks, e.recipe.zero, e.recipe.precision, phase.rounds)
+    moved = network_bytes(e.parameters, ranks, e.recipe, phase.rounds)
     network = f"{moved / 1e9:.2f} GB / ({LINK_SHARE} x {cluster.rate / 1e9:.1f} GB/s)"
     tokens = f"{human_count(phase.tokens_per_second)}/s"
     for line in (

@@ -1,5 +1,6 @@
 """How long a step takes: FLOPs over what the GPUs are assumed to reach, and the network after it."""
 
+import math
 from dataclasses import dataclass
 
 from data_service.samples.inputs import Packed
@@ -52,16 +53,18 @@ class PhaseTime:
 
 def targets_per_row(recipe: Recipe, length: int) -> int:
     """The mean, to the nearest whole: of a row's tokens but for the special ones at its ends (and between segments)."""
-    return round(_targets(recipe.objective, length - (2 if isinstance(recipe.input, Packed) else 3)))
+    return round(_targets(recipe.objective, length, length - (2 if isinstance(recipe.input, Packed) else 3)))
 
 
-def _targets(objective: Objective, maskable: int) -> float:
+def _targets(objective: Objective, length: int, maskable: int) -> float:
     if objective.plm is not None:
         return objective.plm.predict
     assert objective.mlm is not None  # exactly one of the two is given
-    wanted = objective.mlm.rate * maskable
+    wanted = objective.mlm.rate * (length if objective.mlm.count_special else maskable)
     if objective.mlm.count == "drawn":  # with replacement, each counted once
         wanted = maskable * (1 - (1 - 1 / maskable) ** wanted)
+    if objective.mlm.count == "ceil":
+        wanted = math.ceil(wanted)
     most = objective.mlm.max_predictions
     return wanted if most is None else min(wanted, most)
 
@@ -77,7 +80,7 @@ def phase_time(
     rounds = -(-microbatches // cluster.ranks)
     done = flops.model + (flops.recomputed if recipe.activation_checkpointing else 0)
     peak = cluster.gpu.peak if recipe.precision == "bf16" else cluster.gpu.peak_fp32
-    moved = network_bytes(parameters, cluster.ranks, recipe.zero, recipe.precision, rounds)
+    moved = network_bytes(parameters, cluster.ranks, recipe, rounds)
     return PhaseTime(
         phase.steps,
         rows,
@@ -92,20 +95,22 @@ def phase_time(
     )
 
 
-def network_bytes(parameters: int, ranks: int, stage: int, precision: str, rounds: int) -> float:
+def network_bytes(parameters: int, ranks: int, recipe: Recipe, rounds: int) -> float:
     """What each rank sends in a step, in rings.
 
-    Gradients travel in the working precision: reduced to all at stages 0 and 1, once a step; to their owners at stages
-    2 and 3, after each microbatch. Then updated weights are gathered, at stage 3 before each forward and backward pass.
+    Gradients travel in `reduce_dtype`: reduced to all once a step at stages 0 and 1, and after each microbatch at
+    stage 2; to their owners at stage 3. Then updated weights are gathered in the working precision, at stage 3 before
+    each forward and backward pass.
     """
-    state = 2 if precision == "bf16" else 4
-    once = state * parameters * (ranks - 1) / ranks
-    match stage:
+    share = parameters * (ranks - 1) / ranks
+    weights = share * (2 if recipe.precision == "bf16" else 4)
+    gradients = share * (2 if recipe.precision == "bf16" and recipe.reduce_dtype == "bf16" else 4)
+    match recipe.zero:
         case 0:
-            return 2 * once
+            return 2 * gradients
         case 1:
-            return 3 * once
+            return 2 * gradients + weights
         case 2:
-            return (rounds + 1) * once
+            return 2 * rounds * gradients + weights
         case _:
-            return 3 * rounds * once
+            return rounds * (gradients + 2 * weights)

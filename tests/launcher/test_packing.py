@@ -2,6 +2,7 @@
 
 import random
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -203,11 +204,14 @@ def test_a_new_attempt_packs_the_older_ones_and_in_the_long_run_itself(
     for step in range(9, 21):
         journal.metric({"kind": "step", "step": step, "loss": 1.0, "seconds": 1.0, "note": 200 * "x"})
         assert journal.flush(WAIT_S)
+    tick, deadline = threading.Event(), time.monotonic() + WAIT_S
+    while sum(name.endswith(".npz") for name in names(store, 4)) < 2:
+        assert time.monotonic() < deadline
+        tick.wait(0.01)
     journal.close(WAIT_S)
     journal._packer.join(WAIT_S)
     assert names(store, 1)[0].endswith(".npz")
     assert names(store, 2) == ["00000000.jsonl"], "one object is one object"
-    assert sum(name.endswith(".npz") for name in names(store, 4)) >= 2
     assert read_history(store).steps.numbers.tolist() == list(range(21))
 
 

@@ -62,6 +62,7 @@ def test_a_mistake_names_its_place_value_and_remedy(assignment: str, problem: st
         (("phases.0.length=1024",), "rows of 1024 tokens exceed the model's max_length of 512", "max_length"),
         (("schedule.warmup=500001",), "a warmup of 500,001 steps is longer", "shorten the warmup"),
         (("zero=0",), "bf16 at ZeRO stage 0", "zero: 1"),
+        (("precision=fp32", "reduce_dtype=bf16"), "add up fp32 gradients in bf16", "reduce_dtype: fp32"),
         (("model.heads=7",), "heads (7)", "correct model"),
         (("phases.0.batch={tokens: 100}",), "100 tokens cannot hold one row of 512", "at least 512"),
         (("corpus.heldout.fraction=0",), "evaluation needs held-out documents", "above 0"),

@@ -34,6 +34,7 @@ class Setting:
     stage: int
     precision: str = "fp32"
     clip: float | None = 1.0
+    reduce_dtype: str = "fp32"
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,8 @@ def _train_one(
 def engine_of(model: nn.Module, setting: Setting) -> Engine:
     optimizer = AdamW(parameter_groups(model, 0.01), AdamWConfig(lr=1e-3, betas=(0.9, 0.98)))
     threshold = 0 if setting.stage == 3 else None
-    return Engine(model, optimizer, EngineConfig(setting.stage, setting.precision, setting.clip, threshold))
+    config = EngineConfig(setting.stage, setting.precision, setting.clip, threshold, setting.reduce_dtype)
+    return Engine(model, optimizer, config)
 
 
 def step_of(

@@ -3,10 +3,13 @@
 import pytest
 
 from encoder_core.families.roberta import RobertaConfig
+from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.objectives.mlm import masked_language_model
+from encoder_core.objectives.plm import permuted_language_model
 from encoder_core.optim.groups import parameter_groups
 
 CONFIG = RobertaConfig(layers=3, hidden=16, heads=2, feed_forward=32, max_length=8, vocab=20)
+XLNET = XlnetConfig(layers=2, hidden=16, heads=2, feed_forward=32, max_length=8, vocab=20)
 
 
 @pytest.fixture
@@ -34,6 +37,26 @@ def test_layer_norms_and_biases_neither_decay_nor_scale(model) -> None:
         assert group["trust_ratio"] == (not plain), name
         assert group["lr_scale"] == 1.0
     assert len(parameter_groups(model, 0.01)) == 2
+
+
+def test_fairseq_decays_every_parameter_and_trust_ratios_stay(model) -> None:
+    groups = _by_name(model, parameter_groups(model, 0.01, decayed="all"))
+    for name, group in groups.items():
+        assert group["weight_decay"] == 0.01, name
+        assert group["trust_ratio"] == (not (name.endswith("bias") or "norm" in name)), name
+
+
+def test_xlnet_decays_the_biases_of_attention_and_no_other_bias() -> None:
+    xlnet = permuted_language_model(XLNET)
+    groups = _by_name(xlnet, parameter_groups(xlnet, 0.01, decayed="xlnet"))
+    attention = ("content_bias.bias", "distance_bias.bias", "segment_bias.bias")
+    decaying = {name for name, group in groups.items() if group["weight_decay"]}
+    assert sum(name.endswith(attention) for name in decaying) == 3 * XLNET.layers
+    for name in groups:
+        plain = name.endswith("bias") or "norm" in name
+        assert (name in decaying) == (not plain or name.endswith(attention)), name
+    others = _by_name(xlnet, parameter_groups(xlnet, 0.01))
+    assert not any(group["weight_decay"] for name, group in others.items() if name.endswith(attention))
 
 
 def test_layers_learn_more_slowly_the_deeper_they_lie(model) -> None:

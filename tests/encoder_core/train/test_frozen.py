@@ -1,0 +1,43 @@
+"""Frozen parameters: saved once, restored at any stage and topology, never moved."""
+
+from pathlib import Path
+
+import frozen_ranks
+import numpy as np
+import pytest
+import small_training as small
+import torch
+from frozen_ranks import Case
+from ranks import run_ranks
+from small_training import Setting, Trace
+
+pytestmark = pytest.mark.cluster
+
+CASES = [
+    Case(1, Setting(1), Setting(3)),
+    Case(2, Setting(2, "bf16"), Setting(1, "bf16")),
+    Case(3, Setting(3), Setting(2)),
+    Case(4, Setting(0), Setting(1)),
+    Case(5, Setting(3, "bf16"), Setting(2, "bf16")),
+    Case(6, Setting(1, "bf16"), Setting(3, "bf16")),
+    Case(7, Setting(2), Setting(0)),
+]
+
+
+def by_case(ranks: list[list[Trace]]) -> list[list[Trace]]:
+    return [list(traces) for traces in zip(*ranks, strict=True)]
+
+
+@pytest.mark.parametrize("world", [1, pytest.param(3, marks=pytest.mark.long)])
+def test_a_random_part_frozen_is_loaded_as_it_was_saved(world: int, tmp_path: Path) -> None:
+    saved = by_case(run_ranks(frozen_ranks.train_and_save, 2, CASES, str(tmp_path)))
+    loaded = by_case(run_ranks(frozen_ranks.load, world, CASES, str(tmp_path)))
+    first = dict(frozen_ranks.fresh(small.SEED).named_parameters())
+    for case, before, after in zip(CASES, saved, loaded, strict=True):
+        state = small.assemble(before)  # every element once
+        assert small.identical(small.assemble(after), state), case
+        dtype = torch.bfloat16 if case.saved.precision == "bf16" else torch.float32
+        for name, kinds in state.items():
+            unmoved = np.array_equal(kinds["master"], first[name].detach().to(dtype).float().flatten())
+            assert unmoved == (name in case.frozen), (case, name)
+            assert kinds["exp_avg"].any() == (name not in case.frozen), (case, name)

@@ -1,0 +1,86 @@
+"""What gradients are while ranks add them up, and what comes of it; importable by name, as `run_ranks` needs."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import small_training as small
+import torch
+from small_training import Setting
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from encoder_core.layers.initialise import initialise
+from encoder_core.train.control import Control
+from encoder_core.train.seeding import seed_draws
+from encoder_core.train.step import Work, accumulate
+
+MICROBATCHES = 8
+LARGE = 1000  # elements: more than any flag, norm or table, less than the gradients
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """Of one setting: dtypes of the large sums over ranks, and this rank's part of the gradient by name and start."""
+
+    dtypes: set[str]
+    gradient: list[tuple[str, int, np.ndarray]]
+
+
+class Sums(TorchDispatchMode):
+    """The dtypes of all large tensors that ranks add up, whatever function asked for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dtypes: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "c10d" and "reduce" in func.name():
+            tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+            self.dtypes |= {str(t.dtype).removeprefix("torch.") for t in tensors if t.numel() > LARGE}
+        return func(*args, **(kwargs or {}))
+
+
+def first_gradient(rank: int, world: int, settings: list[Setting]) -> list[Reduced]:
+    """The gradient of the first step under each setting, from its first moment; the same microbatches at any world."""
+    control = Control.join()
+    return [_reduce(control, setting) for setting in settings]
+
+
+def assemble(ranks: list[Reduced]) -> np.ndarray:
+    """The whole gradient, flat, parameters in order of their names."""
+    pieces = sorted((name, start) for rank in ranks for name, start, _ in rank.gradient)
+    values = {(name, start): part for rank in ranks for name, start, part in rank.gradient}
+    return np.concatenate([values[piece] for piece in pieces])
+
+
+def reference(dtype: torch.dtype) -> np.ndarray:
+    """The whole gradient by plain PyTorch: of each microbatch in `dtype`, summed in fp32."""
+    torch.manual_seed(small.SEED)
+    model = small.Poisonable()
+    initialise(model)
+    model.to(dtype)
+    microbatches = [small.microbatch(0, i) for i in range(MICROBATCHES)]
+    targets = sum(m.batch.target_ids.numel() for m in microbatches)
+    named = sorted(model.named_parameters())
+    total = [torch.zeros(p.numel()) for _, p in named]
+    for microbatch in microbatches:
+        seed_draws(small.SEED, 0, microbatch.index)
+        loss = model(microbatch.batch).terms[0].loss_sum / targets
+        for own, part in zip(total, torch.autograd.grad(loss, [p for _, p in named]), strict=True):
+            own += part.flatten().float()
+    return torch.cat(total).numpy()
+
+
+def _reduce(control: Control, setting: Setting) -> Reduced:
+    torch.manual_seed(small.SEED)
+    model = small.Poisonable()
+    initialise(model)
+    engine = small.engine_of(model, setting)
+    mine = tuple(small.microbatch(0, i) for i in range(MICROBATCHES) if i % control.world == control.rank)
+    counts = {"mlm": float(control.table([sum(m.batch.target_ids.numel() for m in mine)]).sum())}
+    with Sums() as sums:
+        accumulate(engine, Work(0, mine, MICROBATCHES), counts, small.SEED, {})
+        engine.update(1e-3, 1)
+    gradient = [(f.name, f.start, f.tensors["exp_avg"].numpy() / (1 - 0.9)) for f in engine.fragments()]
+    return Reduced(sums.dtypes, gradient)
