@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from launcher.trackers.figures import figures
+
 
 class TensorBoardFiles:
     """Writes below `folder`; earlier files' events from `first_step` on are purged (repeated steps)."""
@@ -14,27 +16,14 @@ class TensorBoardFiles:
         self._writer = SummaryWriter(str(folder), purge_step=first_step)
 
     def step(self, record: Mapping[str, Any]) -> None:
-        figures = {
-            name: value
-            for name, value in record.items()
-            if name.endswith(("loss", "accuracy", "precision", "recall", "replaced"))
-        }
-        figures |= {"lr": record["lr"], "grad_norm": record["grad_norm"]}
-        figures |= {"tokens_per_second": record["tokens"] / max(record["seconds"], 1e-9)}
-        figures |= {"data_wait_share": record["data_wait_share"]}
-        self._write("train", figures, record["step"])
+        self._write(record)
 
     def evaluation(self, record: Mapping[str, Any]) -> None:
-        figures = {
-            name: value
-            for name, value in record.items()
-            if name.endswith(("loss", "accuracy", "precision", "recall", "replaced"))
-        }
-        self._write("heldout", figures, record["step"])
+        self._write(record)
 
-    def _write(self, group: str, figures: Mapping[str, float], step: int) -> None:
-        for name, value in figures.items():
-            self._writer.add_scalar(f"{group}/{name}", value, step)
+    def _write(self, record: Mapping[str, Any]) -> None:
+        for name, value in figures(record).items():
+            self._writer.add_scalar(name, value, record["step"])
 
     def close(self) -> None:
         self._writer.close()

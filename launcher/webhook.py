@@ -40,7 +40,7 @@ _TIMEOUT_S = 5.0  # for the server to answer
 _TRIES = 4  # of one event
 _LONGEST_WAIT_S = 8.0  # between two tries
 _LAST_WORDS_S = 10.0  # for what is still to be posted when the command ends
-_ROUTINE = frozenset({"commit", "preflight", "underway"})  # kinds of events that nobody wants to be told of
+ROUTINE = frozenset({"commit", "preflight", "underway"})  # kinds of events that nobody wants to be told of
 _TRANSIENT = frozenset({408, 425, 429})  # of the answers that blame the request, those worth another try
 
 
@@ -163,12 +163,12 @@ def _spoken(reason: object) -> str:
 
 
 class Follower:
-    """The events that a run's store gets from now on."""
+    """The events that a run's store gets from now on; with `past`, those that it has, too."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, *, past: bool = False) -> None:
         self._store = store
-        self._attempt = newest_attempt(store) + 1  # the one to be claimed next
-        self._next = {OPERATOR: self._count(OPERATOR), self._attempt: 0}
+        self._attempt = 1 if past else newest_attempt(store) + 1  # the one to be claimed next
+        self._next = {} if past else {OPERATOR: self._count(OPERATOR)}
 
     def new(self) -> list[dict[str, Any]]:
         """What has come since the last call, in order of time. Raises StoreError; a later call goes on from there."""
@@ -242,7 +242,7 @@ class Announcer:
             ended = self._ending.wait(self._poll_s)  # what is there by then is posted still
             try:
                 for event in self._follower.new():
-                    if event["kind"] not in _ROUTINE:
+                    if event["kind"] not in ROUTINE:
                         self._post(event)
             except StoreError as error:
                 self._complain(error.problem)
