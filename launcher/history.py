@@ -12,7 +12,8 @@ from typing import Any
 
 from data_service.store.base import Store
 from launcher.errors import RunError
-from launcher.metrics import OPERATOR, segment_prefix
+from launcher.metrics import OPERATOR
+from launcher.segments import segment_prefix
 
 Record = dict[str, Any]
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from data_service.store.base import Store
+from launcher.segments import segment_key, segment_prefix
 
 OPERATOR = 0  # the "attempt" of events that happen between attempts, by the operator's hand
 
@@ -82,15 +83,6 @@ class _Segments:
         self._store.put(key, "".join(self._pending).encode())
         self._next += 1
         self._pending.clear()
-
-
-def segment_prefix(folder: str, attempt: int) -> str:
-    return f"{folder}/a{attempt:06d}/"
-
-
-def segment_key(folder: str, attempt: int, number: int) -> str:
-    """An attempt's segments are numbered from 0, without a gap."""
-    return f"{segment_prefix(folder, attempt)}{number:08d}.jsonl"
 
 
 def operator_event(store: Store, kind: str, time: float, **fields: object) -> None:

@@ -33,7 +33,8 @@ from tenacity.nap import sleep_using_event
 from checkpoints.attempt import Attempt, newest_attempt
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing, StoreError
-from launcher.metrics import OPERATOR, segment_key, segment_prefix
+from launcher.metrics import OPERATOR
+from launcher.segments import segment_key, segment_prefix
 
 _POLL_S = 5.0
 _TIMEOUT_S = 5.0  # for the server to answer
