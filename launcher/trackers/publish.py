@@ -21,8 +21,9 @@ from pydantic import BaseModel, ConfigDict
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing, StoreError
 from data_service.store.open import open_store
+from launcher.lineage import Cursor, LineageFollower
+from launcher.step_table import Record
 from launcher.trackers.figures import figures
-from launcher.trackers.lineage import Cursor, LineageFollower, Record
 from launcher.trackers.settings import Mlflow, Wandb
 from launcher.webhook import ROUTINE, Follower
 
@@ -91,23 +92,30 @@ class Tracker(Protocol):
         ...
 
 
+class State(BaseModel):
+    """What a run's store keeps of what a tracker was told. `went_back`: times that the lineage did."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    cursor: Cursor = Cursor()
+    went_back: int = 0
+
+
 class Publisher:
     """Brings a tracker up to date with a store, from where the last publisher of the run left off."""
 
     def __init__(self, store: Store, tracker: Tracker, place: str) -> None:
-        self._store, self._tracker = store, tracker
-        self._place = f"{place}.cursor.json"
-        self._follower = LineageFollower(store, self._cursor())
+        self._store, self._tracker, self._key = store, tracker, f"{place}.state.json"
+        self._state = self._read()
+        self._follower = LineageFollower(store, self._state.cursor)
         self._told = Follower(store, past=True)
         self._events: list[Record] = []
 
     def update(self) -> None:
         """Raises StoreError."""
-        rows = [row_of(record, went_back) for went_back, record in self._follower.new()]
-        if rows:
-            self._tracker.log(rows)
-            if self._tracker.sure:
-                self._keep_cursor()
+        more = True
+        while more:
+            more = self._publish()
         new = [event for event in self._told.new() if event["kind"] not in ROUTINE]
         self._events += new
         if new:
@@ -116,16 +124,28 @@ class Publisher:
     def finish(self) -> None:
         """Raises StoreError."""
         self._tracker.finish(story(self._events))
-        self._keep_cursor()
+        self._keep()
 
-    def _cursor(self) -> Cursor | None:
+    def _publish(self) -> bool:
+        """What is committed and was not told; whether there is more."""
+        news = self._follower.new()
+        went_back = self._state.went_back + (news.superseded_from is not None)
+        if news.records:
+            self._tracker.log([row_of(record, went_back) for record in news.records])
+        if self._follower.cursor != self._state.cursor:
+            self._state = State(cursor=self._follower.cursor, went_back=went_back)
+            if self._tracker.sure:
+                self._keep()
+        return news.more
+
+    def _read(self) -> State:
         try:
-            return Cursor.model_validate_json(self._store.get(self._place))
+            return State.model_validate_json(self._store.get(self._key))
         except KeyMissing:
-            return None
+            return State()
 
-    def _keep_cursor(self) -> None:
-        self._store.put(self._place, self._follower.cursor.model_dump_json().encode())
+    def _keep(self) -> None:
+        self._store.put(self._key, self._state.model_dump_json().encode())
 
 
 def row_of(record: Mapping[str, Any], went_back: int) -> Row:
@@ -224,8 +244,3 @@ def _private_output() -> TextIO:
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)
     return notes
-
-
-if __name__ == "__main__":
-    os.nice(10)
-    os._exit(main())  # without waiting for a client's threads

@@ -69,7 +69,7 @@ class Publishing:
 
     def _live(self) -> int:
         self._process = process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "launcher.trackers.publish"],
+            [sys.executable, "-P", "-m", "launcher.trackers"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
