@@ -17,6 +17,7 @@ from launcher.history import History, Record, read_history
 from launcher.metrics import token_loss
 from launcher.report.figures import Interruption, column, interruptions, measure
 from launcher.runs import RECORD, Origin, Run, open_run
+from launcher.terms import term_losses
 
 State = Literal["never started", "running", "finished", "stopped", "failed", "dead"]
 _RECENT = 100  # steps, whose median is the present rate
@@ -44,7 +45,9 @@ class RunStatus:
             showed that it lives.
         step, total_steps: steps done, of how many.
         tokens: trained on, those of the runs that it was forked from included.
-        loss: of the newest step. heldout, perplexity, evaluated: of the newest evaluation, after so many steps.
+        loss, terms: of the newest step; the weighted sum, and its terms by name.
+        heldout, perplexity, heldout_terms, evaluated: of the newest evaluation, after so many steps: the loss on hidden
+            tokens, its perplexity, and every term.
         step_seconds, tokens_per_second: median of the newest steps.
         eta_seconds: until the last step, if it goes on like this.
         checkpoint: the newest one. checkpoint_problem: why it cannot be read.
@@ -66,8 +69,10 @@ class RunStatus:
     total_steps: int
     tokens: int
     loss: float | None
+    terms: dict[str, float]
     heldout: float | None
     perplexity: float | None
+    heldout_terms: dict[str, float]
     evaluated: int | None
     step_seconds: float | None
     tokens_per_second: float | None
@@ -137,8 +142,10 @@ def status(run: Run, now: float, *, brief: bool = False) -> RunStatus:
         total_steps=run.recipe.total_steps,
         tokens=_tokens(history, manifest),
         loss=recent[-1]["loss"] if recent else None,
+        terms=term_losses(recent[-1]) if recent else {},
         heldout=token_loss(evaluation) if evaluation else None,
         perplexity=evaluation["perplexity"] if evaluation else None,
+        heldout_terms=term_losses(evaluation) if evaluation else {},
         evaluated=evaluation["step"] if evaluation else None,
         step_seconds=seconds,
         tokens_per_second=_rate(recent),

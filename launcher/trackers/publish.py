@@ -29,7 +29,7 @@ from launcher.webhook import ROUTINE, Follower
 
 HOPELESS = 3
 """The exit code where another try would fail alike."""
-LAST_WORDS_S = 15.0
+LAST_WORDS_S = 10.0
 """For what is still to be published when the command ends."""
 _TOLD = 100  # events in a run's notes, the newest
 _ENDS = {"end": "finished", "failed": "failed"}
