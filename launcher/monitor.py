@@ -15,6 +15,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from checkpoints.attempt import Attempt, Heartbeat, Owner, claim
 from data_service.store.errors import StoreError
 from launcher.elastic import Sizing, Start, spared
+from launcher.gauges import Gauges
 from launcher.metrics import operator_event
 from launcher.nodes import draining, staying
 from launcher.policy import Failure, Restart, Stop, decide, where_it_began
@@ -94,6 +95,7 @@ class MonitorState:
         self._excused = False  # it ends by raising, and yet nobody failed
         self._over = 0  # the newest attempt whose group is over
         self._worked = False  # it has finished a step
+        self._gauges = Gauges(attempt.store.uri)
 
     def next_group(self, failed: Sequence[int]) -> Start | None:
         """Ray can start ranks: how many, and where. None for now, or for good. The last group is over, ended by the
@@ -167,6 +169,7 @@ class MonitorState:
             return None
         attempt = self._next_attempt()
         self._status.starts += 1
+        self._gauges.started(self._status.starts)
         if self._status.starts == 1:
             self._status.notes += warnings
         self._status.attempt = attempt.number
@@ -214,6 +217,7 @@ class MonitorState:
     def record(self, record: dict[str, Any], attempt: int | None = None) -> None:
         if self._is_over(attempt):
             return
+        self._gauges.record(record)
         if record["kind"] == "evaluation":
             self._status.evaluation = record
         else:

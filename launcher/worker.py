@@ -14,6 +14,7 @@ from checkpoints.attempt import Attempt
 from checkpoints.gather import GlooPeers
 from data_service.client import FeedClient
 from data_service.errors import UserError as DataError
+from data_service.gauges import StoreRetries
 from data_service.store.errors import StoreUnavailable
 from encoder_core.errors import UserError as ModelError
 from encoder_core.train.control import Control
@@ -131,6 +132,7 @@ class RayLink:
         self._stop = threading.Event()
         self._pause = threading.Event()
         self._closed = threading.Event()
+        self._retries = StoreRetries()
         self._thread = threading.Thread(target=self._run, name="beat", daemon=True)
         self._thread.start()
 
@@ -153,6 +155,7 @@ class RayLink:
     def _run(self) -> None:
         place = here()
         while not self._closed.wait(BEAT_S):
+            self._retries.update()
             orders: Orders = ray.get(self._monitor.beat.remote(self.rank, *self._where, place, self.attempt))
             if orders.stop:
                 self._stop.set()

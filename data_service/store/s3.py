@@ -24,6 +24,7 @@ from boto3.s3.transfer import TransferConfig
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 from tenacity import (
+    RetryCallState,
     Retrying,
     before_sleep_log,
     retry_if_exception_type,
@@ -31,6 +32,7 @@ from tenacity import (
     wait_random_exponential,
 )
 
+from data_service.store import retries
 from data_service.store.base import Entry
 from data_service.store.errors import BadUri, CredentialsExpired, KeyMissing, StoreUnavailable, Truncated
 from data_service.store.keys import checked, child
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from mypy_boto3_s3.type_defs import ListObjectsV2OutputTypeDef
 
 _log = logging.getLogger(__name__)
+_log_retry = before_sleep_log(_log, logging.WARNING)
 _T = TypeVar("_T")
 
 _PART = 16 << 20
@@ -70,6 +73,11 @@ class _Connection:
         """The next request looks for credentials anew."""
         with self._lock:
             self._client = None
+
+
+def _again(state: RetryCallState) -> None:
+    retries.count()
+    _log_retry(state)
 
 
 def _connect() -> "S3Client":
@@ -260,7 +268,7 @@ class S3Store:
             retry=retry_if_exception_type((StoreUnavailable, CredentialsExpired)),
             wait=wait_random_exponential(multiplier=0.2, max=15),
             stop=stop_after_delay(self.patience_s),
-            before_sleep=before_sleep_log(_log, logging.WARNING),
+            before_sleep=_again,
             reraise=True,
         )
         result: _T = attempts(self._once, name, operation)
