@@ -45,26 +45,26 @@ class Gauges:
         self._set("restarts", starts - 1)
 
     def record(self, record: Mapping[str, Any]) -> None:
-        """A step's or an evaluation's, as the journal has it."""
+        """A step's or an evaluation's, as the journal has it; what it lacks is not shown."""
         if record["kind"] == "evaluation":
             self._losses("heldout_loss", record)
-            self._set("heldout_perplexity", record["perplexity"])
+            self._set("heldout_perplexity", record.get("perplexity"))
         else:
             self._step(record)
         self._retries.update()
 
     def _step(self, record: Mapping[str, Any]) -> None:
-        done, seconds = record["step"] + 1, record["seconds"]
+        done, seconds = record.get("step", -1) + 1, record.get("seconds", 0.0)
         if done > self._reached:
             self._reached, self._useful = done, self._useful + seconds
         self._losses("loss", record)
         self._set("step", done)
-        self._set("step_seconds", seconds)
-        self._set("tokens_per_second", record["tokens"] / max(seconds, 1e-9))
+        self._set("step_seconds", record.get("seconds"))
+        self._set("tokens_per_second", record.get("tokens", 0) / seconds if seconds else None)
         self._set("mfu", record.get("mfu"))
-        self._set("data_wait_share", record["data_wait_share"])
-        self._set("learning_rate", record["lr"])
-        self._set("gradient_norm", record["grad_norm"])
+        self._set("data_wait_share", record.get("data_wait_share"))
+        self._set("learning_rate", record.get("lr"))
+        self._set("gradient_norm", record.get("grad_norm"))
         self._set("goodput", min(1.0, self._useful / max(self._clock() - self._began, 1e-9)))
 
     def _losses(self, name: str, record: Mapping[str, Any]) -> None:

@@ -232,5 +232,7 @@ def _metrics_port() -> dict[str, int]:
     """Where the node's figures are for Prometheus, as infra/ray_node.sh takes it; Ray looks for a free port without."""
     given = os.environ.get("MASKFLEET_METRICS_PORT", "")
     if given and not (given.isdecimal() and 0 < int(given) < 65536):
-        raise RunError(f"MASKFLEET_METRICS_PORT is {given!r}, no port", remedy="set it to a number, or unset it")
+        raise RunError(
+            f"MASKFLEET_METRICS_PORT is {given!r}, no port", remedy="set it to a number, or unset it"
+        )
     return {"_metrics_export_port": int(given)} if given else {}
