@@ -31,6 +31,7 @@ HOPELESS = 3
 """The exit code where another try would fail alike."""
 LAST_WORDS_S = 10.0
 """For what is still to be published when the command ends."""
+_ALONE_S = 60.0  # the same, when the driver is gone and nobody waits
 _TOLD = 100  # events in a run's notes, the newest
 _ENDS = {"end": "finished", "failed": "failed"}
 
@@ -233,7 +234,7 @@ def _follow_driver(ending: threading.Event) -> None:
     """The driver closes our input, or is gone: then nobody else would end a client that hangs."""
     sys.stdin.read()
     ending.set()
-    time.sleep(2 * LAST_WORDS_S)
+    time.sleep(_ALONE_S)
     os.killpg(0, signal.SIGKILL)
 
 

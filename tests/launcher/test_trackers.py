@@ -24,7 +24,7 @@ from launcher.trackers.figures import figures
 from launcher.trackers.publish import Order
 from launcher.trackers.tracking import Publishing, orders, tracking
 
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 
 
 @pytest.fixture
