@@ -43,7 +43,7 @@ def go_back(uri: str) -> None:
 
 
 def test_one_run_across_three_restarts_and_rewinds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any loss above the median is called high at first, so the run goes back twice and ends; then nothing is, and it is told to."""
+    """Any loss above the median is called high at first, so the run goes back twice and ends; later it is told to."""
     small_runs.prepare_corpus(tmp_path)
     server = f"file://{tmp_path}/mlruns"
     trackers = f"wandb: {{project: p, mode: offline}}, mlflow: {{uri: '{server}'}}"
