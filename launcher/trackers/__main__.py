@@ -1,8 +1,9 @@
 """`python -m launcher.trackers`: the process of one tracker (`launcher.trackers.publish`)."""
 
 import os
+import sys
 
 from launcher.trackers.publish import main
 
 os.nice(10)
-os._exit(main())  # without waiting for a client's threads
+sys.exit(main())  # clients tidy up at exit; the driver ends one that does not come to it

@@ -42,6 +42,7 @@ class WandbRun:
             )
         except (wandb.errors.UsageError, wandb.errors.AuthenticationError) as error:
             raise Hopeless(f"{error}: set WANDB_API_KEY, or mode: offline") from error
+        self._teardown = wandb.teardown
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
 
@@ -55,3 +56,4 @@ class WandbRun:
 
     def finish(self, story: Story) -> None:
         self._run.finish(exit_code=int(story.end == "failed"))
+        self._teardown()  # its own process ends

@@ -222,19 +222,21 @@ def test_what_a_killed_driver_leaves_is_published_and_then_the_process_ends(stor
     driver.stdin.write(order.model_dump_json() + "\n")
     driver.stdin.flush()
     assert driver.stdout.readline() == "ready\n"
-    child = await_child(driver.pid)
+    child = await_child(driver.pid, store)
     driver.send_signal(signal.SIGKILL)
     driver.wait()
     child.wait(PATIENCE_S)
     assert set(mlflow_values(mlflow_uri(store))["train/lr"]) == set(range(6))
 
 
-def await_child(pid: int) -> psutil.Process:
+def await_child(pid: int, store: Store) -> psutil.Process:
+    """Once it knows what to do."""
     deadline = time.monotonic() + PATIENCE_S
-    while not (children := psutil.Process(pid).children()):
+    while store.size("trackers/mlflow.json") is None:
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    return children[0]
+    (child,) = psutil.Process(pid).children()
+    return child
 
 
 def test_nothing_is_started_unless_the_recipe_asks(store: Store) -> None:
