@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
 from data_service.corpora import Corpora
 from data_service.counts import RowCounts, Runner, count_rows, measure_rows
+from data_service.gauges import FeedGauges
 from data_service.plan import Grid, Plan
 from data_service.spec import StreamSpec
 from data_service.store.base import Store
@@ -80,6 +81,7 @@ class Feed:
         self._counted = 0
         self._streams: dict[str, _Stream] = {}
         self._builds: OrderedDict[_Key, SlabRefs] = OrderedDict()
+        self._gauges = FeedGauges()
 
     def open(self, spec_json: str) -> OpenStream:
         """Make a stream's plan; the first time, count its rows.
@@ -104,6 +106,7 @@ class Feed:
             self._touch(stream, window, asked, must=True)
         for window in ahead:
             self._touch(stream, window, asked, must=False)
+        self._gauges.update(len(self._builds) - self._unfinished())
         return {
             window: self._builds[_key(spec_json, window)]
             for window in (*needed, *ahead)

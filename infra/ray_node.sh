@@ -1,4 +1,5 @@
 # Ray on one node of a job that starts Ray itself (Slurm, AWS Batch). Included or sourced, not run.
+# With MASKFLEET_METRICS_PORT, the node's figures are there for Prometheus; else at a free port that Ray takes.
 # The job sets MASKFLEET_CPUS, MASKFLEET_GPUS, MASKFLEET_OBJECT_STORE (bytes), MASKFLEET_JOIN_SECONDS and RAY_AUTH_TOKEN.
 # shellcheck shell=bash
 
@@ -15,6 +16,7 @@ say() { printf '%s %s: %s\n' "$(date -u +%FT%TZ)" "$(hostname)" "$*" >&2; }
 start_ray() {
     ray_files=$(mktemp -d /tmp/mf.XXXXXX) # short: it holds Unix sockets, whose paths end at 107 characters
     ray start --block --temp-dir="$ray_files" --include-log-monitor=false --dashboard-agent-listen-port=0 \
+        ${MASKFLEET_METRICS_PORT:+--metrics-export-port="$MASKFLEET_METRICS_PORT"} \
         --num-cpus="$MASKFLEET_CPUS" --num-gpus="$MASKFLEET_GPUS" \
         --object-store-memory="$MASKFLEET_OBJECT_STORE" "$@" >"$ray_files/start.log" 2>&1 &
     ray_pid=$!

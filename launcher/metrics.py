@@ -22,6 +22,7 @@ from data_service.store.base import Store
 from launcher.packing import Packer
 from launcher.recording import Recorder
 from launcher.segments import EVENTS, METRICS, segment_key, segment_prefix
+from launcher.terms import token_term
 
 OPERATOR = 0  # the "attempt" of events that happen between attempts, by the operator's hand
 
@@ -40,7 +41,7 @@ def evaluation_record(step: int, figures: Mapping[str, float]) -> dict[str, obje
 
 def token_loss(figures: Mapping[str, Any]) -> float:
     """The loss on hidden tokens, the only one that counting unigrams and bigrams can be compared with."""
-    return float(figures["plm_loss"] if "plm_loss" in figures else figures["mlm_loss"])
+    return float(figures[f"{token_term(figures)}_loss"])
 
 
 class Journal:

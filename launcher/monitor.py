@@ -22,6 +22,7 @@ from checkpoints.errors import RunIsActive
 from data_service.store.errors import TRANSIENT
 from launcher.deaths import Deaths
 from launcher.elastic import Sizing, Start
+from launcher.gauges import Gauges
 from launcher.group import Group, Raised
 from launcher.nodes import draining, on_thread, staying
 from launcher.operator_log import OperatorLog
@@ -67,6 +68,7 @@ class MonitorState:
         self._asked = False  # Ray has asked for a first group
         self._waits = False  # the operator knows that a start waits for the store
         self._over = 0  # the newest attempt whose group is over
+        self._gauges = Gauges(attempt.store.uri)
 
     @_control
     def next_group(self, failed: Sequence[int]) -> Start | None:
@@ -167,6 +169,7 @@ class MonitorState:
         with self._lock:
             self._waits = False
             self._status.starts += 1
+            self._gauges.started(self._status.starts)
             if self._status.starts == 1:
                 self._notes += warnings
             self._status.attempt = attempt.number
@@ -223,6 +226,7 @@ class MonitorState:
         with self._lock:
             if self._is_over(attempt):
                 return
+            self._gauges.record(record)
             if record["kind"] == "evaluation":
                 self._status.evaluation = record
                 return

@@ -23,6 +23,7 @@ from launcher.recording import Recorder
 from launcher.runs import Run
 from launcher.stopping import Stopping
 from launcher.supervisor import Outcome, train
+from launcher.trackers.tracking import tracking
 from launcher.webhook import announcing
 
 _log = logging.getLogger(__name__)
@@ -45,6 +46,7 @@ def operate(run: Run, console: Console, nodes: int = 1) -> Outcome:
         _own_screen(console),
         closing(watch),
         announcing(run.store, run.recipe.events, about, watch.note),
+        tracking(run.store, run.recipe, watch.note),
     ):
         recorder = Recorder(watch.note)
         try:

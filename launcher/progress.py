@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from launcher.human import human_count, human_duration
+from launcher.terms import spell, term_losses
 
 if TYPE_CHECKING:
     from launcher.standing import Status
@@ -26,6 +27,7 @@ class Watch:
         self._total = total_steps
         self._clock = clock
         self._means: dict[str, float] = {}
+        self._losses: dict[str, float] = {}  # of the newest step that was not skipped, by term
         self._shown: dict[str, int] = {}
         self._printed_at = float("-inf")
         self._bar: Progress | None = None
@@ -36,10 +38,8 @@ class Watch:
         if status.record is not None and self._is_new(status.record):
             self._step(status.record)
         if status.evaluation is not None and self._is_new(status.evaluation):
-            done, perplexity = status.evaluation["step"], f"perplexity {status.evaluation['perplexity']:.2f}"
-            self.note(
-                f"step {done}/{self._total}  held out: loss {status.evaluation['loss']:.3f}  {perplexity}"
-            )
+            found = spell(term_losses(status.evaluation), status.evaluation["perplexity"])
+            self.note(f"step {status.evaluation['step']}/{self._total}  held out: {found}")
 
     def note(self, text: str) -> None:
         """A line of its own, above the live one."""
@@ -57,10 +57,13 @@ class Watch:
         return bool(before != record["step"])
 
     def _step(self, record: Mapping[str, Any]) -> None:
-        for name in ("seconds", "tokens", "data_wait"):
-            self._mean(name, record[name])
+        for name in ("seconds", "tokens", "data_wait", "mfu"):
+            if name in record:
+                self._mean(name, record[name])
         if not record["skipped"]:
-            self._mean("loss", record["loss"])
+            self._losses = term_losses(record)
+            for name, loss in self._losses.items():
+                self._mean(f"{name} loss", loss)
         done = record["step"] + 1
         if self._console.is_terminal:
             self._draw(done)
@@ -80,10 +83,14 @@ class Watch:
 
     def _figures(self, done: int) -> str:
         seconds = max(self._means["seconds"], 1e-9)
-        loss = f"loss {self._means['loss']:.3f}  " if "loss" in self._means else ""
+        losses = spell({name: self._means[f"{name} loss"] for name in self._losses})
         rate = f"{human_count(self._means['tokens'] / seconds)} tokens/s"
         wait = f"data wait {self._means['data_wait'] / seconds:.0%}"
-        return f"{loss}{rate}  {wait}  ETA {human_duration((self._total - done) * seconds)}"
+        ahead = human_duration((self._total - done) * seconds)
+        return "  ".join(part for part in (losses, rate, wait, self._utilisation(), f"ETA {ahead}") if part)
+
+    def _utilisation(self) -> str:
+        return f"MFU {self._means['mfu']:.1%}" if "mfu" in self._means else ""
 
     def _mean(self, name: str, value: float) -> None:
         self._means[name] = _SMOOTHING * self._means.get(name, value) + (1 - _SMOOTHING) * value

@@ -40,6 +40,7 @@ from launcher.start import Start, initial_weights
 from launcher.startup import Startup
 from launcher.stragglers import Detector
 from launcher.tensorboard import TensorBoardFiles
+from launcher.utilisation import Utilisation, utilisation
 
 OpenStream = Callable[[StreamSpec], SampleStream]
 
@@ -76,7 +77,12 @@ def run_rank(
     startup.done("model")
     state = _load(run, engine, good, begin, link)
     startup.done("load")
-    journal = _journal(run, attempt, control, link, startup, state, hosts)
+    meter = (
+        utilisation(run.recipe, tokenizer.vocab_size, engine.device, control.world)
+        if control.rank == 0
+        else None
+    )
+    journal = _journal(run, attempt, control, link, startup, state, hosts, meter)
     _record_start(journal, state, good, begin, control, reports)
     resumed = good.manifest if good else None
     streams = [open_stream(session.stream_spec(run, tokenizer, n)) for n in range(len(run.recipe.phases))]
@@ -183,6 +189,7 @@ def _journal(
     startup: Startup,
     state: TrainState,
     hosts: list[str],
+    meter: Utilisation | None,
 ) -> RankJournal:
     if control.rank != 0:
         return RankJournal(link, startup, None, None)
@@ -191,7 +198,7 @@ def _journal(
         files = TensorBoardFiles(Path(run.store.root) / "tensorboard", state.step, link.note)
     metrics = Journal(run.store, attempt.number, run.recipe.logging.flush_seconds, link.note)
     stragglers = Detector(run.recipe.stragglers, forward=run.recipe.zero < 3)
-    return RankJournal(link, startup, metrics, files, stragglers, hosts)
+    return RankJournal(link, startup, metrics, files, stragglers, hosts, meter)
 
 
 def _record_corruption(journal: RankJournal, found: CorruptReplica, hosts: list[str]) -> None:

@@ -11,6 +11,7 @@ from launcher.metrics import Journal, evaluation_record
 from launcher.startup import Startup
 from launcher.stragglers import Detector
 from launcher.tensorboard import TensorBoardFiles
+from launcher.utilisation import Utilisation
 
 _SLOW = {"data": "gets its data so late that steps take", "compute": "is slow: computing takes it"}
 
@@ -37,6 +38,7 @@ class RankJournal:
     tensorboard: TensorBoardFiles | None
     stragglers: Detector | None = None
     hosts: Sequence[str] = ()
+    utilisation: Utilisation | None = None
 
     def doing(self, step: int, doing: str, done: int = 0) -> None:
         """A sign of life: what the rank does at `step`, and how much of that is done, in a unit of its own."""
@@ -47,6 +49,8 @@ class RankJournal:
         if self.journal is None:
             return
         record = report.record()
+        if self.utilisation is not None:
+            record["mfu"] = self.utilisation.of(record["step"], record["tokens"], record["seconds"])
         self._write(record)
         if not self.startup.over:
             self._underway(record)

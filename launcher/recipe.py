@@ -35,6 +35,7 @@ from launcher.recipe_yaml import Document, override, parse, validate
 from launcher.replicas import Replicas
 from launcher.spikes import Spikes
 from launcher.stragglers import Stragglers
+from launcher.trackers.settings import Mlflow, Wandb
 from launcher.watchdog import Watchdog
 from launcher.webhook import Events
 
@@ -153,10 +154,13 @@ class Evaluation(Strict):
 
 
 class Logging(Strict):
-    """Seconds that metrics may wait in memory, and whether a local run writes TensorBoard files too."""
+    """Seconds that metrics may wait in memory, whether a local run writes TensorBoard files too, and which trackers the
+    run is published to."""
 
     flush_seconds: Annotated[float, Field(gt=0)] = 30.0
     tensorboard: bool = True
+    wandb: Wandb | None = None
+    mlflow: Mlflow | None = None
 
 
 class Recipe(Strict):

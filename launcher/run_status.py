@@ -18,6 +18,7 @@ from launcher.metrics import token_loss
 from launcher.report.figures import Floats, Interruption, interruptions, measure, median, rate
 from launcher.runs import RECORD, Origin, Run, open_run
 from launcher.step_table import Record
+from launcher.terms import term_losses
 
 State = Literal["never started", "running", "finished", "stopped", "failed", "dead"]
 _RECENT = 100  # steps, whose median is the present rate
@@ -45,7 +46,9 @@ class RunStatus:
             showed that it lives.
         step, total_steps: steps done, of how many.
         tokens: trained on, those of the runs that it was forked from included.
-        loss: of the newest step. heldout, perplexity, evaluated: of the newest evaluation, after so many steps.
+        loss, terms: of the newest step; the weighted sum, and its terms by name.
+        heldout, perplexity, heldout_terms, evaluated: of the newest evaluation, after so many steps: the loss on hidden
+            tokens, its perplexity, and every term.
         step_seconds, tokens_per_second: median of the newest steps.
         eta_seconds: until the last step, if it goes on like this.
         checkpoint: the newest one. checkpoint_problem: why it cannot be read.
@@ -68,8 +71,10 @@ class RunStatus:
     total_steps: int
     tokens: int
     loss: float | None
+    terms: dict[str, float]
     heldout: float | None
     perplexity: float | None
+    heldout_terms: dict[str, float]
     evaluated: int | None
     step_seconds: float | None
     tokens_per_second: float | None
@@ -139,8 +144,10 @@ def status(run: Run, now: float, *, brief: bool = False) -> RunStatus:
         total_steps=run.recipe.total_steps,
         tokens=_tokens(steps, manifest),
         loss=_last(steps.column("loss")),
+        terms=_terms(steps),
         heldout=token_loss(evaluation) if evaluation else None,
         perplexity=evaluation["perplexity"] if evaluation else None,
+        heldout_terms=term_losses(evaluation) if evaluation else {},
         evaluated=evaluation["step"] if evaluation else None,
         step_seconds=step_seconds,
         tokens_per_second=median(_recent(rate(steps))),
@@ -198,6 +205,12 @@ def _tokens(steps: Steps, manifest: Manifest | None) -> int:
 
 def _recent(values: Floats) -> Floats:
     return values[-_RECENT:].copy()  # not a view, which would keep the rest
+
+
+def _terms(steps: Steps) -> dict[str, float]:
+    """The newest step's losses by term."""
+    named = {name: _last(steps.column(name)) for name in sorted(steps.fields) if name.endswith("loss")}
+    return term_losses({name: value for name, value in named.items() if value is not None})
 
 
 def _last(values: Floats) -> float | None:

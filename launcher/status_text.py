@@ -10,6 +10,7 @@ from checkpoints.presence import Presence
 from data_service.visible import one_line
 from launcher.human import human_count, human_duration
 from launcher.run_status import RunStatus, Unreadable
+from launcher.terms import spell
 
 _SHOWN = 5  # interruptions, the newest
 
@@ -21,7 +22,7 @@ def describe(run: RunStatus, now: float) -> Iterator[str]:
     share = f" ({run.step / run.total_steps:.1%})"
     tokens = f", {human_count(run.tokens)} tokens" if run.tokens else ""
     yield f"{'progress':<12}step {run.step:,} of {run.total_steps:,}{share}{tokens}"
-    if run.loss is not None or run.heldout is not None:
+    if run.terms or run.heldout_terms:
         yield f"{'loss':<12}{_loss(run)}"
     if run.tokens_per_second is not None and run.step_seconds is not None:
         ahead = f", {human_duration(run.eta_seconds)} to go" if run.eta_seconds is not None else ""
@@ -51,8 +52,8 @@ def table(runs: Sequence[RunStatus | Unreadable], now: float) -> Table:
             run.state,
             f"{run.step:,}",
             f"{run.total_steps:,}",
-            "" if run.loss is None else f"{run.loss:.3f}",
-            "" if run.heldout is None else f"{run.heldout:.3f}",
+            spell(run.terms),
+            spell(run.heldout_terms),
             "" if run.tokens_per_second is None else human_count(run.tokens_per_second),
             "" if run.eta_seconds is None else human_duration(run.eta_seconds),
             "" if run.checkpoint is None else f"{human_duration(_ago(run.checkpoint.committed, now))} ago",
@@ -86,10 +87,9 @@ def _state(run: RunStatus, now: float) -> str:
 
 
 def _loss(run: RunStatus) -> str:
-    parts = [] if run.loss is None else [f"{run.loss:.3f}"]
-    if run.heldout is not None:
-        after = f"perplexity {run.perplexity:.2f}, after step {run.evaluated:,}"
-        parts.append(f"held out {run.heldout:.3f} ({after})")
+    parts = [spell(run.terms)] if run.terms else []
+    if run.heldout_terms:
+        parts.append(f"held out after step {run.evaluated:,}: {spell(run.heldout_terms, run.perplexity)}")
     return "; ".join(parts)
 
 

@@ -240,8 +240,19 @@ def _await_nodes(wanted: int, stopping: Stopping, display: Display) -> None:
 
 def _local_cluster(resources: Resources) -> dict[str, Any]:
     return {
+        **_metrics_port(),
         "address": "local",  # without it, Ray would join any cluster it finds on the machine
         "num_cpus": resources.local_cpus,
         "include_dashboard": False,
         "object_store_memory": resources.object_store_bytes,
     }
+
+
+def _metrics_port() -> dict[str, int]:
+    """Where the node's figures are for Prometheus, as infra/ray_node.sh takes it; Ray looks for a free port without."""
+    given = os.environ.get("MASKFLEET_METRICS_PORT", "")
+    if given and not (given.isdecimal() and 0 < int(given) < 65536):
+        raise RunError(
+            f"MASKFLEET_METRICS_PORT is {given!r}, no port", remedy="set it to a number, or unset it"
+        )
+    return {"_metrics_export_port": int(given)} if given else {}

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from launcher.recording import Recorder
+from launcher.trackers.figures import figures
 
 _log = logging.getLogger(__name__)
 
 _AGAIN_S = 60.0  # after a failure: a full disk stays full for a while
 _CLOSE_S = 5.0
-_FIGURES = ("loss", "accuracy", "precision", "recall", "replaced")
 
 
 class TensorBoardFiles:
@@ -37,32 +37,27 @@ class TensorBoardFiles:
         self._recorder = Recorder(note, what="TensorBoard's figures")
 
     def step(self, record: Mapping[str, Any]) -> None:
-        figures = {name: record[name] for name in record if name.endswith(_FIGURES)}
-        figures |= {"lr": record["lr"], "grad_norm": record["grad_norm"]}
-        figures |= {"tokens_per_second": record["tokens"] / max(record["seconds"], 1e-9)}
-        figures |= {"data_wait_share": record["data_wait_share"]}
-        self._submit("train", figures, record["step"])
+        self._submit(record)
 
     def evaluation(self, record: Mapping[str, Any]) -> None:
-        figures = {name: record[name] for name in record if name.endswith(_FIGURES)}
-        self._submit("heldout", figures, record["step"])
+        self._submit(record)
 
     def close(self, patience_s: float = _CLOSE_S) -> bool:
         """Wait so long at most for what is left to be written; whether it is."""
         self._recorder.submit(self._close)
         return self._recorder.close(patience_s)
 
-    def _submit(self, group: str, figures: Mapping[str, float], step: int) -> None:
-        now = time.time()
-        self._recorder.submit(lambda: self._write(group, figures, step, now))
+    def _submit(self, record: Mapping[str, Any]) -> None:
+        now, named, step = time.time(), figures(record), record["step"]
+        self._recorder.submit(lambda: self._write(named, step, now))
 
-    def _write(self, group: str, figures: Mapping[str, float], step: int, now: float) -> None:
+    def _write(self, named: Mapping[str, float], step: int, now: float) -> None:
         if self._clock() < self._not_before:
             return
         try:
             if self._file is None:
                 self._file = _new_file(self._folder, self._purged_from, now)
-            _append(self._file, _scalars(group, figures, step, now))
+            _append(self._file, _scalars(named, step, now))
         except OSError as error:
             if self._not_before == float("-inf"):
                 self._note(
@@ -95,11 +90,11 @@ def _new_file(folder: Path, purged_from: int, now: float) -> io.FileIO:
     return file
 
 
-def _scalars(group: str, figures: Mapping[str, float], step: int, now: float) -> tuple[Any, ...]:
+def _scalars(named: Mapping[str, float], step: int, now: float) -> tuple[Any, ...]:
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
 
-    values = [Summary.Value(tag=f"{group}/{name}", simple_value=value) for name, value in figures.items()]
+    values = [Summary.Value(tag=name, simple_value=value) for name, value in named.items()]
     return (Event(wall_time=now, step=step, summary=Summary(value=values)),)
 
 

@@ -8,6 +8,8 @@ variable that it is in, and no message shows it.
 
 import json
 import os
+import socket
+import ssl
 import threading
 import urllib.error
 import urllib.request
@@ -16,6 +18,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from http.client import HTTPException
 from typing import Any
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field
 from tenacity import (
@@ -38,7 +41,7 @@ _TIMEOUT_S = 5.0  # for the server to answer
 _TRIES = 4  # of one event
 _LONGEST_WAIT_S = 8.0  # between two tries
 _LAST_WORDS_S = 10.0  # for what is still to be posted when the command ends
-_ROUTINE = frozenset({"commit", "preflight", "underway"})  # kinds of events that nobody wants to be told of
+ROUTINE = frozenset({"commit", "preflight", "underway"})  # kinds of events that nobody wants to be told of
 _TRANSIENT = frozenset({408, 425, 429})  # of the answers that blame the request, those worth another try
 
 
@@ -60,13 +63,27 @@ class Events(BaseModel):
         url = os.environ.get(self.webhook_env, "")
         if not url:
             raise Refused(f"the environment variable {self.webhook_env} is not set")
-        if (
-            not url.startswith(("http://", "https://"))
-            or not (url.isascii() and url.isprintable())
-            or " " in url
-        ):
-            raise Refused(f"what the environment variable {self.webhook_env} holds is no http(s) URL")
+        reason = _why_no_address(url)
+        if reason is not None:
+            raise Refused(f"what the environment variable {self.webhook_env} holds {reason}")
         return Webhook(url)
+
+
+def _why_no_address(url: str) -> str | None:
+    """What is wrong with `url`, without any part of it; None if it can be posted to."""
+    nothing = "is no http(s) URL"
+    if not (url.isascii() and url.isprintable()) or " " in url:
+        return nothing
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        return nothing
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
+        return nothing
+    if "@" in parts.netloc:
+        return "has a user name or a password in it, which is not supported: a secret belongs in its path"
+    return None
 
 
 class NotDelivered(ConnectionError):
@@ -104,24 +121,55 @@ class Webhook:
         headers = {"Content-Type": "application/json", "User-Agent": "maskfleet"}
         try:
             request = urllib.request.Request(self.url, data, headers)
-            with urllib.request.urlopen(request, timeout=self.timeout_s):
+            with urllib.request.build_opener(_NoRedirect).open(request, timeout=self.timeout_s):
                 return
+        # Our own words and no chain: what a library or a server says may repeat the URL.
         except urllib.error.HTTPError as error:
-            kind = NotDelivered if error.code >= 500 or error.code in _TRANSIENT else Refused
-            raise kind(f"it answered {error.code}") from None  # the chain would show the URL
+            raise _answered(error.code) from None
         except urllib.error.URLError as error:
-            raise NotDelivered(f"it cannot be reached: {error.reason}") from None
+            raise NotDelivered(f"it cannot be reached: {_spoken(error.reason)}") from None
         except (OSError, HTTPException) as error:
-            raise NotDelivered(f"it does not answer: {error}") from None
+            raise NotDelivered(f"it does not answer: {_spoken(error)}") from None
+        except ValueError:
+            raise Refused("its address is malformed") from None
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """A redirect is an answer like another: followed, the secret and the event would go wherever it says, and a POST
+    would arrive as a GET."""
+
+    def redirect_request(self, *_: object) -> None:
+        return None
+
+
+def _answered(code: int) -> NotDelivered | Refused:
+    if 300 <= code < 400:
+        return Refused(f"it answered {code}, a redirect, which is not followed: name the final address")
+    later = code >= 500 or code in _TRANSIENT
+    return (NotDelivered if later else Refused)(f"it answered {code}")
+
+
+def _spoken(reason: object) -> str:
+    """What kind of failure it was."""
+    match reason:
+        case TimeoutError():
+            return "no answer in time"
+        case socket.gaierror():
+            return "its name is not known"
+        case ssl.SSLError():
+            return "no trusted TLS connection"
+        case OSError(errno=int(number)):
+            return os.strerror(number)
+    return type(reason).__name__
 
 
 class Follower:
-    """The events that a run's store gets from now on."""
+    """The events that a run's store gets from now on; with `past`, those that it has, too."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, *, past: bool = False) -> None:
         self._store = store
-        self._attempt = newest_attempt(store) + 1  # the one to be claimed next
-        self._next = {OPERATOR: self._count(OPERATOR), self._attempt: 0}
+        self._attempt = 1 if past else newest_attempt(store) + 1  # the one to be claimed next
+        self._next = {} if past else {OPERATOR: self._count(OPERATOR)}
 
     def new(self) -> list[dict[str, Any]]:
         """What has come since the last call, in order of time. Raises StoreError; a later call goes on from there."""
@@ -195,7 +243,7 @@ class Announcer:
             ended = self._ending.wait(self._poll_s)  # what is there by then is posted still
             try:
                 for event in self._follower.new():
-                    if event["kind"] not in _ROUTINE:
+                    if event["kind"] not in ROUTINE:
                         self._post(event)
             except StoreError as error:
                 self._complain(error.problem)

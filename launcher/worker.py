@@ -18,6 +18,7 @@ from checkpoints.errors import CheckpointError, NoGoodCheckpoint, Superseded
 from checkpoints.gather import GROUP_TIMEOUT, GlooPeers
 from data_service.client import FeedClient
 from data_service.errors import CorpusError, CorruptBlock, InputError, PlanError, TokenizerError
+from data_service.gauges import StoreRetries
 from data_service.spec import StreamSpec
 from data_service.store.errors import TRANSIENT, StoreError
 from encoder_core.errors import ModelError, TrainingError
@@ -199,6 +200,7 @@ class RayLink:
         self._where = (0, "starting", 0)
         self._stop, self._pause = threading.Event(), threading.Event()
         self._lost, self._closed = threading.Event(), threading.Event()
+        self._retries = StoreRetries()
         self._thread = threading.Thread(target=self._run, name="beat", daemon=True)
         self._thread.start()
 
@@ -231,6 +233,7 @@ class RayLink:
     def _run(self) -> None:
         place = here()
         while not self._closed.wait(BEAT_S):
+            self._retries.update()
             try:
                 self._show_life(place)
             except ray.exceptions.ActorUnavailableError:  # it may be back

@@ -23,6 +23,7 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 from botocore.session import get_session
 
+from data_service.store import retries
 from data_service.store.base import Entry
 from data_service.store.errors import (
     BadUri,
@@ -289,6 +290,7 @@ class S3Store:
                 silent = max(began, patience.since)
                 outage.failed(error, began=silent, pause=pause, patience_s=patience.seconds)
                 _log.debug("%s; again in %.1f s", error.problem, pause)
+                retries.count()
                 time.sleep(pause)
             except StoreError:
                 outage.answered()

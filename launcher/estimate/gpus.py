@@ -1,5 +1,6 @@
 """What a GPU can do at most: the vendors' figures for dense matrix products, memory and its bandwidth."""
 
+import re
 from dataclasses import dataclass
 
 from launcher.errors import EstimateError
@@ -65,3 +66,17 @@ def find_gpu(name: str) -> Gpu:
     if gpu is None:
         raise EstimateError(f"no figures for a GPU {name!r}", remedy=f"known: {', '.join(GPUS)}")
     return gpu
+
+
+def gpu_of_device(name: str, memory: int) -> Gpu | None:
+    """The GPU that a driver calls `name`, with so many bytes of memory; None if its figures are not those above.
+
+    PCIe and NVL forms of the V100, H100 and H200 are slower than the SXM forms that the table is of.
+    """
+    found = re.search(r"\b(V100|A10G|A100|L4|H100|H200|B200)\b", name)
+    slower = re.search(r"PCIe|NVL", name, re.IGNORECASE)
+    if found is None or (slower and found[1] in ("V100", "H100", "H200")):
+        return None
+    if found[1] == "A100":
+        return GPUS["A100-80" if memory > 60 * GIB else "A100-40"]
+    return GPUS[found[1]]

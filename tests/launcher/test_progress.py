@@ -22,7 +22,7 @@ def status(step: int, evaluation: dict[str, Any] | None = None, **fields: Any) -
         "data_wait": 0.05,
         "skipped": False,
     }
-    return SimpleNamespace(record=record | {"loss": 2.0} | fields, evaluation=evaluation)
+    return SimpleNamespace(record=record | {"loss": 2.0, "mlm_loss": 2.0} | fields, evaluation=evaluation)
 
 
 class Clock:
@@ -42,16 +42,36 @@ def test_a_log_gets_a_line_now_and_then() -> None:
     watch.close()
     lines = out.getvalue().splitlines()
     assert [line.split()[1] for line in lines] == ["1/100", "21/100", "41/100", "61/100", "81/100", "100/100"]
-    assert lines[1] == "step 21/100  loss 2.000  2k tokens/s  data wait 10%  ETA 39.5s"
+    assert lines[1] == "step 21/100  mlm 2.000  2k tokens/s  data wait 10%  ETA 39.5s"
 
 
 def test_an_evaluation_is_shown_once() -> None:
     out = io.StringIO()
     watch = Watch(Console(file=out, width=200), 10)
-    evaluation = {"kind": "evaluation", "step": 2, "loss": 1.5, "perplexity": 4.48}
+    evaluation = {"kind": "evaluation", "step": 2, "loss": 1.5, "mlm_loss": 1.5, "perplexity": 4.48}
     for _ in range(3):
         watch.update(status(1, evaluation))
-    assert out.getvalue().count("held out: loss 1.500  perplexity 4.48") == 1
+    assert out.getvalue().count("held out: mlm 1.500 (perplexity 4.48)") == 1
+
+
+def test_terms_are_shown_by_name_and_the_perplexity_beside_its_own() -> None:
+    """Of ELECTRA: the weighted sum is nobody's loss, and the perplexity is the generator's."""
+    out = io.StringIO()
+    watch = Watch(Console(file=out, width=200), 10)
+    terms = {"loss": 19.01, "mlm_loss": 4.4673, "rtd_loss": 0.291}
+    evaluation = {"kind": "evaluation", "step": 2, "perplexity": 87.13, **terms}
+    watch.update(status(1, evaluation, mfu=0.314, **terms))
+    lines = out.getvalue().splitlines()
+    assert lines[0] == "step 2/10  mlm 4.467  rtd 0.291  2k tokens/s  data wait 10%  MFU 31.4%  ETA 4.0s"
+    assert lines[1] == "step 2/10  held out: mlm 4.467 (perplexity 87.13)  rtd 0.291"
+    assert "19.01" not in out.getvalue()
+
+
+def test_a_permuted_language_model_has_a_perplexity_too() -> None:
+    out = io.StringIO()
+    evaluation = {"kind": "evaluation", "step": 2, "loss": 1.5, "plm_loss": 1.5, "perplexity": 4.48}
+    Watch(Console(file=out, width=200), 10).update(status(1, evaluation))
+    assert "held out: plm 1.500 (perplexity 4.48)" in out.getvalue()
 
 
 def test_a_terminal_gets_one_live_line_and_notes_above_it() -> None:
@@ -59,7 +79,7 @@ def test_a_terminal_gets_one_live_line_and_notes_above_it() -> None:
     watch = Watch(Console(file=out, width=120, force_terminal=True), 10)
     watch.update(status(0))
     watch.note("a [bold]note[/] is text")
-    watch.update(status(9, loss=1.0))
+    watch.update(status(9, mlm_loss=1.0))
     watch.close()
     watch.close()
     assert "a [bold]note[/] is text" in out.getvalue()
@@ -75,7 +95,7 @@ def test_before_the_first_step_there_is_nothing_to_show() -> None:
 def test_a_skipped_step_does_not_spoil_the_loss() -> None:
     out = io.StringIO()
     watch = Watch(Console(file=out, width=200), 1)
-    watch.update(status(0, skipped=True, loss=float("nan")))
+    watch.update(status(0, skipped=True, loss=float("nan"), mlm_loss=float("nan")))
     assert "nan" not in out.getvalue()
 
 

@@ -88,8 +88,29 @@ def test_a_run_that_runs(run: str) -> None:
     assert found.interruptions == ()
     for part in ("for 50.0s on node7, process 12", "heard of 10", "step 9 of 14 (64.3%), 9k tokens", "8.200"):
         assert part in text
-    for part in ("held out 4.000", "500 tokens/s", "10.0s to go", "step 6, 30.0s ago"):
+    for part in (
+        "held out after step 7: mlm 4.000 (perplexity 54.60)",
+        "500 tokens/s",
+        "10.0s to go",
+        "step 6, 30.0s ago",
+    ):
         assert part in text
+
+
+def test_terms_are_shown_by_name(run: str) -> None:
+    """Of ELECTRA: the perplexity is the generator's, and the weighted sum is no loss of anything."""
+    _, journal = begin(open_run(run).store, NOW)
+    terms = {"loss": 19.01, "mlm_loss": 4.4673, "rtd_loss": 0.291}
+    journal.metric(
+        {"kind": "step", "step": 0, "skipped": False, "tokens": 9, "seconds": 1.0, "data_wait": 0, **terms}
+    )
+    journal.metric(evaluation_record(1, terms))
+    journal.flush()
+    found, text = said(run, NOW)
+    assert (found.terms, found.loss) == ({"mlm": 4.4673, "rtd": 0.291}, 19.01)
+    after = "held out after step 1: mlm 4.467 (perplexity 87.12)  rtd 0.291"
+    assert f"mlm 4.467  rtd 0.291; {after}" in text
+    assert "19.01" not in text
 
 
 def test_a_request_to_stop_is_shown_until_it_has_stopped(run: str) -> None:

@@ -1,11 +1,15 @@
 """Events posted to a real HTTP server: one that answers, one that is down, one that hangs, one that refuses."""
 
+import socket
 import threading
 import time
+import traceback
 from pathlib import Path
 
 import pytest
 from hook_server import SECRET, WAIT_S, serving
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from checkpoints.attempt import Attempt, claim
 from data_service.store.base import Store
@@ -120,6 +124,69 @@ def test_waiting_between_tries_ends_with_the_command() -> None:
         with pytest.raises(NotDelivered, match="500"):
             Webhook(server.url).post({"kind": "stop"}, given_up)
         assert len(server.bodies) == 1
+
+
+@pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
+def test_a_redirect_is_a_refusal(store: Store, code: int) -> None:
+    """The event and the secret go nowhere but where the operator said; and a GET elsewhere is no delivery."""
+    notes: list[str] = []
+    with serving() as elsewhere, serving(code, location=elsewhere.url) as server:
+        with announcer(store, Webhook(server.url), notes):
+            operator_event(store, "stop", 1.0)
+            operator_event(store, "end", 2.0)
+            assert server.wait(2) == ["stop", "end"]
+        assert elsewhere.requests == 0
+    (note,) = notes
+    assert f"{code}, a redirect" in note
+    assert SECRET not in note
+    assert elsewhere.url not in note
+
+
+SECRETS = st.sampled_from(
+    ["hunter2secret", "user:hunter2secret@", ":hunter2secret", "[hunter2secret", "%hunter2secret%"]
+)
+PARTS = st.sampled_from(
+    ["http://", "https://", "//", "127.0.0.1:9", "::1", "%zz", "..", "99999"]
+) | st.sampled_from("@:/?#[] \\\t\n\x00é")
+
+
+@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(before=st.lists(PARTS, max_size=4), secret=SECRETS, after=st.lists(PARTS | SECRETS, max_size=4))
+def test_no_message_shows_any_part_of_an_address(
+    store: Store, monkeypatch: pytest.MonkeyPatch, before: list[str], secret: str, after: list[str]
+) -> None:
+    """However malformed: refused at once, or not delivered; never another error, never with the secret."""
+
+    def unknown(host: object, *_: object, **__: object) -> None:
+        raise socket.gaierror(-2, f"no such host: {host!r}")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)  # no test asks a name server for such names
+    url = "http" * (not before) + "".join(before) + secret + "".join(after)
+    with monkeypatch.context() as patch:
+        if "\x00" not in url:  # no environment can hold it
+            patch.setenv("MASKFLEET_HOOK", url)
+        notes: list[str] = []
+        with announcing(store, Events(webhook_env="MASKFLEET_HOOK"), ABOUT, notes.append):
+            pass
+        assert "hunter2secret" not in "".join(notes)
+    given_up = threading.Event()
+    given_up.set()
+    with pytest.raises((NotDelivered, Refused)) as raised:
+        Webhook(url).post({"kind": "stop"}, given_up)
+    assert "hunter2secret" not in _whole(raised.value)
+
+
+def _whole(error: BaseException) -> str:
+    """What a traceback would print of it."""
+    return "".join(traceback.format_exception_only(error)) + repr(error.__cause__)
+
+
+def test_an_address_with_a_password_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MASKFLEET_HOOK", "https://me:hunter2secret@hooks.example.com/x")
+    with pytest.raises(Refused, match="a secret belongs in its path") as refused:
+        Events(webhook_env="MASKFLEET_HOOK").webhook()
+    assert "hunter2secret" not in str(refused.value)
+    assert "example" not in str(refused.value)
 
 
 @pytest.mark.parametrize(

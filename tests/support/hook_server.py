@@ -16,12 +16,17 @@ WAIT_S = 10.0
 
 @dataclass
 class Server:
-    """What it was sent, and what it answers: codes in turn, the last one for ever; it hangs while `hold` is set."""
+    """What it was sent, and what it answers: codes in turn, the last one for ever; it hangs until `free` is set.
+
+    `location`: where it says that things are. `requests`: of any kind that came.
+    """
 
     codes: list[int] = field(default_factory=lambda: [200])
     bodies: list[dict[str, Any]] = field(default_factory=list)
     free: threading.Event = field(default_factory=threading.Event)
     url: str = ""
+    location: str = ""
+    requests: int = 0
     came: threading.Condition = field(default_factory=threading.Condition)
 
     def take(self, handler: BaseHTTPRequestHandler) -> None:
@@ -32,6 +37,8 @@ class Server:
             code = self.codes.pop(0) if len(self.codes) > 1 else self.codes[0]
         self.free.wait()
         handler.send_response(code)
+        if self.location:
+            handler.send_header("Location", self.location)
         handler.end_headers()
 
     def wait(self, count: int) -> list[str]:
@@ -42,14 +49,20 @@ class Server:
 
 
 @contextmanager
-def serving(*codes: int, hangs: bool = False) -> Iterator[Server]:
-    state = Server(list(codes) or [200])
+def serving(*codes: int, hangs: bool = False, location: str = "") -> Iterator[Server]:
+    state = Server(list(codes) or [200], location=location)
     if not hangs:
         state.free.set()
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
+            state.requests += 1
             state.take(self)
+
+        def do_GET(self) -> None:
+            state.requests += 1
+            self.send_response(200)
+            self.end_headers()
 
         def log_message(self, format: str, *args: object) -> None: ...
 

@@ -1,0 +1,46 @@
+"""Figures that Ray's agent on each node shows to Prometheus, where `ray[default]` is installed; nowhere else.
+
+Ray adds its own labels, among them the process (WorkerId) and the cluster (SessionName).
+"""
+
+from collections.abc import Mapping
+
+from ray.util.metrics import Gauge
+
+from data_service.store import retries
+
+PREFIX = "maskfleet_"
+"""Of every name. Ray puts `ray_` before it."""
+DESCRIPTIONS = {
+    "windows_ready": "Windows of samples that are built and held for the ranks.",
+    "store_retries": "Requests to object storage that this process has had to make again.",
+}
+
+
+def gauge(name: str, description: str, labels: Mapping[str, str], *further: str) -> Gauge:
+    """A gauge of this process. `labels` are fixed, those in `further` are given with each value."""
+    made = Gauge(PREFIX + name, description, (*labels, *further))
+    made.set_default_tags(dict(labels))
+    return made
+
+
+class StoreRetries:
+    """This process's, to be updated now and then."""
+
+    def __init__(self) -> None:
+        self._gauge = gauge("store_retries", DESCRIPTIONS["store_retries"], {})
+
+    def update(self) -> None:
+        self._gauge.set(float(retries.total()))
+
+
+class FeedGauges:
+    """The feed's."""
+
+    def __init__(self) -> None:
+        self._ready = gauge("windows_ready", DESCRIPTIONS["windows_ready"], {})
+        self._retries = StoreRetries()
+
+    def update(self, ready: int) -> None:
+        self._ready.set(float(ready))
+        self._retries.update()

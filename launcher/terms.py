@@ -1,0 +1,27 @@
+"""The terms of a loss by name: a weighted sum of several says nothing to a person, and no perplexity belongs to it."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+_LOSS = "_loss"
+
+
+def term_losses(record: Mapping[str, Any]) -> dict[str, float]:
+    """By term (`mlm`, `rtd`, ...), in nats, of a step's or an evaluation's record; those that are not finite are left
+    out. A record without terms has its whole `loss`."""
+    named = {name.removesuffix(_LOSS): value for name, value in record.items() if name.endswith(_LOSS)}
+    named = named or {"loss": record.get("loss")}
+    return {name: float(value) for name, value in named.items() if value is not None and math.isfinite(value)}
+
+
+def token_term(figures: Mapping[str, Any]) -> str:
+    """The term that is the loss on hidden tokens: the one that a record's perplexity belongs to."""
+    return "plm" if "plm_loss" in figures else "mlm"
+
+
+def spell(losses: Mapping[str, float], perplexity: float | None = None) -> str:
+    """`mlm 4.467 (perplexity 87.13)  rtd 0.340`."""
+    token = token_term({name + _LOSS: loss for name, loss in losses.items()})
+    beside = {} if perplexity is None else {token: f" (perplexity {perplexity:.2f})"}
+    return "  ".join(f"{name} {loss:.3f}{beside.get(name, '')}" for name, loss in losses.items())

@@ -1,0 +1,78 @@
+"""What a real Ray's agent shows to Prometheus. Needs `ray[default]` (`maskfleet[cluster]`), as on a cluster."""
+
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import ray
+from corpus import random_block, source_of, spec_of, write_corpus
+from told_runs import step_record
+
+from checkpoints.attempt import Owner, claim
+from data_service.feed import FeedConfig, start_feed
+from data_service.gauges import DESCRIPTIONS as SERVICE
+from data_service.store.open import open_store
+from launcher.elastic import Sizing
+from launcher.gauges import DESCRIPTIONS
+from launcher.metrics import evaluation_record
+from launcher.monitor import start_monitor
+
+pytestmark = pytest.mark.cluster
+for _needed in ("opencensus", "aiohttp_cors", "prometheus_client"):
+    pytest.importorskip(_needed, reason="Ray exports metrics only with ray[default]: maskfleet[cluster]")
+
+PATIENCE_S = 120.0  # processes report every ten seconds
+
+
+@pytest.fixture(scope="module")
+def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of the agent's page. Where operators find it without choosing a port: in `ray.nodes()`."""
+    ray.init(
+        address="local",
+        num_cpus=2,
+        include_dashboard=False,
+        _temp_dir=str(tmp_path_factory.mktemp("r")),
+        object_store_memory=100_000_000,
+        log_to_driver=False,
+    )
+    (node,) = ray.nodes()
+    yield f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
+    ray.shutdown()
+
+
+def test_every_gauge_is_on_the_metrics_port(port: str, tmp_path: Path) -> None:
+    store, owner = open_store(tmp_path / "run"), Owner.here(time.time())
+    size = Sizing(least=1, most=1, expected=1, wait=0, grow=0, each={"CPU": 1})
+    monitor = start_monitor(claim(store, owner=owner), owner, size, None)
+    ray.get(monitor.enter.remote(["node"]))
+    ray.get(monitor.record.remote(step_record(6, attempt=1) | {"mfu": 0.5}))
+    ray.get(monitor.record.remote(evaluation_record(7, {"loss": 9.0, "mlm_loss": 2.0, "rtd_loss": 0.3})))
+    spec = spec_of(source_of(write_corpus(tmp_path, [random_block(seed, 20_000) for seed in range(4)])))
+    feed = start_feed(FeedConfig(workers=1, memory=1 << 28))
+    ray.get(feed.open.remote(spec.model_dump_json()))
+    ray.get(feed.windows.remote(spec.model_dump_json(), [(0, 0)], []))
+
+    wanted = {f"ray_maskfleet_{name}" for name in (*DESCRIPTIONS, *SERVICE)}
+    page = await_names(port, wanted)
+    run = f'run="{store.uri}"'
+    (step,) = (line for line in page if line.startswith("ray_maskfleet_step{"))
+    assert run in step
+    assert float(step.split()[-1]) == 7
+    losses = {line.split()[-1]: line for line in page if line.startswith("ray_maskfleet_heldout_loss{")}
+    assert 'term="mlm"' in losses["2.0"]
+    assert 'term="rtd"' in losses["0.3"]
+
+
+def await_names(port: str, wanted: set[str]) -> list[str]:
+    """The page's lines, once every name is there."""
+    deadline, tick = time.monotonic() + PATIENCE_S, 0.5
+    while True:
+        with urllib.request.urlopen(port, timeout=10) as answer:
+            lines = [line for line in answer.read().decode().splitlines() if not line.startswith("#")]
+        missing = wanted - {line.partition("{")[0] for line in lines}
+        if not missing:
+            return lines
+        assert time.monotonic() < deadline, missing
+        time.sleep(tick)  # there is nothing to wait on: Ray's processes report when they do
