@@ -1,10 +1,8 @@
 """The monitor: one small Ray actor through which ranks and the driver talk beside the training itself.
 
 Ranks report that they are alive and how far they are; the driver asks how the run stands and says when to stop.
-It holds nothing a run needs to continue: if it dies with its node, the next start has a new one.
-
-Nobody who shows life or asks waits for a store or for Ray: what touches either has threads of its own (Ray's
-concurrency groups, the recorder, the tenure), and the lock is held for work in memory only.
+It holds nothing a run needs to continue: if it dies, another one is started. Nobody who shows life or asks waits for
+a store or for Ray: what touches either has threads of its own, and the lock is held for work in memory only.
 """
 
 import threading
@@ -343,10 +341,8 @@ class MonitorState:
 def start_monitor(
     attempt: Attempt, owner: Owner, sizing: Sizing, last: int | None, failures: Sequence[Failure] = ()
 ) -> Any:
-    """A handle that travels to the ranks. Lives as long as the driver, and on its node: others may come and go.
-
-    Arguments as of `MonitorState`. If it dies, claim another attempt and start another: its ranks end by themselves.
-    """
+    """A handle that travels to the ranks. Lives on the driver's node. Arguments as of `MonitorState`. If it dies, claim
+    another attempt and start another: its ranks end by themselves."""
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     threads = {"control": 1, "closing": 1}
     actor = ray.remote(num_cpus=0, max_restarts=0, concurrency_groups=threads)(MonitorState)

@@ -3,10 +3,13 @@
 from pathlib import Path
 
 import pytest
+import ray
+from monitors import Cluster
 from small_runs import new_run, prepare_corpus
 from starts import Setting
 
 from data_service.tokenizers.load import load_tokenizer
+from launcher import nodes
 from launcher.runs import open_run
 
 
@@ -35,3 +38,12 @@ def setting(fresh_run: str) -> Setting:
 def other_run(inputs: Path, tmp_path: Path) -> str:
     """The URI of a second run over the shared corpus, to start from."""
     return new_run(inputs, str(tmp_path / "other"))
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    """Nodes of our own in place of Ray's."""
+    cluster = Cluster(a=2, b=1)
+    monkeypatch.setattr(ray, "nodes", cluster.nodes)
+    monkeypatch.setattr(nodes.state, "get_draining_nodes", lambda: cluster.draining)
+    return cluster

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from small_runs import step_records
 from told_runs import Attempt
 from tracker_readers import Values, mlflow_runs, mlflow_values, wandb_records, wandb_rows, wandb_values
 
@@ -59,8 +60,8 @@ def publish(store: Store) -> None:
 
 
 def committed_lineage(store: Store) -> Values:
-    history, values = read_history(store), Values()
-    for record in (*history.steps, *history.evaluations):
+    values = Values()
+    for record in (*step_records(store), *read_history(store).evaluations):
         for name, value in figures(record).items():
             values.setdefault(name, {})[record["step"]] = value
     return values
