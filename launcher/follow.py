@@ -1,6 +1,7 @@
 """The driver's stay with the ranks: group after group until the run is over, progress shown, stuck ranks ended."""
 
 import time
+from dataclasses import replace
 from typing import Any, Protocol
 
 import ray
@@ -59,6 +60,7 @@ class Follow:
         while (start := self._next(failed)) is not None:
             with RankGroup(start, sizing) as group:
                 self._stay(group, assignment)
+            assignment = replace(assignment, before={})
             failed = group.failed
             self._look()
 

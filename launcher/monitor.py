@@ -228,10 +228,7 @@ class MonitorState:
             if record["kind"] == "evaluation":
                 self._status.evaluation = record
                 return
-            self._status.record = record
-            if not self._group.worked:
-                self._group.worked = True
-                self.note("first step done")
+            self._status.record, self._group.worked = record, True
 
     def note(self, text: str) -> None:
         """A line for the operator."""

@@ -9,9 +9,9 @@ one more that may die.
 import os
 import socket
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
@@ -23,6 +23,7 @@ from data_service.feed import FeedHandle
 from launcher.elastic import Sizing, Start
 from launcher.nodes import lost
 from launcher.recipe import Recipe
+from launcher.startup import Startup
 
 PLACED_S = 10.0  # for Ray to find the places that it was said to have
 SEATED_S = 180.0  # for all processes to be there: a cold disk takes long to import from
@@ -42,6 +43,7 @@ class Assignment:
     feed: FeedHandle
     recipe: Recipe
     grid: int  # a pause falls on multiples of so many steps
+    before: Mapping[str, float]  # seconds that the start has taken so far, by part
 
 
 @dataclass(frozen=True)
@@ -106,9 +108,10 @@ class RankProcess:
         os.environ.update(seat.environment())
 
     def run(self, seat: Seat, assignment: Assignment) -> None:
+        began = time.monotonic()
         from launcher.worker import train_rank
 
-        train_rank(seat, assignment)
+        train_rank(seat, assignment, began)
 
 
 def seats(spots: Sequence[Spot], port: int) -> list[Seat]:
@@ -173,9 +176,11 @@ class RankGroup:
 
     def live(self, assignment: Assignment, poll_s: float) -> Waiting:
         """From finding places to the end of all ranks. Yields every `poll_s` seconds or more often."""
+        startup = Startup(assignment.before)
         placed = yield from self._placed(poll_s)
         if not placed:
             return
+        startup.done("places")
         self._actors = [self._actor(bundle) for bundle in range(self._count)]
         spots = yield from self._all([actor.spot.remote() for actor in self._actors], poll_s, SEATED_S)
         if self.failed:
@@ -188,6 +193,8 @@ class RankGroup:
         taken = seats(spots, ports[0])
         for actor, seat in zip(self._actors, taken, strict=True):
             actor.sit.remote(seat)
+        startup.done("processes")
+        assignment = replace(assignment, before=startup.before | startup.seconds)
         ends = [actor.run.remote(seat, assignment) for actor, seat in zip(self._actors, taken, strict=True)]
         yield from self._all(ends, poll_s, float("inf"))
 

@@ -63,8 +63,13 @@ class RankJournal:
 
     def _underway(self, first: dict[str, Any]) -> None:
         self.startup.first_step_done(first["data_wait"])
-        seconds = {part: round(time, 3) for part, time in self.startup.seconds.items()}
-        self.event("underway", step=first["step"] + 1, seconds=seconds, age=round(self.startup.age, 3))
+        driver, seconds = (
+            {part: round(time, 3) for part, time in parts.items()}
+            for parts in (self.startup.before, self.startup.seconds)
+        )
+        age = round(self.startup.age, 3)
+        self.event("underway", step=first["step"] + 1, seconds=seconds, driver=driver, age=age)
+        self.note(f"the first step is done, after {self.startup.spell()}")
 
     def evaluation(self, step: int, figures: Mapping[str, float]) -> None:
         if self.journal is None:

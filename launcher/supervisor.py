@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -23,11 +23,12 @@ from checkpoints.errors import Superseded
 from checkpoints.gather import Alone
 from checkpoints.layout import Manifest
 from checkpoints.load import newest_good
-from data_service.feed import FeedConfig, start_feed
+from data_service.feed import FeedConfig, FeedHandle, start_feed
 from data_service.store.errors import StoreError
 from launcher.command import looked_after_by, output_into, saving
 from launcher.contract import FINISHED, JOIN_SECONDS
 from launcher.deaths import of_command
+from launcher.elastic import Sizing
 from launcher.errors import RunError, TryAgain
 from launcher.follow import NOT_SAVED, Display, Follow, MonitorLost
 from launcher.monitor import start_monitor
@@ -36,6 +37,7 @@ from launcher.rank_group import Assignment
 from launcher.resources import Resources, cores_of, data_workers, gpus_of, plan_resources, sizing
 from launcher.runs import Run
 from launcher.standing import Status
+from launcher.startup import Startup
 from launcher.stopping import Stopping
 
 _CONNECT_S = 60.0  # for the head of a cluster to answer at all
@@ -64,6 +66,8 @@ def train(run: Run, display: Display, stopping: Stopping, nodes: int = 1) -> Out
         TryAgain: the cluster cannot be reached, nodes are missing, or Ray was lost.
         RunError: it cannot go on; the message says why.
     """
+    startup = Startup.of_command(looked_after_by())
+    startup.done("command")
     _await_cluster(stopping, display)
     owner = Owner.of(looked_after_by(), time.time())
     attempt = await_claim(run.store, owner, stopping.asked, display.note)
@@ -74,7 +78,8 @@ def train(run: Run, display: Display, stopping: Stopping, nodes: int = 1) -> Out
             newest = _newest(run)
             if newest is not None and newest.step >= run.recipe.total_steps:
                 return Outcome(FINISHED, newest.step)
-            return _supervise(run, attempt, owner, display, stopping, newest, nodes)
+            startup.done("claim")
+            return _Start(run, display, stopping, owner, startup, newest).supervise(attempt, nodes)
     finally:
         with suppress(StoreError):  # else the next start finds the process gone, or waits for the lease
             end_all(run.store, owner, time.time())
@@ -86,47 +91,55 @@ def _newest(run: Run) -> Manifest | None:
     return good.manifest if good else None
 
 
-def _supervise(
-    run: Run,
-    attempt: Attempt,
-    owner: Owner,
-    display: Display,
-    stopping: Stopping,
-    last: Manifest | None,
-    nodes: int,
-) -> Outcome:
-    """`last`: the newest checkpoint."""
-    asked = Outcome(stopping.code, last.step if last else 0, stopping.reason)
-    display.note("starting Ray" if not os.environ.get("RAY_ADDRESS") else "joining the Ray cluster")
-    with _ray(plan_resources(run.recipe), stopping):
-        _await_nodes(nodes, stopping, display)
-        if stopping.asked.is_set():
-            return replace(asked, code=stopping.code, reason=stopping.reason)
-        there = ray.nodes()
-        size = sizing(run.recipe, gpus_of(there))
-        feed = start_feed(_feed_config(run, data_workers(run.recipe, cores_of(there), size.most)))
-        refresh = run.recipe.memory_refresh
-        grid, ranks = refresh.every if refresh else 1, last.world_size if last else None
-        committed = last.step if last else 0
-        while True:
-            failures = of_command(attempt, committed=committed, now=time.time(), note=display.note)
-            monitor = start_monitor(attempt, owner, size, ranks, failures)
-            assignment = Assignment(run.store.uri, monitor, feed, run.recipe, grid)
-            follow = Follow(run, monitor, display)
-            try:
-                _await_monitor(monitor, stopping)
-                with saving(), stopping.telling(monitor.stop.remote):
-                    follow.ranks(assignment, size)
-            except MonitorLost as gone:
-                if stopping.asked.is_set():
-                    raise TryAgain(f"the ranks cannot be asked to save: {gone}", remedy=NOT_SAVED) from gone
-                display.note(f"{gone}: starting the ranks again")
-                attempt = claim(run.store, owner=owner)
-            else:
-                outcome = _outcome(run, follow.status, stopping)
-                return outcome
-            finally:
-                _close(monitor)
+@dataclass(frozen=True)
+class _Start:
+    """One start of a run whose attempt is claimed. `last`: the newest checkpoint."""
+
+    run: Run
+    display: Display
+    stopping: Stopping
+    owner: Owner
+    startup: Startup
+    last: Manifest | None
+
+    def supervise(self, attempt: Attempt, nodes: int) -> Outcome:
+        """From Ray to the end of the ranks."""
+        self.display.note("joining the Ray cluster" if os.environ.get("RAY_ADDRESS") else "starting Ray")
+        recipe = self.run.recipe
+        with _ray(plan_resources(recipe), self.stopping):
+            self.startup.done("Ray")
+            _await_nodes(nodes, self.stopping, self.display)
+            if self.stopping.asked.is_set():
+                return Outcome(self.stopping.code, self.last.step if self.last else 0, self.stopping.reason)
+            there = ray.nodes()
+            size = sizing(recipe, gpus_of(there))
+            feed = start_feed(_feed_config(self.run, data_workers(recipe, cores_of(there), size.most)))
+            while (status := self._stay(attempt, feed, size)) is None:
+                attempt = claim(self.run.store, owner=self.owner)
+            return _outcome(self.run, status, self.stopping)
+
+    def _stay(self, attempt: Attempt, feed: FeedHandle, size: Sizing) -> Status | None:
+        """With the ranks, while one monitor lives: how they stand at the end. None if another one is to be started."""
+        committed, ranks = (self.last.step, self.last.world_size) if self.last else (0, None)
+        failures = of_command(attempt, committed=committed, now=time.time(), note=self.display.note)
+        monitor = start_monitor(attempt, self.owner, size, ranks, failures)
+        try:
+            _await_monitor(monitor, self.stopping)
+            self.startup.done("services")
+            refresh = self.run.recipe.memory_refresh
+            grid, before = refresh.every if refresh else 1, self.startup.seconds
+            assignment = Assignment(self.run.store.uri, monitor, feed, self.run.recipe, grid, before)
+            follow = Follow(self.run, monitor, self.display)
+            with saving(), self.stopping.telling(monitor.stop.remote):
+                follow.ranks(assignment, size)
+            return follow.status
+        except MonitorLost as gone:
+            if self.stopping.asked.is_set():
+                raise TryAgain(f"the ranks cannot be asked to save: {gone}", remedy=NOT_SAVED) from gone
+            self.display.note(f"{gone}: starting the ranks again")
+            return None
+        finally:
+            _close(monitor)
 
 
 def _close(monitor: Any) -> None:

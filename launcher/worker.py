@@ -57,9 +57,11 @@ _PEER_GONE = (
 """Parts of what torch.distributed says on a rank because another has died."""
 
 
-def train_rank(seat: Seat, assignment: Assignment) -> None:
-    """A rank's life. A mistake no restart can cure is reported to the monitor before it ends the group."""
-    startup = Startup()
+def train_rank(seat: Seat, assignment: Assignment, began: float) -> None:
+    """A rank's life, which began at `began` (of `time.monotonic`) with its imports. How it ends is told to the monitor
+    before its error ends the group."""
+    startup = Startup(assignment.before, began)
+    startup.done("imports")
     link = RayLink(assignment.monitor, seat.rank, assignment.grid)
     try:
         _join(seat)

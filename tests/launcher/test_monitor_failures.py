@@ -177,7 +177,6 @@ def test_the_operator_hears_of_a_start_and_of_a_death(cluster: Cluster, tmp_path
     assert ranks.status().notes == [
         "starting 3 ranks",
         "loading the checkpoint of step 40",
-        "first step done",
         "rank 2 on host-b died at step 47 without a word (killed, or its machine lost); "
         "starting again from the last checkpoint",
         "starting 3 ranks",
