@@ -154,10 +154,10 @@ def _await_monitor(monitor: Any, stopping: Stopping) -> None:
     """Until it answers. Raises TryAgain: Ray does not start processes any more."""
     answer, deadline = monitor.status.remote(), time.monotonic() + _PROCESS_S
     while not ray.wait([answer], timeout=0.5)[0]:
+        if lost() is not None:
+            raise TryAgain(f"Ray is lost: its {lost()} has died", remedy=NOT_SAVED)
         if time.monotonic() > deadline or stopping.asked.is_set():
-            raise TryAgain(
-                f"Ray has started no process on this machine for {_PROCESS_S:.0f} s", remedy=NOT_SAVED
-            )
+            raise TryAgain("Ray does not start processes on this machine any more", remedy=NOT_SAVED)
     try:
         ray.get(answer)
     except RayError as error:

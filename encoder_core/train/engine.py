@@ -5,6 +5,7 @@ The only file that imports deepspeed. ZeRO 0-3, fp32 and bf16, on a GPU (NCCL) o
 
 import math
 import os
+import sys
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
@@ -16,6 +17,10 @@ from torch import Tensor, nn
 
 if not torch.cuda.is_available():  # DeepSpeed decides at import, and would look for other accelerators first
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
+
+# Its autotuner imports mlflow where that is installed, which takes every rank seconds: it shall not find it.
+if "mlflow" not in sys.modules:
+    sys.modules["mlflow"] = None  # type: ignore[assignment]
 
 import deepspeed
 from deepspeed.accelerator import get_accelerator
@@ -29,6 +34,9 @@ from encoder_core.train.engine_config import EngineConfig
 from encoder_core.train.fragments import Fragment
 from encoder_core.train.pace import Stopwatch
 from encoder_core.train.replicas import Replicated
+
+if sys.modules["mlflow"] is None:
+    del sys.modules["mlflow"]
 
 # On a CPU DeepSpeed would compile a shared-memory reduction at every first start, for inference only. Training
 # reduces through gloo, so it is declared absent, and no machine needs a compiler.
