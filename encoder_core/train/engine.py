@@ -36,7 +36,7 @@ from encoder_core.train.pace import Stopwatch
 from encoder_core.train.replicas import Replicated
 
 if sys.modules["mlflow"] is None:
-    del sys.modules["mlflow"]
+    del sys.modules["mlflow"]  # type: ignore[unreachable]
 
 # On a CPU DeepSpeed would compile a shared-memory reduction at every first start, for inference only. Training
 # reduces through gloo, so it is declared absent, and no machine needs a compiler.
