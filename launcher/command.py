@@ -145,7 +145,9 @@ def _await(driver: int) -> tuple[int, bool]:
         elif time.monotonic() - idle_since > patience:
             os.kill(driver, signal.SIGKILL)
         heard = signal.sigtimedwait({*_SIGNALS, signal.SIGCHLD}, 0.5)
-        if heard is None or heard.si_signo == signal.SIGCHLD:
+        if (
+            heard is None or heard.si_signo not in _SIGNALS
+        ):  # a child's end; or SIGCONT, which has no number here
             _reap(driver)
             continue
         asked = True
