@@ -15,7 +15,7 @@ def test_a_node_that_does_not_join(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     small_runs.prepare_corpus(tmp_path)
     uri = small_runs.new_run(tmp_path, "run")
     with training(uri, "--nodes", "2") as process:
-        assert process.wait(120) == 2
+        assert process.wait(120) == 75  # the next try may find it
         assert "only 1 of 2 nodes joined the Ray cluster in 1 s" in output(process)
     assert committed(uri) == 0
 

@@ -150,7 +150,7 @@ class Sight:
     def _look(self) -> Seen:
         newest = max((entry.key for entry in self._store.list("metrics/")), default="")
         history = read_history(self._store, 3)
-        done = history.steps[-1]["step"] + 1 if history.steps else 0
+        done = int(history.steps.numbers[-1]) + 1 if len(history.steps) else 0
         evaluated = history.evaluations[-1]["step"] if history.evaluations else 0
         found = folders(self._store)
         return Seen(
