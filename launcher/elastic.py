@@ -1,7 +1,7 @@
 """How many ranks train: what the operator allows, what the cluster can hold, and when that changes.
 
 The batch is the same whatever the number of ranks (logical microbatches are dealt to those there are), so the number
-is a matter of machines alone. Pure functions; the monitor asks them, and Ray Train does as they say.
+is a matter of machines alone. Pure functions, which the monitor asks whenever a group of ranks may start or grow.
 """
 
 from collections.abc import Container, Iterable, Mapping, Sequence

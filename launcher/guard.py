@@ -23,7 +23,7 @@ _SHOWN = 8  # ranks that a message names: when one of a thousand hangs, all do
 
 
 class Guard:
-    """Watches the ranks through all starts of a command. Ray restarts the group once its processes are dead.
+    """Watches the ranks through all starts of a command. A group whose processes it kills is over.
 
     It needs no store: what is to be recorded is told to the monitor, and the ranks are killed whatever comes of that.
 

@@ -63,19 +63,19 @@ class MonitorState:
         self._deaths = Deaths(failures)
         self._status, self._group = Status(), Group()
         self._stop = False
-        self._asked = False  # Ray has asked for a first group
+        self._asked = False  # the driver has asked for a first group
         self._waits = False  # the operator knows that a start waits for the store
         self._over = 0  # the newest attempt whose group is over
         self._gauges = Gauges(attempt.store.uri)
 
     @_control
     def next_group(self, failed: Sequence[int]) -> Start | None:
-        """Ray can start ranks: how many, and where. None for now, or for good. The last group is over, ended by the
-        ranks in `failed`, as far as Ray knows.
+        """The driver can start ranks: how many, and where. None for now, or for good. The last group is over,
+        ended by the ranks in `failed`, as far as Ray knows.
         """
         there = staying(draining())
         with self._lock:
-            # Ranks may die before they are let in, too; while others are waited for, Ray names them again and again.
+            # Ranks may die before they are let in, too.
             if self._group.died(failed):
                 self._judge(failed, there)
             elif not self._asked and self._deaths.failures:
@@ -107,8 +107,8 @@ class MonitorState:
 
     @_control
     def look_around(self) -> None:
-        """Have the ranks end at a checkpoint if a node of theirs is to go, or if more could train. Ray asks for this
-        now and then while they run."""
+        """Have the ranks end at a checkpoint if a node of theirs is to go, or if more could train. The driver
+        asks for this now and then while they run."""
         going = draining()
         there = staying(going)
         with self._lock:

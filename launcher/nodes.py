@@ -1,5 +1,7 @@
-"""The nodes of the Ray cluster that this process is part of: which are about to go, what this
-one runs of Ray; threads of actors."""
+"""The nodes of Ray's cluster: which are about to go, what this one runs of Ray; threads of actors.
+
+The only file that uses private things of Ray.
+"""
 
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
@@ -35,7 +37,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 def draining() -> frozenset[str]:
     """Ids of the nodes that will be taken away: preempted by the cloud, or drained by an operator or an autoscaler.
 
-    Ray Train asks in the same way: there is no public one.
+    There is no public way to ask.
     """
     return frozenset(state.get_draining_nodes())
 

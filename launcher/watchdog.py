@@ -2,7 +2,7 @@
 
 Nothing in Ray or NCCL bounds a hang inside a collective. Every rank says once a second where it is, from a thread of
 its own: a rank that repeats itself for too long is stuck, a rank that says nothing is frozen or cut off. As all ranks
-wait for the slowest, all are stuck soon after one is; the group is killed as a whole, and Ray starts it again.
+wait for the slowest, all are stuck soon after one is; the group is killed as a whole, and the driver starts another.
 
 Whoever judges goes by what it saw itself, on its own clock: signs of life are counted, not dated.
 """

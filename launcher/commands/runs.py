@@ -61,8 +61,8 @@ def train(
     Never creates a run. What a run is operated with (ZeRO stage, ranks, workers, intervals) may change at any
     start: `--set zero=2`. What it is (data, model, objective, optimizer, seed) may not, unless forced.
 
-    SIGTERM and Ctrl-C commit a checkpoint first. Exit codes: 0 finished; 75 stopped, run it again to go on;
-    3 stopped by `maskfleet runs stop`, to stay so; 2 a mistake in what it was given.
+    SIGTERM, SIGHUP and Ctrl-C commit a checkpoint first. Exit codes: 0 finished; 3 stopped by `maskfleet runs stop`,
+    to stay so; 2 a mistake in what it was given, or what no repetition cures; 75 anything else: run it again to go on.
     """
     typer.echo(f"opening {run}")  # what follows takes seconds of imports
     from rich.console import Console
