@@ -25,7 +25,7 @@ import psutil
 from launcher.contract import CODES, FINISHED, MISTAKE, REPEAT
 
 _TRAINING = ("train", "demo")  # the commands whose process tree is looked after
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # but those that are ignored at the start (nohup)
 _NAME = "MASKFLEET_COMMAND"  # environment variable: the parent's pid and start, in clock ticks since boot
 _AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
 _GRACE_S = 15.0  # for a driver that has nothing to save to end by itself
@@ -39,9 +39,14 @@ _saves = mmap.mmap(-1, 2)  # shared by parent and driver: it saves when asked to
 def main() -> None:
     """The console script."""
     if sys.argv[1:2] and sys.argv[1] in _TRAINING and not {"-h", "--help"} & set(sys.argv):
-        signal.pthread_sigmask(signal.SIG_BLOCK, {*_SIGNALS, signal.SIGCHLD})  # from here on none is lost
+        signal.pthread_sigmask(signal.SIG_BLOCK, {*heeded(), signal.SIGCHLD})  # from here on none is lost
         sys.exit(_look_after(_run))
     _run()
+
+
+def heeded() -> frozenset[signal.Signals]:
+    """The signals that ask for an end: not one that whoever started the command has had ignored, as nohup does."""
+    return frozenset(number for number in _SIGNALS if signal.getsignal(number) != signal.SIG_IGN)
 
 
 def _run() -> None:
@@ -112,7 +117,7 @@ def _be_driver(work: Callable[[], None]) -> None:
         _prctl(_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() == 1:
             os._exit(code)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {*_SIGNALS, signal.SIGCHLD})
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {*heeded(), signal.SIGCHLD})
         sys.stdout, sys.stderr = _Lasting(sys.stdout), _Lasting(sys.stderr)
         work()
         code = FINISHED
@@ -134,7 +139,7 @@ def _await(driver: int) -> tuple[int, bool]:
 
     A driver that saves has the time that it takes. One that does not is given a little, and killed.
     """
-    asked, interrupts, idle_since = False, 0, 0.0
+    asked, interrupts, idle_since, asking = False, 0, 0.0, heeded()
     while True:
         found, status = os.waitpid(driver, os.WNOHANG)
         if found:
@@ -144,10 +149,10 @@ def _await(driver: int) -> tuple[int, bool]:
             idle_since = time.monotonic()
         elif time.monotonic() - idle_since > patience:
             os.kill(driver, signal.SIGKILL)
-        heard = signal.sigtimedwait({*_SIGNALS, signal.SIGCHLD}, 0.5)
+        heard = signal.sigtimedwait({*asking, signal.SIGCHLD}, 0.5)
         if (
-            heard is None or heard.si_signo not in _SIGNALS
-        ):  # a child's end; or SIGCONT, which has no number here
+            heard is None or heard.si_signo not in asking
+        ):  # a child's end, or SIGCONT, which has no number here
             _reap(driver)
             continue
         asked = True

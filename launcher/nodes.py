@@ -3,7 +3,7 @@
 The only file that uses private things of Ray.
 """
 
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,6 +12,7 @@ import ray
 from ray._private import worker
 from ray._private.node import Node
 from ray._private.state import state
+from ray.autoscaler.sdk import request_resources
 
 _CORE = ("raylet", "gcs_server")
 _UNUSED = ("start_api_server", "start_monitor", "start_log_monitor")
@@ -55,6 +56,17 @@ def lost() -> str | None:
 def logs() -> Path:
     """Ray's log folder on this node."""
     return Path(worker._global_node.get_logs_dir_path())
+
+
+@contextmanager
+def room_for(bundles: Sequence[Mapping[str, float]]) -> Iterator[None]:
+    """While this lasts, an autoscaler of the cluster, if there is one, makes and keeps room for so much at once."""
+    request_resources(bundles=[dict(bundle) for bundle in bundles])
+    try:
+        yield
+    finally:
+        if lost() is None:
+            request_resources(bundles=[])
 
 
 def staying(going: Container[str]) -> list[dict[str, Any]]:

@@ -9,10 +9,10 @@ from types import FrameType
 from checkpoints.attempt import Attempt
 from checkpoints.stop import stop_requested
 from data_service.store.errors import StoreError
+from launcher.command import heeded
 from launcher.contract import REPEAT, STOPPED
 
 POLL_S = 2.0
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _WORDS = {signal.SIGINT: "Ctrl-C", signal.SIGHUP: "the terminal was closed (SIGHUP)"}
 
 
@@ -40,7 +40,7 @@ class Stopping:
         self.code = REPEAT
 
     def __enter__(self) -> "Stopping":
-        self._before = {number: signal.getsignal(number) for number in _SIGNALS}
+        self._before = {number: signal.getsignal(number) for number in heeded()}
         self.listen()
         return self
 
@@ -50,7 +50,7 @@ class Stopping:
 
     def listen(self) -> None:
         """Take the signals, from Ray too: `ray.init` installs handlers of its own."""
-        for number in _SIGNALS:
+        for number in self._before:
             signal.signal(number, self._signalled)
 
     @contextmanager

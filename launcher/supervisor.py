@@ -32,7 +32,7 @@ from launcher.elastic import Sizing
 from launcher.errors import RunError, TryAgain
 from launcher.follow import NOT_SAVED, Display, Follow, MonitorLost
 from launcher.monitor import start_monitor
-from launcher.nodes import lean, logs, lost
+from launcher.nodes import lean, logs, lost, room_for
 from launcher.rank_group import Assignment
 from launcher.resources import Resources, cores_of, data_workers, gpus_of, plan_resources, sizing
 from launcher.runs import Run
@@ -114,8 +114,9 @@ class _Start:
             there = ray.nodes()
             size = sizing(recipe, gpus_of(there))
             feed = start_feed(_feed_config(self.run, data_workers(recipe, cores_of(there), size.most)))
-            while (status := self._stay(attempt, feed, size)) is None:
-                attempt = claim(self.run.store, owner=self.owner)
+            with room_for([size.each] * size.most):
+                while (status := self._stay(attempt, feed, size)) is None:
+                    attempt = claim(self.run.store, owner=self.owner)
             return _outcome(self.run, status, self.stopping)
 
     def _stay(self, attempt: Attempt, feed: FeedHandle, size: Sizing) -> Status | None:

@@ -74,7 +74,6 @@ class Publishing:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
-            env=_environment(),
             start_new_session=True,  # a signal to the driver's group is not for it: it has last words
         )
         assert process.stdin is not None
@@ -91,12 +90,6 @@ class Publishing:
         if not self._complained:
             self._complained = True
             self._note(f"{self._name}: not published: {reason}; the run goes on")
-
-
-def _environment() -> dict[str, str]:
-    """What a client leaves in its temporary folder goes with the command's own."""
-    scratch = os.environ.get("MASKFLEET_SCRATCH")
-    return os.environ | ({"TMPDIR": scratch} if scratch else {})
 
 
 @contextmanager

@@ -55,8 +55,8 @@ def kinds(uri: str, kind: str) -> list[Mapping[str, object]]:
 
 
 def breakdown(killed: float, death: Mapping, underway: Mapping) -> dict[str, float]:
-    """Seconds by part, from `killed` to the end of the first step."""
-    seconds, process = underway["seconds"], underway["age"]
-    began = underway["time"] - sum(seconds.values())
-    asked = began - process - death["time"]  # until there was a new process
-    return {"noticed": death["time"] - killed, "asked for": asked, "process": process, **seconds}
+    """Seconds by part, from `killed` to the end of the first step: the driver's, then the new rank's."""
+    rank = underway["seconds"]
+    began = underway["time"] - sum(rank.values())
+    processes = began - death["time"]  # places for them, and their start
+    return {"noticed": death["time"] - killed, "processes": processes, **rank}

@@ -167,6 +167,18 @@ def test_a_command_that_was_stopped_for_a_while_goes_on(mark: str) -> None:
     assert (ended(process)[0], alive(mark)) == (3, [])
 
 
+def test_what_is_ignored_at_the_start_stays_so(mark: str) -> None:
+    """As under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        process = start("time.sleep(1.5); sys.exit(3)", mark)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    until(process, "ready")
+    os.killpg(process.pid, signal.SIGHUP)
+    assert (ended(process)[0], alive(mark)) == (3, [])
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_any_signal_at_any_moment(seed: int, mark: str) -> None:
     """From the moment on at which the command has begun to listen, which takes it some hundredths of a second."""
