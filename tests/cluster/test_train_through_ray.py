@@ -38,6 +38,7 @@ def train_undisturbed(folder: Path, zero: int) -> str:
     return uri
 
 
+@pytest.mark.long
 def test_whatever_is_killed_nothing_changes(folder: Path, undisturbed: str) -> None:
     kill_all_kinds(folder, 1, undisturbed)
 

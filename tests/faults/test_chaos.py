@@ -62,6 +62,7 @@ def folder(tmp_path: Path) -> str:
     return str(tmp_path)
 
 
+@pytest.mark.long
 def test_a_few_cycles(folder: str) -> None:
     survive(folder, cycles=4, world=2, zero=1)
 

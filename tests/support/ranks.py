@@ -54,5 +54,8 @@ def _enter(
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world)
     try:
         results.put((rank, function(rank, world, *args)))
+        results.close()
+        results.join_thread()
     finally:
         dist.destroy_process_group()
+    os._exit(0)  # without the interpreter's own end, in which threads of torch's were seen to abort
