@@ -101,21 +101,21 @@ def _look_after(work: Callable[[], None]) -> int:
     _sweep()
     os.environ[_NAME] = name
     try:
-        driver = os.fork()
+        parent, driver = os.getpid(), os.fork()
         if driver == 0:
-            _be_driver(work)
+            _be_driver(work, parent)
         return _verdict(*_await(driver))
     finally:
         _kill_all(name)
 
 
-def _be_driver(work: Callable[[], None]) -> None:
-    """Never returns. Dies with its parent: nobody else would look after it."""
+def _be_driver(work: Callable[[], None], parent: int) -> None:
+    """Never returns. Dies with its `parent`: nobody else would look after it."""
     code = REPEAT
     try:
         os.setsid()
         _prctl(_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() == 1:
+        if os.getppid() != parent:  # it died before it could be told of
             os._exit(code)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {*heeded(), signal.SIGCHLD})
         sys.stdout, sys.stderr = _Lasting(sys.stdout), _Lasting(sys.stderr)
@@ -150,9 +150,7 @@ def _await(driver: int) -> tuple[int, bool]:
         elif time.monotonic() - idle_since > patience:
             os.kill(driver, signal.SIGKILL)
         heard = signal.sigtimedwait({*asking, signal.SIGCHLD}, 0.5)
-        if (
-            heard is None or heard.si_signo not in asking
-        ):  # a child's end, or SIGCONT, which has no number here
+        if heard is None or heard.si_signo not in asking:  # after SIGCONT it has no number
             _reap(driver)
             continue
         asked = True
@@ -180,10 +178,9 @@ def _say(text: str) -> None:
 
 def _reap(driver: int) -> None:
     """Descendants that were left to us and have died."""
-    for child in psutil.Process().children():
-        if child.pid != driver:
-            with suppress(ChildProcessError):
-                os.waitpid(child.pid, os.WNOHANG)
+    dead = os.WEXITED | os.WNOHANG | os.WNOWAIT
+    while (found := os.waitid(os.P_ALL, 0, dead)) is not None and found.si_pid != driver:
+        os.waitpid(found.si_pid, 0)
 
 
 def _kill_all(name: str) -> None:
