@@ -13,6 +13,7 @@ from rich.text import Text
 from data_service.errors import UserError as DataError
 from data_service.visible import visible
 from encoder_core.errors import UserError as ModelError
+from launcher.command import screen
 from launcher.commands import (
     bench,
     checkpoints,
@@ -77,5 +78,6 @@ def main() -> None:
 
 def _print_outages() -> None:
     """What the store says of an outage goes to standard error as it is, one line each."""
-    assert logging.lastResort is not None
-    logging.getLogger("data_service.store").addHandler(logging.lastResort)
+    handler = logging.StreamHandler(screen(2))
+    handler.setLevel(logging.WARNING)
+    logging.getLogger("data_service.store").addHandler(handler)

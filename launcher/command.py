@@ -10,6 +10,7 @@ carries the parent's name in its environment, by which a later start finds what 
 """
 
 import ctypes
+import logging
 import mmap
 import os
 import signal
@@ -78,9 +79,12 @@ def output_into(path: Path) -> Iterator[None]:
     for number in (1, 2):
         os.dup2(file, number)
     os.close(file)
+    logged = logging.StreamHandler()
+    logging.getLogger().addHandler(logged)
     try:
         yield
     finally:
+        logging.getLogger().removeHandler(logged)
         for number, before in zip((1, 2), kept, strict=True):
             sys.stdout.flush()
             sys.stderr.flush()
@@ -88,9 +92,9 @@ def output_into(path: Path) -> Iterator[None]:
             os.close(before)
 
 
-def screen() -> IO[str]:
-    """Standard output, whatever becomes of it: redirected (`output_into`), or gone with its terminal."""
-    stream: IO[str] = _Lasting(os.fdopen(os.dup(1), "w", buffering=1))  # type: ignore[assignment]
+def screen(number: int = 1) -> IO[str]:
+    """Standard output (2: error), whatever becomes of it: redirected (`output_into`), or gone with its terminal."""
+    stream: IO[str] = _Lasting(os.fdopen(os.dup(number), "w", buffering=1))  # type: ignore[assignment]
     return stream
 
 
@@ -119,6 +123,7 @@ def _be_driver(work: Callable[[], None], parent: int) -> None:
             os._exit(code)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {*heeded(), signal.SIGCHLD})
         sys.stdout, sys.stderr = _Lasting(sys.stdout), _Lasting(sys.stderr)
+        logging.getLogger().addHandler(logging.NullHandler())  # what is for people is said by other means
         work()
         code = FINISHED
     except SystemExit as end:

@@ -66,7 +66,8 @@ class Follow:
 
     def _next(self, failed: list[int]) -> Start | None:
         """When and how ranks are to start; None if they are not to."""
-        while not self._over():
+        room = self._made_room()
+        while not self._over(room):
             start: Start | None = self._ask(self._monitor.next_group.remote(failed))
             self._look()
             if start is not None:
@@ -89,14 +90,17 @@ class Follow:
                 if time.monotonic() - done > _END_S:
                     return
 
-    def _over(self) -> bool:
-        """Whether no ranks are to start. Those that ended in good order, but early, made room for others to go on."""
+    def _made_room(self) -> bool:
+        """Whether the ranks ended in good order, but early, for others to go on."""
+        status = self.status
+        return status.paused and status.finished is not None and status.finished < self._steps
+
+    def _over(self, room: bool) -> bool:
+        """Whether no ranks are to start. `room`: the last ones made room."""
         status = self.status
         if status.fatal is not None or status.idle or status.superseded or status.unsaved is not None:
             return True
-        if status.finished is None:
-            return False
-        return not status.paused or status.finished >= self._steps
+        return status.finished is not None and not room
 
     def _look(self) -> None:
         dead = lost()

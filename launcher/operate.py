@@ -4,7 +4,6 @@ Every end has one of the exit codes of `launcher.contract`, whatever was raised 
 what was given, or what repetition has not cured, ends a run for good.
 """
 
-import logging
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -25,8 +24,6 @@ from launcher.stopping import Stopping
 from launcher.supervisor import Outcome, train
 from launcher.trackers.tracking import tracking
 from launcher.webhook import announcing
-
-_log = logging.getLogger(__name__)
 
 _LONGEST = 2000  # characters of a reason on record
 _RECORD_S = 10.0  # for the store to take the closing record
@@ -96,8 +93,7 @@ def _failed(error: DataError | ModelError, watch: Watch, record: Callable[..., N
 
 
 def _broke(error: Exception, watch: Watch, record: Callable[..., None]) -> Outcome:
-    """Ray, or ourselves: nobody needs to read a traceback to go on. It is on record, and in Ray's log folder."""
-    _log.error("the driver failed", exc_info=error)
+    """Ray, or ourselves: nobody needs to read a traceback to go on. It is on record."""
     line = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
     record("failed", reason=line[:_LONGEST], trace="".join(traceback.format_exception(error))[-_LONGEST:])
     watch.note(f"the driver failed: {line[:300]}")
