@@ -19,14 +19,14 @@ SETTINGS = (
     f"phases=[{{steps: {STEPS}, length: 32, batch: {{sequences: 12}}}}]",
     "checkpoint={every: {steps: 20}, keep_last: 3}",
     f"evaluation={{every: {{steps: {STEPS}}}, samples: 20}}",
-    "trainers=2",
+    "trainers={min: 2, max: 2}",  # which reserve so much that no machine holds two
     "watchdog={step: 20.0, other: 120.0, silence: 20.0}",
 )
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[list[Machine]]:
-    """The head has room for the data workers only; a rank fits on each of the others."""
+    """A rank fits on each."""
     reason = netns.why_not()
     if reason is not None:
         pytest.skip(reason)
