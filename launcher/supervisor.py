@@ -44,7 +44,7 @@ _CONNECT_S = 60.0  # for the head of a cluster to answer at all
 _TRY_S = 2.0  # for one connection to it
 _PROCESS_S = 60.0  # for Ray to start a process
 _RECORD_S = 10.0  # for the monitor to put on record what it has
-_SHUTDOWN_S = 15.0  # for Ray to say goodbye
+_SHUTDOWN_S = 5.0  # for Ray to say goodbye
 
 
 @dataclass(frozen=True)

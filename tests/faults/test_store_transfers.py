@@ -121,6 +121,7 @@ def test_an_upload_whose_end_was_not_answered_is_known(store: Store, faults: Fau
 
 
 @pytest.mark.rgw
+@pytest.mark.long  # Ceph may hold its lock on a completion for minutes, once something went wrong under it
 def test_an_upload_that_the_server_forgot_begins_again(rgw: S3Server) -> None:
     data, bucket, client = os.urandom(40 << 20), rgw.new_bucket(), rgw.client()
     told: list[int] = []
