@@ -4,9 +4,8 @@ Every end has one of the exit codes of `launcher.contract`, whatever was raised 
 what was given, or what repetition has not cured, ends a run for good.
 """
 
-import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
 from rich.console import Console
@@ -16,9 +15,8 @@ from data_service.errors import UserError as DataError
 from encoder_core.errors import UserError as ModelError
 from launcher.command import screen
 from launcher.contract import FINISHED, MISTAKE, REPEAT, code_of
-from launcher.metrics import operator_event
+from launcher.operator_log import OperatorLog
 from launcher.progress import Watch
-from launcher.recording import Recorder
 from launcher.runs import Run
 from launcher.stopping import Stopping
 from launcher.supervisor import Outcome, train
@@ -45,11 +43,11 @@ def operate(run: Run, console: Console, nodes: int = 1) -> Outcome:
         announcing(run.store, run.recipe.events, about, watch.note),
         tracking(run.store, run.recipe, watch.note),
     ):
-        recorder = Recorder(watch.note)
+        log = OperatorLog(run.store, watch.note)
         try:
-            return _operate(run, watch, recorder, nodes)
+            return _operate(run, watch, log, nodes)
         finally:
-            recorder.close(_RECORD_S)
+            log.close(_RECORD_S)
 
 
 @contextmanager
@@ -62,10 +60,7 @@ def _own_screen(console: Console) -> Iterator[None]:
         console.file = before
 
 
-def _operate(run: Run, watch: Watch, recorder: Recorder, nodes: int) -> Outcome:
-    def record(kind: str, **fields: object) -> None:
-        recorder.submit(lambda: operator_event(run.store, kind, time.time(), **fields))
-
+def _operate(run: Run, watch: Watch, log: OperatorLog, nodes: int) -> Outcome:
     with Stopping(watch.note) as stopping:
         try:
             outcome = train(run, watch, stopping, nodes)
@@ -73,18 +68,18 @@ def _operate(run: Run, watch: Watch, recorder: Recorder, nodes: int) -> Outcome:
             watch.note("ended at once, without saving: what was done since the last checkpoint is lost")
             return Outcome(REPEAT, 0, stopping.reason)
         except (DataError, ModelError) as error:
-            return _failed(error, watch, record)
+            return _failed(error, watch, log)
         except Exception as error:
-            return _broke(error, watch, record)
+            return _broke(error, watch, log)
     reason = {"reason": outcome.reason} if outcome.reason else {}
-    record("end" if outcome.code == FINISHED else "stop", step=outcome.step, **reason)
+    log.event("end" if outcome.code == FINISHED else "stop", step=outcome.step, **reason)
     return outcome
 
 
-def _failed(error: DataError | ModelError, watch: Watch, record: Callable[..., None]) -> Outcome:
+def _failed(error: DataError | ModelError, watch: Watch, log: OperatorLog) -> Outcome:
     """What the user can read. Where another start of the run goes on, nothing failed."""
     if not isinstance(error, RunIsActive | Superseded):
-        record("failed", reason=error.problem[:_LONGEST])
+        log.event("failed", reason=error.problem[:_LONGEST])
     if code_of(error) == MISTAKE:
         raise error
     watch.note(f"{error.problem}\n  {error.remedy}")
@@ -92,10 +87,10 @@ def _failed(error: DataError | ModelError, watch: Watch, record: Callable[..., N
     return Outcome(REPEAT, 0)
 
 
-def _broke(error: Exception, watch: Watch, record: Callable[..., None]) -> Outcome:
+def _broke(error: Exception, watch: Watch, log: OperatorLog) -> Outcome:
     """Ray, or ourselves: nobody needs to read a traceback to go on. It is on record."""
     line = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
-    record("failed", reason=line[:_LONGEST], trace="".join(traceback.format_exception(error))[-_LONGEST:])
+    log.event("failed", reason=line[:_LONGEST], trace="".join(traceback.format_exception(error))[-_LONGEST:])
     watch.note(f"the driver failed: {line[:300]}")
     watch.note(_AGAIN)
     return Outcome(REPEAT, 0)

@@ -117,6 +117,8 @@ class _Start:
             with room_for([size.each] * size.most):
                 while (status := self._stay(attempt, feed, size)) is None:
                     attempt = claim(self.run.store, owner=self.owner)
+            if status.unsaved is not None:
+                self.display.note(status.unsaved)
             return _outcome(self.run, status, self.stopping)
 
     def _stay(self, attempt: Attempt, feed: FeedHandle, size: Sizing) -> Status | None:
@@ -172,7 +174,9 @@ def _outcome(run: Run, status: Status, stopping: Stopping) -> Outcome:
     if status.superseded:
         raise Superseded(f"another start of {run.uri} has taken it over", remedy="it goes on there")
     if status.finished is None:
-        newest = _newest(run)
+        newest = (
+            _newest(run) if status.unsaved is None else None
+        )  # else the store is away, and would be waited for
         at = newest.step if newest else 0
         reason = f"{stopping.reason}; not saved: {status.unsaved}" if status.unsaved else stopping.reason
         return Outcome(stopping.code, at, reason)

@@ -66,13 +66,8 @@ class Tenure:
         """A store that does not answer now will be asked again, and every commit asks, too."""
         while not self._closed.wait(self._look_s):
             try:
-                if self._succeeded():
+                if self._newest.superseded(self._owner) is not None:
                     self._taken.set()
                     return
             except (StoreError, CheckpointError, ValueError) as error:
                 _log.warning("cannot tell whether the run was taken over: %s", error)
-
-    def _succeeded(self) -> bool:
-        newest = self._newest
-        successor = Attempt(newest.store, newest.number + 1)
-        return successor.claimed() and not successor.owner().same_process(self._owner)

@@ -96,7 +96,7 @@ def test_an_outage_does_not_mask_the_reason(fresh_run: str, monkeypatch: pytest.
     def away(*_: object, **__: object) -> None:
         raise StoreUnavailable.at(fresh_run, "no answer")
 
-    monkeypatch.setattr(operating, "operator_event", away)
+    monkeypatch.setattr("launcher.operator_log.operator_event", away)
     monkeypatch.setattr(operating, "_RECORD_S", 0.1)
     code, shown, events = ended(fresh_run, monkeypatch, StoreUnavailable.at("s3://b/k", "refused"))
     assert (code, events) == (REPEAT, [])
