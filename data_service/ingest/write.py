@@ -15,7 +15,7 @@ from data_service.errors import CorpusError, InputError
 from data_service.ingest.blocks import BATCH, encode_documents
 from data_service.ingest.compare import ORDINAL, Slice
 from data_service.ingest.documents import read_documents
-from data_service.ingest.hashing import hash_text, is_blank, is_heldout
+from data_service.ingest.hashing import hash_text, hash_tokens, is_blank, is_heldout
 from data_service.ingest.layout import TOKENIZER, Layout, shard_key, shard_name
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.part import Part, PartSummary
@@ -94,17 +94,17 @@ def _fill(task: WriteTask, tokenizer: Tokenizer, drops: set[int], parts: tuple[P
     """Put every kept document into its part; the number of documents without a token."""
     without_tokens = 0
     for batch in _batches(_kept(task, drops)):
-        encoded = encode_documents(tokenizer, [text for text, _ in batch])
-        for (text, heldout), document in zip(batch, encoded, strict=True):
+        for text, document in zip(batch, encode_documents(tokenizer, batch), strict=True):
             if len(document.tokens):
+                heldout = is_heldout(hash_tokens(document.tokens), task.options.heldout_fraction)
                 parts[heldout].add(document, len(text.encode()))
             else:
                 without_tokens += 1
     return without_tokens
 
 
-def _kept(task: WriteTask, drops: set[int]) -> Iterator[tuple[str, bool]]:
-    """(text, held out?) of every document that is not a later copy."""
+def _kept(task: WriteTask, drops: set[int]) -> Iterator[str]:
+    """The text of every document that is not a later copy."""
     seen = hashlib.sha256()
     ordinal = 0
     for document in read_documents(task.split, task.options):
@@ -113,7 +113,7 @@ def _kept(task: WriteTask, drops: set[int]) -> Iterator[tuple[str, bool]]:
         digest = hash_text(document.text)
         seen.update(digest)
         if ordinal not in drops:
-            yield document.text, is_heldout(digest, task.options.heldout_fraction)
+            yield document.text
         ordinal += 1
     if seen.hexdigest() != task.digest:
         raise InputError(
@@ -123,12 +123,12 @@ def _kept(task: WriteTask, drops: set[int]) -> Iterator[tuple[str, bool]]:
         )
 
 
-def _batches(documents: Iterator[tuple[str, bool]]) -> Iterator[list[tuple[str, bool]]]:
-    batch: list[tuple[str, bool]] = []
+def _batches(documents: Iterator[str]) -> Iterator[list[str]]:
+    batch: list[str] = []
     characters = 0
     for document in documents:
         batch.append(document)
-        characters += len(document[0])
+        characters += len(document)
         if characters >= BATCH:
             yield batch
             batch, characters = [], 0
