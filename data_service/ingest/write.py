@@ -94,17 +94,20 @@ def _fill(task: WriteTask, tokenizer: Tokenizer, drops: set[int], parts: tuple[P
     """Put every kept document into its part; the number of documents without a token."""
     without_tokens = 0
     for batch in _batches(_kept(task, drops)):
-        for text, document in zip(batch, encode_documents(tokenizer, batch), strict=True):
-            if len(document.tokens):
-                heldout = is_heldout(hash_tokens(document.tokens), task.options.heldout_fraction)
-                parts[heldout].add(document, len(text.encode()))
-            else:
+        encoded = encode_documents(tokenizer, [text for text, _ in batch])
+        for (text, digest), document in zip(batch, encoded, strict=True):
+            if not len(document.tokens):
                 without_tokens += 1
+                continue
+            if tokenizer.special.unk in document.tokens:  # texts that differ may be the same tokens
+                digest = hash_tokens(document.tokens)
+            heldout = is_heldout(digest, task.options.heldout_fraction)
+            parts[heldout].add(document, len(text.encode()))
     return without_tokens
 
 
-def _kept(task: WriteTask, drops: set[int]) -> Iterator[str]:
-    """The text of every document that is not a later copy."""
+def _kept(task: WriteTask, drops: set[int]) -> Iterator[tuple[str, bytes]]:
+    """(text, hash) of every document that is not a later copy."""
     seen = hashlib.sha256()
     ordinal = 0
     for document in read_documents(task.split, task.options):
@@ -113,7 +116,7 @@ def _kept(task: WriteTask, drops: set[int]) -> Iterator[str]:
         digest = hash_text(document.text)
         seen.update(digest)
         if ordinal not in drops:
-            yield document.text
+            yield document.text, digest
         ordinal += 1
     if seen.hexdigest() != task.digest:
         raise InputError(
@@ -123,12 +126,12 @@ def _kept(task: WriteTask, drops: set[int]) -> Iterator[str]:
         )
 
 
-def _batches(documents: Iterator[str]) -> Iterator[list[str]]:
-    batch: list[str] = []
+def _batches(documents: Iterator[tuple[str, bytes]]) -> Iterator[list[tuple[str, bytes]]]:
+    batch: list[tuple[str, bytes]] = []
     characters = 0
     for document in documents:
         batch.append(document)
-        characters += len(document)
+        characters += len(document[0])
         if characters >= BATCH:
             yield batch
             batch, characters = [], 0

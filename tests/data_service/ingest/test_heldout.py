@@ -4,6 +4,7 @@ import unicodedata
 from itertools import pairwise
 from pathlib import Path
 from random import Random
+from typing import Literal
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +13,7 @@ from raw_text import DOCUMENTS, ignore_progress, small_tokenizer, write_jsonl
 
 from data_service.corpus import open_corpus
 from data_service.ingest.build import build_corpus
-from data_service.ingest.hashing import encoded_text, hash_text, hash_tokens
+from data_service.ingest.hashing import encoded_text, folded_text, hash_text, hash_tokens
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.sentences import split_sentences
 from data_service.shards.manifest import BlockTable, Manifest
@@ -88,3 +89,15 @@ def test_equal_tokens_never_lie_on_both_sides(tmp_path: Path, kind: Kind) -> Non
 def test_what_is_hashed_is_what_is_encoded(text: str) -> None:
     assert encoded_text(text) == "".join(split_sentences(text))
     assert hash_text(text) == hash_text(text.replace("\n", "\r\n") + "\n")
+
+
+@settings(deadline=None)
+@given(st.text(st.characters(codec="utf-8"), max_size=30), st.sampled_from(["NFC", "NFD", "NFKC", "NFKD"]))
+def test_forms_case_and_spaces_do_not_change_sides(
+    text: str, form: Literal["NFC", "NFD", "NFKC", "NFKD"]
+) -> None:
+    mark = "x"  # a text without letters and digits is its own fold
+    other = unicodedata.normalize(form, f" {mark}{text}\n".replace(" ", "  ").lower())
+    assert folded_text(mark + text) == folded_text(other)
+    padded = "a" * 9 * len(text)  # of which little is beyond ASCII
+    assert folded_text(padded + text + mark) == padded + folded_text(text + mark)
