@@ -1,6 +1,7 @@
 """Between the passes: finds later copies, one range of hashes at a time, so that memory stays flat."""
 
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -10,6 +11,9 @@ from data_service.ingest.hashing import BUCKETS, RECORD
 from data_service.ingest.layout import Layout
 from data_service.ingest.receipts import Receipt, write_receipt
 from data_service.ingest.scan import Scanned
+from data_service.ingest.tasks import Task
+from data_service.store.base import Store
+from data_service.store.together import together
 
 PARTITION_DOCUMENTS = 2_000_000  # about 200 MB while they are sorted
 ORDINAL = np.dtype("<u4")
@@ -25,7 +29,7 @@ class Slice:
 
 
 @dataclass(frozen=True)
-class CompareTask:
+class CompareTask(Task):
     """One partition: for every split, in order, the slice of its sorted hashes that falls in it."""
 
     layout: Layout
@@ -68,10 +72,7 @@ def _slice(layout: Layout, index: int, first: int, stop: int, split: Scanned) ->
 def compare(task: CompareTask) -> Compared:
     """Write which documents of the partition are copies of one that comes before them in the input."""
     store = task.layout.open()
-    parts = [
-        np.frombuffer(store.get_range(part.key, part.start, part.length) if part else b"", dtype=RECORD)
-        for part in task.hashes
-    ]
+    parts = [np.frombuffer(data, dtype=RECORD) for data in together(partial(_read, store), task.hashes)]
     records = np.concatenate(parts)
     split = np.repeat(np.arange(len(parts), dtype=np.uint32), [len(part) for part in parts])
     order = np.lexsort((records["ordinal"], split, records["low"], records["high"]))
@@ -87,6 +88,10 @@ def compare(task: CompareTask) -> Compared:
     compared = Compared(files=files, starts=starts)
     write_receipt(store, task.receipt, compared)
     return compared
+
+
+def _read(store: Store, part: Slice | None) -> bytes:
+    return store.get_range(part.key, part.start, part.length) if part else b""
 
 
 def drop_slices(layout: Layout, split: int, compared: list[Compared]) -> tuple[Slice, ...]:

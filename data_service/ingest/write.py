@@ -16,11 +16,10 @@ from data_service.ingest.blocks import BATCH, encode_documents
 from data_service.ingest.compare import ORDINAL, Slice
 from data_service.ingest.documents import read_documents
 from data_service.ingest.hashing import hash_text, hash_tokens, is_blank, is_heldout
-from data_service.ingest.layout import TOKENIZER, Layout, shard_key, shard_name
-from data_service.ingest.options import BuildOptions
+from data_service.ingest.layout import TOKENIZER, shard_key, shard_name
 from data_service.ingest.part import Part, PartSummary
 from data_service.ingest.receipts import Receipt, write_receipt
-from data_service.ingest.splits import Split
+from data_service.ingest.tasks import SplitTask
 from data_service.store.base import Store
 from data_service.store.errors import OutOfSpace
 from data_service.tokenizers.load import load_tokenizer
@@ -28,16 +27,12 @@ from data_service.tokenizers.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
-class WriteTask:
-    """Split `index` of the input.
+class WriteTask(SplitTask):
+    """Encode a split.
 
     `drops` say which documents are later copies; `digest` is the hash of all hashes of the first pass.
     """
 
-    layout: Layout
-    index: int
-    split: Split
-    options: BuildOptions
     tokenizer_hash: str
     drops: tuple[Slice, ...]
     digest: str
@@ -45,10 +40,6 @@ class WriteTask:
     @property
     def receipt(self) -> str:
         return self.layout.receipt("write", self.index)
-
-    @property
-    def input_bytes(self) -> int:
-        return self.split.size
 
 
 class Written(Receipt):
@@ -61,7 +52,7 @@ class Written(Receipt):
 
 
 def write(task: WriteTask) -> Written:
-    """Write a split's shards. Memory: a block or two, whatever the size of the split.
+    """Write a split's shards. Memory: a block or two, and the text of a streamed piece.
 
     Raises:
         InputError: the text changed since the first pass; else as `read_documents`.
