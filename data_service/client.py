@@ -78,6 +78,11 @@ class FeedClient:
         return self._opened.grid.samples_per_epoch
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """What a person should know of the stream's plan."""
+        return self._opened.notes
+
+    @property
     def held_bytes(self) -> dict[str, int]:
         """Bytes of each slab that is here, by the name of its object: ranks of a node share those of one name."""
         with self._changed:

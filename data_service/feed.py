@@ -52,11 +52,14 @@ class FeedConfig(BaseModel):
 
 @dataclass(frozen=True)
 class OpenStream:
-    """What a client needs to know of a stream: where samples lie, and how many windows may be held."""
+    """What a client needs to know of a stream: where samples lie, how many windows may be held, and what a person
+    should know.
+    """
 
     grid: Grid
     slab_rows: int
     windows_held: int
+    notes: tuple[str, ...] = ()
 
 
 class Wanted(NamedTuple):
@@ -203,7 +206,7 @@ class Feed:
         plan = Plan(spec, corpora.tables, counts)
         held = max(2, self._config.memory // max(1, plan.grid.window_bytes))
         rows = slab_rows(spec.length, self._config.slab_tokens)
-        return _Stream(spec_json, corpora, counts, plan, OpenStream(plan.grid, rows, held))
+        return _Stream(spec_json, corpora, counts, plan, OpenStream(plan.grid, rows, held, plan.notes))
 
     def _count(self, blocks: int) -> None:
         self._counted += blocks

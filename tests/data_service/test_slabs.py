@@ -55,7 +55,9 @@ def test_a_share_of_every_step_lies_in_few_slabs(ranks: int, epoch: int, sample:
     for window in range(3):
         layout = SlabLayout.of(grid, epoch, window, rows=rows, steps=steps)
         origin = epoch * 4000 + grid.start(window)
-        first = -(-(origin - sample) // steps.rows) * steps.rows + sample - origin  # the first step that begins here
+        first = (
+            -(-(origin - sample) // steps.rows) * steps.rows + sample - origin
+        )  # the first step that begins here
         mine = [
             (start + 2 * (ranks - 1), start + 2 * (ranks - 1) + share)
             for start in range(first, layout.size - steps.rows, steps.rows)
@@ -72,7 +74,9 @@ def test_a_window_built_in_any_layout_holds_the_stream(tmp_path, steps: Steps | 
     grid = stream.plan.grid
     layout = SlabLayout.of(grid, 2, 1, rows=9, steps=steps)
     slabs = build_window(corpora, stream.plan.window(2, 1), layout)
-    ours = join_rows([slice_rows(slabs[slab], low, high) for slab, low, high in layout.pieces(0, layout.size)])
+    ours = join_rows(
+        [slice_rows(slabs[slab], low, high) for slab, low, high in layout.pieces(0, layout.size)]
+    )
     theirs = stream.read(2, grid.start(1), grid.start(2))
     np.testing.assert_array_equal(ours.tokens, theirs.tokens)
     np.testing.assert_array_equal(ours.target_positions, theirs.target_positions)
