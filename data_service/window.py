@@ -13,7 +13,9 @@ from data_service.samples.ragged import Samples
 from data_service.samples.rows import deal_rows, join_rows, slice_rows
 from data_service.shards.block import Block
 
-_READERS = 4  # requests in flight: hides a store's latency behind the work on the block before
+_READERS = (
+    16  # requests in flight, about 10 MB of them: hides a store's latency behind the work on the block before
+)
 
 
 def build_window(corpora: Corpora, window: Window, rows: int) -> list[Samples]:
