@@ -78,8 +78,8 @@ def radius(plan: Plan, tables: Sequence[BlockTable], batch: int) -> Radius:
     return Radius(
         rows=batch,
         amplification=reads.fetched / reads.used,
-        read_bytes=reads.fetched / reads.count,
-        reads=reads.count * share,
+        read_bytes=reads.fetched / reads.number,
+        reads=reads.number * share,
         uniform=(batch - 1) / max(1, samples - 1),
         **{name: float(np.mean([one[name] for one in found])) for name in found[0]},
     )
@@ -107,10 +107,11 @@ def _rows(plan: Plan, window: int, first: int, last: int) -> tuple[NDArray[np.in
     """[N, 3] the source, block and reading that samples `first` to `last` of a window are of, and [N] their rows."""
     made = plan.window(0, window)
     things = made.order.many(np.arange(first, last))
-    ends = np.cumsum([len(piece) for piece in made.pieces])
-    number = np.searchsorted(ends, things, side="right")
-    places = np.array([(p.source, p.block, p.epoch, p.stop) for p in made.pieces], dtype=np.int64)[number]
-    return places[:, :3], places[:, 3] - (ends[number] - things)
+    ends = np.cumsum([len(piece) for piece in made.pieces], dtype=np.int64)
+    piece = np.searchsorted(ends, things, side="right")
+    places = np.array([(p.source, p.block, p.epoch, p.stop) for p in made.pieces], dtype=np.int64)[piece]
+    rows: NDArray[np.int64] = places[:, 3] - (ends[piece] - things)
+    return places[:, :3], rows
 
 
 class _Reads(NamedTuple):
@@ -118,7 +119,7 @@ class _Reads(NamedTuple):
 
     fetched: float
     used: float
-    count: int
+    number: int
 
 
 def _reads(plan: Plan, tables: Sequence[BlockTable], window: int) -> _Reads:
@@ -129,8 +130,8 @@ def _reads(plan: Plan, tables: Sequence[BlockTable], window: int) -> _Reads:
 
 
 def _sum(reads: Iterable[_Reads]) -> _Reads:
-    fetched, used, count = zip(*reads, strict=True)
-    return _Reads(sum(fetched), sum(used), sum(count))
+    fetched, used, number = zip(*reads, strict=True)
+    return _Reads(sum(fetched), sum(used), sum(number))
 
 
 def expected_radius(
