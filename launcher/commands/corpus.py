@@ -111,13 +111,12 @@ def stats(
     length: Annotated[int, typer.Option("--length", min=8, help="Tokens of a row.")] = 512,
 ) -> None:
     """Count documents, sentences and tokens; duplicates dropped; document lengths; unigram entropy; the shuffle."""
-    from rich.console import Console
-
     from data_service.corpus import corpus_stats
     from launcher.corpus_table import stats_tables
+    from launcher.output import print_table
 
     for table in stats_tables(corpus_stats(corpus, batch=batch, length=length)):
-        Console().print(table)
+        print_table(table)
 
 
 @group.command()
