@@ -4,7 +4,7 @@ Every source is an endless line of rows: its blocks in a new random order each t
 cut in K ways (`Input.structures`) is read in each of them in turn, with other rows each time, and one round of its
 line is K readings. An epoch takes the next `quota` rows of each line. It is cut into windows, and window `w` of `W`
 takes the `w`-th of `W` even slices of every source's quota, so a mixture is exact to one sample in every window.
-The samples of a window are then put in random order.
+The samples of a window are then put in random order, neighbours in the text apart if the spec says so.
 """
 
 from collections.abc import Iterator
@@ -23,6 +23,7 @@ from data_service.samples.inputs import Lanes
 from data_service.samples.permuted import PermutedPrediction
 from data_service.shards.manifest import BlockTable
 from data_service.spec import StreamSpec
+from data_service.spread_order import SpreadOrder
 
 _BYTES_PER_TARGET = 8  # its position
 _BYTES_PER_ORDER = 4
@@ -97,12 +98,15 @@ class Piece:
         return self.stop - self.start
 
 
+Order = Permutation | SpreadOrder | LaneOrder
+
+
 @dataclass(frozen=True)
 class Window:
     """What a window is made of: sample `i` is row `order.at(i)` of its pieces laid end to end."""
 
     pieces: tuple[Piece, ...]
-    order: Permutation | LaneOrder
+    order: Order
 
 
 class Line(NamedTuple):
@@ -170,10 +174,12 @@ class Plan:
         name = ("window", self.spec.seed, epoch, window, *corpora, self.spec.split)
         return Window(tuple(pieces), self._order(sum(map(len, pieces)), name))
 
-    def _order(self, size: int, name: tuple[int | str, ...]) -> Permutation | LaneOrder:
-        if self.spec.lanes is None or not isinstance(self.spec.input, Lanes):
-            return Permutation.of(size, *name)
-        return LaneOrder(size, self.spec.lanes, 2 if self.spec.input.both_directions else 1)
+    def _order(self, size: int, name: tuple[int | str, ...]) -> Order:
+        if self.spec.lanes is not None and isinstance(self.spec.input, Lanes):
+            return LaneOrder(size, self.spec.lanes, 2 if self.spec.input.both_directions else 1)
+        if self.spec.window.stretches > 1:
+            return SpreadOrder(size, self.spec.window.stretches, name)
+        return Permutation.of(size, *name)
 
     def origin(self, epoch: int, sample: int) -> Origin:
         """Where sample `sample` of `epoch` comes from."""
@@ -184,6 +190,10 @@ class Plan:
         piece = found.pieces[int(np.searchsorted(ends, thing, side="right"))]
         before = int(np.sum([len(other) for other in found.pieces[: found.pieces.index(piece)]]))
         return Origin(piece.source, piece.block, piece.start + thing - before, piece.epoch)
+
+    def rows(self, piece: Piece) -> int:
+        """All rows of a piece's block, as it is cut in that reading."""
+        return int(self._counts[piece.source][piece.block, piece.epoch % self._structures])
 
     def _pieces(self, source: int, start: int, stop: int) -> Iterator[Piece]:
         """Rows `start` to `stop` of a source's endless line."""

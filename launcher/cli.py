@@ -28,6 +28,7 @@ from launcher.commands import (
     runs,
     tokenizer,
 )
+from launcher.output import watched_output
 
 _HELP = """
 Pretrain encoder-only language models on clusters, from raw text to an exported model.
@@ -68,7 +69,8 @@ def main() -> None:
     """Runs the command line. A user's mistake ends in its message and exit code 2, without a traceback."""
     _print_outages()
     try:
-        app()
+        with watched_output():
+            app()
     except (DataError, ModelError) as error:
         console = Console(stderr=True, soft_wrap=True)
         console.print(Text("error: ", style="bold red") + Text(visible(error.problem), style="default"))

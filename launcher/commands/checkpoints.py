@@ -17,11 +17,11 @@ def register(app: typer.Typer) -> None:
 @group.command("list")
 def list_checkpoints(run: RunArgument) -> None:
     """The run's checkpoints, newest first."""
-    from rich.console import Console
     from rich.table import Table
 
     from checkpoints.listing import rows
     from launcher.human import human_bytes
+    from launcher.output import print_table
     from launcher.runs import open_run
 
     table = Table("step", "committed (UTC)", "attempt", "ranks", "size", "", box=None, pad_edge=False)
@@ -31,7 +31,7 @@ def list_checkpoints(run: RunArgument) -> None:
         ranks = "" if row.world_size is None else str(row.world_size)
         size = human_bytes(row.bytes)
         table.add_row(f"{row.step:,}", when, str(row.attempt), ranks, size, row.problem or abandoned)
-    Console().print(table)
+    print_table(table)
 
 
 @group.command()

@@ -50,7 +50,7 @@ def build(
     on_bad_bytes: BadBytesOption = BadBytes.ERROR,
     block_tokens: Annotated[
         int, typer.Option("--block-tokens", min=1, help="Tokens a block aims for; a document is never cut.")
-    ] = 1 << 20,
+    ] = 1 << 18,
     max_document_bytes: Annotated[
         int, typer.Option("--max-document-bytes", min=1, help="Refuse longer documents than this.")
     ] = 16 << 20,
@@ -105,15 +105,18 @@ def verify(corpus: CorpusArgument) -> None:
 
 
 @group.command()
-def stats(corpus: CorpusArgument) -> None:
-    """Count documents, sentences and tokens; duplicates dropped; document lengths; unigram entropy."""
-    from rich.console import Console
-
+def stats(
+    corpus: CorpusArgument,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Rows of a batch, for the shuffle.")] = 8192,
+    length: Annotated[int, typer.Option("--length", min=8, help="Tokens of a row.")] = 512,
+) -> None:
+    """Count documents, sentences and tokens; duplicates dropped; document lengths; unigram entropy; the shuffle."""
     from data_service.corpus import corpus_stats
     from launcher.corpus_table import stats_tables
+    from launcher.output import print_table
 
-    for table in stats_tables(corpus_stats(corpus)):
-        Console().print(table)
+    for table in stats_tables(corpus_stats(corpus, batch=batch, length=length)):
+        print_table(table)
 
 
 @group.command()

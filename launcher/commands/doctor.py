@@ -27,12 +27,11 @@ def doctor(
 
     Example: `maskfleet doctor s3://bucket/runs`
     """
-    from rich.console import Console
-
     from launcher.doctor import examine
+    from launcher.output import print_table
 
     findings = list(examine(stores or []))
-    Console().print(table_of(findings))
+    print_table(table_of(findings))
     if any(finding.verdict == "failure" for finding in findings):
         raise typer.Exit(1)
 

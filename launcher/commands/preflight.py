@@ -23,13 +23,12 @@ def preflight(
 
     Example: `maskfleet preflight s3://bucket/runs/base`
     """
-    from rich.console import Console
-
     from launcher.commands.doctor import table_of
+    from launcher.output import print_table
     from launcher.preflight.findings import worst
     from launcher.preflight.measure import examine, subject
 
     findings = examine(subject(target) if target is not None else None)
-    Console().print(table_of(findings))
+    print_table(table_of(findings))
     if worst(findings) == "failure":
         raise typer.Exit(1)

@@ -44,10 +44,10 @@ def list_recipes() -> None:
 
     Parameters are those of all networks; of two, the discriminator's alone come first.
     """
-    from rich.console import Console
     from rich.table import Table
 
     from launcher.human import human_count
+    from launcher.output import print_table
     from launcher.recipe import bundled, loads
     from launcher.recipe_summary import discriminator_parameters, kind, parameters, total_tokens
 
@@ -67,7 +67,7 @@ def list_recipes() -> None:
             human_count(total_tokens(recipe)),
         )
         previous = family
-    Console().print(table)
+    print_table(table)
 
 
 @group.command()
@@ -93,12 +93,10 @@ def check(recipe: RecipeArgument, assignments: SetOption = None, tiny: TinyOptio
 
     Reads no corpus and no tokenizer; `maskfleet init` checks those.
     """
-    from rich.console import Console
-
     from launcher.recipe_summary import summary
 
     for line in summary(load_recipe(recipe, assignments, tiny)):
-        Console().print(visible(line), highlight=False)
+        typer.echo(visible(line))
 
 
 @group.command()

@@ -74,12 +74,12 @@ def check(
     on_bad_bytes: BadBytesOption = BadBytes.ERROR,
 ) -> None:
     """Measure how well a tokenizer fits some text: bytes a token, unknown tokens, what text survives."""
-    from rich.console import Console
     from rich.table import Table
 
     from data_service.ingest.options import BuildOptions
     from data_service.tokenizers.check import check_tokenizer
     from data_service.tokenizers.load import load_tokenizer
+    from launcher.output import print_table
     from launcher.texts import sample_texts
 
     options = BuildOptions(text_field=text_field, on_bad_bytes=on_bad_bytes.value)
@@ -93,7 +93,7 @@ def check(
     table.add_row("vocabulary that occurs", f"{report.coverage:.1%}")
     table.add_row("lines that come back exactly", f"{report.exact:.2%}")
     table.add_row("lines whose ids are stable", f"{report.stable:.2%}")
-    Console().print(table)
+    print_table(table)
 
 
 @group.command()

@@ -41,9 +41,10 @@ def rows_of_epoch(plan: Plan, epoch: int) -> list[tuple[int, int, int, int]]:
     return found
 
 
-@given(sources, st.integers(0, 5))
-def test_every_row_once_an_epoch(rows: list[list[int]], epoch: int) -> None:
-    plan = plan_of(rows)
+@settings(deadline=None)
+@given(sources, st.integers(0, 5), st.sampled_from([1, 5, 16]))
+def test_every_row_once_an_epoch(rows: list[list[int]], epoch: int, stretches: int) -> None:
+    plan = plan_of(rows, window={"samples": 7, "least_tokens": 1, "stretches": stretches})
     everything = {
         (source, block, row, epoch)
         for source, counts in enumerate(rows)
@@ -78,9 +79,12 @@ def test_weights_hold_in_every_window_and_no_row_comes_twice_before_all_have_com
         assert all(rounds[epoch] == sum(counts) for epoch in range(max(rounds, default=0)))
 
 
-@given(sources, st.integers(0, 3), st.data())
-def test_a_sample_is_found_alone(rows: list[list[int]], epoch: int, data: st.DataObject) -> None:
-    plan = plan_of(rows)
+@settings(deadline=None)
+@given(sources, st.integers(0, 3), st.sampled_from([1, 16]), st.data())
+def test_a_sample_is_found_alone(
+    rows: list[list[int]], epoch: int, stretches: int, data: st.DataObject
+) -> None:
+    plan = plan_of(rows, window={"samples": 7, "least_tokens": 1, "stretches": stretches})
     sample = data.draw(st.integers(0, plan.grid.samples_per_epoch - 1))
     origin = plan.origin(epoch, sample)
     expected = rows_of_epoch(plan, epoch)[sample]
