@@ -1,14 +1,25 @@
 """`build_corpus`: raw text to a corpus of shards, in two passes over splits of the input.
 
-The first pass hashes every document; the hashes are compared, a range at a time; the second pass encodes what
-is not a later copy. Every task is a pure function of the inputs and the options and leaves a receipt, so any
-number of workers writes the same bytes, and a build that was interrupted does only what has no receipt.
+The first pass hashes every document; the hashes are compared, a range at a time; then it is settled what is held out;
+the second pass encodes what is not a later copy. Every task is a pure function of the inputs and the options and
+leaves a receipt, so any number of workers writes the same bytes, and a build that was interrupted does only what has
+no receipt.
 """
+
+from collections import Counter
 
 from data_service.errors import InputError
 from data_service.ingest.assemble import assemble
-from data_service.ingest.compare import Compared, compare, drop_slices, plan_partitions
+from data_service.ingest.compare import Compared, compare, drop_slices, plan_partitions, together
 from data_service.ingest.configuration import Configuration, claim, configuration, identity, refuse_own_output
+from data_service.ingest.divide import Divided, DivideTask, divide
+from data_service.ingest.heldout import (
+    Documents,
+    by_documents,
+    by_stretches,
+    candidates_below,
+    stretch_length,
+)
 from data_service.ingest.inputs import Listing, list_inputs
 from data_service.ingest.layout import BUILD, TOKENIZER, Layout
 from data_service.ingest.options import BuildOptions
@@ -16,8 +27,8 @@ from data_service.ingest.pool import Pool, Work, run_stage
 from data_service.ingest.progress import Progress, Report
 from data_service.ingest.scan import Scanned, ScanTask, scan
 from data_service.ingest.splits import Split, plan_splits
-from data_service.ingest.write import WriteTask, Written, write
-from data_service.shards.manifest import Manifest
+from data_service.ingest.write import Kept, WriteTask, Written, write
+from data_service.shards.manifest import HeldoutRule, Manifest
 from data_service.shards.manifest_file import save_manifest
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing
@@ -39,7 +50,7 @@ def build_corpus(
         progress: called in this process as tasks finish.
 
     Raises:
-        InputError: inputs that are missing, empty, or not the text they should be, naming file and place.
+        InputError: inputs that are missing, empty, too small to hold any out, or not the text they should be.
         CorpusError: another corpus is there; no document is left to train on.
         TokenizerError, StoreError: a tokenizer or a place that cannot be used.
     """
@@ -77,8 +88,13 @@ def _build(
     with Pool(options.workers) as pool:
         scanned = _first_pass(layout, splits, options, pool, progress)
         save_tokenizer(tokenizer, store.at(TOKENIZER).uri)
-        written = _second_pass(layout, splits, scanned, tokenizer.hash, options, pool, progress)
-    manifest = assemble(layout, wanted, tokenizer, scanned, written, listing.ignored)
+        partitions = plan_partitions(layout, scanned, options.heldout_fraction)
+        compared = run_stage(Work("comparing", partitions, compare, Compared), layout.open(), pool, progress)
+        kept = _kept(layout, splits, scanned, compared, options)
+        heldout = _settle(layout, kept, together(compared), options, pool, progress)
+        tasks = [WriteTask(split, index, tokenizer.hash, heldout) for index, split in enumerate(kept)]
+        written = run_stage(Work("writing", tasks, write, Written), layout.open(), pool, progress)
+    manifest = assemble(layout, wanted, tokenizer, scanned, written, listing.ignored, heldout)
     save_manifest(store, manifest)
     return manifest
 
@@ -100,24 +116,37 @@ def _first_pass(
     return scanned
 
 
-def _second_pass(
+def _kept(
     layout: Layout,
     splits: list[Split],
     scanned: list[Scanned],
-    tokenizer_hash: str,
+    compared: list[Compared],
     options: BuildOptions,
-    pool: Pool,
-    progress: Report,
-) -> list[Written]:
-    partitions = plan_partitions(layout, scanned)
-    compared = run_stage(Work("comparing", partitions, compare, Compared), layout.open(), pool, progress)
-    tasks = [
-        WriteTask(
-            layout, i, split, options, tokenizer_hash, drop_slices(layout, i, compared), scanned[i].digest
-        )
+) -> list[Kept]:
+    return [
+        Kept(layout, split, options, drop_slices(layout, i, compared), scanned[i].digest)
         for i, split in enumerate(splits)
     ]
-    return run_stage(Work("writing", tasks, write, Written), layout.open(), pool, progress)
+
+
+def _settle(
+    layout: Layout, kept: list[Kept], found: Documents, options: BuildOptions, pool: Pool, progress: Report
+) -> HeldoutRule:
+    """What is held out. Stretches are only looked for where whole documents will not do."""
+    fraction, size = options.heldout_fraction, found.size
+    rule = by_documents(found, fraction)
+    if rule is not None:
+        return rule
+    length, below = stretch_length(size, fraction), candidates_below(size, fraction)
+    tasks = [DivideTask(split, index, length, below) for index, split in enumerate(kept)]
+    candidates: Counter[int] = Counter()
+    for divided in run_stage(Work("dividing", tasks, divide, Divided), layout.open(), pool, progress):
+        candidates.update(dict(divided.candidates))
+    try:
+        return by_stretches(candidates, size, fraction)
+    except InputError:
+        _remove_scaffolding(layout.open())  # more text makes it another build
+        raise
 
 
 def _remove_scaffolding(store: Store) -> None:

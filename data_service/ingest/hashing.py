@@ -1,14 +1,17 @@
-"""Documents by the hash of their text: identity for duplicates, and a fair coin for the held-out split."""
+"""Documents by the hash of their text: identity for duplicates, and a fair coin for the held-out split
+(`data_service.ingest.heldout`)."""
 
 import hashlib
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 BUCKETS = 256
 
-# A document's hash as two big-endian words, and its number in its split. 20 bytes, sorted by hash in a file.
-RECORD = np.dtype([("high", ">u8"), ("low", ">u8"), ("ordinal", "<u4")])
+# A document's hash as two big-endian words, its number in its split, and the bytes of its text. 24 bytes, sorted by
+# hash in a file.
+RECORD = np.dtype([("high", ">u8"), ("low", ">u8"), ("ordinal", "<u4"), ("size", "<u4")])
 
 
 def hash_text(text: str) -> bytes:
@@ -21,17 +24,13 @@ def is_blank(text: str) -> bool:
     return not text or text.isspace()
 
 
-def is_heldout(digest: bytes, fraction: float) -> bool:
-    """Whether a document of this hash belongs to the held-out split. All copies of a text answer alike."""
-    return int.from_bytes(digest[8:], "big") < fraction * 2.0**64
-
-
-def sorted_records(digests: bytes | bytearray) -> NDArray[np.void]:
+def sorted_records(digests: bytes | bytearray, sizes: Sequence[int]) -> NDArray[np.void]:
     """Records of the concatenated hashes of a split's documents, in order of hash, then of document."""
     words = np.frombuffer(digests, dtype=">u8").reshape(-1, 2)
     order = np.lexsort((words[:, 1], words[:, 0]))
     records = np.empty(len(words), dtype=RECORD)
     records["high"], records["low"], records["ordinal"] = words[order, 0], words[order, 1], order
+    records["size"] = np.asarray(sizes, dtype=np.uint32)[order]
     return records
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-Stage = Literal["reading", "comparing", "writing", "already built"]
+Stage = Literal["reading", "comparing", "dividing", "writing", "already built"]
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,14 @@ from data_service.errors import CorpusError, InputError
 from data_service.ingest.blocks import BATCH, encode_documents
 from data_service.ingest.compare import ORDINAL, Slice
 from data_service.ingest.documents import read_documents
-from data_service.ingest.hashing import hash_text, is_blank, is_heldout
+from data_service.ingest.hashing import hash_text, is_blank
+from data_service.ingest.heldout import divide_document
 from data_service.ingest.layout import TOKENIZER, Layout, shard_key, shard_name
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.part import Part, PartSummary
 from data_service.ingest.receipts import Receipt, write_receipt
 from data_service.ingest.splits import Split
+from data_service.shards.manifest import HeldoutRule
 from data_service.store.base import Store
 from data_service.store.errors import OutOfSpace
 from data_service.tokenizers.load import load_tokenizer
@@ -28,27 +30,59 @@ from data_service.tokenizers.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
-class WriteTask:
-    """Split `index` of the input.
+class Kept:
+    """The documents of a split that are no later copies.
 
-    `drops` say which documents are later copies; `digest` is the hash of all hashes of the first pass.
+    `drops` say which are; `digest` is the hash of all hashes of the first pass.
     """
 
     layout: Layout
-    index: int
     split: Split
     options: BuildOptions
-    tokenizer_hash: str
     drops: tuple[Slice, ...]
     digest: str
 
+    def read(self) -> Iterator[tuple[str, bytes]]:
+        """(text, hash) of each.
+
+        Raises:
+            InputError: the text changed since the first pass; else as `read_documents`.
+        """
+        drops = _read_drops(self.layout.open(), self.drops)
+        seen = hashlib.sha256()
+        ordinal = 0
+        for document in read_documents(self.split, self.options):
+            if is_blank(document.text):
+                continue
+            digest = hash_text(document.text)
+            seen.update(digest)
+            if ordinal not in drops:
+                yield document.text, digest
+            ordinal += 1
+        if seen.hexdigest() != self.digest:
+            raise InputError(
+                f"{self.split.pieces[0].file.uri} (or one of the {len(self.split.pieces)} inputs read with it) "
+                "changed while the corpus was built",
+                remedy="delete the half-built corpus and build it again from inputs that stay as they are",
+            )
+
+
+@dataclass(frozen=True)
+class WriteTask:
+    """Split `index` of the input: its documents, and what of them is held out."""
+
+    kept: Kept
+    index: int
+    tokenizer_hash: str
+    heldout: HeldoutRule
+
     @property
     def receipt(self) -> str:
-        return self.layout.receipt("write", self.index)
+        return self.kept.layout.receipt("write", self.index)
 
     @property
     def input_bytes(self) -> int:
-        return self.split.size
+        return self.kept.split.size
 
 
 class Written(Receipt):
@@ -67,33 +101,35 @@ def write(task: WriteTask) -> Written:
         InputError: the text changed since the first pass; else as `read_documents`.
         StoreError: a shard that cannot be stored; OutOfSpace also for the local temporary folder.
     """
-    store = task.layout.open()
+    store = task.kept.layout.open()
     tokenizer = _tokenizer(store.at(TOKENIZER).uri, task.tokenizer_hash)
     with tempfile.TemporaryDirectory(prefix="maskfleet-") as folder, _room_in(folder):
-        name, block_tokens = shard_name(task.index), task.options.block_tokens
+        name, block_tokens = shard_name(task.index), task.kept.options.block_tokens
         with (
             Part(Path(folder, "train.tar"), name, tokenizer.vocab_size, block_tokens) as train,
             Part(Path(folder, "heldout.tar"), name, tokenizer.vocab_size, block_tokens) as heldout,
         ):
-            drops = _read_drops(store, task.drops)
-            without_tokens = _fill(task, tokenizer, drops, (train, heldout))
+            without_tokens = _fill(task, tokenizer, (train, heldout))
             summaries = (train.finish(), heldout.finish())
             files = _store_parts(store, task, (train, heldout), summaries)
     written = Written(
         files=files,
         train=summaries[0],
         heldout=summaries[1],
-        duplicates=len(drops),
+        duplicates=sum(part.length for part in task.kept.drops) // ORDINAL.itemsize,
         without_tokens=without_tokens,
     )
     write_receipt(store, task.receipt, written)
     return written
 
 
-def _fill(task: WriteTask, tokenizer: Tokenizer, drops: set[int], parts: tuple[Part, Part]) -> int:
-    """Put every kept document into its part; the number of documents without a token."""
+def _fill(task: WriteTask, tokenizer: Tokenizer, parts: tuple[Part, Part]) -> int:
+    """Put every kept document into its part, or its stretches into theirs; the number of those without a token."""
     without_tokens = 0
-    for batch in _batches(_kept(task, drops)):
+    divided = (
+        piece for text, digest in task.kept.read() for piece in divide_document(task.heldout, text, digest)
+    )
+    for batch in _batches(divided):
         encoded = encode_documents(tokenizer, [text for text, _ in batch])
         for (text, heldout), document in zip(batch, encoded, strict=True):
             if len(document.tokens):
@@ -101,26 +137,6 @@ def _fill(task: WriteTask, tokenizer: Tokenizer, drops: set[int], parts: tuple[P
             else:
                 without_tokens += 1
     return without_tokens
-
-
-def _kept(task: WriteTask, drops: set[int]) -> Iterator[tuple[str, bool]]:
-    """(text, held out?) of every document that is not a later copy."""
-    seen = hashlib.sha256()
-    ordinal = 0
-    for document in read_documents(task.split, task.options):
-        if is_blank(document.text):
-            continue
-        digest = hash_text(document.text)
-        seen.update(digest)
-        if ordinal not in drops:
-            yield document.text, is_heldout(digest, task.options.heldout_fraction)
-        ordinal += 1
-    if seen.hexdigest() != task.digest:
-        raise InputError(
-            f"{task.split.pieces[0].file.uri} (or one of the {len(task.split.pieces)} inputs read with it) "
-            "changed while the corpus was built",
-            remedy="delete the half-built corpus and build it again from inputs that stay as they are",
-        )
 
 
 def _batches(documents: Iterator[tuple[str, bool]]) -> Iterator[list[tuple[str, bool]]]:
@@ -152,7 +168,7 @@ def _store_parts(
             key = shard_key(name, task.index)
             store.put_file(key, part.path)
             files[key] = summary.shard.size
-    key, unigram = task.layout.unigram(task.index), parts[0].unigram.tobytes()
+    key, unigram = task.kept.layout.unigram(task.index), parts[0].unigram.tobytes()
     store.put(key, unigram)
     return files | {key: len(unigram)}
 
