@@ -9,7 +9,7 @@ import numpy as np
 
 from data_service.errors import CorpusError
 from data_service.ingest.layout import TOKENIZER
-from data_service.shards.manifest import BlockTable, Manifest
+from data_service.shards.manifest import BlockTable, HeldoutRule, Manifest
 from data_service.shards.manifest_file import load_manifest
 from data_service.shards.reader import read_block
 from data_service.shards.verify import VerifyReport, verify_files
@@ -99,6 +99,7 @@ class CorpusStats:
         counts: documents read; how many were empty, duplicates, without tokens, or had bad bytes replaced.
         unigram_entropy: nats a token of the training split: the loss of guessing by frequency.
         document_lengths: {n: training documents of n to 2n - 1 tokens}, n a power of two.
+        heldout_rule: what was held out in place of the share of documents that was asked for.
     """
 
     train: SplitStats
@@ -107,6 +108,7 @@ class CorpusStats:
     counts: dict[str, int]
     unigram_entropy: float
     document_lengths: dict[int, int]
+    heldout_rule: HeldoutRule | None
 
 
 def corpus_stats(uri: str) -> CorpusStats:
@@ -120,6 +122,7 @@ def corpus_stats(uri: str) -> CorpusStats:
         counts=manifest.counts,
         unigram_entropy=float(-(shares * np.log(shares)).sum()),
         document_lengths={1 << k: count for k, count in enumerate(manifest.document_lengths) if count},
+        heldout_rule=manifest.heldout_rule,
     )
 
 

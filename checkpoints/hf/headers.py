@@ -39,7 +39,7 @@ def check_weights(config: ModelConfig, store: Store, heads: Heads) -> None:
     """Whether the folder at the root of `store` holds the encoder of `config` whole, in the shapes it should have.
 
     Raises:
-        ModelError: no safetensors, files missing, truncated or damaged, parameters missing, unknown or of another shape.
+        ModelError: no safetensors, files missing or truncated, parameters missing, unknown or of another shape.
         StoreError: the store cannot be read.
     """
     stored = stored_shapes(store)

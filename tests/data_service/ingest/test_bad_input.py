@@ -15,7 +15,7 @@ import zstandard
 from raw_text import DOCUMENTS, build, files_of, write_jsonl
 
 from data_service.corpus import corpus_stats, show_documents
-from data_service.errors import CorpusError, InputError
+from data_service.errors import InputError
 from data_service.ingest.compressed import open_text
 from data_service.ingest.inputs import list_inputs
 from data_service.ingest.options import BuildOptions
