@@ -10,7 +10,7 @@ import numpy as np
 from data_service.errors import CorpusError, PlanError
 from data_service.ingest.layout import TOKENIZER
 from data_service.radius import Radius, corpus_radius
-from data_service.shards.manifest import BlockTable, Manifest
+from data_service.shards.manifest import BlockTable, HeldoutRule, Manifest
 from data_service.shards.manifest_file import load_manifest
 from data_service.shards.reader import read_block
 from data_service.shards.verify import VerifyReport, verify_files
@@ -101,6 +101,7 @@ class CorpusStats:
         unigram_entropy: nats a token of the training split: the loss of guessing by frequency.
         document_lengths: {n: training documents of n to 2n - 1 tokens}, n a power of two.
         radius: of the shuffle of training rows; None where an epoch has less than a batch.
+        heldout_rule: what was held out in place of the share of documents that was asked for.
     """
 
     train: SplitStats
@@ -110,6 +111,7 @@ class CorpusStats:
     unigram_entropy: float
     document_lengths: dict[int, int]
     radius: Radius | None
+    heldout_rule: HeldoutRule | None
 
 
 def corpus_stats(uri: str, *, batch: int = 8192, length: int = 512) -> CorpusStats:
@@ -126,6 +128,7 @@ def corpus_stats(uri: str, *, batch: int = 8192, length: int = 512) -> CorpusSta
         unigram_entropy=float(-(shares * np.log(shares)).sum()),
         document_lengths={1 << k: count for k, count in enumerate(manifest.document_lengths) if count},
         radius=_radius(manifest.train, batch, length),
+        heldout_rule=manifest.heldout_rule,
     )
 
 

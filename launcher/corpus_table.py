@@ -1,4 +1,4 @@
-"""A corpus's counts as tables."""
+"""A corpus's counts as tables, and what is to be known of its held-out text as a sentence."""
 
 from collections.abc import Iterator
 
@@ -45,3 +45,19 @@ def _radius(radius: Radius) -> Table:
     reads = f"{radius.reads:,.1f} of {human_bytes(round(radius.read_bytes))}"
     table.add_row("reads of a batch", f"{reads}, {radius.amplification:.3f} bytes for a byte used")
     return table
+
+
+def heldout_note(stats: CorpusStats) -> str | None:
+    """What was held out, where it is not the share of documents that was asked for."""
+    if stats.heldout_rule is None:
+        return None
+    share = stats.heldout.tokens / max(1, stats.heldout.tokens + stats.train.tokens)
+    if stats.heldout_rule.unit == "stretch":
+        return (
+            f"held out for evaluation: {stats.heldout.documents:,} stretches between the bounds of paragraphs or "
+            f"sentences, {share:.2%} of the tokens; the documents are too few or too long to hold whole ones out"
+        )
+    return (
+        f"held out for evaluation: {stats.heldout.documents:,} documents, {share:.2%} of the tokens; the share "
+        "that was asked for would have been too little text, or too much"
+    )

@@ -4,6 +4,7 @@ Every stage goes through the functions behind the commands, and every stage can 
 interrupted goes on where it was.
 """
 
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,12 +17,14 @@ from rich.console import Console
 from data_service.corpus import corpus_stats
 from data_service.errors import TokenizerError
 from data_service.ingest.build import build_corpus
+from data_service.ingest.inputs import list_inputs
 from data_service.ingest.options import BuildOptions
 from data_service.tokenizers.load import load_tokenizer, save_tokenizer
 from data_service.tokenizers.train import train_tokenizer
 from launcher import runs
 from launcher.baselines import baselines
 from launcher.build_watch import BuildWatch
+from launcher.corpus_table import heldout_note
 from launcher.demo_text import write_jsonl
 from launcher.errors import RunError
 from launcher.export import export_run
@@ -37,6 +40,7 @@ from launcher.texts import automatic_workers, sample_texts
 _VOCABULARY = 2048
 _SAMPLE = 50_000_000  # bytes of text to learn the tokenizer from
 _STAGES = 8
+_EXPANSION = 4  # bytes of text that a byte of a compressed file may be
 _SENTENCES = (
     "Return <mask> if the object is an instance of the class.",
     "This method raises an <mask> if the value is not valid.",
@@ -68,20 +72,44 @@ class Demo:
 
     def _gather_text(self) -> list[str]:
         with self._timed("text"):
+            self._check_place()
             if self.text is not None:
-                self._say(f"yours: {self.text}")
+                files = list_inputs([self.text]).files
+                size = human_bytes(sum(file.size for file in files))
+                self._say(f"yours: {self.text}, {len(files):,} files, {size}")
                 return [self.text]
             path = self.out / "text" / "python.jsonl"
             path.parent.mkdir(parents=True, exist_ok=True)
-            documents, size = write_jsonl(path)
+            documents, written = write_jsonl(path)
             self._say(f"documentation strings of Python's standard library and its help topics, {path}")
-            self._say(f"{documents:,} documents, {human_bytes(size)}")
+            self._say(f"{documents:,} documents, {human_bytes(written)}")
             return [str(path)]
+
+    def _check_place(self) -> None:
+        """Minutes of work go there: a mistake is found before."""
+        try:
+            self.out.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=self.out).close()
+        except OSError as error:
+            raise RunError(
+                f"{self.out} cannot be written: {error.strerror}", remedy="give another folder with --out"
+            ) from error
+
+    def _options(self, inputs: list[str]) -> BuildOptions:
+        """A .txt file is one document, unless it is longer than one may be: then blank lines end documents."""
+        options = BuildOptions()
+        sizes = (
+            file.size * (_EXPANSION if file.compression else 1)
+            for file in list_inputs(inputs).files
+            if file.format == "txt"
+        )
+        long = max(sizes, default=0) > options.max_document_bytes
+        return options.model_copy(update={"txt_documents": "blank_line" if long else "file"})
 
     def _train_tokenizer(self, inputs: list[str]) -> None:
         with self._timed(f"tokenizer: byte-level BPE of {_VOCABULARY:,} ids"):
             uri = str(self.out / "tokenizer")
-            texts = sample_texts(inputs, BuildOptions(), _SAMPLE)
+            texts = sample_texts(inputs, self._options(inputs), _SAMPLE)
             tokenizer = train_tokenizer("byte_bpe", texts, _VOCABULARY)
             if (self.out / "tokenizer").exists() and load_tokenizer(uri).hash != tokenizer.hash:
                 raise TokenizerError(
@@ -93,7 +121,9 @@ class Demo:
     def _build_corpus(self, inputs: list[str]) -> None:
         with self._timed("corpus: shards with hashes, duplicates dropped, held-out documents apart"):
             fraction = load("quickstart").corpus.heldout.fraction
-            options = BuildOptions(heldout_fraction=fraction, workers=automatic_workers(inputs))
+            options = self._options(inputs).model_copy(
+                update={"heldout_fraction": fraction, "workers": automatic_workers(inputs)}
+            )
             watch = BuildWatch(self.console)
             uri = str(self.out / "corpus")
             try:
@@ -108,6 +138,8 @@ class Demo:
                 f"{stats.train.documents:,} documents, {human_count(stats.train.tokens)} tokens to train on"
             )
             self._say(f"{trained}; {held}")
+            if note := heldout_note(stats):
+                self._say(note)
 
     def _create_run(self) -> runs.Run:
         with self._timed("run: recipe quickstart, resolved and recorded"):

@@ -1,8 +1,13 @@
 """What a run reads: its corpora and its tokenizer, checked against the recipe and against each other."""
 
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from pydantic import BaseModel, ConfigDict
 
 from data_service.errors import CorpusError, TokenizerError
+from data_service.ingest.layout import TOKENIZER
 from data_service.mixture import least_weight, unread
 from data_service.shards.manifest import Manifest
 from data_service.shards.manifest_file import load_manifest
@@ -22,16 +27,95 @@ class Inputs(BaseModel):
     tokenizer: str
 
 
+PLACEHOLDER = "s3://your-bucket/"
+"""What stands in recipes in place of a bucket."""
+
+_NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9_-]*)=(.+)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class CorpusOption:
+    """`--corpus [NAME=]URI[@WEIGHT]`. Without a name it is called after the last part of its URI."""
+
+    name: str
+    uri: str
+    weight: float | None
+
+    @classmethod
+    def parse(cls, text: str) -> "CorpusOption":
+        named = _NAMED.fullmatch(text)
+        rest = named[2] if named else text
+        uri, weight = rest, None
+        before, at, after = rest.rpartition("@")
+        if at and (number := _number(after)) is not None:
+            uri, weight = before, number
+        last = re.sub(r"[^A-Za-z0-9_-]+", "_", uri.rstrip("/").rpartition("/")[2]).strip("_")
+        return cls(named[1] if named else last or "text", uri, weight)
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def sections_for(corpora: Sequence[str], tokenizer: str | None) -> dict[str, object]:
+    """The sections `corpus` and `tokenizer` of a recipe that trains on these corpora, from what their manifests say.
+
+    Args:
+        corpora: as on the command line, see `CorpusOption`; the tokenizer is the first one's, if none is given.
+
+    Raises:
+        RecipeError: two corpora of one name. CorpusError: no corpus there, or with different held-out shares.
+        StoreError: a store cannot be read.
+    """
+    given = [CorpusOption.parse(text) for text in corpora]
+    sources: dict[str, object] = {}
+    shares: dict[str, float] = {}
+    for one in given:
+        if one.name in sources:
+            raise RecipeError(
+                f"two corpora are called {one.name}",
+                remedy="give them names: --corpus NAME=URI --corpus NAME=URI",
+            )
+        sources[one.name] = {"uri": one.uri, "weight": "auto" if one.weight is None else one.weight}
+        shares[one.uri] = load_manifest(open_store(one.uri)).heldout_fraction
+    if len(set(shares.values())) > 1:
+        listed = ", ".join(f"{uri} {share:g}" for uri, share in shares.items())
+        raise CorpusError(
+            f"the corpora hold different shares of their documents out: {listed}",
+            remedy="build them with the same --heldout",
+        )
+    uri = tokenizer or f"{given[0].uri.rstrip('/')}/{TOKENIZER}"
+    heldout = {"fraction": next(iter(shares.values()))}
+    return {"corpus": {"sources": sources, "heldout": heldout}, "tokenizer": {"uri": uri}}
+
+
+def refuse_placeholders(recipe: Recipe, command: str = "maskfleet init RECIPE RUN") -> None:
+    """Raises RecipeError where `recipe` still names a bucket that stands for the user's own."""
+    uris = {f"corpus.sources.{name}.uri": source.uri for name, source in recipe.corpus.sources.items()}
+    uris |= {"tokenizer.uri": recipe.tokenizer.uri, "start": recipe.start}
+    found = [f"{path} = {uri}" for path, uri in uris.items() if uri.startswith(PLACEHOLDER)]
+    if found:
+        raise RecipeError(
+            f"the recipe has placeholders where your own corpus belongs: {'; '.join(found)}",
+            remedy=f"{command} --corpus URI, with the URI of what `maskfleet corpus build` wrote",
+        )
+
+
 def read_inputs(recipe: Recipe) -> Inputs:
     """Fingerprints of everything `recipe` reads.
 
     Raises:
-        CorpusError: no corpus there, damaged, made by another tokenizer, with another held-out share, without
-            the sentences that next-sentence prediction needs, or with so small a weight that it is never read.
+        CorpusError: no corpus there, damaged, made by another tokenizer, with another held-out share or without
+            held-out text, without the sentences that next-sentence prediction needs, or with so small a weight that
+            it is never read.
         TokenizerError: no tokenizer there.
-        RecipeError: the tokenizer has more ids than the model, or knows no words where words are masked.
+        RecipeError: placeholders; the tokenizer has more ids than the model, or knows no words where words are masked.
         StoreError: a store cannot be read.
     """
+    refuse_placeholders(recipe)
     tokenizer = load_tokenizer(recipe.tokenizer.uri)
     problems = unsuitable(recipe, tokenizer)
     if problems:
@@ -57,6 +141,11 @@ def _check_corpus(manifest: Manifest, uri: str, recipe: Recipe, tokenizer_hash: 
             f"{uri} was built with another tokenizer ({manifest.tokenizer_hash[:12]}) than "
             f"{recipe.tokenizer.uri} ({tokenizer_hash[:12]})",
             remedy=f"set tokenizer.uri to {uri.rstrip('/')}/tokenizer, or build the corpus again",
+        )
+    if not manifest.heldout.tokens.sum():
+        raise CorpusError(
+            f"{uri} has no held-out text, which evaluation needs",
+            remedy="build the corpus again, in another folder: text is then held out however little there is",
         )
     stated = recipe.corpus.heldout.fraction
     if manifest.heldout_fraction != stated:

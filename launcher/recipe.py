@@ -5,6 +5,7 @@ whole run has is here. `load` reads a file or a bundled recipe, applies `--set` 
 cannot work.
 """
 
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Literal
@@ -31,7 +32,7 @@ from encoder_core.train.refresh import Refresh
 from launcher.elastic import Trainers
 from launcher.errors import RecipeError
 from launcher.objective import Choice, Objective
-from launcher.recipe_yaml import Document, override, parse, validate
+from launcher.recipe_yaml import Document, override, parse, validate, with_sections
 from launcher.replicas import Replicas
 from launcher.spikes import Spikes
 from launcher.stragglers import Stragglers
@@ -233,12 +234,15 @@ def bundled() -> dict[str, str]:
     }
 
 
-def load(name_or_path: str, assignments: tuple[str, ...] = ()) -> Recipe:
+def load(
+    name_or_path: str, assignments: tuple[str, ...] = (), sections: Mapping[str, object] | None = None
+) -> Recipe:
     """A bundled recipe by name, or a YAML file by path, with `--set` assignments applied.
 
-    Raises RecipeError naming file, line, path, value and remedy of everything wrong with it.
+    `sections` replace whole sections of it before that, such as `corpus`. Raises RecipeError naming file, line, path,
+    value and remedy of everything wrong with it.
     """
-    return from_document(override(_read(name_or_path), assignments))
+    return from_document(override(with_sections(_read(name_or_path), sections or {}), assignments))
 
 
 def reload(recipe: Recipe, assignments: tuple[str, ...]) -> Recipe:

@@ -85,6 +85,12 @@ def parse(text: str, name: str) -> Document:
     return Document(data, name, lines)
 
 
+def with_sections(document: Document, sections: Mapping[str, object]) -> Document:
+    """`document` with other values for some of its top keys; these have no lines."""
+    lines = {path: line for path, line in document.lines.items() if path[0] not in sections}
+    return Document({**document.data, **sections}, document.name, lines, document.overridden)
+
+
 def override(document: Document, assignments: Sequence[str]) -> Document:
     """`document` with each `a.b=value` applied; values are YAML (`null`, `[1, 2]`, `{minutes: 5}`)."""
     data: dict[str, object] = json.loads(json.dumps(document.data))

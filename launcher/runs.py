@@ -84,15 +84,18 @@ def init(recipe: Recipe, uri: str, now: datetime) -> Run:
 
     Raises:
         RunError: there is a run already, or something else under way there.
-        CorpusError, TokenizerError, RecipeError: the inputs are absent or do not fit each other.
+        CorpusError, TokenizerError, RecipeError: the inputs are absent, do not fit each other, or are too small.
         StoreError: no permission, no space, no such bucket.
     """
+    from launcher.readiness import check_rows  # it needs Run
+
     store = free_place(uri)
     resolved = absolute(recipe)
-    record = record_of(resolved, read_inputs(resolved), now)
+    run = Run(uri, store, resolved, record_of(resolved, read_inputs(resolved), now))
+    check_rows(run)
     reserve(store, resolved)
-    publish(store, record)
-    return Run(uri, store, resolved, record)
+    publish(store, run.record)
+    return run
 
 
 def free_place(uri: str) -> Store:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from checkpoints.gather import Peers, gather_or_raise
 from checkpoints.hf.fetch import PARTS, folder_digest, local_configs, local_folder
+from checkpoints.hf.headers import check_weights
 from checkpoints.hf.load import CONFIG, check_same_model, read_folder_config, unused_in, weights_for
 from checkpoints.hf.pair import pair_weights_for
 from checkpoints.listing import committed
@@ -136,7 +137,8 @@ def from_folder(
 
 
 def check_folder(recipe: Recipe, config: ModelConfig, store: Store) -> None:
-    """Whether what lies in `store` is, by its configuration, a model to start from. No weight is read.
+    """Whether what lies in `store` is, by its configuration and its files' headers, a model to start from. No weight is
+    read.
 
     Raises as `from_folder`.
     """
@@ -144,10 +146,12 @@ def check_folder(recipe: Recipe, config: ModelConfig, store: Store) -> None:
         its = _folder_config(recipe.objective, config, folder, recipe.start)
         if recipe.objective.rtd is None:
             check_same_model(its, read_folder_config(folder), recipe.start)
+            check_weights(its, store, exported_heads(config, recipe.objective))
             return
         assert isinstance(its, DetectorConfig)  # `objective_module` builds both networks
         for part, expected in zip(PARTS, (its.generator, its), strict=True):
             check_same_model(expected, read_folder_config(folder / part), f"{recipe.start}/{part}")
+            check_weights(expected, store.at(part), "mlm" if part == PARTS[0] else "rtd")
 
 
 @contextmanager

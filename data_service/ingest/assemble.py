@@ -5,12 +5,13 @@ from numpy.typing import NDArray
 
 from data_service.errors import CorpusError
 from data_service.ingest.configuration import Configuration
+from data_service.ingest.heldout import bound
 from data_service.ingest.layout import TOKENIZER, Layout, shard_key
 from data_service.ingest.part import LENGTHS, PartSummary
 from data_service.ingest.progress import Progress, Report
 from data_service.ingest.scan import Scanned
 from data_service.ingest.write import Written
-from data_service.shards.manifest import BlockTable, Manifest, block_table
+from data_service.shards.manifest import BlockTable, HeldoutRule, Manifest, block_table
 from data_service.shards.written import WrittenShard
 from data_service.store.together import together
 from data_service.store.verified import digest
@@ -24,12 +25,14 @@ def assemble(
     scanned: list[Scanned],
     written: list[Written],
     ignored_files: int,
+    heldout_rule: HeldoutRule,
     progress: Report,
 ) -> Manifest:
     """The manifest of what the tasks wrote, in the order of the splits. Reads every split's token counts.
 
     Raises:
-        CorpusError: there is nothing to train on: every document went to the held-out split, or had no token.
+        CorpusError: nothing is left to train on, or nothing to evaluate on though some text was to be held out:
+            documents have no token.
     """
     train, heldout = [part.train for part in written], [part.heldout for part in written]
     if not any(part.shard for part in train):
@@ -37,12 +40,19 @@ def assemble(
             f"no document is left for training in {layout.output}",
             remedy="give more text, or a smaller --heldout",
         )
+    if heldout_rule.below and not any(part.shard for part in heldout):
+        raise CorpusError(
+            f"no held-out text of {layout.output} has a token",
+            remedy="use a tokenizer that was trained on such text, or give more text",
+        )
+    fraction = float(str(options["heldout_fraction"]))
+    as_asked = heldout_rule.unit == "document" and heldout_rule.below == bound(fraction)
     shards = _shards("train", train) | _shards("heldout", heldout)
     files = tokenizer.save_files()
     return Manifest(
         tokenizer_hash=tokenizer.hash,
         vocab_size=tokenizer.vocab_size,
-        heldout_fraction=float(str(options["heldout_fraction"])),
+        heldout_fraction=fraction,
         train=_table("train", train),
         heldout=_table("heldout", heldout),
         unigram=_unigram(layout, len(written), tokenizer.vocab_size, progress),
@@ -52,6 +62,7 @@ def assemble(
         options=dict(options),
         document_lengths=tuple(sum(part.lengths[k] for part in train) for k in range(LENGTHS)),
         tokenizer_files={f"{TOKENIZER}/{name}": digest(files[name]) for name in sorted(files)},
+        heldout_rule=None if as_asked else heldout_rule,
     )
 
 

@@ -2,17 +2,25 @@
 
 Big compressed files are measured first, so that they can be cut into splits like others (`streamed.py`).
 
-The first pass hashes every document; the hashes are compared, a range at a time; the second pass encodes what
-is not a later copy. Every task is a pure function of the inputs and the options and leaves a receipt, so any
-number of workers writes the same bytes, and a build that was interrupted does only what has no receipt.
+The first pass hashes every document; the hashes are compared, a range at a time; then it is settled what is held out;
+the second pass encodes what is not a later copy. Every task is a pure function of the inputs and the options and
+leaves a receipt, so any number of workers writes the same bytes, and a build that was interrupted does only what has
+no receipt.
 """
 
+from collections import Counter
 from functools import partial
 
 from data_service.errors import InputError
 from data_service.ingest.assemble import assemble
-from data_service.ingest.compare import Compared, compare, drop_slices, plan_partitions
+from data_service.ingest.compare import Compared, compare, count_documents, drop_slices, plan_partitions
 from data_service.ingest.configuration import Configuration, claim, configuration, identity, refuse_own_output
+from data_service.ingest.divide import Divided, DivideTask, divide
+from data_service.ingest.heldout import (
+    Documents,
+    by_documents,
+    by_stretches,
+)
 from data_service.ingest.inputs import InputFile, Listing, list_inputs
 from data_service.ingest.layout import BUILD, TOKENIZER, Layout
 from data_service.ingest.options import BuildOptions
@@ -21,8 +29,8 @@ from data_service.ingest.progress import Progress, Report
 from data_service.ingest.scan import Scanned, ScanTask, scan
 from data_service.ingest.splits import Split, plan_splits, streamed_files
 from data_service.ingest.streamed import Measured, MeasureTask, measure
-from data_service.ingest.write import WriteTask, Written, write
-from data_service.shards.manifest import Manifest
+from data_service.ingest.write import Kept, WriteTask, Written, write
+from data_service.shards.manifest import HeldoutRule, Manifest
 from data_service.shards.manifest_file import save_manifest
 from data_service.store.base import Entry, Store
 from data_service.store.errors import KeyMissing
@@ -47,7 +55,7 @@ def build_corpus(
         progress: called in this process as tasks finish.
 
     Raises:
-        InputError: inputs that are missing, empty, or not the text they should be, naming file and place.
+        InputError: inputs that are missing, empty, too small to hold any out, or not the text they should be.
         CorpusError: another corpus is there; no document is left to train on.
         TokenizerError, StoreError: a tokenizer or a place that cannot be used.
     """
@@ -84,15 +92,28 @@ def _build(
     streamed = streamed_files(listing.files, options)
     with Pool(options.workers, options.split_bytes if streamed else 0) as pool:
         try:
-            sizes = _measure(layout, streamed, pool, progress)
-            splits = plan_splits(listing.files, options, sizes)
+            splits = plan_splits(listing.files, options, _measure(layout, streamed, pool, progress))
             scanned = _first_pass(layout, splits, options, pool, progress)
+            partitions = plan_partitions(layout, scanned, options.heldout_fraction)
+            compared = run_stage(
+                Work("comparing", partitions, compare, Compared), layout.open(), pool, progress
+            )
+            found = count_documents(compared)
+            kept = [Kept(drop_slices(layout, i, compared), scan.digest) for i, scan in enumerate(scanned)]
+            dividing = [
+                DivideTask(layout, i, split, options, kept[i], found.size) for i, split in enumerate(splits)
+            ]
+            heldout = _settle(dividing, found, pool, progress)
         except InputError:
             _remove_scaffolding(store, progress)  # whatever mends the input makes it another build
             raise
         save_tokenizer(tokenizer, store.at(TOKENIZER).uri)
-        written = _second_pass(layout, splits, scanned, tokenizer.hash, options, pool, progress)
-    manifest = assemble(layout, wanted, tokenizer, scanned, written, listing.ignored, progress)
+        writing = [
+            WriteTask(layout, i, split, options, kept[i], tokenizer.hash, heldout)
+            for i, split in enumerate(splits)
+        ]
+        written = run_stage(Work("writing", writing, write, Written), layout.open(), pool, progress)
+    manifest = assemble(layout, wanted, tokenizer, scanned, written, listing.ignored, heldout, progress)
     save_manifest(store, manifest)
     return manifest
 
@@ -119,24 +140,18 @@ def _first_pass(
     return scanned
 
 
-def _second_pass(
-    layout: Layout,
-    splits: list[Split],
-    scanned: list[Scanned],
-    tokenizer_hash: str,
-    options: BuildOptions,
-    pool: Pool,
-    progress: Report,
-) -> list[Written]:
-    partitions = plan_partitions(layout, scanned)
-    compared = run_stage(Work("comparing", partitions, compare, Compared), layout.open(), pool, progress)
-    tasks = [
-        WriteTask(
-            layout, i, split, options, tokenizer_hash, drop_slices(layout, i, compared), scanned[i].digest
-        )
-        for i, split in enumerate(splits)
-    ]
-    return run_stage(Work("writing", tasks, write, Written), layout.open(), pool, progress)
+def _settle(tasks: list[DivideTask], found: Documents, pool: Pool, progress: Report) -> HeldoutRule:
+    """What is held out. Stretches are only looked for where whole documents will not do."""
+    fraction = tasks[0].options.heldout_fraction
+    rule = by_documents(found, fraction)
+    if rule is not None:
+        return rule
+    candidates: Counter[int] = Counter()
+    for divided in run_stage(
+        Work("dividing", tasks, divide, Divided), tasks[0].layout.open(), pool, progress
+    ):
+        candidates.update(dict(divided.candidates))
+    return by_stretches(candidates, found.size, fraction)
 
 
 def _remove_scaffolding(store: Store, progress: Report) -> None:

@@ -1,4 +1,4 @@
-"""Between the passes: finds later copies, one range of hashes at a time, so that memory stays flat."""
+"""Between the passes: finds later copies, one range of hashes at a time, so that memory stays flat; counts the rest."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_service.ingest.hashing import BUCKETS, RECORD
+from data_service.ingest.heldout import CANDIDATES, Documents, bound
 from data_service.ingest.layout import Layout
 from data_service.ingest.receipts import Receipt, write_receipt
 from data_service.ingest.scan import Scanned
@@ -35,6 +36,7 @@ class CompareTask(Task):
     layout: Layout
     index: int
     hashes: tuple[Slice | None, ...]
+    heldout_fraction: float
 
     @property
     def receipt(self) -> str:
@@ -46,18 +48,33 @@ class CompareTask(Task):
 
 
 class Compared(Receipt):
-    """`starts`: [splits + 1], where each split's documents to drop begin in the partition's ordinals."""
+    """What was found in a partition.
+
+    Attributes:
+        starts: [splits + 1], where each split's documents to drop begin in the partition's ordinals.
+        documents, size, held_documents, held_size, candidates: as in `heldout.Documents`, of this partition.
+    """
 
     starts: list[int]
+    documents: int
+    size: int
+    held_documents: int
+    held_size: int
+    candidates: list[tuple[int, int]]
 
 
-def plan_partitions(layout: Layout, scanned: list[Scanned]) -> list[CompareTask]:
+def plan_partitions(layout: Layout, scanned: list[Scanned], heldout_fraction: float) -> list[CompareTask]:
     """Partitions of the hash space that hold about `PARTITION_DOCUMENTS` documents each."""
     documents = sum(split.documents for split in scanned)
     count = min(BUCKETS, max(1, -(-documents // PARTITION_DOCUMENTS)))
     edges = [BUCKETS * i // count for i in range(count + 1)]
     return [
-        CompareTask(layout, index, tuple(_slice(layout, i, first, stop, s) for i, s in enumerate(scanned)))
+        CompareTask(
+            layout,
+            index,
+            tuple(_slice(layout, i, first, stop, s) for i, s in enumerate(scanned)),
+            heldout_fraction,
+        )
         for index, (first, stop) in enumerate(pairwise(edges))
     ]
 
@@ -76,7 +93,8 @@ def compare(task: CompareTask) -> Compared:
     records = np.concatenate(parts)
     split = np.repeat(np.arange(len(parts), dtype=np.uint32), [len(part) for part in parts])
     order = np.lexsort((records["ordinal"], split, records["low"], records["high"]))
-    later = order[1:][_same_as_before(records[order])]
+    is_later = np.append(np.zeros(min(1, len(order)), dtype=np.bool_), _same_as_before(records[order]))
+    later, kept = order[is_later], records[order[~is_later]]
     later = later[np.lexsort((records["ordinal"][later], split[later]))]
     ordinals = records["ordinal"][later].astype(ORDINAL)
     starts = np.searchsorted(split[later], np.arange(len(parts) + 1)).tolist()
@@ -85,13 +103,41 @@ def compare(task: CompareTask) -> Compared:
         key = task.layout.drops(task.index)
         store.put(key, ordinals.tobytes())
         files[key] = ordinals.nbytes
-    compared = Compared(files=files, starts=starts)
+    held = kept[kept["low"].astype(np.uint64) < np.uint64(bound(task.heldout_fraction))]
+    compared = Compared(
+        files=files,
+        starts=starts,
+        documents=len(kept),
+        size=int(kept["size"].sum(dtype=np.int64)),
+        held_documents=len(held),
+        held_size=int(held["size"].sum(dtype=np.int64)),
+        candidates=_smallest(kept),
+    )
     write_receipt(store, task.receipt, compared)
     return compared
 
 
 def _read(store: Store, part: Slice | None) -> bytes:
     return store.get_range(part.key, part.start, part.length) if part else b""
+
+
+def count_documents(compared: list[Compared]) -> Documents:
+    """What all partitions found."""
+    candidates = sorted(pair for part in compared for pair in part.candidates)
+    return Documents(
+        count=sum(part.documents for part in compared),
+        size=sum(part.size for part in compared),
+        held_count=sum(part.held_documents for part in compared),
+        held_size=sum(part.held_size for part in compared),
+        candidates=candidates[:CANDIDATES],
+    )
+
+
+def _smallest(kept: NDArray[np.void]) -> list[tuple[int, int]]:
+    """(low word, bytes) of the documents that would be held out first."""
+    low = kept["low"].astype(np.uint64)
+    first = np.lexsort((kept["size"], low))[:CANDIDATES]
+    return list(zip(low[first].tolist(), kept["size"][first].tolist(), strict=True))
 
 
 def drop_slices(layout: Layout, split: int, compared: list[Compared]) -> tuple[Slice, ...]:

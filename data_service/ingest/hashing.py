@@ -8,6 +8,7 @@ tokenizer makes fewer, but for those it does not know (`hash_tokens`).
 import hashlib
 import re
 import unicodedata
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +22,9 @@ _BEYOND_ASCII = re.compile(r"[^\x00-\x7f]+")
 _REST = re.compile(r"[\W_]+")  # neither letters nor digits
 _ASCII_REST = bytes(code for code in range(128) if not chr(code).isalnum())
 
-# A document's hash as two big-endian words, and its number in its split. 20 bytes, sorted by hash in a file.
-RECORD = np.dtype([("high", ">u8"), ("low", ">u8"), ("ordinal", "<u4")])
+# A document's hash as two big-endian words, its number in its split, and the bytes of its text. 24 bytes, sorted by
+# hash in a file.
+RECORD = np.dtype([("high", ">u8"), ("low", ">u8"), ("ordinal", "<u4"), ("size", "<u4")])
 
 
 def hash_text(text: str) -> bytes:
@@ -77,17 +79,13 @@ def is_blank(text: str) -> bool:
     return not text or text.isspace()
 
 
-def is_heldout(digest: bytes, fraction: float) -> bool:
-    """Whether a document of this hash is held out: a matter of its second half."""
-    return int.from_bytes(digest[8:], "big") < fraction * 2.0**64
-
-
-def sorted_records(digests: bytes | bytearray) -> NDArray[np.void]:
+def sorted_records(digests: bytes | bytearray, sizes: Sequence[int]) -> NDArray[np.void]:
     """Records of the concatenated hashes of a split's documents, in order of hash, then of document."""
     words = np.frombuffer(digests, dtype=">u8").reshape(-1, 2)
     order = np.lexsort((words[:, 1], words[:, 0]))
     records = np.empty(len(words), dtype=RECORD)
     records["high"], records["low"], records["ordinal"] = words[order, 0], words[order, 1], order
+    records["size"] = np.asarray(sizes, dtype=np.uint32)[order]
     return records
 
 

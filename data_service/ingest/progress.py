@@ -4,7 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-Stage = Literal["measuring", "reading", "comparing", "writing", "assembling", "already built", "clearing up"]
+Stage = Literal[
+    "measuring", "reading", "comparing", "dividing", "writing", "assembling", "already built", "clearing up"
+]
 
 
 @dataclass(frozen=True)

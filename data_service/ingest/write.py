@@ -15,11 +15,13 @@ from data_service.errors import CorpusError, InputError
 from data_service.ingest.blocks import BATCH, encode_documents
 from data_service.ingest.compare import ORDINAL, Slice
 from data_service.ingest.documents import read_documents
-from data_service.ingest.hashing import hash_text, hash_tokens, is_blank, is_heldout
+from data_service.ingest.hashing import hash_text, hash_tokens, is_blank
+from data_service.ingest.heldout import divide_document, low_word
 from data_service.ingest.layout import TOKENIZER, shard_key, shard_name
 from data_service.ingest.part import Part, PartSummary
 from data_service.ingest.receipts import Receipt, write_receipt
 from data_service.ingest.tasks import SplitTask
+from data_service.shards.manifest import HeldoutRule
 from data_service.store.base import Store
 from data_service.store.errors import OutOfSpace
 from data_service.tokenizers.load import load_tokenizer
@@ -27,15 +29,48 @@ from data_service.tokenizers.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
-class WriteTask(SplitTask):
-    """Encode a split.
+class Kept:
+    """The documents of a split that are no later copies.
 
-    `drops` say which documents are later copies; `digest` is the hash of all hashes of the first pass.
+    `drops` say which are copies; `digest` is the hash of all hashes of the first pass.
     """
 
-    tokenizer_hash: str
     drops: tuple[Slice, ...]
     digest: str
+
+
+def read_kept(task: SplitTask, kept: Kept) -> Iterator[tuple[str, bytes]]:
+    """(text, hash) of each document of the task's split that is kept.
+
+    Raises:
+        InputError: the text changed since the first pass; else as `read_documents`.
+    """
+    drops = _read_drops(task.layout.open(), kept.drops)
+    seen = hashlib.sha256()
+    ordinal = 0
+    for document in read_documents(task.split, task.options):
+        if is_blank(document.text):
+            continue
+        digest = hash_text(document.text)
+        seen.update(digest)
+        if ordinal not in drops:
+            yield document.text, digest
+        ordinal += 1
+    if seen.hexdigest() != kept.digest:
+        raise InputError(
+            f"{task.split.pieces[0].file.uri} (or one of the {len(task.split.pieces)} inputs read with it) "
+            "changed while the corpus was built",
+            remedy="delete the half-built corpus and build it again from inputs that stay as they are",
+        )
+
+
+@dataclass(frozen=True)
+class WriteTask(SplitTask):
+    """Encode a split: the documents that are kept, and what of them is held out."""
+
+    kept: Kept
+    tokenizer_hash: str
+    heldout: HeldoutRule
 
     @property
     def receipt(self) -> str:
@@ -66,59 +101,42 @@ def write(task: WriteTask) -> Written:
             Part(Path(folder, "train.tar"), name, tokenizer.vocab_size, block_tokens) as train,
             Part(Path(folder, "heldout.tar"), name, tokenizer.vocab_size, block_tokens) as heldout,
         ):
-            drops = _read_drops(store, task.drops)
-            without_tokens = _fill(task, tokenizer, drops, (train, heldout))
+            without_tokens = _fill(task, tokenizer, (train, heldout))
             summaries = (train.finish(), heldout.finish())
             files = _store_parts(store, task, (train, heldout), summaries)
     written = Written(
         files=files,
         train=summaries[0],
         heldout=summaries[1],
-        duplicates=len(drops),
+        duplicates=sum(part.length for part in task.kept.drops) // ORDINAL.itemsize,
         without_tokens=without_tokens,
     )
     write_receipt(store, task.receipt, written)
     return written
 
 
-def _fill(task: WriteTask, tokenizer: Tokenizer, drops: set[int], parts: tuple[Part, Part]) -> int:
-    """Put every kept document into its part; the number of documents without a token."""
+def _fill(task: WriteTask, tokenizer: Tokenizer, parts: tuple[Part, Part]) -> int:
+    """Put every kept document into its part, or its stretches into theirs; the number of those without a token."""
     without_tokens = 0
-    for batch in _batches(_kept(task, drops)):
+    divided = (
+        piece
+        for text, digest in read_kept(task, task.kept)
+        for piece in divide_document(task.heldout, text, digest)
+    )
+    for batch in _batches(divided):
         encoded = encode_documents(tokenizer, [text for text, _ in batch])
-        for (text, digest), document in zip(batch, encoded, strict=True):
+        for (text, heldout), document in zip(batch, encoded, strict=True):
             if not len(document.tokens):
                 without_tokens += 1
                 continue
-            if tokenizer.special.unk in document.tokens:  # texts that differ may be the same tokens
-                digest = hash_tokens(document.tokens)
-            heldout = is_heldout(digest, task.options.heldout_fraction)
+            if task.heldout.by_tokens and tokenizer.special.unk in document.tokens:
+                heldout = task.heldout.holds_out(low_word(hash_tokens(document.tokens)))
             parts[heldout].add(document, len(text.encode()))
     return without_tokens
 
 
-def _kept(task: WriteTask, drops: set[int]) -> Iterator[tuple[str, bytes]]:
-    """(text, hash) of every document that is not a later copy."""
-    seen = hashlib.sha256()
-    ordinal = 0
-    for document in read_documents(task.split, task.options):
-        if is_blank(document.text):
-            continue
-        digest = hash_text(document.text)
-        seen.update(digest)
-        if ordinal not in drops:
-            yield document.text, digest
-        ordinal += 1
-    if seen.hexdigest() != task.digest:
-        raise InputError(
-            f"{task.split.pieces[0].file.uri} (or one of the {len(task.split.pieces)} inputs read with it) "
-            "changed while the corpus was built",
-            remedy="delete the half-built corpus and build it again from inputs that stay as they are",
-        )
-
-
-def _batches(documents: Iterator[tuple[str, bytes]]) -> Iterator[list[tuple[str, bytes]]]:
-    batch: list[tuple[str, bytes]] = []
+def _batches(documents: Iterator[tuple[str, bool]]) -> Iterator[list[tuple[str, bool]]]:
+    batch: list[tuple[str, bool]] = []
     characters = 0
     for document in documents:
         batch.append(document)

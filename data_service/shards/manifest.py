@@ -4,6 +4,7 @@ import hashlib
 import json
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,13 +48,39 @@ class BlockTable:
 
 
 @dataclass(frozen=True)
+class HeldoutRule:
+    """What was held out of a corpus.
+
+    Attributes:
+        unit: whole documents, or stretches of them between the bounds of paragraphs (in a long paragraph, of
+            sentences).
+        below: a document is held out if the low word of its hash is below this; a stretch, if that of the paragraph is
+            with which it ends.
+        length: bytes of a stretch on average.
+        trained: low words below `below` that are trained on all the same: paragraphs that end too many stretches.
+        by_tokens: documents with tokens unknown to the tokenizer go by the hash of their tokens, so that those which
+            differ in unknown words alone are on one side. Only where there are many documents.
+    """
+
+    unit: Literal["document", "stretch"]
+    below: int
+    length: int = 0
+    trained: tuple[int, ...] = ()
+    by_tokens: bool = False
+
+    def holds_out(self, low: int) -> bool:
+        """Whether what has this low word is held out."""
+        return low < self.below and low not in self.trained
+
+
+@dataclass(frozen=True)
 class Manifest:
     """A complete corpus.
 
     Attributes:
         tokenizer_hash: hash of the tokenizer that made the tokens (`Tokenizer.hash`).
         vocab_size: number of ids of that tokenizer.
-        heldout_fraction: share of documents (by document hash) in the held-out split.
+        heldout_fraction: share of documents (by document hash) in the held-out split, as it was asked for.
         train, heldout: the blocks of each split.
         unigram: [vocab_size] int64, token counts of the training split.
         shard_sizes, shard_digests: whole-file size and hash per shard key, so that any flipped byte is found.
@@ -61,6 +88,8 @@ class Manifest:
         options: how the corpus was built (inputs, options), for the record and for continuing.
         document_lengths: entry k counts the training documents of 2**k to 2**(k + 1) - 1 tokens.
         tokenizer_files: hash (blake2b, 16 bytes) per key of the tokenizer's copy below the corpus root.
+        heldout_rule: what was held out instead, where that share of the documents would have been too little or too
+            much.
     """
 
     tokenizer_hash: str
@@ -75,6 +104,7 @@ class Manifest:
     options: dict[str, object]
     document_lengths: tuple[int, ...] = ()
     tokenizer_files: dict[str, str] = field(default_factory=dict)
+    heldout_rule: HeldoutRule | None = None
 
     @cached_property
     def fingerprint(self) -> str:

@@ -6,6 +6,7 @@ The hash covers the exact bytes of the content: a flipped byte is caught even wh
 import hashlib
 import json
 import re
+from dataclasses import asdict
 from typing import Annotated, NoReturn
 
 import numpy as np
@@ -19,7 +20,7 @@ from pydantic import (
 )
 
 from data_service.errors import CorpusError
-from data_service.shards.manifest import MANIFEST, BlockTable, Manifest
+from data_service.shards.manifest import MANIFEST, BlockTable, HeldoutRule, Manifest
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing
 
@@ -67,6 +68,7 @@ class _Content(_Strict):
     options: dict[str, object]
     document_lengths: list[NonNegativeInt]
     tokenizer_files: dict[str, Digest]
+    heldout_rule: HeldoutRule | None = None
 
     @model_validator(mode="after")
     def _parts_agree(self) -> "_Content":
@@ -84,7 +86,7 @@ class _Content(_Strict):
 
 def dump_manifest(manifest: Manifest) -> bytes:
     """The bytes of manifest.json: the same manifest always gives the same bytes."""
-    content = {
+    content: dict[str, object] = {
         "tokenizer_hash": manifest.tokenizer_hash,
         "vocab_size": manifest.vocab_size,
         "heldout_fraction": manifest.heldout_fraction,
@@ -98,6 +100,8 @@ def dump_manifest(manifest: Manifest) -> bytes:
         "document_lengths": manifest.document_lengths,
         "tokenizer_files": manifest.tokenizer_files,
     }
+    if manifest.heldout_rule is not None:
+        content["heldout_rule"] = asdict(manifest.heldout_rule)
     body = json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
     checksum = hashlib.sha256(body).hexdigest()
     head = f'{{"format":"maskfleet-corpus","version":{VERSION},"sha256":"{checksum}","content":'
@@ -196,4 +200,5 @@ def _to_manifest(content: _Content) -> Manifest:
         options=content.options,
         document_lengths=tuple(content.document_lengths),
         tokenizer_files=content.tokenizer_files,
+        heldout_rule=content.heldout_rule,
     )

@@ -36,7 +36,11 @@ def build(
     out: Annotated[str, typer.Option("--out", help="Folder or s3:// URI of its own for the corpus.")],
     tokenizer: Annotated[str, typer.Option("--tokenizer", help="The tokenizer's folder or s3:// URI.")],
     heldout: Annotated[
-        float, typer.Option("--heldout", help="Share of documents kept for evaluation.")
+        float,
+        typer.Option(
+            "--heldout",
+            help="Share of documents kept for evaluation; more of little text, and stretches of few or long documents.",
+        ),
     ] = 0.0005,
     workers: Annotated[
         int | None,
@@ -112,11 +116,15 @@ def stats(
 ) -> None:
     """Count documents, sentences and tokens; duplicates dropped; document lengths; unigram entropy; the shuffle."""
     from data_service.corpus import corpus_stats
-    from launcher.corpus_table import stats_tables
+    from launcher.corpus_table import heldout_note, stats_tables
     from launcher.output import print_table
 
-    for table in stats_tables(corpus_stats(corpus, batch=batch, length=length)):
+    found = corpus_stats(corpus, batch=batch, length=length)
+    for table in stats_tables(found):
         print_table(table)
+    note = heldout_note(found)
+    if note:
+        typer.echo(note)
 
 
 @group.command()

@@ -1,5 +1,6 @@
 """`maskfleet recipe`: the bundled recipes, and what a recipe comes to."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -29,12 +30,17 @@ def register(app: typer.Typer) -> None:
     app.add_typer(group, name="recipe", rich_help_panel="Prepare")
 
 
-def load_recipe(name: str, assignments: list[str] | None, tiny: bool) -> "Recipe":
-    """The recipe that the command line describes. `--set` comes last, so it also adjusts a tiny recipe."""
+def load_recipe(
+    name: str, assignments: list[str] | None, tiny: bool, sections: Mapping[str, object] | None = None
+) -> "Recipe":
+    """The recipe that the command line describes. `--set` comes last, so it also adjusts a tiny recipe.
+
+    `sections` stand in place of the recipe's own.
+    """
     from launcher import tiny as shrink
     from launcher.recipe import load, reload
 
-    recipe = load(name, () if tiny else tuple(assignments or ()))
+    recipe = load(name, () if tiny else tuple(assignments or ()), sections)
     return reload(shrink.tiny(recipe), tuple(assignments or ())) if tiny else recipe
 
 

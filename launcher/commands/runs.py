@@ -21,24 +21,50 @@ def register(app: typer.Typer) -> None:
     app.command(rich_help_panel=_LOOK)(report)
 
 
+CorpusOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--corpus",
+        metavar="[NAME=]URI[@WEIGHT]",
+        help="What to train on, in place of the recipe's sources; repeat it to mix corpora.",
+    ),
+]
+
+
 def init(
-    recipe: RecipeArgument, run: RunArgument, assignments: SetOption = None, tiny: TinyOption = False
+    recipe: RecipeArgument,
+    run: RunArgument,
+    corpora: CorpusOption = None,
+    tokenizer: Annotated[
+        str | None, typer.Option("--tokenizer", metavar="URI", help="Default: the corpus's own copy.")
+    ] = None,
+    assignments: SetOption = None,
+    tiny: TinyOption = False,
 ) -> None:
     """Create a run: resolve the recipe, check its corpora, tokenizer and start, record what they are.
 
-    Refuses a URI that holds a run already.
+    `--corpus` sets the sources, the held-out share and the tokenizer from what the corpora say. Refuses a URI that
+    holds a run already, and whatever could not train.
 
-    Example: `maskfleet init roberta-base s3://bucket/runs/base --set tokenizer.uri=s3://bucket/bpe-50k`
+    Example: `maskfleet init roberta-base s3://bucket/runs/base --corpus s3://bucket/corpora/news`
     """
     from datetime import UTC, datetime
 
     from launcher import runs
+    from launcher.inputs import refuse_placeholders, sections_for
+    from launcher.readiness import warnings
     from launcher.start import check_start
 
-    wanted = load_recipe(recipe, assignments, tiny)
+    sections: dict[str, object] = {"tokenizer": {"uri": tokenizer}} if tokenizer else {}
+    if corpora:
+        sections = sections_for(corpora, tokenizer)
+    wanted = load_recipe(recipe, assignments, tiny, sections)
+    refuse_placeholders(wanted, f"maskfleet init {recipe} {run}")
     check_start(wanted)
     created = runs.init(wanted, run, datetime.now(UTC))
     typer.echo(f"created {created.recipe.name} at {run} ({created.record.fingerprint[:12]})")
+    for line in warnings(created):
+        typer.echo(f"warning: {line}")
     typer.echo(f"next: maskfleet train {run}")
 
 

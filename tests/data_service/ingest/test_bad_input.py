@@ -15,7 +15,7 @@ import zstandard
 from raw_text import DOCUMENTS, build, files_of, write_jsonl
 
 from data_service.corpus import corpus_stats, show_documents
-from data_service.errors import CorpusError, InputError
+from data_service.errors import InputError
 from data_service.ingest.compressed import open_text
 from data_service.ingest.inputs import list_inputs
 from data_service.ingest.options import BuildOptions
@@ -80,7 +80,7 @@ CASES: dict[str, tuple[str, Callable[[Path], object], str]] = {
         r"line 2: a document of more than 5,000 bytes",
     ),
 }
-OPTIONS = BuildOptions(max_document_bytes=5000)
+OPTIONS = BuildOptions(max_document_bytes=5000, heldout_fraction=0)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -140,10 +140,18 @@ def test_a_document_longer_than_a_block_gets_its_own(tmp_path: Path) -> None:
     assert manifest.train.tokens[1] >= 500
 
 
-def test_a_corpus_with_nothing_to_train_on_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fraction", [0.0005, 0.999999999])
+def test_a_text_of_which_nothing_can_be_held_out_is_refused_and_may_be_added_to(
+    tmp_path: Path, fraction: float
+) -> None:
+    options = BuildOptions(heldout_fraction=fraction)
     write_jsonl(tmp_path / "inputs/a.jsonl", ["One document."])
-    with pytest.raises(CorpusError, match="no document is left for training"):
-        build(tmp_path / "inputs", tmp_path / "corpus", BuildOptions(heldout_fraction=0.999999999))
+    with pytest.raises(InputError, match="13 bytes of text are too little to hold any of it out"):
+        build(tmp_path / "inputs", tmp_path / "corpus", options)
+    write_jsonl(tmp_path / "inputs/a.jsonl", DOCUMENTS[:3])
+    manifest = build(tmp_path / "inputs", tmp_path / "corpus", options)
+    assert manifest.heldout.tokens.sum()
+    assert manifest.train.tokens.sum()
 
 
 def test_an_output_among_the_inputs_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,111 @@
+"""What a folder's safetensors hold, from their headers: names and shapes. No weight is read.
+
+So a `start:` that cannot work is refused before ranks start, even where the files are large and in a bucket. Ranks read
+the weights themselves with `checkpoints.hf.load`.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import PurePosixPath
+
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, TypeAdapter, ValidationError
+
+from checkpoints.hf.load import CONFIG, INDEX, WEIGHTS
+from data_service.store.base import Store
+from encoder_core.errors import ModelError
+from encoder_core.families.build import ModelConfig
+from encoder_core.families.hf.interchange import Heads, interchange
+from encoder_core.layers.meta import on_meta
+from encoder_core.objectives.networks import network
+
+Shape = tuple[int, ...]
+
+_LENGTH = 8  # bytes of the header's length, at the start of the file
+_LONGEST = 100_000_000  # bytes of a header, as the safetensors library allows
+
+
+class _Stored(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    shape: list[NonNegativeInt]
+    data_offsets: tuple[NonNegativeInt, NonNegativeInt]
+
+
+_HEADER = TypeAdapter(dict[str, _Stored])
+_INDEX = TypeAdapter(dict[str, str])
+
+
+def check_weights(config: ModelConfig, store: Store, heads: Heads) -> None:
+    """Whether the folder at the root of `store` holds the encoder of `config` whole, in the shapes it should have.
+
+    Raises:
+        ModelError: no safetensors, files missing or truncated, parameters missing, unknown or of another shape.
+        StoreError: the store cannot be read.
+    """
+    stored = stored_shapes(store)
+    their = interchange(config, heads)
+    matched = their.table.match_encoder(stored, their.layers, store.uri)
+    with on_meta():
+        model = network(config, heads)
+    wrong = [
+        f"{matched[name]} is {stored[matched[name]]}, not {tuple(parameter.shape)}"
+        for name, parameter in model.named_parameters()
+        if name in matched and stored[matched[name]] != tuple(parameter.shape)
+    ]
+    if wrong:
+        raise ModelError(
+            f"{store.uri}: the weights do not fit its {CONFIG}: {'; '.join(wrong)}",
+            remedy="use the configuration and the weights of one and the same model",
+        )
+
+
+def stored_shapes(store: Store) -> dict[str, Shape]:
+    """The shape of every parameter of the folder, by its stored name. Raises as `check_weights`."""
+    if store.size(INDEX) is not None:
+        files = sorted(set(_index(store).values()))
+    elif store.size(WEIGHTS) is not None:
+        files = [WEIGHTS]
+    else:
+        raise ModelError(
+            f"{store.uri} has no {WEIGHTS}",
+            remedy="convert other weights first: load them with transformers where you trust them, then "
+            "save_pretrained(folder); pickled weights are not opened here",
+        )
+    return {name: shape for file in files for name, shape in _shapes(store, file).items()}
+
+
+def _index(store: Store) -> Mapping[str, str]:
+    try:
+        content = json.loads(store.get(INDEX))
+        return _INDEX.validate_python(content.get("weight_map") if isinstance(content, dict) else None)
+    except (ValueError, ValidationError) as error:
+        raise ModelError(
+            f"{store.uri}/{INDEX} is not an index of weights", remedy="fetch the file again"
+        ) from error
+
+
+def _shapes(store: Store, file: str) -> dict[str, Shape]:
+    place = f"{store.uri.rstrip('/')}/{file}"
+    size = store.size(file) if PurePosixPath(file).name == file else None
+    if size is None:
+        raise ModelError(f"{place} does not exist", remedy="fetch the missing file into the folder")
+    length = int.from_bytes(store.get_range(file, 0, _LENGTH), "little") if size > _LENGTH else 0
+    if not 0 < length <= min(_LONGEST, size - _LENGTH):
+        raise ModelError(
+            f"{place} is truncated or is not safetensors ({size:,} bytes)", remedy="fetch the file again"
+        )
+    try:
+        header = json.loads(store.get_range(file, _LENGTH, length))
+        header.pop("__metadata__", None)
+        entries = _HEADER.validate_python(header)
+    except (ValueError, AttributeError, ValidationError) as error:
+        raise ModelError(
+            f"{place} is damaged: its header cannot be read", remedy="fetch the file again"
+        ) from error
+    expected = _LENGTH + length + max((entry.data_offsets[1] for entry in entries.values()), default=0)
+    if size != expected:
+        raise ModelError(
+            f"{place} is truncated or damaged: it has {size:,} bytes, its header says {expected:,}",
+            remedy="fetch the file again",
+        )
+    return {name: tuple(entry.shape) for name, entry in entries.items()}

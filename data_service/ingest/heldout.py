@@ -1,0 +1,219 @@
+"""Which text is held out: whole documents by their hash, or stretches of them where documents are few or long.
+
+A share of the documents is asked for. Few documents, or long ones, give nothing or far too much by chance, and a small
+share of little text is too little to evaluate on. So the share is settled when all documents are known, before
+anything is written. Whatever is settled depends on the set of documents alone, not on their order, files or workers.
+"""
+
+import hashlib
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_service.errors import InputError
+from data_service.ingest.hashing import encoded_text, folded_text, is_blank
+from data_service.ingest.sentences import LONGEST as LONGEST_SENTENCE
+from data_service.ingest.sentences import split_sentences
+from data_service.shards.manifest import HeldoutRule
+
+ENOUGH = 128 * 1024  # bytes of text that are worth evaluating on
+MOST = 0.05  # but of little text no more than this share, unless more is asked for
+DOCUMENTS = 8  # fewer long documents than this are too few to stand for the rest
+MANY = 64  # documents held out, of which the side of each may be drawn once more
+CANDIDATES = 1024  # documents of the smallest hashes that are remembered
+SHORTEST, LONGEST = 64, 4096  # bytes of a stretch on average
+STRETCHES = 16  # at least about as many are held out
+_WORDS = 1 << 64  # a hash's low word is below this
+_WINDOW = 16  # characters by which running text without sentence ends is cut
+_FACTOR = 0x9E3779B97F4A7C15  # odd, its bits evenly mixed: 2**64 divided by the golden ratio
+_BLANK_LINES = re.compile(r"\n[^\S\n]*\n\s*")
+
+
+@dataclass(frozen=True)
+class Documents:
+    """What is known of all documents, later copies left out.
+
+    Attributes:
+        count, size: documents, and bytes of their text.
+        held_count, held_size: of those that are held out by the share asked for.
+        candidates: (low word of the hash, bytes) of the documents with the smallest ones, `CANDIDATES` at most, sorted.
+    """
+
+    count: int
+    size: int
+    held_count: int
+    held_size: int
+    candidates: Sequence[tuple[int, int]]
+
+
+def divide_document(rule: HeldoutRule, text: str, digest: bytes) -> Iterator[tuple[str, bool]]:
+    """(text, held out?) of what becomes of a document with this hash: itself, or its stretches.
+
+    Neighbouring stretches of the same kind are one text. Where a held-out stretch was, the training text ends.
+    """
+    if rule.unit == "document":
+        yield text, rule.holds_out(low_word(digest))
+        return
+    found = ((text, end is not None and rule.holds_out(end)) for text, end in stretches(text, rule.length))
+    for heldout, run in groupby(found, key=lambda pair: pair[1]):
+        joined = "".join(stretch for stretch, _ in run).strip()
+        if not is_blank(joined):
+            yield joined, heldout
+
+
+def low_word(digest: bytes) -> int:
+    """The half of a document's hash that decides whether it is held out."""
+    return int.from_bytes(digest[8:], "big")
+
+
+def bound(fraction: float) -> int:
+    """Low words below this are a share of `fraction` of all."""
+    return math.ceil(fraction * _WORDS)
+
+
+def wanted_bytes(size: int, fraction: float) -> int:
+    """How much of `size` bytes of text is to be held out."""
+    return max(1, math.ceil(max(fraction * size, min(ENOUGH, MOST * size))))
+
+
+def by_documents(documents: Documents, fraction: float) -> HeldoutRule | None:
+    """The rule that holds out whole documents; None if they are too few or too long for that.
+
+    The share that was asked for stays as it is if it gives between half and three times of what is wanted.
+    """
+    asked = HeldoutRule("document", bound(fraction), by_tokens=documents.held_count >= MANY)
+    if fraction == 0:
+        return asked
+    wanted = wanted_bytes(documents.size, fraction)
+    most = max(3 * wanted, documents.size // 10)
+    if (
+        wanted <= 2 * documents.held_size
+        and documents.held_size <= most
+        and documents.held_count < documents.count
+    ):
+        return asked
+    taken = 0
+    for count, (low, size) in enumerate(documents.candidates, start=1):
+        taken += size
+        if taken > most:
+            return None
+        if taken >= wanted and (count >= DOCUMENTS or taken <= count * LONGEST):
+            return HeldoutRule("document", low + 1) if count < documents.count else None
+    if documents.count <= CANDIDATES:
+        return None
+    return HeldoutRule("document", bound(wanted / documents.size))  # very many, very short ones
+
+
+def stretch_length(size: int, fraction: float) -> int:
+    """Bytes of a stretch on average, in a corpus of `size` bytes."""
+    return min(LONGEST, max(SHORTEST, wanted_bytes(size, fraction) // STRETCHES))
+
+
+def candidates_below(size: int, fraction: float) -> int:
+    """Low words from this on need not be remembered: what is wanted lies far below."""
+    enough = max(4 * wanted_bytes(size, fraction), 4 * CANDIDATES * stretch_length(size, fraction))
+    return bound(min(1.0, enough / max(size, 1)))
+
+
+def by_stretches(candidates: Mapping[int, int], size: int, fraction: float) -> HeldoutRule:
+    """The rule that holds out stretches, by the smallest low words until there is enough.
+
+    Args:
+        candidates: bytes of all stretches that end with a paragraph, by the low word of the paragraph's hash.
+        size: bytes of all text.
+
+    Raises:
+        InputError: so little text that none can be spared.
+    """
+    wanted, length = wanted_bytes(size, fraction), stretch_length(size, fraction)
+    taken, below, trained = 0, 0, list[int]()
+    for low in sorted(candidates):
+        if taken + candidates[low] > 2 * wanted:
+            trained.append(low)
+            continue
+        taken, below = taken + candidates[low], low + 1
+        if taken >= wanted:
+            break
+    if not taken and candidates:
+        low = min(candidates, key=lambda word: (candidates[word], word))
+        taken, below, trained = candidates[low], low + 1, [word for word in trained if word < low]
+    if not taken or 2 * taken > size:
+        raise InputError(
+            f"{size:,} bytes of text are too little to hold any of it out for evaluation",
+            remedy="give more text: some paragraphs, or documents, that differ",
+        )
+    kept = tuple(low for low in trained if low < below)
+    return HeldoutRule("stretch", below, length, kept)
+
+
+def stretches(text: str, length: int) -> Iterator[tuple[str, int | None]]:
+    """(text, low word of the hash of the paragraph that ends it) of a document's stretches, in order.
+
+    Whether a paragraph ends a stretch, and whether that is held out, are functions of that paragraph alone. So a
+    stretch that is held out is held out wherever else it occurs. What follows the last end has None: it is trained on.
+    """
+    pieces: list[str] = []
+    for lead, paragraph in _paragraphs(text, 4 * length):
+        pieces.append(lead + paragraph)
+        plain = folded_text(encoded_text(paragraph)).encode()
+        digest = hashlib.blake2b(plain, digest_size=16).digest()
+        if int.from_bytes(digest[:8], "big") < bound(min(1.0, len(plain) / length)):
+            yield "".join(pieces), low_word(digest)
+            pieces = []
+    if pieces:
+        yield "".join(pieces), None
+
+
+def _paragraphs(text: str, most: int) -> Iterator[tuple[str, str]]:
+    """(what goes before, text) of each paragraph; of one beyond `most` characters, each sentence; of a sentence beyond
+    that, each piece."""
+    for paragraph in _BLANK_LINES.split(text):
+        if is_blank(paragraph):
+            continue
+        if len(paragraph) <= most:
+            yield "\n\n", paragraph
+            continue
+        lead = "\n\n"
+        for sentence in _whole(split_sentences(paragraph)):
+            for piece in [sentence] if len(sentence) <= most else _pieces(sentence, most):
+                yield lead, piece
+                lead = ""
+
+
+def _whole(sentences: list[str]) -> Iterator[str]:
+    """The sentences, put together again where they were cut only for being long."""
+    run: list[str] = []
+    for sentence in sentences:
+        run.append(sentence)
+        if 2 * len(sentence) <= LONGEST_SENTENCE:
+            yield "".join(run)
+            run = []
+    if run:
+        yield "".join(run)
+
+
+def _pieces(text: str, most: int) -> Iterator[str]:
+    """Text without a bound, cut where the characters before say so, before a space if there are any."""
+    codes = np.frombuffer(text.encode("utf-32-le", errors="surrogatepass"), dtype=np.uint32).astype(np.uint64)
+    places = np.arange(_WINDOW, len(codes) + 1)  # a cut is before the character with this number
+    spaces = np.append(codes == ord(" "), True)[places]
+    allowed = spaces if np.count_nonzero(spaces) * 100 > len(spaces) else np.ones_like(spaces)
+    rate = min(1.0, 4 * len(allowed) / (most * max(1, int(np.count_nonzero(allowed)))))
+    cuts = places[allowed & (_window_hashes(codes) < np.uint64(bound(rate) - 1))]
+    for start, stop in pairwise([0, *cuts.tolist(), len(text)]):
+        if stop > start:
+            yield text[start:stop]
+
+
+def _window_hashes(codes: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """A hash of each `_WINDOW` neighbouring characters: none, if there are fewer."""
+    mixed = np.zeros(max(0, len(codes) - _WINDOW + 1), dtype=np.uint64)
+    for offset in range(_WINDOW):  # a polynomial, as of Rabin and Karp
+        mixed = mixed * np.uint64(_FACTOR) + codes[offset : offset + len(mixed)]
+    mixed ^= mixed >> np.uint64(32)
+    return mixed * np.uint64(_FACTOR)
