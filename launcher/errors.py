@@ -25,3 +25,7 @@ class EstimateError(UserError):
 
 class LaunchError(UserError):
     """A launch that cannot work as asked, or that the scheduler refused."""
+
+
+class MissingPackage(UserError):
+    """A package that is not installed with Maskfleet, and that what was asked for needs."""

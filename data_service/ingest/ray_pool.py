@@ -10,6 +10,7 @@ import ray
 from ray.exceptions import OutOfMemoryError, RayTaskError, WorkerCrashedError
 
 from data_service.errors import CorpusError
+from data_service.workers import installed_only
 
 _RETRIES = 8
 _OBJECT_STORE = 128 << 20  # tasks return receipts of a few KB
@@ -25,7 +26,7 @@ def cluster(workers: int) -> Iterator[None]:
         yield
         return
     if "RAY_ADDRESS" in os.environ:
-        ray.init(log_to_driver=False, logging_level=logging.ERROR)
+        ray.init(log_to_driver=False, logging_level=logging.ERROR, job_config=installed_only())
     else:
         ray.init(
             address="local",
@@ -34,6 +35,7 @@ def cluster(workers: int) -> Iterator[None]:
             include_dashboard=False,
             log_to_driver=False,
             logging_level=logging.ERROR,
+            job_config=installed_only(),
         )
     try:
         yield
