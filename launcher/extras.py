@@ -13,4 +13,5 @@ def optional(package: str, use: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name != package:  # it is there, and something that it needs is not
             raise
-        raise MissingPackage(f"{use} needs {package}, which is not installed", remedy=f"pip install {package}") from error
+        problem = f"{use} needs {package}, which is not installed"
+        raise MissingPackage(problem, remedy=f"pip install {package}") from error

@@ -1,8 +1,8 @@
 """`StepDataset`: a run's training data for another trainer, through torch's own `IterableDataset`.
 
-The rows are those that the run's own ranks get, byte for byte: both are the same function of recipe and step. They are made
-in the process that iterates, without Ray: each process builds every window that its steps lie in, so many ranks or workers
-repeat that work. A run's own training shares it through the data service.
+The rows are those that the run's own ranks get, byte for byte: both are the same function of recipe and step. They are
+made in the process that iterates, without Ray: each process builds every window that its steps lie in, so that many
+ranks or workers repeat that work. A run's own training shares it through the data service.
 """
 
 import os
@@ -61,12 +61,12 @@ class StepDataset(IterableDataset[dict[str, Tensor]]):
         labels          [R, L] int64, the original id where it is to be predicted, else -100
         token_type_ids  [R, L] int64, where rows have two segments
         pair_labels     [R] int64, where a pair is judged: `next_sentence_label`, `sentence_order_label`
-        order           [R, L] int64, where prediction is permuted (XLNet): a token's content may use tokens of no higher
-                        number, its prediction those of lower; -1 in padding
+        order           [R, L] int64, where prediction is permuted (XLNet): a token's content may use tokens of no
+                        higher number, its prediction those of lower; -1 in padding
         reversed_rows   [R] bool, with `order`: rows laid out from last token to first
 
-    `state_dict` and `load_state_dict` say and set the step to go on with, for a loop of one process and for torchdata's
-    `StatefulDataLoader`. Under a plain `DataLoader` with workers, `item["step"] + 1` is what to load: workers read ahead.
+    `state_dict` and `load_state_dict` say and set the step to go on with, in a loop of one process and for torchdata's
+    `StatefulDataLoader`. The workers of a plain `DataLoader` read ahead: with them, load `{"step": item["step"] + 1}`.
 
     Args:
         uri: the run.
@@ -92,7 +92,8 @@ class StepDataset(IterableDataset[dict[str, Tensor]]):
             )
         self._start = self._next = start
         self._workers: int | None = None  # whose state was loaded; None: everybody's
-        self._in_workers = torch.zeros(1, dtype=torch.uint8).share_memory_()  # 1: they iterate, not this process
+        self._in_workers = torch.zeros(1, dtype=torch.uint8)  # 1: they iterate, not this process
+        self._in_workers.share_memory_()  # type: ignore[no-untyped-call]
         self._data: tuple[int, RunData] | None = None  # of the process of that id: a fork opens its own
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
@@ -118,7 +119,7 @@ class StepDataset(IterableDataset[dict[str, Tensor]]):
         if self._in_workers.item():
             raise RunError(
                 "a DataLoader's workers read this dataset, and ahead of the trainer",
-                remedy='keep item["step"] + 1 of the last item as {"step": ...}, or use torchdata\'s StatefulDataLoader',
+                remedy='keep {"step": item["step"] + 1} of the last item, or use torchdata\'s StatefulDataLoader',
             )
         return {"step": self._next}
 

@@ -31,7 +31,17 @@ if TYPE_CHECKING:
     from launcher.api.stream import StepDataset as StepDataset
     from launcher.show import Shown as Shown
 
-__all__ = ["Ending", "InTheWay", "ModelError", "Run", "Shown", "StepDataset", "UserError", "open_run", "train"]
+__all__ = [
+    "Ending",
+    "InTheWay",
+    "ModelError",
+    "Run",
+    "Shown",
+    "StepDataset",
+    "UserError",
+    "open_run",
+    "train",
+]
 
 _WHERE = {
     "Ending": "launcher.api.ending",

@@ -9,6 +9,15 @@ import pytest
 from wheel_install import ROOT, build, install, obstruct, run
 
 
+TASKS = """
+from data_service.ingest.ray_pool import cluster, run_on_ray
+from data_service.window import slab_rows
+with cluster(2):
+    print(*(rows for _, rows in run_on_ray(slab_rows, [1 << 18, 1 << 18], 2)))
+"""
+"""Two tasks of Ray that import our code."""
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(tmp_path_factory.mktemp("wheel"))
@@ -99,6 +108,7 @@ def test_a_run_is_trained_through_ray_beside_such_folders(installed: Path, hosti
     run(program, "tokenizer", "train", *text, "--vocab-size", "320", "--out", "bpe", cwd=hostile)
     build = ("corpus", "build", *text, "--tokenizer", "bpe", "--out", "corpus", "--heldout", "0.1")
     run(program, *build, "--workers", "2", cwd=hostile)
+    assert run(installed / "python", "-P", "-c", TASKS, cwd=hostile).stdout.split() == ["8", "8"]
     sets = (
         "corpus.sources.text.uri=corpus",
         "corpus.heldout.fraction=0.1",
