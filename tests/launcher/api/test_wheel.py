@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from wheel_install import ROOT, build, install, obstruct, run
 
-
 TASKS = """
 from data_service.ingest.ray_pool import cluster, run_on_ray
 from data_service.window import slab_rows
