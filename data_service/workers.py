@@ -5,6 +5,7 @@ from typing import TypeAlias
 
 import numpy as np
 import ray
+from ray.job_config import JobConfig
 
 from data_service.corpora import Corpora
 from data_service.counts import Counted, Found, Pass
@@ -18,6 +19,21 @@ from data_service.window import build_window
 SlabRefs: TypeAlias = "list[ray.ObjectRef[Samples]]"
 
 _COUNTED_TOGETHER = 64  # blocks in a counting task: a few seconds of work
+
+
+class _Unchanged(list[str]):
+    """Folders that Ray adds for its workers to import from. None is kept."""
+
+    def extend(self, folders: object) -> None:
+        pass
+
+
+def installed_only() -> JobConfig:
+    """For `ray.init`: workers import what is installed. Ray would have them look into the driver's working directory
+    first, where a folder may bear the name of a package of ours. There is no public way to ask for that."""
+    job = JobConfig()
+    job._py_driver_sys_path = _Unchanged()
+    return job
 
 
 def submit_window(spec_json: str, window: Window, layout: SlabLayout, cpus: float) -> SlabRefs:

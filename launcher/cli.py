@@ -5,6 +5,8 @@ Commands import what they need when they run: `maskfleet --help` must not wait f
 
 import logging
 import sys
+from importlib import metadata
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -48,9 +50,26 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
-    add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"maskfleet {metadata.version('maskfleet')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version, and exit."),
+    ] = False,
+) -> None:
+    """What all commands share. Its options come before the command."""
+
+
 demo.register(app)
 tokenizer.register(app)
 corpus.register(app)

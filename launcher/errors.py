@@ -33,3 +33,7 @@ class OptionError(UserError):
 
 class LaunchError(UserError):
     """A launch that cannot work as asked, or that the scheduler refused."""
+
+
+class MissingPackage(UserError):
+    """A package that is not installed with Maskfleet, and that what was asked for needs."""

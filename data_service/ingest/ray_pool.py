@@ -21,6 +21,7 @@ from data_service.ingest.inputs import InputFile
 from data_service.ingest.splits import Piece
 from data_service.ingest.streamed import PieceReader
 from data_service.ingest.tasks import SplitTask
+from data_service.workers import installed_only
 
 _RETRIES = 8
 _OBJECT_STORE = 128 << 20  # tasks return receipts of a few KB
@@ -41,7 +42,7 @@ def cluster(workers: int, piece_bytes: int) -> Iterator[None]:
         yield
         return
     if "RAY_ADDRESS" in os.environ:
-        ray.init(log_to_driver=False, logging_level=logging.ERROR)
+        ray.init(log_to_driver=False, logging_level=logging.ERROR, job_config=installed_only())
     else:
         ray.init(
             address="local",
@@ -50,6 +51,7 @@ def cluster(workers: int, piece_bytes: int) -> Iterator[None]:
             include_dashboard=False,
             log_to_driver=False,
             logging_level=logging.ERROR,
+            job_config=installed_only(),
         )
     try:
         yield

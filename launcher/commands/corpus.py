@@ -10,7 +10,9 @@ from launcher.commands.options import (
     BadBytesOption,
     CorpusArgument,
     InputsArgument,
+    JsonOption,
     TextFieldOption,
+    print_json,
 )
 
 group = typer.Typer(no_args_is_help=True, help="Build corpora from raw text, verify, count and read them.")
@@ -91,19 +93,22 @@ def build(
 
 
 @group.command()
-def verify(corpus: CorpusArgument) -> None:
+def verify(corpus: CorpusArgument, as_json: JsonOption = False) -> None:
     """Read every byte and compare it with its hash. Names damaged files, blocks and gaps (exit code 1)."""
     from data_service.corpus import verify_corpus
     from data_service.visible import one_line
     from launcher.human import human_bytes
 
     report = verify_corpus(corpus)
-    for damage in report.damage:
-        typer.echo(f"DAMAGED  {one_line(str(damage))}")
-    size = human_bytes(report.bytes)
-    typer.echo(
-        f"{report.shards:,} shards, {report.blocks:,} blocks, {size} read, {len(report.damage)} damaged"
-    )
+    if as_json:
+        print_json([vars(report) | {"damage": [str(damage) for damage in report.damage]}])
+    else:
+        for damage in report.damage:
+            typer.echo(f"DAMAGED  {one_line(str(damage))}")
+        size = human_bytes(report.bytes)
+        typer.echo(
+            f"{report.shards:,} shards, {report.blocks:,} blocks, {size} read, {len(report.damage)} damaged"
+        )
     if report.damage:
         raise typer.Exit(1)
 
@@ -113,13 +118,19 @@ def stats(
     corpus: CorpusArgument,
     batch: Annotated[int, typer.Option("--batch", min=1, help="Rows of a batch, for the shuffle.")] = 8192,
     length: Annotated[int, typer.Option("--length", min=8, help="Tokens of a row.")] = 512,
+    as_json: JsonOption = False,
 ) -> None:
     """Count documents, sentences and tokens; duplicates dropped; document lengths; unigram entropy; the shuffle."""
+    from dataclasses import asdict
+
     from data_service.corpus import corpus_stats
     from launcher.corpus_table import heldout_note, stats_tables
     from launcher.output import print_table
 
     found = corpus_stats(corpus, batch=batch, length=length)
+    if as_json:
+        print_json([asdict(found)])
+        return
     for table in stats_tables(found):
         print_table(table)
     note = heldout_note(found)

@@ -4,6 +4,8 @@ from typing import Annotated
 
 import typer
 
+from launcher.commands.options import JsonOption, print_json
+
 
 def register(app: typer.Typer) -> None:
     app.command(rich_help_panel="Look after it")(preflight)
@@ -16,6 +18,7 @@ def preflight(
             metavar="[RUN|RECIPE]", help="The run to be trained here, or a recipe of which to make one."
         ),
     ] = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Check this node as `train` does before it begins: memory, /dev/shm, limits, GPUs, stores, clock, room.
 
@@ -29,6 +32,9 @@ def preflight(
     from launcher.preflight.measure import examine, subject
 
     findings = examine(subject(target) if target is not None else None)
-    print_table(table_of(findings))
+    if as_json:
+        print_json(vars(finding) for finding in findings)
+    else:
+        print_table(table_of(findings))
     if worst(findings) == "failure":
         raise typer.Exit(1)
