@@ -14,13 +14,20 @@ _REQUESTS = 16  # receipts looked up at once
 
 
 class Task(Protocol):
-    """A frozen, picklable piece of work that leaves a receipt under the key `receipt`."""
+    """A frozen, picklable piece of work that leaves a receipt under the key `receipt`.
+
+    `sources` are hashes of what it is made from: a receipt is only good if its own is one of them. So what depends on
+    an input that changed is done again, and nothing else.
+    """
 
     @property
     def receipt(self) -> str: ...
 
     @property
     def input_bytes(self) -> int: ...
+
+    @property
+    def sources(self) -> tuple[str, ...]: ...
 
 
 T = TypeVar("T", bound=Task)
@@ -89,7 +96,8 @@ def _find_receipts(work: Work[T, R], store: Store) -> list[R | None]:
     written = {entry.key for folder in folders for entry in store.list(folder)}
 
     def find(task: T) -> R | None:
-        return read_receipt(store, task.receipt, work.receipt) if task.receipt in written else None
+        found = read_receipt(store, task.receipt, work.receipt) if task.receipt in written else None
+        return found if found is not None and found.source in task.sources else None
 
     with ThreadPoolExecutor(_REQUESTS) as threads:
         return list(threads.map(find, work.tasks))

@@ -9,10 +9,16 @@ from data_service.store.errors import KeyMissing
 
 
 class Receipt(BaseModel):
-    """`files` are the objects the task wrote, with their sizes in bytes."""
+    """What a finished task left.
+
+    Attributes:
+        source: what it was made from, as `Task.sources` says it; a receipt made from something else is none.
+        files: the objects the task wrote, with their sizes in bytes.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    source: str
     files: dict[str, int]
 
 

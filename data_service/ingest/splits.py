@@ -13,13 +13,14 @@ _EXPANSION = 3  # bytes of text that a byte of a compressed or Parquet file is t
 _PER_FILE = 16 * 1024  # opening a file costs about as much as reading this many bytes
 _SMALLEST = 4 * MIB  # small corpora are cut into about 16 splits, but not below this
 _SPLITS = 16
+_UNCUT = ("csv", "tsv", "arrow")  # where a record begins is only known from the beginning
 
 
 @dataclass(frozen=True)
 class Piece:
     """The documents that begin in bytes [start, stop) of a file; in a Parquet file, the row groups that do.
 
-    A piece of a compressed file, or of a .txt file that is one document, is always the whole file.
+    A piece of a compressed file, of CSV, TSV or Arrow, or of a .txt file that is one document, is the whole file.
     """
 
     file: InputFile
@@ -59,7 +60,8 @@ def plan_splits(files: tuple[InputFile, ...], options: BuildOptions) -> list[Spl
 
 
 def _cut(file: InputFile, target: int, options: BuildOptions) -> list[Piece]:
-    whole = file.compression != "" or (file.format == "txt" and options.txt_documents == "file")
+    one_document = file.format == "txt" and options.txt_documents == "file"
+    whole = one_document or file.compression != "" or file.format in _UNCUT
     count = 1 if whole else max(1, -(-_weight(file, file.size) // target))
     cuts = [file.size * i // count for i in range(count + 1)]
     return [Piece(file, start, stop) for start, stop in pairwise(cuts)]

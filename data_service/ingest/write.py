@@ -31,7 +31,8 @@ from data_service.tokenizers.tokenizer import Tokenizer
 class WriteTask:
     """Split `index` of the input.
 
-    `drops` say which documents are later copies; `digest` is the hash of all hashes of the first pass.
+    `drops` say which documents are later copies; `digest` is the hash of all hashes of the first pass; `source` covers
+    both.
     """
 
     layout: Layout
@@ -41,6 +42,7 @@ class WriteTask:
     tokenizer_hash: str
     drops: tuple[Slice, ...]
     digest: str
+    source: str
 
     @property
     def receipt(self) -> str:
@@ -49,6 +51,10 @@ class WriteTask:
     @property
     def input_bytes(self) -> int:
         return self.split.size
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return (self.source,)
 
 
 class Written(Receipt):
@@ -80,6 +86,7 @@ def write(task: WriteTask) -> Written:
             summaries = (train.finish(), heldout.finish())
             files = _store_parts(store, task, (train, heldout), summaries)
     written = Written(
+        source=task.source,
         files=files,
         train=summaries[0],
         heldout=summaries[1],
@@ -122,7 +129,7 @@ def _kept(task: WriteTask, drops: set[int]) -> Iterator[tuple[str, bytes]]:
         raise InputError(
             f"{task.split.pieces[0].file.uri} (or one of the {len(task.split.pieces)} inputs read with it) "
             "changed while the corpus was built",
-            remedy="delete the half-built corpus and build it again from inputs that stay as they are",
+            remedy="give the same command again when the inputs stay as they are: it reads anew what changed",
         )
 
 
