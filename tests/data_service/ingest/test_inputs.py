@@ -159,7 +159,7 @@ def test_a_corpus_below_the_text_is_not_text(tmp_path: Path) -> None:
     for _ in range(2):
         build_corpus(*arguments, ignore_progress)
     assert [file.key for file in list_inputs([str(tmp_path / "in")]).files] == ["a.jsonl"]
-    assert reasons(tmp_path / "in")["corpus/manifest.json"] == "part of a corpus"
+    assert reasons(tmp_path / "in")["corpus/"] == "a corpus"
 
 
 def test_a_folder_of_unknown_kinds_names_them(tmp_path: Path) -> None:
