@@ -97,8 +97,9 @@ class CorpusStats:
     """What a corpus holds, from its manifest alone.
 
     Attributes:
-        counts: documents read; how many were empty, duplicates, without tokens, or had bad bytes replaced.
+        counts: documents read; how many were empty, duplicates, without tokens, or had bad bytes replaced; bad records.
         unigram_entropy: nats a token of the training split: the loss of guessing by frequency.
+        skipped: the first hundred bad records that were left out, with file and place.
         document_lengths: {n: training documents of n to 2n - 1 tokens}, n a power of two.
         radius: of the shuffle of training rows; None where an epoch has less than a batch.
         heldout_rule: what was held out in place of the share of documents that was asked for.
@@ -112,6 +113,7 @@ class CorpusStats:
     document_lengths: dict[int, int]
     radius: Radius | None
     heldout_rule: HeldoutRule | None
+    skipped: tuple[str, ...]
 
 
 def corpus_stats(uri: str, *, batch: int = 8192, length: int = 512) -> CorpusStats:
@@ -129,6 +131,7 @@ def corpus_stats(uri: str, *, batch: int = 8192, length: int = 512) -> CorpusSta
         document_lengths={1 << k: count for k, count in enumerate(manifest.document_lengths) if count},
         radius=_radius(manifest.train, batch, length),
         heldout_rule=manifest.heldout_rule,
+        skipped=manifest.skipped,
     )
 
 

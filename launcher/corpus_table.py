@@ -3,9 +3,11 @@
 from collections.abc import Iterator
 
 from rich.table import Table
+from rich.text import Text
 
 from data_service.corpus import CorpusStats
 from data_service.radius import Radius
+from data_service.visible import one_line
 from launcher.human import human_bytes
 
 _BAR = 40  # characters of the longest bar
@@ -29,6 +31,11 @@ def stats_tables(stats: CorpusStats) -> Iterator[Table]:
     yield counts
     if stats.radius is not None:
         yield _radius(stats.radius)
+    if stats.skipped:
+        skipped = Table("bad records left out", box=None, pad_edge=False)
+        for record in stats.skipped:
+            skipped.add_row(Text(one_line(record)))
+        yield skipped
     lengths = Table("tokens", "documents", "", box=None, pad_edge=False)
     most = max(stats.document_lengths.values(), default=1)
     for shortest, count in stats.document_lengths.items():

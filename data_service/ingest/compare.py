@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from data_service.ingest.hashing import BUCKETS, RECORD
+from data_service.ingest.hashing import BUCKETS, RECORD, hash_of
 from data_service.ingest.heldout import CANDIDATES, Documents, bound
 from data_service.ingest.layout import Layout
 from data_service.ingest.receipts import Receipt, write_receipt
@@ -31,12 +31,16 @@ class Slice:
 
 @dataclass(frozen=True)
 class CompareTask(Task):
-    """One partition: for every split, in order, the slice of its sorted hashes that falls in it."""
+    """One partition: for every split, in order, the slice of its sorted hashes that falls in it.
+
+    `source` covers all hashes of all splits.
+    """
 
     layout: Layout
     index: int
     hashes: tuple[Slice | None, ...]
     heldout_fraction: float
+    source: str
 
     @property
     def receipt(self) -> str:
@@ -46,16 +50,22 @@ class CompareTask(Task):
     def input_bytes(self) -> int:
         return sum(part.length for part in self.hashes if part)
 
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return (self.source,)
+
 
 class Compared(Receipt):
     """What was found in a partition.
 
     Attributes:
         starts: [splits + 1], where each split's documents to drop begin in the partition's ordinals.
+        digest: hash of starts and ordinals.
         documents, size, held_documents, held_size, candidates: as in `heldout.Documents`, of this partition.
     """
 
     starts: list[int]
+    digest: str
     documents: int
     size: int
     held_documents: int
@@ -68,12 +78,14 @@ def plan_partitions(layout: Layout, scanned: list[Scanned], heldout_fraction: fl
     documents = sum(split.documents for split in scanned)
     count = min(BUCKETS, max(1, -(-documents // PARTITION_DOCUMENTS)))
     edges = [BUCKETS * i // count for i in range(count + 1)]
+    source = hash_of(split.digest for split in scanned)
     return [
         CompareTask(
             layout,
             index,
             tuple(_slice(layout, i, first, stop, s) for i, s in enumerate(scanned)),
             heldout_fraction,
+            source,
         )
         for index, (first, stop) in enumerate(pairwise(edges))
     ]
@@ -105,8 +117,10 @@ def compare(task: CompareTask) -> Compared:
         files[key] = ordinals.nbytes
     held = kept[kept["low"].astype(np.uint64) < np.uint64(bound(task.heldout_fraction))]
     compared = Compared(
+        source=task.source,
         files=files,
         starts=starts,
+        digest=hash_of([str(starts), ordinals.tobytes().hex()]),
         documents=len(kept),
         size=int(kept["size"].sum(dtype=np.int64)),
         held_documents=len(held),

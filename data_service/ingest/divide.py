@@ -25,6 +25,10 @@ class DivideTask(SplitTask):
     def receipt(self) -> str:
         return self.layout.receipt("divide", self.index)
 
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return (self.kept.source,)
+
 
 class Divided(Receipt):
     """`candidates`: (low word, bytes of the stretches that end with this paragraph), of the words below the bound."""
@@ -41,6 +45,6 @@ def divide(task: DivideTask) -> Divided:
         for stretch, end in stretches(text, length):
             if end is not None and end < below:
                 sizes[end] += len(stretch.encode())
-    divided = Divided(files={}, candidates=sorted(sizes.items()))
+    divided = Divided(source=task.kept.source, files={}, candidates=sorted(sizes.items()))
     write_receipt(task.layout.open(), task.receipt, divided)
     return divided

@@ -6,9 +6,10 @@ tokenizer makes fewer, but for those it does not know (`hash_tokens`).
 """
 
 import hashlib
+import json
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,6 +73,11 @@ def _fold(text: str) -> str:
 def _is_plain(line: str) -> bool:
     """Whether the white space within a line is single spaces; no other white space is printable to Python."""
     return "  " not in line and line.isprintable()
+
+
+def hash_of(parts: Iterable[str]) -> str:
+    """sha256 (hex) of a list of strings."""
+    return hashlib.sha256(json.dumps(list(parts)).encode()).hexdigest()
 
 
 def is_blank(text: str) -> bool:

@@ -131,9 +131,10 @@ def by_stretches(candidates: Mapping[int, int], size: int, fraction: float) -> H
         InputError: so little text that none can be spared.
     """
     wanted, length = wanted_bytes(size, fraction), stretch_length(size, fraction)
+    most = min(2 * wanted, size // 2)
     taken, below, trained = 0, 0, list[int]()
     for low in sorted(candidates):
-        if taken + candidates[low] > 2 * wanted:
+        if taken + candidates[low] > most:
             trained.append(low)
             continue
         taken, below = taken + candidates[low], low + 1

@@ -13,6 +13,7 @@ from typing import BinaryIO
 
 from data_service.errors import InputError
 from data_service.ingest.compressed import open_text
+from data_service.ingest.hashing import hash_of
 from data_service.ingest.inputs import InputFile
 from data_service.ingest.jsonl import LINE_PER_DOCUMENT
 from data_service.ingest.layout import Layout
@@ -39,6 +40,10 @@ class MeasureTask(Task):
     def input_bytes(self) -> int:
         return self.file.size
 
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return (hash_of([self.file.version, self.file.uri]),)
+
 
 class Measured(Receipt):
     """`plain_size`: bytes of the file when it is decompressed."""
@@ -54,7 +59,7 @@ def measure(task: MeasureTask) -> Measured:
     """
     with open_text(task.file) as stream:
         size = _pass_over(stream, sys.maxsize)
-    measured = Measured(files={}, plain_size=size)
+    measured = Measured(source=task.sources[0], files={}, plain_size=size)
     write_receipt(task.layout.open(), task.receipt, measured)
     return measured
 
@@ -140,7 +145,7 @@ class PieceReader:
         if self._position < piece.stop or (last and (self._position > piece.stop or self._stream.read(1))):
             raise InputError(
                 f"{piece.file.uri} changed while the corpus was built: it had {piece.plain_size:,} bytes of text",
-                remedy="delete the half-built corpus and build it again from inputs that stay as they are",
+                remedy="give the same command again when the inputs stay as they are: it reads anew what changed",
             )
 
 

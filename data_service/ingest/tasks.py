@@ -10,7 +10,11 @@ from data_service.ingest.splits import Piece, Split
 
 
 class Task(ABC):
-    """A piece of work that leaves a receipt under the key `receipt`."""
+    """A piece of work that leaves a receipt under the key `receipt`.
+
+    `sources` are hashes of what it is made from: a receipt is only good if its own is one of them. So what depends on
+    an input that changed is done again, and nothing else.
+    """
 
     @property
     @abstractmethod
@@ -19,6 +23,10 @@ class Task(ABC):
     @property
     @abstractmethod
     def input_bytes(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def sources(self) -> tuple[str, ...]: ...
 
 
 @dataclass(frozen=True)

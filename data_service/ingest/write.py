@@ -15,7 +15,7 @@ from data_service.errors import CorpusError, InputError
 from data_service.ingest.blocks import BATCH, encode_documents
 from data_service.ingest.compare import ORDINAL, Slice
 from data_service.ingest.documents import read_documents
-from data_service.ingest.hashing import hash_text, hash_tokens, is_blank
+from data_service.ingest.hashing import hash_of, hash_text, hash_tokens, is_blank
 from data_service.ingest.heldout import divide_document, low_word
 from data_service.ingest.layout import TOKENIZER, shard_key, shard_name
 from data_service.ingest.part import Part, PartSummary
@@ -32,11 +32,12 @@ from data_service.tokenizers.tokenizer import Tokenizer
 class Kept:
     """The documents of a split that are no later copies.
 
-    `drops` say which are copies; `digest` is the hash of all hashes of the first pass.
+    `drops` say which are copies; `digest` is the hash of all hashes of the first pass; `source` covers both.
     """
 
     drops: tuple[Slice, ...]
     digest: str
+    source: str
 
 
 def read_kept(task: SplitTask, kept: Kept) -> Iterator[tuple[str, bytes]]:
@@ -60,7 +61,7 @@ def read_kept(task: SplitTask, kept: Kept) -> Iterator[tuple[str, bytes]]:
         raise InputError(
             f"{task.split.pieces[0].file.uri} (or one of the {len(task.split.pieces)} inputs read with it) "
             "changed while the corpus was built",
-            remedy="delete the half-built corpus and build it again from inputs that stay as they are",
+            remedy="give the same command again when the inputs stay as they are: it reads anew what changed",
         )
 
 
@@ -75,6 +76,14 @@ class WriteTask(SplitTask):
     @property
     def receipt(self) -> str:
         return self.layout.receipt("write", self.index)
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return (self.source,)
+
+    @property
+    def source(self) -> str:
+        return hash_of([self.kept.source, repr(self.heldout)])
 
 
 class Written(Receipt):
@@ -105,6 +114,7 @@ def write(task: WriteTask) -> Written:
             summaries = (train.finish(), heldout.finish())
             files = _store_parts(store, task, (train, heldout), summaries)
     written = Written(
+        source=task.source,
         files=files,
         train=summaries[0],
         heldout=summaries[1],

@@ -69,6 +69,8 @@ class _Content(_Strict):
     document_lengths: list[NonNegativeInt]
     tokenizer_files: dict[str, Digest]
     heldout_rule: HeldoutRule | None = None
+    skipped: list[str] = []
+    left_out: list[str] = []
 
     @model_validator(mode="after")
     def _parts_agree(self) -> "_Content":
@@ -102,6 +104,8 @@ def dump_manifest(manifest: Manifest) -> bytes:
     }
     if manifest.heldout_rule is not None:
         content["heldout_rule"] = asdict(manifest.heldout_rule)
+    # Programs from before these keys read what has none of them.
+    content |= {key: names for key in ("skipped", "left_out") if (names := getattr(manifest, key))}
     body = json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
     checksum = hashlib.sha256(body).hexdigest()
     head = f'{{"format":"maskfleet-corpus","version":{VERSION},"sha256":"{checksum}","content":'
@@ -201,4 +205,6 @@ def _to_manifest(content: _Content) -> Manifest:
         document_lengths=tuple(content.document_lengths),
         tokenizer_files=content.tokenizer_files,
         heldout_rule=content.heldout_rule,
+        skipped=tuple(content.skipped),
+        left_out=tuple(content.left_out),
     )

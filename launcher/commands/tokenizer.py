@@ -9,6 +9,8 @@ import typer
 from launcher.commands.options import (
     BadBytes,
     BadBytesOption,
+    BadRecords,
+    BadRecordsOption,
     InputsArgument,
     JsonOption,
     TextFieldOption,
@@ -30,7 +32,10 @@ class Kind(StrEnum):
 
 
 SampleOption = Annotated[
-    int, typer.Option("--sample-mb", min=1, help="Megabytes of text to read, spread over all of the input.")
+    int,
+    typer.Option(
+        "--sample-mb", min=1, help="Megabytes of text to read at most, spread over all of the input."
+    ),
 ]
 
 
@@ -50,6 +55,7 @@ def train(
     sample_mb: SampleOption = 2000,
     text_field: TextFieldOption = "text",
     on_bad_bytes: BadBytesOption = BadBytes.ERROR,
+    on_bad_records: BadRecordsOption = BadRecords.ERROR,
 ) -> None:
     """Learn a vocabulary. The same text and options give the same files, byte for byte.
 
@@ -63,7 +69,9 @@ def train(
     from data_service.tokenizers.train import train_tokenizer
     from launcher.texts import sample_texts
 
-    options = BuildOptions(text_field=text_field, on_bad_bytes=on_bad_bytes.value)
+    options = BuildOptions(
+        text_field=text_field, on_bad_bytes=on_bad_bytes.value, on_bad_records=on_bad_records.value
+    )
     texts = sample_texts(inputs, options, sample_mb * _MB)
     tokenizer = train_tokenizer(kind.value, texts, vocab_size, TokenizerOptions(lowercase=lowercase))
     save_tokenizer(tokenizer, out)
@@ -79,6 +87,7 @@ def check(
     sample_mb: SampleOption = 20,
     text_field: TextFieldOption = "text",
     on_bad_bytes: BadBytesOption = BadBytes.ERROR,
+    on_bad_records: BadRecordsOption = BadRecords.ERROR,
     as_json: JsonOption = False,
 ) -> None:
     """Measure how well a tokenizer fits some text: bytes a token, unknown tokens, what text survives."""
@@ -90,7 +99,9 @@ def check(
     from launcher.output import print_table
     from launcher.texts import sample_texts
 
-    options = BuildOptions(text_field=text_field, on_bad_bytes=on_bad_bytes.value)
+    options = BuildOptions(
+        text_field=text_field, on_bad_bytes=on_bad_bytes.value, on_bad_records=on_bad_records.value
+    )
     report = check_tokenizer(load_tokenizer(tokenizer), sample_texts(inputs, options, sample_mb * _MB))
     if as_json:
         rates = {"bytes_per_token": report.bytes_per_token, "tokens_per_word": report.tokens_per_word}

@@ -1,0 +1,139 @@
+"""The passes of a build over the splits of its input.
+
+Big compressed files are measured first, so that they can be cut into splits like others (`streamed.py`).
+
+The first pass hashes every document; the hashes are compared, a range at a time; then it is settled what is held out;
+the second pass encodes what is not a later copy. Every task is a pure function of the inputs and the options and
+leaves a receipt, so any number of workers writes the same bytes, and a build that was interrupted does only what has
+no receipt.
+"""
+
+from collections import Counter
+
+from data_service.errors import InputError
+from data_service.ingest.compare import Compared, compare, count_documents, drop_slices, plan_partitions
+from data_service.ingest.divide import Divided, DivideTask, divide
+from data_service.ingest.hashing import hash_of
+from data_service.ingest.heldout import Documents, by_documents, by_stretches
+from data_service.ingest.inputs import InputFile
+from data_service.ingest.layout import CONFIGURATION, Layout
+from data_service.ingest.options import BuildOptions
+from data_service.ingest.pool import Pool, R, T, Work, run_stage
+from data_service.ingest.progress import Report
+from data_service.ingest.scan import Scanned, ScanTask, scan
+from data_service.ingest.splits import plan_splits, streamed_files
+from data_service.ingest.streamed import Measured, MeasureTask, measure
+from data_service.ingest.write import Kept, WriteTask, Written, write
+from data_service.shards.manifest import HeldoutRule
+
+
+class Passes:
+    """Call `scan`, `settle` and `write` in this order.
+
+    Attributes:
+        layout: where the tasks leave things.
+        splits: of the input.
+
+    Raises:
+        InputError: of all methods: text that is not what it should be. A build that continues afterwards does again
+            only what depends on the text that was mended.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        files: tuple[InputFile, ...],
+        options: BuildOptions,
+        pool: Pool,
+        progress: Report,
+    ) -> None:
+        self._options, self._pool, self._progress = options, pool, progress
+        self.layout = layout
+        sizes = self._measure(streamed_files(files, options))
+        if sizes:  # they decide where splits begin
+            lengths = (f"{size} {uri}" for uri, size in sorted(sizes.items()))
+            self.layout = Layout(layout.output, hash_of([layout.build, *lengths])[:16])
+        self.splits = plan_splits(files, options, sizes)
+
+    def scan(self) -> list[Scanned]:
+        """The first pass."""
+        tasks = [ScanTask(self.layout, i, split, self._options) for i, split in enumerate(self.splits)]
+        try:
+            scanned = self._run(Work("reading", tasks, scan, Scanned))
+            if not any(split.documents for split in scanned):
+                raise _no_text(scanned)
+        except InputError:
+            self._let_go()
+            raise
+        return scanned
+
+    def settle(self, scanned: list[Scanned]) -> tuple[HeldoutRule, list[Kept]]:
+        """What is held out, and which documents of each split are no later copies. Stretches are only looked for where
+        whole documents will not do.
+        """
+        fraction = self._options.heldout_fraction
+        compared = self._run(
+            Work("comparing", plan_partitions(self.layout, scanned, fraction), compare, Compared)
+        )
+        dropped = [part.digest for part in compared]
+        kept = [
+            Kept(drop_slices(self.layout, i, compared), split.digest, hash_of([split.digest, *dropped]))
+            for i, split in enumerate(scanned)
+        ]
+        found = count_documents(compared)
+        try:
+            return by_documents(found, fraction) or self._stretches(kept, found), kept
+        except InputError:
+            self._let_go()
+            raise
+
+    def write(self, kept: list[Kept], heldout: HeldoutRule, tokenizer_hash: str) -> list[Written]:
+        """The second pass."""
+        tasks = [
+            WriteTask(self.layout, i, split, self._options, kept[i], tokenizer_hash, heldout)
+            for i, split in enumerate(self.splits)
+        ]
+        return self._run(Work("writing", tasks, write, Written))
+
+    def _measure(self, files: list[InputFile]) -> dict[str, int]:
+        """Decompressed sizes by URI. They take a pass of decompression alone, of all files at once."""
+        if not files:
+            return {}
+        tasks = [MeasureTask(self.layout, index, file) for index, file in enumerate(files)]
+        try:
+            measured = self._run(Work("measuring", tasks, measure, Measured))
+        except InputError:
+            self._let_go()
+            raise
+        return {file.uri: result.plain_size for file, result in zip(files, measured, strict=True)}
+
+    def _stretches(self, kept: list[Kept], found: Documents) -> HeldoutRule:
+        tasks = [
+            DivideTask(self.layout, i, split, self._options, kept[i], found.size)
+            for i, split in enumerate(self.splits)
+        ]
+        candidates: Counter[int] = Counter()
+        for divided in self._run(Work("dividing", tasks, divide, Divided)):
+            candidates.update(dict(divided.candidates))
+        return by_stretches(candidates, found.size, self._options.heldout_fraction)
+
+    def _run(self, work: Work[T, R]) -> list[R]:
+        return run_stage(work, self.layout.open(), self._pool, self._progress)
+
+    def _let_go(self) -> None:
+        """The place is free for another build: mending the input may make it one. Skipping what is bad, or mending a
+        file of the same size, makes it the same: what was scanned stays."""
+        self.layout.open().delete(CONFIGURATION)
+
+
+def _no_text(scanned: list[Scanned]) -> InputError:
+    skipped = [record for split in scanned for record in split.first_skipped]
+    first = (
+        f"; the first of {sum(split.skipped for split in scanned):,} bad records: {skipped[0]}"
+        if skipped
+        else ""
+    )
+    return InputError(
+        f"no document with text in the inputs ({sum(split.empty for split in scanned)} empty ones{first})",
+        remedy="check the inputs, and --text-field or --txt-documents",
+    )
