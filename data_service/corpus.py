@@ -96,8 +96,9 @@ class CorpusStats:
     """What a corpus holds, from its manifest alone.
 
     Attributes:
-        counts: documents read; how many were empty, duplicates, without tokens, or had bad bytes replaced.
+        counts: documents read; how many were empty, duplicates, without tokens, or had bad bytes replaced; bad records.
         unigram_entropy: nats a token of the training split: the loss of guessing by frequency.
+        skipped: the first hundred bad records that were left out, with file and place.
         document_lengths: {n: training documents of n to 2n - 1 tokens}, n a power of two.
     """
 
@@ -107,6 +108,7 @@ class CorpusStats:
     counts: dict[str, int]
     unigram_entropy: float
     document_lengths: dict[int, int]
+    skipped: tuple[str, ...]
 
 
 def corpus_stats(uri: str) -> CorpusStats:
@@ -120,6 +122,7 @@ def corpus_stats(uri: str) -> CorpusStats:
         counts=manifest.counts,
         unigram_entropy=float(-(shares * np.log(shares)).sum()),
         document_lengths={1 << k: count for k, count in enumerate(manifest.document_lengths) if count},
+        skipped=manifest.skipped,
     )
 
 

@@ -3,8 +3,10 @@
 from collections.abc import Iterator
 
 from rich.table import Table
+from rich.text import Text
 
 from data_service.corpus import CorpusStats
+from data_service.visible import one_line
 from launcher.human import human_bytes
 
 _BAR = 40  # characters of the longest bar
@@ -26,6 +28,11 @@ def stats_tables(stats: CorpusStats) -> Iterator[Table]:
     counts.add_row("vocabulary", f"{stats.vocab_size:,} ids")
     counts.add_row("unigram entropy", f"{stats.unigram_entropy:.3f} nats a token")
     yield counts
+    if stats.skipped:
+        skipped = Table("bad records left out", box=None, pad_edge=False)
+        for record in stats.skipped:
+            skipped.add_row(Text(one_line(record)))
+        yield skipped
     lengths = Table("tokens", "documents", "", box=None, pad_edge=False)
     most = max(stats.document_lengths.values(), default=1)
     for shortest, count in stats.document_lengths.items():

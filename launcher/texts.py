@@ -4,34 +4,82 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import typer
+
 from data_service.errors import InputError
-from data_service.ingest.documents import read_documents
-from data_service.ingest.inputs import list_inputs
+from data_service.ingest.documents import read_records
+from data_service.ingest.inputs import Listing, list_inputs
 from data_service.ingest.options import BuildOptions
-from data_service.ingest.splits import plan_splits
+from data_service.ingest.skipped import LISTED, skipped_record, with_lines
+from data_service.ingest.splits import Split, plan_splits
+from data_service.ingest.text import BadRecord
+from data_service.visible import one_line
 
 _SMALL = 64 << 20  # bytes
+_SHARE = 256 << 10  # bytes of text for which a split is worth opening
+
+
+def list_texts(inputs: Sequence[str]) -> Listing:
+    """The inputs' files; says on standard error which files among them are not read. Raises as `list_inputs`."""
+    listing = list_inputs(list(inputs))
+    if listing.left_out:
+        _tell(f"{len(listing.left_out):,} files are not read:", listing.left_out)
+    return listing
 
 
 def sample_texts(inputs: Sequence[str], options: BuildOptions, limit: int) -> Iterator[str]:
-    """Documents of the inputs, about `limit` bytes of them, from all over.
+    """Documents of the inputs, `limit` bytes of them at most, from all over; of a compressed file from its beginning.
 
-    Beyond the limit, evenly spaced splits are read whole. Which ones depends on names and sizes only.
+    Splits spread evenly over the input give the same share each; where one has less, those after it give more. The last
+    document of a share is cut at its end. Which documents depends on names, sizes and text only. Says on standard error
+    which files and, where bad records are to be skipped, which records are left out.
 
     Raises:
         InputError: nothing there, or text that cannot be read. StoreError.
     """
-    splits = plan_splits(list_inputs(list(inputs)).files, options)
-    total = sum(split.size for split in splits)
-    wanted = max(1, min(len(splits), round(len(splits) * limit / max(total, 1))))
-    for index in range(wanted):
-        for document in read_documents(splits[index * len(splits) // wanted], options):
-            yield document.text
+    splits = plan_splits(list_texts(inputs).files, options)
+    count = max(1, min(len(splits), limit // _SHARE))
+    chosen = [index * len(splits) // count for index in range(count)]
+    others = sorted(set(range(len(splits))) - set(chosen))  # only read where the chosen have too little
+    skipped: list[BadRecord] = []
+    left = limit
+    for position, index in enumerate([*chosen, *others]):
+        share = left // max(1, count - position)
+        for text in _sample_split(splits[index], options, share, skipped):
+            left -= len(text.encode())
+            yield text
+        if left <= 0:
+            break
+    if skipped:
+        first = with_lines(
+            [skipped_record(bad) for bad in skipped[:LISTED]], [bad.place.file for bad in skipped]
+        )
+        _tell(f"{len(skipped):,} bad records are left out:", first)
 
 
-def automatic_workers(inputs: Sequence[str]) -> int:
+def _sample_split(split: Split, options: BuildOptions, share: int, skipped: list[BadRecord]) -> Iterator[str]:
+    """Documents of a split, `share` bytes of them in all at most."""
+    for record in read_records(split, options):
+        if share <= 0:
+            return
+        if isinstance(record, BadRecord):
+            skipped.append(record)
+            continue
+        data = record.text.encode()
+        yield record.text if len(data) <= share else data[:share].decode(errors="ignore")
+        share -= len(data)
+
+
+def _tell(title: str, items: Sequence[object]) -> None:
+    more = [f"and {len(items) - LISTED:,} more"] if len(items) > LISTED else []
+    for line in [title, *(f"  {one_line(str(item))}" for item in items[:LISTED]), *more]:
+        typer.echo(line, err=True)
+
+
+def automatic_workers(inputs: Sequence[str] | Listing) -> int:
     """How many processes to build a corpus with: Ray takes seconds to start, so a small input takes one."""
-    size = sum(file.size for file in list_inputs(list(inputs)).files)
+    listing = inputs if isinstance(inputs, Listing) else list_inputs(list(inputs))
+    size = sum(file.size for file in listing.files)
     return 1 if size < _SMALL else len(os.sched_getaffinity(0))
 
 

@@ -4,11 +4,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_service.errors import CorpusError
-from data_service.ingest.configuration import Configuration
+from data_service.ingest.configuration import CONTENT, Configuration, content
+from data_service.ingest.inputs import Listing
 from data_service.ingest.layout import TOKENIZER, Layout, shard_key
 from data_service.ingest.part import LENGTHS, PartSummary
 from data_service.ingest.progress import Progress, Report
 from data_service.ingest.scan import Scanned
+from data_service.ingest.skipped import LISTED, with_lines
 from data_service.ingest.write import Written
 from data_service.shards.manifest import BlockTable, Manifest, block_table
 from data_service.shards.written import WrittenShard
@@ -23,7 +25,7 @@ def assemble(
     tokenizer: Tokenizer,
     scanned: list[Scanned],
     written: list[Written],
-    ignored_files: int,
+    listing: Listing,
     progress: Report,
 ) -> Manifest:
     """The manifest of what the tasks wrote, in the order of the splits. Reads every split's token counts.
@@ -48,11 +50,18 @@ def assemble(
         unigram=_unigram(layout, len(written), tokenizer.vocab_size, progress),
         shard_sizes={key: shard.size for key, shard in shards.items()},
         shard_digests={key: shard.digest for key, shard in shards.items()},
-        counts=_counts(scanned, written) | {"ignored_files": ignored_files},
-        options=dict(options),
+        counts=_counts(scanned, written) | {"ignored_files": len(listing.left_out)},
+        options={**options, CONTENT: content(scanned)},
         document_lengths=tuple(sum(part.lengths[k] for part in train) for k in range(LENGTHS)),
         tokenizer_files={f"{TOKENIZER}/{name}": digest(files[name]) for name in sorted(files)},
+        skipped=_skipped(scanned, listing),
+        left_out=tuple(str(item) for item in listing.left_out[:LISTED]),
     )
+
+
+def _skipped(scanned: list[Scanned], listing: Listing) -> tuple[str, ...]:
+    first = [record for split in scanned for record in split.first_skipped][:LISTED]
+    return tuple(str(record) for record in with_lines(first, listing.files))
 
 
 def _shards(part: str, summaries: list[PartSummary]) -> dict[str, WrittenShard]:
@@ -79,6 +88,7 @@ def _counts(scanned: list[Scanned], written: list[Written]) -> dict[str, int]:
     return {
         "documents_read": sum(split.documents + split.empty for split in scanned),
         "empty": sum(split.empty for split in scanned),
+        "skipped": sum(split.skipped for split in scanned),
         "replaced": sum(split.replaced for split in scanned),
         "duplicates": sum(split.duplicates for split in written),
         "without_tokens": sum(split.without_tokens for split in written),

@@ -9,12 +9,22 @@ number of workers writes the same bytes, and a build that was interrupted does o
 
 from functools import partial
 
-from data_service.errors import InputError
+from data_service.errors import CorpusError, InputError
 from data_service.ingest.assemble import assemble
 from data_service.ingest.compare import Compared, compare, drop_slices, plan_partitions
-from data_service.ingest.configuration import Configuration, claim, configuration, identity, refuse_own_output
-from data_service.ingest.inputs import InputFile, Listing, list_inputs
-from data_service.ingest.layout import BUILD, TOKENIZER, Layout
+from data_service.ingest.configuration import (
+    VERSIONS,
+    Configuration,
+    claim,
+    configuration,
+    identity,
+    refuse_other_text,
+    refuse_own_output,
+    refuse_skipped,
+)
+from data_service.ingest.hashing import hash_of
+from data_service.ingest.inputs import Listing, list_inputs
+from data_service.ingest.layout import BUILD, CONFIGURATION, TOKENIZER, Layout
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.pool import Pool, Work, run_stage
 from data_service.ingest.progress import Progress, Report
@@ -57,7 +67,13 @@ def build_corpus(
     encoder = load_tokenizer(tokenizer)
     wanted = configuration(inputs, listing, encoder.hash, options)
     manifest = claim(store, wanted)
-    if manifest is None:
+    if manifest is not None:
+        refuse_skipped(store, manifest, options)
+        if manifest.options.get(VERSIONS) != wanted[VERSIONS]:
+            _refuse_other_text(store, listing, manifest, wanted, options, progress)
+        shards, size = len(manifest.shard_sizes), sum(manifest.shard_sizes.values())
+        progress(Progress("already built", shards, shards, size, size))
+    else:
         try:
             manifest = _build(store, listing, encoder, wanted, options, progress)
         except KeyMissing:
@@ -65,9 +81,6 @@ def build_corpus(
             manifest = claim(store, wanted)
             if manifest is None:
                 raise
-    else:
-        shards, size = len(manifest.shard_sizes), sum(manifest.shard_sizes.values())
-        progress(Progress("already built", shards, shards, size, size))
     _remove_scaffolding(store, progress)
     return manifest
 
@@ -81,24 +94,43 @@ def _build(
     progress: Report,
 ) -> Manifest:
     layout = Layout(store.uri, identity(wanted))
-    streamed = streamed_files(listing.files, options)
-    with Pool(options.workers, options.split_bytes if streamed else 0) as pool:
-        try:
-            sizes = _measure(layout, streamed, pool, progress)
-            splits = plan_splits(listing.files, options, sizes)
-            scanned = _first_pass(layout, splits, options, pool, progress)
-        except InputError:
-            _remove_scaffolding(store, progress)  # whatever mends the input makes it another build
-            raise
+    with _pool(listing, options) as pool:
+        splits, scanned = _first_pass(layout, listing, options, pool, progress)
         save_tokenizer(tokenizer, store.at(TOKENIZER).uri)
         written = _second_pass(layout, splits, scanned, tokenizer.hash, options, pool, progress)
-    manifest = assemble(layout, wanted, tokenizer, scanned, written, listing.ignored, progress)
+    manifest = assemble(layout, wanted, tokenizer, scanned, written, listing, progress)
     save_manifest(store, manifest)
     return manifest
 
 
-def _measure(layout: Layout, files: list[InputFile], pool: Pool, progress: Report) -> dict[str, int]:
-    """Decompressed sizes by URI. They take a pass of decompression alone, of all files at once."""
+def _refuse_other_text(
+    store: Store,
+    listing: Listing,
+    manifest: Manifest,
+    wanted: Configuration,
+    options: BuildOptions,
+    progress: Report,
+) -> None:
+    """Read inputs that may have changed since a corpus was completed. Raises CorpusError if they have."""
+    layout = Layout(store.uri, identity(wanted))
+    with _pool(listing, options) as pool:
+        splits, scanned = _first_pass(layout, listing, options, pool, progress)
+    try:
+        refuse_other_text(store, manifest, splits, scanned)
+    except CorpusError:
+        _remove_scaffolding(store, progress)
+        raise
+
+
+def _pool(listing: Listing, options: BuildOptions) -> Pool:
+    return Pool(options.workers, options.split_bytes if streamed_files(listing.files, options) else 0)
+
+
+def _measure(
+    layout: Layout, listing: Listing, options: BuildOptions, pool: Pool, progress: Report
+) -> dict[str, int]:
+    """Decompressed sizes of big compressed files, by URI. Takes a pass of decompression alone, of all at once."""
+    files = streamed_files(listing.files, options)
     if not files:
         return {}
     tasks = [MeasureTask(layout, index, file) for index, file in enumerate(files)]
@@ -107,16 +139,34 @@ def _measure(layout: Layout, files: list[InputFile], pool: Pool, progress: Repor
 
 
 def _first_pass(
-    layout: Layout, splits: list[Split], options: BuildOptions, pool: Pool, progress: Report
-) -> list[Scanned]:
-    tasks = [ScanTask(layout, index, split, options) for index, split in enumerate(splits)]
-    scanned = run_stage(Work("reading", tasks, scan, Scanned), layout.open(), pool, progress)
-    if not any(split.documents for split in scanned):
-        raise InputError(
-            f"no document with text in the inputs ({sum(split.empty for split in scanned)} empty ones)",
-            remedy="check the inputs, and --text-field or --txt-documents",
-        )
-    return scanned
+    layout: Layout, listing: Listing, options: BuildOptions, pool: Pool, progress: Report
+) -> tuple[list[Split], list[Scanned]]:
+    try:
+        sizes = _measure(layout, listing, options, pool, progress)
+        splits = plan_splits(listing.files, options, sizes)
+        tasks = [ScanTask(layout, index, split, options) for index, split in enumerate(splits)]
+        scanned = run_stage(Work("reading", tasks, scan, Scanned), layout.open(), pool, progress)
+        if not any(split.documents for split in scanned):
+            _remove_scaffolding(layout.open(), progress)
+            raise _no_text(scanned)
+    except InputError:
+        # Mending the input may make it another build, skipping what is bad the same: what was scanned stays.
+        layout.open().delete(CONFIGURATION)
+        raise
+    return splits, scanned
+
+
+def _no_text(scanned: list[Scanned]) -> InputError:
+    skipped = [record for split in scanned for record in split.first_skipped]
+    first = (
+        f"; the first of {sum(split.skipped for split in scanned):,} bad records: {skipped[0]}"
+        if skipped
+        else ""
+    )
+    return InputError(
+        f"no document with text in the inputs ({sum(split.empty for split in scanned)} empty ones{first})",
+        remedy="check the inputs, and --text-field or --txt-documents",
+    )
 
 
 def _second_pass(
@@ -130,9 +180,17 @@ def _second_pass(
 ) -> list[Written]:
     partitions = plan_partitions(layout, scanned)
     compared = run_stage(Work("comparing", partitions, compare, Compared), layout.open(), pool, progress)
+    dropped = [part.digest for part in compared]
     tasks = [
         WriteTask(
-            layout, i, split, options, tokenizer_hash, drop_slices(layout, i, compared), scanned[i].digest
+            layout=layout,
+            index=i,
+            split=split,
+            options=options,
+            tokenizer_hash=tokenizer_hash,
+            drops=drop_slices(layout, i, compared),
+            digest=scanned[i].digest,
+            source=hash_of([scanned[i].digest, *dropped]),
         )
         for i, split in enumerate(splits)
     ]

@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from data_service.ingest.hashing import BUCKETS, RECORD
+from data_service.ingest.hashing import BUCKETS, RECORD, hash_of
 from data_service.ingest.layout import Layout
 from data_service.ingest.receipts import Receipt, write_receipt
 from data_service.ingest.scan import Scanned
@@ -30,11 +30,15 @@ class Slice:
 
 @dataclass(frozen=True)
 class CompareTask(Task):
-    """One partition: for every split, in order, the slice of its sorted hashes that falls in it."""
+    """One partition: for every split, in order, the slice of its sorted hashes that falls in it.
+
+    `source` covers all hashes of all splits.
+    """
 
     layout: Layout
     index: int
     hashes: tuple[Slice | None, ...]
+    source: str
 
     @property
     def receipt(self) -> str:
@@ -44,11 +48,21 @@ class CompareTask(Task):
     def input_bytes(self) -> int:
         return sum(part.length for part in self.hashes if part)
 
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return (self.source,)
+
 
 class Compared(Receipt):
-    """`starts`: [splits + 1], where each split's documents to drop begin in the partition's ordinals."""
+    """What is dropped of a partition.
+
+    Attributes:
+        starts: [splits + 1], where each split's documents to drop begin in the partition's ordinals.
+        digest: hash of starts and ordinals.
+    """
 
     starts: list[int]
+    digest: str
 
 
 def plan_partitions(layout: Layout, scanned: list[Scanned]) -> list[CompareTask]:
@@ -56,8 +70,14 @@ def plan_partitions(layout: Layout, scanned: list[Scanned]) -> list[CompareTask]
     documents = sum(split.documents for split in scanned)
     count = min(BUCKETS, max(1, -(-documents // PARTITION_DOCUMENTS)))
     edges = [BUCKETS * i // count for i in range(count + 1)]
+    source = hash_of(split.digest for split in scanned)
     return [
-        CompareTask(layout, index, tuple(_slice(layout, i, first, stop, s) for i, s in enumerate(scanned)))
+        CompareTask(
+            layout,
+            index,
+            tuple(_slice(layout, i, first, stop, s) for i, s in enumerate(scanned)),
+            source,
+        )
         for index, (first, stop) in enumerate(pairwise(edges))
     ]
 
@@ -85,7 +105,8 @@ def compare(task: CompareTask) -> Compared:
         key = task.layout.drops(task.index)
         store.put(key, ordinals.tobytes())
         files[key] = ordinals.nbytes
-    compared = Compared(files=files, starts=starts)
+    digest = hash_of([str(starts), ordinals.tobytes().hex()])
+    compared = Compared(source=task.source, files=files, starts=starts, digest=digest)
     write_receipt(store, task.receipt, compared)
     return compared
 

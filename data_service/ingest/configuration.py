@@ -2,17 +2,23 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from data_service.errors import CorpusError, InputError
 from data_service.ingest.inputs import Listing
 from data_service.ingest.layout import CONFIGURATION
 from data_service.ingest.options import BuildOptions
+from data_service.ingest.scan import Scanned
+from data_service.ingest.splits import Split
 from data_service.shards.manifest import MANIFEST, Manifest
 from data_service.shards.manifest_file import load_manifest
 from data_service.store.base import Store
 
 RULES = 2  # goes up whenever the same inputs and options would give other bytes than before
+
+VERSIONS = "input_versions"
+CONTENT = "input_content"
+_UNDECIDED = ("inputs", VERSIONS, CONTENT)
 
 Configuration = Mapping[str, object]
 
@@ -20,14 +26,21 @@ Configuration = Mapping[str, object]
 def configuration(
     patterns: list[str], listing: Listing, tokenizer_hash: str, options: BuildOptions
 ) -> Configuration:
-    """Everything that decides the bytes of a corpus, ready for JSON; `inputs` is there for the reader."""
+    """Everything that decides the bytes of a corpus, ready for JSON.
+
+    But for `inputs`, there for the reader, and `input_versions`: another version may be the same text, which only
+    reading it tells. So receipts carry the versions that they are of, and a corpus what it was built from
+    (`input_content`, see `refuse_other_text`).
+    """
     names = json.dumps([[file.uri, file.size] for file in listing.files])
+    versions = json.dumps([file.version for file in listing.files])
     return {
         "rules": RULES,
         "inputs": patterns,
         "input_files": len(listing.files),
         "input_bytes": sum(file.size for file in listing.files),
         "input_listing": hashlib.sha256(names.encode()).hexdigest(),
+        VERSIONS: hashlib.sha256(versions.encode()).hexdigest(),
         "tokenizer": tokenizer_hash,
         **options.identity(),
     }
@@ -35,7 +48,7 @@ def configuration(
 
 def identity(wanted: Configuration) -> str:
     """A short hash of what decides the output."""
-    decisive = {key: value for key, value in wanted.items() if key != "inputs"}
+    decisive = {key: value for key, value in wanted.items() if key not in _UNDECIDED}
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -54,6 +67,38 @@ def claim(store: Store, wanted: Configuration) -> Manifest | None:
     return None
 
 
+def content(scanned: Sequence[Scanned]) -> list[str]:
+    """What was read, a short hash a split."""
+    return [split.digest[:16] for split in scanned]
+
+
+def refuse_other_text(
+    store: Store, manifest: Manifest, splits: Sequence[Split], scanned: Sequence[Scanned]
+) -> None:
+    """Raises CorpusError unless the complete corpus was built from the text that was scanned now."""
+    now, there = content(scanned), manifest.options.get(CONTENT)
+    then = there if isinstance(there, list) and len(there) == len(now) else [None] * len(now)
+    changed = [split for split, digest, before in zip(splits, now, then, strict=True) if digest != before]
+    if not changed:
+        return
+    files = list(dict.fromkeys(piece.file.uri for split in changed for piece in split.pieces))
+    among = f"{files[0]} or one of {len(files) - 1:,} others" if len(files) > 1 else files[0]
+    raise CorpusError(
+        f"{store.uri} holds a complete corpus of other text: {among} changed since it was built",
+        remedy="build into another place, or delete this corpus first",
+    )
+
+
+def refuse_skipped(store: Store, manifest: Manifest, options: BuildOptions) -> None:
+    """Raises CorpusError where bad records are to be refused and a complete corpus was built without some."""
+    skipped = manifest.counts.get("skipped", 0)
+    if skipped and options.on_bad_records == "error":
+        raise CorpusError(
+            f"{store.uri} holds a complete corpus that {skipped:,} bad records were left out of",
+            remedy="give --on-bad-records skip, or build into another place",
+        )
+
+
 def refuse_own_output(store: Store, listing: Listing) -> None:
     """Raises InputError where the output holds inputs: a second build would read what the first wrote."""
     inside = next(
@@ -67,10 +112,12 @@ def refuse_own_output(store: Store, listing: Listing) -> None:
 
 
 def _refuse_difference(store: Store, there: Configuration, wanted: Configuration, what: str) -> None:
-    keys = [key for key in {**there, **wanted} if key != "inputs" and there.get(key) != wanted.get(key)]
+    keys = [key for key in {**there, **wanted} if key not in _UNDECIDED and there.get(key) != wanted.get(key)]
     if not keys:
         return
     lines = [f"  {key}: there {there.get(key)!r}, asked for {wanted.get(key)!r}" for key in keys]
+    if "rules" in keys:
+        lines.append("  (another version of maskfleet built it by other rules; it can still be read)")
     raise CorpusError(
         "\n".join([f"{store.uri} holds {what} that was built in another way:", *lines]),
         remedy="build into another place or delete this one; to continue it, give its inputs and options",

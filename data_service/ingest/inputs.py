@@ -6,30 +6,50 @@ from dataclasses import dataclass
 from typing import Literal
 
 from data_service.errors import InputError
-from data_service.store.base import Store
+from data_service.ingest.left_out import UNKNOWN_KIND, LeftOut, not_text
+from data_service.store.base import Entry, Store
 from data_service.store.open import open_store
 
-Format = Literal["txt", "jsonl", "parquet"]
+Format = Literal["txt", "jsonl", "csv", "tsv", "parquet", "arrow"]
 Compression = Literal["", "gz", "zst"]
 
+_LINES: dict[str, Format] = {
+    ".txt": "txt",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+    ".csv": "csv",
+    ".tsv": "tsv",
+}
+_COMPRESSIONS: dict[str, Compression] = {"": "", ".gz": "gz", ".zst": "zst"}
 SUFFIXES: dict[str, tuple[Format, Compression]] = {
-    f".{name}{'.' * bool(compression)}{compression}": (name, compression)
-    for name in ("txt", "jsonl")
-    for compression in ("", "gz", "zst")
-} | {".parquet": ("parquet", "")}
+    ending + packed: (kind, compression)
+    for ending, kind in _LINES.items()
+    for packed, compression in _COMPRESSIONS.items()
+} | {".parquet": ("parquet", ""), ".arrow": ("arrow", "")}
+KINDS = f"{', '.join(_LINES)} (all of them also with .gz or .zst), .parquet, .arrow"
 _WILDCARD = re.compile(r"[*?\[]")
 _GLOB_TOKEN = re.compile(r"(\*\*/|\*\*|\*|\?|\[!?[^]]+\])")
+_NAMED = 10  # names in a sentence
 
 
 @dataclass(frozen=True)
 class InputFile:
-    """One object to read: `key` below the store `root`, its size in bytes, and how to read it."""
+    """One object to read.
+
+    Attributes:
+        root, key: where it is: below a store's root.
+        size: bytes, as stored.
+        version: changes whenever its bytes do (`Entry.version`).
+        format, compression: how to read it.
+    """
 
     root: str
     key: str
     size: int
     format: Format
     compression: Compression
+    version: str = ""
 
     @property
     def uri(self) -> str:
@@ -38,10 +58,20 @@ class InputFile:
 
 @dataclass(frozen=True)
 class Listing:
-    """Files in input order; `ignored` counts files of the given folders that end in no known suffix."""
+    """Files in input order, and what lies among them and is not taken."""
 
     files: tuple[InputFile, ...]
-    ignored: int
+    left_out: tuple[LeftOut, ...]
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What a pattern matches; `named`: the user gave this very file."""
+
+    store: Store
+    entry: Entry
+    named: bool
+    reason: str | None  # why it is not text, if it is not
 
 
 def list_inputs(patterns: list[str]) -> Listing:
@@ -54,48 +84,70 @@ def list_inputs(patterns: list[str]) -> Listing:
     if not patterns:
         raise InputError("no input given", remedy="name text files, folders or globs, local or s3://")
     files: dict[str, InputFile] = {}
-    ignored = 0
+    left_out: dict[str, LeftOut] = {}
     for pattern in patterns:
-        matched = 0
-        for root, key, size, named in _expand(pattern):
-            kind = _kind(key)
-            if kind is not None:
-                file = InputFile(root, key, size, *kind)
-                files.setdefault(file.uri, file)
-                matched += 1
-            elif named:
-                raise InputError(
-                    f"{pattern}: unknown kind of file", remedy=f"known are {', '.join(SUFFIXES)}"
-                )
-            else:
-                ignored += 1
-        if not matched:
-            raise InputError(
-                f"{pattern}: no such file, or no text file in it",
-                remedy=f"check the path; files must end in one of {', '.join(SUFFIXES)}",
-            )
-    return Listing(tuple(files.values()), ignored)
+        listing = _list_pattern(pattern)
+        if not listing.files:
+            raise _nothing(pattern, listing.left_out)
+        for file in listing.files:
+            files.setdefault(file.uri, file)
+        left_out.update((item.uri, item) for item in listing.left_out)
+    return Listing(tuple(files.values()), tuple(item for uri, item in left_out.items() if uri not in files))
 
 
-def _expand(pattern: str) -> Iterator[tuple[str, str, int, bool]]:
-    """(root, key, size, named by the user as a file) of all that `pattern` matches, whatever its suffix."""
+def _list_pattern(pattern: str) -> Listing:
+    files: list[InputFile] = []
+    left_out: list[LeftOut] = []
+    for found in _expand(pattern):
+        key, kind = found.entry.key, _kind(found.entry.key)
+        if kind is not None and found.reason is None:
+            files.append(InputFile(found.store.uri, key, found.entry.size, *kind, found.entry.version))
+        elif found.named:
+            raise InputError(f"{pattern}: unknown kind of file", remedy=f"known are {KINDS}")
+        else:
+            uri = f"{found.store.uri.rstrip('/')}/{key}"
+            left_out.append(LeftOut(uri, found.reason or UNKNOWN_KIND))
+    return Listing(tuple(files), tuple(left_out))
+
+
+def _nothing(pattern: str, left_out: tuple[LeftOut, ...]) -> InputError:
+    seen = "".join(f"\n  {item}" for item in left_out[:_NAMED])
+    more = f"\n  and {len(left_out) - _NAMED:,} more" if len(left_out) > _NAMED else ""
+    return InputError(
+        f"{pattern}: no such file, or no text file in it{seen}{more}",
+        remedy=f"check the path; files must end in one of {KINDS}",
+    )
+
+
+def _expand(pattern: str) -> Iterator[_Found]:
+    """All that `pattern` matches, whatever its suffix. Raises InputError: a glob that makes no sense."""
     parent, name = _parent(pattern)
-    size = parent.size(name) if name and parent is not None else None
-    if parent is not None and size is not None:
-        yield parent.uri, name, size, True
+    entry = parent.entry(name) if name and parent is not None else None
+    if parent is not None and entry is not None:
+        yield _Found(parent, entry, named=True, reason=None)
         return
-    wildcard = _WILDCARD.search(pattern)
-    if wildcard:
-        base, slash, literal = pattern[: wildcard.start()].rpartition("/")
-        store = open_store(base or ("/" if slash else "."))
-        matches = re.compile(_glob_regex(literal + pattern[wildcard.start() :])).fullmatch
-        for entry in store.list(literal):
-            if matches(entry.key):
-                yield store.uri, entry.key, entry.size, False
-        return
-    store = open_store(pattern)
-    for entry in store.list():
-        yield store.uri, entry.key, entry.size, False
+    base, glob = _split_glob(pattern)
+    store = open_store(base if base or not glob else "/" if pattern.startswith("/") else ".")
+    wildcard = _WILDCARD.search(glob)
+    entries = list(store.list(glob[: wildcard.start()] if wildcard else ""))
+    reasons = not_text(store, [entry.key for entry in entries])
+    matches = _matcher(glob, pattern) if glob else None
+    for entry in entries:
+        if matches is None or matches.fullmatch(entry.key):
+            yield _Found(store, entry, named=False, reason=reasons.get(entry.key))
+
+
+def _split_glob(pattern: str) -> tuple[str, str]:
+    """(folder, glob below it); no glob where the pattern is a folder. A name that exists is a name, `[` or not."""
+    parts = pattern.split("/")
+    for index, part in enumerate(parts):
+        if _WILDCARD.search(part) and not _is_folder("/".join(parts[: index + 1])):
+            return "/".join(parts[:index]), "/".join(parts[index:])
+    return pattern, ""
+
+
+def _is_folder(path: str) -> bool:
+    return next(open_store(path).list(), None) is not None
 
 
 def _parent(path: str) -> tuple[Store | None, str]:
@@ -111,12 +163,21 @@ def _kind(key: str) -> tuple[Format, Compression] | None:
     return next((kind for suffix, kind in SUFFIXES.items() if lowered.endswith(suffix)), None)
 
 
-def _glob_regex(glob: str) -> str:
+def _matcher(glob: str, pattern: str) -> re.Pattern[str]:
     """Shell rules: `*` and `?` stay within a folder, `**/` crosses folders, `[...]` is one character."""
     parts = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-    return "".join(parts.get(token) or _glob_literal(token) for token in _GLOB_TOKEN.split(glob))
+    regex = "".join(parts.get(token) or _glob_literal(token) for token in _GLOB_TOKEN.split(glob))
+    try:
+        return re.compile(regex, re.DOTALL)
+    except re.error as error:
+        raise InputError(
+            f"{pattern}: not a glob: {error.msg}", remedy="write [[] for a bracket that is part of a name"
+        ) from error
 
 
 def _glob_literal(token: str) -> str:
-    is_class = len(token) > 2 and token[0] == "[" and token[-1] == "]"
-    return token.replace("[!", "[^", 1) if is_class else re.escape(token)
+    if not (len(token) > 2 and token[0] == "[" and token[-1] == "]"):
+        return re.escape(token)
+    negated = token[1] == "!"
+    characters = re.sub(r"([\\\[\^&~|])", r"\\\1", token[1 + negated : -1])
+    return f"[{'^' if negated else ''}{characters}]"

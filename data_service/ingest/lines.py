@@ -6,14 +6,17 @@ from typing import BinaryIO
 
 from data_service.ingest.compressed import open_text
 from data_service.ingest.inputs import InputFile
-from data_service.ingest.text import too_long
+from data_service.ingest.text import Unit
 
 _SKIP = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line's bytes, its newline included, and the offset of the first in the (decompressed) file."""
+    """A line's bytes, its newline included, and the offset of the first in the (decompressed) file.
+
+    Of a line that is too long there is one byte more than is allowed.
+    """
 
     offset: int
     data: bytes
@@ -26,6 +29,14 @@ class LinePlace:
     file: InputFile
     offset: int
 
+    @property
+    def unit(self) -> Unit:
+        return "byte"
+
+    @property
+    def number(self) -> int:
+        return self.offset
+
     def __str__(self) -> str:
         newlines, left = 0, self.offset
         with open_text(self.file) as stream:
@@ -35,17 +46,13 @@ class LinePlace:
         return f"{self.file.uri}, line {newlines + 1}"
 
 
-def read_lines(file: InputFile, stream: BinaryIO, offset: int, limit: int) -> Iterator[Line]:
-    """All lines from the stream's position on, which is byte `offset` of the file.
-
-    Raises:
-        InputError: a line of more than `limit` bytes.
-    """
+def read_lines(stream: BinaryIO, offset: int, limit: int) -> Iterator[Line]:
+    """All lines from the stream's position on, byte `offset` of the file; at most `limit` + 1 bytes of each."""
     while data := stream.readline(limit + 1):
-        if len(data) > limit:
-            raise too_long(LinePlace(file, offset), limit)
         yield Line(offset, data)
         offset += len(data)
+        if not data.endswith(b"\n"):
+            offset += skip_line(stream)
 
 
 def skip_line(stream: BinaryIO) -> int:

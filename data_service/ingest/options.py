@@ -8,12 +8,16 @@ MIB = 1 << 20
 
 
 class BuildOptions(BaseModel):
-    """Options of `build_corpus`. All but `workers` decide what is written: they are kept in the manifest.
+    """Options of `build_corpus`. All but `workers` and `on_bad_records` decide what is written:
+    they are kept in the manifest.
 
     Attributes:
-        text_field: field of a JSON line, or column of a Parquet file, that holds the document.
+        text_field: field of a JSON line, or column of a table (CSV, TSV, Parquet, Arrow), that holds the document.
         txt_documents: in .txt files, one document a file, or documents separated by blank lines.
         on_bad_bytes: what to do with text that is not UTF-8: refuse, or put U+FFFD in place of the bad bytes.
+        on_bad_records: what to do with a record that cannot be used (broken JSON, a missing field, another type, text
+            that is not UTF-8, a document too long): refuse, or leave it out, count it and list the first hundred.
+            Decides nothing where no record is bad, so a build may be continued with the other.
         heldout_fraction: share of documents, by hash of their text, set apart for evaluation; may be 0.
         block_tokens: a block is closed before the document that would take it above this many tokens.
         split_bytes: text that one task reads and one shard holds; small corpora are cut finer than this.
@@ -26,6 +30,7 @@ class BuildOptions(BaseModel):
     text_field: str = "text"
     txt_documents: Literal["file", "blank_line"] = "file"
     on_bad_bytes: Literal["error", "replace"] = "error"
+    on_bad_records: Literal["error", "skip"] = "error"
     heldout_fraction: float = Field(default=0.0005, ge=0.0, lt=1.0)
     block_tokens: int = Field(default=MIB, ge=1)
     split_bytes: int = Field(default=64 * MIB, ge=4096)
@@ -34,4 +39,4 @@ class BuildOptions(BaseModel):
 
     def identity(self) -> dict[str, object]:
         """The options that decide the output, ready for JSON."""
-        return self.model_dump(mode="json", exclude={"workers"})
+        return self.model_dump(mode="json", exclude={"workers", "on_bad_records"})

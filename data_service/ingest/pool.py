@@ -70,7 +70,7 @@ def run_stage(work: Work[T, R], store: Store, pool: Pool, report: Report) -> lis
         whatever the stage's function raises, as it is; work that was finished before stays finished.
     """
     total_bytes = sum(task.input_bytes for task in work.tasks)
-    receipts = find_receipts(store, [task.receipt for task in work.tasks], work.receipt)
+    receipts = find_receipts(store, work.tasks, work.receipt)
     missing = [index for index, receipt in enumerate(receipts) if receipt is None]
 
     def report_now() -> None:

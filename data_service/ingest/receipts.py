@@ -5,16 +5,23 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from data_service.ingest.tasks import Task
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing
 from data_service.store.together import together
 
 
 class Receipt(BaseModel):
-    """`files` are the objects the task wrote, with their sizes in bytes."""
+    """What a finished task left.
+
+    Attributes:
+        source: what it was made from, as `Task.sources` says it; a receipt made from something else is none.
+        files: the objects the task wrote, with their sizes in bytes.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    source: str
     files: dict[str, int]
 
 
@@ -26,14 +33,18 @@ def write_receipt(store: Store, key: str, receipt: Receipt) -> None:
     store.put(key, receipt.model_dump_json().encode())
 
 
-def find_receipts(store: Store, keys: Sequence[str], kind: type[R]) -> list[R | None]:
-    """For each key its receipt, if there is one and all it names is there in full; None: to be done again."""
-    written = _sizes(store, keys)
+def find_receipts(store: Store, tasks: Sequence[Task], kind: type[R]) -> list[R | None]:
+    """For each task its receipt, or None if it must be done again.
 
-    def read(key: str) -> R | None:
-        return _read(store, key, kind) if key in written else None
+    A receipt counts if it was made from the same sources, and all it names is there in full.
+    """
+    written = _sizes(store, [task.receipt for task in tasks])
 
-    receipts = list(together(read, keys))
+    def read(task: Task) -> R | None:
+        found = _read(store, task.receipt, kind) if task.receipt in written else None
+        return found if found is not None and found.source in task.sources else None
+
+    receipts = list(together(read, tasks))
     stored = _sizes(store, [name for receipt in receipts if receipt for name in receipt.files])
     return [
         receipt if receipt and all(stored.get(name) == size for name, size in receipt.files.items()) else None

@@ -2,10 +2,14 @@
 
 import hashlib
 
-from data_service.ingest.documents import read_documents
-from data_service.ingest.hashing import BUCKETS, bucket_starts, hash_text, is_blank, sorted_records
+from data_service.ingest.documents import read_records
+from data_service.ingest.hashing import BUCKETS, bucket_starts, hash_of, hash_text, is_blank, sorted_records
 from data_service.ingest.receipts import Receipt, write_receipt
+from data_service.ingest.skipped import LISTED, SkippedRecord, skipped_record
 from data_service.ingest.tasks import SplitTask
+from data_service.ingest.text import BadRecord
+
+_SKIPPED = "+skipped"
 
 
 class ScanTask(SplitTask):
@@ -15,6 +19,18 @@ class ScanTask(SplitTask):
     def receipt(self) -> str:
         return self.layout.receipt("scan", self.index)
 
+    @property
+    def source(self) -> str:
+        """The versions of the files, and the bounds of a streamed piece, which follow from what is in the file."""
+        bounds = [f"{p.start} {p.stop} {p.plain_size}" for p in self.split.pieces if p.plain_size]
+        return hash_of([*(f"{p.file.version} {p.file.uri}" for p in self.split.pieces), *bounds])
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """A scan that skipped records is no answer where these are to be refused."""
+        refused = self.options.on_bad_records == "error"
+        return (self.source,) if refused else (self.source, self.source + _SKIPPED)
+
 
 class Scanned(Receipt):
     """What was found in a split.
@@ -22,6 +38,8 @@ class Scanned(Receipt):
     Attributes:
         documents: documents with text in them; they are numbered from 0 in reading order.
         empty: documents without.
+        skipped: bad records.
+        first_skipped: the first `LISTED` of them.
         replaced: documents in which U+FFFD stands for bad bytes.
         buckets: [BUCKETS + 1], where each first byte of the hash begins in the sorted hashes.
         digest: hash of all hashes in reading order; the second pass knows by it that it reads the same text.
@@ -29,6 +47,8 @@ class Scanned(Receipt):
 
     documents: int
     empty: int
+    skipped: int
+    first_skipped: list[SkippedRecord]
     replaced: int
     buckets: list[int]
     digest: str
@@ -38,12 +58,18 @@ def scan(task: ScanTask) -> Scanned:
     """Read the split and write the hashes of its documents. Memory: 16 bytes a document.
 
     Raises:
-        InputError, StoreError: as `read_documents`.
+        InputError, StoreError: as `read_records`.
     """
     store = task.layout.open()
     hashes = bytearray()
-    empty = replaced = 0
-    for document in read_documents(task.split, task.options):
+    first_skipped: list[SkippedRecord] = []
+    empty = replaced = skipped = 0
+    for document in read_records(task.split, task.options):
+        if isinstance(document, BadRecord):
+            skipped += 1
+            if len(first_skipped) < LISTED:
+                first_skipped.append(skipped_record(document))
+            continue
         if is_blank(document.text):
             empty += 1
             continue
@@ -58,9 +84,12 @@ def scan(task: ScanTask) -> Scanned:
         files[key] = records.nbytes
         buckets = bucket_starts(records)
     scanned = Scanned(
+        source=task.source + (_SKIPPED if skipped else ""),
         files=files,
         documents=len(records),
         empty=empty,
+        skipped=skipped,
+        first_skipped=first_skipped,
         replaced=replaced,
         buckets=buckets,
         digest=hashlib.sha256(hashes).hexdigest(),

@@ -15,18 +15,21 @@ _PER_FILE = 16 * 1024  # opening a file costs about as much as reading this many
 _SMALLEST = 4 * MIB  # small corpora are cut into about 16 splits, but not below this
 _SPLITS = 16
 _WHOLE = 4  # a compressed file of more splits than this is cut; below, that is not worth a second task
+_UNCUT = ("csv", "tsv", "arrow")  # where a record begins is only known from the beginning
 
 
 @dataclass(frozen=True)
 class Piece:
     """The documents that begin in bytes [start, stop) of a file; in a Parquet file, the row groups that do.
 
-    A piece of a compressed file, or of a .txt file that is one document, is the whole file, unless it is streamed.
+    A piece of CSV, TSV or Arrow, of a .txt file that is one document, or of a compressed file that is not streamed, is
+    the whole file.
 
     Attributes:
         plain_size: not 0 for a streamed piece: one of a big compressed file, which has so many bytes when it is
             decompressed. `start` and `stop` count those, and what reads the piece must be handed its text.
-        text: whole documents, from byte `start` to byte `stop` of the decompressed file, once they are handed over.
+        text: the documents that begin in the piece, whole, once they are handed over.
+        text_start: the byte of the decompressed file at which they begin.
     """
 
     file: InputFile
@@ -34,6 +37,7 @@ class Piece:
     stop: int
     plain_size: int = 0
     text: bytes | None = field(default=None, repr=False)
+    text_start: int = 0
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,7 @@ class Split:
 def streamed_files(files: tuple[InputFile, ...], options: BuildOptions) -> list[InputFile]:
     """Compressed files that are too big for one task, if their documents end where lines or blank lines do."""
     most = _WHOLE * _target(files, options)
-    by_lines = [file for file in files if file.compression and not _is_one_document(file, options)]
+    by_lines = [file for file in files if file.compression and not _is_uncut(file, options)]
     return [file for file in by_lines if _weight(file, file.size) > most]
 
 
@@ -92,17 +96,17 @@ def _target(files: tuple[InputFile, ...], options: BuildOptions) -> int:
 
 def _cut(file: InputFile, target: int, options: BuildOptions, plain_size: int) -> list[Piece]:
     if plain_size:
-        size, text = plain_size, plain_size
+        size, text, whole = plain_size, plain_size, False
     else:
         size, text = file.size, _weight(file, file.size)
-    whole = not plain_size and (file.compression != "" or _is_one_document(file, options))
+        whole = file.compression != "" or _is_uncut(file, options)
     count = 1 if whole else max(1, -(-text // target))
     cuts = [size * i // count for i in range(count + 1)]
     return [Piece(file, start, stop, plain_size) for start, stop in pairwise(cuts)]
 
 
-def _is_one_document(file: InputFile, options: BuildOptions) -> bool:
-    return file.format == "txt" and options.txt_documents == "file"
+def _is_uncut(file: InputFile, options: BuildOptions) -> bool:
+    return file.format in _UNCUT or (file.format == "txt" and options.txt_documents == "file")
 
 
 def _weight(file: InputFile, size: int) -> int:

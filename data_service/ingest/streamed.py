@@ -36,6 +36,10 @@ class MeasureTask(Task):
         return self.layout.receipt("measure", self.index)
 
     @property
+    def sources(self) -> tuple[str, ...]:
+        return (f"{self.file.version} {self.file.uri}",)
+
+    @property
     def input_bytes(self) -> int:
         return self.file.size
 
@@ -54,7 +58,7 @@ def measure(task: MeasureTask) -> Measured:
     """
     with open_text(task.file) as stream:
         size = _pass_over(stream, sys.maxsize)
-    measured = Measured(files={}, plain_size=size)
+    measured = Measured(source=task.sources[0], files={}, plain_size=size)
     write_receipt(task.layout.open(), task.receipt, measured)
     return measured
 
@@ -75,7 +79,7 @@ class PieceReader:
         self._separator = 0  # ... to here, where that begins which ends at our position
 
     def read(self, piece: Piece, options: BuildOptions) -> Piece:
-        """The piece with its text, and the exact bounds of that text as `start` and `stop`.
+        """The piece with its text.
 
         A document longer than is accepted is cut short, but stays too long to be accepted.
 
@@ -89,7 +93,7 @@ class PieceReader:
         start, text = self._position, list[bytes]()
         self._seek(piece.stop, options, text)
         self._check_length(piece)
-        return replace(piece, start=start, stop=self._position, text=b"".join(text))
+        return replace(piece, text_start=start, text=b"".join(text))
 
     def _open(self, file: InputFile) -> None:
         self._stream.close()

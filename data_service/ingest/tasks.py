@@ -10,11 +10,19 @@ from data_service.ingest.splits import Piece, Split
 
 
 class Task(ABC):
-    """A piece of work that leaves a receipt under the key `receipt`."""
+    """A piece of work that leaves a receipt under the key `receipt`.
+
+    `sources` are hashes of what it is made from: a receipt is only good if its own is one of them. So what depends on
+    an input that changed is done again, and nothing else.
+    """
 
     @property
     @abstractmethod
     def receipt(self) -> str: ...
+
+    @property
+    @abstractmethod
+    def sources(self) -> tuple[str, ...]: ...
 
     @property
     @abstractmethod

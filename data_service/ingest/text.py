@@ -1,13 +1,19 @@
-"""Bytes to text: UTF-8 or a clear error."""
+"""Bytes to text: UTF-8 or a clear error. Records that cannot be used are refused or handed on as bad, as asked."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal, ParamSpec, Protocol
 
 from data_service.errors import InputError
 from data_service.ingest.inputs import InputFile
 from data_service.ingest.options import BuildOptions
 
 _REMEDY = "convert the file to UTF-8, or build with --on-bad-bytes replace (each bad byte becomes U+FFFD)"
+_SKIP_REMEDY = "; or leave bad records out with --on-bad-records skip"
 _BOM = b"\xef\xbb\xbf"
+_P = ParamSpec("_P")
+
+Unit = Literal["", "byte", "line", "row"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,39 +24,103 @@ class Text:
     replaced: bool
 
 
-def decode(raw: bytes, options: BuildOptions, file: InputFile, offset: int) -> Text:
-    """The text of `raw`, which begins at byte `offset` of the (decompressed) file, without a byte order mark.
+class Place(Protocol):
+    """Where a record is. As a string it names file and line or row, which may take a look at the file.
+
+    `number` counts what `unit` says: lines from 1, rows from 0, bytes from 0 to where a line begins. A whole file has
+    no unit.
+    """
+
+    @property
+    def file(self) -> InputFile: ...
+
+    @property
+    def unit(self) -> Unit: ...
+
+    @property
+    def number(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Numbered:
+    """A line or a row of a file, or the file as a whole."""
+
+    file: InputFile
+    unit: Unit = ""
+    number: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.file.uri}, {self.unit} {self.number}" if self.unit else self.file.uri
+
+
+class BadRecord(Exception):
+    """A record that cannot be used, in a file that can: `reason` says why, `remedy` what to do about it."""
+
+    def __init__(self, place: Place, reason: str, remedy: str) -> None:
+        super().__init__(reason)
+        self.place, self.reason, self.remedy = place, reason, remedy
+
+    def error(self) -> InputError:
+        """The same as an error for the user, who may have a policy."""
+        return InputError(f"{self.place}: {self.reason}", remedy=self.remedy + _SKIP_REMEDY)
+
+
+def accept(
+    options: BuildOptions, read: Callable[_P, Text], *args: _P.args, **kwargs: _P.kwargs
+) -> Text | BadRecord:
+    """What `read` makes of a record, or what is wrong with it, if bad records are to be skipped.
 
     Raises:
-        InputError: bytes that are not UTF-8, unless the options say to replace them.
+        InputError: the record is bad, and bad records are to be refused.
     """
+    try:
+        return read(*args, **kwargs)
+    except BadRecord as bad:
+        if options.on_bad_records == "error":
+            raise bad.error() from bad
+        return bad
+
+
+def without_mark(raw: bytes, offset: int) -> tuple[bytes, int]:
+    """`raw`, which begins at byte `offset` of a file, and its offset, without a byte order mark."""
     if offset == 0 and raw.startswith(_BOM):
-        raw, offset = raw[len(_BOM) :], len(_BOM)
+        return raw[len(_BOM) :], len(_BOM)
+    return raw, offset
+
+
+def decode(raw: bytes, options: BuildOptions, place: Place, base: int | None = None) -> Text:
+    """The text of `raw`, which begins at byte `base` of the (decompressed) file, or is a value of a table.
+
+    Raises:
+        BadRecord: bytes that are not UTF-8, unless the options say to replace them.
+    """
     try:
         return Text(raw.decode(), False)
     except UnicodeDecodeError as error:
         if options.on_bad_bytes == "replace":
             return Text(raw.decode(errors="replace"), True)
-        place = f"byte {offset + error.start}" + (" of the decompressed text" if file.compression else "")
-        problem = f"{file.uri}: {place} is not UTF-8 (0x{raw[error.start]:02x}: {error.reason})"
-        raise InputError(problem, remedy=_REMEDY) from error
+        of = " of the text" if base is None else " of the decompressed text" if place.file.compression else ""
+        reason = (
+            f"byte {(base or 0) + error.start}{of} is not UTF-8 (0x{raw[error.start]:02x}: {error.reason})"
+        )
+        raise BadRecord(place, reason, _REMEDY) from error
 
 
-def checked(text: str, options: BuildOptions, place: object) -> Text:
-    r"""Text that was a string already, if it is one that can be kept; `place` names it in messages.
+def checked(text: str, options: BuildOptions, place: Place) -> Text:
+    r"""Text that was a string already, if it is one that can be kept.
 
     JSON can spell half a surrogate pair ("\ud800"), which is no character and cannot be written as UTF-8.
 
     Raises:
-        InputError: such text, unless the options say to replace it, or a document that is too long.
+        BadRecord: such text, unless the options say to replace it, or a document that is too long.
     """
     replaced = False
     try:
         size = len(text) if text.isascii() else len(text.encode())
     except UnicodeEncodeError as error:
         if options.on_bad_bytes == "error":
-            problem = f"{place}: character {error.start} is half a surrogate pair, which is not text"
-            raise InputError(problem, remedy=_REMEDY) from error
+            reason = f"character {error.start} is half a surrogate pair, which is not text"
+            raise BadRecord(place, reason, _REMEDY) from error
         text, replaced = text.encode(errors="surrogatepass").decode(errors="replace"), True
         size = len(text.encode())
     if size > options.max_document_bytes:
@@ -58,10 +128,11 @@ def checked(text: str, options: BuildOptions, place: object) -> Text:
     return Text(text, replaced)
 
 
-def too_long(place: object, limit: int) -> InputError:
-    """The error for a document at `place` that is longer than `limit` bytes."""
-    return InputError(
-        f"{place}: a document of more than {limit:,} bytes, longer than a block may be",
-        remedy="cut it into documents (.txt with blank lines between them: --txt-documents blank_line), or "
+def too_long(place: Place, limit: int) -> BadRecord:
+    """What is wrong with a document at `place` that is longer than `limit` bytes."""
+    return BadRecord(
+        place,
+        f"a document of more than {limit:,} bytes, longer than a block may be",
+        "cut it into documents (.txt with blank lines between them: --txt-documents blank_line), or "
         "raise --max-document-bytes",
     )

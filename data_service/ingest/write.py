@@ -15,7 +15,7 @@ from data_service.errors import CorpusError, InputError
 from data_service.ingest.blocks import BATCH, encode_documents
 from data_service.ingest.compare import ORDINAL, Slice
 from data_service.ingest.documents import read_documents
-from data_service.ingest.hashing import hash_text, is_blank, is_heldout
+from data_service.ingest.hashing import hash_text, hash_tokens, is_blank, is_heldout
 from data_service.ingest.layout import TOKENIZER, shard_key, shard_name
 from data_service.ingest.part import Part, PartSummary
 from data_service.ingest.receipts import Receipt, write_receipt
@@ -30,16 +30,22 @@ from data_service.tokenizers.tokenizer import Tokenizer
 class WriteTask(SplitTask):
     """Encode a split.
 
-    `drops` say which documents are later copies; `digest` is the hash of all hashes of the first pass.
+    `drops` say which documents are later copies; `digest` is the hash of all hashes of the first pass; `source` covers
+    both.
     """
 
     tokenizer_hash: str
     drops: tuple[Slice, ...]
     digest: str
+    source: str
 
     @property
     def receipt(self) -> str:
         return self.layout.receipt("write", self.index)
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return (self.source,)
 
 
 class Written(Receipt):
@@ -71,6 +77,7 @@ def write(task: WriteTask) -> Written:
             summaries = (train.finish(), heldout.finish())
             files = _store_parts(store, task, (train, heldout), summaries)
     written = Written(
+        source=task.source,
         files=files,
         train=summaries[0],
         heldout=summaries[1],
@@ -86,16 +93,19 @@ def _fill(task: WriteTask, tokenizer: Tokenizer, drops: set[int], parts: tuple[P
     without_tokens = 0
     for batch in _batches(_kept(task, drops)):
         encoded = encode_documents(tokenizer, [text for text, _ in batch])
-        for (text, heldout), document in zip(batch, encoded, strict=True):
-            if len(document.tokens):
-                parts[heldout].add(document, len(text.encode()))
-            else:
+        for (text, digest), document in zip(batch, encoded, strict=True):
+            if not len(document.tokens):
                 without_tokens += 1
+                continue
+            if tokenizer.special.unk in document.tokens:  # texts that differ may be the same tokens
+                digest = hash_tokens(document.tokens)
+            heldout = is_heldout(digest, task.options.heldout_fraction)
+            parts[heldout].add(document, len(text.encode()))
     return without_tokens
 
 
-def _kept(task: WriteTask, drops: set[int]) -> Iterator[tuple[str, bool]]:
-    """(text, held out?) of every document that is not a later copy."""
+def _kept(task: WriteTask, drops: set[int]) -> Iterator[tuple[str, bytes]]:
+    """(text, hash) of every document that is not a later copy."""
     seen = hashlib.sha256()
     ordinal = 0
     for document in read_documents(task.split, task.options):
@@ -104,18 +114,18 @@ def _kept(task: WriteTask, drops: set[int]) -> Iterator[tuple[str, bool]]:
         digest = hash_text(document.text)
         seen.update(digest)
         if ordinal not in drops:
-            yield document.text, is_heldout(digest, task.options.heldout_fraction)
+            yield document.text, digest
         ordinal += 1
     if seen.hexdigest() != task.digest:
         raise InputError(
             f"{task.split.pieces[0].file.uri} (or one of the {len(task.split.pieces)} inputs read with it) "
             "changed while the corpus was built",
-            remedy="delete the half-built corpus and build it again from inputs that stay as they are",
+            remedy="give the same command again when the inputs stay as they are: it reads anew what changed",
         )
 
 
-def _batches(documents: Iterator[tuple[str, bool]]) -> Iterator[list[tuple[str, bool]]]:
-    batch: list[tuple[str, bool]] = []
+def _batches(documents: Iterator[tuple[str, bytes]]) -> Iterator[list[tuple[str, bytes]]]:
+    batch: list[tuple[str, bytes]] = []
     characters = 0
     for document in documents:
         batch.append(document)

@@ -60,6 +60,8 @@ class Manifest:
         counts: documents read, duplicates dropped and the like, for `corpus stats`.
         options: how the corpus was built (inputs, options), for the record and for continuing.
         document_lengths: entry k counts the training documents of 2**k to 2**(k + 1) - 1 tokens.
+        skipped: the first hundred bad records that were left out, with file and line or row, and why.
+        left_out: the first hundred files among the inputs that were not read, and why.
         tokenizer_files: hash (blake2b, 16 bytes) per key of the tokenizer's copy below the corpus root.
     """
 
@@ -75,6 +77,8 @@ class Manifest:
     options: dict[str, object]
     document_lengths: tuple[int, ...] = ()
     tokenizer_files: dict[str, str] = field(default_factory=dict)
+    skipped: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
     @cached_property
     def fingerprint(self) -> str:

@@ -67,6 +67,8 @@ class _Content(_Strict):
     options: dict[str, object]
     document_lengths: list[NonNegativeInt]
     tokenizer_files: dict[str, Digest]
+    skipped: list[str] = []
+    left_out: list[str] = []
 
     @model_validator(mode="after")
     def _parts_agree(self) -> "_Content":
@@ -98,6 +100,8 @@ def dump_manifest(manifest: Manifest) -> bytes:
         "document_lengths": manifest.document_lengths,
         "tokenizer_files": manifest.tokenizer_files,
     }
+    # Programs from before these keys read what has none of them.
+    content |= {key: names for key in ("skipped", "left_out") if (names := getattr(manifest, key))}
     body = json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
     checksum = hashlib.sha256(body).hexdigest()
     head = f'{{"format":"maskfleet-corpus","version":{VERSION},"sha256":"{checksum}","content":'
@@ -196,4 +200,6 @@ def _to_manifest(content: _Content) -> Manifest:
         options=content.options,
         document_lengths=tuple(content.document_lengths),
         tokenizer_files=content.tokenizer_files,
+        skipped=tuple(content.skipped),
+        left_out=tuple(content.left_out),
     )

@@ -5,17 +5,22 @@ a slash-separated relative path, and there are no directories (but a folder cann
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One stored object: its key relative to the store's root, and its size in bytes."""
+    """One stored object: its key relative to the store's root, and its size in bytes.
+
+    `version` is another whenever the bytes are, and may be another for the same bytes: S3's ETag, or when a file and
+    its entry in the file system were changed last.
+    """
 
     key: str
     size: int
+    version: str = field(default="", compare=False)
 
 
 class Store(Protocol):
@@ -60,6 +65,10 @@ class Store(Protocol):
 
     def size(self, key: str) -> int | None:
         """Size in bytes, None if absent."""
+        ...
+
+    def entry(self, key: str) -> Entry | None:
+        """What `list` says of one object, None if absent."""
         ...
 
     def list(self, prefix: str = "") -> Iterator[Entry]:

@@ -32,7 +32,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _PIECE = 16 << 20  # bytes written at a time, so that a slow disk shows progress
 _ATTEMPTS = 100  # to write into a folder that deletes keep taking away
 _NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP)
-_ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
+_ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
 
 
 @dataclass(frozen=True)
@@ -83,13 +83,17 @@ class LocalStore:
         return True
 
     def size(self, key: str) -> int | None:
+        entry = self.entry(key)
+        return None if entry is None else entry.size
+
+    def entry(self, key: str) -> Entry | None:
         path = self._path(key)
         try:
             with _translated(path):
                 status = path.stat()
         except KeyMissing:
             return None
-        return None if stat.S_ISDIR(status.st_mode) else status.st_size
+        return None if stat.S_ISDIR(status.st_mode) else _entry(key, status)
 
     def list(self, prefix: str = "") -> Iterator[Entry]:
         folder, _, start = prefix.rpartition("/")
@@ -282,17 +286,38 @@ def _walk(folder: Path, above: str, start: str) -> Iterator[Entry]:
             entries = [e for e in found if e.name.startswith(start) and not e.name.startswith(TEMPORARY)]
     except KeyMissing:
         return
-    named = sorted((entry.name + "/" * entry.is_dir(), entry) for entry in entries)
+    named = sorted((entry.name + "/" * _is_folder(entry), entry) for entry in entries)
     for name, entry in named:
         if name.endswith("/"):
-            yield from _walk(folder / entry.name, above + name, "")
+            if not (entry.is_symlink() and _is_loop(folder / entry.name)):
+                yield from _walk(folder / entry.name, above + name, "")
             continue
         try:
             with _translated(folder / name):
-                size = entry.stat().st_size
+                status = entry.stat()
         except KeyMissing:
-            continue  # deleted since
-        yield Entry(above + name, size)
+            continue  # deleted since, or a link that leads nowhere
+        yield _entry(above + name, status)
+
+
+def _entry(key: str, status: os.stat_result) -> Entry:
+    return Entry(key, status.st_size, f"{status.st_mtime_ns}-{status.st_ctime_ns}")
+
+
+def _is_folder(entry: "os.DirEntry[str]") -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
+
+
+def _is_loop(link: Path) -> bool:
+    """Whether a link leads to a folder above it: all that is there is listed there."""
+    try:
+        target = link.stat()
+        return any(os.path.samestat(target, folder.stat()) for folder in link.parents)
+    except OSError:  # deleted since
+        return False
 
 
 def _remove_empty(folder: Path, root: Path) -> None:

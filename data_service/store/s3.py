@@ -165,11 +165,15 @@ class S3Store:
         self._upload(key, LocalFile(path), None)
 
     def size(self, key: str) -> int | None:
+        entry = self.entry(key)
+        return None if entry is None else entry.size
+
+    def entry(self, key: str) -> Entry | None:
         name = self._name(key)
 
-        def ask(client: "S3Client") -> int | None:
+        def ask(client: "S3Client") -> Entry | None:
             stored = head(client, self.bucket, name)
-            return None if stored is None else stored["ContentLength"]
+            return None if stored is None else Entry(key, stored["ContentLength"], stored.get("ETag", ""))
 
         return self._call(name, ask)
 
@@ -177,7 +181,7 @@ class S3Store:
         root = f"{self.prefix}/" if self.prefix else ""
         for page in self._pages(Listing(self.bucket, root + prefix, after=root)):
             for item in page.get("Contents", ()):
-                yield Entry(item["Key"].removeprefix(root), item["Size"])
+                yield Entry(item["Key"].removeprefix(root), item["Size"], item.get("ETag", ""))
 
     def folders(self) -> Iterator[str]:
         root = f"{self.prefix}/" if self.prefix else ""

@@ -8,6 +8,8 @@ import typer
 from launcher.commands.options import (
     BadBytes,
     BadBytesOption,
+    BadRecords,
+    BadRecordsOption,
     CorpusArgument,
     InputsArgument,
     TextFieldOption,
@@ -48,6 +50,7 @@ def build(
         typer.Option("--txt-documents", help="In .txt: a document a file, or between blank lines."),
     ] = TxtDocuments.FILE,
     on_bad_bytes: BadBytesOption = BadBytes.ERROR,
+    on_bad_records: BadRecordsOption = BadRecords.ERROR,
     block_tokens: Annotated[
         int, typer.Option("--block-tokens", min=1, help="Tokens a block aims for; a document is never cut.")
     ] = 1 << 20,
@@ -67,16 +70,18 @@ def build(
     from data_service.ingest.build import build_corpus
     from data_service.ingest.options import BuildOptions
     from launcher.build_watch import BuildWatch
-    from launcher.texts import automatic_workers
+    from launcher.texts import automatic_workers, list_texts
 
+    listing = list_texts(inputs)
     options = BuildOptions(
         text_field=text_field,
         txt_documents=txt_documents.value,
         on_bad_bytes=on_bad_bytes.value,
+        on_bad_records=on_bad_records.value,
         heldout_fraction=heldout,
         block_tokens=block_tokens,
         max_document_bytes=max_document_bytes,
-        workers=workers or automatic_workers(inputs),
+        workers=workers or automatic_workers(listing),
     )
     watch = BuildWatch(Console())
     try:

@@ -6,7 +6,14 @@ from typing import Annotated
 
 import typer
 
-from launcher.commands.options import BadBytes, BadBytesOption, InputsArgument, TextFieldOption
+from launcher.commands.options import (
+    BadBytes,
+    BadBytesOption,
+    BadRecords,
+    BadRecordsOption,
+    InputsArgument,
+    TextFieldOption,
+)
 
 group = typer.Typer(
     no_args_is_help=True, help="Train a tokenizer, check how well one fits some text, or add words to it."
@@ -23,7 +30,10 @@ class Kind(StrEnum):
 
 
 SampleOption = Annotated[
-    int, typer.Option("--sample-mb", min=1, help="Megabytes of text to read, spread over all of the input.")
+    int,
+    typer.Option(
+        "--sample-mb", min=1, help="Megabytes of text to read at most, spread over all of the input."
+    ),
 ]
 
 
@@ -43,6 +53,7 @@ def train(
     sample_mb: SampleOption = 2000,
     text_field: TextFieldOption = "text",
     on_bad_bytes: BadBytesOption = BadBytes.ERROR,
+    on_bad_records: BadRecordsOption = BadRecords.ERROR,
 ) -> None:
     """Learn a vocabulary. The same text and options give the same files, byte for byte.
 
@@ -56,7 +67,9 @@ def train(
     from data_service.tokenizers.train import train_tokenizer
     from launcher.texts import sample_texts
 
-    options = BuildOptions(text_field=text_field, on_bad_bytes=on_bad_bytes.value)
+    options = BuildOptions(
+        text_field=text_field, on_bad_bytes=on_bad_bytes.value, on_bad_records=on_bad_records.value
+    )
     texts = sample_texts(inputs, options, sample_mb * _MB)
     tokenizer = train_tokenizer(kind.value, texts, vocab_size, TokenizerOptions(lowercase=lowercase))
     save_tokenizer(tokenizer, out)
@@ -72,6 +85,7 @@ def check(
     sample_mb: SampleOption = 20,
     text_field: TextFieldOption = "text",
     on_bad_bytes: BadBytesOption = BadBytes.ERROR,
+    on_bad_records: BadRecordsOption = BadRecords.ERROR,
 ) -> None:
     """Measure how well a tokenizer fits some text: bytes a token, unknown tokens, what text survives."""
     from rich.console import Console
@@ -82,7 +96,9 @@ def check(
     from data_service.tokenizers.load import load_tokenizer
     from launcher.texts import sample_texts
 
-    options = BuildOptions(text_field=text_field, on_bad_bytes=on_bad_bytes.value)
+    options = BuildOptions(
+        text_field=text_field, on_bad_bytes=on_bad_bytes.value, on_bad_records=on_bad_records.value
+    )
     report = check_tokenizer(load_tokenizer(tokenizer), sample_texts(inputs, options, sample_mb * _MB))
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_row("sample", f"{report.lines:,} lines, {report.bytes:,} bytes, {report.tokens:,} tokens")

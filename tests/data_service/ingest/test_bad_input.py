@@ -37,7 +37,7 @@ CASES: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "bad bytes in a line": (
         "a.jsonl",
         raw(GOOD + b'{"text": "\xc3("}'),
-        rf"a\.jsonl: byte {len(GOOD) + 10} is",
+        rf"a\.jsonl, line 2: byte {len(GOOD) + 10} is",
     ),
     "bad bytes inside gzip": ("a.txt.gz", raw(gzip.compress(b"ab\x80")), "byte 2 of the decompressed text"),
     "not JSON": ("a.jsonl", raw(GOOD * 2 + b"{oops}\n" + GOOD), r"a\.jsonl, line 3: not JSON"),
@@ -52,6 +52,24 @@ CASES: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "not text": ("a.jsonl", raw(GOOD + b'{"text": 7}\n'), r"line 2: field 'text' is int"),
     "null": ("a.jsonl", raw(b'{"text": null}\n'), r"line 1: field 'text' is NoneType"),
     "half a character": ("a.jsonl", raw(GOOD + b'{"text": "a\\ud800"}\n'), r"line 2: character 1 is half a"),
+    "bad bytes in Parquet": (
+        "a.parquet",
+        parquet(pa.table({"text": pa.array([b"x", b"a\xffb"], pa.binary()).cast(pa.string(), safe=False)})),
+        r"a\.parquet, row 1: byte 1 of the text is not UTF-8",
+    ),
+    "a whole JSON value": ("a.json.gz", raw(gzip.compress(b"[\n1]")), r"a\.json\.gz, line 1: not JSON"),
+    "field too many in CSV": ("a.csv", raw(b'text,n\n"a\nb",1\nc,2,3\n'), r"a\.csv, line 4: 3 fields"),
+    "open quotation in CSV": ("a.csv", raw(b'text,n\n"a,1\nb,2\n'), r"a\.csv, line 2: not CSV"),
+    "loose quotation in TSV": ("a.tsv", raw(b'text\tn\n"a" b\t1\n'), r"a\.tsv, line 2: not TSV"),
+    "bad bytes in CSV": ("a.csv", raw(b"n,text\n1,a\xff\n"), r"a\.csv, line 2: byte 1 of the text is"),
+    "line too long in CSV": ("a.csv", raw(b"n,text\n" + b"x," * 50_000), r"a\.csv, line 2: not CSV"),
+    "no column in CSV": (
+        "a.csv",
+        raw(b"n,body\n1,a\n"),
+        r"no column 'text' in its first line \(it has n, body",
+    ),
+    "empty CSV": ("a.csv", raw(b""), "no column 'text' in its first line"),
+    "damaged Arrow": ("a.arrow", raw(b"plain text, no stream"), r"a\.arrow: not an Arrow file"),
     "damaged gzip": (
         "a.jsonl.gz",
         raw(gzip.compress(GOOD)[:-6] + b"\0" * 6),

@@ -1,0 +1,142 @@
+"""Parquet files and Arrow streams: one document a row, in one column of strings. Read a few hundred rows at a time.
+
+Strings are taken as bytes and decoded here: Arrow hands over whatever a file holds as text, UTF-8 or not.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import BinaryIO
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from data_service.errors import InputError
+from data_service.ingest.inputs import InputFile
+from data_service.ingest.options import BuildOptions
+from data_service.ingest.ranged import open_ranged
+from data_service.ingest.splits import Piece
+from data_service.ingest.text import BadRecord, Numbered, Text, accept, checked, decode
+
+_ROWS = 256
+_READ_AHEAD = 64 * 1024
+_FILE_MAGIC = b"ARROW1"  # of the form with a footer; streams, as `datasets` writes them, have none
+
+
+def read_parquet(piece: Piece, options: BuildOptions) -> Iterator[Text | BadRecord]:
+    """The documents of the row groups that begin inside the piece. Bad is what is null, not UTF-8 or too long.
+
+    Raises:
+        InputError: a damaged file, a column that is missing or not text.
+    """
+    file, column = piece.file, options.text_field
+    with (
+        _damage_named(file, "Parquet"),
+        pq.ParquetFile(open_ranged(file, chunk=_READ_AHEAD), pre_buffer=False) as table,
+    ):
+        _check_column(table.schema_arrow, file, column)
+        first = 0
+        for group in range(table.num_row_groups):
+            rows = table.metadata.row_group(group).num_rows
+            if piece.start <= _group_start(table.metadata.row_group(group)) < piece.stop:
+                row = first
+                for batch in table.iter_batches(
+                    _ROWS, row_groups=[group], columns=[column], use_threads=False
+                ):
+                    yield from _read_column(batch.column(column), row, file, options)
+                    row += len(batch)
+            first += rows
+
+
+def read_arrow(piece: Piece, options: BuildOptions) -> Iterator[Text | BadRecord]:
+    """The documents of a whole .arrow file, a stream or with a footer. Records are bad as in Parquet.
+
+    Raises:
+        InputError: a damaged file, a column that is missing or not text.
+    """
+    file, row = piece.file, 0
+    with _damage_named(file, "Arrow"), open_ranged(file) as stream:
+        for batch in _batches(stream, file, options.text_field):
+            for start in range(0, len(batch), _ROWS):
+                part = batch.column(options.text_field).slice(start, _ROWS)
+                yield from _read_column(part, row + start, file, options)
+            row += len(batch)
+
+
+def _batches(stream: BinaryIO, file: InputFile, column: str) -> Iterator[pa.RecordBatch]:
+    """Batches of the one column."""
+    with_footer = stream.read(len(_FILE_MAGIC)) == _FILE_MAGIC
+    stream.seek(0)
+    open_ipc = pa.ipc.open_file if with_footer else pa.ipc.open_stream
+    schema = open_ipc(stream).schema
+    _check_column(schema, file, column)
+    stream.seek(0)
+    only = pa.ipc.IpcReadOptions(included_fields=[schema.get_field_index(column)], use_threads=False)
+    reader = open_ipc(stream, options=only)
+    if with_footer:
+        yield from (reader.get_batch(index) for index in range(reader.num_record_batches))
+    else:
+        yield from reader
+
+
+def _read_column(
+    values: pa.Array, row: int, file: InputFile, options: BuildOptions
+) -> Iterator[Text | BadRecord]:
+    for number, value in enumerate(_plain(values).cast(pa.large_binary()).to_pylist(), row):
+        yield accept(options, _parse, value, Numbered(file, "row", number), options)
+
+
+def _parse(value: bytes | None, place: Numbered, options: BuildOptions) -> Text:
+    if value is None:
+        raise BadRecord(place, f"column {options.text_field!r} is null", "drop the row from the file")
+    raw = decode(value, options, place)
+    document = checked(raw.text, options, place)
+    return Text(document.text, document.replaced or raw.replaced)
+
+
+def _plain(values: pa.Array) -> pa.Array:
+    """The strings themselves, where the column keeps them as a dictionary, as runs or as an extension."""
+    if isinstance(values, pa.DictionaryArray):
+        return _plain(values.dictionary_decode())
+    if isinstance(values, pa.RunEndEncodedArray):
+        return _plain(pc.run_end_decode(values))
+    return _plain(values.storage) if isinstance(values, pa.ExtensionArray) else values
+
+
+def _group_start(group: pq.RowGroupMetaData) -> int:
+    column = group.column(0)
+    return int(column.dictionary_page_offset or column.data_page_offset)
+
+
+def _check_column(schema: pa.Schema, file: InputFile, column: str) -> None:
+    if schema.names.count(column) != 1:
+        raise InputError(
+            f"{file.uri}: {'two columns' if column in schema.names else 'no column'} {column!r} "
+            f"(it has {', '.join(schema.names)})",
+            remedy="name the column that holds the text with --text-field",
+        )
+    kind = schema.field(column).type
+    if not _is_text(kind):
+        raise InputError(
+            f"{file.uri}: column {column!r} has type {kind}, not string",
+            remedy="name the column that holds the text with --text-field",
+        )
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    if isinstance(kind, pa.BaseExtensionType):
+        return _is_text(kind.storage_type)
+    if isinstance(kind, pa.DictionaryType | pa.RunEndEncodedType):
+        return _is_text(kind.value_type)
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+@contextmanager
+def _damage_named(file: InputFile, name: str) -> Iterator[None]:
+    try:
+        yield
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise InputError(
+            f"{file.uri}: not {'an' if name == 'Arrow' else 'a'} {name} file, or a damaged one: {error}",
+            remedy="write or fetch it again",
+        ) from error

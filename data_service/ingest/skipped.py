@@ -1,0 +1,64 @@
+"""Records that were left out because they are bad: kept in receipts, told to the user with file and line."""
+
+from collections.abc import Iterable, Sequence
+
+from pydantic import BaseModel, ConfigDict
+
+from data_service.ingest.compressed import open_text
+from data_service.ingest.inputs import InputFile
+from data_service.ingest.text import BadRecord, Unit
+
+LISTED = 100
+_CHUNK = 1 << 20
+
+
+class SkippedRecord(BaseModel):
+    """One bad record: `number` counts `unit`s in the file at `uri`, as in `text.Place`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    uri: str
+    unit: Unit
+    number: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.uri}{f', {self.unit} {self.number}' if self.unit else ''}: {self.reason}"
+
+
+def skipped_record(bad: BadRecord) -> SkippedRecord:
+    """What is kept of a bad record. Does not read its file again."""
+    place = bad.place
+    return SkippedRecord(uri=place.file.uri, unit=place.unit, number=place.number, reason=bad.reason)
+
+
+def with_lines(records: Sequence[SkippedRecord], files: Iterable[InputFile]) -> list[SkippedRecord]:
+    """The records, those placed by byte placed by line. Reads each of their files once, to the last such place.
+
+    Raises:
+        InputError, StoreError: as `open_text`.
+    """
+    by_uri: dict[str, list[int]] = {}
+    for record in records:
+        if record.unit == "byte":
+            by_uri.setdefault(record.uri, []).append(record.number)
+    lines = {file.uri: _lines_at(file, by_uri[file.uri]) for file in files if file.uri in by_uri}
+    return [
+        record.model_copy(update={"unit": "line", "number": lines[record.uri][record.number]})
+        if record.uri in lines and record.unit == "byte"
+        else record
+        for record in records
+    ]
+
+
+def _lines_at(file: InputFile, offsets: Iterable[int]) -> dict[int, int]:
+    """The number of the line, from 1, that holds each byte."""
+    lines: dict[int, int] = {}
+    position, line = 0, 1
+    with open_text(file) as stream:
+        for offset in sorted(set(offsets)):
+            while position < offset and (data := stream.read(min(_CHUNK, offset - position))):
+                position += len(data)
+                line += data.count(b"\n")
+            lines[offset] = line
+    return lines
