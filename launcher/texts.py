@@ -23,7 +23,7 @@ def list_texts(inputs: Sequence[str]) -> Listing:
     """The inputs' files; says on standard error which files among them are not read. Raises as `list_inputs`."""
     listing = list_inputs(list(inputs))
     if listing.left_out:
-        _tell(f"{len(listing.left_out):,} files are not read:", listing.left_out)
+        _tell(f"Files not read: {len(listing.left_out):,}", listing.left_out)
     return listing
 
 
@@ -54,7 +54,7 @@ def sample_texts(inputs: Sequence[str], options: BuildOptions, limit: int) -> It
         first = with_lines(
             [skipped_record(bad) for bad in skipped[:LISTED]], [bad.place.file for bad in skipped]
         )
-        _tell(f"{len(skipped):,} bad records are left out:", first)
+        _tell(f"Bad records left out: {len(skipped):,}", first)
 
 
 def _sample_split(split: Split, options: BuildOptions, share: int, skipped: list[BadRecord]) -> Iterator[str]:

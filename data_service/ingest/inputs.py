@@ -71,7 +71,7 @@ class _Found:
     store: Store
     entry: Entry
     named: bool
-    reason: str | None  # why it is not text, if it is not
+    left_out: LeftOut | None  # where it is known not to be text
 
 
 def list_inputs(patterns: list[str]) -> Listing:
@@ -100,14 +100,14 @@ def _list_pattern(pattern: str) -> Listing:
     left_out: list[LeftOut] = []
     for found in _expand(pattern):
         key, kind = found.entry.key, _kind(found.entry.key)
-        if kind is not None and found.reason is None:
+        if kind is not None and found.left_out is None:
             files.append(InputFile(found.store.uri, key, found.entry.size, *kind, found.entry.version))
         elif found.named:
             raise InputError(f"{pattern}: unknown kind of file", remedy=f"known are {KINDS}")
         else:
             uri = f"{found.store.uri.rstrip('/')}/{key}"
-            left_out.append(LeftOut(uri, found.reason or UNKNOWN_KIND))
-    return Listing(tuple(files), tuple(left_out))
+            left_out.append(found.left_out or LeftOut(uri, UNKNOWN_KIND))
+    return Listing(tuple(files), tuple(dict.fromkeys(left_out)))
 
 
 def _nothing(pattern: str, left_out: tuple[LeftOut, ...]) -> InputError:
@@ -124,17 +124,17 @@ def _expand(pattern: str) -> Iterator[_Found]:
     parent, name = _parent(pattern)
     entry = parent.entry(name) if name and parent is not None else None
     if parent is not None and entry is not None:
-        yield _Found(parent, entry, named=True, reason=None)
+        yield _Found(parent, entry, named=True, left_out=None)
         return
     base, glob = _split_glob(pattern)
     store = open_store(base if base or not glob else "/" if pattern.startswith("/") else ".")
     wildcard = _WILDCARD.search(glob)
     entries = list(store.list(glob[: wildcard.start()] if wildcard else ""))
-    reasons = not_text(store, [entry.key for entry in entries])
+    left_out = not_text(store, [entry.key for entry in entries])
     matches = _matcher(glob, pattern) if glob else None
     for entry in entries:
         if matches is None or matches.fullmatch(entry.key):
-            yield _Found(store, entry, named=False, reason=reasons.get(entry.key))
+            yield _Found(store, entry, named=False, left_out=left_out.get(entry.key))
 
 
 def _split_glob(pattern: str) -> tuple[str, str]:

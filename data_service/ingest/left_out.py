@@ -12,7 +12,7 @@ from data_service.store.base import Store
 
 UNKNOWN_KIND = "a file of unknown kind"
 _TOKENIZER = "a tokenizer's file"
-_CORPUS = "part of a corpus"
+_CORPUS = "a corpus"
 _DESCRIPTION = "describes a data set"
 _NOT_IN_STATE = "not one of the files that the data set's state.json names"
 
@@ -40,7 +40,7 @@ _DATASET_INFO, _STATE = "dataset_info.json", "state.json"
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A file among the inputs that is not read, and why."""
+    """A file among the inputs that is not read, or a folder of such files, and why."""
 
     uri: str
     reason: str
@@ -49,26 +49,34 @@ class LeftOut:
         return f"{self.uri} ({self.reason})"
 
 
-def not_text(store: Store, keys: Sequence[str]) -> dict[str, str]:
-    """Why some of the keys below a store's root are no text, whatever their names say.
+def not_text(store: Store, keys: Sequence[str]) -> dict[str, LeftOut]:
+    """The keys below a store's root that are no text, whatever their names say. A corpus is left out as one.
 
     Raises:
         InputError: a saved data set that cannot be read as it is.
         StoreError: its state.json cannot be read.
     """
-    reasons: dict[str, str] = {}
+    root = store.uri.rstrip("/")
+    left_out: dict[str, LeftOut] = {}
     names = _by_folder(keys)
     corpora = {folder for folder in names if _is_corpus(folder, names)}
     corpora |= {match[1] for folder in names if (match := _RECEIPTS.match(folder))}
     for folder, found in names.items():
-        if folder.startswith(tuple(corpora)):
-            reasons.update((folder + name, _CORPUS) for name in found)
+        corpus = next((corpus for corpus in corpora if folder.startswith(corpus)), None)
+        if corpus is not None:
+            left_out.update((folder + name, LeftOut(f"{root}/{corpus}", _CORPUS)) for name in found)
             continue
-        if any(mark <= found for mark in _TOKENIZER_MARKS):
-            reasons.update((folder + name, _TOKENIZER) for name in found & _TOKENIZER_FILES)
-        reasons.update((folder + name, _DESCRIPTION) for name in found.intersection(_DATASET_DICT))
-        reasons.update((folder + name, reason) for name, reason in _dataset(store, folder, found))
-    return reasons
+        for name, reason in _reasons(store, folder, found):
+            left_out[folder + name] = LeftOut(f"{root}/{folder}{name}", reason)
+    return left_out
+
+
+def _reasons(store: Store, folder: str, found: set[str]) -> Iterator[tuple[str, str]]:
+    """(name, why it is no text) in a folder that is not of a corpus."""
+    if any(mark <= found for mark in _TOKENIZER_MARKS):
+        yield from ((name, _TOKENIZER) for name in found & _TOKENIZER_FILES)
+    yield from ((name, _DESCRIPTION) for name in found.intersection(_DATASET_DICT))
+    yield from _dataset(store, folder, found)
 
 
 def _by_folder(keys: Sequence[str]) -> dict[str, set[str]]:

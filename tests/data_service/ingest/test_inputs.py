@@ -6,14 +6,18 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from raw_text import ignore_progress, tokenizer_folder, write_jsonl
 from s3_server import S3Server
 
 from data_service.errors import InputError
+from data_service.ingest.build import build_corpus
 from data_service.ingest.inputs import InputFile, list_inputs
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.splits import plan_splits
 from data_service.store.errors import StoreError
 from data_service.store.open import open_store
+from data_service.tokenizers.load import save_tokenizer
+from data_service.tokenizers.train import train_tokenizer
 
 NAMES = ["b.txt", "a.jsonl", "x/c.txt", "x/d.JSONL.GZ", "x/y/e.parquet", "x/notes.md", "x/y/f.jsonl.zst"]
 
@@ -82,6 +86,89 @@ def test_a_name_that_looks_like_a_glob_is_a_name_first(folder: Path) -> None:
     (folder / "part[1].txt").write_text("x")
     (file,) = list_inputs([f"{folder}/part[1].txt"]).files
     assert file.key == "part[1].txt"
+
+
+@pytest.mark.parametrize("name", ["data[1]", "what?", "a*b", "[z-a]", "[", "[!]", "x[\\\\]"])
+def test_folders_with_names_that_look_like_globs(tmp_path: Path, name: str) -> None:
+    for below in (name, f"{name}/deep {name}"):
+        open_store(tmp_path / below).put("a.txt", b"x")
+    for pattern, count in (
+        (name, 2),
+        (f"{name}/*.txt", 1),
+        (f"{name}/**/*.txt", 2),
+        (f"{name}/deep {name}", 1),
+    ):
+        assert len(list_inputs([f"{tmp_path}/{pattern}"]).files) == count, pattern
+
+
+def test_globs_that_make_no_sense_are_named(folder: Path) -> None:
+    with pytest.raises(InputError, match=r"\[z-a\].*not a glob"):
+        list_inputs([f"{folder}/[z-a].txt"])
+    with pytest.raises(InputError, match="no such file"):
+        list_inputs([f"{folder}/[\\\\].txt"])
+
+
+def test_links_that_lead_in_circles(tmp_path: Path) -> None:
+    open_store(tmp_path / "in/deep").put("a.txt", b"x")
+    open_store(tmp_path / "beside").put("b.txt", b"x")
+    circles = {"self": "self", "up": "..", "in/up": "../in", "in/deep/top": "../..", "beside/back": "../in"}
+    for link, target in {**circles, "in/on": "../beside"}.items():
+        (tmp_path / link).symlink_to(target)
+    assert [file.key for file in list_inputs([str(tmp_path)]).files] == [
+        "beside/b.txt",
+        "beside/back/deep/a.txt",
+        "in/deep/a.txt",
+        "in/on/b.txt",
+    ]
+
+
+def reasons(folder: Path) -> dict[str, str]:
+    left_out = list_inputs([str(folder)]).left_out
+    return {item.uri.removeprefix(f"{folder}/"): item.reason for item in left_out}
+
+
+def test_a_tokenizer_below_the_text_is_not_text(folder: Path) -> None:
+    tokenizer_folder(folder / "bpe")
+    small = train_tokenizer("wordpiece", iter(["some text of words"] * 9), 36)
+    save_tokenizer(small, str(folder / "x/wordpiece"))
+    (folder / "x/wordpiece/notes.txt").write_text("about it")
+    (folder / "vocab.txt").write_text("a text of this name, alone")
+    keys = [file.key for file in list_inputs([str(folder)]).files]
+    assert keys == sorted(["a.jsonl", "b.txt", "vocab.txt", *NAMES[2:5], NAMES[6], "x/wordpiece/notes.txt"])
+    out = reasons(folder)
+    assert out.pop("x/notes.md") == "a file of unknown kind"
+    assert set(out.values()) == {"a tokenizer's file"}
+    assert {"bpe/merges.txt", "bpe/tokenizer.json", "x/wordpiece/vocab.txt"} <= set(out)
+    assert [file.key for file in list_inputs([f"{folder}/**/*.txt"]).files].count(
+        "x/wordpiece/vocab.txt"
+    ) == 0
+    (named,) = list_inputs([f"{folder}/x/wordpiece/vocab.txt"]).files
+    assert named.key == "vocab.txt"
+
+
+def test_a_corpus_below_the_text_is_not_text(tmp_path: Path) -> None:
+    """So that the same command can be given again, whether it was killed, refused or finished."""
+    inputs, corpus = tmp_path / "in", tmp_path / "in/corpus"
+    write_jsonl(inputs / "a.jsonl", ["One text.", "Another text."])
+    (inputs / "b.json").write_text("no JSON")
+    arguments = [str(inputs)], str(corpus), tokenizer_folder(inputs / "bpe"), BuildOptions(heldout_fraction=0)
+    for _ in range(2):
+        with pytest.raises(InputError, match=r"b\.json, line 1"):
+            build_corpus(*arguments, ignore_progress)
+    (inputs / "b.json").unlink()
+    for _ in range(2):
+        build_corpus(*arguments, ignore_progress)
+    assert [file.key for file in list_inputs([str(tmp_path / "in")]).files] == ["a.jsonl"]
+    assert reasons(tmp_path / "in")["corpus/"] == "a corpus"
+
+
+def test_a_folder_of_unknown_kinds_names_them(tmp_path: Path) -> None:
+    for name in ("a.json.lz4", "b.docx"):
+        (tmp_path / name).write_text("x")
+    with pytest.raises(
+        InputError, match=r"no text file in it\n.*a\.json\.lz4 \(a file of unknown kind\)\n.*b\.docx"
+    ):
+        list_inputs([str(tmp_path)])
 
 
 def test_mistakes_name_the_pattern(folder: Path) -> None:

@@ -1,0 +1,94 @@
+"""Inputs that were edited, replaced or only touched since a build, or in the middle of one."""
+
+import os
+from pathlib import Path
+
+import pytest
+from raw_text import DOCUMENTS, SMALL, build, files_of, ignore_progress, tokenizer_folder, write_jsonl
+
+from data_service.corpus import show_documents
+from data_service.errors import CorpusError
+from data_service.ingest.build import build_corpus
+from data_service.ingest.progress import Progress
+from data_service.store.base import Store
+
+OPTIONS = SMALL.model_copy(update={"heldout_fraction": 0})
+
+
+class Killed(BaseException):
+    """Stands for the death of the process."""
+
+
+def kill_in(stage: str, done: int):  # type: ignore[no-untyped-def]
+    def report(progress: Progress) -> None:
+        if progress.stage == stage and progress.done == done:
+            raise Killed
+
+    return report
+
+
+def mask(path: Path, *, keep_times: bool = False) -> None:
+    """An edit that leaves the size as it is."""
+    before = path.stat()
+    data = path.read_bytes()
+    assert b"the" in data
+    path.write_bytes(data.replace(b"the", b"XXX"))
+    if keep_times:
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert path.stat().st_size == before.st_size
+
+
+@pytest.mark.parametrize("keep_times", [False, True])
+def test_an_edit_of_the_same_size_is_noticed(tmp_path: Path, keep_times: bool) -> None:
+    path = write_jsonl(tmp_path / "inputs/a.jsonl", DOCUMENTS[:9])
+    build(path.parent, tmp_path / "corpus", OPTIONS)
+    before = files_of(tmp_path / "corpus")
+    mask(path, keep_times=keep_times)
+    with pytest.raises(CorpusError, match=r"complete corpus of other text: .*a\.jsonl changed since"):
+        build(path.parent, tmp_path / "corpus", OPTIONS)
+    assert files_of(tmp_path / "corpus") == before
+
+
+def test_the_same_text_written_again_is_the_same_corpus(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "inputs/a.jsonl", DOCUMENTS[:9])
+    build(path.parent, tmp_path / "corpus", OPTIONS)
+    before = files_of(tmp_path / "corpus")
+    path.write_bytes(path.read_bytes())
+    build(path.parent, tmp_path / "corpus", OPTIONS)
+    assert files_of(tmp_path / "corpus") == before
+
+
+@pytest.mark.parametrize(
+    ("stage", "name", "kept"),
+    [("reading", "a.jsonl", 0), ("writing", "a.jsonl", 0), ("writing", "c.jsonl", 2)],
+)
+def test_a_build_goes_on_with_the_text_as_it_is_now(tmp_path: Path, stage: str, name: str, kept: int) -> None:
+    """What was written of other files is kept."""
+    inputs = tmp_path / "inputs"
+    for number, other in enumerate(["a.jsonl", "b.jsonl", "c.jsonl"]):
+        texts = [text[:8000] for text in DOCUMENTS[number * 20 :][:20]]
+        write_jsonl(inputs / other, texts * 2)
+    tokenizer = tokenizer_folder(tmp_path / "tokenizer")
+    with pytest.raises(Killed):
+        build_corpus([str(inputs)], str(tmp_path / "corpus"), tokenizer, OPTIONS, kill_in(stage, 2))
+    mask(inputs / name)
+    seen: list[Progress] = []
+    build_corpus([str(inputs)], str(tmp_path / "corpus"), tokenizer, OPTIONS, seen.append)
+    build(inputs, tmp_path / "whole", OPTIONS)
+    shards = {key: data for key, data in files_of(tmp_path / "whole").items() if key.endswith(".tar")}
+    assert {key: files_of(tmp_path / "corpus")[key] for key in shards} == shards
+    writing = next(progress for progress in seen if progress.stage == "writing")
+    assert writing.done == kept
+
+
+def test_an_object_that_was_replaced_is_noticed(any_store: Store, tmp_path: Path) -> None:
+    tokenizer = tokenizer_folder(tmp_path / "tokenizer")
+    output, source = any_store.at("corpus"), f"{any_store.uri}/inputs"
+    any_store.put("inputs/a.txt", b"A name: Smith.")
+    build_corpus([source], output.uri, tokenizer, OPTIONS, ignore_progress)
+    any_store.put("inputs/a.txt", b"A name: XXXXX.")
+    with pytest.raises(CorpusError, match=r"other text: .*a\.txt changed since"):
+        build_corpus([source], output.uri, tokenizer, OPTIONS, ignore_progress)
+    (shown,) = show_documents(output.uri, "train", 0)
+    assert "Smith" in "".join(shown.sentences)
+    assert list(output.list("build/")) == []
