@@ -37,5 +37,5 @@ class BuildWatch:
             self._bar.start()
         elif progress.stage != self._stage:
             self._task = self._bar.add_task(progress.stage)
-        description = f"{progress.stage:<10} {size}"
+        description = f"{progress.stage:<11} {size}"
         self._bar.update(self._task, completed=progress.done, total=progress.total, description=description)

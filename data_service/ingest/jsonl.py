@@ -21,9 +21,11 @@ def read_jsonl(piece: Piece, options: BuildOptions) -> Iterator[Text | BadRecord
     document is too long.
     """
     file, limit = piece.file, options.max_document_bytes * LINE_PER_DOCUMENT
-    start = piece.start
-    if start and piece.text is None:
-        start -= 1  # the byte before the piece tells whether a line begins with the piece
+    start = piece.text_start
+    if piece.text is None:
+        start = max(
+            0, piece.start - 1
+        )  # the byte before the piece tells whether a line begins with the piece
     with open_piece(piece, start) as stream:
         if start < piece.start:
             start += skip_line(stream)

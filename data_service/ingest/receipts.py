@@ -34,13 +34,15 @@ def write_receipt(store: Store, key: str, receipt: Receipt) -> None:
 
 
 def find_receipts(store: Store, tasks: Sequence[Task], kind: type[R]) -> list[R | None]:
-    """For each task its receipt, if there is one made from its sources and all it names is there in full; None: to be
-    done again."""
+    """For each task its receipt, or None if it must be done again.
+
+    A receipt counts if it was made from the same sources, and all it names is there in full.
+    """
     written = _sizes(store, [task.receipt for task in tasks])
 
     def read(task: Task) -> R | None:
-        receipt = _read(store, task.receipt, kind) if task.receipt in written else None
-        return receipt if receipt and receipt.source in task.sources else None
+        found = _read(store, task.receipt, kind) if task.receipt in written else None
+        return found if found is not None and found.source in task.sources else None
 
     receipts = list(together(read, tasks))
     stored = _sizes(store, [name for receipt in receipts if receipt for name in receipt.files])

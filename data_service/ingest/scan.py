@@ -22,8 +22,9 @@ class ScanTask(SplitTask):
 
     @property
     def source(self) -> str:
-        """The versions of the files."""
-        return hash_of(f"{piece.file.version} {piece.file.uri}" for piece in self.split.pieces)
+        """The versions of the files, and the bounds of a streamed piece, which follow from what is in the file."""
+        bounds = [f"{p.start} {p.stop} {p.plain_size}" for p in self.split.pieces if p.plain_size]
+        return hash_of([*(f"{p.file.version} {p.file.uri}" for p in self.split.pieces), *bounds])
 
     @property
     def sources(self) -> tuple[str, ...]:

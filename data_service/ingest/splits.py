@@ -22,13 +22,14 @@ _UNCUT = ("csv", "tsv", "arrow")  # where a record begins is only known from the
 class Piece:
     """The documents that begin in bytes [start, stop) of a file; in a Parquet file, the row groups that do.
 
-    A piece of a compressed file, of CSV, TSV or Arrow, or of a .txt file that is one document, is the whole file,
-    unless it is streamed.
+    A piece of CSV, TSV or Arrow, of a .txt file that is one document, or of a compressed file that is not streamed, is
+    the whole file.
 
     Attributes:
         plain_size: not 0 for a streamed piece: one of a big compressed file, which has so many bytes when it is
             decompressed. `start` and `stop` count those, and what reads the piece must be handed its text.
-        text: whole documents, from byte `start` to byte `stop` of the decompressed file, once they are handed over.
+        text: the documents that begin in the piece, whole, once they are handed over.
+        text_start: the byte of the decompressed file at which they begin.
     """
 
     file: InputFile
@@ -36,6 +37,7 @@ class Piece:
     stop: int
     plain_size: int = 0
     text: bytes | None = field(default=None, repr=False)
+    text_start: int = 0
 
 
 @dataclass(frozen=True)
@@ -94,10 +96,10 @@ def _target(files: tuple[InputFile, ...], options: BuildOptions) -> int:
 
 def _cut(file: InputFile, target: int, options: BuildOptions, plain_size: int) -> list[Piece]:
     if plain_size:
-        size, text = plain_size, plain_size
+        size, text, whole = plain_size, plain_size, False
     else:
         size, text = file.size, _weight(file, file.size)
-    whole = not plain_size and (file.compression != "" or _is_uncut(file, options))
+        whole = file.compression != "" or _is_uncut(file, options)
     count = 1 if whole else max(1, -(-text // target))
     cuts = [size * i // count for i in range(count + 1)]
     return [Piece(file, start, stop, plain_size) for start, stop in pairwise(cuts)]

@@ -37,6 +37,10 @@ class MeasureTask(Task):
         return self.layout.receipt("measure", self.index)
 
     @property
+    def sources(self) -> tuple[str, ...]:
+        return (f"{self.file.version} {self.file.uri}",)
+
+    @property
     def input_bytes(self) -> int:
         return self.file.size
 
@@ -80,7 +84,7 @@ class PieceReader:
         self._separator = 0  # ... to here, where that begins which ends at our position
 
     def read(self, piece: Piece, options: BuildOptions) -> Piece:
-        """The piece with its text, and the exact bounds of that text as `start` and `stop`.
+        """The piece with its text.
 
         A document longer than is accepted is cut short, but stays too long to be accepted.
 
@@ -94,7 +98,7 @@ class PieceReader:
         start, text = self._position, list[bytes]()
         self._seek(piece.stop, options, text)
         self._check_length(piece)
-        return replace(piece, start=start, stop=self._position, text=b"".join(text))
+        return replace(piece, text_start=start, text=b"".join(text))
 
     def _open(self, file: InputFile) -> None:
         self._stream.close()

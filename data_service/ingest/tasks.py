@@ -22,6 +22,10 @@ class Task(ABC):
 
     @property
     @abstractmethod
+    def sources(self) -> tuple[str, ...]: ...
+
+    @property
+    @abstractmethod
     def input_bytes(self) -> int: ...
 
     @property

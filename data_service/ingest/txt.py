@@ -32,10 +32,10 @@ def read_txt(piece: Piece, options: BuildOptions) -> Iterator[Text | BadRecord]:
 def _read_separated(piece: Piece, options: BuildOptions) -> Iterator[Text | BadRecord]:
     """Documents whose first line begins inside the piece, each to its end, which may lie behind the piece."""
     file, limit = piece.file, options.max_document_bytes
-    start = piece.start
-    if start and piece.text is None:
+    start = piece.text_start
+    if piece.text is None and piece.start:
         # Begin with the line before the piece: whether a line begins a document is known from the line above it.
-        start = line_start(file, start - 1)
+        start = line_start(file, piece.start - 1)
     with open_piece(piece, start) as stream:
         for first, data in _separate(read_lines(stream, start, limit), limit):
             if first >= piece.stop and not file.compression:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fault_proxy import FaultProxy
 from raw_text import (
     DOCUMENTS,
     SMALL,
@@ -19,6 +20,7 @@ from raw_text import (
     write_jsonl,
     write_mixture,
 )
+from s3_server import S3Server
 
 from data_service.corpus import corpus_stats, open_corpus, show_documents, verify_corpus
 from data_service.errors import CorpusError, InputError
@@ -282,6 +284,21 @@ def test_in_and_out_of_a_bucket(any_store: Store, inputs: Path, corpus: Path) ->
     shards = {name: data for name, data in files_of(corpus).items() if name.endswith(".tar")}
     assert {name: output.get(name) for name in shards} == shards
     assert {entry.key for entry in output.list("build/")} == set()
+
+
+def test_the_end_of_a_build_takes_few_requests_and_is_reported(
+    tmp_path: Path, inputs: Path, s3: S3Server, faults: FaultProxy
+) -> None:
+    seen: list[Progress] = []
+    tokenizer = tokenizer_folder(inputs.parent / "tokenizer")
+    output = f"s3://{s3.new_bucket()}/corpus"
+    build_corpus([str(inputs)], output, tokenizer, SMALL, seen.append)
+    methods = [method for method, _, _ in faults.requests]
+    assert (methods.count("DELETE"), methods.count("POST")) == (0, 1)
+    for stage in ("assembling", "clearing up"):
+        last = [progress for progress in seen if progress.stage == stage][-1]
+        assert last.done == last.total > 1
+        assert last.bytes_done == last.bytes_total > 0
 
 
 @pytest.mark.parametrize("documents_a_partition", [2_000_000, 50])

@@ -1,0 +1,34 @@
+"""Requests on their way together: in order, at the same time, and never all answers at once."""
+
+import threading
+from itertools import count
+
+import pytest
+
+from data_service.store.together import together
+
+
+def test_answers_come_in_order_and_requests_go_together() -> None:
+    barrier = threading.Barrier(8)
+
+    def request(number: int) -> int:
+        barrier.wait(timeout=60)  # passes only with eight on their way
+        return number * number
+
+    assert list(together(request, range(16))) == [number * number for number in range(16)]
+
+
+def test_requests_are_made_as_answers_are_taken() -> None:
+    begun: list[int] = []
+    answers = together(begun.append, count())
+    for _ in range(5):
+        next(answers)
+    answers.close()  # type: ignore[attr-defined]
+    assert 5 <= len(begun) <= 100
+
+
+def test_a_failure_is_raised_in_its_place() -> None:
+    answers = together(lambda number: 1 // number, [1, 1, 0, 1])
+    assert [next(answers), next(answers)] == [1, 1]
+    with pytest.raises(ZeroDivisionError):
+        next(answers)
