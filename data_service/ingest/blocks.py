@@ -1,17 +1,15 @@
 """From text to blocks: documents are cut into sentences, encoded in batches, and laid into blocks whole."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from data_service.ingest.runs import encode_sentences
 from data_service.ingest.sentences import split_sentences
 from data_service.samples.ragged import Tokens
 from data_service.shards.block import Block
 from data_service.tokenizers.tokenizer import Tokenizer
-
-BATCH = 256 * 1024  # characters encoded at once: enough for speed, little beside a block
 
 
 @dataclass(frozen=True)
@@ -25,8 +23,7 @@ class Encoded:
 def encode_documents(tokenizer: Tokenizer, texts: list[str]) -> list[Encoded]:
     """The documents, in order. A sentence without tokens vanishes; a document may come out with none."""
     sentences = [split_sentences(text) for text in texts]
-    flat = [sentence for document in sentences for sentence in document]
-    ids = [tokens for batch in _batches(flat) for tokens in tokenizer.encode_batch(batch)]
+    ids = encode_sentences(tokenizer, sentences)
     lengths = np.fromiter(map(len, ids), dtype=np.int64, count=len(ids))
     encoded = []
     start = 0
@@ -36,18 +33,6 @@ def encode_documents(tokenizer: Tokenizer, texts: list[str]) -> list[Encoded]:
         encoded.append(Encoded(_join(ids[start:stop]), nonempty[nonempty > 0]))
         start = stop
     return encoded
-
-
-def _batches(sentences: list[str]) -> Iterator[list[str]]:
-    """Runs of sentences of about `BATCH` characters: the tokenizer needs a hundred bytes a token while it works."""
-    start = characters = 0
-    for index, sentence in enumerate(sentences):
-        characters += len(sentence)
-        if characters >= BATCH:
-            yield sentences[start : index + 1]
-            start, characters = index + 1, 0
-    if start < len(sentences):
-        yield sentences[start:]
 
 
 class BlockBuilder:

@@ -1,9 +1,15 @@
 # ruff: noqa: RUF001
 """Cuts a document into sentences by rule: fast enough (tens of MB/s) to disappear beside the tokenizer.
 
-A newline is always a boundary. Within a line, a boundary follows `.`, `!`, `?` or an ellipsis with space
-behind it, unless a known abbreviation, an initial or a dotted form (`e.g.`, `U.S.`) ends there, or a
-lowercase letter follows; and it follows the full-width marks of Chinese and Japanese with or without space.
+A newline is always a boundary. Within a line:
+
+- After `.`, `!`, `?`, an ellipsis and other marks of the Latin kind, with space behind them, unless a known
+  abbreviation, an initial or a dotted form (`e.g.`, `U.S.`) ends there, or a lowercase letter follows.
+- After any other mark that Unicode calls Sentence_Terminal (the full stops of Chinese, Hindi, Urdu, Armenian,
+  Ethiopic, Burmese, Khmer and some fifty more scripts), with or without space; also after Tibetan's shad and two
+  Ethiopic word spaces, which serve as one. A full-width stop before a digit is a decimal point.
+- Thai and Lao have no such mark: they put a space between clauses, and none between words. There a space between
+  two letters is a boundary, but not one beside a digit or a repetition mark.
 """
 
 import re
@@ -11,12 +17,43 @@ from collections.abc import Iterator
 
 LONGEST = 8192  # characters; longer runs are cut, so that no piece is too much for the tokenizer at once
 
-_MARKS = ".!?…。！？"
-_CLOSERS = "\"'”’»›)\\]}」』）"
-_BOUNDARY = re.compile(
-    rf"[{_MARKS}](?![{_MARKS}])"
-    rf"(?:(?<=[。！？])[{_CLOSERS}]*+(?P<wide>\s*+)|[{_CLOSERS}]*+(?P<space>\s++))(?=\S)"
+# Unicode 16, PropList.txt: Sentence_Terminal. In general and supplemental punctuation, and ASCII:
+_LATIN_MARKS = r"!.?\u2024\u203C\u203D\u2047-\u2049\u2E2E\u2E3C\u2E53\u2E54\u2E60\u2E61"
+# ... and everywhere else, but for the full-width full stop.
+_OTHER_MARKS = (
+    r"\u0589\u061D-\u061F\u06D4\u0700-\u0702\u07F9\u0837\u0839\u083D\u083E\u0964\u0965\u104A\u104B"
+    r"\u1362\u1367\u1368\u166E\u1735\u1736\u17D4\u17D5\u1803\u1809\u1944\u1945\u1AA8-\u1AAB"
+    r"\u1B4E\u1B4F\u1B5A\u1B5B\u1B5E\u1B5F\u1B7D-\u1B7F\u1C3B\u1C3C\u1C7E\u1C7F\u2CF9-\u2CFB\u3002"
+    r"\uA4FF\uA60E\uA60F\uA6F3\uA6F7\uA876\uA877\uA8CE\uA8CF\uA92F\uA9C8\uA9C9\uAA5D-\uAA5F"
+    r"\uAAF0\uAAF1\uABEB\uFE12\uFE15\uFE16\uFE52\uFE56\uFE57\uFF01\uFF1F\uFF61"
+    r"\U00010A56\U00010A57\U00010F55-\U00010F59\U00010F86-\U00010F89\U00011047\U00011048"
+    r"\U000110BE-\U000110C1\U00011141-\U00011143\U000111C5\U000111C6\U000111CD\U000111DE\U000111DF"
+    r"\U00011238\U00011239\U0001123B\U0001123C\U000112A9\U000113D4\U000113D5\U0001144B\U0001144C"
+    r"\U000115C2\U000115C3\U000115C9-\U000115D7\U00011641\U00011642\U0001173C-\U0001173E\U00011944"
+    r"\U00011946\U00011A42\U00011A43\U00011A9B\U00011A9C\U00011C41\U00011C42\U00011EF7\U00011EF8"
+    r"\U00011F43\U00011F44\U00016A6E\U00016A6F\U00016AF5\U00016B37\U00016B38\U00016B44"
+    r"\U00016D6E\U00016D6F\U00016E98\U0001BC9F\U0001DA88"
 )
+_FULL_WIDTH_STOP = r"\uFF0E"
+SENTENCE_TERMINAL = re.compile(f"[{_LATIN_MARKS}{_OTHER_MARKS}{_FULL_WIDTH_STOP}]")
+
+_NARROW = _LATIN_MARKS + "…"
+_WIDE = _OTHER_MARKS + r"\u0F0D-\u0F12"  # and Tibetan shads
+_MARKS = _NARROW + _WIDE + _FULL_WIDTH_STOP
+_CLAUSE = r"\u0E01-\u0E2E\u0E30-\u0E3A\u0E40-\u0E45\u0E47-\u0E4E\u0E81-\u0EC5\u0EC8-\u0ECE"  # may end one
+_CLOSERS = "\"'”’»›)\\]}」』）"
+
+_ASCII_BOUNDARY = re.compile(r"[.!?](?![.!?])[\"')\]}]*+(?P<space>\s++)(?=\S)")
+# One class of characters first, which the engine finds quickly, with one range for all marks beyond U+FFFF.
+_FIRST = re.sub(r"\\U[0-9A-F]{8}-?", "", _MARKS) + r"\U00010A56-\U0001DA88\u1361" + _CLAUSE
+_BOUNDARY = re.compile(
+    rf"[{_FIRST}](?:"
+    rf"(?<=[{_NARROW}])(?![{_MARKS}])[{_CLOSERS}]*+(?P<space>\s++)(?=\S)"
+    rf"|(?:(?<=[{_WIDE}])|(?<={_FULL_WIDTH_STOP})(?!\d)|(?<=\u1361\u1361))(?!\s*+[{_WIDE}{_FULL_WIDTH_STOP}]|[{_NARROW}])"
+    rf"[{_CLOSERS}]*+(?P<wide>\s*+)(?=\S)"
+    rf"|(?<=[{_CLAUSE}])(?P<clause>\s++)(?=[\u0E01-\u0E2E\u0E40-\u0E44\u0E81-\u0EAE\u0EC0-\u0EC4]))"
+)
+_MARK = re.compile(f"[{_MARKS}]")
 _OPENERS = "\"'“‘«‹([{「『（"
 _ABBREVIATIONS = frozenset(
     """
@@ -50,9 +87,9 @@ def split_sentences(text: str) -> list[str]:
 
 def _boundaries(line: str) -> Iterator[tuple[int, int]]:
     """(end of a sentence, start of the next)."""
-    for match in _BOUNDARY.finditer(line):
+    for match in (_ASCII_BOUNDARY if line.isascii() else _BOUNDARY).finditer(line):
         kind = match.lastgroup or ""
-        if kind == "wide" or _ends_sentence(line, match.start(), match.end()):
+        if kind != "space" or _ends_sentence(line, match.start(), match.end()):
             yield match.start(kind), match.end()
 
 
@@ -63,7 +100,7 @@ def _ends_sentence(line: str, mark: int, following: int) -> bool:
         first = line[following + 1]
     if first.islower():
         return False
-    if line[mark] != "." or (mark and line[mark - 1] in _MARKS):
+    if line[mark] not in ".․" or (mark and _MARK.match(line[mark - 1])):
         return True
     word = line[max(0, mark - 16) : mark].rpartition(" ")[2].lstrip(_OPENERS)
     return not ("." in word or (len(word) == 1 and word.isupper()) or word.lower() in _ABBREVIATIONS)

@@ -13,7 +13,6 @@ from typing import BinaryIO
 
 from data_service.errors import InputError
 from data_service.ingest.compressed import open_text
-from data_service.ingest.hashing import hash_of
 from data_service.ingest.inputs import InputFile
 from data_service.ingest.jsonl import LINE_PER_DOCUMENT
 from data_service.ingest.layout import Layout
@@ -43,10 +42,6 @@ class MeasureTask(Task):
     @property
     def input_bytes(self) -> int:
         return self.file.size
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        return (hash_of([self.file.version, self.file.uri]),)
 
 
 class Measured(Receipt):

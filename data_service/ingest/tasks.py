@@ -22,10 +22,6 @@ class Task(ABC):
 
     @property
     @abstractmethod
-    def sources(self) -> tuple[str, ...]: ...
-
-    @property
-    @abstractmethod
     def input_bytes(self) -> int: ...
 
     @property

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from data_service.errors import CorpusError, InputError
-from data_service.ingest.blocks import BATCH, encode_documents
+from data_service.ingest.blocks import encode_documents
 from data_service.ingest.compare import ORDINAL, Slice
 from data_service.ingest.documents import read_documents
 from data_service.ingest.hashing import hash_of, hash_text, hash_tokens, is_blank
@@ -20,6 +20,7 @@ from data_service.ingest.heldout import divide_document, low_word
 from data_service.ingest.layout import TOKENIZER, shard_key, shard_name
 from data_service.ingest.part import Part, PartSummary
 from data_service.ingest.receipts import Receipt, write_receipt
+from data_service.ingest.runs import BATCH
 from data_service.ingest.tasks import SplitTask
 from data_service.shards.manifest import HeldoutRule
 from data_service.store.base import Store

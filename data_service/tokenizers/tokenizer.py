@@ -104,6 +104,17 @@ class Tokenizer:
         encodings = self._encoder.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, dtype=self._dtype) for encoding in encodings]
 
+    def encode_with_offsets(self, texts: Sequence[str]) -> list[tuple[Tokens, list[tuple[int, int]]]]:
+        """As `encode_batch`, each with the characters of the text that a token stands for: (first, behind the last)."""
+        encodings = self._encoder.encode_batch(list(texts), add_special_tokens=False)
+        return [(np.array(encoding.ids, dtype=self._dtype), encoding.offsets) for encoding in encodings]
+
+    @cached_property
+    def words_begin_at_spaces(self) -> bool:
+        """Whether text that begins with a space has the ids that it has inside a longer text."""
+        apart, together = (np.concatenate(self.encode_batch(texts)) for texts in (["a", " a"], ["a a"]))
+        return np.array_equal(apart, together)
+
     def encode(self, text: str) -> Tokens:
         """The ids of one text."""
         return self.encode_batch([text])[0]

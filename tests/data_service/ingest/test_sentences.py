@@ -1,13 +1,16 @@
 # ruff: noqa: RUF001
 """Sentence boundaries, and that no text is lost at them."""
 
+import sys
+
 import pytest
+import regex
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from raw_text import DOCUMENTS, small_tokenizer
 
 from data_service.ingest.blocks import encode_documents
-from data_service.ingest.sentences import LONGEST, split_sentences
+from data_service.ingest.sentences import LONGEST, SENTENCE_TERMINAL, split_sentences
 
 
 @pytest.mark.parametrize(
@@ -31,14 +34,37 @@ from data_service.ingest.sentences import LONGEST, split_sentences
         ("...", ["..."]),
         ("? What", ["?", " What"]),
         (" \n\t\n ", []),
+        ("यह है। वह भी॥ और?", ["यह है।", " वह भी॥", " और?"]),
+        ("كيف حالك؟ بخير۔ شكرا", ["كيف حالك؟", " بخير۔", " شكرا"]),
+        ("Բարեւ։ Ինչպես ես։Լավ", ["Բարեւ։", " Ինչպես ես։", "Լավ"]),
+        ("ሰላም። እንዴት፧ ደህና፡፡ ቻው", ["ሰላም።", " እንዴት፧", " ደህና፡፡", " ቻው"]),
+        ("မင်္ဂလာပါ။ နေကောင်းလား။ကောင်း", ["မင်္ဂလာပါ။", " နေကောင်းလား။", "ကောင်း"]),
+        ("សួស្តី។ សុខទេ៕ បាទ", ["សួស្តី។", " សុខទេ៕", " បាទ"]),
+        ("བཀྲ་ཤིས། །ངའི་མིང་། །", ["བཀྲ་ཤིས། །", "ངའི་མིང་། །"]),
+        ("สวัสดีครับ ผมชื่อ ต่าง ๆ ปี 2567 นะ", ["สวัสดีครับ", " ผมชื่อ", " ต่าง ๆ ปี 2567 นะ"]),
+        ("円周率は３．１４である．次に", ["円周率は３．１４である．", "次に"]),
+        ("Really‼ Yes⁈ no", ["Really‼", " Yes⁈ no"]),
+        ("see a.b?c=1 at v1.2!x", ["see a.b?c=1 at v1.2!x"]),
     ],
 )
 def test_boundaries(text: str, sentences: list[str]) -> None:
     assert split_sentences(text) == sentences
 
 
+def test_the_marks_are_those_that_unicode_calls_sentence_terminal() -> None:
+    """Written out, so that a corpus has the same bytes with any library; newer versions may know more marks."""
+    characters = [chr(code) for code in range(sys.maxunicode + 1)]
+    unicode = {c for c in characters if regex.match(r"\p{Sentence_Terminal}", c)}
+    assert {c for c in characters if SENTENCE_TERMINAL.match(c)} == unicode
+
+
+@pytest.mark.parametrize("mark", ["।", "。", "؟", "\U00011141", "\U0001da88"])
+def test_marks_of_other_scripts_need_no_space(mark: str) -> None:
+    assert split_sentences(f"कक{mark}कक{mark} कक") == [f"कक{mark}", f"कक{mark}", " कक"]
+
+
 @settings(deadline=None)
-@given(st.text(st.sampled_from("ab.A!? \n\t…。\"')(é") | st.characters(codec="utf-8")))
+@given(st.text(st.sampled_from("ab.A!? \n\t…。\"')(é।؟ก ๆ፡།．1") | st.characters(codec="utf-8")))
 @example("x " * LONGEST)
 @example("y" * (3 * LONGEST + 1))
 @example(" a" + " " * (2 * LONGEST) + "b")
