@@ -18,12 +18,11 @@ from data_service.slabs import SlabLayout, Steps
 from data_service.spec import StreamSpec
 from data_service.store.errors import StoreUnavailable
 from data_service.token_axis import TokenAxis
-from data_service.workers import cause_of, died
+from data_service.workers import DEATHS, SEE_RAY, cause_of, died, lost, reason_of
 
 _log = logging.getLogger(__name__)
 _LOOK_SECONDS = 2.0
 _STORE_ATTEMPTS = 3  # builds of a window, each of which has already retried its requests with patience
-_DEATHS = 8  # builds of a window in a row that died: more often than machines do by chance
 
 
 @dataclass
@@ -222,9 +221,6 @@ class FeedClient:
             return held.slabs[slab]
         try:
             samples: Samples = _result(held.refs[slab])
-        except (ray.exceptions.ObjectLostError, ray.exceptions.NodeDiedError) as error:
-            self._forget(window, held)
-            raise _Gone from error
         except StoreUnavailable as error:
             if self._forget(window, held, _STORE_ATTEMPTS) == _STORE_ATTEMPTS:
                 raise
@@ -233,10 +229,13 @@ class FeedClient:
             self._forget(window, held, 1)  # the build failed, the next need not
             raise
         except ray.exceptions.RayError as error:
-            if not died(error):
+            if died(error):
+                self._mourn(window, self._forget(window, held, DEATHS), error)
+            elif lost(error):
+                self._forget(window, held)
+            else:
                 self._forget(window, held, 1)
                 raise
-            self._mourn(window, self._forget(window, held, _DEATHS), error)
             raise _Gone from error
         held.slabs[slab] = samples
         return samples
@@ -245,17 +244,17 @@ class FeedClient:
         """Say that a build died. Raises BuildFailed where that has no end."""
         epoch, number = window
         name = f"window {number} of epoch {epoch} of the {self.spec.split} samples"
-        reason = str(error).strip().partition("\n")[0]
-        if deaths == _DEATHS:
+        reason = reason_of(error)
+        if deaths == DEATHS:
             need = 2 * self._opened.grid.window_bytes >> 20
             raise BuildFailed(
-                f"{name} could not be built: {deaths} processes in a row died of it, the last of {reason}",
+                f"{name} could not be built: {deaths} processes in a row died of it; the last: {reason}",
                 remedy=f"a build takes about {need + 1} MiB: lower data_service.workers, or give the nodes more "
-                "memory; Ray's logs/raylet.out of the node says what killed it",
+                f"memory; {SEE_RAY}",
             ) from error
         if deaths:
             _log.warning(
-                "%s: its build died (%s), %d of %d in a row; building again", name, reason, deaths, _DEATHS
+                "%s: its build died (%s), %d of %d in a row; building again", name, reason, deaths, DEATHS
             )
 
     def _window(self, window: EpochWindow, needed: Callable[[SlabLayout], Iterable[int]]) -> _Held:

@@ -105,10 +105,11 @@ class _Held(NamedTuple):
 
 @dataclass(frozen=True)
 class _Failures:
-    """How many builds of a window failed one after another, and the name of the last of them."""
+    """How many builds of a window failed one after another, of `most` that may, and the name of the last."""
 
     last: str
     count: int
+    most: int
 
 
 @dataclass(frozen=True)
@@ -190,8 +191,8 @@ class Feed:
         if key in self._builds and self._builds[key].name == build:
             del self._builds[key]
             if most:
-                failures = _Failures(build, (failures.count if failures else 0) % most + 1)
-                self._failures[key] = failures
+                before = failures.count % most if failures is not None and failures.most == most else 0
+                failures = self._failures[key] = _Failures(build, before + 1, most)
         return failures.count if failures is not None and failures.last == build else 0
 
     def _stream(self, spec_json: str) -> _Stream:

@@ -1,5 +1,6 @@
 """The Ray tasks that count rows and build windows: stateless, so what dies is simply computed again."""
 
+from collections import Counter
 from functools import lru_cache
 from typing import TypeAlias
 
@@ -9,7 +10,7 @@ from ray.job_config import JobConfig
 
 from data_service.corpora import Corpora
 from data_service.counts import Counted, Found, Pass
-from data_service.errors import UserError
+from data_service.errors import BuildFailed, UserError
 from data_service.plan import Window
 from data_service.samples.ragged import Samples
 from data_service.slabs import SlabLayout
@@ -18,6 +19,8 @@ from data_service.window import build_window
 
 SlabRefs: TypeAlias = "list[ray.ObjectRef[Samples]]"
 
+DEATHS = 8  # processes in a row that die of one task: more often than machines do by chance
+SEE_RAY = "Ray's logs/raylet.out of the node says what killed them"
 _COUNTED_TOGETHER = 64  # blocks in a counting task: a few seconds of work
 
 
@@ -56,24 +59,44 @@ def run_pass(
 
     Raises:
         CorruptBlock, StoreError: a block that cannot be read.
+        BuildFailed: the processes that go through some blocks die again and again.
     """
-    task = _PASS.options(num_cpus=cpus, max_retries=-1, scheduling_strategy="SPREAD")
+    task = _PASS.options(num_cpus=cpus, max_retries=0, scheduling_strategy="SPREAD")
     spec_json = corpora.spec.model_dump_json()
-    parts = [blocks[start : start + _COUNTED_TOGETHER] for start in range(0, len(blocks), _COUNTED_TOGETHER)]
-    refs = {task.remote(job, spec_json, source, part.start, part.stop): len(part) for part in parts}
-    try:
-        waiting = list(refs)
-        while waiting:
-            (done, *_), waiting = ray.wait(waiting)
-            counted(refs[done])
-        found: list[Found] = ray.get(list(refs))
-    except ray.exceptions.RayTaskError as error:
-        raise cause_of(error) from error
-    joined: Found = np.concatenate([job(corpora, source, 0, 0), *found])
-    return joined
+
+    def start(part: range) -> "ray.ObjectRef[Found]":
+        return task.remote(job, spec_json, source, part.start, part.stop)
+
+    parts = [blocks[first : first + _COUNTED_TOGETHER] for first in range(0, len(blocks), _COUNTED_TOGETHER)]
+    coming = {start(part): part for part in parts}
+    found, deaths = dict[int, Found](), Counter[int]()
+    while coming:
+        (done, *_), _ = ray.wait(list(coming))
+        part = coming.pop(done)
+        try:
+            found[part.start] = ray.get(done)
+        except ray.exceptions.RayError as error:
+            deaths[part.start] += died(error)
+            if deaths[part.start] == DEATHS:
+                raise _uncounted(corpora, source, part, error) from error
+            if not (died(error) or lost(error)):
+                raise cause_of(error) from error
+            coming[start(part)] = part
+        else:
+            counted(len(part))
+    return np.concatenate([job(corpora, source, 0, 0), *(found[part.start] for part in parts)])
 
 
-def cause_of(error: ray.exceptions.RayTaskError) -> BaseException:
+def _uncounted(corpora: Corpora, source: int, part: range, error: Exception) -> BuildFailed:
+    uri, reason = corpora.spec.sources[source].uri, reason_of(error)
+    return BuildFailed(
+        f"{uri}, blocks {part.start} to {part.stop - 1}: {DEATHS} processes in a row died while they counted rows; "
+        f"the last: {reason}",
+        remedy=f"lower data_service.workers, or give the nodes more memory; {SEE_RAY}",
+    )
+
+
+def cause_of(error: Exception) -> BaseException:
     """What a task, or a task that it waited for, really raised: a mistake of the user as itself."""
     cause: BaseException = error
     while isinstance(cause, ray.exceptions.RayTaskError) and cause.cause is not None:
@@ -81,11 +104,21 @@ def cause_of(error: ray.exceptions.RayTaskError) -> BaseException:
     return cause if isinstance(cause, UserError) else error
 
 
-def died(error: BaseException) -> bool:
+def died(error: Exception) -> bool:
     """Whether a task ended because its process did, or its memory."""
     if isinstance(error, ray.exceptions.RayTaskError):
         return isinstance(error.cause, MemoryError)
     return isinstance(error, ray.exceptions.WorkerCrashedError | ray.exceptions.OutOfMemoryError)
+
+
+def lost(error: Exception) -> bool:
+    """Whether a task's node is gone, or what it had made: no fault of the task."""
+    return isinstance(error, ray.exceptions.ObjectLostError | ray.exceptions.NodeDiedError)
+
+
+def reason_of(error: Exception) -> str:
+    """Why a task died, in a line."""
+    return str(error).strip().partition("\n")[0]
 
 
 def _build_slabs(spec_json: str, window: Window, layout: SlabLayout) -> list[Samples] | Samples:

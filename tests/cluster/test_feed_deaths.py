@@ -1,0 +1,122 @@
+"""A window whose builds die is built again, so many times and no more; then what to do about it is said."""
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+import pytest
+import ray
+from corpus import random_block, source_of, spec_of, write_corpus
+from simulated_ranks import small_ray
+
+from data_service.client import FeedClient
+from data_service.errors import BuildFailed
+from data_service.feed import FeedConfig, start_feed
+from data_service.spec import StreamSpec
+from data_service.stream import Stream
+from data_service.workers import died
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster() -> Iterator[None]:
+    with small_ray():
+        yield
+
+
+@pytest.fixture
+def shard(tmp_path: Path) -> Path:
+    write_corpus(tmp_path / "c", [random_block(seed, 4000) for seed in range(3)])
+    return tmp_path / "c" / "train" / "000000.tar"
+
+
+@pytest.fixture
+def spec(shard: Path) -> StreamSpec:
+    return spec_of(source_of(str(shard.parents[1])), input={"packing": "contiguous"})
+
+
+@contextmanager
+def endless(shard: Path) -> Iterator[None]:
+    """Reading the shard takes for ever, until its readers are killed; then it is there again."""
+    good = shard.with_suffix(".good")
+    shard.rename(good)
+    os.mkfifo(shard)
+    try:
+        yield
+    finally:
+        good.replace(shard)
+
+
+@contextmanager
+def builders_killed(most: int) -> Iterator[list[int]]:
+    """Whatever builds a window is killed at once, `most` times; the processes that were."""
+    killed: list[int] = []
+    stop = threading.Event()
+
+    def kill() -> None:
+        while not stop.wait(0.02) and len(killed) < most:
+            for process in psutil.Process().children(recursive=True):
+                with suppress(psutil.NoSuchProcess):
+                    if process.pid not in killed and "ray::_build_slabs" in "".join(process.cmdline()):
+                        process.kill()
+                        killed.append(process.pid)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    try:
+        yield killed
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_a_build_that_dies_again_and_again_is_named_with_a_remedy(spec: StreamSpec, shard: Path) -> None:
+    feed = start_feed(FeedConfig(workers=1, memory=10_000_000))
+    client = FeedClient(feed, spec)
+    with endless(shard), builders_killed(100) as killed, pytest.raises(BuildFailed) as raised:
+        client.read(1, 0, 10)
+    assert (
+        "window 0 of epoch 1 of the train samples could not be built: 8 processes in a row"
+        in raised.value.problem
+    )
+    assert "lower data_service.workers" in raised.value.remedy
+    assert 8 <= len(killed) <= 9
+    assert client.read(1, 0, 10).rows == 10, "what was cured is no longer a failure"
+    client.close()
+    ray.kill(feed)
+
+
+def test_a_build_that_died_a_few_times_comes(
+    spec: StreamSpec, shard: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    reference = Stream(spec).read(0, 0, 50)
+    feed = start_feed(FeedConfig(workers=1, memory=10_000_000))
+    client = FeedClient(feed, spec)
+    found = []
+    with endless(shard), builders_killed(3) as killed:
+        reader = threading.Thread(target=lambda: found.append(client.read(0, 0, 50)))
+        reader.start()
+        while len(killed) < 3:
+            reader.join(0.01)
+    with builders_killed(1):  # the fourth still waits for the pipe
+        reader.join()
+    assert found[0].tokens.tolist() == reference.tokens.tolist()
+    assert "3 of 8 in a row; building again" in caplog.text
+    client.close()
+    ray.kill(feed)
+
+
+@ray.remote(max_retries=0)
+def fails(error: Exception) -> None:
+    raise error
+
+
+@pytest.mark.parametrize(("error", "dead"), [(MemoryError(), True), (ValueError("no"), False)])
+def test_a_task_without_memory_has_died(error: Exception, dead: bool) -> None:
+    with pytest.raises(ray.exceptions.RayTaskError) as raised:
+        ray.get(fails.remote(error))
+    assert died(raised.value) is dead

@@ -1,0 +1,20 @@
+"""What a run reads is checked when the run is made."""
+
+from pathlib import Path
+
+import pytest
+import small_runs
+
+from data_service.errors import CorpusError
+
+
+def test_a_source_that_would_never_be_read_is_refused_with_the_weight_that_is_enough(tmp_path: Path) -> None:
+    small_runs.prepare_corpus(tmp_path)
+    rare = f"{{uri: {tmp_path}/corpus, weight: %s}}"
+    settings = f"corpus.sources={{text: {rare % 1}, rare: {rare}}}"
+    with pytest.raises(
+        CorpusError, match=r"corpus\.sources\.rare .*in phase 0: of the .* rows of an epoch"
+    ) as raised:
+        small_runs.new_run(tmp_path, "refused", settings % "1.0e-7")
+    assert "set corpus.sources.rare.weight to 0.0" in raised.value.remedy
+    small_runs.new_run(tmp_path, "run", settings % "0.5")
