@@ -54,7 +54,7 @@ def summary(recipe: Recipe) -> list[str]:
         *(f"phase {index}: {_phase(phase, recipe)}" for index, phase in enumerate(recipe.phases)),
         f"in all {recipe.total_steps:,} steps, {human_count(total_tokens(recipe))} tokens",
         f"{recipe.precision}, ZeRO {recipe.zero}, {len(recipe.corpus.sources)} source(s), "
-        f"warmup {recipe.schedule.warmup:,} steps",
+        f"warmup {recipe.schedule.warmup:,} steps, a checkpoint every {recipe.checkpoint.every.spelt()}",
     ]
 
 
