@@ -93,7 +93,7 @@ def watched_output() -> Iterator[None]:
     BrokenPipeError as ever, which the command line takes for the end that it is.
     """
     before, watched = sys.stdout, _Watched(sys.stdout)
-    sys.stdout = watched  # type: ignore[assignment]
+    sys.stdout = watched
     try:
         yield
     finally:

@@ -290,13 +290,13 @@ def _say_intervals(recipe: Recipe, document: Document) -> None:
 def source_text(name_or_path: str) -> str:
     """A recipe's YAML as written, comments included. Raises RecipeError if there is none of that name."""
     path = Path(name_or_path)
-    if path.is_file():
-        try:
+    try:
+        if path.is_file():
             return path.read_text("utf-8")
-        except UnicodeDecodeError as error:
-            raise RecipeError(
-                f"{path} is not UTF-8 text: {error.reason}", remedy="save it as UTF-8"
-            ) from error
+    except UnicodeDecodeError as error:
+        raise RecipeError(f"{path} is not UTF-8 text: {error.reason}", remedy="save it as UTF-8") from error
+    except (OSError, ValueError) as error:  # no permission; a name that no file can have
+        raise RecipeError(f"{path} cannot be read: {error}", remedy="give another file") from error
     known = bundled()
     if name_or_path in known:
         return known[name_or_path]

@@ -29,9 +29,15 @@ def kind(recipe: Recipe) -> str:
             return "DeBERTa v3" if recipe.objective.rtd is not None else "DeBERTa v2"
 
 
-def parameters(recipe: Recipe) -> int:
-    """Trainable parameters of all networks, tied ones once; built on the meta device, so no memory is used."""
-    return parameter_count(meta_module(known(recipe.model), recipe.objective))
+def parameters(recipe: Recipe, vocabulary: int | None = None) -> int:
+    """Trainable parameters of all networks, tied ones once; built on the meta device, so no memory is used.
+
+    `vocabulary`: ids of the tokenizer, where the recipe leaves the size to it and it is known.
+    """
+    model = recipe.model
+    if vocabulary is not None and model.vocab is None:
+        model = model.model_copy(update={"vocab": vocabulary})
+    return parameter_count(meta_module(known(model), recipe.objective))
 
 
 def discriminator_parameters(recipe: Recipe) -> int | None:

@@ -11,6 +11,7 @@ from launcher.commands.options import (
     CorpusArgument,
     InputsArgument,
     TextFieldOption,
+    settings,
 )
 
 group = typer.Typer(no_args_is_help=True, help="Build corpora from raw text, verify, count and read them.")
@@ -69,7 +70,9 @@ def build(
     from launcher.build_watch import BuildWatch
     from launcher.texts import automatic_workers
 
-    options = BuildOptions(
+    options = settings(
+        BuildOptions,
+        called={"heldout_fraction": "--heldout"},
         text_field=text_field,
         txt_documents=txt_documents.value,
         on_bad_bytes=on_bad_bytes.value,

@@ -1,9 +1,16 @@
 """Arguments and options that several commands share."""
 
 from enum import StrEnum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
+
+from launcher.errors import OptionError
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+M = TypeVar("M", bound="BaseModel")
 
 
 class BadBytes(StrEnum):
@@ -26,3 +33,21 @@ BadBytesOption = Annotated[
 ]
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The run's folder or s3:// URI.")]
 CorpusArgument = Annotated[str, typer.Argument(metavar="CORPUS", help="The corpus's folder or s3:// URI.")]
+
+
+def settings(model: type[M], *, called: dict[str, str] | None = None, **values: object) -> M:
+    """`model` of a command's options. `called`: the options of fields that are not named like them.
+
+    Raises OptionError: values that cannot be, each with its option.
+    """
+    from pydantic import ValidationError
+
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        wrong = []
+        for detail in error.errors():
+            field = str(detail["loc"][0]) if detail["loc"] else ""
+            option = (called or {}).get(field, f"--{field.replace('_', '-')}")
+            wrong.append(f"{option} {detail['input']}: {detail['msg'][:1].lower()}{detail['msg'][1:]}")
+    raise OptionError("; ".join(wrong), remedy="give another value; --help says what the option means")
