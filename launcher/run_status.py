@@ -46,8 +46,8 @@ class RunStatus:
             showed that it lives.
         step, total_steps: steps done, of how many.
         tokens: trained on, those of the runs that it was forked from included.
-        loss, terms: running means over the steps that were read, as the log shows them; the weighted sum, and its terms by
-            name.
+        loss, terms: running means over the steps that were read, as the log shows them; the weighted sum, and its terms
+            by name.
         flush_seconds: how old, at most, what is recorded of the steps of a running run may be.
         heldout, perplexity, heldout_terms, evaluated: of the newest evaluation, after so many steps: the loss on hidden
             tokens, its perplexity, and every term.
