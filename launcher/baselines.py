@@ -7,6 +7,7 @@ and Bell (1991, method C) do: p(w | h) = (c(h, w) + T(h) p(w)) / (c(h) + T(h)), 
 tokens seen after h.
 """
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -18,7 +19,7 @@ from data_service.corpora import Corpora
 from data_service.samples.ragged import Samples
 from data_service.shards.block import Block
 from data_service.shards.manifest_file import load_manifest
-from data_service.store.errors import KeyMissing
+from data_service.store.errors import KeyMissing, StoreError
 from data_service.store.open import open_store
 from data_service.stream import Stream
 from data_service.tokenizers.load import load_tokenizer
@@ -27,6 +28,8 @@ from launcher.session import heldout_spec, stream_spec
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+
+_log = logging.getLogger(__name__)
 
 KEY = "baselines.json"
 _BIGRAM_TOKENS = 50_000_000  # of training text to count pairs in, taken evenly from all over
@@ -60,10 +63,10 @@ class Targets:
 
 
 def baselines(run: Run) -> Baselines:
-    """The run's baselines: read back if stored with it, else computed and stored.
+    """The run's baselines: read back if stored with it, else computed, and stored if the run may be written.
 
     Raises:
-        CorpusError, StoreError: the corpora cannot be read, or the run cannot be written.
+        CorpusError, StoreError: the corpora cannot be read.
     """
     try:
         stored = Baselines.model_validate_json(run.store.get(KEY))
@@ -72,7 +75,10 @@ def baselines(run: Run) -> Baselines:
     except KeyMissing:
         pass
     computed = compute(run)
-    run.store.put(KEY, computed.model_dump_json().encode())
+    try:
+        run.store.put(KEY, computed.model_dump_json().encode())
+    except StoreError as error:
+        _log.warning("the baselines are not kept, and will be computed again: %s", error.problem)
     return computed
 
 

@@ -1,5 +1,7 @@
 """The checkpoint that a command is about: that of a step, or the newest that is good."""
 
+import logging
+
 from checkpoints.gather import Alone
 from checkpoints.layout import Manifest
 from checkpoints.listing import committed, read_manifest
@@ -7,9 +9,12 @@ from checkpoints.load import newest_good
 from launcher.errors import RunError
 from launcher.runs import Run
 
+_log = logging.getLogger(__name__)
+
 
 def chosen_checkpoint(run: Run, step: int | None) -> Manifest:
-    """Of `step`, the newest attempt's if several took it; None: the newest that verifies.
+    """Of `step`, the newest attempt's if several took it; None: the newest that verifies. Newer ones that do not are
+    named in a warning of the log.
 
     Raises:
         RunError: there is no such checkpoint.
@@ -19,6 +24,10 @@ def chosen_checkpoint(run: Run, step: int | None) -> Manifest:
         good = newest_good(run.store, Alone())
         if good is None:
             raise RunError(f"{run.uri} has no checkpoint yet", remedy=f"maskfleet train {run.uri}")
+        for damaged in good.passed_over:
+            _log.warning("a newer checkpoint of %s is damaged: %s", run.uri, damaged)
+        if good.passed_over:
+            _log.warning("so the checkpoint of step %s is taken", f"{good.manifest.step:,}")
         return good.manifest
     marks = committed(run.store)
     chosen = next((mark for mark in marks if mark.step == step), None)  # the newest attempt's comes first

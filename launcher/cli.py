@@ -86,7 +86,7 @@ preflight.register(app)
 
 def main() -> None:
     """Runs the command line. A user's mistake ends in its message and exit code 2, without a traceback."""
-    _print_outages()
+    _print_warnings()
     try:
         with watched_output():
             app()
@@ -97,8 +97,11 @@ def main() -> None:
         sys.exit(2)
 
 
-def _print_outages() -> None:
-    """What the store says of an outage goes to standard error as it is, one line each."""
+def _print_warnings() -> None:
+    """What the store says of an outage, and what commands did otherwise than one might think, goes to standard error as
+    it is, one line each.
+    """
     handler = logging.StreamHandler(screen(2))
     handler.setLevel(logging.WARNING)
-    logging.getLogger("data_service.store").addHandler(handler)
+    for name in ("data_service.store", "launcher.recipe", "launcher.chosen", "launcher.baselines"):
+        logging.getLogger(name).addHandler(handler)

@@ -8,12 +8,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from launcher.human import human_count, human_duration
-from launcher.terms import spell, term_losses
+from launcher.terms import running_mean, spell, term_losses
 
 if TYPE_CHECKING:
     from launcher.standing import Status
 
-_SMOOTHING = 0.9  # of the running means, per update
 _PLAIN_SECONDS = 10.0
 
 
@@ -93,4 +92,4 @@ class Watch:
         return f"MFU {self._means['mfu']:.1%}" if "mfu" in self._means else ""
 
     def _mean(self, name: str, value: float) -> None:
-        self._means[name] = _SMOOTHING * self._means.get(name, value) + (1 - _SMOOTHING) * value
+        self._means[name] = running_mean(self._means.get(name), value)

@@ -5,7 +5,9 @@ whole run has is here. `load` reads a file or a bundled recipe, applies `--set` 
 cannot work.
 """
 
+import logging
 from collections.abc import Mapping
+from difflib import get_close_matches
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Literal
@@ -39,6 +41,8 @@ from launcher.stragglers import Stragglers
 from launcher.trackers.settings import Mlflow, Wandb
 from launcher.watchdog import Watchdog
 from launcher.webhook import Events
+
+_log = logging.getLogger(__name__)
 
 
 class Strict(BaseModel):
@@ -133,6 +137,12 @@ class Every(Choice):
         if self.steps is None and self.minutes is None:
             raise ValueError("give the interval in steps, in minutes, or both (whichever comes first)")
         return self
+
+    def spelt(self) -> str:
+        """`100 steps or 15 minutes, whichever comes first`."""
+        parts = [] if self.steps is None else [f"{self.steps:,} steps"]
+        parts += [] if self.minutes is None else [f"{self.minutes:g} minutes"]
+        return " or ".join(parts) + (", whichever comes first" if len(parts) > 1 else "")
 
 
 class EverySteps(Strict):
@@ -260,6 +270,7 @@ def from_document(document: Document) -> Recipe:
     from launcher.recipe_checks import impossible  # it needs Recipe
 
     recipe = validate(Recipe, document)
+    _say_intervals(recipe, document)
     problems = impossible(recipe)
     if problems:
         raise RecipeError(
@@ -269,22 +280,35 @@ def from_document(document: Document) -> Recipe:
     return recipe
 
 
+def _say_intervals(recipe: Recipe, document: Document) -> None:
+    """`--set` of one half of an interval leaves the other one."""
+    every = recipe.checkpoint.every
+    path = ("checkpoint", "every")
+    named = {name for name in ("steps", "minutes") if (*path, name) in document.overridden}
+    if len(named) == 1 and every.steps is not None and every.minutes is not None:
+        (name,) = named
+        alone = f"checkpoint.every={{{name}: {getattr(every, name):g}}}"
+        _log.warning("checkpoint.every is now %s; for one alone: --set '%s'", every.spelt(), alone)
+
+
 def source_text(name_or_path: str) -> str:
     """A recipe's YAML as written, comments included. Raises RecipeError if there is none of that name."""
     path = Path(name_or_path)
-    if path.is_file():
-        try:
+    try:
+        if path.is_file():
             return path.read_text("utf-8")
-        except UnicodeDecodeError as error:
-            raise RecipeError(
-                f"{path} is not UTF-8 text: {error.reason}", remedy="save it as UTF-8"
-            ) from error
+    except UnicodeDecodeError as error:
+        raise RecipeError(f"{path} is not UTF-8 text: {error.reason}", remedy="save it as UTF-8") from error
+    except (OSError, ValueError) as error:  # no permission; a name that no file can have
+        raise RecipeError(f"{path} cannot be read: {error}", remedy="give another file") from error
     known = bundled()
     if name_or_path in known:
         return known[name_or_path]
+    close = get_close_matches(name_or_path, known, n=1, cutoff=0.6)
+    guess = f"did you mean {close[0]}? " if close else ""
     raise RecipeError(
         f"there is no recipe {name_or_path!r}: no such file, and not a bundled recipe",
-        remedy=f"bundled recipes: {', '.join(known)}; or give the path of a YAML file",
+        remedy=f"{guess}bundled recipes: {', '.join(known)}; or give the path of a YAML file",
     )
 
 

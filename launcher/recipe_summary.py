@@ -29,9 +29,15 @@ def kind(recipe: Recipe) -> str:
             return "DeBERTa v3" if recipe.objective.rtd is not None else "DeBERTa v2"
 
 
-def parameters(recipe: Recipe) -> int:
-    """Trainable parameters of all networks, tied ones once; built on the meta device, so no memory is used."""
-    return parameter_count(meta_module(known(recipe.model), recipe.objective))
+def parameters(recipe: Recipe, vocabulary: int | None = None) -> int:
+    """Trainable parameters of all networks, tied ones once; built on the meta device, so no memory is used.
+
+    `vocabulary`: ids of the tokenizer, where the recipe leaves the size to it and it is known.
+    """
+    model = recipe.model
+    if vocabulary is not None and model.vocab is None:
+        model = model.model_copy(update={"vocab": vocabulary})
+    return parameter_count(meta_module(known(model), recipe.objective))
 
 
 def discriminator_parameters(recipe: Recipe) -> int | None:
@@ -54,7 +60,7 @@ def summary(recipe: Recipe) -> list[str]:
         *(f"phase {index}: {_phase(phase, recipe)}" for index, phase in enumerate(recipe.phases)),
         f"in all {recipe.total_steps:,} steps, {human_count(total_tokens(recipe))} tokens",
         f"{recipe.precision}, ZeRO {recipe.zero}, {len(recipe.corpus.sources)} source(s), "
-        f"warmup {recipe.schedule.warmup:,} steps",
+        f"warmup {recipe.schedule.warmup:,} steps, a checkpoint every {recipe.checkpoint.every.spelt()}",
     ]
 
 

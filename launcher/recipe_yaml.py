@@ -196,7 +196,7 @@ def _explain(detail: ErrorDetails, document: Document, schema: dict[str, object]
     where = document.where(path)
     value = _value_at(document.data, path)
     if detail["type"] == "extra_forbidden":
-        return f"{where} is not a key of a recipe", _did_you_mean(str(path[-1]), path[:-1], schema)
+        return _foreign_key(where, str(path[-1]), path[:-1], document.data, schema)
     if detail["type"] == "missing":
         return f"{where} is missing", f"add {dotted(path)}; maskfleet recipe show prints complete recipes"
     message = detail["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
@@ -230,23 +230,66 @@ def _child(data: object, part: str | int) -> object:
     return _MISSING
 
 
-def _did_you_mean(key: str, parent: Path, schema: dict[str, object]) -> str:
-    known = sorted(keys_at(schema, parent))
+def _foreign_key(
+    where: str, key: str, parent: Path, data: object, schema: dict[str, object]
+) -> tuple[str, str]:
+    """Problem and remedy of a key that is none there: a typing mistake, or one of another choice's."""
+    choice = _choice_at(schema, parent, data)
+    known = sorted(keys_at(schema, parent, data) - {key})
+    with_it = f"with {choice.tag} {choice.value}" if choice else f"of {dotted(parent) or 'a recipe'}"
+    listed = f"keys {with_it}: {', '.join(known)}"
+    if choice and (others := choice.values_with(key, schema)):
+        problem = f"{where} is not a key with {choice.tag} {choice.value}"
+        return problem, f"remove it, or choose a {choice.tag} that has it: {', '.join(others)} ({listed})"
     close = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
-    listed = f"keys of {dotted(parent) or 'a recipe'}: {', '.join(known)}"
-    return f"did you mean {close[0]}? ({listed})" if close else f"remove it ({listed})"
+    remedy = f"did you mean {close[0]}? ({listed})" if close else f"remove it ({listed})"
+    return f"{where} is not a key of a recipe", remedy
 
 
-def keys_at(schema: dict[str, object], path: Path) -> set[str]:
-    """Property names a JSON schema allows at `path` (in any variant of a union)."""
-    nodes = _variants(schema, schema)
+@dataclass(frozen=True)
+class _Union:
+    """A place whose keys depend on one of them, `tag`, as `value` says; `variants`: value -> schema."""
+
+    tag: str
+    value: str
+    variants: Mapping[str, dict[str, object]]
+
+    def values_with(self, key: str, root: dict[str, object]) -> list[str]:
+        """The values with which there is such a key."""
+        return [value for value, node in self.variants.items() if key in _keys(_variants(node, root))]
+
+
+def _choice_at(schema: dict[str, object], path: Path, data: object) -> _Union | None:
+    """What decides the keys at `path`; None where nothing does."""
+    for node in _nodes_at(schema, path):
+        rule = _mapping(node.get("discriminator"))
+        tag, value = (
+            str(rule.get("propertyName")),
+            _child(_value_at(data, path), str(rule.get("propertyName"))),
+        )
+        variants = {name: {"$ref": ref} for name, ref in _mapping(rule.get("mapping")).items()}
+        if isinstance(value, str) and value in variants:
+            return _Union(tag, value, variants)
+    return None
+
+
+def keys_at(schema: dict[str, object], path: Path, data: object) -> set[str]:
+    """Property names a JSON schema allows at `path`: of the variant of a union that `data` chooses, or of any."""
+    choice = _choice_at(schema, path, data)
+    nodes = [choice.variants[choice.value]] if choice else _nodes_at(schema, path)
+    return _keys([variant for node in nodes for variant in _variants(node, schema)])
+
+
+def _nodes_at(schema: dict[str, object], path: Path) -> list[dict[str, object]]:
+    """What may stand at `path`, unions not yet taken apart."""
+    nodes = [schema]
     for part in path:
-        nodes = [
-            variant
-            for node in nodes
-            for child in _children(node, part)
-            for variant in _variants(child, schema)
-        ]
+        variants = [variant for node in nodes for variant in _variants(node, schema)]
+        nodes = [child for variant in variants for child in _children(variant, part)]
+    return nodes
+
+
+def _keys(nodes: Sequence[dict[str, object]]) -> set[str]:
     return {key for node in nodes for key in _mapping(node.get("properties"))}
 
 

@@ -18,7 +18,7 @@ from launcher.metrics import token_loss
 from launcher.report.figures import Floats, Interruption, interruptions, measure, median, rate
 from launcher.runs import RECORD, Origin, Run, open_run
 from launcher.step_table import Record
-from launcher.terms import term_losses
+from launcher.terms import running_mean, term_losses
 
 State = Literal["never started", "running", "finished", "stopped", "failed", "dead"]
 _RECENT = 100  # steps, whose median is the present rate
@@ -46,7 +46,9 @@ class RunStatus:
             showed that it lives.
         step, total_steps: steps done, of how many.
         tokens: trained on, those of the runs that it was forked from included.
-        loss, terms: of the newest step; the weighted sum, and its terms by name.
+        loss, terms: running means over the steps that were read, as the log shows them; the weighted sum, and its terms
+            by name.
+        flush_seconds: how old, at most, what is recorded of the steps of a running run may be.
         heldout, perplexity, heldout_terms, evaluated: of the newest evaluation, after so many steps: the loss on hidden
             tokens, its perplexity, and every term.
         step_seconds, tokens_per_second: median of the newest steps.
@@ -72,6 +74,7 @@ class RunStatus:
     tokens: int
     loss: float | None
     terms: dict[str, float]
+    flush_seconds: float
     heldout: float | None
     perplexity: float | None
     heldout_terms: dict[str, float]
@@ -143,8 +146,9 @@ def status(run: Run, now: float, *, brief: bool = False) -> RunStatus:
         step=step,
         total_steps=run.recipe.total_steps,
         tokens=_tokens(steps, manifest),
-        loss=_last(steps.column("loss")),
+        loss=_mean(steps, "loss"),
         terms=_terms(steps),
+        flush_seconds=run.recipe.logging.flush_seconds,
         heldout=token_loss(evaluation) if evaluation else None,
         perplexity=evaluation["perplexity"] if evaluation else None,
         heldout_terms=term_losses(evaluation) if evaluation else {},
@@ -208,14 +212,18 @@ def _recent(values: Floats) -> Floats:
 
 
 def _terms(steps: Steps) -> dict[str, float]:
-    """The newest step's losses by term."""
-    named = {name: _last(steps.column(name)) for name in sorted(steps.fields) if name.endswith("loss")}
+    """The losses by term."""
+    named = {name: _mean(steps, name) for name in sorted(steps.fields) if name.endswith("loss")}
     return term_losses({name: value for name, value in named.items() if value is not None})
 
 
-def _last(values: Floats) -> float | None:
-    """None if the newest step's is no number."""
-    return float(values[-1]) if len(values) and np.isfinite(values[-1]) else None
+def _mean(steps: Steps, name: str) -> float | None:
+    """The running mean of a field over the newest steps that were not skipped; None if it has no number there."""
+    values, mean = steps.column(name)[-_RECENT:], None
+    skipped = steps.column("skipped")[-_RECENT:] > 0
+    for value in values[np.isfinite(values) & ~skipped].tolist():
+        mean = running_mean(mean, value)
+    return mean
 
 
 def statuses(uris: Sequence[str], now: float, *, brief: bool = False) -> Iterator[RunStatus | Unreadable]:

@@ -6,8 +6,11 @@ record of the start says which. Where the model's tokenizer is not the run's, ro
 (`launcher.vocabulary`).
 """
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
 
 import torch
 from pydantic import JsonValue
@@ -15,6 +18,9 @@ from torch import Tensor, nn
 
 from checkpoints.gather import Peers
 from checkpoints.hf.fetch import PARTS
+from checkpoints.hf.load import CONFIG
+from data_service.store.base import Store
+from data_service.store.local import LocalStore
 from data_service.store.open import open_store
 from data_service.tokenizers.load import load_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
@@ -90,9 +96,25 @@ def check_start(recipe: Recipe) -> None:
     tokenizer, store = load_tokenizer(recipe.tokenizer.uri), open_store(recipe.start)
     config = recipe.model.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
     if store.size(RECORD) is None:
+        _refuse_nothing(recipe.start, store)
         check_folder(recipe, config, store)
     else:
         check_run(recipe, config, tokenizer)
+
+
+def _refuse_nothing(start: str, store: Store) -> None:
+    """Raises RunError where there is neither a run nor a model, with what may have been meant."""
+    if any(store.size(name) is not None for name in (CONFIG, *(f"{part}/{CONFIG}" for part in PARTS))):
+        return
+    close = get_close_matches(start, ["scratch"], n=1, cutoff=0.6)
+    if not close and isinstance(store, LocalStore) and store.root.parent.is_dir():
+        names = get_close_matches(store.root.name, os.listdir(store.root.parent), n=1, cutoff=0.6)
+        close = [str(Path(start).parent / name) for name in names if name != store.root.name]
+    guess = f"did you mean {close[0]}? " if close else ""
+    raise RunError(
+        f"start: {start} is neither a run nor a folder with a {CONFIG}",
+        remedy=f"{guess}give a run, a model's folder in the transformers format, or scratch",
+    )
 
 
 def _onto(

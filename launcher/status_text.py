@@ -21,7 +21,8 @@ def describe(run: RunStatus, now: float) -> Iterator[str]:
     yield f"{'state':<12}{_state(run, now)}"
     share = f" ({run.step / run.total_steps:.1%})"
     tokens = f", {human_count(run.tokens)} tokens" if run.tokens else ""
-    yield f"{'progress':<12}step {run.step:,} of {run.total_steps:,}{share}{tokens}"
+    age = f", recorded every {run.flush_seconds:g} s" if run.state == "running" else ""
+    yield f"{'progress':<12}step {run.step:,} of {run.total_steps:,}{share}{tokens}{age}"
     if run.terms or run.heldout_terms:
         yield f"{'loss':<12}{_loss(run)}"
     if run.tokens_per_second is not None and run.step_seconds is not None:

@@ -5,6 +5,12 @@ from collections.abc import Mapping
 from typing import Any
 
 _LOSS = "_loss"
+_KEPT = 0.9  # of a running mean, at each step
+
+
+def running_mean(before: float | None, value: float) -> float:
+    """The mean after one more step: of about the ten newest. A single step says little. None: there is none yet."""
+    return value if before is None else _KEPT * before + (1 - _KEPT) * value
 
 
 def term_losses(record: Mapping[str, Any]) -> dict[str, float]:

@@ -105,7 +105,7 @@ def read_folder_config(folder: Path) -> ModelConfig:
     if not path.is_file():
         raise ModelError(
             f"{path} does not exist",
-            remedy="give a folder that `save_pretrained` or `maskfleet export` wrote",
+            remedy="give a folder that `save_pretrained` or `maskfleet checkpoints export` wrote",
         )
     try:
         return read_config(_read_json(path))

@@ -83,6 +83,14 @@ class BadUri(StoreError):
     def at(cls, uri: str, reason: str) -> "BadUri":
         return cls(f"{uri!r}: {reason}", remedy="use another name below a folder or s3://bucket/prefix")
 
+    @classmethod
+    def no_bucket(cls, uri: str) -> "BadUri":
+        bucket = uri.partition("://")[2].partition("/")[0]
+        return cls(
+            f"s3://{bucket}: the bucket does not exist, or not in this region",
+            remedy="create the bucket, or correct its name, the region (AWS_REGION) or the server (AWS_ENDPOINT_URL)",
+        )
+
 
 TRANSIENT = (StoreUnavailable, CredentialsExpired, CredentialsMissing)
 """What passes by itself, sooner or later: whoever can wait asks again."""

@@ -8,6 +8,8 @@ from data_service.store.errors import BadUri
 from data_service.store.local import LocalStore
 from data_service.store.patience import default_patience_s
 
+_EXAMPLE = "your-bucket"  # in the bundled recipes
+
 
 def open_store(uri: str | Path, *, patience_s: float | None = None) -> Store:
     """The store at a folder, `file:///folder` or `s3://bucket/prefix`. Nothing is contacted or created yet.
@@ -47,4 +49,9 @@ def _open_s3(uri: str, rest: str, patience_s: float) -> Store:
     bucket, _, prefix = rest.partition("/")
     if not bucket:
         raise BadUri.at(uri, "no bucket")
+    if bucket == _EXAMPLE:
+        raise BadUri(
+            f"{uri}: {_EXAMPLE} stands for the name of a bucket of yours",
+            remedy="put the bucket's name in its place; `maskfleet doctor s3://BUCKET` tries it",
+        )
     return S3Store(bucket, prefix.strip("/"), patience_s)

@@ -97,7 +97,7 @@ def _refused(error: ClientError, uri: str, valid_before: bool) -> StoreError:
     if name in _EXPIRED or (valid_before and name in _EXPIRED_IF_VALID_BEFORE):
         return CredentialsExpired.at(uri, reason)
     if name in _NO_BUCKET:
-        return BadUri.at(uri, "the bucket does not exist, or not in this region")
+        return BadUri.no_bucket(uri)
     if name in _FULL or status == 507:
         return OutOfSpace.at(uri, reason)
     if (

@@ -33,7 +33,7 @@ def train_tokenizer(
     if tokenizer.vocab_size != vocab_size:
         raise TokenizerError(
             f"vocab_size {vocab_size} is too large: the text supports {tokenizer.vocab_size} {kind} pieces",
-            remedy=f"ask for {tokenizer.vocab_size} or fewer, lower min_frequency, or give more text",
+            remedy=f"ask for {tokenizer.vocab_size} ids or fewer (--vocab-size), or give more text",
         )
     return tokenizer
 

@@ -15,6 +15,7 @@ from launcher.commands.options import (
     JsonOption,
     TextFieldOption,
     print_json,
+    settings,
 )
 
 group = typer.Typer(no_args_is_help=True, help="Build corpora from raw text, verify, count and read them.")
@@ -79,7 +80,9 @@ def build(
     from launcher.texts import automatic_workers, list_texts
 
     listing = list_texts(inputs)
-    options = BuildOptions(
+    options = settings(
+        BuildOptions,
+        called={"heldout_fraction": "--heldout"},
         text_field=text_field,
         txt_documents=txt_documents.value,
         on_bad_bytes=on_bad_bytes.value,

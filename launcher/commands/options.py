@@ -2,9 +2,16 @@
 
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
+
+from launcher.errors import OptionError
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+M = TypeVar("M", bound="BaseModel")
 
 
 class BadBytes(StrEnum):
@@ -53,3 +60,21 @@ def print_json(records: Iterable[Mapping[str, object]]) -> None:
 
     for record in records:
         typer.echo(encode(record), nl=False)
+
+
+def settings(model: type[M], *, called: dict[str, str] | None = None, **values: object) -> M:
+    """`model` of a command's options. `called`: the options of fields that are not named like them.
+
+    Raises OptionError: values that cannot be, each with its option.
+    """
+    from pydantic import ValidationError
+
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        wrong = []
+        for detail in error.errors():
+            field = str(detail["loc"][0]) if detail["loc"] else ""
+            option = (called or {}).get(field, f"--{field.replace('_', '-')}")
+            wrong.append(f"{option} {detail['input']}: {detail['msg'][:1].lower()}{detail['msg'][1:]}")
+    raise OptionError("; ".join(wrong), remedy="give another value; --help says what the option means")

@@ -14,11 +14,13 @@ from pathlib import Path
 
 import psutil
 
+from data_service.errors import TokenizerError
 from data_service.shards.manifest import MANIFEST
 from data_service.store.base import Store
 from data_service.store.errors import StoreError, StoreUnavailable
 from data_service.store.local import LocalStore
 from data_service.store.open import open_store
+from data_service.tokenizers.load import load_tokenizer
 from launcher.preflight import findings
 from launcher.preflight.findings import Finding
 from launcher.preflight.gpus import gpu_states
@@ -82,8 +84,8 @@ def _checks(subject: Subject | None) -> Iterator[tuple[str, Check]]:
         yield "run's store", lambda: [_run_store(store)]
         yield "clock", lambda: [findings.clock(skew(store))]
         if isinstance(store, LocalStore):
-            size = _STATE_BYTES * parameters(subject.recipe)
-            yield "checkpoints' disk", lambda: [_checkpoint_disk(store.root, size, kept)]
+            recipe = subject.recipe
+            yield "checkpoints' disk", lambda: [_checkpoint_disk(store.root, _checkpoint_bytes(recipe), kept)]
 
 
 def _result(what: str, future: "Future[list[Finding]]", deadline: float) -> list[Finding]:
@@ -131,6 +133,15 @@ def shared_memory() -> Finding:
 def temporary_disk() -> Finding:
     folder = os.environ.get("TMPDIR", "/tmp")
     return findings.temporary_disk(shutil.disk_usage(folder).free, folder)
+
+
+def _checkpoint_bytes(recipe: Recipe) -> int:
+    """With the vocabulary of the run's tokenizer; with the usual one where that cannot be read."""
+    try:
+        vocabulary = None if recipe.model.vocab else load_tokenizer(recipe.tokenizer.uri).vocab_size
+    except (StoreError, TokenizerError):
+        vocabulary = None
+    return _STATE_BYTES * parameters(recipe, vocabulary)
 
 
 def _checkpoint_disk(root: Path, size: int, kept: int) -> Finding:

@@ -44,8 +44,9 @@ class Chart:
 
     Attributes:
         title, unit: the heading, and what the y axis counts.
-        x_end: right end of the x axis, from 0.
+        x_end: right end of the x axis.
         marks: x positions of interruptions, drawn as thin vertical lines.
+        x_start: left end of the x axis: a fork's first step.
         zero: whether the y axis starts at 0.
         format: how y values are written.
     """
@@ -56,6 +57,7 @@ class Chart:
     x_end: float
     levels: tuple[Level, ...] = ()
     marks: tuple[float, ...] = ()
+    x_start: float = 0.0
     zero: bool = False
     format: Callable[[float], str] = field(default=lambda value: f"{value:.3g}")
 
@@ -64,12 +66,13 @@ class Chart:
 class _Frame:
     """Data to pixels."""
 
+    x_start: float
     x_end: float
     low: float
     high: float
 
     def x(self, value: float) -> float:
-        return _LEFT + (WIDTH - _LEFT - _RIGHT) * value / self.x_end
+        return _LEFT + (WIDTH - _LEFT - _RIGHT) * (value - self.x_start) / (self.x_end - self.x_start)
 
     def y(self, value: float) -> float:
         return _TOP + (HEIGHT - _TOP - _BOTTOM) * (self.high - value) / (self.high - self.low)
@@ -84,8 +87,9 @@ def draw(chart: Chart) -> str:
     if not drawn:
         return ""
     ticks = _ticks(*_bounds(chart, drawn))
-    frame = _Frame(max(chart.x_end, 1.0), ticks[0], ticks[-1])
-    body = [*_grid(frame, ticks, chart.format), *(_mark(frame, mark) for mark in chart.marks)]
+    frame = _Frame(chart.x_start, max(chart.x_end, chart.x_start + 1.0), ticks[0], ticks[-1])
+    marks = (mark for mark in chart.marks if mark >= chart.x_start)
+    body = [*_grid(frame, ticks, chart.format), *(_mark(frame, mark) for mark in marks)]
     body += [_level(frame, level, chart.format) for level in chart.levels]
     body += [shape for series in drawn for shape in _curve(frame, series, chart.format)]
     box, name = f"0 0 {WIDTH} {HEIGHT}", escape(chart.title)
@@ -132,8 +136,8 @@ def _grid(frame: _Frame, ticks: Sequence[float], label: Callable[[float], str]) 
         shapes.append(
             f'<text class="tick" x="{left - 8}" y="{y + 3.5:.1f}" text-anchor="end">{label(tick)}</text>'
         )
-    for tick in _ticks(0.0, frame.x_end):
-        if tick <= frame.x_end:
+    for tick in _ticks(frame.x_start, frame.x_end):
+        if frame.x_start <= tick <= frame.x_end:
             x = frame.x(tick)
             anchor = "end" if x > right - 20 else "middle"
             shapes.append(f'<line class="notch" x1="{x:.1f}" x2="{x:.1f}" y1="{bottom}" y2="{bottom + 4}"/>')

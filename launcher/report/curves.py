@@ -22,7 +22,8 @@ _SHARES = {
 def charts(history: History, baselines: Mapping[str, float], marks: tuple[float, ...]) -> Iterator[Chart]:
     """The charts of a run; `baselines` are drawn into the loss, `marks` are steps of interruptions."""
     end = float(history.steps.numbers[-1]) + 1.0 if len(history.steps) else 1.0
-    chart = partial(Chart, x_end=end, marks=marks)
+    start = float(history.steps.numbers[0]) if len(history.steps) else 0.0
+    chart = partial(Chart, x_end=end, marks=marks, x_start=start)
     levels = tuple(Level(name, value) for name, value in baselines.items())
     losses = _names(history.steps.fields, "_loss")
     if len(losses) > 1:

@@ -184,8 +184,8 @@ def test_a_wrong_start_is_noticed_before_a_run_exists(
     (tmp_path / "other").mkdir()
     (tmp_path / "other/config.json").write_text(json.dumps(config))
     for folder, said in {
-        "absent": "config.json does not exist",
-        "empty": "config.json does not exist",
+        "absent": "neither a run nor a folder with a config.json",
+        "empty": "neither a run nor a folder with a config.json",
         "other": "is not the recipe's model: layers is 2 here and 3 there",
     }.items():
         places = {"corpus.sources.text.uri": inputs / "corpus", "tokenizer.uri": inputs / "tokenizer"}
