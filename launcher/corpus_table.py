@@ -44,6 +44,6 @@ def heldout_note(stats: CorpusStats) -> str | None:
             f"sentences, {share:.2%} of the tokens; the documents are too few or too long to hold whole ones out"
         )
     return (
-        f"held out for evaluation: {stats.heldout.documents:,} documents, {share:.2%} of the tokens; the share that was "
-        "asked for would have been too little text, or too much"
+        f"held out for evaluation: {stats.heldout.documents:,} documents, {share:.2%} of the tokens; the share that "
+        "was asked for would have been too little text, or too much"
     )
