@@ -267,3 +267,21 @@ def test_text_that_cannot_be_used_is_refused_soon(tmp_path: Path, capsys: pytest
             assert code == 2
             assert ("cannot be written" if "file/demo" in str(command[-1]) else message) in err, err
             assert time.process_time() - started < SOON
+
+
+def test_a_place_that_cannot_be_written_is_refused_soon(
+    corpora: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    text, out = corpora / "one.jsonl", tmp_path / "file/out"
+    for command in (
+        ["tokenizer", "train", text, "--out", out],
+        ["corpus", "build", text, "--tokenizer", corpora / "made/tokenizer", "--out", out],
+        ["init", "roberta-base", out, "--tiny", "--corpus", corpora / "one"],
+    ):
+        started = time.process_time()
+        code, _, err = maskfleet(*command, capsys=capsys)
+        assert code == 2, command
+        assert str(tmp_path / "file") in err
+        assert "remedy: " in err
+        assert time.process_time() - started < SOON
