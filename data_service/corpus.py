@@ -7,8 +7,9 @@ from typing import Literal
 
 import numpy as np
 
-from data_service.errors import CorpusError
+from data_service.errors import CorpusError, PlanError
 from data_service.ingest.layout import TOKENIZER
+from data_service.radius import Radius, corpus_radius
 from data_service.shards.manifest import BlockTable, HeldoutRule, Manifest
 from data_service.shards.manifest_file import load_manifest
 from data_service.shards.reader import read_block
@@ -99,6 +100,7 @@ class CorpusStats:
         counts: documents read; how many were empty, duplicates, without tokens, or had bad bytes replaced.
         unigram_entropy: nats a token of the training split: the loss of guessing by frequency.
         document_lengths: {n: training documents of n to 2n - 1 tokens}, n a power of two.
+        radius: of the shuffle of training rows; None where an epoch has less than a batch.
         heldout_rule: what was held out in place of the share of documents that was asked for.
     """
 
@@ -108,11 +110,14 @@ class CorpusStats:
     counts: dict[str, int]
     unigram_entropy: float
     document_lengths: dict[int, int]
+    radius: Radius | None
     heldout_rule: HeldoutRule | None
 
 
-def corpus_stats(uri: str) -> CorpusStats:
-    """Counts of a corpus. Reads the manifest and nothing else. Raises as `open_corpus`."""
+def corpus_stats(uri: str, *, batch: int = 8192, length: int = 512) -> CorpusStats:
+    """Counts of a corpus, and how wide batches of so many rows of so many tokens reach in it. Reads the manifest and
+    nothing else. Raises as `open_corpus`.
+    """
     manifest = open_corpus(uri).manifest
     shares = manifest.unigram[manifest.unigram > 0] / max(1, manifest.unigram.sum())
     return CorpusStats(
@@ -122,8 +127,16 @@ def corpus_stats(uri: str) -> CorpusStats:
         counts=manifest.counts,
         unigram_entropy=float(-(shares * np.log(shares)).sum()),
         document_lengths={1 << k: count for k, count in enumerate(manifest.document_lengths) if count},
+        radius=_radius(manifest.train, batch, length),
         heldout_rule=manifest.heldout_rule,
     )
+
+
+def _radius(table: BlockTable, batch: int, length: int) -> Radius | None:
+    try:
+        return corpus_radius([table], batch=batch, length=length, spread=True)
+    except PlanError:  # smaller than a batch
+        return None
 
 
 def _split_stats(table: BlockTable, text_bytes: int) -> SplitStats:

@@ -11,6 +11,7 @@ A corpus that is cut in several ways (`Input.structures`, K of them) has K entri
 
 import hashlib
 import io
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
@@ -51,7 +52,9 @@ class Runner(Protocol):
     ) -> Found: ...
 
 
+_log = logging.getLogger(__name__)
 _KEPT_TOGETHER = 2048  # blocks of a piece: minutes of one core's work
+_DIGEST = 32  # bytes
 
 
 def count_range(corpora: Corpora, source: int, start: int, stop: int) -> RowCounts:
@@ -157,19 +160,28 @@ class _KeptPass:
         return found
 
     def _load(self, key: str) -> Found | None:
-        """What is kept under the key; None if nothing, or nothing that can be read, is."""
+        """What is kept under the key; None if nothing is, or nothing that is known to be what was kept."""
         if self.cache is None:
             return None
         try:
-            found: Found = np.load(io.BytesIO(self.cache.get(key)), allow_pickle=False)
-        except (KeyMissing, ValueError, EOFError):  # a damaged one is made again
+            data = memoryview(self.cache.get(key))
+        except KeyMissing:
             return None
+        body, digest = data[:-_DIGEST], data[-_DIGEST:]
+        if hashlib.sha256(body).digest() != digest:
+            _log.warning(
+                "%s is damaged, or of a version that kept no hash: counted again", self.cache.at(key).uri
+            )
+            return None
+        found: Found = np.load(io.BytesIO(body), allow_pickle=False)
         return found
 
     def _keep(self, key: str, found: Found) -> None:
+        """With its sha256 at the end."""
         if self.cache is not None:
             buffer = io.BytesIO()
             np.save(buffer, found, allow_pickle=False)
+            buffer.write(hashlib.sha256(buffer.getbuffer()).digest())
             self.cache.put(key, buffer.getvalue())
 
 

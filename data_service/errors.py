@@ -41,3 +41,7 @@ class TokenizerError(UserError):
 
 class PlanError(UserError):
     """A data plan that cannot be made from this corpus and these settings."""
+
+
+class BuildFailed(UserError):
+    """Samples that the machines there are cannot build: whatever builds them dies, of want of memory most likely."""

@@ -9,26 +9,25 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import ray
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
+from data_service.announced import EpochWindow
 from data_service.corpora import Corpora
 from data_service.counts import RowCounts, Runner, count_rows, measure_rows
 from data_service.gauges import FeedGauges
 from data_service.plan import Grid, Plan
+from data_service.samples.ragged import Samples
+from data_service.slabs import SlabLayout, slab_rows
 from data_service.spec import StreamSpec
 from data_service.store.base import Store
 from data_service.store.open import open_store
 from data_service.token_axis import TokenAxis
-from data_service.window import slab_rows
 from data_service.workers import SlabRefs, run_pass, submit_window
 
 FeedHandle = Any  # ray.actor.ActorHandle of a Feed; Ray's types do not name an actor's methods
-
-EpochWindow = tuple[int, int]
-"""(epoch, window)."""
 
 
 class FeedConfig(BaseModel):
@@ -47,17 +46,69 @@ class FeedConfig(BaseModel):
     workers: PositiveInt
     memory: PositiveInt
     cpus: float = Field(default=0.25, gt=0)
-    slab_tokens: PositiveInt = 1 << 21
+    slab_tokens: PositiveInt = 1 << 19
     cache: str | None = None
 
 
 @dataclass(frozen=True)
 class OpenStream:
-    """What a client needs to know of a stream: where samples lie, and how many windows may be held."""
+    """What a client needs to know of a stream: where samples lie, how many windows may be held, and what a person
+    should know.
+    """
 
     grid: Grid
     slab_rows: int
     windows_held: int
+    notes: tuple[str, ...] = ()
+
+
+class Wanted(NamedTuple):
+    """What a reader wants of a window: the slabs that it does not know yet, none if it only means to read on in it.
+
+    Attributes:
+        window: which.
+        layout: to build it with, unless it has been built with another.
+        slabs: numbers, in that layout.
+    """
+
+    window: EpochWindow
+    layout: SlabLayout
+    slabs: tuple[int, ...]
+
+
+class Build(NamedTuple):
+    """A window as it is being built, or has been.
+
+    Attributes:
+        name: of this build; another build of the same window has another.
+        layout: how it lies in slabs.
+        refs: the slabs that were asked for; none if it was built with another layout than was thought.
+    """
+
+    name: str
+    layout: SlabLayout
+    refs: "dict[int, ray.ObjectRef[Samples]]"
+
+
+class _Held(NamedTuple):
+    layout: SlabLayout
+    slabs: SlabRefs
+
+    @property
+    def name(self) -> str:
+        return str(self.slabs[0].hex())
+
+    def build(self, wanted: Wanted) -> Build:
+        known = wanted.slabs if wanted.layout == self.layout else ()
+        return Build(self.name, self.layout, {slab: self.slabs[slab] for slab in known})
+
+
+@dataclass(frozen=True)
+class _Failures:
+    """How many builds of a window failed one after another, and the name of the last of them."""
+
+    last: str
+    count: int
 
 
 @dataclass(frozen=True)
@@ -80,7 +131,9 @@ class Feed:
         self._run: Runner = partial(run_pass, cpus=config.cpus)
         self._counted = 0
         self._streams: dict[str, _Stream] = {}
-        self._builds: OrderedDict[_Key, SlabRefs] = OrderedDict()
+        self._builds: OrderedDict[_Key, _Held] = OrderedDict()
+        self._failures: dict[_Key, _Failures] = {}
+        self._axes: dict[str, ray.ObjectRef[TokenAxis]] = {}
         self._gauges = FeedGauges()
 
     def open(self, spec_json: str) -> OpenStream:
@@ -96,34 +149,50 @@ class Feed:
         """Blocks that counting passes have gone through so far; answers while one is under way."""
         return self._counted
 
-    def windows(
-        self, spec_json: str, needed: Sequence[EpochWindow], ahead: Sequence[EpochWindow]
-    ) -> dict[EpochWindow, SlabRefs]:
-        """The slabs of the windows `needed`, and of those `ahead` for which there is room, in that order."""
+    def windows(self, spec_json: str, needed: Wanted, ahead: Sequence[Wanted]) -> dict[EpochWindow, Build]:
+        """The window `needed`, and those `ahead` for which there is room, in that order."""
         stream = self._stream(spec_json)
-        asked = {_key(spec_json, window) for window in (*needed, *ahead)}
-        for window in needed:
-            self._touch(stream, window, asked, must=True)
-        for window in ahead:
-            self._touch(stream, window, asked, must=False)
+        asked = {_key(spec_json, wanted.window) for wanted in (needed, *ahead)}
+        for wanted in (needed, *ahead):
+            self._touch(stream, wanted, asked, must=wanted is needed)
         self._gauges.update(len(self._builds) - self._unfinished())
         return {
-            window: self._builds[_key(spec_json, window)]
-            for window in (*needed, *ahead)
-            if _key(spec_json, window) in self._builds
+            wanted.window: self._builds[key].build(wanted)
+            for wanted in (needed, *ahead)
+            if (key := _key(spec_json, wanted.window)) in self._builds
         }
 
-    def token_axis(self, spec_json: str) -> TokenAxis:
-        """The stream measured in tokens; the first time, its rows' lengths are counted. Raises as `open` does."""
-        stream = self._stream(spec_json)
-        lengths = measure_rows(stream.corpora, self._cache(), self._run, self._count)
-        return TokenAxis(stream.plan, stream.counts, lengths)
+    def token_axis(self, spec_json: str) -> "list[ray.ObjectRef[TokenAxis]]":
+        """The stream measured in tokens, once for all who ask: one object, which the ranks of a node share.
 
-    def forget(self, spec_json: str, window: EpochWindow, first_slab: str) -> None:
-        """A window's build, known by its first slab (hex), failed or was lost: who asks next gets another."""
-        slabs = self._builds.get(_key(spec_json, window))
-        if slabs is not None and slabs[0].hex() == first_slab:
-            del self._builds[_key(spec_json, window)]
+        The first time, its rows' lengths are counted. Raises as `open` does.
+        """
+        if spec_json not in self._axes:
+            stream = self._stream(spec_json)
+            lengths = measure_rows(stream.corpora, self._cache(), self._run, self._count)
+            self._axes[spec_json] = ray.put(TokenAxis(stream.plan, stream.counts, lengths))
+        return [self._axes[spec_json]]
+
+    def forget(self, spec_json: str, window: EpochWindow, build: str, most: int = 0) -> int:
+        """A build of a window was lost, or failed: who asks next gets another.
+
+        Args:
+            spec_json, window: which.
+            build: its name.
+            most: if it failed, how many may do so one after another before its readers give up; then it is counted
+                anew. 0 if it was only lost.
+
+        Returns:
+            How many have failed up to this one.
+        """
+        key = _key(spec_json, window)
+        failures = self._failures.get(key)
+        if key in self._builds and self._builds[key].name == build:
+            del self._builds[key]
+            if most:
+                failures = _Failures(build, (failures.count if failures else 0) % most + 1)
+                self._failures[key] = failures
+        return failures.count if failures is not None and failures.last == build else 0
 
     def _stream(self, spec_json: str) -> _Stream:
         if spec_json not in self._streams:
@@ -137,7 +206,7 @@ class Feed:
         plan = Plan(spec, corpora.tables, counts)
         held = max(2, self._config.memory // max(1, plan.grid.window_bytes))
         rows = slab_rows(spec.length, self._config.slab_tokens)
-        return _Stream(spec_json, corpora, counts, plan, OpenStream(plan.grid, rows, held))
+        return _Stream(spec_json, corpora, counts, plan, OpenStream(plan.grid, rows, held, plan.notes))
 
     def _count(self, blocks: int) -> None:
         self._counted += blocks
@@ -145,15 +214,15 @@ class Feed:
     def _cache(self) -> Store | None:
         return None if self._config.cache is None else open_store(self._config.cache)
 
-    def _touch(self, stream: _Stream, window: EpochWindow, asked: set[_Key], *, must: bool) -> None:
+    def _touch(self, stream: _Stream, wanted: Wanted, asked: set[_Key], *, must: bool) -> None:
         """Mark a window as wanted now, and start it where there is room, or if it must be."""
-        key = _key(stream.spec_json, window)
+        key = _key(stream.spec_json, wanted.window)
         if key not in self._builds:
             if not self._make_room(stream, asked) and not must:
                 return
-            self._builds[key] = submit_window(
-                stream.spec_json, stream.plan.window(*window), stream.opened.slab_rows, self._config.cpus
-            )
+            window = stream.plan.window(*wanted.window)
+            slabs = submit_window(stream.spec_json, window, wanted.layout, self._config.cpus)
+            self._builds[key] = _Held(wanted.layout, slabs)
         self._builds.move_to_end(key)
 
     def _make_room(self, stream: _Stream, asked: set[_Key]) -> bool:
@@ -170,7 +239,7 @@ class Feed:
         return held + size <= self._config.memory or len(self._builds) < 2
 
     def _unfinished(self) -> int:
-        first = [slabs[0] for slabs in self._builds.values()]
+        first = [held.slabs[0] for held in self._builds.values()]
         if not first:
             return 0
         _, unfinished = ray.wait(first, num_returns=len(first), timeout=0, fetch_local=False)

@@ -4,10 +4,10 @@ Every source is an endless line of rows: its blocks in a new random order each t
 cut in K ways (`Input.structures`) is read in each of them in turn, with other rows each time, and one round of its
 line is K readings. An epoch takes the next `quota` rows of each line. It is cut into windows, and window `w` of `W`
 takes the `w`-th of `W` even slices of every source's quota, so a mixture is exact to one sample in every window.
-The samples of a window are then put in random order.
+The samples of a window are then put in random order, neighbours in the text apart if the spec says so.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,14 +17,17 @@ from numpy.typing import NDArray
 from data_service.counts import RowCounts
 from data_service.errors import PlanError
 from data_service.lane_order import LaneOrder
+from data_service.mixture import least_weight, quotas, unread
 from data_service.permutation import Permutation
 from data_service.samples.inputs import Lanes
+from data_service.samples.permuted import PermutedPrediction
 from data_service.shards.manifest import BlockTable
 from data_service.spec import StreamSpec
+from data_service.spread_order import SpreadOrder
 
 _BYTES_PER_TARGET = 8  # its position
 _BYTES_PER_ORDER = 4
-_TARGETS = 0.2  # share of the tokens, about
+_BYTES_PER_ROW = 16  # where it begins, and its second segment and label
 _LINES_KEPT = 2  # a source
 
 
@@ -95,12 +98,15 @@ class Piece:
         return self.stop - self.start
 
 
+Order = Permutation | SpreadOrder | LaneOrder
+
+
 @dataclass(frozen=True)
 class Window:
     """What a window is made of: sample `i` is row `order.at(i)` of its pieces laid end to end."""
 
     pieces: tuple[Piece, ...]
-    order: Permutation | LaneOrder
+    order: Order
 
 
 class Line(NamedTuple):
@@ -129,7 +135,8 @@ class Plan:
     """The samples of a spec over corpora whose blocks hold so many rows.
 
     Raises:
-        PlanError: a source without a single row, or with less than one of each lane.
+        PlanError: a source without a single row, with less than one of each lane, or whose weight is less than a row of
+            an epoch.
     """
 
     def __init__(
@@ -148,6 +155,8 @@ class Plan:
         self._starts = tuple(np.append(0, np.cumsum(rows.sum(axis=0))) for rows in self._counts)
         totals = tuple(int(starts[-1]) for starts in self._starts)
         self.grid = _grid(spec, totals, sum(int(table.tokens.sum()) for table in tables))
+        self.notes = _check_all_read(spec, self.grid.samples_per_epoch)
+        """What a person should know of this plan."""
         self._lines: dict[tuple[int, int], Line] = {}
 
     def window(self, epoch: int, window: int) -> Window:
@@ -165,10 +174,12 @@ class Plan:
         name = ("window", self.spec.seed, epoch, window, *corpora, self.spec.split)
         return Window(tuple(pieces), self._order(sum(map(len, pieces)), name))
 
-    def _order(self, size: int, name: tuple[int | str, ...]) -> Permutation | LaneOrder:
-        if self.spec.lanes is None or not isinstance(self.spec.input, Lanes):
-            return Permutation.of(size, *name)
-        return LaneOrder(size, self.spec.lanes, 2 if self.spec.input.both_directions else 1)
+    def _order(self, size: int, name: tuple[int | str, ...]) -> Order:
+        if self.spec.lanes is not None and isinstance(self.spec.input, Lanes):
+            return LaneOrder(size, self.spec.lanes, 2 if self.spec.input.both_directions else 1)
+        if self.spec.window.stretches > 1:
+            return SpreadOrder(size, self.spec.window.stretches, name)
+        return Permutation.of(size, *name)
 
     def origin(self, epoch: int, sample: int) -> Origin:
         """Where sample `sample` of `epoch` comes from."""
@@ -179,6 +190,10 @@ class Plan:
         piece = found.pieces[int(np.searchsorted(ends, thing, side="right"))]
         before = int(np.sum([len(other) for other in found.pieces[: found.pieces.index(piece)]]))
         return Origin(piece.source, piece.block, piece.start + thing - before, piece.epoch)
+
+    def rows(self, piece: Piece) -> int:
+        """All rows of a piece's block, as it is cut in that reading."""
+        return int(self._counts[piece.source][piece.block, piece.epoch % self._structures])
 
     def _pieces(self, source: int, start: int, stop: int) -> Iterator[Piece]:
         """Rows `start` to `stop` of a source's endless line."""
@@ -219,44 +234,40 @@ class Plan:
 
 def _grid(spec: StreamSpec, totals: tuple[int, ...], text_tokens: int) -> Grid:
     granule = spec.lanes or 1
-    quotas = _quotas(spec, totals, granule)
-    rows = sum(quotas)
+    counted = quotas(spec.sources, totals, granule)
+    rows = sum(counted)
     row_tokens = max(1, int(text_tokens * spec.input.structures * spec.input.repeats) // rows)
     if isinstance(spec.input, Lanes):
         row_tokens = spec.length  # all are as long, and share text
     wanted = max(spec.window.samples, spec.window.least_tokens // row_tokens)
     wanted = min(wanted, max(1, spec.window.most_tokens // row_tokens))
     windows = max(1, rows // max(wanted, granule))
-    token_bytes = spec.vocabulary.ordinary.itemsize
-    per_token = token_bytes + _TARGETS * (token_bytes + _BYTES_PER_TARGET)
-    if isinstance(spec.input, Lanes):
-        per_token += _BYTES_PER_ORDER
-    window_bytes = round(-(-rows // windows) * min(spec.length, row_tokens + 8) * per_token)
-    return Grid(quotas, windows, window_bytes, granule)
+    window_bytes = round(-(-rows // windows) * _row_bytes(spec, min(spec.length, row_tokens + 8)))
+    return Grid(counted, windows, window_bytes, granule)
 
 
-def _quotas(spec: StreamSpec, totals: tuple[int, ...], granule: int) -> tuple[int, ...]:
-    """Samples of each source in an epoch as long as all sources together, in multiples of `granule`; largest
-    remainders round up.
-    """
-    given = [source.weight for source in spec.sources if source.weight is not None]
-    if not given and granule == 1:
-        return totals
-    steps = _shares(given or totals, sum(totals) // granule)
-    for source, share in zip(spec.sources, steps, strict=True):
-        if not share and granule > 1:
+def _row_bytes(spec: StreamSpec, tokens: int) -> float:
+    """Of a row of so many tokens, as `Samples` holds it."""
+    token = spec.vocabulary.ordinary.itemsize
+    if isinstance(spec.masking, PermutedPrediction):
+        targets = float(spec.masking.predict)
+    else:
+        targets = min(spec.masking.rate * tokens + 1, spec.masking.max_predictions or tokens)
+    size = _BYTES_PER_ROW + tokens * token + targets * (token + _BYTES_PER_TARGET)
+    return size + tokens * _BYTES_PER_ORDER if isinstance(spec.input, Lanes) else size
+
+
+def _check_all_read(spec: StreamSpec, rows: int) -> tuple[str, ...]:
+    """Which sources are never read, by their weight: in evaluation only. Raises PlanError where it is training."""
+    weights = [source.weight for source in spec.sources if source.weight is not None]
+    notes = []
+    for number, why in unread(weights, rows).items():
+        source = spec.sources[number]
+        problem = f"source {source.name} ({source.uri}), {spec.split} split: {why}"
+        if spec.split == "train":
+            least = least_weight(weights, number, rows)
             raise PlanError(
-                f"source {source.name} ({source.uri}) has too little text, or weight, for one step of {granule} lanes "
-                f"an epoch",
-                remedy="use fewer sequences in a batch, a smaller input.reuse, or more text",
+                problem, remedy=f"raise its weight to {least:.2g} or more, or leave the source out"
             )
-    return tuple(share * granule for share in steps)
-
-
-def _shares(weights: Sequence[float], total: int) -> list[int]:
-    exact = [total * weight / sum(weights) for weight in weights]
-    quotas = [int(share) for share in exact]
-    by_remainder = sorted(range(len(exact)), key=lambda source: quotas[source] - exact[source])
-    for source in by_remainder[: total - sum(quotas)]:
-        quotas[source] += 1
-    return quotas
+        notes.append(problem)
+    return tuple(notes)

@@ -14,6 +14,8 @@ from data_service.samples.permuted import PermutedPrediction
 from data_service.samples.replacement import Vocabulary
 from data_service.tokenizers.specials import SpecialIds
 
+WINDOW_BATCHES = 16  # batches that are shuffled together
+
 
 class _Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -47,11 +49,19 @@ class WindowSize(_Config):
         samples: at least this many (16 global batches), and
         least_tokens: at least this many tokens, but
         most_tokens: at most about this many, so that memory is bounded (about 8 bytes a token to build).
+        stretches: rows that follow each other in the text are dealt to so many stretches of the window (`SpreadOrder`);
+            1: they fall anywhere in it.
     """
 
     samples: PositiveInt = 1
     least_tokens: PositiveInt = 1 << 24
     most_tokens: PositiveInt = 1 << 27
+    stretches: PositiveInt = 1
+
+    @classmethod
+    def of_batches(cls, rows: int, *, spread: bool) -> Self:
+        """The window for batches of so many rows, whose neighbours in the text are spread over it or not."""
+        return cls(samples=WINDOW_BATCHES * rows, stretches=WINDOW_BATCHES if spread else 1)
 
 
 class StreamSpec(_Config):

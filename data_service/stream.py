@@ -8,12 +8,13 @@ from data_service.counts import count_rows, measure_rows
 from data_service.plan import Plan
 from data_service.samples.make import cut, structure_key
 from data_service.samples.ragged import Samples, Tokens
-from data_service.samples.rows import join_rows
+from data_service.samples.rows import join_rows, slice_rows
+from data_service.slabs import SlabLayout, slab_rows
 from data_service.spec import StreamSpec
 from data_service.store.base import Store
 from data_service.store.open import open_store
 from data_service.token_axis import TokenAxis
-from data_service.window import build_window, part_of, slab_rows, slabs_of
+from data_service.window import build_window
 
 
 @dataclass(frozen=True)
@@ -71,12 +72,11 @@ class Stream:
         """Samples `start` to `stop` (at least one) of an epoch. Raises IndexError outside the epoch."""
         if start >= stop:
             raise IndexError(f"no samples from {start} to {stop}")
-        rows = self._slab_rows
         return join_rows(
             [
-                part_of(self._window(epoch, window)[slab], slab, first, last, rows)
+                slice_rows(self._window(epoch, window)[slab], low, high)
                 for window, first, last in self.plan.grid.spans(start, stop)
-                for slab in slabs_of(first, last, rows)
+                for slab, low, high in self._layout(window).pieces(first, last)
             ]
         )
 
@@ -100,11 +100,14 @@ class Stream:
             rows.text(block, origin.row, origin.row + 1),
         )
 
+    def _layout(self, window: int) -> SlabLayout:
+        return SlabLayout.sliced(self.plan.grid.size(window), self._slab_rows)
+
     def _window(self, epoch: int, window: int) -> list[Samples]:
         key = (epoch, window)
         if key not in self._kept:
             made = self.plan.window(epoch, window)
-            self._kept[key] = build_window(self._corpora, made, self._slab_rows)
+            self._kept[key] = build_window(self._corpora, made, self._layout(window))
             while len(self._kept) > self._capacity:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(key)

@@ -32,7 +32,7 @@ class TokenAxis:
 
     def __init__(self, plan: Plan, counts: tuple[RowCounts, ...], lengths: tuple[RowLengths, ...]) -> None:
         self._plan = plan
-        self._lengths = lengths
+        self._lengths = tuple(_narrow(measured, plan.spec.length) for measured in lengths)
         self._first_row = tuple(np.append(0, np.cumsum(rows)) for rows in counts)
         for source, first, measured in zip(plan.spec.sources, self._first_row, lengths, strict=True):
             if first[-1] != len(measured):
@@ -41,7 +41,7 @@ class TokenAxis:
                     remedy="the row lengths in the cache are not this corpus's: delete the cache, start again",
                 )
         self._up_to = tuple(
-            np.append(0, np.cumsum(measured, dtype=np.int64))[first]
+            np.append(0, np.cumsum(_sums(measured, first)))
             for first, measured in zip(self._first_row, lengths, strict=True)
         )  # tokens before each entry of a source
         self._structures = plan.spec.input.structures
@@ -105,6 +105,20 @@ class TokenAxis:
             lengths = np.concatenate(parts)[found.order.many(np.arange(found.order.size))]
             self._kept[epoch, window] = np.append(0, np.cumsum(lengths, dtype=np.int64))
         return self._kept[epoch, window]
+
+
+def _narrow(lengths: RowLengths, most: int) -> NDArray[np.uint16] | RowLengths:
+    """In half the memory where none exceeds `most` and that allows it."""
+    return lengths.astype(np.uint16) if most < 1 << 16 else lengths
+
+
+def _sums(lengths: RowLengths, edges: NDArray[np.int64]) -> NDArray[np.int64]:
+    """[E] int64, the sums of `lengths` from each of the ascending `edges` [E + 1] to the next."""
+    filled = np.flatnonzero(np.diff(edges))
+    sums = np.zeros(len(edges) - 1, dtype=np.int64)
+    if len(filled):
+        sums[filled] = np.add.reduceat(lengths, edges[filled], dtype=np.int64)
+    return sums
 
 
 def _last(holds: Callable[[int], bool]) -> int:

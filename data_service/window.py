@@ -10,14 +10,17 @@ from data_service.errors import CorpusError
 from data_service.plan import Piece, Window
 from data_service.samples.make import block_key, cut, make_rows, structure_key
 from data_service.samples.ragged import Samples
-from data_service.samples.rows import deal_rows, join_rows, slice_rows
+from data_service.samples.rows import deal_rows, join_rows
 from data_service.shards.block import Block
+from data_service.slabs import SlabLayout
 
-_READERS = 4  # requests in flight: hides a store's latency behind the work on the block before
+_READERS = (
+    16  # requests in flight, about 10 MB of them: hides a store's latency behind the work on the block before
+)
 
 
-def build_window(corpora: Corpora, window: Window, rows: int) -> list[Samples]:
-    """A window's samples in order, in slabs of `rows` samples (the last may have fewer).
+def build_window(corpora: Corpora, window: Window, layout: SlabLayout) -> list[Samples]:
+    """A window's samples in the slabs of `layout`.
 
     Raises:
         CorruptBlock, StoreError: a block that cannot be read.
@@ -25,23 +28,8 @@ def build_window(corpora: Corpora, window: Window, rows: int) -> list[Samples]:
     made = [_make(corpora, piece, block) for piece, block in _read_ahead(corpora, window.pieces)]
     joined = join_rows(made)
     del made
-    return deal_rows(joined, window.order.many(np.arange(window.order.size)), rows)
-
-
-def slab_rows(length: int, slab_tokens: int = 1 << 21) -> int:
-    """Rows of `length` tokens in a slab of so many tokens: small enough to stay in a cache while it is made."""
-    return max(1, slab_tokens // length)
-
-
-def slabs_of(first: int, last: int, rows: int) -> range:
-    """The slabs, of `rows` rows each, that hold samples `first` to `last` of a window."""
-    return range(first // rows, -(-last // rows))
-
-
-def part_of(slab: Samples, number: int, first: int, last: int, rows: int) -> Samples:
-    """Those of a window's samples `first` to `last` that lie in its slab `number`, of `rows` rows."""
-    base = number * rows
-    return slice_rows(slab, max(first - base, 0), min(last - base, rows))
+    rows = window.order.many(np.arange(window.order.size))
+    return deal_rows(joined, (rows[layout.positions(slab)] for slab in range(layout.slabs)))
 
 
 def _make(corpora: Corpora, piece: Piece, block: Block) -> Samples:

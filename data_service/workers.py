@@ -5,12 +5,14 @@ from typing import TypeAlias
 
 import numpy as np
 import ray
+from ray.job_config import JobConfig
 
 from data_service.corpora import Corpora
 from data_service.counts import Counted, Found, Pass
 from data_service.errors import UserError
 from data_service.plan import Window
 from data_service.samples.ragged import Samples
+from data_service.slabs import SlabLayout
 from data_service.spec import StreamSpec
 from data_service.window import build_window
 
@@ -19,12 +21,32 @@ SlabRefs: TypeAlias = "list[ray.ObjectRef[Samples]]"
 _COUNTED_TOGETHER = 64  # blocks in a counting task: a few seconds of work
 
 
-def submit_window(spec_json: str, window: Window, slab_rows: int, cpus: float) -> SlabRefs:
-    """Start building a window; its slabs, to come. Ray runs again what dies, and not what raises."""
-    slabs = -(-window.order.size // slab_rows)
-    options = {"num_returns": slabs, "num_cpus": cpus, "max_retries": -1, "scheduling_strategy": "SPREAD"}
-    refs = _BUILD.options(**options).remote(spec_json, window, slab_rows)
-    return refs if slabs > 1 else [refs]
+class _Unchanged(list[str]):
+    """Folders that Ray adds for its workers to import from. None is kept."""
+
+    def extend(self, folders: object) -> None:
+        pass
+
+
+def installed_only() -> JobConfig:
+    """For `ray.init`: workers import what is installed. Ray would have them look into the driver's working directory
+    first, where a folder may bear the name of a package of ours. There is no public way to ask for that."""
+    job = JobConfig()
+    job._py_driver_sys_path = _Unchanged()
+    return job
+
+
+def submit_window(spec_json: str, window: Window, layout: SlabLayout, cpus: float) -> SlabRefs:
+    """Start building a window; its slabs, to come. Who finds that it failed or was lost has another one built."""
+    # Ray itself would repeat without end what dies for want of memory. Here the feed counts.
+    options = {
+        "num_returns": layout.slabs,
+        "num_cpus": cpus,
+        "max_retries": 0,
+        "scheduling_strategy": "SPREAD",
+    }
+    refs = _BUILD.options(**options).remote(spec_json, window, layout)
+    return refs if layout.slabs > 1 else [refs]
 
 
 def run_pass(
@@ -59,8 +81,15 @@ def cause_of(error: ray.exceptions.RayTaskError) -> BaseException:
     return cause if isinstance(cause, UserError) else error
 
 
-def _build_slabs(spec_json: str, window: Window, slab_rows: int) -> list[Samples] | Samples:
-    slabs = build_window(_corpora(spec_json), window, slab_rows)
+def died(error: BaseException) -> bool:
+    """Whether a task ended because its process did, or its memory."""
+    if isinstance(error, ray.exceptions.RayTaskError):
+        return isinstance(error.cause, MemoryError)
+    return isinstance(error, ray.exceptions.WorkerCrashedError | ray.exceptions.OutOfMemoryError)
+
+
+def _build_slabs(spec_json: str, window: Window, layout: SlabLayout) -> list[Samples] | Samples:
+    slabs = build_window(_corpora(spec_json), window, layout)
     return slabs if len(slabs) > 1 else slabs[0]
 
 

@@ -5,6 +5,8 @@ Commands import what they need when they run: `maskfleet --help` must not wait f
 
 import logging
 import sys
+from importlib import metadata
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -28,6 +30,7 @@ from launcher.commands import (
     runs,
     tokenizer,
 )
+from launcher.output import watched_output
 
 _HELP = """
 Pretrain encoder-only language models on clusters, from raw text to an exported model.
@@ -47,9 +50,26 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
-    add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"maskfleet {metadata.version('maskfleet')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version, and exit."),
+    ] = False,
+) -> None:
+    """What all commands share. Its options come before the command."""
+
+
 demo.register(app)
 tokenizer.register(app)
 corpus.register(app)
@@ -68,7 +88,8 @@ def main() -> None:
     """Runs the command line. A user's mistake ends in its message and exit code 2, without a traceback."""
     _print_outages()
     try:
-        app()
+        with watched_output():
+            app()
     except (DataError, ModelError) as error:
         console = Console(stderr=True, soft_wrap=True)
         console.print(Text("error: ", style="bold red") + Text(visible(error.problem), style="default"))

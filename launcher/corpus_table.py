@@ -5,13 +5,14 @@ from collections.abc import Iterator
 from rich.table import Table
 
 from data_service.corpus import CorpusStats
+from data_service.radius import Radius
 from launcher.human import human_bytes
 
 _BAR = 40  # characters of the longest bar
 
 
 def stats_tables(stats: CorpusStats) -> Iterator[Table]:
-    """Splits side by side, then what was dropped, then a histogram of document lengths."""
+    """Splits side by side, then what was dropped, how the text is shuffled, and a histogram of document lengths."""
     splits = Table("", "train", "held out", box=None, pad_edge=False)
     rows = (stats.train, stats.heldout)
     for name in ("documents", "sentences", "tokens", "blocks"):
@@ -26,11 +27,24 @@ def stats_tables(stats: CorpusStats) -> Iterator[Table]:
     counts.add_row("vocabulary", f"{stats.vocab_size:,} ids")
     counts.add_row("unigram entropy", f"{stats.unigram_entropy:.3f} nats a token")
     yield counts
+    if stats.radius is not None:
+        yield _radius(stats.radius)
     lengths = Table("tokens", "documents", "", box=None, pad_edge=False)
     most = max(stats.document_lengths.values(), default=1)
     for shortest, count in stats.document_lengths.items():
         lengths.add_row(f"{shortest:,}+", f"{count:,}", "█" * max(1, round(_BAR * count / most)))
     yield lengths
+
+
+def _radius(radius: Radius) -> Table:
+    table = Table(show_header=False, box=None, pad_edge=False)
+    of = f"of {radius.regions:,.0f} blocks, at most {radius.largest:.2%} from one"
+    table.add_row(f"a batch of {radius.rows:,} rows", of)
+    share = f"{radius.continued:.2%} of its rows (drawn evenly: {radius.uniform:.2%})"
+    table.add_row("beside their continuation", share)
+    reads = f"{radius.reads:,.1f} of {human_bytes(round(radius.read_bytes))}"
+    table.add_row("reads of a batch", f"{reads}, {radius.amplification:.3f} bytes for a byte used")
+    return table
 
 
 def heldout_note(stats: CorpusStats) -> str | None:
@@ -44,6 +58,6 @@ def heldout_note(stats: CorpusStats) -> str | None:
             f"sentences, {share:.2%} of the tokens; the documents are too few or too long to hold whole ones out"
         )
     return (
-        f"held out for evaluation: {stats.heldout.documents:,} documents, {share:.2%} of the tokens; the share that "
-        "was asked for would have been too little text, or too much"
+        f"held out for evaluation: {stats.heldout.documents:,} documents, {share:.2%} of the tokens; the share "
+        "that was asked for would have been too little text, or too much"
     )

@@ -80,9 +80,9 @@ class Demo:
                 return [self.text]
             path = self.out / "text" / "python.jsonl"
             path.parent.mkdir(parents=True, exist_ok=True)
-            documents, size = write_jsonl(path)
+            documents, written = write_jsonl(path)
             self._say(f"documentation strings of Python's standard library and its help topics, {path}")
-            self._say(f"{documents:,} documents, {human_bytes(size)}")
+            self._say(f"{documents:,} documents, {human_bytes(written)}")
             return [str(path)]
 
     def _check_place(self) -> None:

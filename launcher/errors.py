@@ -23,5 +23,17 @@ class EstimateError(UserError):
     """A capacity that cannot be estimated: no such GPU, no machines, or settings that contradict each other."""
 
 
+class OutputError(UserError):
+    """A local file, or standard output, that cannot be written."""
+
+
+class OptionError(UserError):
+    """Values of a command's options that cannot be."""
+
+
 class LaunchError(UserError):
     """A launch that cannot work as asked, or that the scheduler refused."""
+
+
+class MissingPackage(UserError):
+    """A package that is not installed with Maskfleet, and that what was asked for needs."""

@@ -25,6 +25,7 @@ FIELDS: tuple[tuple[str, Kind], ...] = (
     ("tokenizer.*", "operational"),
     ("model.*", "identity"),
     ("input.*", "identity"),
+    ("shuffle", "identity"),
     ("objective.*", "identity"),
     ("phases.*", "identity"),
     ("optimizer.*", "identity"),
@@ -55,6 +56,7 @@ Flat = dict[str, object]
 # so a run that was created without them is still the same run.
 FORMER: tuple[tuple[str, object], ...] = (
     ("model.initializer", "truncated_normal"),
+    ("shuffle", "uniform"),
     ("objective.mlm.count_special", False),
     ("optimizer.*.decayed", "no_bias_norm"),
 )

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict
 
 from data_service.errors import CorpusError, TokenizerError
 from data_service.ingest.layout import TOKENIZER
+from data_service.mixture import least_weight, unread
 from data_service.shards.manifest import Manifest
 from data_service.shards.manifest_file import load_manifest
 from data_service.store.open import open_store
@@ -108,7 +109,8 @@ def read_inputs(recipe: Recipe) -> Inputs:
 
     Raises:
         CorpusError: no corpus there, damaged, made by another tokenizer, with another held-out share or without
-            held-out text, or without the sentences that next-sentence prediction needs.
+            held-out text, without the sentences that next-sentence prediction needs, or with so small a weight that
+            it is never read.
         TokenizerError: no tokenizer there.
         RecipeError: placeholders; the tokenizer has more ids than the model, or knows no words where words are masked.
         StoreError: a store cannot be read.
@@ -122,11 +124,14 @@ def read_inputs(recipe: Recipe) -> Inputs:
             remedy="; ".join(problem.remedy for problem in problems),
         )
     corpora: dict[str, str] = {}
+    manifests: list[Manifest] = []
     for name, source in recipe.corpus.sources.items():
         manifest = load_manifest(open_store(source.uri))
         _check_corpus(manifest, source.uri, recipe, tokenizer.hash)
         _check_sentences(manifest, source.uri, recipe)
         corpora[name] = manifest.fingerprint
+        manifests.append(manifest)
+    _check_weights(recipe, manifests)
     return Inputs(corpora=corpora, tokenizer=tokenizer.hash)
 
 
@@ -160,3 +165,22 @@ def _check_sentences(manifest: Manifest, uri: str, recipe: Recipe) -> None:
         remedy="build the corpus from text in which sentences end, with a newline or a mark such as . ! ? that no "
         "lower-case letter follows; or leave nsp out",
     )
+
+
+def _check_weights(recipe: Recipe, manifests: list[Manifest]) -> None:
+    """Rows are not counted yet, but there is a most of them: each sentence alone, in rows of the phase's length. What
+    this leaves is found when training starts.
+    """
+    sources = list(recipe.corpus.sources.items())
+    weights = [source.weight for _, source in sources if source.weight != "auto"]
+    for index, phase in enumerate(recipe.phases if weights else ()):
+        tables = [manifest.train for manifest in manifests]
+        most = sum(int(table.sentences.sum() + table.tokens.sum() // (phase.length - 3)) for table in tables)
+        rows = most * recipe.input.structures
+        for number, why in unread(weights, rows).items():
+            name, source = sources[number]
+            least = least_weight(weights, number, rows)
+            raise CorpusError(
+                f"corpus.sources.{name} ({source.uri}) in phase {index}: {why}",
+                remedy=f"set corpus.sources.{name}.weight to {least:.2g} or more, or leave the source out",
+            )

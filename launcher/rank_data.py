@@ -12,6 +12,7 @@ import torch
 from data_service.positions import Positions, Range
 from data_service.samples.ragged import Samples
 from data_service.samples.rows import join_rows
+from data_service.slabs import Steps
 from encoder_core.batch import Batch
 from encoder_core.train.collate import idle_batch, to_batch
 from encoder_core.train.loop import Fetched
@@ -28,7 +29,7 @@ class SampleStream(session.Measured, Protocol):
 
     def read(self, epoch: int, start: int, stop: int) -> Samples: ...
 
-    def prefetch(self, ranges: Iterable[tuple[int, int, int]]) -> None: ...
+    def prefetch(self, ranges: Iterable[tuple[int, int, int]], steps: Steps | None = None) -> None: ...
 
     def close(self) -> None: ...
 
@@ -159,15 +160,15 @@ class RankData:
         return [(index, self._read(ranges)) for index, ranges in mine]
 
     def _announce(self, step: int) -> None:
-        """Tell each stream what will be read of it, in order."""
+        """Tell each stream what this rank will read of it, in order, and how all ranks' steps lie."""
         self._announced_at = step
         coming = [
-            r
-            for number in range(step, min(step + ANNOUNCED, self._positions.steps))
-            for r in self._positions.ranges(number)
+            self._positions.ranges(n) for n in range(step, min(step + ANNOUNCED, self._positions.steps))
         ]
         for phase, stream in enumerate(self._streams):
-            stream.prefetch((r.epoch, r.start, r.stop) for r in coming if r.phase == phase)
+            steps = [ranges for ranges in coming if ranges and ranges[0].phase == phase]
+            mine = [r for ranges in steps for _, part in self._share.deal(ranges)[0] for r in part]
+            stream.prefetch([(r.epoch, r.start, r.stop) for r in mine], _steps(steps))
 
     def _read(self, ranges: Sequence[Range]) -> Samples:
         parts = [self._streams[r.phase].read(r.epoch, r.start, r.stop) for r in ranges]
@@ -191,6 +192,14 @@ def checksum(samples: Samples) -> int:
         array = getattr(samples, field.name)
         crc = crc if array is None else zlib.crc32(array.tobytes(), crc)
     return crc
+
+
+def _steps(steps: Sequence[Sequence[Range]]) -> Steps | None:
+    """How these steps lie in their stream; on average, where they are measured in tokens."""
+    if not steps:
+        return None
+    first, rows = steps[0][0], sum(r.stop - r.start for ranges in steps for r in ranges)
+    return Steps(max(1, round(rows / len(steps))), first.epoch, first.start)
 
 
 def _add(counts: Iterator[dict[str, int]]) -> dict[str, int]:

@@ -174,6 +174,7 @@ class Recipe(Strict):
     tokenizer: TokenizerRef
     model: ModelConfig
     input: Input
+    shuffle: Literal["uniform", "spread"] = "uniform"
     objective: Objective
     phases: tuple[Phase, ...] = Field(min_length=1)
     optimizer: Optimizer

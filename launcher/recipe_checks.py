@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from data_service.samples.inputs import Lanes
 from data_service.tokenizers.tokenizer import Tokenizer
 from launcher.elastic import Trainers
 from launcher.objective_checks import mismatches
@@ -16,6 +17,7 @@ def impossible(recipe: Recipe) -> list[Problem]:
         *_batches(recipe),
         *_lengths(recipe),
         *_schedule(recipe),
+        *_shuffle(recipe),
         *_precision(recipe),
         *_trainers(recipe),
         *_evaluation(recipe),
@@ -91,6 +93,15 @@ def _schedule(recipe: Recipe) -> Iterator[Problem]:
             ("schedule", "warmup"),
             f"a warmup of {recipe.schedule.warmup:,} steps is longer than the run's {recipe.total_steps:,}",
             "shorten the warmup or add steps to the phases",
+        )
+
+
+def _shuffle(recipe: Recipe) -> Iterator[Problem]:
+    if recipe.shuffle == "spread" and isinstance(recipe.input, Lanes):
+        yield Problem(
+            ("shuffle",),
+            "rows in lanes go on from step to step, so they are not shuffled",
+            "set shuffle to uniform",
         )
 
 

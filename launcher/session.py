@@ -23,7 +23,6 @@ from launcher.recipe import Phase as RecipePhase
 from launcher.recipe import Recipe
 from launcher.runs import Run
 
-WINDOW_BATCHES = 16
 LANES_WINDOW_BATCHES = 64  # every lane breaks off where a window ends
 WEIGHTS_STEP = -1  # the "step" from whose draws the initial weights come
 
@@ -43,8 +42,11 @@ def stream_spec(run: Run, tokenizer: Tokenizer, phase: int) -> StreamSpec:
     length = run.recipe.phases[phase].length
     rows = batch.sequences or max(1, (batch.tokens or length) // length)
     lanes = rows if isinstance(run.recipe.input, Lanes) else None
-    batches = WINDOW_BATCHES if lanes is None else LANES_WINDOW_BATCHES
-    return _spec(run, tokenizer, "train", length, WindowSize(samples=batches * rows), lanes)
+    if lanes is None:
+        window = WindowSize.of_batches(rows, spread=run.recipe.shuffle == "spread")
+    else:
+        window = WindowSize(samples=LANES_WINDOW_BATCHES * rows)
+    return _spec(run, tokenizer, "train", length, window, lanes)
 
 
 def heldout_spec(run: Run, tokenizer: Tokenizer) -> StreamSpec:

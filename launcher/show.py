@@ -9,6 +9,7 @@ from itertools import groupby
 
 import numpy as np
 from rich.markup import escape
+from rich.text import Text
 
 from data_service.positions import Range
 from data_service.samples.inputs import Input, OrderedPairs
@@ -46,6 +47,10 @@ class Shown:
     source: Source
     samples: Samples
     tokenizer: Tokenizer
+
+    def __str__(self) -> str:
+        """As `maskfleet show` prints it, without colours."""
+        return "\n".join(Text.from_markup(line).plain for line in render(self))
 
 
 def find_sample(run: Run, step: int, row: int) -> Shown:

@@ -25,6 +25,7 @@ from checkpoints.layout import Manifest
 from checkpoints.load import newest_good
 from data_service.feed import FeedConfig, FeedHandle, start_feed
 from data_service.store.errors import StoreError
+from data_service.workers import installed_only
 from launcher.command import looked_after_by, output_into, saving
 from launcher.contract import FINISHED, JOIN_SECONDS
 from launcher.deaths import of_command
@@ -227,7 +228,7 @@ def _ray(resources: Resources, stopping: Stopping) -> Iterator[None]:
     local = {} if os.environ.get("RAY_ADDRESS") else _local_cluster(resources)
     os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "20")  # then Ray ends this process
     with lean():
-        ray.init(logging_level=logging.ERROR, log_to_driver=False, **local)
+        ray.init(logging_level=logging.ERROR, log_to_driver=False, job_config=installed_only(), **local)
     stopping.listen()
     with output_into(logs() / f"maskfleet-{os.getpid()}.log"):
         try:

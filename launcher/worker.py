@@ -145,7 +145,10 @@ def _train(assignment: Assignment, link: "RayLink", startup: Startup) -> None:
     attempt = Attempt(run.store, number)
 
     def open_stream(spec: StreamSpec) -> FeedClient:
-        return FeedClient(assignment.feed, spec, lambda blocks: link.beat(0, "counting", blocks))
+        client = FeedClient(assignment.feed, spec, lambda blocks: link.beat(0, "counting", blocks))
+        for note in client.notes if peers.rank == 0 else ():
+            link.note(note)
+        return client
 
     state = run_rank(run, attempt, control, peers, open_stream, link, startup, reports)
     if peers.rank == 0:

@@ -8,10 +8,12 @@ from data_service.ingest.configuration import Configuration
 from data_service.ingest.heldout import bound
 from data_service.ingest.layout import TOKENIZER, Layout, shard_key
 from data_service.ingest.part import LENGTHS, PartSummary
+from data_service.ingest.progress import Progress, Report
 from data_service.ingest.scan import Scanned
 from data_service.ingest.write import Written
 from data_service.shards.manifest import BlockTable, HeldoutRule, Manifest, block_table
 from data_service.shards.written import WrittenShard
+from data_service.store.together import together
 from data_service.store.verified import digest
 from data_service.tokenizers.tokenizer import Tokenizer
 
@@ -24,8 +26,9 @@ def assemble(
     written: list[Written],
     ignored_files: int,
     heldout_rule: HeldoutRule,
+    progress: Report,
 ) -> Manifest:
-    """The manifest of what the tasks wrote, in the order of the splits.
+    """The manifest of what the tasks wrote, in the order of the splits. Reads every split's token counts.
 
     Raises:
         CorpusError: nothing is left to train on, or nothing to evaluate on though some text was to be held out:
@@ -43,7 +46,7 @@ def assemble(
             remedy="use a tokenizer that was trained on such text, or give more text",
         )
     fraction = float(str(options["heldout_fraction"]))
-    as_asked = heldout_rule == HeldoutRule("document", bound(fraction))
+    as_asked = heldout_rule.unit == "document" and heldout_rule.below == bound(fraction)
     shards = _shards("train", train) | _shards("heldout", heldout)
     files = tokenizer.save_files()
     return Manifest(
@@ -52,7 +55,7 @@ def assemble(
         heldout_fraction=fraction,
         train=_table("train", train),
         heldout=_table("heldout", heldout),
-        unigram=_unigram(layout, len(written), tokenizer.vocab_size),
+        unigram=_unigram(layout, len(written), tokenizer.vocab_size, progress),
         shard_sizes={key: shard.size for key, shard in shards.items()},
         shard_digests={key: shard.digest for key, shard in shards.items()},
         counts=_counts(scanned, written) | {"ignored_files": ignored_files},
@@ -74,11 +77,12 @@ def _table(part: str, summaries: list[PartSummary]) -> BlockTable:
     return block_table(rows, [block.digest for _, block in blocks], list(shards))
 
 
-def _unigram(layout: Layout, splits: int, vocab_size: int) -> NDArray[np.int64]:
-    store = layout.open()
+def _unigram(layout: Layout, splits: int, vocab_size: int, progress: Report) -> NDArray[np.int64]:
     total = np.zeros(vocab_size, dtype=np.int64)
-    for index in range(splits):
-        total += np.frombuffer(store.get(layout.unigram(index)), dtype=np.int64)
+    keys = [layout.unigram(index) for index in range(splits)]
+    for done, counts in enumerate(together(layout.open().get, keys), start=1):
+        total += np.frombuffer(counts, dtype=np.int64)
+        progress(Progress("assembling", done, splits, done * total.nbytes, splits * total.nbytes))
     return total
 
 

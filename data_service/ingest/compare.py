@@ -1,6 +1,7 @@
 """Between the passes: finds later copies, one range of hashes at a time, so that memory stays flat; counts the rest."""
 
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -11,6 +12,9 @@ from data_service.ingest.heldout import CANDIDATES, Documents, bound
 from data_service.ingest.layout import Layout
 from data_service.ingest.receipts import Receipt, write_receipt
 from data_service.ingest.scan import Scanned
+from data_service.ingest.tasks import Task
+from data_service.store.base import Store
+from data_service.store.together import together
 
 PARTITION_DOCUMENTS = 2_000_000  # about 200 MB while they are sorted
 ORDINAL = np.dtype("<u4")
@@ -26,7 +30,7 @@ class Slice:
 
 
 @dataclass(frozen=True)
-class CompareTask:
+class CompareTask(Task):
     """One partition: for every split, in order, the slice of its sorted hashes that falls in it."""
 
     layout: Layout
@@ -85,10 +89,7 @@ def _slice(layout: Layout, index: int, first: int, stop: int, split: Scanned) ->
 def compare(task: CompareTask) -> Compared:
     """Write which documents of the partition are copies of one that comes before them in the input."""
     store = task.layout.open()
-    parts = [
-        np.frombuffer(store.get_range(part.key, part.start, part.length) if part else b"", dtype=RECORD)
-        for part in task.hashes
-    ]
+    parts = [np.frombuffer(data, dtype=RECORD) for data in together(partial(_read, store), task.hashes)]
     records = np.concatenate(parts)
     split = np.repeat(np.arange(len(parts), dtype=np.uint32), [len(part) for part in parts])
     order = np.lexsort((records["ordinal"], split, records["low"], records["high"]))
@@ -116,7 +117,11 @@ def compare(task: CompareTask) -> Compared:
     return compared
 
 
-def together(compared: list[Compared]) -> Documents:
+def _read(store: Store, part: Slice | None) -> bytes:
+    return store.get_range(part.key, part.start, part.length) if part else b""
+
+
+def count_documents(compared: list[Compared]) -> Documents:
     """What all partitions found."""
     candidates = sorted(pair for part in compared for pair in part.candidates)
     return Documents(

@@ -10,6 +10,7 @@ import pyarrow as pa
 from data_service.errors import InputError
 from data_service.ingest.inputs import InputFile
 from data_service.ingest.ranged import open_ranged
+from data_service.ingest.splits import Piece
 
 _BUFFER = 1 << 20
 
@@ -25,6 +26,18 @@ def open_text(file: InputFile, *, start: int = 0) -> BinaryIO:
     raw = open_ranged(file)
     plain: io.RawIOBase = _Gzip(raw, file) if file.compression == "gz" else _Zstd(raw, file)
     return cast(BinaryIO, io.BufferedReader(plain, buffer_size=_BUFFER))
+
+
+def open_piece(piece: Piece, start: int) -> BinaryIO:
+    """The text of a piece from byte `start` of its file on: what was handed over, or else read from the file.
+
+    Raises:
+        InputError: as `open_text`.
+    """
+    if piece.text is not None:
+        return io.BytesIO(piece.text)
+    assert not piece.plain_size, "a streamed piece is read by PieceReader"
+    return open_text(piece.file, start=start)
 
 
 class _Gzip(io.RawIOBase):

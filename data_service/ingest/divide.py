@@ -3,33 +3,27 @@
 from collections import Counter
 from dataclasses import dataclass
 
-from data_service.ingest.heldout import stretches
+from data_service.ingest.heldout import candidates_below, stretch_length, stretches
 from data_service.ingest.receipts import Receipt, write_receipt
-from data_service.ingest.write import Kept
+from data_service.ingest.tasks import SplitTask
+from data_service.ingest.write import Kept, read_kept
 
 
 @dataclass(frozen=True)
-class DivideTask:
-    """Split `index` of the input.
+class DivideTask(SplitTask):
+    """Divide the kept documents of a split.
 
     Attributes:
-        kept: its documents.
-        length: bytes of a stretch on average.
-        below: low words from this on are not remembered.
+        kept: which documents.
+        size: bytes of all text, of all splits.
     """
 
     kept: Kept
-    index: int
-    length: int
-    below: int
+    size: int
 
     @property
     def receipt(self) -> str:
-        return self.kept.layout.receipt("divide", self.index)
-
-    @property
-    def input_bytes(self) -> int:
-        return self.kept.split.size
+        return self.layout.receipt("divide", self.index)
 
 
 class Divided(Receipt):
@@ -39,12 +33,14 @@ class Divided(Receipt):
 
 
 def divide(task: DivideTask) -> Divided:
-    """Read the split and find its stretches. Raises as `Kept.read`."""
+    """Read the split and find its stretches. Raises as `read_kept`."""
+    fraction = task.options.heldout_fraction
+    length, below = stretch_length(task.size, fraction), candidates_below(task.size, fraction)
     sizes: Counter[int] = Counter()
-    for text, _ in task.kept.read():
-        for stretch, end in stretches(text, task.length):
-            if end is not None and end < task.below:
+    for text, _ in read_kept(task, task.kept):
+        for stretch, end in stretches(text, length):
+            if end is not None and end < below:
                 sizes[end] += len(stretch.encode())
     divided = Divided(files={}, candidates=sorted(sizes.items()))
-    write_receipt(task.kept.layout.open(), task.receipt, divided)
+    write_receipt(task.layout.open(), task.receipt, divided)
     return divided

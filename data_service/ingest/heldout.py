@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_service.errors import InputError
-from data_service.ingest.hashing import is_blank
+from data_service.ingest.hashing import encoded_text, folded_text, is_blank
 from data_service.ingest.sentences import LONGEST as LONGEST_SENTENCE
 from data_service.ingest.sentences import split_sentences
 from data_service.shards.manifest import HeldoutRule
@@ -24,6 +24,7 @@ from data_service.shards.manifest import HeldoutRule
 ENOUGH = 128 * 1024  # bytes of text that are worth evaluating on
 MOST = 0.05  # but of little text no more than this share, unless more is asked for
 DOCUMENTS = 8  # fewer long documents than this are too few to stand for the rest
+MANY = 64  # documents held out, of which the side of each may be drawn once more
 CANDIDATES = 1024  # documents of the smallest hashes that are remembered
 SHORTEST, LONGEST = 64, 4096  # bytes of a stretch on average
 STRETCHES = 16  # at least about as many are held out
@@ -85,7 +86,7 @@ def by_documents(documents: Documents, fraction: float) -> HeldoutRule | None:
 
     The share that was asked for stays as it is if it gives between half and three times of what is wanted.
     """
-    asked = HeldoutRule("document", bound(fraction))
+    asked = HeldoutRule("document", bound(fraction), by_tokens=documents.held_count >= MANY)
     if fraction == 0:
         return asked
     wanted = wanted_bytes(documents.size, fraction)
@@ -160,7 +161,7 @@ def stretches(text: str, length: int) -> Iterator[tuple[str, int | None]]:
     pieces: list[str] = []
     for lead, paragraph in _paragraphs(text, 4 * length):
         pieces.append(lead + paragraph)
-        plain = " ".join(paragraph.split()).encode(errors="surrogatepass")
+        plain = folded_text(encoded_text(paragraph)).encode()
         digest = hashlib.blake2b(plain, digest_size=16).digest()
         if int.from_bytes(digest[:8], "big") < bound(min(1.0, len(plain) / length)):
             yield "".join(pieces), low_word(digest)

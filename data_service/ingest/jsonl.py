@@ -4,13 +4,13 @@ import json
 from collections.abc import Iterator
 
 from data_service.errors import InputError
-from data_service.ingest.compressed import open_text
+from data_service.ingest.compressed import open_piece
 from data_service.ingest.lines import Line, LinePlace, read_lines, skip_line
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.splits import Piece
 from data_service.ingest.text import Text, checked, decode
 
-_LINE_PER_DOCUMENT = (
+LINE_PER_DOCUMENT = (
     8  # a line may be this many times its document: escapes take six bytes, other fields the rest
 )
 
@@ -22,10 +22,12 @@ def read_jsonl(piece: Piece, options: BuildOptions) -> Iterator[Text]:
         InputError: a line that is not UTF-8 or not a JSON object, a field that is missing or not text,
             a document too long.
     """
-    file, limit = piece.file, options.max_document_bytes * _LINE_PER_DOCUMENT
-    start = max(0, piece.start - 1)  # the byte before the piece tells whether a line begins with the piece
-    with open_text(file, start=start) as stream:
-        if piece.start:
+    file, limit = piece.file, options.max_document_bytes * LINE_PER_DOCUMENT
+    start = piece.start
+    if start and piece.text is None:
+        start -= 1  # the byte before the piece tells whether a line begins with the piece
+    with open_piece(piece, start) as stream:
+        if start < piece.start:
             start += skip_line(stream)
         for line in read_lines(file, stream, start, limit):
             if line.offset >= piece.stop and not file.compression:

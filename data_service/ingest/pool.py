@@ -1,27 +1,15 @@
 """Runs a build's tasks, stage by stage, here or on Ray."""
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from data_service.ingest.progress import Progress, Report, Stage
-from data_service.ingest.receipts import Receipt, read_receipt
+from data_service.ingest.receipts import Receipt, find_receipts
+from data_service.ingest.streamed import PieceReader
+from data_service.ingest.tasks import SplitTask, Task
 from data_service.store.base import Store
-
-_REQUESTS = 16  # receipts looked up at once
-
-
-class Task(Protocol):
-    """A frozen, picklable piece of work that leaves a receipt under the key `receipt`."""
-
-    @property
-    def receipt(self) -> str: ...
-
-    @property
-    def input_bytes(self) -> int: ...
-
 
 T = TypeVar("T", bound=Task)
 R = TypeVar("R", bound=Receipt)
@@ -38,10 +26,14 @@ class Work(Generic[T, R]):
 
 
 class Pool:
-    """Where tasks run: this process for 0 or 1 workers, else Ray, started when there is a use for it."""
+    """Where tasks run: this process for 0 or 1 workers, else Ray, started when there is a use for it.
 
-    def __init__(self, workers: int) -> None:
+    `piece_bytes`: text that a task may be handed, or 0 if none is.
+    """
+
+    def __init__(self, workers: int, piece_bytes: int) -> None:
         self._workers = workers
+        self._piece_bytes = piece_bytes
         self._cluster = ExitStack()
         self._started = False
 
@@ -54,13 +46,21 @@ class Pool:
     def run(self, function: Callable[[T], R], tasks: Sequence[T]) -> Iterator[tuple[int, R]]:
         """(index, receipt) as tasks finish. Raises whatever `function` raises."""
         if self._workers <= 1 or len(tasks) <= 1:
-            return ((index, function(task)) for index, task in enumerate(tasks))
+            return _run_here(function, tasks)
         from data_service.ingest.ray_pool import cluster, run_on_ray  # Ray takes a second to import
 
         if not self._started:
-            self._cluster.enter_context(cluster(self._workers))
+            self._cluster.enter_context(cluster(self._workers, self._piece_bytes))
             self._started = True
         return run_on_ray(function, tasks, self._workers)
+
+
+def _run_here(function: Callable[[T], R], tasks: Sequence[T]) -> Iterator[tuple[int, R]]:
+    reader = PieceReader()
+    for index, task in enumerate(tasks):
+        if isinstance(task, SplitTask) and task.split.streamed:
+            task = task.handed(reader.read(task.split.streamed, task.options))
+        yield index, function(task)
 
 
 def run_stage(work: Work[T, R], store: Store, pool: Pool, report: Report) -> list[R]:
@@ -70,7 +70,7 @@ def run_stage(work: Work[T, R], store: Store, pool: Pool, report: Report) -> lis
         whatever the stage's function raises, as it is; work that was finished before stays finished.
     """
     total_bytes = sum(task.input_bytes for task in work.tasks)
-    receipts = _find_receipts(work, store)
+    receipts = find_receipts(store, [task.receipt for task in work.tasks], work.receipt)
     missing = [index for index, receipt in enumerate(receipts) if receipt is None]
 
     def report_now() -> None:
@@ -82,14 +82,3 @@ def run_stage(work: Work[T, R], store: Store, pool: Pool, report: Report) -> lis
         receipts[missing[position]] = receipt
         report_now()
     return [receipt for receipt in receipts if receipt is not None]
-
-
-def _find_receipts(work: Work[T, R], store: Store) -> list[R | None]:
-    folders = {task.receipt.rpartition("/")[0] + "/" for task in work.tasks}
-    written = {entry.key for folder in folders for entry in store.list(folder)}
-
-    def find(task: T) -> R | None:
-        return read_receipt(store, task.receipt, work.receipt) if task.receipt in written else None
-
-    with ThreadPoolExecutor(_REQUESTS) as threads:
-        return list(threads.map(find, work.tasks))

@@ -1,39 +1,57 @@
-"""Tasks over Ray. When a worker dies its task is done again; an error of the data is raised as it is."""
+"""Tasks over Ray. When a worker dies its task is done again; an error of the data is raised as it is.
+
+Big compressed files are read by a few actors, each going through one file at a time; the text of a piece goes from the
+actor's node to the task's, never through this process. What an actor returns is a function of the piece, so Ray may
+call one that died again on another node, which passes over what is behind by decompression alone.
+"""
 
 import logging
 import os
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain, islice
 from typing import Any, TypeVar
 
 import ray
-from ray.exceptions import OutOfMemoryError, RayTaskError, WorkerCrashedError
+from ray.exceptions import ObjectLostError, OutOfMemoryError, RayActorError, RayTaskError, WorkerCrashedError
 
 from data_service.errors import CorpusError
+from data_service.ingest.inputs import InputFile
+from data_service.ingest.splits import Piece
+from data_service.ingest.streamed import PieceReader
+from data_service.ingest.tasks import SplitTask
+from data_service.workers import installed_only
 
 _RETRIES = 8
 _OBJECT_STORE = 128 << 20  # tasks return receipts of a few KB
+_FED = 8  # workers to a reader, which decompresses as fast as two to four hash, or fifty encode
+_DIED = (WorkerCrashedError, OutOfMemoryError, RayActorError, ObjectLostError)
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 
 @contextmanager
-def cluster(workers: int) -> Iterator[None]:
-    """The cluster this process is connected to, else the one RAY_ADDRESS names, else one of its own."""
+def cluster(workers: int, piece_bytes: int) -> Iterator[None]:
+    """The cluster this process is connected to, else the one RAY_ADDRESS names, else one of its own.
+
+    One of its own has room for the text of as many pieces of `piece_bytes` as are on their way at one time.
+    """
     if ray.is_initialized():
         yield
         return
     if "RAY_ADDRESS" in os.environ:
-        ray.init(log_to_driver=False, logging_level=logging.ERROR)
+        ray.init(log_to_driver=False, logging_level=logging.ERROR, job_config=installed_only())
     else:
         ray.init(
             address="local",
             num_cpus=workers,
-            object_store_memory=_OBJECT_STORE,
+            object_store_memory=_OBJECT_STORE + piece_bytes * (workers + _ahead(workers) + 1),
             include_dashboard=False,
             log_to_driver=False,
             logging_level=logging.ERROR,
+            job_config=installed_only(),
         )
     try:
         yield
@@ -45,16 +63,18 @@ def run_on_ray(function: Callable[[T], R], tasks: Sequence[T], workers: int) -> 
     """(index, result) as tasks finish, at most `workers` at a time. Call within `cluster`.
 
     Raises:
-        CorpusError: workers die again and again.
-        whatever `function` raises.
+        CorpusError: workers or readers die again and again.
+        whatever `function` raises, and InputError or StoreError from a reader.
     """
     remote = ray.remote(max_retries=_RETRIES, num_cpus=1)(_alone)
-    waiting = iter(enumerate(tasks))
+    readers = _Readers(_ahead(workers))
+    waiting = _made_ahead(readers.supply(tasks), _ahead(workers))
     running: dict[ray.ObjectRef, int] = {}
     try:
         while True:
             while len(running) < workers and (following := next(waiting, None)):
-                running[remote.remote(function, following[1])] = following[0]
+                index, text = following
+                running[remote.remote(function, tasks[index], text)] = index
             if not running:
                 return
             (finished,), _ = ray.wait(list(running), num_returns=1)
@@ -62,22 +82,89 @@ def run_on_ray(function: Callable[[T], R], tasks: Sequence[T], workers: int) -> 
     finally:
         for reference in running:
             ray.cancel(reference)
+        readers.close()
 
 
-def _alone(function: Callable[[T], R], task: T) -> R:
+class _Readers:
+    """At most `count` actors, each started when it is needed and given every `count`-th streamed file."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._kind = ray.remote(num_cpus=0, max_restarts=_RETRIES, max_task_retries=_RETRIES)(PieceReader)
+        self._actors: dict[int, Any] = {}
+
+    def supply(self, tasks: Sequence[Any]) -> Iterator[tuple[int, ray.ObjectRef | None]]:
+        """(index, the piece with its text or None) of every task; files and what is not streamed take turns."""
+        files: dict[InputFile, list[int]] = {}
+        alone: list[int] = []
+        for index, task in enumerate(tasks):
+            piece = _streamed(task)
+            (files.setdefault(piece.file, []) if piece else alone).append(index)
+        shares = [chain.from_iterable(list(files.values())[i :: self._count]) for i in range(self._count)]
+        queues = dict(enumerate([*shares, iter(alone)]))
+        while queues:
+            for number, queue in list(queues.items()):
+                following = next(queue, None)
+                if following is None:
+                    del queues[number]
+                else:
+                    yield following, self._read(number, tasks[following])
+
+    def close(self) -> None:
+        """End the actors, whatever they are doing."""
+        for actor in self._actors.values():
+            ray.kill(actor)
+
+    def _read(self, number: int, task: Any) -> ray.ObjectRef | None:
+        piece = _streamed(task)
+        if piece is None:
+            return None
+        if number not in self._actors:
+            self._actors[number] = self._kind.remote()
+        reference: ray.ObjectRef = self._actors[number].read.remote(piece, task.options)
+        return reference
+
+
+def _streamed(task: object) -> Piece | None:
+    return task.split.streamed if isinstance(task, SplitTask) else None
+
+
+def _ahead(workers: int) -> int:
+    """Readers, and pieces that are read before a worker is free."""
+    return -(-workers // _FED)
+
+
+def _made_ahead(items: Iterator[T], count: int) -> Iterator[T]:
+    """The items, `count` of them made before they are asked for."""
+    made = deque(islice(items, count))
+    while made:
+        made.extend(islice(items, 1))
+        yield made.popleft()
+
+
+def _alone(function: Callable[[Any], R], task: Any, piece: Piece | None) -> R:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a worker has one core
-    return function(task)
+    return function(task if piece is None else task.handed(piece))
 
 
 def _result(reference: ray.ObjectRef) -> Any:
     try:
         return ray.get(reference)
     except RayTaskError as error:
-        if isinstance(error.cause, Exception):
-            raise error.cause from error
+        cause = error.cause
+        while isinstance(cause, RayTaskError):  # a reader's error reaches the task that its text was for
+            cause = cause.cause
+        if isinstance(cause, _DIED):
+            raise _died(cause) from error
+        if isinstance(cause, Exception):
+            raise cause from error
         raise
-    except (WorkerCrashedError, OutOfMemoryError) as error:
-        raise CorpusError(
-            f"a worker died {_RETRIES + 1} times on the same part of the input: {error}",
-            remedy="if memory ran out, use fewer --workers; the same command continues the build",
-        ) from error
+    except _DIED as error:
+        raise _died(error) from error
+
+
+def _died(error: Exception) -> CorpusError:
+    return CorpusError(
+        f"a worker died {_RETRIES + 1} times on the same part of the input: {error}",
+        remedy="if memory ran out, use fewer --workers; the same command continues the build",
+    )

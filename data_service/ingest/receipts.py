@@ -1,11 +1,13 @@
 """Receipts: what a finished task left, written last. A build that continues trusts them and nothing else."""
 
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing
+from data_service.store.together import together
 
 
 class Receipt(BaseModel):
@@ -24,11 +26,29 @@ def write_receipt(store: Store, key: str, receipt: Receipt) -> None:
     store.put(key, receipt.model_dump_json().encode())
 
 
-def read_receipt(store: Store, key: str, kind: type[R]) -> R | None:
-    """The receipt, if there is one and all it names is there in full; None if the task must be done again."""
+def find_receipts(store: Store, keys: Sequence[str], kind: type[R]) -> list[R | None]:
+    """For each key its receipt, if there is one and all it names is there in full; None: to be done again."""
+    written = _sizes(store, keys)
+
+    def read(key: str) -> R | None:
+        return _read(store, key, kind) if key in written else None
+
+    receipts = list(together(read, keys))
+    stored = _sizes(store, [name for receipt in receipts if receipt for name in receipt.files])
+    return [
+        receipt if receipt and all(stored.get(name) == size for name, size in receipt.files.items()) else None
+        for receipt in receipts
+    ]
+
+
+def _read(store: Store, key: str, kind: type[R]) -> R | None:
     try:
-        receipt = kind.model_validate_json(store.get(key))
+        return kind.model_validate_json(store.get(key))
     except (KeyMissing, ValidationError):
         return None
-    whole = all(store.size(name) == size for name, size in receipt.files.items())
-    return receipt if whole else None
+
+
+def _sizes(store: Store, keys: Iterable[str]) -> dict[str, int]:
+    """Sizes of all objects in the folders of these keys: one request lists a thousand."""
+    folders = {key.rpartition("/")[0] + "/" for key in keys}
+    return {entry.key: entry.size for folder in folders for entry in store.list(folder)}

@@ -2,32 +2,19 @@
 
 import hashlib
 from array import array
-from dataclasses import dataclass
 
 from data_service.ingest.documents import read_documents
 from data_service.ingest.hashing import BUCKETS, bucket_starts, hash_text, is_blank, sorted_records
-from data_service.ingest.layout import Layout
-from data_service.ingest.options import BuildOptions
 from data_service.ingest.receipts import Receipt, write_receipt
-from data_service.ingest.splits import Split
+from data_service.ingest.tasks import SplitTask
 
 
-@dataclass(frozen=True)
-class ScanTask:
-    """Split `index` of the input."""
-
-    layout: Layout
-    index: int
-    split: Split
-    options: BuildOptions
+class ScanTask(SplitTask):
+    """Hash the documents of a split."""
 
     @property
     def receipt(self) -> str:
         return self.layout.receipt("scan", self.index)
-
-    @property
-    def input_bytes(self) -> int:
-        return self.split.size
 
 
 class Scanned(Receipt):

@@ -3,7 +3,8 @@
 A pure function of names, sizes and options: any number of workers, today or after an interruption, cut alike.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 from data_service.ingest.inputs import InputFile
@@ -13,18 +14,26 @@ _EXPANSION = 3  # bytes of text that a byte of a compressed or Parquet file is t
 _PER_FILE = 16 * 1024  # opening a file costs about as much as reading this many bytes
 _SMALLEST = 4 * MIB  # small corpora are cut into about 16 splits, but not below this
 _SPLITS = 16
+_WHOLE = 4  # a compressed file of more splits than this is cut; below, that is not worth a second task
 
 
 @dataclass(frozen=True)
 class Piece:
     """The documents that begin in bytes [start, stop) of a file; in a Parquet file, the row groups that do.
 
-    A piece of a compressed file, or of a .txt file that is one document, is always the whole file.
+    A piece of a compressed file, or of a .txt file that is one document, is the whole file, unless it is streamed.
+
+    Attributes:
+        plain_size: not 0 for a streamed piece: one of a big compressed file, which has so many bytes when it is
+            decompressed. `start` and `stop` count those, and what reads the piece must be handed its text.
+        text: whole documents, from byte `start` to byte `stop` of the decompressed file, once they are handed over.
     """
 
     file: InputFile
     start: int
     stop: int
+    plain_size: int = 0
+    text: bytes | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -35,20 +44,37 @@ class Split:
 
     @property
     def size(self) -> int:
-        """Bytes stored, before any decompression."""
+        """Bytes stored, before any decompression; of a streamed piece, bytes of text."""
         return sum(piece.stop - piece.start for piece in self.pieces)
 
+    @property
+    def streamed(self) -> Piece | None:
+        """The streamed piece, which is always alone in its split; None for any other split."""
+        return self.pieces[0] if self.pieces[0].plain_size else None
 
-def plan_splits(files: tuple[InputFile, ...], options: BuildOptions) -> list[Split]:
-    """All of the inputs, in order, in splits of about the same amount of text."""
-    total = sum(_weight(file, file.size) for file in files)
-    target = min(options.split_bytes, max(_SMALLEST, total // _SPLITS))
+
+def streamed_files(files: tuple[InputFile, ...], options: BuildOptions) -> list[InputFile]:
+    """Compressed files that are too big for one task, if their documents end where lines or blank lines do."""
+    most = _WHOLE * _target(files, options)
+    by_lines = [file for file in files if file.compression and not _is_one_document(file, options)]
+    return [file for file in by_lines if _weight(file, file.size) > most]
+
+
+def plan_splits(
+    files: tuple[InputFile, ...], options: BuildOptions, plain_sizes: Mapping[str, int] | None = None
+) -> list[Split]:
+    """All of the inputs, in order, in splits of about the same amount of text.
+
+    `plain_sizes` are decompressed sizes in bytes, by URI: those of `streamed_files`. Without it, these are not cut.
+    """
+    target, known = _target(files, options), plain_sizes or {}
     splits: list[Split] = []
     pieces: list[Piece] = []
     filled = 0
-    for piece in (piece for file in files for piece in _cut(file, target, options)):
+    for piece in (piece for file in files for piece in _cut(file, target, options, known.get(file.uri, 0))):
         weight = _weight(piece.file, piece.stop - piece.start)
-        if pieces and filled + weight > target:
+        alone = piece.plain_size or (pieces and pieces[-1].plain_size)
+        if pieces and (alone or filled + weight > target):
             splits.append(Split(tuple(pieces)))
             pieces, filled = [], 0
         pieces.append(piece)
@@ -58,11 +84,25 @@ def plan_splits(files: tuple[InputFile, ...], options: BuildOptions) -> list[Spl
     return splits
 
 
-def _cut(file: InputFile, target: int, options: BuildOptions) -> list[Piece]:
-    whole = file.compression != "" or (file.format == "txt" and options.txt_documents == "file")
-    count = 1 if whole else max(1, -(-_weight(file, file.size) // target))
-    cuts = [file.size * i // count for i in range(count + 1)]
-    return [Piece(file, start, stop) for start, stop in pairwise(cuts)]
+def _target(files: tuple[InputFile, ...], options: BuildOptions) -> int:
+    """Bytes of text that a split should have."""
+    total = sum(_weight(file, file.size) for file in files)
+    return min(options.split_bytes, max(_SMALLEST, total // _SPLITS))
+
+
+def _cut(file: InputFile, target: int, options: BuildOptions, plain_size: int) -> list[Piece]:
+    if plain_size:
+        size, text = plain_size, plain_size
+    else:
+        size, text = file.size, _weight(file, file.size)
+    whole = not plain_size and (file.compression != "" or _is_one_document(file, options))
+    count = 1 if whole else max(1, -(-text // target))
+    cuts = [size * i // count for i in range(count + 1)]
+    return [Piece(file, start, stop, plain_size) for start, stop in pairwise(cuts)]
+
+
+def _is_one_document(file: InputFile, options: BuildOptions) -> bool:
+    return file.format == "txt" and options.txt_documents == "file"
 
 
 def _weight(file: InputFile, size: int) -> int:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from data_service.ingest.compressed import open_text
+from data_service.ingest.compressed import open_piece, open_text
 from data_service.ingest.inputs import InputFile
 from data_service.ingest.lines import Line, LinePlace, read_lines
 from data_service.ingest.options import BuildOptions
@@ -30,9 +30,11 @@ def _read_whole(file: InputFile, options: BuildOptions) -> Text:
 def _read_separated(piece: Piece, options: BuildOptions) -> Iterator[Text]:
     """Documents whose first line begins inside the piece, each to its end, which may lie behind the piece."""
     file, limit = piece.file, options.max_document_bytes
-    # Begin with the line before the piece: whether a line begins a document is known from the line above it.
-    start = line_start(file, piece.start - 1) if piece.start else 0
-    with open_text(file, start=start) as stream:
+    start = piece.start
+    if start and piece.text is None:
+        # Begin with the line before the piece: whether a line begins a document is known from the line above it.
+        start = line_start(file, start - 1)
+    with open_piece(piece, start) as stream:
         for first, data in _separate(file, read_lines(file, stream, start, limit), limit):
             if first >= piece.stop and not file.compression:
                 return

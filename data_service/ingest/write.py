@@ -15,13 +15,12 @@ from data_service.errors import CorpusError, InputError
 from data_service.ingest.blocks import BATCH, encode_documents
 from data_service.ingest.compare import ORDINAL, Slice
 from data_service.ingest.documents import read_documents
-from data_service.ingest.hashing import hash_text, is_blank
-from data_service.ingest.heldout import divide_document
-from data_service.ingest.layout import TOKENIZER, Layout, shard_key, shard_name
-from data_service.ingest.options import BuildOptions
+from data_service.ingest.hashing import hash_text, hash_tokens, is_blank
+from data_service.ingest.heldout import divide_document, low_word
+from data_service.ingest.layout import TOKENIZER, shard_key, shard_name
 from data_service.ingest.part import Part, PartSummary
 from data_service.ingest.receipts import Receipt, write_receipt
-from data_service.ingest.splits import Split
+from data_service.ingest.tasks import SplitTask
 from data_service.shards.manifest import HeldoutRule
 from data_service.store.base import Store
 from data_service.store.errors import OutOfSpace
@@ -33,56 +32,49 @@ from data_service.tokenizers.tokenizer import Tokenizer
 class Kept:
     """The documents of a split that are no later copies.
 
-    `drops` say which are; `digest` is the hash of all hashes of the first pass.
+    `drops` say which are copies; `digest` is the hash of all hashes of the first pass.
     """
 
-    layout: Layout
-    split: Split
-    options: BuildOptions
     drops: tuple[Slice, ...]
     digest: str
 
-    def read(self) -> Iterator[tuple[str, bytes]]:
-        """(text, hash) of each.
 
-        Raises:
-            InputError: the text changed since the first pass; else as `read_documents`.
-        """
-        drops = _read_drops(self.layout.open(), self.drops)
-        seen = hashlib.sha256()
-        ordinal = 0
-        for document in read_documents(self.split, self.options):
-            if is_blank(document.text):
-                continue
-            digest = hash_text(document.text)
-            seen.update(digest)
-            if ordinal not in drops:
-                yield document.text, digest
-            ordinal += 1
-        if seen.hexdigest() != self.digest:
-            raise InputError(
-                f"{self.split.pieces[0].file.uri} (or one of the {len(self.split.pieces)} inputs read with it) "
-                "changed while the corpus was built",
-                remedy="delete the half-built corpus and build it again from inputs that stay as they are",
-            )
+def read_kept(task: SplitTask, kept: Kept) -> Iterator[tuple[str, bytes]]:
+    """(text, hash) of each document of the task's split that is kept.
+
+    Raises:
+        InputError: the text changed since the first pass; else as `read_documents`.
+    """
+    drops = _read_drops(task.layout.open(), kept.drops)
+    seen = hashlib.sha256()
+    ordinal = 0
+    for document in read_documents(task.split, task.options):
+        if is_blank(document.text):
+            continue
+        digest = hash_text(document.text)
+        seen.update(digest)
+        if ordinal not in drops:
+            yield document.text, digest
+        ordinal += 1
+    if seen.hexdigest() != kept.digest:
+        raise InputError(
+            f"{task.split.pieces[0].file.uri} (or one of the {len(task.split.pieces)} inputs read with it) "
+            "changed while the corpus was built",
+            remedy="delete the half-built corpus and build it again from inputs that stay as they are",
+        )
 
 
 @dataclass(frozen=True)
-class WriteTask:
-    """Split `index` of the input: its documents, and what of them is held out."""
+class WriteTask(SplitTask):
+    """Encode a split: the documents that are kept, and what of them is held out."""
 
     kept: Kept
-    index: int
     tokenizer_hash: str
     heldout: HeldoutRule
 
     @property
     def receipt(self) -> str:
-        return self.kept.layout.receipt("write", self.index)
-
-    @property
-    def input_bytes(self) -> int:
-        return self.kept.split.size
+        return self.layout.receipt("write", self.index)
 
 
 class Written(Receipt):
@@ -95,16 +87,16 @@ class Written(Receipt):
 
 
 def write(task: WriteTask) -> Written:
-    """Write a split's shards. Memory: a block or two, whatever the size of the split.
+    """Write a split's shards. Memory: a block or two, and the text of a streamed piece.
 
     Raises:
         InputError: the text changed since the first pass; else as `read_documents`.
         StoreError: a shard that cannot be stored; OutOfSpace also for the local temporary folder.
     """
-    store = task.kept.layout.open()
+    store = task.layout.open()
     tokenizer = _tokenizer(store.at(TOKENIZER).uri, task.tokenizer_hash)
     with tempfile.TemporaryDirectory(prefix="maskfleet-") as folder, _room_in(folder):
-        name, block_tokens = shard_name(task.index), task.kept.options.block_tokens
+        name, block_tokens = shard_name(task.index), task.options.block_tokens
         with (
             Part(Path(folder, "train.tar"), name, tokenizer.vocab_size, block_tokens) as train,
             Part(Path(folder, "heldout.tar"), name, tokenizer.vocab_size, block_tokens) as heldout,
@@ -127,15 +119,19 @@ def _fill(task: WriteTask, tokenizer: Tokenizer, parts: tuple[Part, Part]) -> in
     """Put every kept document into its part, or its stretches into theirs; the number of those without a token."""
     without_tokens = 0
     divided = (
-        piece for text, digest in task.kept.read() for piece in divide_document(task.heldout, text, digest)
+        piece
+        for text, digest in read_kept(task, task.kept)
+        for piece in divide_document(task.heldout, text, digest)
     )
     for batch in _batches(divided):
         encoded = encode_documents(tokenizer, [text for text, _ in batch])
         for (text, heldout), document in zip(batch, encoded, strict=True):
-            if len(document.tokens):
-                parts[heldout].add(document, len(text.encode()))
-            else:
+            if not len(document.tokens):
                 without_tokens += 1
+                continue
+            if task.heldout.by_tokens and tokenizer.special.unk in document.tokens:
+                heldout = task.heldout.holds_out(low_word(hash_tokens(document.tokens)))
+            parts[heldout].add(document, len(text.encode()))
     return without_tokens
 
 
@@ -168,7 +164,7 @@ def _store_parts(
             key = shard_key(name, task.index)
             store.put_file(key, part.path)
             files[key] = summary.shard.size
-    key, unigram = task.kept.layout.unigram(task.index), parts[0].unigram.tobytes()
+    key, unigram = task.layout.unigram(task.index), parts[0].unigram.tobytes()
     store.put(key, unigram)
     return files | {key: len(unigram)}
 

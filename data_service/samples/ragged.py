@@ -1,6 +1,6 @@
 """`Samples`: rows of different lengths, laid end to end. Padding is an attention backend's business."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,3 +37,9 @@ class Samples:
     @property
     def rows(self) -> int:
         return len(self.offsets) - 1
+
+    @property
+    def nbytes(self) -> int:
+        """Of all arrays."""
+        arrays = (getattr(self, field.name) for field in fields(self))
+        return sum(array.nbytes for array in arrays if array is not None)

@@ -1,6 +1,6 @@
 """Rows of `Samples`: cut, joined, reordered."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -45,12 +45,10 @@ def join_rows(parts: Sequence[Samples]) -> Samples:
     )
 
 
-def deal_rows(samples: Samples, order: NDArray[np.int64], size: int) -> list[Samples]:
-    """Rows `order` [N], in that order, in parts of `size` rows (the last may have fewer)."""
+def deal_rows(samples: Samples, parts: Iterable[NDArray[np.int64]]) -> list[Samples]:
+    """Rows `part` [N], in that order, for each of `parts`."""
     target_edges = np.searchsorted(samples.target_positions, samples.offsets)
-    return [
-        _take_rows(samples, target_edges, order[first : first + size]) for first in range(0, len(order), size)
-    ]
+    return [_take_rows(samples, target_edges, part) for part in parts]
 
 
 def _take_rows(samples: Samples, target_edges: NDArray[np.int64], rows: NDArray[np.int64]) -> Samples:

@@ -58,12 +58,15 @@ class HeldoutRule:
             with which it ends.
         length: bytes of a stretch on average.
         trained: low words below `below` that are trained on all the same: paragraphs that end too many stretches.
+        by_tokens: documents with tokens unknown to the tokenizer go by the hash of their tokens, so that those which
+            differ in unknown words alone are on one side. Only where there are many documents.
     """
 
     unit: Literal["document", "stretch"]
     below: int
     length: int = 0
     trained: tuple[int, ...] = ()
+    by_tokens: bool = False
 
     def holds_out(self, low: int) -> bool:
         """Whether what has this low word is held out."""

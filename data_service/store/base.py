@@ -74,6 +74,10 @@ class Store(Protocol):
         """Remove; absent is not an error."""
         ...
 
+    def delete_many(self, keys: Sequence[str]) -> None:
+        """Remove; absent is not an error. On S3 one request removes a thousand."""
+        ...
+
     def clock(self) -> float | None:
         """Seconds since 1970 by the store's own clock, to the second; None if it goes by ours."""
         ...

@@ -115,6 +115,10 @@ class LocalStore:
             return
         _remove_empty(path.parent, self.root)
 
+    def delete_many(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            self.delete(key)
+
     def clock(self) -> None:
         return None
 

@@ -36,6 +36,7 @@ from data_service.store.errors import (
 from data_service.store.keys import checked, child
 from data_service.store.outage import outage_of
 from data_service.store.patience import Patience
+from data_service.store.s3_deletion import DELETED, Deletion
 from data_service.store.s3_errors import FAILURES, TRANSIENT, code, translated
 from data_service.store.s3_listing import Listing
 from data_service.store.s3_transfer import PART, WRITER, Buffers, Download, LocalFile, Source, Upload, head
@@ -188,6 +189,17 @@ class S3Store:
         name = self._name(key)
         with suppress(KeyMissing):
             self._call(name, lambda client: client.delete_object(Bucket=self.bucket, Key=name))
+
+    def delete_many(self, keys: Sequence[str]) -> None:
+        for start in range(0, len(keys), DELETED):
+            batch = keys[start : start + DELETED]
+            try:
+                self._call(self.prefix, Deletion(self.bucket, [self._name(key) for key in batch]).attempt)
+            except StoreError as error:
+                if type(error) is not StoreError:
+                    raise
+                for key in batch:  # the server does not know this request
+                    self.delete(key)
 
     def clock(self) -> float | None:
         """From the Date of an answer, be it a refusal: that is what a request signed by a wrong clock gets."""

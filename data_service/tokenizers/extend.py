@@ -21,7 +21,8 @@ import tokenizers
 
 from data_service.errors import TokenizerError
 from data_service.tokenizers.files import DEFINITION, Definition
-from data_service.tokenizers.load import MODEL_FILES, from_files
+from data_service.tokenizers.load import from_files
+from data_service.tokenizers.published import MODEL_FILES
 from data_service.tokenizers.spm import append_pieces, parse_model
 from data_service.tokenizers.tokenizer import Tokenizer
 

@@ -1,14 +1,17 @@
 """A tokenizer as files, in the forms that `transformers.AutoTokenizer` and older tools read."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from data_service.errors import TokenizerError
 from data_service.tokenizers.specials import SpecialNames
 
 DEFINITION = "tokenizer.json"
 CONFIG = "tokenizer_config.json"
 SPECIAL_TOKENS = "special_tokens_map.json"
+ADDED_TOKENS = "added_tokens.json"
+MODEL_CONFIG = "config.json"
 
 Definition = dict[str, Any]  # a parsed tokenizer.json
 
@@ -62,3 +65,28 @@ def _vocabulary_files(definition: Definition, pieces: Sequence[str]) -> dict[str
 
 def _json(content: Definition) -> bytes:
     return (json.dumps(content, ensure_ascii=False, indent=2) + "\n").encode()
+
+
+def text_file(files: Mapping[str, bytes], name: str, where: str) -> str:
+    """The text of one of `files`. Raises TokenizerError: not UTF-8."""
+    try:
+        return files[name].decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise TokenizerError(
+            f"{where}: {name} is not UTF-8 text (byte {error.start})", remedy="save the tokenizer again"
+        ) from error
+
+
+def json_file(files: Mapping[str, bytes], name: str, where: str) -> dict[str, Any]:
+    """The JSON object in one of `files`, empty if there is no such file. Raises TokenizerError: not an object."""
+    if name not in files:
+        return {}
+    try:
+        content = json.loads(text_file(files, name, where))
+    except json.JSONDecodeError as error:
+        raise TokenizerError(
+            f"{where}: {name} is not JSON: {error}", remedy="save the tokenizer again"
+        ) from error
+    if not isinstance(content, dict):
+        raise TokenizerError(f"{where}: {name} is not a JSON object", remedy="save the tokenizer again")
+    return content

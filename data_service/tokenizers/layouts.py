@@ -4,13 +4,21 @@ from typing import assert_never
 
 from tokenizers import AddedToken, processors
 
-from data_service.tokenizers.specials import SpecialStyle
+from data_service.tokenizers.specials import Layout, SpecialStyle
 
 
 def post_processor(style: SpecialStyle) -> processors.TemplateProcessing:
-    """The template of `style.layout`, with the family's token types after the colons."""
+    """The template of a family whose special pieces have the ids of `style`."""
     cls, sep = style.names.cls, style.names.sep
-    match style.layout:
+    return row_template(style.layout, (cls, style.pieces.index(cls)), (sep, style.pieces.index(sep)))
+
+
+def row_template(
+    layout: Layout, cls_token: tuple[str, int], sep_token: tuple[str, int]
+) -> processors.TemplateProcessing:
+    """The template of a layout, with the family's token types after the colons; tokens are (piece, id)."""
+    cls, sep = cls_token[0], sep_token[0]
+    match layout:
         case "bert":
             single, pair = f"{cls}:0 $A:0 {sep}:0", f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1"
         case "roberta":
@@ -19,8 +27,7 @@ def post_processor(style: SpecialStyle) -> processors.TemplateProcessing:
             single, pair = f"$A:0 {sep}:0 {cls}:2", f"$A:0 {sep}:0 $B:1 {sep}:1 {cls}:2"
         case _ as never:
             assert_never(never)
-    ids = [(cls, style.pieces.index(cls)), (sep, style.pieces.index(sep))]
-    return processors.TemplateProcessing(single=single, pair=pair, special_tokens=ids)
+    return processors.TemplateProcessing(single=single, pair=pair, special_tokens=[cls_token, sep_token])
 
 
 def added_tokens(style: SpecialStyle) -> list[AddedToken]:

@@ -93,9 +93,15 @@ def resolve_names(
     )
 
 
-def _resolve(role: str, vocabulary: Mapping[str, int], configured: object, where: str) -> str:
+def token_name(configured: object) -> str | None:
+    """The piece that a configuration names, as text or as an object with its `content`; None if it names none."""
     name = configured.get("content") if isinstance(configured, Mapping) else configured
-    if isinstance(name, str):
+    return name if isinstance(name, str) else None
+
+
+def _resolve(role: str, vocabulary: Mapping[str, int], configured: object, where: str) -> str:
+    name = token_name(configured)
+    if name is not None:
         if name not in vocabulary:
             raise TokenizerError(
                 f"{where}: {role}_token is {name!r}, which is not in the vocabulary",

@@ -15,7 +15,7 @@ from data_service.errors import TokenizerError
 
 _UNIGRAM, _BPE = 1, 2  # TrainerSpec.ModelType
 _NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4  # ModelProto.SentencePiece.Type
-_SPACE = "\u2581"
+SPACE = "\u2581"
 
 
 def parse_model(model: bytes, where: str) -> ModelProto:
@@ -49,15 +49,15 @@ def append_pieces(proto: ModelProto, scored: Iterable[tuple[str, float]]) -> byt
 
 def convert_model(proto: ModelProto, mask: str | None) -> tokenizers.Tokenizer:
     """The definition of a parsed model. `mask` names the control piece that takes the space before it."""
-    tokenizer = tokenizers.Tokenizer(_model(proto))
+    tokenizer = tokenizers.Tokenizer(piece_model(proto, byte_fallback=proto.trainer_spec.byte_fallback))
     tokenizer.normalizer = _normalizer(proto)
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(
-        replacement=_SPACE, prepend_scheme=_prefix(proto), split=True
+        replacement=SPACE, prepend_scheme=_prefix(proto), split=True
     )
     tokenizer.decoder = decoders.Sequence(
         [
             decoders.ByteFallback(),
-            decoders.Metaspace(replacement=_SPACE, prepend_scheme=_prefix(proto)),
+            decoders.Metaspace(replacement=SPACE, prepend_scheme=_prefix(proto)),
             decoders.Fuse(),
         ]
     )
@@ -72,17 +72,26 @@ def convert_model(proto: ModelProto, mask: str | None) -> tokenizers.Tokenizer:
     return tokenizer
 
 
-def _model(proto: ModelProto) -> models.Unigram | models.BPE:
-    fallback = proto.trainer_spec.byte_fallback
+def marked_pieces(proto: ModelProto) -> list[AddedToken]:
+    """Pieces that are taken out of text before any other: control pieces, which are special, and user's symbols."""
+    return [
+        _added(piece.piece, special=piece.type == _CONTROL)
+        for piece in proto.pieces
+        if piece.type in (_CONTROL, _USER_DEFINED)
+    ]
+
+
+def piece_model(proto: ModelProto, *, byte_fallback: bool) -> models.Unigram | models.BPE:
+    """The pieces and their scores. `byte_fallback`: spell what no piece covers in the model's byte pieces."""
     if proto.trainer_spec.model_type == _UNIGRAM:
         scored = [(piece.piece, piece.score) for piece in proto.pieces]
-        return models.Unigram(scored, unk_id=proto.trainer_spec.unk_id, byte_fallback=fallback)
+        return models.Unigram(scored, unk_id=proto.trainer_spec.unk_id, byte_fallback=byte_fallback)
     return models.BPE(
         {piece.piece: i for i, piece in enumerate(proto.pieces)},
         _merges(proto),
         unk_token=proto.pieces[proto.trainer_spec.unk_id].piece,
         fuse_unk=True,
-        byte_fallback=fallback,
+        byte_fallback=byte_fallback,
     )
 
 

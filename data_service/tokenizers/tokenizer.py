@@ -140,16 +140,24 @@ class Tokenizer:
             encoder = tokenizers.Tokenizer.from_str(json.dumps(self._definition))
             encoder.encode_special_tokens = True
             return encoder
-        # A unigram lattice matches any vocabulary entry, "[CLS]" too: rename those to what no text contains.
+        # A unigram lattice matches any vocabulary entry, "[CLS]" too: rename those to what no text contains. Added
+        # tokens are renamed, not left out, since those behind the vocabulary are numbered in order.
         special = self._special_ids()
         model = self._definition["model"]
         vocab = [
-            [f"\uffff{i}\uffff", score] if i in special else [piece, score]
+            [_unspeakable(i), score] if i in special else [piece, score]
             for i, (piece, score) in enumerate(model["vocab"])
         ]
-        added = [token for token in self._definition.get("added_tokens") or [] if not token.get("special")]
+        added = [
+            token | {"content": _unspeakable(token["id"])} if token["id"] in special else token
+            for token in self._definition.get("added_tokens") or []
+        ]
         changed = {"added_tokens": added, "model": model | {"vocab": vocab}, "post_processor": None}
         return tokenizers.Tokenizer.from_str(json.dumps(self._definition | changed))
+
+
+def _unspeakable(token_id: int) -> str:
+    return f"\uffff{token_id}\uffff"
 
 
 def _rebuild(definition: str, configured: dict[str, object], model_files: dict[str, bytes]) -> Tokenizer:

@@ -3,17 +3,22 @@
 import json
 import shlex
 import sysconfig
+from importlib import metadata
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-_CHECKOUT = Path(__file__).parents[2] / "infra"
+_CHECKOUT = Path(__file__).parents[2]
 
 
 def folder() -> Path:
-    """infra/ of a checkout, or where an installed wheel puts its templates."""
-    installed = Path(sysconfig.get_path("data")) / "share" / "maskfleet" / "infra"
-    return _CHECKOUT if _CHECKOUT.is_dir() else installed
+    """infra/ of a checkout, or where an installed wheel's templates are, which its own record knows."""
+    if (_CHECKOUT / "pyproject.toml").is_file():
+        return _CHECKOUT / "infra"
+    for file in metadata.files("maskfleet") or ():
+        if file.match("share/maskfleet/infra/ray_node.sh"):
+            return Path(str(file.locate())).resolve().parent
+    return Path(sysconfig.get_path("data")) / "share" / "maskfleet" / "infra"
 
 
 def render(name: str, **values: object) -> str:

@@ -29,7 +29,7 @@ class Spent:
 class InProcess(Stream):
     """A stream computed here, with nothing to announce or to close."""
 
-    def prefetch(self, ranges: object) -> None:
+    def prefetch(self, ranges: object, steps: object = None) -> None:
         pass
 
     def close(self) -> None:

@@ -1,11 +1,14 @@
 """`maskfleet checkpoints`: list, verify, export."""
 
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from launcher.commands.options import RunArgument
+from launcher.commands.options import JsonOption, RunArgument, print_json
+
+if TYPE_CHECKING:
+    from checkpoints.verify import Report
 
 group = typer.Typer(no_args_is_help=True, help="List, verify and export a run's checkpoints.")
 
@@ -15,29 +18,36 @@ def register(app: typer.Typer) -> None:
 
 
 @group.command("list")
-def list_checkpoints(run: RunArgument) -> None:
+def list_checkpoints(run: RunArgument, as_json: JsonOption = False) -> None:
     """The run's checkpoints, newest first."""
-    from rich.console import Console
+    from dataclasses import asdict
+
     from rich.table import Table
 
     from checkpoints.listing import rows
     from launcher.human import human_bytes
+    from launcher.output import print_table
     from launcher.runs import open_run
 
+    found = rows(open_run(run).store)
+    if as_json:
+        print_json(asdict(row) for row in found)
+        return
     table = Table("step", "committed (UTC)", "attempt", "ranks", "size", "", box=None, pad_edge=False)
-    for row in rows(open_run(run).store):
+    for row in found:
         when = "" if row.created is None else f"{datetime.fromtimestamp(row.created, UTC):%Y-%m-%d %H:%M:%S}"
         abandoned = "abandoned: the run went on from an earlier one" if row.abandoned else ""
         ranks = "" if row.world_size is None else str(row.world_size)
         size = human_bytes(row.bytes)
         table.add_row(f"{row.step:,}", when, str(row.attempt), ranks, size, row.problem or abandoned)
-    Console().print(table)
+    print_table(table)
 
 
 @group.command()
 def verify(
     run: RunArgument,
     quick: Annotated[bool, typer.Option("--quick", help="Files and sizes only, not every byte.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Check every checkpoint against its manifest, every byte of it. Exit code 1 if one is damaged."""
     from checkpoints.verify import verify_all
@@ -45,12 +55,19 @@ def verify(
 
     damaged = 0
     for report in verify_all(open_run(run).store, full=not quick):
-        typer.echo(f"step {report.mark.step:,}: {'DAMAGED' if report.problems else 'good'}")
-        for problem in report.problems:
-            typer.echo(f"  {problem}")
+        if as_json:
+            print_json([_verified(report)])
+        else:
+            typer.echo(f"step {report.mark.step:,}: {'DAMAGED' if report.problems else 'good'}")
+            for problem in report.problems:
+                typer.echo(f"  {problem}")
         damaged += bool(report.problems)
     if damaged:
         raise typer.Exit(1)
+
+
+def _verified(report: "Report") -> dict[str, object]:
+    return {"step": report.mark.step, "attempt": report.mark.attempt, "problems": report.problems}
 
 
 @group.command()

@@ -10,7 +10,9 @@ from launcher.commands.options import (
     BadBytesOption,
     CorpusArgument,
     InputsArgument,
+    JsonOption,
     TextFieldOption,
+    print_json,
 )
 
 group = typer.Typer(no_args_is_help=True, help="Build corpora from raw text, verify, count and read them.")
@@ -54,7 +56,7 @@ def build(
     on_bad_bytes: BadBytesOption = BadBytes.ERROR,
     block_tokens: Annotated[
         int, typer.Option("--block-tokens", min=1, help="Tokens a block aims for; a document is never cut.")
-    ] = 1 << 20,
+    ] = 1 << 18,
     max_document_bytes: Annotated[
         int, typer.Option("--max-document-bytes", min=1, help="Refuse longer documents than this.")
     ] = 16 << 20,
@@ -91,34 +93,46 @@ def build(
 
 
 @group.command()
-def verify(corpus: CorpusArgument) -> None:
+def verify(corpus: CorpusArgument, as_json: JsonOption = False) -> None:
     """Read every byte and compare it with its hash. Names damaged files, blocks and gaps (exit code 1)."""
     from data_service.corpus import verify_corpus
     from data_service.visible import one_line
     from launcher.human import human_bytes
 
     report = verify_corpus(corpus)
-    for damage in report.damage:
-        typer.echo(f"DAMAGED  {one_line(str(damage))}")
-    size = human_bytes(report.bytes)
-    typer.echo(
-        f"{report.shards:,} shards, {report.blocks:,} blocks, {size} read, {len(report.damage)} damaged"
-    )
+    if as_json:
+        print_json([vars(report) | {"damage": [str(damage) for damage in report.damage]}])
+    else:
+        for damage in report.damage:
+            typer.echo(f"DAMAGED  {one_line(str(damage))}")
+        size = human_bytes(report.bytes)
+        typer.echo(
+            f"{report.shards:,} shards, {report.blocks:,} blocks, {size} read, {len(report.damage)} damaged"
+        )
     if report.damage:
         raise typer.Exit(1)
 
 
 @group.command()
-def stats(corpus: CorpusArgument) -> None:
-    """Count documents, sentences and tokens; duplicates dropped; document lengths; unigram entropy."""
-    from rich.console import Console
+def stats(
+    corpus: CorpusArgument,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Rows of a batch, for the shuffle.")] = 8192,
+    length: Annotated[int, typer.Option("--length", min=8, help="Tokens of a row.")] = 512,
+    as_json: JsonOption = False,
+) -> None:
+    """Count documents, sentences and tokens; duplicates dropped; document lengths; unigram entropy; the shuffle."""
+    from dataclasses import asdict
 
     from data_service.corpus import corpus_stats
     from launcher.corpus_table import heldout_note, stats_tables
+    from launcher.output import print_table
 
-    found = corpus_stats(corpus)
+    found = corpus_stats(corpus, batch=batch, length=length)
+    if as_json:
+        print_json([asdict(found)])
+        return
     for table in stats_tables(found):
-        Console().print(table)
+        print_table(table)
     note = heldout_note(found)
     if note:
         typer.echo(note)

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from launcher.commands.options import JsonOption, print_json
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -20,6 +22,7 @@ def doctor(
         list[str] | None,
         typer.Argument(help="Folders or s3:// URIs that a run will read or write."),
     ] = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Check this machine: versions, cores, memory, shared memory, GPUs, limits, ports, clock, and stores.
 
@@ -27,12 +30,14 @@ def doctor(
 
     Example: `maskfleet doctor s3://bucket/runs`
     """
-    from rich.console import Console
-
     from launcher.doctor import examine
+    from launcher.output import print_table
 
     findings = list(examine(stores or []))
-    Console().print(table_of(findings))
+    if as_json:
+        print_json(vars(finding) for finding in findings)
+    else:
+        print_table(table_of(findings))
     if any(finding.verdict == "failure" for finding in findings):
         raise typer.Exit(1)
 

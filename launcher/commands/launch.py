@@ -313,7 +313,9 @@ def _labels(pairs: list[str] | None) -> dict[str, str]:
 
 def _write(text: str, out: Path | None, submit: bool) -> None:
     if out is not None:
-        out.write_text(text, "utf-8")
+        from launcher.output import write_file
+
+        write_file(out, text)
         typer.echo(f"wrote {out}", err=True)
     elif not submit:
         typer.echo(text, nl=False)

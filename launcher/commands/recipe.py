@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from data_service.visible import visible
+from launcher.commands.options import JsonOption, print_json
 
 if TYPE_CHECKING:
     from launcher.recipe import Recipe
@@ -45,21 +46,24 @@ def load_recipe(
 
 
 @group.command("list")
-def list_recipes() -> None:
+def list_recipes(as_json: JsonOption = False) -> None:
     """The recipes that come with Maskfleet, by family.
 
     Parameters are those of all networks; of two, the discriminator's alone come first.
     """
-    from rich.console import Console
     from rich.table import Table
 
     from launcher.human import human_count
+    from launcher.output import print_table
     from launcher.recipe import bundled, loads
     from launcher.recipe_summary import discriminator_parameters, kind, parameters, total_tokens
 
-    table = Table("family", "recipe", "layers", "parameters", "steps", "tokens", box=None, pad_edge=False)
     recipes = [loads(text, name) for name, text in bundled().items()]
     recipes.sort(key=lambda recipe: (kind(recipe), parameters(recipe), recipe.total_steps))
+    if as_json:
+        print_json(_described(recipe) for recipe in recipes)
+        return
+    table = Table("family", "recipe", "layers", "parameters", "steps", "tokens", box=None, pad_edge=False)
     previous = ""
     for recipe in recipes:
         family, alone = kind(recipe), discriminator_parameters(recipe)
@@ -73,7 +77,22 @@ def list_recipes() -> None:
             human_count(total_tokens(recipe)),
         )
         previous = family
-    Console().print(table)
+    print_table(table)
+
+
+def _described(recipe: "Recipe") -> dict[str, object]:
+    from launcher.recipe_summary import discriminator_parameters, kind, parameters, total_tokens
+
+    return {
+        "name": recipe.name,
+        "family": kind(recipe),
+        "layers": recipe.model.layers,
+        "hidden": recipe.model.hidden,
+        "parameters": parameters(recipe),
+        "discriminator_parameters": discriminator_parameters(recipe),
+        "steps": recipe.total_steps,
+        "tokens": total_tokens(recipe),
+    }
 
 
 @group.command()
@@ -99,12 +118,10 @@ def check(recipe: RecipeArgument, assignments: SetOption = None, tiny: TinyOptio
 
     Reads no corpus and no tokenizer; `maskfleet init` checks those.
     """
-    from rich.console import Console
-
     from launcher.recipe_summary import summary
 
     for line in summary(load_recipe(recipe, assignments, tiny)):
-        Console().print(visible(line), highlight=False)
+        typer.echo(visible(line))
 
 
 @group.command()

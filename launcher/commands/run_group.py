@@ -35,10 +35,9 @@ def status(
     import json
     from dataclasses import asdict
 
-    from rich.console import Console
-
     from data_service.visible import visible
     from launcher.metrics import encode
+    from launcher.output import print_table
     from launcher.run_status import RunStatus, Unreadable, statuses
     from launcher.status_text import describe, table
 
@@ -53,7 +52,7 @@ def status(
         for line in describe(found[0], now):
             typer.echo(visible(line))
     else:
-        Console().print(table(found, now))
+        print_table(table(found, now))
     for one in unreadable:
         typer.echo(visible(f"{one.uri}: {one.problem}"), err=True)
     if unreadable:

@@ -132,14 +132,13 @@ def show(
 
     Needs no checkpoint and no training: a sample is a function of the run's recipe and its position.
     """
-    from rich.console import Console
-
     from launcher import runs
+    from launcher.output import console
     from launcher.show import find_sample, render
 
     sample = find_sample(runs.open_run(run), step, row)
     for line in render(sample):
-        Console().print(line, highlight=False)
+        console().print(line, highlight=False)
 
 
 def report(

@@ -6,7 +6,14 @@ from typing import Annotated
 
 import typer
 
-from launcher.commands.options import BadBytes, BadBytesOption, InputsArgument, TextFieldOption
+from launcher.commands.options import (
+    BadBytes,
+    BadBytesOption,
+    InputsArgument,
+    JsonOption,
+    TextFieldOption,
+    print_json,
+)
 
 group = typer.Typer(
     no_args_is_help=True, help="Train a tokenizer, check how well one fits some text, or add words to it."
@@ -82,18 +89,23 @@ def check(
     sample_mb: SampleOption = 20,
     text_field: TextFieldOption = "text",
     on_bad_bytes: BadBytesOption = BadBytes.ERROR,
+    as_json: JsonOption = False,
 ) -> None:
     """Measure how well a tokenizer fits some text: bytes a token, unknown tokens, what text survives."""
-    from rich.console import Console
     from rich.table import Table
 
     from data_service.ingest.options import BuildOptions
     from data_service.tokenizers.check import check_tokenizer
     from data_service.tokenizers.load import load_tokenizer
+    from launcher.output import print_table
     from launcher.texts import sample_texts
 
     options = BuildOptions(text_field=text_field, on_bad_bytes=on_bad_bytes.value)
     report = check_tokenizer(load_tokenizer(tokenizer), sample_texts(inputs, options, sample_mb * _MB))
+    if as_json:
+        rates = {"bytes_per_token": report.bytes_per_token, "tokens_per_word": report.tokens_per_word}
+        print_json([vars(report) | rates])
+        return
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_row("sample", f"{report.lines:,} lines, {report.bytes:,} bytes, {report.tokens:,} tokens")
     table.add_row("bytes per token", f"{report.bytes_per_token:.2f}")
@@ -103,7 +115,7 @@ def check(
     table.add_row("vocabulary that occurs", f"{report.coverage:.1%}")
     table.add_row("lines that come back exactly", f"{report.exact:.2%}")
     table.add_row("lines whose ids are stable", f"{report.stable:.2%}")
-    Console().print(table)
+    print_table(table)
 
 
 @group.command()

@@ -7,14 +7,18 @@ import math
 from dataclasses import dataclass
 from typing import assert_never
 
-from data_service.ingest.options import BuildOptions
+from data_service.ingest.options import BLOCK_TOKENS
+from data_service.radius import Radius, expected_radius
 from data_service.samples.inputs import Lanes, Packed
 from launcher.recipe import Recipe
+from launcher.recipe_summary import tokens_per_step
 
 WHOLE_PATH = 0.044e-6  # CPU seconds a token, S3 to microbatches, rows of 512, masked by token
 BY_TOKEN = 1 / 114e6  # of that, cutting and masking
 SENTENCE = 25  # tokens of a sentence: assumed, for the boundaries that are read with the tokens
 BOUNDARY = 8  # bytes of a boundary, at most
+_IMAGINED = 4e9  # tokens of an epoch, and
+_EPOCH_BATCHES = 64  # batches at least: enough for what one batch draws on
 SPARE = 2.0  # workers for each that would be busy all the time: ours
 
 
@@ -48,7 +52,25 @@ def data_needs(recipe: Recipe, vocabulary: int, tokens: float) -> DataNeeds:
         cpu * 1e6,
         max(1, math.ceil(SPARE * tokens * cpu)),
         tokens * (size + BOUNDARY / SENTENCE),
-        tokens / BuildOptions.model_fields["block_tokens"].default,
+        tokens / BLOCK_TOKENS,
+    )
+
+
+def shuffle_radius(recipe: Recipe) -> Radius | None:
+    """How wide the batches of the phase with the most tokens reach, over sources alike in size that
+    `corpus build` made by its defaults. None for rows in lanes, which are not shuffled.
+    """
+    if isinstance(recipe.input, Lanes):
+        return None
+    largest = max(recipe.phases, key=tokens_per_step)
+    rows = max(1, tokens_per_step(largest) // largest.length)
+    each = max(_IMAGINED, _EPOCH_BATCHES * tokens_per_step(largest)) / len(recipe.corpus.sources)
+    return expected_radius(
+        [each] * len(recipe.corpus.sources),
+        batch=rows,
+        length=largest.length,
+        spread=recipe.shuffle == "spread",
+        block_tokens=BLOCK_TOKENS,
     )
 
 

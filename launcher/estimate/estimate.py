@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+from data_service.radius import Radius
 from encoder_core.families.xlnet import XlnetConfig
 from launcher.errors import EstimateError
 from launcher.estimate import activations, memory
@@ -14,7 +15,7 @@ from launcher.estimate.assumptions import (
     utilisation,
 )
 from launcher.estimate.cluster import Cluster
-from launcher.estimate.data_needs import DataNeeds, data_needs
+from launcher.estimate.data_needs import DataNeeds, data_needs, shuffle_radius
 from launcher.estimate.flops import reads_backwards
 from launcher.estimate.goodput import Saving, best_interval, daly, goodput, young
 from launcher.estimate.memory import STAGES, Part, Stage
@@ -64,7 +65,9 @@ class Checkpoints:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Everything. `fits` in the order of stages, then rows; `seconds` of wall time, failures included."""
+    """Everything. `fits` in the order of stages, then rows; `radius` of the shuffle, None where there is none;
+    `seconds` of wall time, failures included.
+    """
 
     recipe: Recipe
     cluster: Cluster
@@ -72,6 +75,7 @@ class Estimate:
     phases: tuple[PhaseTime, ...]
     fits: tuple[Fit, ...]
     data: DataNeeds
+    radius: Radius | None
     checkpoints: Checkpoints
     seconds: float
 
@@ -119,6 +123,7 @@ def estimate(recipe: Recipe, cluster: Cluster, mfu: float | None = None) -> Esti
         phases,
         tuple(_fits(recipe, cluster, count, max(phases, key=lambda phase: phase.length))),
         data_needs(recipe, recipe.model.vocabulary, fastest),
+        shuffle_radius(recipe),
         saved,
         work / saved.goodput_chosen if saved.goodput_chosen else float("inf"),
     )

@@ -31,6 +31,7 @@ def figures(e: Estimate) -> dict[str, object]:
             str(stage): fit.rows if (fit := e.largest(stage)) is not None else None for stage in STAGES
         },
         "data": asdict(e.data),
+        "shuffle": None if e.radius is None else asdict(e.radius),
         "checkpoints": asdict(e.checkpoints),
         "seconds": e.seconds if e.seconds != float("inf") else None,
         "gpu_hours": e.gpu_hours if e.seconds != float("inf") else None,

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 
+from data_service.ingest.options import BLOCK_TOKENS
+from data_service.radius import Radius
 from launcher.estimate import activations, memory
 from launcher.estimate.assumptions import COPY_RATE, LINK_SHARE, RESTART, SAVE_FIXED, STORE_RATE
 from launcher.estimate.estimate import Estimate
@@ -174,8 +176,22 @@ def _data(e: Estimate) -> list[str]:
             f"{data.tokens:,.0f}/s x {data.bytes / data.tokens:.2f} B",
             f"{data.bytes / 1e6:.1f} MB/s",
         ),
-        _line("requests", "one for a block of 2^20 tokens", f"{data.requests:.2f}/s"),
+        _line("requests", f"one for a block of {BLOCK_TOKENS:,} tokens", f"{data.requests:.2f}/s"),
+        *_shuffle(e.radius),
     ]
+
+
+def _shuffle(radius: Radius | None) -> Iterator[str]:
+    if radius is None:
+        return
+    batch = f"blocks behind a batch of {radius.rows:,} rows, at most {radius.largest:.2%} from one"
+    yield _line("regions of a batch", batch, f"{radius.regions:,.0f}")
+    yield _line(
+        "beside their continuation", "rows whose text goes on in their batch", f"{radius.continued:.2%}"
+    )
+    yield _line(
+        "read for a byte used", "windows that share a block both read it", f"{radius.amplification:.3f}"
+    )
 
 
 def _checkpoints(e: Estimate) -> list[str]:

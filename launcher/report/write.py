@@ -4,6 +4,7 @@ from datetime import datetime
 from pathlib import Path
 
 from launcher.history import read_history
+from launcher.output import write_file
 from launcher.report.page import Subject, render
 from launcher.runs import Run
 
@@ -13,10 +14,9 @@ def write_report(run: Run, out: Path, *, with_baselines: bool, now: datetime) ->
 
     Raises:
         CorpusError, StoreError: the baselines are asked for and the corpora cannot be read.
+        OutputError: `out` cannot be written.
     """
-    page = render(subject(run, with_baselines=with_baselines), read_history(run.store), now)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(page, encoding="utf-8")
+    write_file(out, render(subject(run, with_baselines=with_baselines), read_history(run.store), now))
 
 
 def subject(run: Run, *, with_baselines: bool) -> Subject:

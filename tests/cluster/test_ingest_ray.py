@@ -18,6 +18,7 @@ from data_service.ingest.progress import Progress
 from data_service.store.open import open_store
 
 pytestmark = pytest.mark.cluster
+FINE = SMALL.model_copy(update={"split_bytes": 20_000})
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -74,6 +75,44 @@ def test_killed_workers_are_replaced(tmp_path: Path, inputs: Path, alone: dict[s
     assert files_of(tmp_path / "corpus") == alone
 
 
+@pytest.fixture(scope="module")
+def big(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Compressed files of many splits, with others between them."""
+    folder = tmp_path_factory.mktemp("big") / "inputs"
+    write_jsonl(folder / "a.jsonl.gz", DOCUMENTS[:40])
+    write_jsonl(folder / "b.jsonl", DOCUMENTS[30:50])
+    write_jsonl(folder / "c.jsonl.zst", DOCUMENTS[45:])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def big_alone(big: Path) -> dict[str, bytes]:
+    build(big, big.parent / "alone", FINE)
+    return files_of(big.parent / "alone")
+
+
+@pytest.mark.parametrize("victim", ["_alone", "PieceReader"])
+def test_pieces_of_a_big_file_come_out_the_same_when_its_reader_or_a_worker_dies(
+    tmp_path: Path, big: Path, big_alone: dict[str, bytes], victim: str
+) -> None:
+    killed: list[int] = []
+
+    def kill_one(progress: Progress) -> None:
+        if progress.stage not in ("reading", "writing") or len(killed) >= 4:
+            return
+        for process in psutil.Process().children(recursive=True):
+            if process.pid not in killed and victim in process.name() + " ".join(process.cmdline()):
+                os.kill(process.pid, signal.SIGKILL)
+                killed.append(process.pid)
+                return
+
+    tokenizer = tokenizer_folder(big.parent / "tokenizer")
+    options = FINE.model_copy(update={"workers": 3})
+    build_corpus([str(big)], str(tmp_path / "corpus"), tokenizer, options, kill_one)
+    assert len(killed) > 1
+    assert files_of(tmp_path / "corpus") == big_alone
+
+
 _BUILD = """
 import sys
 from data_service.ingest.build import build_corpus
@@ -111,3 +150,17 @@ def test_an_error_of_the_data_is_raised_as_it_is(tmp_path: Path) -> None:
         build(tmp_path / "inputs", tmp_path / "corpus", SMALL.model_copy(update={"workers": 2}))
     assert type(failure.value) is InputError
     assert failure.value.remedy == "correct the line or remove it"
+
+
+def test_an_error_of_the_reader_is_raised_as_it_is(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "inputs/a.jsonl.gz", DOCUMENTS)
+    tokenizer = tokenizer_folder(tmp_path / "tokenizer")
+
+    def cut_short(progress: Progress) -> None:
+        if progress.stage == "reading":
+            path.write_bytes(path.read_bytes()[:-5000].ljust(path.stat().st_size, b"x"))
+
+    options = FINE.model_copy(update={"workers": 2})
+    with pytest.raises(InputError, match=r"a\.jsonl\.gz: damaged or truncated gz data") as failure:
+        build_corpus([str(path)], str(tmp_path / "corpus"), tokenizer, options, cut_short)
+    assert type(failure.value) is InputError

@@ -41,9 +41,10 @@ def rows_of_epoch(plan: Plan, epoch: int) -> list[tuple[int, int, int, int]]:
     return found
 
 
-@given(sources, st.integers(0, 5))
-def test_every_row_once_an_epoch(rows: list[list[int]], epoch: int) -> None:
-    plan = plan_of(rows)
+@settings(deadline=None)
+@given(sources, st.integers(0, 5), st.sampled_from([1, 5, 16]))
+def test_every_row_once_an_epoch(rows: list[list[int]], epoch: int, stretches: int) -> None:
+    plan = plan_of(rows, window={"samples": 7, "least_tokens": 1, "stretches": stretches})
     everything = {
         (source, block, row, epoch)
         for source, counts in enumerate(rows)
@@ -61,7 +62,7 @@ def test_weights_hold_in_every_window_and_no_row_comes_twice_before_all_have_com
     rows: list[list[int]], data: st.DataObject
 ) -> None:
     weights = data.draw(st.lists(st.floats(0.1, 10), min_size=len(rows), max_size=len(rows)))
-    plan = plan_of(rows, weights)
+    plan = plan_of(rows, weights, split="heldout")  # where a source may be too small to be read
     total = plan.grid.samples_per_epoch
     assert total == sum(map(sum, rows))
     shares = np.array(weights) / sum(weights)
@@ -78,9 +79,12 @@ def test_weights_hold_in_every_window_and_no_row_comes_twice_before_all_have_com
         assert all(rounds[epoch] == sum(counts) for epoch in range(max(rounds, default=0)))
 
 
-@given(sources, st.integers(0, 3), st.data())
-def test_a_sample_is_found_alone(rows: list[list[int]], epoch: int, data: st.DataObject) -> None:
-    plan = plan_of(rows)
+@settings(deadline=None)
+@given(sources, st.integers(0, 3), st.sampled_from([1, 16]), st.data())
+def test_a_sample_is_found_alone(
+    rows: list[list[int]], epoch: int, stretches: int, data: st.DataObject
+) -> None:
+    plan = plan_of(rows, window={"samples": 7, "least_tokens": 1, "stretches": stretches})
     sample = data.draw(st.integers(0, plan.grid.samples_per_epoch - 1))
     origin = plan.origin(epoch, sample)
     expected = rows_of_epoch(plan, epoch)[sample]
@@ -133,6 +137,25 @@ def test_windows_hold_what_was_asked_for_within_memory() -> None:
 def test_a_source_without_text_is_named() -> None:
     with pytest.raises(PlanError, match=r"s1 .*no text in its train split"):
         plan_of([[5], []])
+
+
+@pytest.mark.parametrize("weights", [[0.999, 0.001], [5, 0.004, 1e-9]])
+def test_a_source_that_would_never_be_read_is_refused_with_the_arithmetic(weights: list[float]) -> None:
+    rows = [[40, 60]] * len(weights)
+    with pytest.raises(
+        PlanError, match=r"source s1 .*of the \d00 rows of an epoch, its weight of 0\.00"
+    ) as raised:
+        plan_of(rows, weights)
+    enough = float(raised.value.remedy.split("weight to ")[1].split()[0])
+    assert plan_of(rows[:2], [weights[0], 1.01 * enough]).grid.quotas[1] == 1
+
+
+def test_a_source_too_small_for_evaluation_is_named_and_left_out() -> None:
+    plan = plan_of([[40], [40]], [0.999, 0.001], split="heldout")
+    assert plan.grid.quotas == (80, 0)
+    assert len(plan.notes) == 1
+    assert "source s1 (u1), heldout split: of the 80 rows" in plan.notes[0]
+    assert plan_of([[40], [40]], [0.5, 0.5]).notes == ()
 
 
 def test_the_seed_and_the_corpus_decide_the_order_and_its_address_does_not() -> None:

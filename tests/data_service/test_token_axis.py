@@ -6,9 +6,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from corpus import random_block, source_of, spec_of, write_corpus
+from hypothesis import given
+from hypothesis import strategies as st
 
+from data_service.plan import Plan
 from data_service.positions import Phase, Positions
+from data_service.shards.manifest import block_table
+from data_service.spec import SourceSpec
 from data_service.stream import Stream
+from data_service.token_axis import TokenAxis
 
 WEIGHTS = [(None, None), (1.0, 2.5)]
 
@@ -51,3 +57,25 @@ def test_steps_of_so_many_tokens(uris: list[str], tmp_path: Path) -> None:
         sizes.append(sum(len(samples.tokens) for samples in read))
     assert max(abs(size - 700) for size in sizes) < 32
     assert abs(sum(sizes) - 40 * 700) < 32
+
+
+@given(
+    st.lists(st.integers(0, 9), min_size=1, max_size=8).filter(any),
+    st.integers(0, 2**32),
+    st.sampled_from([32, 70_000]),
+)
+def test_blocks_of_no_row_and_rows_of_any_length(rows: list[int], seed: int, length: int) -> None:
+    """There is no text behind it: the tokens before every sample of an epoch, by the plan's own order."""
+    lengths = np.random.default_rng(seed).integers(1, length + 1, sum(rows)).astype(np.uint32)
+    table = block_table([(0, 0, 0, 10 * n, n, 1) for n in rows], ["0" * 32] * len(rows), ["shard"])
+    source = SourceSpec(name="s", uri="u", manifest_fingerprint="f")
+    spec = spec_of(source, length=length, window={"samples": 7, "least_tokens": 1})
+    counts = (np.array(rows),)
+    plan = Plan(spec, (table,), counts)
+    axis, first = TokenAxis(plan, counts, (lengths,)), np.cumsum([0, *rows])
+    before = 0
+    for sample in range(sum(rows)):
+        assert axis.unit(1, sample) - axis.unit(1, 0) == before
+        origin = plan.origin(1, sample)
+        before += int(lengths[first[origin.block] + origin.row])
+    assert axis.unit(2, 0) - axis.unit(1, 0) == before == int(lengths.sum())

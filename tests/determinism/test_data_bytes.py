@@ -53,6 +53,12 @@ def test_the_bytes_of_an_epoch(tmp_path: Path, packing: str, masking: str) -> No
     assert digest_of(samples) == GOLDEN[packing, masking]
 
 
+def test_the_bytes_of_an_epoch_with_neighbours_apart(tmp_path: Path) -> None:
+    uri = write_corpus(tmp_path / "c", [written_out(number) for number in range(5)])
+    stream = Stream(spec_of(source_of(uri), window={"least_tokens": 1000, "stretches": 16}))
+    assert digest_of(stream.read(3, 0, stream.samples_per_epoch)) == "bdfdba030b5047e5"
+
+
 @pytest.mark.parametrize("unit", GOLDEN_LANES)
 def test_the_bytes_of_lanes(unit: Literal["whole_word", "piece"]) -> None:
     block, lanes = written_out(0), Lanes(packing="lanes", reuse=16)

@@ -106,6 +106,11 @@ def test_the_data_goes_on_where_the_steps_so_far_would_have_been_the_same(
     assert (shown.epoch, shown.sample) == (0, 0) if restarted else shown.epoch > 0
 
 
+def test_another_shuffle_is_other_data(source: str, tmp_path: Path) -> None:
+    other = {"spread": "uniform", "uniform": "spread"}[open_run(source).recipe.shuffle]
+    assert make(source, tmp_path / "fork", f"shuffle={other}").restarted == ("shuffle",)
+
+
 def test_the_place_in_other_data_can_be_kept(source: str, tmp_path: Path) -> None:
     forked = make(source, tmp_path / "fork", "seed=5", keep_position=True)
     assert (forked.restarted, forked.run.record.data_begins) == ((), 0)

@@ -30,6 +30,7 @@ def test_every_top_level_field_has_a_row_of_its_own() -> None:
         "microbatch=8",
         "objective.mlm.rate=0.2",
         "precision=bf16",
+        "shuffle=uniform",
     ],
 )
 def test_identity_changes_the_fingerprint(assignment: str) -> None:
@@ -48,6 +49,7 @@ def test_operation_does_not(assignment: str) -> None:
 
 
 LATER = {
+    "shuffle": "uniform",
     "model.initializer": "truncated_normal",
     "objective.mlm.count_special": False,
     "optimizer.adamw.decayed": "no_bias_norm",
@@ -58,7 +60,7 @@ def test_a_recipe_without_the_later_keys_is_the_run_that_it_was() -> None:
     """A stored recipe that was complete once: it is read as what was done then, and changes nothing of the identity."""
     stored = yaml.safe_load(bundled()["roberta-base"])
     del stored["model"]["initializer"], stored["objective"]["mlm"]["count_special"]
-    del stored["optimizer"]["adamw"]["decayed"], stored["reduce_dtype"]
+    del stored["optimizer"]["adamw"]["decayed"], stored["reduce_dtype"], stored["shuffle"]
     recipe = loads(yaml.safe_dump(stored), "recipe.yaml")
     found = identity.flatten(recipe.to_data())
     assert {path: found[path] for path in LATER} == LATER

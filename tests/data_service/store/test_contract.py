@@ -104,6 +104,9 @@ def test_list_goes_past_a_page(any_store: Store) -> None:
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda key: any_store.put(key, b""), keys))
     assert [entry.key for entry in any_store.list("many/")] == keys
+    any_store.put("other", b"")
+    any_store.delete_many([*keys, "many/never"])
+    assert [entry.key for entry in any_store.list()] == ["other"]
 
 
 def test_delete_is_final_and_repeatable(any_store: Store) -> None:

@@ -1,0 +1,153 @@
+"""Big compressed files: one reader goes through a file and hands out its text in pieces of whole documents.
+
+Nothing but a compressed file's beginning can be decompressed by itself. So its size is measured first, by
+decompression alone; its pieces then lie on a grid of decompressed bytes, as those of an uncompressed file do, and
+each has tasks and receipts of its own. A reader passes over the pieces that are done by decompression alone, at
+hundreds of MB/s, where a core encodes a few.
+"""
+
+import io
+import sys
+from dataclasses import dataclass, replace
+from typing import BinaryIO
+
+from data_service.errors import InputError
+from data_service.ingest.compressed import open_text
+from data_service.ingest.inputs import InputFile
+from data_service.ingest.jsonl import LINE_PER_DOCUMENT
+from data_service.ingest.layout import Layout
+from data_service.ingest.lines import skip_line
+from data_service.ingest.options import MIB, BuildOptions
+from data_service.ingest.receipts import Receipt, write_receipt
+from data_service.ingest.splits import Piece
+from data_service.ingest.tasks import Task
+
+
+@dataclass(frozen=True)
+class MeasureTask(Task):
+    """Streamed file `index`."""
+
+    layout: Layout
+    index: int
+    file: InputFile
+
+    @property
+    def receipt(self) -> str:
+        return self.layout.receipt("measure", self.index)
+
+    @property
+    def input_bytes(self) -> int:
+        return self.file.size
+
+
+class Measured(Receipt):
+    """`plain_size`: bytes of the file when it is decompressed."""
+
+    plain_size: int
+
+
+def measure(task: MeasureTask) -> Measured:
+    """Decompress the file once.
+
+    Raises:
+        InputError: damaged or truncated data. StoreError.
+    """
+    with open_text(task.file) as stream:
+        size = _pass_over(stream, sys.maxsize)
+    measured = Measured(files={}, plain_size=size)
+    write_receipt(task.layout.open(), task.receipt, measured)
+    return measured
+
+
+class PieceReader:
+    """Hands out streamed pieces, of one file after another.
+
+    A piece's text begins at the first place from its `start` on where a document may begin, and ends at the first
+    such place from its `stop` on: behind a newline, or behind a blank line where these separate documents. What is
+    handed out depends on the piece alone; pieces in their order cost one pass over the file.
+    """
+
+    def __init__(self) -> None:
+        self._file: InputFile | None = None
+        self._stream: BinaryIO = io.BytesIO()
+        self._position = 0
+        self._sought = 0  # no document may begin from here on ...
+        self._separator = 0  # ... to here, where that begins which ends at our position
+
+    def read(self, piece: Piece, options: BuildOptions) -> Piece:
+        """The piece with its text, and the exact bounds of that text as `start` and `stop`.
+
+        A document longer than is accepted is cut short, but stays too long to be accepted.
+
+        Raises:
+            InputError: damaged data; a file that is not as long as it was when it was measured.
+            StoreError: a file that cannot be read.
+        """
+        if piece.file != self._file or piece.start < self._sought:
+            self._open(piece.file)
+        self._seek(piece.start, options, None)
+        start, text = self._position, list[bytes]()
+        self._seek(piece.stop, options, text)
+        self._check_length(piece)
+        return replace(piece, start=start, stop=self._position, text=b"".join(text))
+
+    def _open(self, file: InputFile) -> None:
+        self._stream.close()
+        self._file, self._stream = file, open_text(file)
+        self._position = self._sought = self._separator = 0
+
+    def _seek(self, bound: int, options: BuildOptions, kept: list[bytes] | None) -> None:
+        """Go on to the first place from `bound` on where a document may begin; `kept` gets what is passed."""
+        self._sought = bound
+        if bound <= self._separator:
+            return
+        self._take(bound - 1 - self._position, kept)
+        limit = options.max_document_bytes * LINE_PER_DOCUMENT
+        if self._position < bound:
+            self._take_line(limit, kept)
+        self._separator = self._position
+        if self._file is not None and self._file.format == "txt":
+            self._take_run(limit, kept)
+
+    def _take_run(self, limit: int, kept: list[bytes] | None) -> None:
+        """Lines up to and with a blank one. They are of one document, or of none."""
+        taken = 0
+        while line := self._take_line(limit, kept if taken <= limit else None):
+            if line.isspace():
+                return
+            taken += len(line)
+            self._separator = self._position
+
+    def _take_line(self, limit: int, kept: list[bytes] | None) -> bytes:
+        """The rest of a line, at most `limit` + 1 bytes of it; all of it is passed."""
+        line = self._stream.readline(limit + 1)
+        self._position += len(line)
+        if len(line) > limit and not line.endswith(b"\n"):
+            self._position += skip_line(self._stream)
+        if kept is not None:
+            kept.append(line)
+        return line
+
+    def _take(self, length: int, kept: list[bytes] | None) -> None:
+        if kept is None:
+            self._position += _pass_over(self._stream, length)
+        elif length > 0:
+            kept.append(self._stream.read(length))
+            self._position += len(kept[-1])
+
+    def _check_length(self, piece: Piece) -> None:
+        last = piece.stop == piece.plain_size
+        if self._position < piece.stop or (last and (self._position > piece.stop or self._stream.read(1))):
+            raise InputError(
+                f"{piece.file.uri} changed while the corpus was built: it had {piece.plain_size:,} bytes of text",
+                remedy="delete the half-built corpus and build it again from inputs that stay as they are",
+            )
+
+
+def _pass_over(stream: BinaryIO, length: int) -> int:
+    """Read at most `length` bytes and forget them; how many there were."""
+    buffer = memoryview(bytearray(MIB))
+    passed = 0
+    while passed < length and (count := stream.readinto(buffer[: length - passed])):  # type: ignore[attr-defined]
+        passed += count
+    return passed

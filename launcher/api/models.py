@@ -1,0 +1,46 @@
+"""A checkpoint of a run as a model in memory: our own module, or the class of transformers."""
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from checkpoints.hf.fetch import PARTS
+from checkpoints.load import Reader
+from data_service.tokenizers.load import load_tokenizer
+from launcher.chosen import chosen_checkpoint
+from launcher.errors import RunError
+from launcher.export import export_run
+from launcher.extras import optional
+from launcher.objective import objective_module
+from launcher.runs import Run
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def module(run: Run, step: int | None) -> nn.Module:
+    """See `launcher.api.run.Run.module`."""
+    manifest = chosen_checkpoint(run, step)
+    tokenizer = load_tokenizer(run.recipe.tokenizer.uri)
+    config = run.recipe.model.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
+    made = objective_module(config, run.recipe.objective)
+    with Reader(run.store, manifest) as reader, torch.no_grad():
+        for name, parameter in made.named_parameters():
+            parameter.copy_(reader.read_full(name))
+    return made.eval()
+
+
+def transformers_model(run: Run, step: int | None, part: str | None) -> "PreTrainedModel":
+    """See `launcher.api.run.Run.transformers_model`. Goes through an export, which is read back and compared."""
+    transformers = optional("transformers", "a model of transformers")
+    with tempfile.TemporaryDirectory(prefix="maskfleet-model-") as folder:
+        models = export_run(run, step, folder).models
+        chosen = part or (PARTS[1] if PARTS[1] in models else ".")
+        if chosen not in models:
+            have = ", ".join(name for name in models if name != ".") or "one network, and no parts"
+            raise RunError(f"{run.uri} has no part {part!r}", remedy=f"it has: {have}")
+        model: PreTrainedModel = getattr(transformers, models[chosen]).from_pretrained(Path(folder, chosen))
+    return model

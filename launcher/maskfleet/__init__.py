@@ -1,0 +1,118 @@
+"""Maskfleet from notebooks and scripts.
+
+    import maskfleet
+
+    run = maskfleet.open_run("runs/first")       # or an s3:// URI; never creates one
+    run.metrics()                                # a pandas frame, a row for each step
+    print(run.sample(1000))                      # what a step saw or will see, masks marked
+    run.stream(rank=0, world=4)                  # its data as a torch IterableDataset
+    run.module(), run.transformers_model()       # a checkpoint as a model
+    maskfleet.train("runs/first")                # what the command does; returns how it ended
+
+User mistakes raise kinds of `maskfleet.UserError`, and of `maskfleet.ModelError` where a model is wrong: problem and
+remedy. The packages behind this one have common names. Where Python would find others under these names, importing
+raises `InTheWay` and names the folder; the command `maskfleet` passes such folders over instead.
+"""
+
+import os
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from data_service.errors import UserError as UserError
+    from encoder_core.errors import ModelError as ModelError
+    from launcher.api.ending import Ending as Ending
+    from launcher.api.ending import train as train
+    from launcher.api.run import Run as Run
+    from launcher.api.run import open_run as open_run
+    from launcher.api.stream import StepDataset as StepDataset
+    from launcher.show import Shown as Shown
+
+__all__ = [
+    "Ending",
+    "InTheWay",
+    "ModelError",
+    "Run",
+    "Shown",
+    "StepDataset",
+    "UserError",
+    "open_run",
+    "train",
+]
+
+_WHERE = {
+    "Ending": "launcher.api.ending",
+    "ModelError": "encoder_core.errors",
+    "Run": "launcher.api.run",
+    "Shown": "launcher.show",
+    "StepDataset": "launcher.api.stream",
+    "UserError": "data_service.errors",
+    "open_run": "launcher.api.run",
+    "train": "launcher.api.ending",
+}
+_PACKAGES = ("launcher", "checkpoints", "data_service", "encoder_core")
+_HOMES = (
+    Path(__file__).resolve().parents[1:3]
+)  # where they lie: beside this folder, or in a checkout one above
+
+
+class InTheWay(ImportError):
+    """Python finds something else under the name of a package of Maskfleet's."""
+
+
+def _other(name: str) -> Path | None:
+    """The file or folder that Python takes for our package `name`; None if it is ours, or there is none."""
+    loaded = sys.modules.get(name)
+    spec = find_spec(name) if loaded is None else loaded.__spec__
+    if (
+        spec is None or spec.origin is None
+    ):  # a folder without __init__.py yields to a package further down the path
+        return None
+    found = Path(spec.origin).resolve()
+    found = found.parent if found.name == "__init__.py" else found
+    return None if found.parent in _HOMES else found
+
+
+def _refuse_others() -> None:
+    for name in _PACKAGES:
+        if (other := _other(name)) is not None:
+            raise InTheWay(
+                f"{other} is in the way: Python takes it for Maskfleet's own package {name!r}. Start Python in another "
+                "folder, or rename that one. (The command `maskfleet` works here; `python -P` does not look into the "
+                "working directory.)"
+            )
+
+
+def _pass_others_over() -> None:
+    """Takes every folder that holds one off the path: of this process, and of those it starts."""
+    while others := [other for name in _PACKAGES if (other := _other(name)) is not None]:
+        holding = {other.parent for other in others}
+        kept = [entry for entry in sys.path if Path(entry).resolve() not in holding]
+        if len(kept) == len(sys.path):
+            return _refuse_others()  # found by other means than the path
+        sys.path[:] = kept
+        if "PYTHONPATH" in os.environ:
+            entries = os.environ["PYTHONPATH"].split(os.pathsep)
+            os.environ["PYTHONPATH"] = os.pathsep.join(e for e in entries if Path(e).resolve() not in holding)
+
+
+def _is_command() -> bool:
+    """Whether this process is `maskfleet ...` or `python -m maskfleet ...`."""
+    after = sys.orig_argv[sys.orig_argv.index("-m") + 1 :] if "-m" in sys.orig_argv else []
+    return after[:1] == [__name__] or Path(sys.argv[0]).name == __name__
+
+
+if _is_command():
+    _pass_others_over()
+else:
+    _refuse_others()
+
+
+def __getattr__(name: str) -> object:
+    """Imports what is asked for: `import maskfleet` itself waits for nothing."""
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_WHERE[name]), name)

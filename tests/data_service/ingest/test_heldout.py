@@ -1,0 +1,103 @@
+"""What is held out is never trained on, however the two texts were written down."""
+
+import unicodedata
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+from typing import Literal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from raw_text import DOCUMENTS, ignore_progress, small_tokenizer, write_jsonl
+
+from data_service.corpus import open_corpus
+from data_service.ingest.build import build_corpus
+from data_service.ingest.hashing import encoded_text, folded_text, hash_text, hash_tokens
+from data_service.ingest.options import BuildOptions
+from data_service.ingest.sentences import split_sentences
+from data_service.shards.manifest import BlockTable, Manifest
+from data_service.shards.reader import read_block
+from data_service.store.base import Store
+from data_service.tokenizers.load import save_tokenizer
+from data_service.tokenizers.options import TokenizerOptions
+from data_service.tokenizers.train import Kind, train_tokenizer
+
+HALF = BuildOptions(heldout_fraction=0.5, split_bytes=4096, block_tokens=500)
+SPACES = ["", " ", "  ", "\t", "\n", "\r\n", "\u2028", "\u00a0", " \n\n"]
+WORDS = ["One.", "Two!", "a", "é", "Café", "B", "漢", "字。", "e.g.", "\ufb01n", "x", "?", "7"]
+
+
+def tokens_of(store: Store, table: BlockTable) -> list[bytes]:
+    found = []
+    for index in range(len(table)):
+        block = read_block(store, table, index)
+        found += [hash_tokens(block.tokens[a:b]) for a, b in pairwise(block.sentences[block.documents])]
+    return found
+
+
+def build_with(kind: Kind, folder: Path, inputs: Path) -> tuple[Manifest, list[bytes], list[bytes]]:
+    """A corpus, and the hashes of its training and of its held-out documents' tokens."""
+    if kind == "byte_bpe":
+        tokenizer = small_tokenizer()
+    else:
+        tokenizer = train_tokenizer(kind, iter(DOCUMENTS[:8]), 300, TokenizerOptions(lowercase=True))
+    save_tokenizer(tokenizer, str(folder / "tokenizer"))
+    build_corpus([str(inputs)], str(folder / "corpus"), str(folder / "tokenizer"), HALF, ignore_progress)
+    corpus = open_corpus(str(folder / "corpus"))
+    sides = [tokens_of(corpus.store, table) for table in (corpus.manifest.train, corpus.manifest.heldout)]
+    return corpus.manifest, sides[0], sides[1]
+
+
+def test_line_ends_and_white_space_at_the_ends_make_copies(tmp_path: Path) -> None:
+    """The case of the issue: each document once more with other line ends."""
+    written = [text.strip() for text in DOCUMENTS[:60]]
+    crlf = [text.replace("\n", "\r\n") + "\r\n" for text in written]
+    write_jsonl(tmp_path / "inputs/a.jsonl", written)
+    write_jsonl(tmp_path / "inputs/b.jsonl", crlf)
+    for number, text in enumerate(written[:10]):
+        (tmp_path / f"inputs/c-{number}.txt").write_bytes(b"\xef\xbb\xbf" + text.encode() + b"\n\n \n")
+    manifest, train, heldout = build_with("byte_bpe", tmp_path, tmp_path / "inputs")
+    assert manifest.counts["duplicates"] == 70
+    assert len(train) + len(heldout) == len({*train, *heldout}) == 60
+    assert min(len(train), len(heldout)) > 10
+
+
+def written_in_ways(random: Random) -> list[str]:
+    """300 random short texts, each written in four ways that a tokenizer may or may not tell apart."""
+    texts = []
+    for _ in range(300):
+        words = random.choices(WORDS, k=random.randint(1, 6))
+        for _ in range(4):
+            text = "".join(random.choice(SPACES) + word for word in words) + random.choice(SPACES)
+            form = random.choice(["NFC", "NFD", "NFKC"])
+            texts.append(unicodedata.normalize(form, random.choice([text, text.upper()])))
+    return texts
+
+
+@pytest.mark.parametrize("kind", ["byte_bpe", "wordpiece"])
+def test_equal_tokens_never_lie_on_both_sides(tmp_path: Path, kind: Kind) -> None:
+    write_jsonl(tmp_path / "inputs/a.jsonl", written_in_ways(Random(kind)))
+    manifest, train, heldout = build_with(kind, tmp_path, tmp_path / "inputs")
+    assert not {*train} & {*heldout}
+    assert manifest.counts["duplicates"] > 100
+    assert min(len(train), len(heldout)) > 100
+
+
+@settings(deadline=None)
+@given(st.text(st.sampled_from("aB.!。 \t\n\r\u00a0\u2028\x1c”)é"), max_size=40))
+def test_what_is_hashed_is_what_is_encoded(text: str) -> None:
+    assert encoded_text(text) == "".join(split_sentences(text))
+    assert hash_text(text) == hash_text(text.replace("\n", "\r\n") + "\n")
+
+
+@settings(deadline=None)
+@given(st.text(st.characters(codec="utf-8"), max_size=30), st.sampled_from(["NFC", "NFD", "NFKC", "NFKD"]))
+def test_forms_case_and_spaces_do_not_change_sides(
+    text: str, form: Literal["NFC", "NFD", "NFKC", "NFKD"]
+) -> None:
+    mark = "x"  # a text without letters and digits is its own fold
+    other = unicodedata.normalize(form, f" {mark}{text}\n".replace(" ", "  ").lower())
+    assert folded_text(mark + text) == folded_text(other)
+    padded = "a" * 9 * len(text)  # of which little is beyond ASCII
+    assert folded_text(padded + text + mark) == padded + folded_text(text + mark)

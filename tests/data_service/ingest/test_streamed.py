@@ -1,0 +1,172 @@
+"""Big compressed files: pieces of whole documents from one reader, and builds that go on inside a file."""
+
+import gzip
+import random
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from raw_text import DOCUMENTS, SMALL, build, files_of, tokenizer_folder, write_jsonl
+
+from data_service.errors import InputError
+from data_service.ingest.build import build_corpus
+from data_service.ingest.documents import read_documents
+from data_service.ingest.inputs import list_inputs
+from data_service.ingest.options import BuildOptions
+from data_service.ingest.progress import Progress
+from data_service.ingest.splits import Piece, Split
+from data_service.ingest.streamed import PieceReader
+
+FINE = SMALL.model_copy(update={"split_bytes": 25_000})
+BLANK_LINE = BuildOptions(txt_documents="blank_line", max_document_bytes=1000)
+TEXTS = [text[: 200 + 97 * i] for i, text in enumerate(DOCUMENTS)]
+
+
+class Killed(BaseException):
+    """Stands for the death of the process: nothing of the build may catch it."""
+
+
+def pack(path: Path, data: bytes) -> Path:
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else zstandard.compress(data))
+    return path
+
+
+def pieces_of(path: Path, size: int, cuts: list[int]) -> list[Piece]:
+    (file,) = list_inputs([str(path)]).files
+    edges = sorted({0, size, *(cut for cut in cuts if cut < size)})
+    return [Piece(file, start, stop, size) for start, stop in pairwise(edges)]
+
+
+def documents_of(piece: Piece, options: BuildOptions) -> list[str]:
+    return [document.text for document in read_documents(Split((piece,)), options)]
+
+
+def check_any_pieces(path: Path, data: bytes, cuts: list[int], options: BuildOptions, draw: int) -> None:
+    """The documents of all pieces are those of the file; a reader that begins anywhere hands out the same."""
+    pack(path, data)
+    pieces = pieces_of(path, len(data), cuts)
+    reader = PieceReader()
+    handed = [reader.read(piece, options) for piece in pieces]
+    (file,) = list_inputs([str(path)]).files
+    whole = documents_of(Piece(file, 0, file.size), options)
+    assert [text for piece in handed for text in documents_of(piece, options)] == whole
+    assert b"".join(piece.text or b"" for piece in handed) == data
+    other = PieceReader()
+    for number in random.Random(draw).choices(range(len(pieces)), k=4):
+        assert other.read(pieces[number], options) == handed[number]
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(st.text(st.characters(codec="utf-8"), max_size=30), min_size=1, max_size=12),
+    st.lists(st.integers(0, 600)),
+    st.sampled_from([".gz", ".zst"]),
+    st.integers(0, 9),
+)
+def test_json_lines_in_any_pieces(
+    tmp_path_factory: pytest.TempPathFactory, texts: list[str], cuts: list[int], suffix: str, draw: int
+) -> None:
+    folder = tmp_path_factory.mktemp("cut")
+    data = write_jsonl(folder / "a.jsonl", texts).read_bytes()
+    check_any_pieces(folder / f"b.jsonl{suffix}", data, cuts, BuildOptions(), draw)
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    st.text(st.sampled_from("ab \t\r\n\né"), min_size=1, max_size=80),
+    st.lists(st.integers(0, 100)),
+    st.sampled_from([".gz", ".zst"]),
+    st.integers(0, 9),
+)
+def test_text_between_blank_lines_in_any_pieces(
+    tmp_path_factory: pytest.TempPathFactory, text: str, cuts: list[int], suffix: str, draw: int
+) -> None:
+    path = tmp_path_factory.mktemp("cut") / f"a.txt{suffix}"
+    check_any_pieces(path, text.encode(), cuts, BLANK_LINE, draw)
+
+
+@pytest.mark.parametrize("name", ["a.txt.gz", "a.jsonl.gz"])
+def test_a_document_without_end_takes_no_more_memory_than_is_accepted(tmp_path: Path, name: str) -> None:
+    data = (b"x" * 99 + b"\n" if "txt" in name else b"x") * 50_000
+    (first, *_) = pieces_of(pack(tmp_path / name, data), len(data), [1000])
+    handed = PieceReader().read(first, BLANK_LINE)
+    assert len(handed.text or b"") < 20_000
+    with pytest.raises(InputError, match=r"a document of more than [18],000 bytes"):
+        documents_of(handed, BLANK_LINE)
+
+
+@pytest.mark.parametrize("change", [b"", b'{"text": "one more"}\n'])
+def test_a_file_of_another_length_than_was_measured_is_refused(tmp_path: Path, change: bytes) -> None:
+    data = write_jsonl(tmp_path / "a.jsonl", TEXTS[:9]).read_bytes()
+    path = pack(tmp_path / "b.jsonl.gz", data + change if change else data[:-400])
+    *_, last = pieces_of(path, len(data), [2000])
+    with pytest.raises(InputError, match=r"b\.jsonl\.gz changed while the corpus was built"):
+        PieceReader().read(last, BuildOptions())
+
+
+@pytest.fixture(scope="module", params=["a.jsonl.gz", "a.jsonl.zst"])
+def big(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Inputs with one compressed file of many splits between two others."""
+    folder = tmp_path_factory.mktemp("big") / "inputs"
+    write_jsonl(folder / request.param, TEXTS)
+    (folder / "0.txt").write_text("A document before.")
+    write_jsonl(folder / "b.jsonl", [*TEXTS[3:6], "Another document."])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(big: Path) -> dict[str, bytes]:
+    """What is built of them without interruption."""
+    build(big, big.parent / "whole", FINE)
+    return files_of(big.parent / "whole")
+
+
+def test_a_big_compressed_file_is_many_tasks(tmp_path: Path, big: Path) -> None:
+    seen: list[Progress] = []
+    tokenizer = tokenizer_folder(tmp_path / "tokenizer")
+    manifest = build_corpus([str(big)], str(tmp_path / "corpus"), tokenizer, FINE, seen.append)
+    assert seen[0].stage == "measuring"
+    assert {progress.total for progress in seen if progress.stage == "writing"} == {
+        progress.total for progress in seen if progress.stage == "reading"
+    }
+    assert max(progress.total for progress in seen if progress.stage == "writing") > 5
+    assert manifest.counts["documents_read"] == len(TEXTS) + 5
+    assert manifest.counts["duplicates"] == 3 + len(TEXTS) - len(set(TEXTS))
+
+
+def kill_at(stage: str, done: int) -> Callable[[Progress], None]:
+    def report(progress: Progress) -> None:
+        if progress.stage == stage and progress.done == done:
+            raise Killed
+
+    return report
+
+
+@pytest.mark.parametrize(("stage", "done"), [("measuring", 1), ("reading", 5), ("writing", 4)])
+def test_an_interrupted_build_goes_on_inside_the_file(
+    tmp_path: Path, big: Path, whole: dict[str, bytes], stage: str, done: int
+) -> None:
+    tokenizer = tokenizer_folder(tmp_path / "tokenizer")
+    arguments = ([str(big)], str(tmp_path / "new"), tokenizer, FINE)
+    with pytest.raises(Killed):
+        build_corpus(*arguments, kill_at(stage, done))
+    seen: list[Progress] = []
+    build_corpus(*arguments, seen.append)
+    assert next(progress.done for progress in seen if progress.stage == stage) == done
+    assert files_of(tmp_path / "new") == whole
+
+
+def test_damage_is_found_before_any_text_is_used(tmp_path: Path, big: Path) -> None:
+    source = next(big.glob("a.jsonl.*"))
+    inputs = tmp_path / "inputs"
+    inputs.mkdir()
+    (inputs / source.name).write_bytes(source.read_bytes()[:-20])
+    with pytest.raises(InputError, match="damaged or truncated"):
+        build(inputs, tmp_path / "corpus", FINE)
+    assert files_of(tmp_path / "corpus") == {}
+    (inputs / source.name).write_bytes(source.read_bytes())
+    assert build(inputs, tmp_path / "corpus", FINE).counts["documents_read"] == len(TEXTS)
