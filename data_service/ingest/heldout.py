@@ -176,7 +176,7 @@ def _paragraphs(text: str, most: int) -> Iterator[tuple[str, str]]:
     for paragraph in _BLANK_LINES.split(text):
         if is_blank(paragraph):
             continue
-        if len(paragraph) <= most:
+        if len(encoded_text(paragraph)) <= most:
             yield "\n\n", paragraph
             continue
         lead = "\n\n"
