@@ -39,7 +39,7 @@ A run goes through four commands, each of which may be repeated safely:
 
     maskfleet tokenizer train books/ --out bpe-50k/
     maskfleet corpus build books/ --tokenizer bpe-50k/ --out s3://bucket/books
-    maskfleet init roberta-base s3://bucket/runs/base
+    maskfleet init roberta-base s3://bucket/runs/base --corpus s3://bucket/books
     maskfleet train s3://bucket/runs/base
 
 `train` starts the run, or continues it after any interruption. Local paths and s3:// URIs work alike.

@@ -75,8 +75,8 @@ class Demo:
             self._check_place()
             if self.text is not None:
                 files = list_inputs([self.text]).files
-                size = human_bytes(sum(file.size for file in files))
-                self._say(f"yours: {self.text}, {len(files):,} files, {size}")
+                total = human_bytes(sum(file.size for file in files))
+                self._say(f"yours: {self.text}, {len(files):,} files, {total}")
                 return [self.text]
             path = self.out / "text" / "python.jsonl"
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -107,16 +107,16 @@ class Demo:
         return options.model_copy(update={"txt_documents": "blank_line" if long else "file"})
 
     def _train_tokenizer(self, inputs: list[str]) -> None:
-        with self._timed(f"tokenizer: byte-level BPE of {_VOCABULARY:,} ids"):
+        with self._timed(f"tokenizer: byte-level BPE of at most {_VOCABULARY:,} ids"):
             uri = str(self.out / "tokenizer")
             texts = sample_texts(inputs, self._options(inputs), _SAMPLE)
-            tokenizer = train_tokenizer("byte_bpe", texts, _VOCABULARY)
+            tokenizer = train_tokenizer("byte_bpe", texts, _VOCABULARY, at_most=True)
             if (self.out / "tokenizer").exists() and load_tokenizer(uri).hash != tokenizer.hash:
                 raise TokenizerError(
                     f"{self.out} holds a demo on other text", remedy="give another folder with --out"
                 )
             save_tokenizer(tokenizer, uri)
-            self._say(f"{uri} (hash {tokenizer.hash[:12]})")
+            self._say(f"{uri}: {tokenizer.vocab_size:,} ids (hash {tokenizer.hash[:12]})")
 
     def _build_corpus(self, inputs: list[str]) -> None:
         with self._timed("corpus: shards with hashes, duplicates dropped, held-out documents apart"):

@@ -7,8 +7,9 @@ the weights themselves with `checkpoints.hf.load`.
 import json
 from collections.abc import Mapping
 from pathlib import PurePosixPath
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, TypeAdapter, ValidationError
 
 from checkpoints.hf.load import CONFIG, INDEX, WEIGHTS
 from data_service.store.base import Store
@@ -28,7 +29,7 @@ class _Stored(BaseModel):
     model_config = ConfigDict(strict=True)
 
     shape: list[NonNegativeInt]
-    data_offsets: tuple[NonNegativeInt, NonNegativeInt]
+    data_offsets: Annotated[list[NonNegativeInt], Field(min_length=2, max_length=2)]
 
 
 _HEADER = TypeAdapter(dict[str, _Stored])

@@ -107,6 +107,8 @@ def compare(task: CompareTask) -> Compared:
     order = np.lexsort((records["ordinal"], split, records["low"], records["high"]))
     is_later = np.append(np.zeros(min(1, len(order)), dtype=np.bool_), _same_as_before(records[order]))
     later, kept = order[is_later], records[order[~is_later]]
+    if len(kept):  # copies differ in line ends: the shortest counts, whichever comes first
+        kept["size"] = np.minimum.reduceat(records["size"][order], np.flatnonzero(~is_later))
     later = later[np.lexsort((records["ordinal"][later], split[later]))]
     ordinals = records["ordinal"][later].astype(ORDINAL)
     starts = np.searchsorted(split[later], np.arange(len(parts) + 1)).tolist()

@@ -3,6 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass
 
+from data_service.ingest.hashing import encoded_text
 from data_service.ingest.heldout import candidates_below, stretch_length, stretches
 from data_service.ingest.receipts import Receipt, write_receipt
 from data_service.ingest.tasks import SplitTask
@@ -44,7 +45,7 @@ def divide(task: DivideTask) -> Divided:
     for text, _ in read_kept(task, task.kept):
         for stretch, end in stretches(text, length):
             if end is not None and end < below:
-                sizes[end] += len(stretch.encode())
+                sizes[end] += len(encoded_text(stretch).encode())
     divided = Divided(source=task.kept.source, files={}, candidates=sorted(sizes.items()))
     write_receipt(task.layout.open(), task.receipt, divided)
     return divided

@@ -131,7 +131,7 @@ def by_stretches(candidates: Mapping[int, int], size: int, fraction: float) -> H
         InputError: so little text that none can be spared.
     """
     wanted, length = wanted_bytes(size, fraction), stretch_length(size, fraction)
-    most = min(2 * wanted, size // 2)
+    most = min(2 * wanted, round(size * (1 - MOST)))
     taken, below, trained = 0, 0, list[int]()
     for low in sorted(candidates):
         if taken + candidates[low] > most:
@@ -140,15 +140,15 @@ def by_stretches(candidates: Mapping[int, int], size: int, fraction: float) -> H
         taken, below = taken + candidates[low], low + 1
         if taken >= wanted:
             break
-    if not taken and candidates:
+    if not taken and candidates:  # all are long: the shortest one
         low = min(candidates, key=lambda word: (candidates[word], word))
-        taken, below, trained = candidates[low], low + 1, [word for word in trained if word < low]
-    if not taken or 2 * taken > size:
+        taken, below = candidates[low], low + 1
+    if not taken or taken > max(most, size // 2):
         raise InputError(
             f"{size:,} bytes of text are too little to hold any of it out for evaluation",
             remedy="give more text: some paragraphs, or documents, that differ",
         )
-    kept = tuple(low for low in trained if low < below)
+    kept = tuple(low for low in trained if low < below - 1)
     return HeldoutRule("stretch", below, length, kept)
 
 
@@ -176,7 +176,7 @@ def _paragraphs(text: str, most: int) -> Iterator[tuple[str, str]]:
     for paragraph in _BLANK_LINES.split(text):
         if is_blank(paragraph):
             continue
-        if len(paragraph) <= most:
+        if len(encoded_text(paragraph)) <= most:
             yield "\n\n", paragraph
             continue
         lead = "\n\n"
@@ -205,7 +205,7 @@ def _pieces(text: str, most: int) -> Iterator[str]:
     spaces = np.append(codes == ord(" "), True)[places]
     allowed = spaces if np.count_nonzero(spaces) * 100 > len(spaces) else np.ones_like(spaces)
     rate = min(1.0, 4 * len(allowed) / (most * max(1, int(np.count_nonzero(allowed)))))
-    cuts = places[allowed & (_window_hashes(codes) < np.uint64(bound(rate) - 1))]
+    cuts = places[allowed & (_window_hashes(codes) < np.uint64(max(0, bound(rate) - 1)))]
     for start, stop in pairwise([0, *cuts.tolist(), len(text)]):
         if stop > start:
             yield text[start:stop]

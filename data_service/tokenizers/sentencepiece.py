@@ -27,9 +27,16 @@ _THREADS = 4
 
 
 def train_sentencepiece(
-    kind: Literal["unigram", "bpe"], texts: Iterator[str], vocab_size: int, options: TokenizerOptions
+    kind: Literal["unigram", "bpe"],
+    texts: Iterator[str],
+    vocab_size: int,
+    options: TokenizerOptions,
+    *,
+    at_most: bool = False,
 ) -> Tokenizer:
-    """Learn pieces. The text passes through a temporary file as large as itself.
+    """Learn pieces; with `at_most` fewer, where the text supports no more.
+
+    The text passes through a temporary file as large as itself.
 
     Raises:
         TokenizerError: a vocabulary too small for alphabet and byte pieces, or too large for the text.
@@ -38,7 +45,7 @@ def train_sentencepiece(
     with tempfile.TemporaryDirectory(prefix="maskfleet-") as folder:
         lines = Path(folder, "lines")
         _write_lines(texts, lines)
-        model = _train(kind, lines, vocab_size, options, style)
+        model = _train(kind, lines, vocab_size, options, style, exact=not at_most)
     proto = parse_model(model, MODEL_FILE)
     proto.trainer_spec.ClearField("input")  # the temporary path
     tokenizer = convert_model(proto, mask=style.names.mask)
@@ -60,6 +67,8 @@ def _train(
     vocab_size: int,
     options: TokenizerOptions,
     style: SpecialStyle,
+    *,
+    exact: bool,
 ) -> bytes:
     model = io.BytesIO()
     try:
@@ -68,6 +77,7 @@ def _train(
             model_writer=model,
             model_type=kind,
             vocab_size=vocab_size,
+            hard_vocab_limit=exact,
             character_coverage=options.coverage,
             byte_fallback=options.byte_fallback,
             normalization_rule_name="nmt_nfkc_cf" if options.lowercase else "nmt_nfkc",

@@ -12,7 +12,12 @@ from data_service.tokenizers.wordpiece import train_wordpiece
 
 
 def train_tokenizer(
-    kind: Kind, texts: Iterable[str], vocab_size: int, options: TokenizerOptions | None = None
+    kind: Kind,
+    texts: Iterable[str],
+    vocab_size: int,
+    options: TokenizerOptions | None = None,
+    *,
+    at_most: bool = False,
 ) -> Tokenizer:
     """Learn a vocabulary of exactly `vocab_size` ids, special tokens included.
 
@@ -23,14 +28,15 @@ def train_tokenizer(
             temporary file.
         vocab_size: number of ids.
         options: settings; None for the defaults.
+        at_most: of text that supports fewer ids take those.
 
     Raises:
         TokenizerError: no text; a vocabulary too small for the kind or too large for the text. What `texts`
             raises comes through as it is.
     """
     options = options or TokenizerOptions()
-    tokenizer = _train(kind, _with_text(texts), vocab_size, options)
-    if tokenizer.vocab_size != vocab_size:
+    tokenizer = _train(kind, _with_text(texts), vocab_size, options, at_most)
+    if tokenizer.vocab_size != vocab_size and not at_most:
         raise TokenizerError(
             f"vocab_size {vocab_size} is too large: the text supports {tokenizer.vocab_size} {kind} pieces",
             remedy=f"ask for {tokenizer.vocab_size} ids or fewer (--vocab-size), or give more text",
@@ -38,14 +44,16 @@ def train_tokenizer(
     return tokenizer
 
 
-def _train(kind: Kind, texts: Iterator[str], vocab_size: int, options: TokenizerOptions) -> Tokenizer:
+def _train(
+    kind: Kind, texts: Iterator[str], vocab_size: int, options: TokenizerOptions, at_most: bool
+) -> Tokenizer:
     match kind:
         case "byte_bpe":
             return train_byte_bpe(texts, vocab_size, options)
         case "wordpiece":
             return train_wordpiece(texts, vocab_size, options)
         case "unigram" | "bpe":
-            return train_sentencepiece(kind, texts, vocab_size, options)
+            return train_sentencepiece(kind, texts, vocab_size, options, at_most=at_most)
 
 
 def _with_text(texts: Iterable[str]) -> Iterator[str]:

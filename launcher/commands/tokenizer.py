@@ -22,6 +22,7 @@ group = typer.Typer(
 )
 
 _MB = 1_000_000
+_VOCABULARY = 50_000
 
 
 class Kind(StrEnum):
@@ -47,7 +48,13 @@ def register(app: typer.Typer) -> None:
 def train(
     inputs: InputsArgument,
     out: Annotated[str, typer.Option("--out", help="Folder or s3:// URI for the tokenizer's files.")],
-    vocab_size: Annotated[int, typer.Option("--vocab-size", help="Ids, special tokens included.")] = 50_000,
+    vocab_size: Annotated[
+        int | None,
+        typer.Option(
+            "--vocab-size",
+            help="Ids, special tokens included. Default: 50,000, fewer of text that has fewer.",
+        ),
+    ] = None,
     kind: Annotated[
         Kind, typer.Option(help="RoBERTa's and DeBERTa's, BERT's and ELECTRA's, ALBERT's, XLNet's kind.")
     ] = Kind.BYTE_BPE,
@@ -73,7 +80,10 @@ def train(
         text_field=text_field, on_bad_bytes=on_bad_bytes.value, on_bad_records=on_bad_records.value
     )
     texts = sample_texts(inputs, options, sample_mb * _MB)
-    tokenizer = train_tokenizer(kind.value, texts, vocab_size, TokenizerOptions(lowercase=lowercase))
+    settings = TokenizerOptions(lowercase=lowercase)
+    tokenizer = train_tokenizer(
+        kind.value, texts, vocab_size or _VOCABULARY, settings, at_most=vocab_size is None
+    )
     save_tokenizer(tokenizer, out)
     typer.echo(
         f"{kind.value} tokenizer of {tokenizer.vocab_size:,} ids at {out} (hash {tokenizer.hash[:12]})"

@@ -1,10 +1,12 @@
 """Starting from a model: the encoder and the heads that are there, and the rest named."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from s3_server import S3Server
+from safetensors.torch import load_file, save_file
 from starts import (
     BERT,
     CASES,
@@ -25,6 +27,7 @@ from starts import (
 from torch import Tensor, nn
 
 from checkpoints.gather import Alone
+from checkpoints.hf.load import WEIGHTS
 from data_service.store.open import open_store
 from encoder_core.batch import Batch
 from encoder_core.errors import ModelError
@@ -34,7 +37,7 @@ from encoder_core.objectives.replaced import ReplacedTokenConfig, Sharing
 from launcher.errors import RunError
 from launcher.objective import Objective
 from launcher.session import build_model
-from launcher.start import initial_weights
+from launcher.start import check_start, initial_weights
 
 
 @torch.no_grad()
@@ -174,6 +177,51 @@ def test_a_folder_in_a_bucket_whole_or_in_parts(setting: Setting, s3: S3Server, 
     open_store(f"{uri}/pickled").put("pytorch_model.bin", b"\x80\x04")
     with pytest.raises(ModelError, match=r"s3://.*/pickled has no model\.safetensors\n.*pickled weights"):
         setting.asks(ROBERTA, Objective(mlm=MLM), f"{uri}/pickled").begin()
+
+
+def cut_short(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def cut_in_its_header(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:200])
+
+
+def without_safetensors(path: Path) -> None:
+    path.rename(path.with_name("pytorch_model.bin"))
+
+
+def of_another_shape(path: Path) -> None:
+    tensors = load_file(path)
+    name = next(name for name in tensors if name.endswith("position_embeddings.weight"))
+    save_file(tensors | {name: tensors[name][:-1].contiguous()}, path, {"format": "pt"})
+
+
+def without_a_layer(path: Path) -> None:
+    save_file({name: value for name, value in load_file(path).items() if ".layer.1." not in name}, path)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (without_safetensors, r"has no model\.safetensors\n.*pickled weights"),
+        (cut_short, r"is truncated or damaged: it has [\d,]+ bytes, its header says [\d,]+"),
+        (cut_in_its_header, r"is truncated or is not safetensors \(200 bytes\)"),
+        (of_another_shape, r"position_embeddings\.weight is \(63, \d+\), not \(64, \d+\)"),
+        (without_a_layer, r"does not hold the expected parameters: missing .*layer\.1\."),
+    ],
+)
+@pytest.mark.parametrize("pair", [False, True])
+def test_weights_that_cannot_be_loaded_are_refused_by_init(
+    setting: Setting, tmp_path: Path, spoil: Callable[[Path], None], message: str, pair: bool
+) -> None:
+    objective = Objective(mlm=MLM, rtd=ReplacedTokenConfig()) if pair else Objective(mlm=MLM)
+    asked = setting.asks(ELECTRA if pair else BERT, objective, tmp_path)
+    export(asked, tmp_path)
+    check_start(asked.run.recipe)
+    spoil(tmp_path / "discriminator" / WEIGHTS if pair else tmp_path / WEIGHTS)
+    with pytest.raises(ModelError, match=message):
+        check_start(asked.run.recipe)
 
 
 def test_the_newest_checkpoint_of_another_run(setting: Setting, other_run: str) -> None:
