@@ -33,9 +33,10 @@ def init(
     from datetime import UTC, datetime
 
     from launcher import runs
+    from launcher.hub import keep_start
     from launcher.start import check_start
 
-    wanted = load_recipe(recipe, assignments, tiny)
+    wanted = keep_start(load_recipe(recipe, assignments, tiny), run)
     check_start(wanted)
     created = runs.init(wanted, run, datetime.now(UTC))
     typer.echo(f"created {created.recipe.name} at {run} ({created.record.fingerprint[:12]})")
