@@ -51,6 +51,7 @@ def init(
     from datetime import UTC, datetime
 
     from launcher import runs
+    from launcher.hub import keep_start
     from launcher.inputs import refuse_placeholders, sections_for
     from launcher.readiness import warnings
     from launcher.start import check_start
@@ -60,6 +61,7 @@ def init(
         sections = sections_for(corpora, tokenizer)
     wanted = load_recipe(recipe, assignments, tiny, sections)
     refuse_placeholders(wanted, f"maskfleet init {recipe} {run}")
+    wanted = keep_start(wanted, run)
     check_start(wanted)
     created = runs.init(wanted, run, datetime.now(UTC))
     typer.echo(f"created {created.recipe.name} at {run} ({created.record.fingerprint[:12]})")

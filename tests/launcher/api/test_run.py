@@ -1,7 +1,7 @@
 """`import maskfleet`: what notebooks and scripts see of a run that has trained."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -11,26 +11,52 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rank_processes import run_group
-from small_runs import STEPS, final_state, history, new_run, prepare_corpus
+from small_runs import STEPS, history, new_run, prepare_corpus
+from starts import Setting, trained
+from told_runs import Attempt
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import maskfleet
+from data_service.stream import Stream
+from data_service.tokenizers.load import load_tokenizer
+from launcher import runs
 from launcher.errors import MissingPackage, RunError
-from launcher.rank_data import checksum
+from launcher.rank_data import RankData, Share, checksum
+from launcher.session import heldout_spec, positions, stream_spec
 
 Item = dict[str, torch.Tensor]
 
 
+class Local(Stream):
+    """A stream as ranks want it, without Ray."""
+
+    def prefetch(self, ranges: Iterable[tuple[int, int, int]]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+Made = tuple[str, dict[str, torch.Tensor]]
+
+
 @pytest.fixture(scope="module")
-def uri(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A run of two phases that has trained."""
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """A run of two phases with a checkpoint of step 4, those weights, and records of the steps after it."""
     folder = tmp_path_factory.mktemp("api")
     prepare_corpus(folder)
-    uri = new_run(folder, "run")
-    ended = run_group(uri, 1)
-    assert ended.codes == [0], ended.output
-    return uri
+    run = runs.open_run(new_run(folder, "run"))
+    setting = Setting(run, load_tokenizer(run.recipe.tokenizer.uri))
+    weights = trained(setting, run.uri, run.recipe.model, run.recipe.objective)
+    attempt = Attempt(run.store).train(STEPS)
+    attempt.journal.flush()
+    return run.uri, weights
+
+
+@pytest.fixture(scope="module")
+def uri(made: Made) -> str:
+    return made[0]
 
 
 @pytest.fixture(scope="module")
@@ -58,18 +84,25 @@ def test_a_run_that_is_not_there_is_a_users_mistake(tmp_path: Path) -> None:
 
 
 def test_its_metrics_are_a_frame(run: maskfleet.Run, uri: str) -> None:
-    frame = run.metrics()
-    records = list(history(uri).steps)
+    frame, records = run.metrics(), history(uri).steps
     assert frame.index.name == "step"
-    assert frame.index.tolist() == list(range(STEPS))
-    assert frame["loss"].tolist() == [record["loss"] for record in records]
+    assert frame.index.tolist() == [record["step"] for record in records] == list(range(4, STEPS))
     assert frame["tokens"].tolist() == [record["tokens"] for record in records]
-    assert run.evaluations().index.tolist() == [7, 14]
-    assert run.evaluations()["loss"].notna().all()
+    assert frame["loss"].isna().tolist() == [record["loss"] is None for record in records]
+    assert frame["mlm_loss"].tolist() == [record["mlm_loss"] for record in records]
+    assert run.evaluations().index.tolist() == [8, 12]
+    assert run.evaluations()["loss"].tolist() == [27.0, 31.0]
+
+
+def test_its_events_are_a_frame(run: maskfleet.Run) -> None:
     events = run.events()
-    assert {"start", "commit"} <= set(events["kind"])
-    assert events.index.is_monotonic_increasing
+    assert events["kind"].tolist() == ["resume"]
     assert str(events.index.tz) == "UTC"
+
+
+def test_a_run_that_never_trained_has_empty_frames(fresh_run: str) -> None:
+    fresh = maskfleet.open_run(fresh_run)
+    assert [len(frame) for frame in (fresh.metrics(), fresh.evaluations(), fresh.events())] == [0, 0, 0]
 
 
 def test_without_pandas_the_remedy_is_named(run: maskfleet.Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +115,7 @@ def test_without_pandas_the_remedy_is_named(run: maskfleet.Run, monkeypatch: pyt
 def test_it_says_how_it_stands(run: maskfleet.Run) -> None:
     assert run.total_steps == STEPS
     assert run.status().step == STEPS
-    assert run.checkpoints()[0].step == STEPS
+    assert [row.step for row in run.checkpoints()] == [4]
     assert run.name in repr(run)
 
 
@@ -95,12 +128,44 @@ def test_a_sample_prints_as_the_command_shows_it(run: maskfleet.Run) -> None:
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
-def test_the_stream_is_what_the_run_trained_on(run: maskfleet.Run, uri: str, world: int) -> None:
-    """The records hold a checksum of the bytes that the run's own ranks got from its feed."""
-    ranks = [run.stream(rank, world) for rank in range(world)]
-    for record in history(uri).steps:
-        parts = [part for rank in ranks for part in rank.microbatches(record["step"])]
-        assert sum(checksum(part) for part in parts) == record["digest"]
+def test_the_stream_is_what_the_runs_ranks_get(run: maskfleet.Run, uri: str, world: int) -> None:
+    opened = runs.open_run(uri)
+    tokenizer = load_tokenizer(opened.recipe.tokenizer.uri)
+    for rank in range(world):
+        streams = [Local(stream_spec(opened, tokenizer, phase)) for phase in range(2)]
+        share = Share(rank, world, opened.recipe.microbatch)
+        heldout = (Local(heldout_spec(opened, tokenizer)), 4)
+        steps = positions(opened, streams, ())
+        data = RankData(streams, steps, heldout, share, torch.device("cpu"), lambda batch: {})
+        mine = run.stream(rank, world)
+        for step in range(STEPS):
+            fetched = data.fetch(step)
+            assert sum(checksum(part) for part in mine.microbatches(step)) == fetched.digest
+        data.close()
+
+
+@pytest.mark.long
+@pytest.mark.cluster
+def test_the_stream_is_what_a_run_trained_on(tmp_path: Path) -> None:
+    """The records hold a checksum of the bytes that the run's ranks got."""
+    prepare_corpus(tmp_path)
+    uri = new_run(tmp_path, "run")
+    ended = run_group(uri, 2)
+    assert ended.codes == [0, 0], ended.output
+    run = maskfleet.open_run(uri)
+    assert run.metrics().index.tolist() == list(range(STEPS))
+    for world in (1, 2, 3):
+        ranks = [run.stream(rank, world) for rank in range(world)]
+        for record in history(uri).steps:
+            parts = [part for rank in ranks for part in rank.microbatches(record["step"])]
+            assert sum(checksum(part) for part in parts) == record["digest"]
+    ended_again = maskfleet.train(uri, {"logging.flush_seconds": 5})
+    assert (ended_again.code, ended_again.how, ended_again.step) == (0, "finished", STEPS)
+    assert f"step {STEPS} of {STEPS}" in ended_again.said
+    assert maskfleet.open_run(uri).recipe.logging.flush_seconds == 5
+    refused = maskfleet.train(uri, {"seed": 9}, show=False)
+    assert (refused.code, refused.how) == (2, "mistake")
+    assert "- seed: 1 -> 9" in refused.said
 
 
 def test_items_hold_the_same_rows_padded(run: maskfleet.Run) -> None:
@@ -173,12 +238,14 @@ def test_steps_and_ranks_that_are_not_there_are_refused(run: maskfleet.Run) -> N
         run.stream().load_state_dict({"step": -1})
 
 
-def test_a_checkpoint_is_a_torch_module(run: maskfleet.Run, uri: str) -> None:
-    module = run.module()
-    saved = final_state(uri)
-    found = {name: parameter.detach().numpy().tobytes() for name, parameter in module.named_parameters()}
-    assert found == {name: value for (name, kind), value in saved.items() if kind == "master"}
+def test_a_checkpoint_is_a_torch_module(run: maskfleet.Run, made: Made) -> None:
+    module, (_, weights) = run.module(step=4), made
+    found = dict(module.named_parameters())
+    assert found.keys() == weights.keys()
+    assert all(torch.equal(found[name], weights[name]) for name in weights)
     assert not module.training
+    with pytest.raises(RunError, match="no checkpoint of step 9"):
+        run.module(step=9)
 
 
 def test_a_checkpoint_is_a_model_of_transformers(run: maskfleet.Run) -> None:
@@ -197,16 +264,3 @@ def test_train_returns_how_it_ended(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert (ended.code, ended.how, ended.step) == (2, "mistake", 0)
     assert "there is no run at" in ended.said
     assert ended.said == capsys.readouterr().out
-
-
-@pytest.mark.long
-def test_train_passes_settings_on(uri: str, capsys: pytest.CaptureFixture[str]) -> None:
-    ended = maskfleet.train(uri, {"logging.flush_seconds": 5})
-    assert (ended.code, ended.how, ended.step) == (0, "finished", STEPS)
-    assert f"step {STEPS} of {STEPS}" in ended.said
-    assert maskfleet.open_run(uri).recipe.logging.flush_seconds == 5
-    capsys.readouterr()
-    refused = maskfleet.train(uri, {"seed": 9}, show=False)
-    assert (refused.code, refused.how) == (2, "mistake")
-    assert "- seed: 1 -> 9" in refused.said
-    assert not capsys.readouterr().out

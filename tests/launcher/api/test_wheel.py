@@ -60,6 +60,11 @@ def test_it_can_be_run_as_a_module(installed: Path, hostile: Path) -> None:
     assert "maskfleet" in run(installed / "python", "-m", "maskfleet", "--version", cwd=hostile).stdout
 
 
+def test_a_shell_completes_commands(installed: Path, tmp_path: Path) -> None:
+    asked = {"_MASKFLEET_COMPLETE": "complete_bash", "COMP_WORDS": "maskfleet che", "COMP_CWORD": "1"}
+    assert run(installed / "maskfleet", cwd=tmp_path, **asked).stdout.split() == ["checkpoints"]
+
+
 def test_importing_it_names_the_folder_in_the_way(installed: Path, hostile: Path) -> None:
     failed = run(installed / "python", "-c", "import maskfleet", cwd=hostile, check=False)
     last = failed.stderr.splitlines()[-1]
@@ -116,6 +121,8 @@ def test_a_run_is_trained_through_ray_beside_such_folders(installed: Path, hosti
     )
     options = [part for value in (*sets, "schedule.warmup=1") for part in ("--set", value)]
     run(program, "init", "quickstart", "first", "--tiny", *options, cwd=hostile)
+    node = ("--nodes", "1", "--cpus-per-node", "2", "--memory", "8GiB")
+    assert "maskfleet train" in run(program, "launch", "slurm", "first", *node, cwd=hostile).stdout
     assert "step 4 of 4" in run(program, "train", "first", cwd=hostile, PYTHONPATH=str(hostile)).stdout
     shown = run(program, "checkpoints", "export", "first", "--out", "model", cwd=hostile).stdout
     assert "exported step 4" in shown
