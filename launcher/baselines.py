@@ -21,7 +21,6 @@ from data_service.shards.manifest_file import load_manifest
 from data_service.store.errors import KeyMissing
 from data_service.store.open import open_store
 from data_service.stream import Stream
-from data_service.tokenizers.load import load_tokenizer
 from launcher.runs import Run
 from launcher.session import heldout_spec, stream_spec
 
@@ -78,7 +77,7 @@ def baselines(run: Run) -> Baselines:
 
 def compute(run: Run) -> Baselines:
     """Reads the held-out rows and up to 50 M tokens of training text."""
-    tokenizer = load_tokenizer(run.recipe.tokenizer.uri)
+    tokenizer = run.tokenizer()
     heldout = Stream(heldout_spec(run, tokenizer))
     rows = min(run.recipe.evaluation.samples, heldout.samples_per_epoch)
     targets = targets_of(heldout.read(0, 0, rows), tokenizer.special_mask)

@@ -6,7 +6,7 @@ from data_service.errors import CorpusError, TokenizerError
 from data_service.shards.manifest import Manifest
 from data_service.shards.manifest_file import load_manifest
 from data_service.store.open import open_store
-from data_service.tokenizers.load import load_tokenizer
+from data_service.tokenizers.tokenizer import Tokenizer
 from launcher.errors import RecipeError
 from launcher.recipe import Recipe
 from launcher.recipe_checks import unsuitable
@@ -21,17 +21,16 @@ class Inputs(BaseModel):
     tokenizer: str
 
 
-def read_inputs(recipe: Recipe) -> Inputs:
-    """Fingerprints of everything `recipe` reads.
+def read_inputs(recipe: Recipe, tokenizer: Tokenizer) -> Inputs:
+    """Fingerprints of everything `recipe` reads, with that tokenizer.
 
     Raises:
-        CorpusError: no corpus there, damaged, made by another tokenizer, with another held-out share, or without
-            the sentences that next-sentence prediction needs.
-        TokenizerError: no tokenizer there.
+        CorpusError: no corpus there, damaged, with another held-out share, or without the sentences that next-sentence
+            prediction needs.
+        TokenizerError: it was made by another tokenizer.
         RecipeError: the tokenizer has more ids than the model, or knows no words where words are masked.
         StoreError: a store cannot be read.
     """
-    tokenizer = load_tokenizer(recipe.tokenizer.uri)
     problems = unsuitable(recipe, tokenizer)
     if problems:
         raise RecipeError(
