@@ -1,5 +1,7 @@
 """What a run reads: its corpora and its tokenizer, checked against the recipe and against each other."""
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
 from data_service.errors import CorpusError, TokenizerError
@@ -44,6 +46,13 @@ def read_inputs(recipe: Recipe, tokenizer: Tokenizer) -> Inputs:
         _check_sentences(manifest, source.uri, recipe)
         corpora[name] = manifest.fingerprint
     return Inputs(corpora=corpora, tokenizer=tokenizer.hash)
+
+
+def unigram_probabilities(recipe: Recipe) -> NDArray[np.float64]:
+    """[V] frequencies in the training text of all sources, each id counted once more than it occurs."""
+    stores = [open_store(source.uri) for source in recipe.corpus.sources.values()]
+    counts = np.sum([load_manifest(store).unigram for store in stores], axis=0, dtype=np.float64) + 1
+    return np.asarray(counts / counts.sum(), dtype=np.float64)
 
 
 def _check_corpus(manifest: Manifest, uri: str, recipe: Recipe, tokenizer_hash: str) -> None:
