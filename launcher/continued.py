@@ -42,11 +42,11 @@ LR = 1e-4
 PLACEHOLDER = "s3://your-bucket/tokenizers/the-models-own"
 
 _REASONS = {
-    "start": "the weights to continue from; heads that the folder lacks begin fresh, and `init` says which",
+    "start": "the weights; heads that the folder lacks begin fresh, and the run's `start` event names them",
     "corpus": "yours, built with the tokenizer below: maskfleet init FILE RUN --corpus URI",
     "tokenizer": "the model's own; for another one, rows follow their pieces (maskfleet tokenizer extend)",
     "model": "as the folder's config.json says; dropout alone may be changed",
-    "phases": f"{STEPS:,} steps adapted the models of Gururangan et al. 2020; take fewer for little text",
+    "phases": f"{STEPS:,} steps, of 2,048 rows, adapted the models of Gururangan et al. 2020; fewer do for little text",
     "optimizer": "a sixth of RoBERTa's rate, so that what the model knows is not erased. With bias correction: Adam's "
     "moments begin at zero,\n# and without it the first steps are up to six times as large as the rate says",
     "schedule": "a tenth of the steps to raise the rate: until the moments, and a fresh head, are worth something",
@@ -92,15 +92,21 @@ def continued(folder: str) -> Recipe:
 
 def commented(recipe: Recipe) -> str:
     """`recipe` as YAML, complete, each choice with its reason above it."""
-    parts = [
-        f"# Continues {recipe.start}. Every key is explained by `maskfleet recipe show {_bundled(recipe)} --raw`."
-    ]
+    name = _bundled(recipe)
+    parts = [f"# Continues a model. `maskfleet recipe show {name} --raw` explains every key.\n"]
     for key, value in recipe.to_data().items():
-        text = yaml.safe_dump(
-            {key: value}, sort_keys=False, allow_unicode=True, width=100, default_flow_style=None
-        )
-        parts.append(f"# {_REASONS[key]}.\n{text}" if key in _REASONS else text)
-    return "\n".join(parts)
+        if key in _REASONS:
+            parts.append(f"\n# {_REASONS[key]}.\n")
+        parts.append(_yaml(key, value))
+    return "".join(parts)
+
+
+def _yaml(key: str, value: object) -> str:
+    """Innermost mappings on one line, as in the bundled recipes."""
+    flow = None if isinstance(value, dict | list) else False
+    return yaml.safe_dump(
+        {key: value}, sort_keys=False, allow_unicode=True, width=110, default_flow_style=flow
+    )
 
 
 def _bundled(recipe: Recipe) -> str:
@@ -142,15 +148,18 @@ def _architectures(configs: Path) -> list[str]:
 
 def _task(found: _Found, base: Recipe) -> dict[str, Any]:
     """What is trained, and on which rows: as the base says, but no pair task that the folder has no head for, whose
-    rows would be a change without a use."""
-    objective = base.objective
-    if found.pair_head or (objective.nsp is None and objective.sop is None):
+    rows would be a change without a use; and XLNet's lanes as long as the model's rows."""
+    objective, config = base.objective, found.config
+    if isinstance(config, XlnetConfig) and objective.plm is not None:
+        length = _length(config)
+        smaller = {"predict": max(1, length // 6), "permutation": length // 2}
+        plm = objective.plm.model_copy(update=smaller).model_dump(mode="json")
+        reuse = config.reuse if config.memory else length // 2
+        return {"objective": {"plm": plm}, "input": base.input.model_dump(mode="json") | {"reuse": reuse}}
+    if found.pair_head or objective.mlm is None or (objective.nsp is None and objective.sop is None):
         return {}
-    mlm = base.objective.model_copy(update={"nsp": None, "sop": None})
-    dynamic = mlm.model_copy(
-        update={"mlm": objective.mlm and objective.mlm.model_copy(update={"copies": "dynamic"})}
-    )
-    return {"objective": dynamic.model_dump(mode="json"), "input": {"packing": "full_sentences"}}
+    mlm = objective.mlm.model_copy(update={"copies": "dynamic"}).model_dump(mode="json")
+    return {"objective": {"mlm": mlm}, "input": {"packing": "full_sentences"}}
 
 
 def _adamw(config: ModelConfig) -> dict[str, Any]:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from small_runs import new_run, prepare_corpus
-from starts import BERT, MLM, trained
 from starts import Setting as Asked
+from starts import trained
 
 from data_service.errors import TokenizerError
 from data_service.store.errors import StoreUnavailable
@@ -17,7 +17,6 @@ from data_service.tokenizers.train import train_tokenizer
 from launcher.export import export_run
 from launcher.fork import fork
 from launcher.kept_tokenizer import KEPT
-from launcher.objective import Objective
 from launcher.runs import Run, open_run, reconcile
 from launcher.show import find_sample
 
@@ -32,7 +31,7 @@ def home(tmp_path: Path) -> Path:
 
 def a_trained_run(home: Path) -> Run:
     run = open_run(new_run(home, "run"))
-    trained(Asked(run, run.tokenizer()), run.uri, BERT, Objective(mlm=MLM))
+    trained(Asked(run, run.tokenizer()), run.uri, run.recipe.model, run.recipe.objective)
     return open_run(run.uri)
 
 
