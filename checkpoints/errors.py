@@ -8,6 +8,10 @@ class CheckpointError(UserError):
     """A checkpoint that cannot be written or used as asked."""
 
 
+class ExportError(CheckpointError):
+    """A place that an export may not be written to."""
+
+
 class DamagedCheckpoint(CheckpointError):
     """Stored bytes that are missing, cut short, or not the ones the manifest promises."""
 

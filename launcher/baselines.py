@@ -18,11 +18,9 @@ from pydantic import BaseModel, ConfigDict
 from data_service.corpora import Corpora
 from data_service.samples.ragged import Samples
 from data_service.shards.block import Block
-from data_service.shards.manifest_file import load_manifest
 from data_service.store.errors import KeyMissing, StoreError
-from data_service.store.open import open_store
 from data_service.stream import Stream
-from data_service.tokenizers.load import load_tokenizer
+from launcher.inputs import unigram_probabilities
 from launcher.runs import Run
 from launcher.session import heldout_spec, stream_spec
 
@@ -84,11 +82,11 @@ def baselines(run: Run) -> Baselines:
 
 def compute(run: Run) -> Baselines:
     """Reads the held-out rows and up to 50 M tokens of training text."""
-    tokenizer = load_tokenizer(run.recipe.tokenizer.uri)
+    tokenizer = run.tokenizer()
     heldout = Stream(heldout_spec(run, tokenizer))
     rows = min(run.recipe.evaluation.samples, heldout.samples_per_epoch)
     targets = targets_of(heldout.read(0, 0, rows), tokenizer.special_mask)
-    unigram = unigram_probabilities(run)
+    unigram = unigram_probabilities(run.recipe)
     pairs = Pairs(tokenizer.vocab_size)
     counted = 0
     for block in _training_blocks(Corpora(stream_spec(run, tokenizer, len(run.recipe.phases) - 1))):
@@ -109,13 +107,6 @@ def targets_of(samples: Samples, special: NDArray[np.bool_]) -> Targets:
     original[samples.target_positions] = samples.target_ids
     left = original[samples.target_positions - 1]  # a row begins with <s>, which is never a target
     return Targets(samples.target_ids.astype(np.int64), np.where(special[left], -1, left))
-
-
-def unigram_probabilities(run: Run) -> Floats:
-    """[V] frequencies in the training text of all sources, each id counted once more than it occurs."""
-    stores = [open_store(source.uri) for source in run.recipe.corpus.sources.values()]
-    counts = np.sum([load_manifest(store).unigram for store in stores], axis=0, dtype=np.float64) + 1
-    return np.asarray(counts / counts.sum(), dtype=np.float64)
 
 
 class Pairs:

@@ -1,17 +1,19 @@
 """From a run's checkpoint to a folder that `transformers` loads, or two for a generator and a discriminator."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from checkpoints.hf.export import export_model
 from checkpoints.hf.pair import export_pair
+from checkpoints.hf.publish import removable
 from checkpoints.layout import Manifest
 from checkpoints.load import Reader
 from data_service.store.open import open_store
-from data_service.tokenizers.load import load_tokenizer
 from encoder_core.families.build import ModelConfig
 from encoder_core.families.hf.interchange import Heads, interchange
-from encoder_core.objectives.replaced import DetectorConfig
+from encoder_core.objectives.replaced import DetectorConfig, Part
 from launcher.chosen import chosen_checkpoint
+from launcher.model_card import Network, facts_of, render
 from launcher.objective import Objective, exported_heads
 from launcher.runs import Run
 
@@ -31,35 +33,51 @@ class Exported:
     left_out: tuple[str, ...]
 
 
-def export_run(run: Run, step: int | None, out: str) -> Exported:
-    """Export the checkpoint of `step` (None: the newest good one) to the URI `out`.
+def export_run(run: Run, step: int | None, out: str, *, licence: str | None = None) -> Exported:
+    """Export the checkpoint of `step` (None: the newest good one) to the URI `out`, with a model card.
+
+    `licence` is what the card says of it. Files of a former export in `out` are replaced.
 
     Raises:
         RunError: there is no such checkpoint.
-        CheckpointError: it is damaged. StoreError: it cannot be read, or `out` not written.
+        CheckpointError: it is damaged, or `out` holds something else. StoreError: a store cannot be read or written.
         ModelError: transformers has no such model, or what was written does not read back.
     """
+    target = open_store(out)
+    removable(target)  # known before the checkpoint is read
     manifest = chosen_checkpoint(run, step)
-    tokenizer = load_tokenizer(run.recipe.tokenizer.uri)
-    files, target = tokenizer.save_files(), open_store(out)
+    tokenizer = run.tokenizer()
+    files = tokenizer.save_files()
     config = run.recipe.model.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
     objective = run.recipe.objective
+    networks = _networks(manifest, config, objective)
+    facts = facts_of(run, manifest)
+    cards = {part: render(facts, network, licence) for part, network in networks.items()}
     with Reader(run.store, manifest) as reader:
         if objective.rtd is not None and isinstance(config, DetectorConfig):
-            export_pair(reader.read_full, config, files, target, objective.rtd.embeddings)
+            pair: dict[Part, str] = {part: cards[part] for part in ("generator", "discriminator")}
+            export_pair(reader.read_full, config, files, target, objective.rtd.embeddings, cards=pair)
         else:
-            export_model(reader.read_full, config, files, target, exported_heads(config, objective))
-    return _described(manifest, config, objective)
+            heads = exported_heads(config, objective)
+            export_model(reader.read_full, config, files, target, heads, card=cards["."])
+    return _described(manifest, networks)
 
 
-def _described(manifest: Manifest, config: ModelConfig, objective: Objective) -> Exported:
-    parts: dict[str, tuple[ModelConfig, Heads]] = {".": (config, exported_heads(config, objective))}
+def _networks(manifest: Manifest, config: ModelConfig, objective: Objective) -> dict[str, Network]:
+    """By folder."""
     if objective.rtd is not None and isinstance(config, DetectorConfig):
-        parts = {"generator": (config.generator, "mlm"), "discriminator": (config, "rtd")}
-    theirs = {folder: interchange(*part) for folder, part in parts.items()}
-    models = {folder: their.architecture for folder, their in theirs.items()}
-    if len(parts) > 1:
-        return Exported(manifest.step, models, ())
-    known = theirs["."].table.names(theirs["."].layers)
+        pair: dict[str, tuple[ModelConfig, Heads]] = {
+            "generator": (config.generator, "mlm"),
+            "discriminator": (config, "rtd"),
+        }
+        return {part: Network(interchange(*its).architecture, part, ()) for part, its in pair.items()}
+    their = interchange(config, exported_heads(config, objective))
+    known = their.table.names(their.layers)
     left_out = {name.split(".")[0] for name in manifest.shapes if name not in known}
+    return {".": Network(their.architecture, None, tuple(sorted(left_out)))}
+
+
+def _described(manifest: Manifest, networks: Mapping[str, Network]) -> Exported:
+    models = {folder: network.architecture for folder, network in networks.items()}
+    left_out = {part for network in networks.values() for part in network.left_out}
     return Exported(manifest.step, models, tuple(sorted(left_out)))

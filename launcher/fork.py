@@ -16,11 +16,12 @@ from checkpoints.copying import BEFORE, copy_checkpoint
 from checkpoints.layout import Manifest, Mark
 from checkpoints.listing import committed
 from checkpoints.rewind import SKIPS, rewinds, skips
-from data_service.tokenizers.load import load_tokenizer
+from data_service.tokenizers.tokenizer import Tokenizer
 from launcher.chosen import chosen_checkpoint
 from launcher.errors import RunChanged, RunError
 from launcher.inputs import read_inputs
 from launcher.keeper import BEGAN
+from launcher.kept_tokenizer import keep
 from launcher.metrics import operator_event
 from launcher.objective import meta_module
 from launcher.recipe import Recipe, reload
@@ -70,9 +71,10 @@ def fork(
     store = free_place(uri)
     recipe = absolute(reload(source.recipe, tuple(assignments)))
     manifest = chosen_checkpoint(source, step)
-    inputs, past = read_inputs(recipe), source.record
+    tokenizer = source.tokenizer_under(recipe)
+    inputs, past = read_inputs(recipe, tokenizer), source.record
     wanted = record_of(recipe, inputs, now, data_begins=past.data_begins)
-    _check_model(source, recipe, past, wanted, manifest)
+    _check_model(source, recipe, wanted, manifest, tokenizer)
     _check_place(store.uri, committed(store), recipe, manifest.step)
     restarted = () if keep_position else tuple(_other_data(source, recipe, wanted, manifest.step))
     origin = Origin(
@@ -85,6 +87,7 @@ def fork(
     begins = manifest.step if restarted else past.data_begins
     record = record_of(recipe, inputs, now, (*past.origins, origin), begins)
     reserve(store, recipe)
+    keep(store, tokenizer)
     copy_checkpoint(source.store, _on_its_own(source, manifest, bool(restarted)), store, now.timestamp())
     store.put_if_absent(BEGAN, b"{}\n")  # without its checkpoint it must not start from scratch
     publish(store, record)
@@ -104,7 +107,10 @@ def _on_its_own(source: Run, manifest: Manifest, restarted: bool) -> Manifest:
     return manifest.model_copy(update={"state": state})
 
 
-def _check_model(source: Run, recipe: Recipe, past: RunRecord, wanted: RunRecord, manifest: Manifest) -> None:
+def _check_model(
+    source: Run, recipe: Recipe, wanted: RunRecord, manifest: Manifest, tokenizer: Tokenizer
+) -> None:
+    past = source.record
     fixed = [path for path in changed_fields(past, wanted) if _any(path, _FIXED) and not _any(path, _FREE)]
     if fixed:
         lines = [line for line in changes_of_identity(past, wanted) if line[2:].startswith(tuple(fixed))]
@@ -112,7 +118,6 @@ def _check_model(source: Run, recipe: Recipe, past: RunRecord, wanted: RunRecord
             f"a fork of {source.uri} has its model:\n" + "\n".join(f"  {line}" for line in lines),
             remedy=f"a new run that starts from its weights may differ in more: --set start={source.uri}",
         )
-    tokenizer = load_tokenizer(recipe.tokenizer.uri)
     config = recipe.model.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
     module = meta_module(config, recipe.objective)
     shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}

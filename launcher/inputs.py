@@ -4,6 +4,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
 from data_service.errors import CorpusError, TokenizerError
@@ -12,7 +14,7 @@ from data_service.mixture import least_weight, unread
 from data_service.shards.manifest import Manifest
 from data_service.shards.manifest_file import load_manifest
 from data_service.store.open import open_store
-from data_service.tokenizers.load import load_tokenizer
+from data_service.tokenizers.tokenizer import Tokenizer
 from launcher.errors import RecipeError
 from launcher.recipe import Recipe
 from launcher.recipe_checks import unsuitable
@@ -104,19 +106,16 @@ def refuse_placeholders(recipe: Recipe, command: str = "maskfleet init RECIPE RU
         )
 
 
-def read_inputs(recipe: Recipe) -> Inputs:
-    """Fingerprints of everything `recipe` reads.
+def read_inputs(recipe: Recipe, tokenizer: Tokenizer) -> Inputs:
+    """Fingerprints of everything `recipe` reads, with that tokenizer.
 
     Raises:
-        CorpusError: no corpus there, damaged, made by another tokenizer, with another held-out share or without
-            held-out text, without the sentences that next-sentence prediction needs, or with so small a weight that
-            it is never read.
-        TokenizerError: no tokenizer there.
-        RecipeError: placeholders; the tokenizer has more ids than the model, or knows no words where words are masked.
+        CorpusError: no corpus there, damaged, with another held-out share or without held-out text, without the
+            sentences that next-sentence prediction needs, or with so small a weight that it is never read.
+        TokenizerError: it was made by another tokenizer.
+        RecipeError: the tokenizer has more ids than the model, or knows no words where words are masked.
         StoreError: a store cannot be read.
     """
-    refuse_placeholders(recipe)
-    tokenizer = load_tokenizer(recipe.tokenizer.uri)
     problems = unsuitable(recipe, tokenizer)
     if problems:
         raise RecipeError(
@@ -133,6 +132,13 @@ def read_inputs(recipe: Recipe) -> Inputs:
         manifests.append(manifest)
     _check_weights(recipe, manifests)
     return Inputs(corpora=corpora, tokenizer=tokenizer.hash)
+
+
+def unigram_probabilities(recipe: Recipe) -> NDArray[np.float64]:
+    """[V] frequencies in the training text of all sources, each id counted once more than it occurs."""
+    stores = [open_store(source.uri) for source in recipe.corpus.sources.values()]
+    counts = np.sum([load_manifest(store).unigram for store in stores], axis=0, dtype=np.float64) + 1
+    return np.asarray(counts / counts.sum(), dtype=np.float64)
 
 
 def _check_corpus(manifest: Manifest, uri: str, recipe: Recipe, tokenizer_hash: str) -> None:

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from checkpoints.gather import Alone
 from checkpoints.load import Reader, newest_good
-from data_service.tokenizers.load import load_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.batch import Batch
 from encoder_core.families.build import AnyEncoder
@@ -83,7 +82,7 @@ def probe_run(run: Run, task: Task) -> Accuracies:
     good = newest_good(run.store, Alone())
     if good is None:
         raise RunError(f"{run.uri} has no checkpoint yet", remedy=f"maskfleet train {run.uri}")
-    tokenizer = load_tokenizer(run.recipe.tokenizer.uri)
+    tokenizer = run.tokenizer()
     module = session.build_model(run.recipe, tokenizer)
     frame = Frame(max(phase.length for phase in run.recipe.phases), isinstance(run.recipe.model, XlnetConfig))
     untrained = probe(task_encoder(module), tokenizer, frame, task)

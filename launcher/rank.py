@@ -16,7 +16,6 @@ from checkpoints.gather import Peers
 from checkpoints.load import Good, Reader, newest_good
 from data_service.spec import StreamSpec
 from data_service.store.local import LocalStore
-from data_service.tokenizers.load import load_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.objectives.losses import Objective
 from encoder_core.train.control import Control
@@ -68,7 +67,7 @@ def run_rank(
     link.beat(0, "starting")
     hosts = [str(host) for host in peers.all_gather(socket.gethostname())]
     _set_up_torch(hosts, run.recipe.deterministic)
-    tokenizer = load_tokenizer(run.recipe.tokenizer.uri)
+    tokenizer = run.tokenizer()
     good = _resume_point(run, peers)
     if good is not None:
         link.beat(good.manifest.step, "loading")

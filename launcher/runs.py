@@ -1,6 +1,7 @@
 """A run is a URI. `init` creates it, once; everything else opens it and never creates one.
 
 recipe.yaml     the resolved recipe: complete, local paths made absolute
+tokenizers/     its tokenizer, by fingerprint (launcher.kept_tokenizer)
 run.json        what the run is: identity fields, fingerprints of corpora and tokenizer, versions
 attempts/       one object per start (checkpoints.attempt)
 checkpoints/    commits and their data (checkpoints.layout)
@@ -20,9 +21,12 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing
 from data_service.store.open import open_store
+from data_service.tokenizers.load import load_tokenizer
+from data_service.tokenizers.tokenizer import Tokenizer
 from launcher import identity
 from launcher.errors import RunChanged, RunError
-from launcher.inputs import Inputs, read_inputs
+from launcher.inputs import Inputs, read_inputs, refuse_placeholders
+from launcher.kept_tokenizer import keep, kept
 from launcher.metrics import operator_event
 from launcher.recipe import Recipe, loads
 
@@ -78,6 +82,16 @@ class Run:
     recipe: Recipe
     record: RunRecord
 
+    def tokenizer(self) -> Tokenizer:
+        """The one that it is recorded with, from its own copy. Raises as `launcher.kept_tokenizer.kept`."""
+        return kept(self.store, self.record.inputs.tokenizer, self.recipe)
+
+    def tokenizer_under(self, recipe: Recipe) -> Tokenizer:
+        """Its own, unless `recipe` names another place than its own recipe. Raises as `tokenizer`."""
+        if recipe.tokenizer == self.recipe.tokenizer:
+            return self.tokenizer()
+        return load_tokenizer(recipe.tokenizer.uri)
+
 
 def init(recipe: Recipe, uri: str, now: datetime) -> Run:
     """Create the run at `uri`.
@@ -91,9 +105,12 @@ def init(recipe: Recipe, uri: str, now: datetime) -> Run:
 
     store = free_place(uri)
     resolved = absolute(recipe)
-    run = Run(uri, store, resolved, record_of(resolved, read_inputs(resolved), now))
+    refuse_placeholders(resolved)
+    tokenizer = load_tokenizer(resolved.tokenizer.uri)
+    run = Run(uri, store, resolved, record_of(resolved, read_inputs(resolved, tokenizer), now))
     check_rows(run)
     reserve(store, resolved)
+    keep(store, tokenizer)
     publish(store, run.record)
     return run
 
@@ -160,7 +177,8 @@ def reconcile(run: Run, *, recipe: Recipe | None, accept_changes: bool, now: dat
         CorpusError, TokenizerError, RecipeError, StoreError: as in `init`.
     """
     wanted = run.recipe if recipe is None else absolute(recipe)
-    inputs = read_inputs(wanted)
+    tokenizer = run.tokenizer_under(wanted)
+    inputs = read_inputs(wanted, tokenizer)
     record = record_of(wanted, inputs, now, run.record.origins, run.record.data_begins)
     changes = changes_of_identity(run.record, record)
     if changes and not accept_changes:
@@ -168,6 +186,7 @@ def reconcile(run: Run, *, recipe: Recipe | None, accept_changes: bool, now: dat
             f"{run.uri} was started with other settings:\n" + "\n".join(f"  {line}" for line in changes),
             remedy="restore them, or start a new run; --accept-changes goes on regardless, on record",
         )
+    keep(run.store, tokenizer)  # an older version's run has no copy, nor has a change of identity
     if changes:
         operator_event(run.store, "identity_changed", now.timestamp(), changes=changes)
         record = record.model_copy(update={"created": run.record.created})

@@ -15,7 +15,6 @@ from data_service.positions import Range
 from data_service.samples.inputs import Input, OrderedPairs
 from data_service.samples.ragged import Samples
 from data_service.stream import Source, Stream
-from data_service.tokenizers.load import load_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
 from data_service.visible import visible
 from launcher.errors import RunError
@@ -69,7 +68,7 @@ def find_sample(run: Run, step: int, row: int) -> Shown:
             f"{run.uri} has no data for step {step}: it began with step {run.record.data_begins}, on other data",
             remedy=f"ask the run it was forked from: {run.record.origins[-1].run}",
         )
-    tokenizer = load_tokenizer(run.recipe.tokenizer.uri)
+    tokenizer = run.tokenizer()
     cache = run.store.at("cache")
     specs = [stream_spec(run, tokenizer, phase) for phase in range(len(run.recipe.phases))]
     streams = [Stream(spec, cache=cache) for spec in specs]

@@ -3,7 +3,7 @@
 scratch, another run (its newest checkpoint), or a folder in the transformers format; a pair of networks lies in
 `generator/` and `discriminator/`. The encoder must be there whole; heads that are not keep their fresh values, and the
 record of the start says which. Where the model's tokenizer is not the run's, rows follow their pieces
-(`launcher.vocabulary`).
+(`launcher.vocabulary`). A fresh head begins with the corpus' frequencies (`launcher.fresh_heads`).
 """
 
 import os
@@ -28,6 +28,7 @@ from encoder_core.families.build import ModelConfig
 from encoder_core.families.hf.keys import ENCODER
 from encoder_core.train.zero_state import MASTER, Read
 from launcher.errors import RunError
+from launcher.fresh_heads import settled
 from launcher.recipe import Recipe
 from launcher.runs import RECORD, Run
 from launcher.start_sources import (
@@ -134,6 +135,7 @@ def _onto(
     _check_fit(
         {name: tuple(p.shape) for name, p in parameters.items() if name not in tables}, source, recipe.start
     )
+    held |= settled(model, recipe, fresh, lambda name: held[name] if name in held else _whole(source, name))
     record.setdefault("left", list[JsonValue](sorted(source.shapes.keys() - parameters.keys())))
     return Start(_over(held, source.read), record, source.close)
 

@@ -16,7 +16,7 @@ from checkpoints.hf.pair import pair_weights_for
 from checkpoints.listing import committed
 from checkpoints.load import Reader, newest_good
 from data_service.store.base import Store
-from data_service.tokenizers.load import find_tokenizer, load_tokenizer
+from data_service.tokenizers.load import find_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.errors import ModelError
 from encoder_core.families.build import ModelConfig
@@ -25,7 +25,7 @@ from encoder_core.train.zero_state import Read
 from launcher.errors import RunError
 from launcher.objective import Objective, exported_heads
 from launcher.recipe import Recipe
-from launcher.runs import Run, open_run
+from launcher.runs import open_run
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -45,7 +45,7 @@ def from_run(recipe: Recipe, config: ModelConfig, tokenizer: Tokenizer, store: S
     """The newest checkpoint that verifies of the run in `store`. A collective.
 
     Raises:
-        RunError: it has none, or its tokenizer is no longer where it was. ModelError: its model is not `config`'s.
+        RunError: it has none. ModelError: its model is not `config`'s.
         CheckpointError, TokenizerError, StoreError: what it needs cannot be read.
     """
     other = check_run(recipe, config, tokenizer)
@@ -68,7 +68,7 @@ def check_run(recipe: Recipe, config: ModelConfig, tokenizer: Tokenizer) -> Toke
     _check_sharing(source.recipe, recipe)
     other = None
     if source.record.inputs.tokenizer != tokenizer.hash:
-        other = _its_tokenizer(source)
+        other = source.tokenizer()
     its = other or tokenizer
     found = source.recipe.model.with_tokenizer(its.vocab_size, its.special.pad)
     check_same_model(config.model_copy(update={"vocab": found.vocab}), found, recipe.start)
@@ -79,17 +79,6 @@ def _no_checkpoint(recipe: Recipe) -> RunError:
     return RunError(
         f"start: {recipe.start} is a run without a checkpoint", remedy="train it first, or start: scratch"
     )
-
-
-def _its_tokenizer(source: Run) -> Tokenizer:
-    uri = source.recipe.tokenizer.uri
-    found = load_tokenizer(uri)
-    if found.hash != source.record.inputs.tokenizer:
-        raise RunError(
-            f"the tokenizer in {uri} is not the one that {source.uri} was trained with",
-            remedy="put that one back, or start from an export of the run, which holds it",
-        )
-    return found
 
 
 def _check_sharing(theirs: Recipe, ours: Recipe) -> None:

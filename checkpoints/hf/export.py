@@ -1,12 +1,13 @@
-"""Write a model in the transformers format: model.safetensors, config.json and the tokenizer's files.
+"""Write a model in the transformers format: model.safetensors, config.json, the tokenizer's files and a model card.
 
-The folder is built beside, read back through our own importer and compared bit for bit before anything
-appears in the store, config.json last.
+The folder is built beside and read back through our own importer, compared bit for bit; then it is published as a whole
+(`checkpoints.hf.publish`).
 """
 
 import json
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -14,11 +15,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from checkpoints.hf.load import CONFIG, WEIGHTS, load_pretrained
-from checkpoints.hf.special import special_token_ids
+from checkpoints.hf.publish import publish, removable
+from checkpoints.hf.tokenizer_files import for_model, special_token_ids
 from data_service.store.base import Store
 from encoder_core.errors import ModelError
 from encoder_core.families.build import ModelConfig
 from encoder_core.families.hf.interchange import Heads, Interchange, interchange
+
+CARD = "README.md"
 
 
 def export_model(
@@ -27,29 +31,52 @@ def export_model(
     tokenizer_files: Mapping[str, bytes],
     out: Store,
     heads: Heads = "mlm",
+    *,
+    card: str | None = None,
 ) -> None:
-    """Export to the root of `out`, in fp32.
+    """Export to the root of `out`, in fp32. Files of a former export there are replaced.
 
-    `read_parameter` gives a parameter by our name, whole. Raises ModelError if what was written does not read
-    back as the same bits, StoreError kinds if `out` cannot be written.
+    `read_parameter` gives a parameter by our name, whole; `card` is the text of the model card, None for none.
+
+    Raises ExportError: `out` holds something else. ModelError: what was written does not read back as the same bits.
+    StoreError kinds: `out` cannot be written.
     """
+    with published(out) as folder:
+        write_model(folder, read_parameter, config, tokenizer_files, heads, card=card)
+
+
+@contextmanager
+def published(out: Store) -> Iterator[Path]:
+    """A local folder that becomes the content of `out` if nothing is raised. Raises as `export_model`."""
+    former = removable(out)
     with tempfile.TemporaryDirectory(prefix="maskfleet-export-") as name:
-        folder = Path(name)
-        _write_folder(folder, read_parameter, interchange(config, heads), tokenizer_files)
-        _compare(folder, read_parameter, heads)
-        files = sorted(path for path in folder.iterdir() if path.name != CONFIG)
-        for path in [*files, folder / CONFIG]:
-            out.put_file(path.name, path)
+        yield Path(name)
+        publish(Path(name), out, former)
 
 
-def _write_folder(
+def write_model(
     folder: Path,
     read_parameter: Callable[[str], Tensor],
-    their: Interchange,
+    config: ModelConfig,
     tokenizer_files: Mapping[str, bytes],
+    heads: Heads,
+    *,
+    card: str | None = None,
 ) -> None:
-    for name, content in tokenizer_files.items():
+    """One network's files into the local `folder`, read back and compared."""
+    folder.mkdir(exist_ok=True)
+    their = interchange(config, heads)
+    for name, content in for_model(tokenizer_files, config).items():
         (folder / name).write_bytes(content)
+    if card is not None:
+        (folder / CARD).write_text(card, encoding="utf-8")
+    _write_weights(folder, read_parameter, their)
+    fields = their.fields | {"dtype": "float32"} | special_token_ids(tokenizer_files)
+    (folder / CONFIG).write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n")
+    _compare(folder, read_parameter, heads)
+
+
+def _write_weights(folder: Path, read_parameter: Callable[[str], Tensor], their: Interchange) -> None:
     tensors = {
         theirs: read_parameter(ours).to(torch.float32).contiguous()
         for ours, theirs in their.table.names(their.layers).items()
@@ -57,8 +84,6 @@ def _write_folder(
     for fold in their.table.folds:
         tensors[fold.theirs] = torch.zeros_like(read_parameter(fold.ours)[:1])
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
-    fields = their.fields | {"dtype": "float32"} | special_token_ids(tokenizer_files)
-    (folder / CONFIG).write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n")
 
 
 def _compare(folder: Path, read_parameter: Callable[[str], Tensor], heads: Heads) -> None:

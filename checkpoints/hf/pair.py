@@ -10,10 +10,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from checkpoints.hf.export import export_model
+from checkpoints.hf.export import published, write_model
 from checkpoints.hf.load import weights_for
 from data_service.store.base import Store
 from encoder_core.errors import ModelError
+from encoder_core.families.build import ModelConfig
+from encoder_core.families.hf.interchange import Heads
 from encoder_core.objectives.gradient_disentangled import is_difference
 from encoder_core.objectives.replaced import DetectorConfig, Part, Sharing, stored_name
 
@@ -26,15 +28,22 @@ def export_pair(
     tokenizer_files: Mapping[str, bytes],
     out: Store,
     sharing: Sharing = "shared",
+    *,
+    cards: Mapping[Part, str] | None = None,
 ) -> None:
-    """Export to `generator/` and `discriminator/` below the root of `out`; see `export_model`.
+    """Export to `generator/` and `discriminator/` below the root of `out`, both or none; see `export_model`.
 
     `read_parameter` gives a parameter by its name in the module that trains both, whole.
     """
-    generator = _reader(read_parameter, "generator", sharing)
-    export_model(generator, config.generator, tokenizer_files, out.at("generator"), "mlm")
-    discriminator = _reader(read_parameter, "discriminator", sharing)
-    export_model(discriminator, config, tokenizer_files, out.at("discriminator"), "rtd")
+    cards = cards or {}
+    networks: dict[Part, tuple[ModelConfig, Heads]] = {
+        "generator": (config.generator, "mlm"),
+        "discriminator": (config, "rtd"),
+    }
+    with published(out) as folder:
+        for part, (network, heads) in networks.items():
+            read = _reader(read_parameter, part, sharing)
+            write_model(folder / part, read, network, tokenizer_files, heads, card=cards.get(part))
 
 
 def _reader(read_parameter: ReadParameter, part: Part, sharing: Sharing) -> ReadParameter:

@@ -37,11 +37,13 @@ def load_tokenizer(uri: str) -> Tokenizer:
 
 def find_tokenizer(folders: Iterable[Store]) -> Tokenizer | None:
     """The tokenizer in the first of these folders that holds one, None if none does. Raises as `load_tokenizer`."""
+    return next((load_tokenizer(store.uri) for store in folders if holds_tokenizer(store)), None)
+
+
+def holds_tokenizer(folder: Store) -> bool:
+    """Whether a tokenizer, of ours or of transformers, lies in `folder`. Raises StoreError."""
     decisive = (DEFINITION, "vocab.txt", "vocab.json", *MODEL_FILES)
-    for store in folders:
-        if any(store.size(name) is not None for name in decisive):
-            return load_tokenizer(store.uri)
-    return None
+    return any(folder.size(name) is not None for name in decisive)
 
 
 def save_tokenizer(tokenizer: Tokenizer, uri: str) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from data_service.ingest.build import build_corpus
 from data_service.ingest.options import BuildOptions
 from data_service.stream import Stream
-from data_service.tokenizers.load import load_tokenizer, save_tokenizer
+from data_service.tokenizers.load import save_tokenizer
 from data_service.tokenizers.options import TokenizerOptions
 from data_service.tokenizers.tokenizer import Kind
 from data_service.tokenizers.train import train_tokenizer
@@ -167,7 +167,7 @@ def measure(job: Job) -> Measured:
 
 def _fill(run: Run) -> float:
     """Tokens of the run's rows over those of full ones, by a sample of each phase."""
-    tokenizer = load_tokenizer(run.recipe.tokenizer.uri)
+    tokenizer = run.tokenizer()
     actual = full = 0.0
     for number, phase in enumerate(run.recipe.phases):
         stream = Stream(session.stream_spec(run, tokenizer, number))

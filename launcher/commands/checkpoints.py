@@ -77,17 +77,21 @@ def export(
     step: Annotated[
         int | None, typer.Option("--step", help="The checkpoint of this step; default: the newest good one.")
     ] = None,
+    licence: Annotated[
+        str | None, typer.Option("--licence", help="What the model card states, such as apache-2.0.")
+    ] = None,
 ) -> None:
-    """Write the model as `transformers` loads it: safetensors, config.json and the tokenizer's files.
+    """Write the model as `transformers` loads it: safetensors, config.json, the tokenizer's files and a model card.
 
-    What was written is read back and compared bit for bit.
+    What was written is read back and compared bit for bit. Files of a former export in the folder are replaced; a
+    folder that holds anything else is refused.
 
     Example: `maskfleet checkpoints export s3://bucket/runs/base --out base-hf/`
     """
     from launcher.export import export_run
     from launcher.runs import open_run
 
-    exported = export_run(open_run(run), step, out)
+    exported = export_run(open_run(run), step, out, licence=licence)
     typer.echo(f"exported step {exported.step:,} to {out}")
     for folder, architecture in exported.models.items():
         typer.echo(f"  {folder}  for transformers' {architecture}")

@@ -154,3 +154,21 @@ def diff(
     if differing:
         raise typer.Exit(1)
     typer.echo("the same")
+
+
+@group.command("from")
+def from_model(
+    folder: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL_FOLDER", help="A model in the transformers format: a folder or s3:// URI."
+        ),
+    ],
+) -> None:
+    """Print the recipe that continues a model: its family, sizes and tokenizer, settings for going on, with reasons.
+
+    Example: `maskfleet recipe from ./roberta-base > mine.yaml`, then `maskfleet init mine.yaml RUN`
+    """
+    from launcher.continued import commented, continued
+
+    typer.echo(visible(commented(continued(folder))), nl=False)

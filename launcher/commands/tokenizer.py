@@ -40,6 +40,11 @@ SampleOption = Annotated[
 ]
 
 
+ReplaceOption = Annotated[
+    bool, typer.Option("--replace", help="Write over a tokenizer that is in the folder already.")
+]
+
+
 def register(app: typer.Typer) -> None:
     app.add_typer(group, name="tokenizer", rich_help_panel="Prepare")
 
@@ -63,10 +68,11 @@ def train(
     text_field: TextFieldOption = "text",
     on_bad_bytes: BadBytesOption = BadBytes.ERROR,
     on_bad_records: BadRecordsOption = BadRecords.ERROR,
+    replace: ReplaceOption = False,
 ) -> None:
     """Learn a vocabulary. The same text and options give the same files, byte for byte.
 
-    The folder holds what `transformers.AutoTokenizer` reads, too.
+    The folder holds what `transformers.AutoTokenizer` reads, too. One with a tokenizer in it is refused.
 
     Example: `maskfleet tokenizer train books/ news.jsonl.zst --out s3://bucket/bpe-50k`
     """
@@ -76,6 +82,7 @@ def train(
     from data_service.tokenizers.train import train_tokenizer
     from launcher.texts import sample_texts
 
+    _check_free(out, replace)
     options = BuildOptions(
         text_field=text_field, on_bad_bytes=on_bad_bytes.value, on_bad_records=on_bad_records.value
     )
@@ -134,6 +141,7 @@ def extend(
     tokenizer: Annotated[str, typer.Argument(help="The tokenizer's folder or s3:// URI.")],
     new: Annotated[str, typer.Argument(help="Folder or s3:// URI for the extended tokenizer.")],
     terms: Annotated[Path, typer.Option("--terms", help="The words to add, one a line, in UTF-8.")],
+    replace: ReplaceOption = False,
 ) -> None:
     """Add whole words to a vocabulary, so that each becomes one token. Existing pieces keep their ids.
 
@@ -146,9 +154,24 @@ def extend(
     from data_service.tokenizers.load import load_tokenizer, save_tokenizer
     from launcher.texts import read_terms
 
+    _check_free(new, replace)
     extension = extend_tokenizer(load_tokenizer(tokenizer), read_terms(terms))
     save_tokenizer(extension.tokenizer, new)
     typer.echo(
         f"{len(extension.added):,} pieces added ({len(extension.known):,} terms were one piece already): "
         f"{extension.tokenizer.vocab_size:,} ids at {new} (hash {extension.tokenizer.hash[:12]})"
     )
+
+
+def _check_free(uri: str, replace: bool) -> None:
+    """Raises TokenizerError where a tokenizer would be written over, unless that is asked for: corpora and runs that
+    name the place would find another one there."""
+    from data_service.errors import TokenizerError
+    from data_service.store.open import open_store
+    from data_service.tokenizers.load import holds_tokenizer
+
+    if not replace and holds_tokenizer(open_store(uri)):
+        raise TokenizerError(
+            f"there is a tokenizer in {uri} already",
+            remedy="choose another folder, or write over it with --replace",
+        )

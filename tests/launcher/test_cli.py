@@ -34,7 +34,7 @@ def failing(*arguments: str | Path, capsys: pytest.CaptureFixture[str]) -> tuple
 COMMANDS = [
     "tokenizer train", "tokenizer check", "tokenizer extend",
     "corpus build", "corpus verify", "corpus stats", "corpus show",
-    "recipe list", "recipe show", "recipe check", "recipe diff", "init", "train", "show", "report",
+    "recipe list", "recipe show", "recipe check", "recipe diff", "recipe from", "init", "train", "show", "report",
     "checkpoints list", "checkpoints verify", "checkpoints export", "bench masking", "bench data",
     "bench step", "bench plan", "doctor", "demo",
     "launch slurm", "launch kuberay", "launch aws-batch", "launch ray", "launch ray-job",

@@ -6,9 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+import yaml
 from parity import random_weights
+from starts import Setting, trained
 
 from checkpoints.attempt import claim
+from checkpoints.errors import ExportError
 from checkpoints.gather import Alone
 from checkpoints.save import Saver
 from data_service.samples.masking import MlmMasking
@@ -24,6 +27,7 @@ from encoder_core.objectives.replaced import ReplacedTokenConfig
 from encoder_core.train.fragments import Fragment
 from encoder_core.train.zero_state import MASTER
 from launcher.export import export_run
+from launcher.metrics import Journal
 from launcher.objective import ExtraTerm, Objective
 from launcher.runs import open_run
 from launcher.session import build_model
@@ -96,7 +100,7 @@ def test_a_checkpoint_becomes_what_transformers_loads(
     saver.commit()
     saver.close()
 
-    exported = export_run(run, None, str(tmp_path / "out"))
+    exported = export_run(run, None, str(tmp_path / "out"), licence="cc-by-4.0")
     assert (exported.step, exported.models, exported.left_out) == (5, models, left_out)
     for folder, architecture in exported.models.items():
         where = tmp_path / "out" / folder
@@ -105,8 +109,44 @@ def test_a_checkpoint_becomes_what_transformers_loads(
         assert not unexpected - {"deberta.embeddings.position_embeddings.weight"}
         assert not report["missing_keys"]
         assert not report["mismatched_keys"]
+        card = (where / "README.md").read_text()
+        assert yaml.safe_load(card.split("---")[1])["license"] == "cc-by-4.0"
+        source = run.recipe.corpus.sources["text"]
+        for said in (f"`{architecture}`", "step 5 of 14", source.uri, run.record.inputs.corpora["text"][:12]):
+            assert said in card
+        assert "none on record" in card
+        assert all(f"not part of that class: {part}" in card for part in left_out)
         words = loaded.get_input_embeddings().weight
         assert torch.equal(words[:9], _words(model, folder)[:9])
+
+
+def test_an_export_replaces_the_one_before_and_nothing_else(fresh_run: str, tmp_path: Path) -> None:
+    run = open_run(fresh_run)
+    trained(Setting(run, run.tokenizer()), fresh_run, CASES["bert"][0], CASES["bert"][1])
+    run = open_run(fresh_run)
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs/config.json").write_text("{}")
+    with pytest.raises(ExportError, match=r"config\.json"):
+        export_run(run, None, str(tmp_path / "theirs"))
+    assert (tmp_path / "theirs/config.json").read_text() == "{}"
+    for licence in (None, "Our own terms"):
+        export_run(run, None, str(tmp_path / "out"), licence=licence)
+    card = (tmp_path / "out/README.md").read_text()
+    assert "license: other" in card
+    assert "## Licence\n\nOur own terms\n" in card
+
+
+def test_the_card_states_the_loss_at_its_step(fresh_run: str, tmp_path: Path) -> None:
+    run = open_run(fresh_run)
+    trained(Setting(run, run.tokenizer()), fresh_run, CASES["bert"][0], CASES["bert"][1])
+    journal = Journal(run.store, 1, 1000.0, lambda line: None)
+    for step, loss in ((2, 5.5), (4, 4.25), (6, 3.0)):
+        figures = {"loss": loss, "mlm_loss": loss, "perplexity": 70.1}
+        journal.metric({"kind": "evaluation", "step": step, **figures})
+    journal.close()
+    export_run(open_run(fresh_run), None, str(tmp_path / "out"))
+    card = (tmp_path / "out/README.md").read_text()
+    assert "for each target: mlm 4.250 (perplexity 70.10), after step 4." in card
 
 
 @torch.no_grad()

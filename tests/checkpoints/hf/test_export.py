@@ -95,5 +95,5 @@ def test_any_store_will_do(
 ) -> None:
     export_model(parameters.__getitem__, config, tokenizer_files, any_store)
     keys = {entry.key for entry in any_store.list()}
-    assert keys == {"config.json", "model.safetensors", *tokenizer_files}
+    assert keys == {"config.json", "model.safetensors", "maskfleet_export.json", *tokenizer_files}
     assert json.loads(any_store.get("config.json"))["architectures"] == ["RobertaForMaskedLM"]

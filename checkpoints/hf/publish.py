@@ -1,0 +1,103 @@
+"""An export as a whole: it appears complete or not at all, and takes the place of nothing but a former export.
+
+`maskfleet_export.json` lists what an export wrote, by SHA-256. It is written first and every config.json last. So what
+an interrupted export leaves behind is no model for any loader, and the next export knows which files it may remove.
+"""
+
+import hashlib
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from checkpoints.errors import ExportError
+from checkpoints.hf.load import CONFIG
+from data_service.store.base import Store
+from data_service.store.errors import StoreError
+
+RECORD = "maskfleet_export.json"
+_NAMED = 5  # files that a refusal lists
+_CHUNK = 64 << 20  # bytes held in memory at a time
+
+
+class ExportRecord(BaseModel):
+    """What an export wrote: SHA-256 by key."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    format: int = 1
+    files: dict[str, str]
+
+
+def removable(out: Store) -> list[str]:
+    """The keys in `out`, all written by a former export of ours and unchanged since; empty if nothing is there.
+
+    Raises ExportError naming what else is there: it is neither overwritten nor mixed with an export.
+    """
+    keys = [entry.key for entry in out.list()]
+    if not keys:
+        return []
+    written = _recorded(out) if RECORD in keys else {}
+    foreign = [key for key in keys if key != RECORD and not _is_ours(out, key, written)]
+    if foreign:
+        more = f" and {len(foreign) - _NAMED:,} more" if len(foreign) > _NAMED else ""
+        raise ExportError(
+            f"{out.uri} holds what no export wrote, or what was changed since: {', '.join(foreign[:_NAMED])}{more}",
+            remedy="give an empty folder, or move those files away",
+        )
+    return keys
+
+
+def publish(folder: Path, out: Store, former: list[str]) -> None:
+    """Put the files of `folder` into `out`, in place of `former`, which `removable` returned.
+
+    What fails on the way leaves nothing behind. Raises StoreError kinds.
+    """
+    _remove(out, former)
+    paths = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+    record = ExportRecord(files={key: _digest_of_file(path) for key, path in sorted(paths.items())})
+    try:
+        out.put(RECORD, (record.model_dump_json(indent=1) + "\n").encode())
+        for key in sorted(paths, key=_configurations_last):
+            out.put_file(key, paths[key])
+    except BaseException as error:
+        try:
+            _remove(out, [*paths, RECORD])
+        except StoreError as second:
+            error.add_note(f"what was written of the export could not be removed: {second}")
+        raise
+
+
+def _remove(out: Store, keys: list[str]) -> None:
+    """The configurations first, so that no loader takes the rest for a model; the record last."""
+    for key in sorted(keys, key=lambda key: (key == RECORD, not _configurations_last(key)[0])):
+        out.delete(key)
+
+
+def _configurations_last(key: str) -> tuple[bool, str]:
+    return key.rpartition("/")[2] == CONFIG, key
+
+
+def _recorded(out: Store) -> dict[str, str]:
+    try:
+        return ExportRecord.model_validate_json(out.get(RECORD)).files
+    except ValidationError as error:
+        raise ExportError(
+            f"{out.uri.rstrip('/')}/{RECORD} is damaged, so it cannot be told what an export wrote there",
+            remedy="give an empty folder, or delete that one",
+        ) from error
+
+
+def _is_ours(out: Store, key: str, written: dict[str, str]) -> bool:
+    return key in written and _digest(out, key) == written[key]
+
+
+def _digest(out: Store, key: str) -> str:
+    digest, size = hashlib.sha256(), out.size(key) or 0
+    for start in range(0, size, _CHUNK):
+        digest.update(out.get_range(key, start, min(_CHUNK, size - start)))
+    return digest.hexdigest()
+
+
+def _digest_of_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
