@@ -88,7 +88,7 @@ class FeedClient:
             held = [
                 (held.refs[slab], samples)
                 for held in self._held.values()
-                for slab, samples in held.slabs.items()
+                for slab, samples in list(held.slabs.items())  # fetched meanwhile
             ]
         return {ref.hex(): samples.nbytes for ref, samples in held}
 

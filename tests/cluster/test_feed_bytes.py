@@ -1,8 +1,9 @@
 """The Ray service delivers the bytes of the single process, whatever its size and whatever dies."""
 
+import random
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
 
@@ -16,13 +17,15 @@ from raw_text import small_tokenizer
 from data_service.client import FeedClient
 from data_service.errors import CorpusError, CorruptBlock
 from data_service.feed import FeedConfig, FeedHandle, start_feed
-from data_service.positions import Phase, Positions
+from data_service.positions import Phase, Positions, Range
 from data_service.samples.ragged import Samples
+from data_service.slabs import Steps
 from data_service.spec import StreamSpec
 from data_service.store.errors import Truncated
 from data_service.store.open import open_store
 from data_service.stream import Stream
 from data_service.tokenizers.load import save_tokenizer
+from launcher.rank_data import cut
 
 pytestmark = pytest.mark.cluster
 
@@ -56,6 +59,12 @@ def spec(uri: str) -> StreamSpec:
 def steps_of(spec: StreamSpec, steps: int, batch: int, count: int) -> list[Ranges]:
     positions = Positions([Phase.of_samples(steps, batch, count)])
     return [[(r.epoch, r.start, r.stop) for r in positions.ranges(step)] for step in range(steps)]
+
+
+def cut_rows(step: Ranges, first: int, rows: int) -> Ranges:
+    """Rows `first` to `first + rows` of a step."""
+    parts = cut([Range(0, *range_) for range_ in step], first, rows)
+    return [(r.epoch, r.start, r.stop) for r in parts]
 
 
 def assert_same(left: Samples, right: Samples) -> None:
@@ -148,6 +157,30 @@ def test_ranks_read_their_own_rows_of_one_feed(spec: StreamSpec) -> None:
                 middle = (start + stop) // 2
                 assert_same(first.read(epoch, start, middle), reference.read(epoch, start, middle))
                 assert_same(second.read(epoch, middle, stop), reference.read(epoch, middle, stop))
+    ray.kill(feed)
+
+
+def test_ranks_come_and_go_whatever_steps_they_announce(spec: StreamSpec) -> None:
+    """Worlds of other sizes read on in the windows of those before, and even disagree on how steps lie."""
+    reference, draws = Stream(spec), random.Random(11)
+    feed = start_feed(FeedConfig(workers=2, memory=10_000_000, slab_tokens=1000))
+    batch, count = 240, reference.samples_per_epoch
+    steps = steps_of(spec, 48, batch, count)
+    for first in range(0, 48, 8):
+        world = draws.choice([1, 2, 3, 5])
+        share = -(-batch // world)
+        with ExitStack() as clients:
+            ranks = [clients.enter_context(connected(feed, spec)) for _ in range(world)]
+            parts = [[cut_rows(step, rank * share, share) for step in steps[first:]] for rank in range(world)]
+            for client, part in zip(ranks, parts, strict=True):
+                hint = Steps(draws.choice([batch, batch, 100]), 0, draws.choice([0, 0, 17]))
+                client.prefetch([r for step in part for r in step], draws.choice([hint, None]))
+            for number in range(8):
+                for client, part in zip(ranks, parts, strict=True):
+                    for range_ in part[number]:
+                        assert_same(client.read(*range_), reference.read(*range_))
+            if draws.random() < 0.5:
+                assert kill_one("Feed")
     ray.kill(feed)
 
 
