@@ -10,10 +10,12 @@ import pytest
 from fake_hub import COMMIT, serving
 from huggingface_hub import constants
 from starts import MLM, ROBERTA, Setting, export
+from typer.testing import CliRunner
 
 from checkpoints.gather import Alone
 from encoder_core.errors import ModelError
 from launcher import runs
+from launcher.cli import app
 from launcher.errors import MissingPackage, RecipeError, RunError
 from launcher.hub import keep_start
 from launcher.objective import Objective
@@ -58,6 +60,14 @@ def test_a_run_keeps_the_files_of_one_commit(asked: Setting, hub: Path, tmp_path
     start = initial_weights(run, asked.tokenizer, build_model(run.recipe, asked.tokenizer), Alone())
     assert start is not None
     assert start.record["start"] == str(copy)
+
+
+def test_init_pins_it(asked: Setting, hub: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(starting(asked, "hf://org/model").to_yaml())
+    made = CliRunner().invoke(app, ["init", str(tmp_path / "mine.yaml"), str(tmp_path / "new")])
+    assert made.exit_code == 0, made.output
+    start = runs.open_run(str(tmp_path / "new")).recipe.start
+    assert start == str(tmp_path / "new/start/org" / f"model@{COMMIT}")
 
 
 def test_another_start_is_left_alone(asked: Setting, tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def test_a_run_is_trained_through_ray_beside_such_folders(installed: Path, hosti
     options = [part for value in (*sets, "schedule.warmup=1") for part in ("--set", value)]
     run(program, "init", "quickstart", "first", "--tiny", *options, cwd=hostile)
     node = ("--nodes", "1", "--cpus-per-node", "2", "--memory", "8GiB")
-    assert "maskfleet train" in run(program, "launch", "slurm", "first", *node, cwd=hostile).stdout
+    assert "#SBATCH" in run(program, "launch", "slurm", "first", *node, cwd=hostile).stdout
     assert "step 4 of 4" in run(program, "train", "first", cwd=hostile, PYTHONPATH=str(hostile)).stdout
     shown = run(program, "checkpoints", "export", "first", "--out", "model", cwd=hostile).stdout
     assert "exported step 4" in shown
