@@ -36,6 +36,7 @@ class Corpora:
             _check(spec, source, manifest)
         self.tables = tuple(_split(spec, manifest) for manifest in manifests)
         self._counts = [manifest.unigram for manifest in manifests]
+        self._word_rules = min(manifest.word_rules for manifest in manifests)
         self._tokenizer_hash = manifests[0].tokenizer_hash
         for source, manifest in zip(spec.sources, manifests, strict=True):
             if manifest.tokenizer_hash != self._tokenizer_hash:
@@ -54,12 +55,15 @@ class Corpora:
     def starts_word(self) -> NDArray[np.bool_] | None:
         """[vocab_size] bool, the tokenizer's word-start table, if the objective masks whole words.
 
+        By the rules of the oldest of the corpora, so that a run keeps its masks.
+
         Raises CorpusError: no ordinary piece of the vocabulary begins a word.
         """
         unit = self.spec.masking.unit
         if unit == "token":
             return None
-        starts = load_tokenizer(self._stores[0].at(TOKENIZER).uri).word_starts
+        tokenizer = load_tokenizer(self._stores[0].at(TOKENIZER).uri)
+        starts = tokenizer.word_starts_by(self._word_rules)
         if not starts[self.spec.vocabulary.ordinary].any():
             raise CorpusError(
                 f"masking by {unit} needs words, and no piece of this corpus's tokenizer begins one",

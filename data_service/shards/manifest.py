@@ -110,14 +110,24 @@ class Manifest:
     skipped: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
 
+    @property
+    def word_rules(self) -> int:
+        """Which version of `data_service.tokenizers.words` says where words begin: that of the build, 1 or 2."""
+        rules = self.options.get("rules")
+        return 2 if isinstance(rules, int) and rules >= 2 else 1
+
     @cached_property
     def fingerprint(self) -> str:
-        """sha256 (hex) of everything that decides which tokens a run sees: blocks, shards, tokenizer.
+        """sha256 (hex) of everything that decides what a run sees: blocks, shards, tokenizer, where words begin.
 
         Where the text came from (`options`, `counts`) is left out: the same tokens are the same data.
         """
         content = hashlib.sha256()
-        identity = [self.tokenizer_hash, self.vocab_size, self.shard_sizes, self.shard_digests]
+        identity: list[object] = [self.tokenizer_hash, self.vocab_size, self.shard_sizes, self.shard_digests]
+        if (
+            self.word_rules > 1
+        ):  # the first rules are not named, so that older corpora keep their fingerprints
+            identity.append({"words": self.word_rules})
         content.update(json.dumps(identity, sort_keys=True).encode())
         for table in (self.train, self.heldout):
             content.update(json.dumps([len(table), table.shards, table.digest]).encode())

@@ -19,7 +19,7 @@ from data_service.errors import TokenizerError
 from data_service.samples.ragged import Tokens
 from data_service.tokenizers.files import Definition, tokenizer_files
 from data_service.tokenizers.specials import END_OF_DOCUMENT, SpecialIds, SpecialNames, resolve_names
-from data_service.tokenizers.words import word_starts
+from data_service.tokenizers.words import RULES, word_starts
 
 Kind = Literal["byte_bpe", "wordpiece", "unigram", "bpe"]
 
@@ -92,7 +92,11 @@ class Tokenizer:
     @cached_property
     def word_starts(self) -> NDArray[np.bool_]:
         """[vocab_size] bool: true where a piece begins a word. See `data_service.tokenizers.words`."""
-        return word_starts(self.kind, self.pieces, self.special_mask)
+        return self.word_starts_by(RULES)
+
+    def word_starts_by(self, rules: int) -> NDArray[np.bool_]:
+        """The same by the rules of an earlier version, which corpora of that time keep."""
+        return word_starts(self.kind, self.pieces, self.special_mask, rules)
 
     def encode_batch(self, texts: Sequence[str]) -> list[Tokens]:
         """The ids of each text, without special tokens: [n] uint16 arrays, uint32 above 65,536 ids.

@@ -3,8 +3,15 @@
 A word runs from one flagged piece up to the next. Whoever masks treats the first piece after a special token
 as the beginning of a word too, flagged or not: byte-level BPE writes a document's first word without the
 space that marks one.
+
+Some scripts put no space between words: Han, kana, Thai, Lao, Tibetan, Burmese, Khmer and a few more. There a piece
+that begins with a letter begins a word, as BERT takes every Chinese character for a word; a piece of several
+characters stays whole, and vowel signs, digits, marks and Latin letters go with what is before them. Where a piece is
+part of a character, its bytes must say that the script is one of these: the first byte of most Han characters does, the
+first two of the others do. So text with spaces has the words that it had before (`RULES` 1).
 """
 
+import re
 import string
 from collections.abc import Sequence
 from typing import Literal
@@ -12,18 +19,46 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+RULES = 2  # the newest; corpora built before it keep 1, in which no script counts as one without spaces
+
 _SPACE = "\u2581"  # SentencePiece's mark for a space before the piece
 _PUNCTUATION = frozenset(string.punctuation) - {"'"}
 _LATIN_OR_PUNCTUATION = frozenset(string.ascii_letters + string.digits + string.punctuation)
+_BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
 
-# GPT-2's byte alphabet prints these bytes as the letters U+0100 + byte.
+# GPT-2's byte alphabet: bytes that print as themselves, the others as the letters from U+0100 on, in order.
+_PRINTED = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_ALPHABET = {chr(byte): byte for byte in _PRINTED} | {
+    chr(0x100 + i): byte for i, byte in enumerate(sorted(set(range(0x100)) - set(_PRINTED)))
+}
 _BYTE_WHITESPACE = tuple(chr(0x100 + ord(space)) for space in " \t\n\r\v\f")
+
+# First and last letters that begin a word: Thai, Lao, Tibetan, Burmese, Khmer, Tai Le, New Tai Lue, Tai Tham, the
+# signs that repeat or stand for a Han character, kana, Han, Tai Viet, Han again, half-width kana, Han beyond U+FFFF.
+# fmt: off
+_LETTERS = (
+    (0x0E01, 0x0E2E), (0x0E40, 0x0E44), (0x0E81, 0x0EAE), (0x0EC0, 0x0EC4), (0x0EDC, 0x0EDF), (0x0F40, 0x0F6C),
+    (0x1000, 0x102A), (0x1780, 0x17B3), (0x1950, 0x1974), (0x1980, 0x19AB), (0x1A20, 0x1A54), (0x3005, 0x3007),
+    (0x3041, 0x3096), (0x309D, 0x309F), (0x30A1, 0x30FA), (0x30FD, 0x30FF), (0x31F0, 0x31FF), (0x3400, 0x9FFF),
+    (0xAA80, 0xAAAF), (0xF900, 0xFAFF), (0xFF66, 0xFF9D), (0x20000, 0x3FFFF),
+)
+# fmt: on
+# Blocks of those that the beginning of a character's bytes can name.
+_BLOCKS = (
+    (0x0E00, 0x109F),
+    (0x1780, 0x17FF),
+    (0x3040, 0x30FF),
+    (0x3400, 0x9FFF),
+    (0xF900, 0xFAFF),
+    (0x20000, 0x3FFFF),
+)
 
 
 def word_starts(
     kind: Literal["byte_bpe", "wordpiece", "unigram", "bpe"],
     pieces: Sequence[str],
     special: NDArray[np.bool_],
+    rules: int = RULES,
 ) -> NDArray[np.bool_]:
     """[vocab] bool, read-only. Special tokens are words of their own.
 
@@ -32,22 +67,53 @@ def word_starts(
     wordpiece: every piece without "##" (google-research/bert, create_pretraining_data.py).
     unigram, bpe: a piece that begins with the space mark, a piece that is one punctuation mark, and a piece
     without any ASCII letter, digit or mark, so that every CJK piece is a word (google-research/albert,
-    create_pretraining_data.py, except that digits and apostrophes continue a word here). Byte-fallback pieces
-    never begin one.
+    create_pretraining_data.py, except that digits and apostrophes continue a word here). Of byte-fallback pieces
+    only the first bytes of Han characters begin one.
+    All: a piece that begins with a letter of a script without spaces, from `rules` 2 on.
     """
-    match kind:
-        case "byte_bpe":
-            flags = [piece.startswith(_BYTE_WHITESPACE) for piece in pieces]
-        case "wordpiece":
-            flags = [bool(piece) and not piece.startswith("##") for piece in pieces]
-        case "unigram" | "bpe":
-            flags = [_begins_sentencepiece_word(piece) for piece in pieces]
-    starts = np.array(flags, dtype=np.bool_) | special
+    begins = {
+        "byte_bpe": _byte_bpe,
+        "wordpiece": _wordpiece,
+        "unigram": _sentencepiece,
+        "bpe": _sentencepiece,
+    }[kind]
+    starts = np.array([begins(piece, rules > 1) for piece in pieces], dtype=np.bool_) | special
     starts.flags.writeable = False
     return starts
 
 
-def _begins_sentencepiece_word(piece: str) -> bool:
+def _byte_bpe(piece: str, unspaced: bool) -> bool:
+    first = bytes(_ALPHABET.get(character, 0) for character in piece[:4])
+    return piece.startswith(_BYTE_WHITESPACE) or (unspaced and _begins_unspaced(first))
+
+
+def _wordpiece(piece: str, unspaced: bool) -> bool:
+    rest = piece.removeprefix("##")
+    return bool(piece) and (rest == piece or (unspaced and _begins_unspaced(rest[:1].encode())))
+
+
+def _sentencepiece(piece: str, unspaced: bool) -> bool:
     if piece.startswith(_SPACE) or piece in _PUNCTUATION:
         return True
+    if byte := _BYTE_PIECE.fullmatch(piece):
+        return unspaced and _begins_unspaced(bytes.fromhex(byte[1]))
     return bool(piece) and not _LATIN_OR_PUNCTUATION.intersection(piece)
+
+
+def _begins_unspaced(content: bytes) -> bool:
+    """Whether UTF-8 that begins with these bytes must begin with a letter of a script without spaces."""
+    if not content or content[0] < 0xE0:  # all those scripts have three or four bytes a character
+        return False
+    length = 3 if content[0] < 0xF0 else 4
+    first = content[:length]
+    low, high = (_code(first.ljust(length, filler)) for filler in (b"\x80", b"\xbf"))
+    ranges = _LETTERS if low == high else _BLOCKS
+    return any(start <= low and high <= stop for start, stop in ranges)
+
+
+def _code(character: bytes) -> int:
+    """The code point of the bytes of a character, three or four."""
+    code = character[0] & (0x0F if len(character) == 3 else 0x07)
+    for byte in character[1:]:
+        code = code << 6 | (byte & 0x3F)
+    return code

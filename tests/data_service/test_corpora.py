@@ -1,5 +1,6 @@
 """What masking knows of the corpora: where words begin, and how often each token occurs."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,9 @@ from data_service.corpora import Corpora
 from data_service.errors import CorpusError
 from data_service.ingest.layout import TOKENIZER
 from data_service.shards.block import Block
+from data_service.shards.manifest import MANIFEST
+from data_service.shards.manifest_file import load_manifest, save_manifest
+from data_service.store.open import open_store
 from data_service.stream import Stream
 
 ALWAYS_RANDOM = {"mask": 0, "random": 1, "keep": 0, "random_from": "unigram"}
@@ -64,3 +68,24 @@ def test_only_what_a_scheme_needs_is_read(tmp_path: Path) -> None:
     corpora = Corpora(spec_of(source_of(uri)))
     assert corpora.starts_word is None
     assert corpora.unigram is None
+
+
+def test_words_of_an_older_corpus_stay_as_they_were(tmp_path: Path) -> None:
+    """Scripts without spaces have words in corpora built by the newer rules; together with an older one, in neither."""
+    block = random_block(1, 500)
+    for name in ("old", "new"):
+        write_vocabulary(
+            write_corpus(tmp_path / name, [block]), [f"p{i}" for i in range(VOCABULARY - 6)] + ["##日"]
+        )
+    store = open_store(str(tmp_path / "new"))
+    built = replace(load_manifest(store), options={"rules": 2})
+    store.delete(MANIFEST)
+    save_manifest(store, built)
+    old, new = (source_of(str(tmp_path / name), name) for name in ("old", "new"))
+    assert old.manifest_fingerprint != new.manifest_fingerprint
+    flags = []
+    for sources in ((old,), (new,), (old, new)):
+        starts = Corpora(spec_of(*sources, masking={"kind": "mlm", "unit": "whole_word"})).starts_word
+        assert starts is not None
+        flags.append(bool(starts[-1]))
+    assert flags == [False, True, False]
