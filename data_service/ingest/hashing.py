@@ -19,9 +19,11 @@ from data_service.samples.ragged import Tokens
 
 BUCKETS = 256
 
-_BEYOND_ASCII = re.compile(r"[^\x00-\x7f]+")
+_FEW = 16  # characters beyond ASCII that are replaced one after another
 _REST = re.compile(r"[\W_]+")  # neither letters nor digits
-_ASCII_REST = bytes(code for code in range(128) if not chr(code).isalnum())
+_ASCII = bytes(range(128))
+_ASCII_LOWER = bytes(range(256)).lower()
+_ASCII_REST = bytes(code for code in _ASCII if not chr(code).isalnum())
 
 # A document's hash as two big-endian words, and its number in its split. 20 bytes, sorted by hash in a file.
 RECORD = np.dtype([("high", ">u8"), ("low", ">u8"), ("ordinal", "<u4")])
@@ -34,8 +36,8 @@ def hash_text(text: str) -> bytes:
     tokens hold the unknown one.
     """
     encoded = encoded_text(text)
-    halves = (encoded.encode(), folded_text(encoded).encode())
-    return b"".join(hashlib.blake2b(half, digest_size=8).digest() for half in halves)
+    halves = (encoded, folded_text(encoded))
+    return b"".join(hashlib.blake2b(half.encode(), digest_size=8).digest() for half in halves)
 
 
 def hash_tokens(tokens: Tokens) -> bytes:
@@ -49,19 +51,25 @@ def encoded_text(text: str) -> str:
     Line ends, blank lines and white space at the ends of lines are gone, as in `split_sentences`, which is asked only
     about lines whose white space it might change: it is ten times slower than the rest of the first pass.
     """
-    stripped = (line.strip() for line in text.split("\n"))
-    return " ".join(line if _is_plain(line) else "".join(split_sentences(line)) for line in stripped if line)
+    if _is_plain(text):
+        return text.strip()
+    lines = [line.strip() for line in text.split("\n")]
+    joined = " ".join(filter(None, lines))
+    if _is_plain(joined):
+        return joined
+    return " ".join(line if _is_plain(line) else "".join(split_sentences(line)) for line in lines if line)
 
 
 def folded_text(text: str) -> str:
     """Letters and digits of a text, without case, accents and differences of form; all of the text if it has none."""
-    accented = len(text.encode()) - len(text)
-    if accented > len(text) // 8:
-        plain = _fold(text)
-    else:  # three times faster where nearly all is ASCII
-        plain = text if accented == 0 else _BEYOND_ASCII.sub(lambda run: _fold(run.group()), text)
-        plain = plain.lower().encode().translate(None, _ASCII_REST).decode()
-    return plain or text
+    plain = text
+    if not text.isascii():
+        others = set(text.encode().translate(None, _ASCII).decode())
+        if len(others) > _FEW:
+            return _fold(text) or text
+        for character in others:  # many times faster than to look at every character
+            plain = plain.replace(character, _fold(character))
+    return plain.encode().translate(_ASCII_LOWER, _ASCII_REST).decode() or text
 
 
 def _fold(text: str) -> str:
