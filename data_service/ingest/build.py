@@ -1,7 +1,5 @@
 """`build_corpus`: raw text to a corpus of shards, in two passes over splits of the input (`passes.py`)."""
 
-from functools import partial
-
 from data_service.errors import CorpusError
 from data_service.ingest.assemble import assemble
 from data_service.ingest.configuration import (
@@ -15,22 +13,19 @@ from data_service.ingest.configuration import (
     refuse_skipped,
 )
 from data_service.ingest.inputs import Listing, list_inputs
-from data_service.ingest.layout import BUILD, TOKENIZER, Layout
+from data_service.ingest.layout import TOKENIZER, Layout
 from data_service.ingest.options import BuildOptions
-from data_service.ingest.passes import Passes
+from data_service.ingest.passes import Passes, remove_scaffolding
 from data_service.ingest.pool import Pool
 from data_service.ingest.progress import Progress, Report
 from data_service.ingest.splits import streamed_files
 from data_service.shards.manifest import Manifest
 from data_service.shards.manifest_file import save_manifest
-from data_service.store.base import Entry, Store
+from data_service.store.base import Store
 from data_service.store.errors import KeyMissing
 from data_service.store.open import open_store
-from data_service.store.together import together
 from data_service.tokenizers.load import load_tokenizer, save_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
-
-_DELETED = 1000  # objects that one request deletes
 
 
 def build_corpus(
@@ -71,7 +66,7 @@ def build_corpus(
             manifest = claim(store, wanted)
             if manifest is None:
                 raise
-    _remove_scaffolding(store, progress)
+    remove_scaffolding(store, progress)
     return manifest
 
 
@@ -109,25 +104,9 @@ def _refuse_other_text(
     try:
         refuse_other_text(store, manifest, passes.splits, scanned)
     except CorpusError:
-        _remove_scaffolding(store, progress)
+        remove_scaffolding(store, progress)
         raise
 
 
 def _pool(listing: Listing, options: BuildOptions) -> Pool:
     return Pool(options.workers, options.split_bytes if streamed_files(listing.files, options) else 0)
-
-
-def _remove_scaffolding(store: Store, progress: Report) -> None:
-    """Take down what only the build needed."""
-    entries = list(store.list(BUILD))
-    batches = [entries[start : start + _DELETED] for start in range(0, len(entries), _DELETED)]
-    total = sum(entry.size for entry in entries)
-    done = size = 0
-    for batch in together(partial(_delete, store), batches):
-        done, size = done + len(batch), size + sum(entry.size for entry in batch)
-        progress(Progress("clearing up", done, len(entries), size, total))
-
-
-def _delete(store: Store, batch: list[Entry]) -> list[Entry]:
-    store.delete_many([entry.key for entry in batch])
-    return batch

@@ -97,9 +97,12 @@ def by_documents(documents: Documents, fraction: float) -> HeldoutRule | None:
         and documents.held_count < documents.count
     ):
         return asked
-    taken = 0
-    for count, (low, size) in enumerate(documents.candidates, start=1):
-        taken += size
+    taken = count = 0
+    for low, alike in groupby(
+        documents.candidates, key=lambda pair: pair[0]
+    ):  # those of one word go together
+        sizes = [size for _, size in alike]
+        taken, count = taken + sum(sizes), count + len(sizes)
         if taken > most:
             return None
         if taken >= wanted and (count >= DOCUMENTS or taken <= count * LONGEST):

@@ -9,6 +9,7 @@ no receipt.
 """
 
 from collections import Counter
+from functools import partial
 
 from data_service.errors import InputError
 from data_service.ingest.compare import Compared, compare, count_documents, drop_slices, plan_partitions
@@ -16,15 +17,19 @@ from data_service.ingest.divide import Divided, DivideTask, divide
 from data_service.ingest.hashing import hash_of
 from data_service.ingest.heldout import Documents, by_documents, by_stretches
 from data_service.ingest.inputs import InputFile
-from data_service.ingest.layout import CONFIGURATION, Layout
+from data_service.ingest.layout import BUILD, CONFIGURATION, Layout
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.pool import Pool, R, T, Work, run_stage
-from data_service.ingest.progress import Report
+from data_service.ingest.progress import Progress, Report
 from data_service.ingest.scan import Scanned, ScanTask, scan
 from data_service.ingest.splits import plan_splits, streamed_files
 from data_service.ingest.streamed import Measured, MeasureTask, measure
 from data_service.ingest.write import Kept, WriteTask, Written, write
 from data_service.shards.manifest import HeldoutRule
+from data_service.store.base import Entry, Store
+from data_service.store.together import together
+
+_DELETED = 1000  # objects that one request deletes
 
 
 class Passes:
@@ -61,6 +66,7 @@ class Passes:
         try:
             scanned = self._run(Work("reading", tasks, scan, Scanned))
             if not any(split.documents for split in scanned):
+                remove_scaffolding(self.layout.open(), self._progress)
                 raise _no_text(scanned)
         except InputError:
             self._let_go()
@@ -137,3 +143,19 @@ def _no_text(scanned: list[Scanned]) -> InputError:
         f"no document with text in the inputs ({sum(split.empty for split in scanned)} empty ones{first})",
         remedy="check the inputs, and --text-field or --txt-documents",
     )
+
+
+def remove_scaffolding(store: Store, progress: Report) -> None:
+    """Take down what only the build needed."""
+    entries = list(store.list(BUILD))
+    batches = [entries[start : start + _DELETED] for start in range(0, len(entries), _DELETED)]
+    total = sum(entry.size for entry in entries)
+    done = size = 0
+    for batch in together(partial(_delete, store), batches):
+        done, size = done + len(batch), size + sum(entry.size for entry in batch)
+        progress(Progress("clearing up", done, len(entries), size, total))
+
+
+def _delete(store: Store, batch: list[Entry]) -> list[Entry]:
+    store.delete_many([entry.key for entry in batch])
+    return batch

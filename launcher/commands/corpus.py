@@ -35,6 +35,11 @@ def register(app: typer.Typer) -> None:
     app.add_typer(group, name="corpus", rich_help_panel="Prepare")
 
 
+TxtDocumentsOption = Annotated[
+    TxtDocuments, typer.Option("--txt-documents", help="In .txt: a document a file, or between blank lines.")
+]
+
+
 @group.command()
 def build(
     inputs: InputsArgument,
@@ -52,10 +57,7 @@ def build(
         typer.Option("--workers", min=1, help="Processes. Default: all cores, one for a small input."),
     ] = None,
     text_field: TextFieldOption = "text",
-    txt_documents: Annotated[
-        TxtDocuments,
-        typer.Option("--txt-documents", help="In .txt: a document a file, or between blank lines."),
-    ] = TxtDocuments.FILE,
+    txt_documents: TxtDocumentsOption = TxtDocuments.FILE,
     on_bad_bytes: BadBytesOption = BadBytes.ERROR,
     on_bad_records: BadRecordsOption = BadRecords.ERROR,
     block_tokens: Annotated[
