@@ -9,7 +9,6 @@ from torch import nn
 
 from checkpoints.hf.fetch import PARTS
 from checkpoints.load import Reader
-from data_service.tokenizers.load import load_tokenizer
 from launcher.chosen import chosen_checkpoint
 from launcher.errors import RunError
 from launcher.export import export_run
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 def module(run: Run, step: int | None) -> nn.Module:
     """See `launcher.api.run.Run.module`."""
     manifest = chosen_checkpoint(run, step)
-    tokenizer = load_tokenizer(run.recipe.tokenizer.uri)
+    tokenizer = run.tokenizer()
     config = run.recipe.model.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
     made = objective_module(config, run.recipe.objective)
     with Reader(run.store, manifest) as reader, torch.no_grad():

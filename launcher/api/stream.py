@@ -15,7 +15,6 @@ from torch.utils.data import IterableDataset, get_worker_info
 from data_service.samples.ragged import Samples
 from data_service.samples.rows import join_rows
 from data_service.stream import Stream
-from data_service.tokenizers.load import load_tokenizer
 from encoder_core.train.collate import idle_batch, to_batch
 from launcher.errors import RunError
 from launcher.rank_data import Share
@@ -33,7 +32,7 @@ class RunData:
     """A run's samples by step. Raises RunError, CorpusError, TokenizerError, StoreError."""
 
     def __init__(self, run: Run) -> None:
-        tokenizer = load_tokenizer(run.recipe.tokenizer.uri)
+        tokenizer = run.tokenizer()
         cache = run.store.at("cache")
         specs = [stream_spec(run, tokenizer, phase) for phase in range(len(run.recipe.phases))]
         self._streams = [Stream(spec, cache=cache) for spec in specs]
