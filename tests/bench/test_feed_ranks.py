@@ -27,6 +27,7 @@ def spec_at(folder: Path, *, blocks: int, length: int, batch: int) -> StreamSpec
     )
 
 
+@pytest.mark.long
 def test_a_node_pulls_its_own_part(tmp_path: Path) -> None:
     """Four machines of eight ranks: with slabs of whole steps, each would pull everything."""
     spec = spec_at(tmp_path / "corpus", blocks=1, length=64, batch=32 * 4)

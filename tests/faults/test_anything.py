@@ -39,6 +39,7 @@ FAMILIES = {
         "model={family: xlnet, layers: 2, hidden: 32, heads: 2, feed_forward: 64, max_length: 64, reuse: 8, memory: 16,"
         " memory_refresh: 4}",
         "input={packing: lanes, reuse: 8}",
+        "shuffle=uniform",
         "objective={plm: {predict: 4}}",
     ),
     "electra": (

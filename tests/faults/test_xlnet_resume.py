@@ -22,6 +22,7 @@ SETTINGS = (
     "model={family: xlnet, layers: 2, hidden: 32, heads: 2, feed_forward: 64, max_length: 64, reuse: 16, memory: 24,"
     " memory_refresh: 4}",
     "input={packing: lanes, reuse: 16}",
+    "shuffle=uniform",
     "objective={plm: {predict: 8}}",
     "phases=[{steps: 9, length: 48, batch: {sequences: 12}}, {steps: 6, length: 64, batch: {sequences: 8}}]",
     "checkpoint={every: {steps: 3}, keep_last: 9}",

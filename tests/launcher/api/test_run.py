@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import maskfleet
+from data_service.slabs import Steps
 from data_service.stream import Stream
 from data_service.tokenizers.load import load_tokenizer
 from launcher import runs
@@ -31,7 +32,7 @@ Item = dict[str, torch.Tensor]
 class Local(Stream):
     """A stream as ranks want it, without Ray."""
 
-    def prefetch(self, ranges: Iterable[tuple[int, int, int]]) -> None:
+    def prefetch(self, ranges: Iterable[tuple[int, int, int]], steps: Steps | None = None) -> None:
         pass
 
     def close(self) -> None:
