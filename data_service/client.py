@@ -220,7 +220,7 @@ class FeedClient:
         if slab in held.slabs:
             return held.slabs[slab]
         try:
-            samples: Samples = _result(held.refs[slab])
+            samples = self._get(window, held, slab)
         except StoreUnavailable as error:
             if self._forget(window, held, _STORE_ATTEMPTS) == _STORE_ATTEMPTS:
                 raise
@@ -238,6 +238,21 @@ class FeedClient:
                 raise
             raise _Gone from error
         held.slabs[slab] = samples
+        return samples
+
+    def _get(self, window: EpochWindow, held: _Held, slab: int) -> Samples:
+        """The slab, as soon as either thread has it. Raises _Gone if nobody wants it any more.
+
+        Ray seldom, but sometimes, leaves one of two threads waiting that ask for the same object.
+        """
+        ref = held.refs[slab]
+        while not ray.wait([ref], timeout=_LOOK_SECONDS)[0]:
+            if slab in held.slabs:
+                return held.slabs[slab]
+            with self._changed:
+                if self._closed or self._held.get(window) is not held:
+                    raise _Gone
+        samples: Samples = _result(ref)
         return samples
 
     def _mourn(self, window: EpochWindow, deaths: int, error: Exception) -> None:
