@@ -16,6 +16,7 @@ from data_service.stream import Stream
 pytestmark = pytest.mark.cluster
 
 
+@pytest.mark.long
 def test_a_data_node_dies(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> None:
     uri = write_corpus(tmp_path / "corpus", [random_block(seed, 60_000) for seed in range(10)])
     spec = spec_of(source_of(uri), window=WindowSize(least_tokens=100_000))

@@ -91,6 +91,7 @@ def big_alone(big: Path) -> dict[str, bytes]:
     return files_of(big.parent / "alone")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("victim", ["_alone", "PieceReader"])
 def test_pieces_of_a_big_file_come_out_the_same_when_its_reader_or_a_worker_dies(
     tmp_path: Path, big: Path, big_alone: dict[str, bytes], victim: str

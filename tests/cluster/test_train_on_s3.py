@@ -16,6 +16,7 @@ LONGER = (
 )
 
 
+@pytest.mark.long
 def test_a_run_on_s3_survives_the_loss_of_its_machine(rgw: S3Server, tmp_path: Path) -> None:
     root = f"s3://{rgw.new_bucket()}/here"
     small_runs.prepare_corpus(tmp_path, root)

@@ -99,6 +99,7 @@ def test_two_starts_at_once(folder: Path) -> None:
         await_commit(first, uri)
 
 
+@pytest.mark.long
 def test_damaged_data_ends_the_run_with_its_name(folder: Path, tmp_path: Path) -> None:
     """No restart can cure it: the command ends, quickly, and names shard and block."""
     small_runs.prepare_corpus(tmp_path)

@@ -71,6 +71,7 @@ def without_marks(values: Values) -> Values:
     return {name: by_step for name, by_step in values.items() if name != "times_gone_back"}
 
 
+@pytest.mark.long
 def test_one_run_across_restarts_and_a_rewind(store: Store, tmp_path: Path) -> None:
     """Three restarts and a rewind: what each tracker says last of a step is what the committed lineage says."""
     first = Attempt(store).train(8)
