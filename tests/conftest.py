@@ -24,6 +24,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--log-faults", type=Path, help="folder for JSON lines of what struck")
 
 
+def pytest_configure() -> None:
+    """Ray's test clusters write into this folder, whatever their own is, and only an earlier Ray would have made it."""
+    Path(tempfile.gettempdir(), "ray").mkdir(exist_ok=True)
+
+
 @pytest.fixture(scope="session")
 def moto_server() -> Iterator[S3Server]:
     from moto.server import ThreadedMotoServer
