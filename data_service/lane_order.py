@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from data_service.permutation import check_positions
+
 
 @dataclass(frozen=True)
 class LaneOrder:
@@ -31,10 +33,7 @@ class LaneOrder:
 
     def many(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """[N] int64 rows at `positions`, each in [0, size). Raises IndexError for a position outside."""
-        if len(positions) and not (positions.min() >= 0 and positions.max() < self.size):
-            raise IndexError(
-                f"positions {positions.min()}..{positions.max()} outside a window of {self.size}"
-            )
+        check_positions(positions, self.size)
         steps = self.size // self.lanes
         step, lane = np.divmod(positions, self.lanes)
         stretch, direction = np.divmod(lane, self.directions)

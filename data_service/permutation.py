@@ -31,10 +31,7 @@ class Permutation:
 
     def many(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """[N] int64 things at `positions`, each in [0, size). Raises IndexError for a position outside."""
-        if len(positions) and not (positions.min() >= 0 and positions.max() < self.size):
-            raise IndexError(
-                f"positions {positions.min()}..{positions.max()} outside a permutation of {self.size}"
-            )
+        check_positions(positions, self.size)
         bits = max(2, (self.size - 1).bit_length())
         round_keys = draws64(self.key, 0, _ROUNDS)
         things = _feistel(positions.astype(np.uint64), bits, round_keys)
@@ -44,6 +41,12 @@ class Permutation:
             things[outside] = walked
             outside = outside[walked >= self.size]
         return things.astype(np.int64)
+
+
+def check_positions(positions: NDArray[np.int64], size: int) -> None:
+    """Raises IndexError unless all positions are in [0, size)."""
+    if len(positions) and not (positions.min() >= 0 and positions.max() < size):
+        raise IndexError(f"positions {positions.min()}..{positions.max()} outside a permutation of {size}")
 
 
 def _feistel(values: NDArray[np.uint64], bits: int, round_keys: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -13,7 +13,7 @@ from math import gcd
 import numpy as np
 from numpy.typing import NDArray
 
-from data_service.permutation import Permutation
+from data_service.permutation import Permutation, check_positions
 from data_service.rng import draws64, stream_key
 
 _GOLDEN = (3 - 5**0.5) / 2  # 0.38: its multiples stay as far from whole numbers as those of any
@@ -35,10 +35,7 @@ class SpreadOrder:
 
     def many(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """[N] int64 things at `positions`, each in [0, size). Raises IndexError for a position outside."""
-        if len(positions) and not (positions.min() >= 0 and positions.max() < self.size):
-            raise IndexError(
-                f"positions {positions.min()}..{positions.max()} outside a window of {self.size}"
-            )
+        check_positions(positions, self.size)
         residues = self._residues()
         sizes = (self.size - residues + self.stretches - 1) // self.stretches
         starts = np.append(0, np.cumsum(sizes))

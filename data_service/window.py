@@ -14,9 +14,8 @@ from data_service.samples.rows import deal_rows, join_rows
 from data_service.shards.block import Block
 from data_service.slabs import SlabLayout
 
-_READERS = (
-    16  # requests in flight, about 10 MB of them: hides a store's latency behind the work on the block before
-)
+# Requests in flight, about 10 MB of them: hides a store's latency behind the work on the block before.
+_READERS = 16
 
 
 def build_window(corpora: Corpora, window: Window, layout: SlabLayout) -> list[Samples]:

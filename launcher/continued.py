@@ -22,6 +22,7 @@ from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.optim.adamw import AdamWConfig, Decayed
 from launcher.errors import RunError
+from launcher.inputs import PLACEHOLDER
 from launcher.recipe import Recipe, from_document, load
 from launcher.recipe_yaml import Document
 
@@ -39,7 +40,7 @@ _PAIR_HEADS = ("BertForPreTraining", "AlbertForPreTraining")
 STEPS, ROWS, MICROBATCH, LONGEST = 12_500, 256, 16, 512
 WARMUP = STEPS // 10
 LR = 1e-4
-PLACEHOLDER = "s3://your-bucket/tokenizers/the-models-own"
+TOKENIZER = f"{PLACEHOLDER}tokenizers/the-models-own"
 
 _REASONS = {
     "start": "the weights; heads that the folder lacks begin fresh, and the run's `start` event names them",
@@ -77,7 +78,7 @@ def continued(folder: str) -> Recipe:
         "name": _name(folder),
         "start": folder,
         "corpus": {
-            "sources": {"text": {"uri": "s3://your-bucket/corpora/text", "weight": "auto"}},
+            "sources": {"text": {"uri": f"{PLACEHOLDER}corpora/text", "weight": "auto"}},
             "heldout": {"fraction": base.corpus.heldout.fraction},
         },
         "tokenizer": {"uri": _tokenizer(store, folder)},
@@ -183,4 +184,4 @@ def _tokenizer(store: Store, folder: str) -> str:
     for part in (".", PARTS[1]):
         if holds_tokenizer(store if part == "." else store.at(part)):
             return folder if part == "." else f"{folder.rstrip('/')}/{part}"
-    return PLACEHOLDER
+    return TOKENIZER

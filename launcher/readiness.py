@@ -12,7 +12,6 @@ from data_service.shards.manifest_file import load_manifest
 from data_service.spec import StreamSpec
 from data_service.store.open import open_store
 from data_service.stream import Stream
-from data_service.tokenizers.load import load_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
 from launcher.errors import RecipeError
 from launcher.recipe import Phase
@@ -24,14 +23,13 @@ MOST_EPOCHS = 200  # the published recipes read their text 40 to 100 times
 SPARE_VOCABULARY = 1.5  # rows of the model for each id of the tokenizer
 
 
-def check_rows(run: Run) -> None:
+def check_rows(run: Run, tokenizer: Tokenizer) -> None:
     """Whether every phase's batch fits into an epoch, and text is long enough for rows. `run` need not exist yet.
 
     Raises:
         RecipeError: a batch larger than an epoch, with the size that fits; no row of the length that is asked for.
         CorpusError, StoreError: blocks that cannot be read.
     """
-    tokenizer = load_tokenizer(run.recipe.tokenizer.uri)
     _check_lengths(run, tokenizer)
     text = _training_tokens(run)
     problems: list[str] = []
@@ -63,7 +61,7 @@ def warnings(run: Run) -> list[str]:
             f"the run reads its text about {epochs:,.0f} times ({text:,} tokens): give more text, or "
             "fewer steps (phases.N.steps)"
         )
-    ids = load_tokenizer(run.recipe.tokenizer.uri).vocab_size
+    ids = run.tokenizer().vocab_size
     rows = run.recipe.model.vocab
     if rows is not None and rows > SPARE_VOCABULARY * ids:
         found.append(

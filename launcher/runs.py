@@ -108,7 +108,7 @@ def init(recipe: Recipe, uri: str, now: datetime) -> Run:
     refuse_placeholders(resolved)
     tokenizer = load_tokenizer(resolved.tokenizer.uri)
     run = Run(uri, store, resolved, record_of(resolved, read_inputs(resolved, tokenizer), now))
-    check_rows(run)
+    check_rows(run, tokenizer)
     reserve(store, resolved)
     keep(store, tokenizer)
     publish(store, run.record)

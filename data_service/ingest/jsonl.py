@@ -9,9 +9,8 @@ from data_service.ingest.options import BuildOptions
 from data_service.ingest.splits import Piece
 from data_service.ingest.text import BadRecord, Text, accept, checked, decode, too_long, without_mark
 
-LINE_PER_DOCUMENT = (
-    8  # a line may be this many times its document: escapes take six bytes, other fields the rest
-)
+# A line may be this many times its document: escapes take six bytes, other fields the rest.
+LINE_PER_DOCUMENT = 8
 
 
 def read_jsonl(piece: Piece, options: BuildOptions) -> Iterator[Text | BadRecord]:
@@ -23,9 +22,8 @@ def read_jsonl(piece: Piece, options: BuildOptions) -> Iterator[Text | BadRecord
     file, limit = piece.file, options.max_document_bytes * LINE_PER_DOCUMENT
     start = piece.text_start
     if piece.text is None:
-        start = max(
-            0, piece.start - 1
-        )  # the byte before the piece tells whether a line begins with the piece
+        # The byte before the piece tells whether a line begins with the piece.
+        start = max(0, piece.start - 1)
     with open_piece(piece, start) as stream:
         if start < piece.start:
             start += skip_line(stream)

@@ -5,9 +5,8 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 MIB = 1 << 20
-BLOCK_TOKENS = (
-    1 << 18
-)  # 0.6 MB a read, and a batch of 8,192 rows draws on 270 blocks: see `data_service.radius`
+# 0.6 MB a read, and a batch of 8,192 rows draws on 270 blocks: see `data_service.radius`.
+BLOCK_TOKENS = 1 << 18
 
 
 class BuildOptions(BaseModel):

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from data_service.tokenizers.load import load_tokenizer
 from encoder_core.errors import ModelError
 from launcher.cli import app
-from launcher.continued import PLACEHOLDER, commented, continued
+from launcher.continued import TOKENIZER, commented, continued
 from launcher.errors import RunError
 from launcher.objective import Objective, exported_heads
 from launcher.recipe import load, loads, reload
@@ -41,7 +41,7 @@ def test_a_model_without_heads_gets_no_pair_task(setting: Setting, tmp_path: Pat
     AutoModel.from_pretrained(tmp_path / "whole").save_pretrained(tmp_path / "bare")
     recipe = continued(str(tmp_path / "bare"))
     assert (recipe.objective.nsp, recipe.input.packing) == (None, "full_sentences")
-    assert recipe.tokenizer.uri == PLACEHOLDER
+    assert recipe.tokenizer.uri == TOKENIZER
     inputs = {"corpus": setting.run.recipe.corpus, "tokenizer": setting.run.recipe.tokenizer}
     asked = replace(setting, run=replace(setting.run, recipe=recipe.model_copy(update=inputs)))
     fresh = asked.begin()[1].record["fresh"]
