@@ -1,7 +1,7 @@
 """A real training, disturbed again and again: random faults from the matrix, one a cycle, on its ranks and its files.
 
-Ranks are processes without Ray, on gloo and an in-process stream, forked from a server that has imported everything, so
-that a hundred starts take minutes. Nothing is mocked: processes die by signals, files are damaged on disk, and an S3
+Ranks are processes without Ray, on gloo and an in-process stream, forked (`forked`), so that a hundred starts take
+minutes. Nothing is mocked: processes die by signals, files are damaged on disk, and an S3
 server answers through a proxy that breaks connections.
 """
 
@@ -12,7 +12,6 @@ import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +19,7 @@ from typing import Any, Literal
 import torch.distributed as dist
 from fault_proxy import Fault as StoreFault
 from fault_proxy import FaultProxy
+from forked import CONTEXT, forked
 from rank_processes import flip_a_bit
 
 from checkpoints.attempt import Attempt, claim
@@ -51,8 +51,6 @@ STORE_FAULTS: tuple[StoreFault, ...] = (
 )
 _CHANGES = ("open", "write", "fsync", "replace", "link", "unlink", "mkdir")
 _FURTHEST, _MOST_CHANGES = 7, 90  # steps after the last commit; changes to the file system until then
-_CONTEXT = get_context("forkserver")
-_CONTEXT.set_forkserver_preload([__name__])
 
 
 class Disturbed(Exception):
@@ -67,7 +65,6 @@ class Orders:
     rank: int
     world: int
     meeting: str
-    environment: dict[str, str]
     fault: RankFault | None
     step: int
     change: int
@@ -178,14 +175,14 @@ def start_group(
 ) -> Ended:
     """A new attempt of `run` on `world` ranks, each with its fault, until all have ended. The run stops by itself at
     step `stop_at`. A frozen rank takes the others with it, as a watchdog would see to."""
-    environment = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
     with tempfile.TemporaryDirectory() as meeting:
         orders = [
-            Orders(run, rank, world, meeting, environment, fault, step, change, stop_at)
+            Orders(run, rank, world, meeting, fault, step, change, stop_at)
             for rank, fault in enumerate(faults)
         ]
-        here, there = _CONTEXT.Pipe()
-        ranks = [_CONTEXT.Process(target=_rank, args=(order, there)) for order in orders]
+        here, there = CONTEXT.Pipe()
+        logs = [Path(meeting, f"rank{rank}.log") for rank in range(world)]
+        ranks = [forked(_rank, order, there, output=log) for order, log in zip(orders, logs, strict=True)]
         for rank in ranks:
             rank.start()
         waiting: list[Any] = [here, *(rank.sentinel for rank in ranks)]
@@ -197,7 +194,6 @@ def start_group(
                         rank.kill()
         for rank in ranks:
             rank.join()
-        logs = [Path(meeting, f"rank{rank}.log") for rank in range(world)]
         output = "\n".join(log.read_text()[-3000:] for log in logs if log.exists())
     return Ended([rank.exitcode or 0 for rank in ranks], output)
 
@@ -260,11 +256,8 @@ def _die_writing(change: int) -> None:
 
 
 def _rank(orders: Orders, frozen: Connection) -> None:
-    log = os.open(f"{orders.meeting}/rank{orders.rank}.log", os.O_CREAT | os.O_WRONLY)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
     place = {"RANK": orders.rank, "LOCAL_RANK": orders.rank, "WORLD_SIZE": orders.world}  # DeepSpeed insists
-    os.environ |= orders.environment | {name: str(value) for name, value in place.items()}
+    os.environ |= {name: str(value) for name, value in place.items()}
     dist.init_process_group(
         "gloo", init_method=f"file://{orders.meeting}/meet", rank=orders.rank, world_size=orders.world
     )

@@ -1,19 +1,22 @@
 """A run's ranks as plain processes, without Ray: what `launcher.worker` does, on gloo and an in-process stream.
 
-As a program it is one rank; imported, it starts a group of them, some told to kill themselves at a step.
+A group of them starts together, some told to kill themselves at a step.
 """
 
-import json
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 import threading
+import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
+
+import psutil
+from forked import forked
 
 KILLED = -signal.SIGKILL
 FLIPPED = "encoder.embeddings.norm.bias"  # the weight of which `flip` turns a bit over
@@ -44,43 +47,53 @@ def run_group(
     weights is turned over; the rank `slow` is, from the first commit on; `wrong` and `deadly` are samples (`poison`).
     When one rank dies by itself, the others end by error. Ranks that go back start again."""
     with tempfile.TemporaryDirectory() as meeting:
+        logs = [Path(meeting, f"rank{rank}.log") for rank in range(world)]
         ranks = [
-            subprocess.Popen(
-                [
-                    sys.executable,
-                    __file__,
-                    json.dumps(
-                        _orders(run, rank, world, meeting, kill or {}, stop_at, flip)
-                        | {"wrong": wrong, "deadly": deadly}
-                    ),
-                ],
-                env=os.environ | _environment(rank, world),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
+            forked(
+                _rank,
+                _orders(run, rank, world, meeting, kill or {}, stop_at, flip)
+                | {"wrong": wrong, "deadly": deadly},
+                output=logs[rank],
             )
             for rank in range(world)
         ]
+        for rank in ranks:
+            rank.start()
         if slow is not None:
             threading.Thread(target=_slow_down, args=(ranks[slow], run), daemon=True).start()
-        with ThreadPoolExecutor(world) as pool:  # all at once: a rank whose output nobody reads stops
-            outputs = list(pool.map(lambda rank: rank.communicate(timeout=timeout)[0], ranks))
-    return Ended([rank.returncode for rank in ranks], "\n".join(outputs))
+        wait_all(ranks, timeout)
+        output = "\n".join(log.read_text() for log in logs if log.exists())
+    return Ended([rank.exitcode or 0 for rank in ranks], output)
 
 
-def _slow_down(rank: "subprocess.Popen[str]", run: str) -> None:
+def wait_all(ranks: Sequence[BaseProcess], timeout: float) -> None:
+    """Until all have ended; after `timeout` seconds they are killed, and it is an error."""
+    end = time.monotonic() + timeout
+    for rank in ranks:
+        rank.join(max(0.0, end - time.monotonic()))
+    late = [rank for rank in ranks if rank.is_alive()]
+    for rank in late:
+        rank.kill()
+        rank.join()
+    if late:
+        raise TimeoutError(f"{len(late)} of {len(ranks)} ranks had not ended after {timeout:.0f} s")
+
+
+def _slow_down(rank: BaseProcess, run: str) -> None:
     """A process that gets a quarter of its time, as on a machine that others use or that is too hot."""
     from checkpoints.listing import committed
     from data_service.store.open import open_store
 
+    assert rank.pid is not None
     tick = threading.Event()
-    while not list(committed(open_store(run))) and rank.poll() is None:
+    while not list(committed(open_store(run))) and psutil.pid_exists(rank.pid):
         tick.wait(0.1)
-    while rank.poll() is None:
-        rank.send_signal(signal.SIGSTOP)
-        tick.wait(0.03)
-        rank.send_signal(signal.SIGCONT)
-        tick.wait(0.01)
+    with suppress(ProcessLookupError):
+        while True:
+            os.kill(rank.pid, signal.SIGSTOP)
+            tick.wait(0.03)
+            os.kill(rank.pid, signal.SIGCONT)
+            tick.wait(0.01)
 
 
 def _environment(rank: int, world: int) -> dict[str, str]:
@@ -144,7 +157,8 @@ def flip_a_bit() -> None:
     bits[5] ^= 1 << 3
 
 
-def _main(orders: dict[str, Any]) -> None:
+def _rank(orders: dict[str, Any]) -> None:
+    os.environ |= _environment(orders["rank"], orders["world"])
     import torch.distributed as dist
     from poison import deadly_input, poisoned
 
@@ -178,7 +192,3 @@ def _main(orders: dict[str, Any]) -> None:
             print(rewound)
     print(f"rank {orders['rank']} ended at step {state.step}")
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    _main(json.loads(sys.argv[1]))

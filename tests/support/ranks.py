@@ -1,4 +1,4 @@
-"""Real ranks for tests: processes joined by gloo, as a launcher would start them."""
+"""Real ranks for tests: processes joined by gloo, as a launcher would start them, but forked (`forked`)."""
 
 import os
 import tempfile
@@ -6,8 +6,10 @@ from collections.abc import Callable
 from multiprocessing.queues import Queue
 from typing import Any
 
+import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from forked import CONTEXT, enter
 
 
 def run_ranks(function: Callable[..., Any], world: int, *args: Any) -> list[Any]:
@@ -16,13 +18,11 @@ def run_ranks(function: Callable[..., Any], world: int, *args: Any) -> list[Any]
     They may return plain data and NumPy arrays. `function` must be importable by name (put it in a module under
     tests/support). A rank that raises fails the call.
     """
-    context = mp.get_context("spawn")
-    results: Queue[tuple[int, Any]] = context.Queue()
+    results: Queue[tuple[int, Any]] = CONTEXT.Queue()
     with tempfile.TemporaryDirectory() as folder:
         meeting = os.path.join(folder, "meet")
-        running = mp.start_processes(
-            _enter, (function, world, meeting, results, args), nprocs=world, join=False, start_method="spawn"
-        )
+        orders = (function, world, meeting, results, dict(os.environ), args)
+        running = mp.start_processes(_enter, orders, nprocs=world, join=False, start_method="forkserver")
         assert running is not None
         found: dict[int, Any] = {}
         while not running.join(timeout=0.05):
@@ -45,10 +45,10 @@ def _enter(
     world: int,
     meeting: str,
     results: "Queue[Any]",
+    environment: dict[str, str],
     args: tuple[Any, ...],
 ) -> None:
-    import torch
-
+    enter(environment)
     torch.set_num_threads(1)
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank))
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world)
