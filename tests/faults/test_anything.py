@@ -138,7 +138,7 @@ def test_a_process_that_moved_away_is_found() -> None:
 
 @pytest.mark.timeout(900)
 def test_a_few_faults(request: pytest.FixtureRequest, folder: Path, struck: list[dict[str, Any]]) -> None:
-    survive(request, folder, struck, family="roberta", zero=2, count=3, steps=120)
+    survive(request, folder, struck, family="roberta", zero=2, count=2, steps=120)
 
 
 @pytest.mark.long
