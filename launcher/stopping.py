@@ -4,6 +4,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from queue import SimpleQueue
 from types import FrameType
 
 from checkpoints.attempt import Attempt
@@ -35,23 +36,30 @@ class Stopping:
     def __init__(self, note: Callable[[str], None], poll_s: float = POLL_S) -> None:
         self._note, self._poll_s = note, poll_s
         self._tell: Callable[[], object] | None = None
+        self._signals: SimpleQueue[signal.Signals | None] = SimpleQueue()
+        self._signalled = False
+        self._asking = threading.Lock()
         self.asked = threading.Event()
         self.reason: str | None = None
         self.code = REPEAT
 
     def __enter__(self) -> "Stopping":
         self._before = {number: signal.getsignal(number) for number in heeded()}
+        self._heeding = threading.Thread(target=self._heed, name="signals", daemon=True)
+        self._heeding.start()
         self.listen()
         return self
 
     def __exit__(self, *error: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        self._signals.put(None)
+        self._heeding.join(self._poll_s)
 
     def listen(self) -> None:
         """Take the signals, from Ray too: `ray.init` installs handlers of its own."""
         for number in self._before:
-            signal.signal(number, self._signalled)
+            signal.signal(number, self._handle)
 
     @contextmanager
     def requests(self, attempt: Attempt) -> Iterator[None]:
@@ -75,10 +83,17 @@ class Stopping:
         finally:
             self._tell = None
 
-    def _signalled(self, number: int, frame: FrameType | None) -> None:
-        if self.asked.is_set() and number == signal.SIGINT:
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        """Between any two instructions of the main thread, which may hold any lock and be about to write: so it takes
+        no lock and writes nothing. A `SimpleQueue` may be put into from here."""
+        if (self._signalled or self.asked.is_set()) and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self._ask(_WORDS.get(signal.Signals(number), signal.Signals(number).name), REPEAT)
+        self._signalled = True
+        self._signals.put(signal.Signals(number))
+
+    def _heed(self) -> None:
+        while (number := self._signals.get()) is not None:
+            self._ask(_WORDS.get(number, number.name), REPEAT)
 
     def _look(self, attempt: Attempt, over: threading.Event) -> None:
         """A store that does not answer is asked again: training has its own ways to notice."""
@@ -91,10 +106,11 @@ class Stopping:
                 self._ask(f"stop requested by {request.by}", STOPPED)
 
     def _ask(self, reason: str, code: int) -> None:
-        if self.asked.is_set():
-            return
-        self.reason, self.code = reason, code
-        self.asked.set()
+        with self._asking:
+            if self.asked.is_set():
+                return
+            self.reason, self.code = reason, code
+            self.asked.set()
         doing = "finishing this step, saving" if self._tell is not None else "no step was under way"
         self._note(f"{reason}: {doing}, then ending with code {code}")
         if self._tell is not None:
