@@ -130,12 +130,12 @@ def recorded(
 
     `sources` and `steps` restrict it to these checkpoints, `suite` to the grids of one.
     """
-    cells = {
-        cell.key: cell
+    cells = [
+        cell
         for grid in results.grids()
         for cell in grid.cells
         if suite in (None, grid.suite)
         and (not sources or cell.source in sources)
         and (not steps or cell.step is None or cell.step in steps)
-    }
-    return rows(list(cells.values()), results.find_all(cells))
+    ]
+    return rows(cells, results.find_all(cell.key for cell in cells))

@@ -60,8 +60,9 @@ def _figure(value: float | None) -> str:
 
 
 def _settings(chosen: Mapping[str, object], choices: int) -> str:
-    told = ", ".join(
-        f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
-        for name, value in chosen.items()
-    )
+    told = ", ".join(f"{name} {_value(value)}" for name, value in chosen.items())
     return f"{told} (best of {choices})" if choices > 1 else told
+
+
+def _value(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

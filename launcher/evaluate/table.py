@@ -1,7 +1,7 @@
 """From results to a table: for each checkpoint and task the settings that did best, by the median over seeds on dev.
 
-Every checkpoint has the same grid, and a figure says of how many seeds it is the median: with one seed, or with the best
-of many, differences of single fine-tunings would pass for differences of checkpoints.
+Every checkpoint has the same grid, and a figure says of how many seeds it is the median: with one seed, or with the
+best of many, differences of single fine-tunings would pass for differences of checkpoints.
 """
 
 import json
