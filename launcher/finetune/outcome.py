@@ -1,15 +1,12 @@
 """What a fine-tuning gives."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-
-import numpy as np
-from numpy.typing import NDArray
+from dataclasses import asdict, dataclass, field
 
 from launcher.errors import RunError
+from launcher.tasks.metrics import Predictions
 
 Tags = tuple[tuple[int, ...], ...]
-Predictions = NDArray[np.int64] | NDArray[np.float64] | Tags | dict[str, str]
 
 
 class TaskMismatch(RunError):
@@ -46,6 +43,7 @@ class Outcome:
         losses: of every update, per target, before it.
         predictions: on dev, in the form that `launcher.tasks.metrics.score` takes.
         threshold: of the score of no answer, tuned on dev; None where the task knows no such thing.
+        others: metrics on the task's other splits with labels, by split. Nothing was chosen by them.
     """
 
     metrics: Mapping[str, float]
@@ -54,11 +52,13 @@ class Outcome:
     losses: tuple[float, ...]
     predictions: Predictions
     threshold: float | None = None
+    others: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def record(self) -> dict[str, object]:
         """What a result's file says of it: all but predictions and single losses."""
         return {
             "metrics": dict(self.metrics),
+            "others": {split: dict(metrics) for split, metrics in self.others.items()},
             "best_epoch": self.best_epoch,
             "curves": [asdict(epoch) for epoch in self.curves],
             "threshold": self.threshold,

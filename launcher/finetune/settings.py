@@ -1,6 +1,7 @@
 """How a model is fine-tuned: one set of values, and the sets that a task's lists of values span."""
 
 from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from itertools import product
 from typing import Literal, Self
 
@@ -90,6 +91,13 @@ def candidates(defaults: Mapping[str, object], chosen: Mapping[str, object]) -> 
     Raises OptionError: a key that is no setting, or a value that cannot be.
     """
     given = {**defaults, **chosen}
+    for name in given:
+        if name not in Settings.model_fields:
+            close = get_close_matches(name, Settings.model_fields, n=1)
+            raise OptionError(
+                f"there is no fine-tuning setting {name!r}",
+                remedy=f"did you mean {close[0]}?" if close else f"there are {', '.join(Settings.model_fields)}",
+            )
     lists = [_values(name, given[name]) for name in given]
     try:
         return tuple(
