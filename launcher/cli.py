@@ -23,6 +23,7 @@ from launcher.commands import (
     demo,
     doctor,
     estimate,
+    finetune,
     launch,
     preflight,
     recipe,
@@ -82,6 +83,7 @@ checkpoints.register(app)
 bench.register(app)
 doctor.register(app)
 preflight.register(app)
+finetune.register(app)
 
 
 def main() -> None:
