@@ -23,6 +23,7 @@ from launcher.commands import (
     demo,
     doctor,
     estimate,
+    evaluate,
     finetune,
     launch,
     preflight,
@@ -86,6 +87,7 @@ bench.register(app)
 doctor.register(app)
 preflight.register(app)
 finetune.register(app)
+evaluate.register(app)
 
 
 def main() -> None:

@@ -15,10 +15,11 @@ _TRACE = 4000  # characters
 
 @dataclass(frozen=True)
 class Share:
-    """What a cell takes of a machine: cores and GPUs, or fractions of one that several cells share."""
+    """What a cell takes of a machine: cores and GPUs, or fractions of one that several cells share. `gpus` None: one
+    where the cluster has any."""
 
     cpus: float = 1.0
-    gpus: float = 0.0
+    gpus: float | None = None
 
 
 @dataclass(frozen=True)

@@ -64,9 +64,9 @@ class Evaluation:
         folders = {model.digest: model for model in models if model.digest in needed}
         with (
             claiming(self._results.store, lease_s=lease_s) as claims,
-            cluster(share, len(missing)) as remote,
+            cluster(share, len(missing)) as (remote, settled),
         ):
-            grid = Grid(self._results, claims, share, models=folders, remote=remote)
+            grid = Grid(self._results, claims, settled, models=folders, remote=remote)
             for event in grid.run(missing):
                 if isinstance(event, Ended):
                     self.computed += event.computed and event.failure is None

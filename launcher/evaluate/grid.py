@@ -174,34 +174,41 @@ def _room(share: Share) -> int:
     return sum(_fits(node["Resources"], share) for node in ray.nodes() if node["Alive"])
 
 
+def _settled(share: Share) -> Share:
+    some = ray.cluster_resources().get("GPU", 0.0) > 0
+    return Share(share.cpus, float(some) if share.gpus is None else share.gpus)
+
+
 def _fits(resources: Mapping[str, float], share: Share) -> int:
     asked = (("CPU", share.cpus), ("GPU", share.gpus))
     return min(int(resources.get(name, 0.0) / amount + 1e-6) for name, amount in asked if amount)
 
 
 @contextmanager
-def cluster(share: Share, cells: int) -> Iterator[bool]:
-    """The cluster that this process is connected to, else the one RAY_ADDRESS names, else one of its own; whether it
-    may have other machines. An autoscaler is asked for room for `cells` cells.
+def cluster(share: Share, cells: int) -> Iterator[tuple[bool, Share]]:
+    """The cluster that this process is connected to, else the one RAY_ADDRESS names, else one of its own: whether it
+    may have other machines, and the share of a cell there. An autoscaler is asked for room for `cells` cells.
 
     Raises:
         OptionError: a Ray of its own, and a cell wants more than this machine has.
         TryAgain: no cluster answers at RAY_ADDRESS.
     """
     if ray.is_initialized():
-        yield True
+        yield True, _settled(share)
         return
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     joined = bool(os.environ.get("RAY_ADDRESS"))
     _start(joined)
     try:
+        share = _settled(share)
         if not joined and not _room(share):
             raise OptionError(
                 f"--cpus-per-cell {share.cpus:g} --gpus-per-cell {share.gpus:g}: this machine has not so much",
                 remedy="ask for less, or name a Ray cluster in RAY_ADDRESS",
             )
-        with room_for([{"CPU": share.cpus, "GPU": share.gpus}] * cells) if joined else nullcontext():
-            yield joined
+        wanted = [{"CPU": share.cpus, "GPU": share.gpus or 0.0}] * cells
+        with room_for(wanted) if joined else nullcontext():
+            yield joined, share
     finally:
         ray.shutdown()
 

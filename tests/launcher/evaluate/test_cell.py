@@ -8,7 +8,9 @@ from small_cells import cell
 
 from launcher.evaluate.cell import Cell
 
-VALUES = st.one_of(st.integers(-3, 3), st.floats(allow_nan=False, allow_infinity=False), st.text("ab", max_size=3))
+VALUES = st.one_of(
+    st.integers(-3, 3), st.floats(allow_nan=False, allow_infinity=False), st.text("ab", max_size=3)
+)
 CELLS = st.builds(
     cell,
     weights=st.sampled_from("ab"),

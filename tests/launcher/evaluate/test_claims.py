@@ -1,14 +1,13 @@
 """Claims: a cell is one command's as long as that command lives, and anybody's afterwards."""
 
-import os
-import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
 from clocked import silent_for
-from forked import forked
 
 from checkpoints.attempt import Owner, claim
 from data_service.store.base import Store
@@ -60,27 +59,31 @@ def test_what_a_command_that_ended_had_claimed_is_free(store: Store) -> None:
         assert claims.claim(KEYS[0]) is None
 
 
-def _claim_and_stay(folder: str, key: str) -> None:
-    with claiming(open_store(folder)) as claims:
-        assert claims.claim(key) is None
-        Path(folder, "claimed").touch()
-        signal.pause()
+STAYING = """
+import signal, sys
+from data_service.store.open import open_store
+from launcher.evaluate.claims import claiming
+with claiming(open_store(sys.argv[1])) as claims:
+    print(claims.claim(sys.argv[2]), flush=True)
+    signal.pause()
+"""
 
 
 def test_what_a_killed_command_of_this_machine_had_claimed_is_free_at_once(
     store: Store, tmp_path: Path
 ) -> None:
-    process = forked(_claim_and_stay, str(tmp_path / "results"), KEYS[0])
-    process.start()
-    while not (tmp_path / "results/claimed").exists():
-        assert process.is_alive()
-        process.join(0.01)
-    with claiming(store) as claims:
+    command = [sys.executable, "-c", STAYING, str(tmp_path / "results"), KEYS[0]]
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process,
+        claiming(store) as claims,
+    ):
+        assert process.stdout is not None
+        assert process.stdout.readline() == "None\n"
         holder = claims.claim(KEYS[0])
         assert holder is not None
         assert holder.owner.pid == process.pid
-        os.kill(process.pid or 0, signal.SIGKILL)
-        process.join()
+        process.kill()
+        process.wait()
         assert claims.claim(KEYS[0]) is None
 
 
