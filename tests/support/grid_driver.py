@@ -1,7 +1,7 @@
 """A command that evaluates checkpoints with small cells, as a process of its own: `python grid_driver.py REQUEST`.
 
-REQUEST is JSON: results, folder, noises, tasks, lrs, seeds, diary, seconds, cpus. Prints a line of JSON for each cell that
-ends, then the table's.
+REQUEST is JSON: results, folder, noises, tasks, lrs, seeds, diary, seconds, cpus. Prints a line of JSON for each cell
+that ends, then the table's.
 """
 
 import json

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import signal
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 from launcher.evaluate.cell import Cell, Measured
 from launcher.finetune.pretrained import Pretrained, folder_digest
@@ -22,14 +24,16 @@ class Fitting:
     Attributes:
         task: a name, which the data are drawn by.
         lr: of the grid.
-        diary: a file to which each computation appends when it begins; nothing is written where it is "".
+        diary: a file to which each computation appends when it begins and when it has ended; "" for none.
         seconds: how long it takes at least, of the processor.
+        dies: the process that begins it first is killed.
     """
 
     task: str
     lr: float
     diary: str = ""
     seconds: float = 0.0
+    dies: bool = False
 
     kind = "fitting"
 
@@ -54,16 +58,32 @@ class Fitting:
         until = time.process_time() + self.seconds
         while time.process_time() < until:
             np.linalg.svd(draw.normal(size=(60, 60)))
+        self._note("ends", name)
         accuracy = float(model.score(features[100:], labels[100:]))
         return Measured(metrics={"accuracy": accuracy, "norm": float(np.linalg.norm(model.coef_))})
 
     def _note(self, what: str, name: str) -> None:
-        """One write, so lines of several processes do not mix."""
-        if self.diary:
-            line = json.dumps({"what": what, "cell": name, "pid": os.getpid()}) + "\n"
-            handle = os.open(self.diary, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-            os.write(handle, line.encode())
-            os.close(handle)
+        """One write, so lines of several processes do not mix. With what `begins`: the processes that have begun the
+        same cell before and still live."""
+        if not self.diary:
+            return
+        earlier = [line for line in diary(Path(self.diary)) if (line["what"], line["cell"]) == (what, name)]
+        living = [line["pid"] for line in earlier if _lives(line["pid"], line["started"])]
+        me = psutil.Process()
+        record = {"what": what, "cell": name, "pid": me.pid, "started": me.create_time(), "living": living}
+        handle = os.open(self.diary, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.write(handle, (json.dumps(record) + "\n").encode())
+        os.close(handle)
+        if self.dies and what == "begins" and not earlier:
+            os.kill(me.pid, signal.SIGKILL)
+
+
+def _lives(pid: int, started: float) -> bool:
+    try:
+        process = psutil.Process(pid)
+        return process.create_time() == started and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def checkpoints(folder: Path, noises: Iterable[float]) -> list[Pretrained]:
