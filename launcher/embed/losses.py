@@ -1,0 +1,70 @@
+"""The losses, which are sentence-transformers' own, made of the settings."""
+
+from typing import TYPE_CHECKING, Any, assert_never
+
+from encoder_core.errors import ModelError
+from launcher.embed.settings import (
+    Angle,
+    Cosent,
+    Cosine,
+    Loss,
+    MultipleNegatives,
+    Softmax,
+    Training,
+    Triplet,
+)
+from launcher.extras import optional
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+    from torch import nn
+
+
+def make_loss(model: "SentenceTransformer", training: Training) -> "nn.Module":
+    """The module that the trainer calls with a batch's columns and labels. What it draws, it draws from torch's seed.
+
+    Raises ModelError: a Matryoshka length is longer than the model's vectors.
+    """
+    losses = optional("sentence_transformers.losses", "embed train")
+    loss = _plain(losses, model, training)
+    if training.matryoshka is None:
+        return loss
+    width = model.get_embedding_dimension()
+    if max(training.matryoshka) > width:
+        raise ModelError(
+            f"matryoshka has {max(training.matryoshka)}, and the model's vectors have {width} numbers",
+            remedy=f"give lengths up to {width}, and {width} itself",
+        )
+    wrapped: nn.Module = losses.MatryoshkaLoss(model, loss, list(training.matryoshka))
+    return wrapped
+
+
+def _plain(losses: Any, model: "SentenceTransformer", training: Training) -> Any:
+    loss: Loss = training.loss
+    match loss:
+        case Softmax():
+            return losses.SoftmaxLoss(
+                model, model.get_embedding_dimension(), num_labels=len(training.train.classes or ())
+            )
+        case Cosine():
+            return losses.CosineSimilarityLoss(model)
+        case Triplet():
+            distance = getattr(losses.TripletDistanceMetric, loss.distance.upper())
+            return losses.TripletLoss(model, distance_metric=distance, triplet_margin=loss.margin)
+        case MultipleNegatives():
+            return _multiple_negatives(losses, model, loss)
+        case Cosent():
+            return losses.CoSENTLoss(model, scale=loss.scale)
+        case Angle():
+            return losses.AnglELoss(model, scale=loss.scale)
+        case _:
+            assert_never(loss)
+
+
+def _multiple_negatives(losses: Any, model: "SentenceTransformer", loss: MultipleNegatives) -> Any:
+    directions = ("query_to_doc", "doc_to_query") if loss.symmetric else ("query_to_doc",)
+    mode = "per_direction" if loss.symmetric else "joint"
+    shared = {"scale": loss.scale, "directions": directions, "partition_mode": mode}
+    if loss.mini_batch is None:
+        return losses.MultipleNegativesRankingLoss(model, **shared)
+    return losses.CachedMultipleNegativesRankingLoss(model, mini_batch_size=loss.mini_batch, **shared)
