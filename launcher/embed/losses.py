@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any, assert_never
 
 from encoder_core.errors import ModelError
+from launcher.embed.model import library
 from launcher.embed.settings import (
     Angle,
     Cosent,
@@ -13,7 +14,6 @@ from launcher.embed.settings import (
     Training,
     Triplet,
 )
-from launcher.extras import optional
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -25,8 +25,8 @@ def make_loss(model: "SentenceTransformer", training: Training) -> "nn.Module":
 
     Raises ModelError: a Matryoshka length is longer than the model's vectors.
     """
-    losses = optional("sentence_transformers.losses", "embed train")
-    loss = _plain(losses, model, training)
+    losses = library("losses")
+    loss: nn.Module = _plain(losses, model, training)
     if training.matryoshka is None:
         return loss
     width = model.get_embedding_dimension()

@@ -59,7 +59,7 @@ class MultipleNegatives(_Settings):
 
     Attributes:
         scale: by which cosines are multiplied; 1 / temperature.
-        mini_batch: rows at a time in the cached form (GradCache, 2101.06983), whose memory follows them and not `batch`.
+        mini_batch: rows at a time in the cached form (GradCache, 2101.06983); memory follows them, not `batch`.
             None: the plain form.
         symmetric: each positive must find its anchor, too.
     """
@@ -84,9 +84,7 @@ class Angle(_Settings):
     scale: PositiveFloat = 20.0
 
 
-Loss = Annotated[
-    Softmax | Cosine | Triplet | MultipleNegatives | Cosent | Angle, Field(discriminator="kind")
-]
+Loss = Annotated[Softmax | Cosine | Triplet | MultipleNegatives | Cosent | Angle, Field(discriminator="kind")]
 
 
 class Table(_Settings):
@@ -122,7 +120,9 @@ class Table(_Settings):
         if self.label in self.texts:
             raise ValueError(f"{self.label} is both a text and the label")
         if not self.scores[0] < self.scores[1]:
-            raise ValueError(f"scores go from {self.scores[0]:g} to {self.scores[1]:g}: the lowest comes first")
+            raise ValueError(
+                f"scores go from {self.scores[0]:g} to {self.scores[1]:g}: the lowest comes first"
+            )
         if self.header is not None and (missing := self.columns - set(self.header)):
             raise ValueError(f"the header has no {', '.join(sorted(missing))}")
         if foreign := set(self.prompts) - set(self.texts):
@@ -216,7 +216,8 @@ def load_settings(source: str, assignments: tuple[str, ...] = ()) -> Training:
         text = _read(path)
     else:
         raise RecipeError(
-            f"{source} is neither a file nor bundled settings", remedy=f"give a YAML file, or {', '.join(bundled())}"
+            f"{source} is neither a file nor bundled settings",
+            remedy=f"give a YAML file, or {', '.join(bundled())}",
         )
     document = recipe_yaml.override(recipe_yaml.parse(text, source), assignments)
     return recipe_yaml.validate(Training, document)
