@@ -22,6 +22,7 @@ from launcher.commands import (
     corpus,
     demo,
     doctor,
+    embed,
     estimate,
     launch,
     preflight,
@@ -79,6 +80,7 @@ runs.register(app)
 launch.register(app)
 run_group.register(app)
 checkpoints.register(app)
+embed.register(app)
 bench.register(app)
 doctor.register(app)
 preflight.register(app)

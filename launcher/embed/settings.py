@@ -1,15 +1,17 @@
 """What `maskfleet embed train` is told: one YAML file, typed. Mistakes have file, line, path, value and remedy."""
 
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, PrivateAttr, model_validator
 
 from launcher import recipe_yaml
 from launcher.embed.modules import Pooling
 from launcher.errors import RecipeError
 
+_WORDS = recipe_yaml.Words("training's settings", "maskfleet embed settings nli", RecipeError)
 _SUFFIX = ".yaml"
 _NAME = "launcher.embed"
 
@@ -87,52 +89,67 @@ class Angle(_Settings):
 Loss = Annotated[Softmax | Cosine | Triplet | MultipleNegatives | Cosent | Angle, Field(discriminator="kind")]
 
 
-class Table(_Settings):
-    """Rows of texts, with a label or a score each.
+Column = str | int
+
+
+class Source(_Settings):
+    """Where rows come from: pairs of `tasks`, or `files` of any columns.
 
     Attributes:
-        files: .jsonl, .tsv, .csv or .parquet, the first three also with .gz; local or s3://. Read one after another.
-        header: the columns' names, for .tsv and .csv whose first line is a row already.
-        texts: columns of the texts in the order of the loss: (anchor, positive, negatives...), or the two of a pair.
+        tasks: names or YAML files of tasks with pairs of texts; their rows are put together.
+        split: of the tasks.
+        files: .jsonl, .tsv, .csv or .parquet, the text ones also with .gz or .zst; read one after another.
+        published: where the files can be had.
+        texts: columns in the order of the loss: (anchor, positive, negatives...), or the two of a pair. A column is a
+            name, or a number from 1 where no first line names them.
         label: column of the class or score.
         classes: names of the classes as they stand there, for softmax.
         scores: the lowest and highest score there can be; they become 0 and 1.
         where: rows count only if these columns have these values, as in files that hold several splits.
         ignore: labels whose rows are left out, such as SNLI's "-".
-        prompts: by column of `texts`, the name of the prompt that is put before.
+        prompts: names of the prompts put before each column of texts, in the same order; null for none.
     """
 
-    files: tuple[str, ...] = Field(min_length=1)
-    header: tuple[str, ...] | None = None
-    texts: tuple[str, ...] = Field(min_length=2)
-    label: str | None = None
+    tasks: tuple[str, ...] = ()
+    split: str = "train"
+    files: tuple[str, ...] = ()
+    published: str | None = None
+    texts: tuple[Column, ...] = ()
+    label: Column | None = None
     classes: tuple[str, ...] | None = Field(default=None, min_length=2)
     scores: tuple[float, float] = (0.0, 1.0)
     where: dict[str, str] = Field(default_factory=dict)
     ignore: tuple[str, ...] = ()
-    prompts: dict[str, str] = Field(default_factory=dict)
+    prompts: tuple[str | None, ...] = ()
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        for names in (self.texts, self.classes or (), self.header or ()):
+        if bool(self.tasks) == bool(self.files):
+            raise ValueError("give either tasks or files")
+        if self.tasks and (self.texts or self.label is not None or self.classes or self.where or self.ignore):
+            raise ValueError("tasks know their own texts and labels: leave those keys out")
+        if self.files and len(self.texts) < 2:
+            raise ValueError("texts must name two columns or more")
+        for names in (self.texts, self.classes or ()):
             if len(set(names)) < len(names):
-                raise ValueError(f"a name is given twice in {', '.join(names)}")
+                raise ValueError(f"a name is given twice in {', '.join(map(str, names))}")
         if self.label in self.texts:
             raise ValueError(f"{self.label} is both a text and the label")
         if not self.scores[0] < self.scores[1]:
             raise ValueError(
                 f"scores go from {self.scores[0]:g} to {self.scores[1]:g}: the lowest comes first"
             )
-        if self.header is not None and (missing := self.columns - set(self.header)):
-            raise ValueError(f"the header has no {', '.join(sorted(missing))}")
-        if foreign := set(self.prompts) - set(self.texts):
-            raise ValueError(f"prompts for {', '.join(sorted(foreign))}, which are no texts")
+        if self.prompts and len(self.prompts) != len(self.texts or "12"):
+            raise ValueError(
+                f"prompts has {len(self.prompts)} entries, and there are {len(self.texts or '12')} texts"
+            )
         return self
 
     @property
-    def columns(self) -> set[str]:
-        """Every column that is read."""
-        return {*self.texts, *self.where, *([self.label] if self.label is not None else [])}
+    def columns(self) -> tuple[Column, ...]:
+        """Every column that is read, once."""
+        found = [*self.texts, *self.where, *([self.label] if self.label is not None else [])]
+        return tuple(dict.fromkeys(found))
 
 
 class Training(Encoding):
@@ -148,8 +165,8 @@ class Training(Encoding):
     """
 
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 1
-    train: Table
-    dev: Table | None = None
+    train: Source
+    dev: Source | None = None
     loss: Loss
     matryoshka: tuple[PositiveInt, ...] | None = Field(default=None, min_length=1)
     batch: PositiveInt = 16
@@ -162,40 +179,24 @@ class Training(Encoding):
     every: PositiveInt | None = None
     keep: Literal["best", "last"] = "best"
 
+    _root: str | None = PrivateAttr(default=None)
+
+    @property
+    def root(self) -> str | None:
+        """Folder or s3:// URI to which the files' paths are relative; None: the present folder."""
+        return self._root
+
     @model_validator(mode="after")
-    def _loss_and_data(self) -> Self:
-        _check_rows(self.loss, self.train)
+    def _goes_together(self) -> Self:
         if isinstance(self.loss, Softmax) and self.matryoshka is not None:
             raise ValueError("matryoshka does not go with softmax: its classifier has one width")
         if isinstance(self.loss, MultipleNegatives) and self.batch < 2:
             raise ValueError("batch = 1 has no negatives: multiple_negatives needs 2 and more")
-        for table in (self.train, self.dev):
-            unknown = set(table.prompts.values()) - set(self.prompts) if table else set()
+        for source in (self.train, self.dev):
+            unknown = {name for name in source.prompts if name} - set(self.prompts) if source else set()
             if unknown:
                 raise ValueError(f"there is no prompt {', '.join(sorted(unknown))} in prompts")
-        if self.dev is not None and self.dev.classes is not None:
-            raise ValueError("dev has classes: vectors are measured by scores of pairs, or by triplets")
-        if self.dev is not None and len(self.dev.texts) != (3 if self.dev.label is None else 2):
-            raise ValueError("dev must be pairs with a score (label), or triplets without")
         return self
-
-
-def _check_rows(loss: Loss, table: Table) -> None:
-    """Raises ValueError: the rows of `table` are not what `loss` compares."""
-    texts = len(table.texts)
-    match loss:
-        case Softmax():
-            fits = texts == 2 and table.label is not None and table.classes is not None
-            wanted = "two texts, a label and its classes"
-        case Cosine() | Cosent() | Angle():
-            fits = texts == 2 and table.label is not None and table.classes is None
-            wanted = "two texts and a score as label, without classes"
-        case Triplet():
-            fits, wanted = texts == 3 and table.label is None, "three texts and no label"
-        case MultipleNegatives():
-            fits, wanted = table.label is None, "two texts or more and no label"
-    if not fits:
-        raise ValueError(f"the loss {loss.kind} needs {wanted} in train")
 
 
 def bundled() -> list[str]:
@@ -204,14 +205,23 @@ def bundled() -> list[str]:
     return sorted(path.name.removesuffix(_SUFFIX) for path in found if path.name.endswith(_SUFFIX))
 
 
-def load_settings(source: str, assignments: tuple[str, ...] = ()) -> Training:
+def bundled_text(name: str) -> str:
+    """The YAML of bundled settings. Raises RecipeError: there are none of that name."""
+    if name not in bundled():
+        raise RecipeError(f"there are no settings {name!r}", remedy=f"choose one of {', '.join(bundled())}")
+    return (resources.files(_NAME) / "library" / f"{name}{_SUFFIX}").read_text("utf-8")
+
+
+def load_settings(source: str, assignments: Sequence[str] = (), data: str | None = None) -> Training:
     """The settings in a YAML file, or bundled ones by name, with each `a.b=value` of `assignments`.
 
+    `data` is the folder or s3:// URI that holds the data. Without it paths in a file are relative to that file.
     Raises RecipeError: no such file, or a mistake in it.
     """
     path = Path(source)
+    home = None if source in bundled() else str(path.parent)
     if source in bundled():
-        text = (resources.files(_NAME) / "library" / f"{source}{_SUFFIX}").read_text("utf-8")
+        text = bundled_text(source)
     elif path.is_file():
         text = _read(path)
     else:
@@ -219,8 +229,10 @@ def load_settings(source: str, assignments: tuple[str, ...] = ()) -> Training:
             f"{source} is neither a file nor bundled settings",
             remedy=f"give a YAML file, or {', '.join(bundled())}",
         )
-    document = recipe_yaml.override(recipe_yaml.parse(text, source), assignments)
-    return recipe_yaml.validate(Training, document)
+    document = recipe_yaml.override(recipe_yaml.parse(text, source, _WORDS), assignments)
+    training = recipe_yaml.validate(Training, document)
+    training._root = home if data is None else data
+    return training
 
 
 def _read(path: Path) -> str:

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from encoder_core.errors import ModelError
-from launcher.embed.losses import make_loss
+from launcher.embed.losses import check_rows, make_loss
 from launcher.embed.model import library, load_model, say_what_is_cut
+from launcher.embed.rows import Rows, read_source
 from launcher.embed.scratch import Scratch, open_scratch, restore_loss, seal
-from launcher.embed.settings import MultipleNegatives, Table, Training
-from launcher.embed.table import Rows, read_table
+from launcher.embed.settings import MultipleNegatives, Source, Training
 from launcher.extras import EVALUATE, optional
 from launcher.finetune.pretrained import Pretrained
 
@@ -58,11 +58,12 @@ def train_embeddings(pretrained: Pretrained, training: Training, scratch: Path |
     same weights; None: it can only begin again. The caller removes it (`Scratch.remove`) when the result is safe.
 
     Raises:
-        InputError, StoreError: data that cannot be read or used. ModelError: the model cannot be, or its weights are no
-            numbers any more. RunError: `scratch` cannot be used. MissingPackage: sentence-transformers is not there.
+        TaskError, InputError, StoreError: data that cannot be read, or is not what the loss compares.
+        ModelError: the model cannot be used, or its weights are no longer finite.
+        RunError: `scratch` cannot be used. MissingPackage: sentence-transformers is not there.
     """
-    train = read_table(training.train)
-    dev = read_table(training.dev) if training.dev is not None else None
+    train = read_source(training.train, training.root)
+    dev = read_source(training.dev, training.root) if training.dev is not None else None
     return train_on_rows(pretrained, training, train, dev, scratch)
 
 
@@ -70,8 +71,7 @@ def train_on_rows(
     pretrained: Pretrained, training: Training, train: Rows, dev: Rows | None, scratch: Path | None = None
 ) -> Trained:
     """As `train_embeddings`, with rows that were read already."""
-    if train.ignored:
-        _LOG.warning("train: %s rows are left out for their label", f"{train.ignored:,}")
+    check_rows(training.loss, train, dev)
     model = load_model(pretrained, training)
     say_what_is_cut(model, (text for column in train.texts.values() for text in column), "train")
     with _opened(scratch, identity(pretrained, training, train, dev)) as place:
@@ -103,7 +103,7 @@ def _train(
 ) -> Trained:
     transformers = optional("transformers", "maskfleet embed", EVALUATE)
     transformers.set_seed(training.seed)  # the head of softmax is drawn now
-    loss = make_loss(model, training)
+    loss = make_loss(model, training, train)
     evaluator = None if dev is None or training.dev is None else _evaluator(dev, training, training.dev)
     trainer = optional("sentence_transformers", "maskfleet embed", EVALUATE).SentenceTransformerTrainer(
         model=model,
@@ -160,7 +160,7 @@ def _arguments(training: Training, train: Rows, evaluator: object, place: Scratc
         data_seed=training.seed,
         full_determinism=training.deterministic,
         bf16=training.precision == "bf16",
-        prompts=_prompts_by_column(training.train, training.prompts),
+        prompts=_prompts_by_column(training),
         batch_sampler="no_duplicates" if isinstance(training.loss, MultipleNegatives) else "batch_sampler",
         save_strategy=when if place.kept or best else "no",
         eval_strategy=when if measured else "no",
@@ -179,21 +179,22 @@ def _arguments(training: Training, train: Rows, evaluator: object, place: Scratc
     return arguments
 
 
-def _prompts_by_column(table: Table, prompts: dict[str, str]) -> dict[str, str] | None:
+def _prompts_by_column(training: Training) -> dict[str, str] | None:
     named = {
-        f"text{number}": prompts[table.prompts[column]]
-        for number, column in enumerate(table.texts, start=1)
-        if column in table.prompts
+        f"text{number}": training.prompts[name]
+        for number, name in enumerate(training.train.prompts, start=1)
+        if name is not None
     }
     return named or None
 
 
-def _evaluator(dev: Rows, training: Training, table: Table) -> Any:
+def _evaluator(dev: Rows, training: Training, source: Source) -> Any:
     """sentence-transformers' own: rank correlation of scored pairs, or how many triplets are in order."""
     evaluation = library("evaluation")
+    names = source.prompts or (None,) * len(dev.texts)
     columns = [
-        [training.prompts[table.prompts[name]] + text for text in texts] if name in table.prompts else texts
-        for name, texts in dev.texts.items()
+        texts if name is None else [training.prompts[name] + text for text in texts]
+        for name, texts in zip(names, dev.texts.values(), strict=True)
     ]
     shared = {"name": "dev", "batch_size": training.batch, "write_csv": False}
     if dev.labels is not None:

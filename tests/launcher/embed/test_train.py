@@ -11,10 +11,8 @@ import torch
 from exports import FAMILIES, export
 from topics import scored, triplets, write_rows
 
-from encoder_core.errors import ModelError
 from launcher.embed.settings import Training
 from launcher.embed.train import train_embeddings
-from launcher.errors import RunError
 from launcher.finetune.pretrained import Pretrained, open_pretrained
 
 PAIRS = {"texts": ["a", "b"], "label": "score", "scores": [0, 5]}
