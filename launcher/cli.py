@@ -22,6 +22,7 @@ from launcher.commands import (
     corpus,
     demo,
     doctor,
+    embed,
     estimate,
     evaluate,
     finetune,
@@ -83,6 +84,7 @@ runs.register(app)
 launch.register(app)
 run_group.register(app)
 checkpoints.register(app)
+embed.register(app)
 bench.register(app)
 doctor.register(app)
 preflight.register(app)

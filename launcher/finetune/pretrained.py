@@ -18,6 +18,7 @@ from checkpoints.hf.publish import RECORD as RECORD_OF_EXPORT
 from data_service.store.base import Store
 from data_service.store.local import LocalStore
 from data_service.store.open import open_store
+from encoder_core.errors import ModelError
 from launcher.errors import RunError
 from launcher.export import export_run
 from launcher.runs import RECORD, open_run
@@ -25,6 +26,7 @@ from launcher.runs import RECORD, open_run
 _CHUNK = 64 << 20  # bytes in memory at a time
 _READ = (".json", ".safetensors", ".txt", ".model")  # what is read of a folder; never a pickle
 _TOLD = (RECORD_OF_EXPORT, "results.json")  # say where it comes from
+_MODULES = "modules.json"  # of a SentenceTransformer
 
 
 @dataclass(frozen=True)
@@ -83,10 +85,32 @@ def _plain_folder(source: str, step: int | None, store: Store, place: Path) -> P
     for entry in within.list(""):
         if "/" not in entry.key and entry.key.endswith(_READ):
             _copy(within, entry.key, place / entry.key)
+    for module in module_folders(place):
+        for entry in within.list(f"{module}/"):
+            _copy(within, entry.key, place / entry.key)
     return place
 
 
+def module_folders(folder: Path) -> list[str]:
+    """The folders beside the model's own that hold modules of a SentenceTransformer (`1_Pooling`), by modules.json.
+
+    Raises ModelError: modules.json does not list modules, or folders elsewhere.
+    """
+    path = folder / _MODULES
+    if not path.is_file():
+        return []
+    try:
+        found = [str(module["path"]) for module in json.loads(path.read_bytes())]
+    except (ValueError, TypeError, KeyError) as error:
+        raise ModelError(f"{path} does not list modules: {error}", remedy="fetch the file again") from error
+    for name in found:
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise ModelError(f"{path} names a folder elsewhere: {name}", remedy="fetch the model again")
+    return sorted({name for name in found if name})
+
+
 def _copy(store: Store, key: str, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
     size = store.size(key) or 0
     with path.open("wb") as file:
         for start in range(0, size, _CHUNK):
@@ -96,10 +120,15 @@ def _copy(store: Store, key: str, path: Path) -> None:
 def folder_digest(folder: Path) -> str:
     """SHA-256 over names and contents of the files of `folder` that decide what its model predicts."""
     digest = hashlib.sha256()
-    for path in sorted(folder.iterdir()):
+    for path in sorted([*folder.iterdir(), *_files_of_modules(folder)]):
         if path.is_file() and path.name.endswith(_READ) and path.name not in _TOLD:
-            digest.update(json.dumps([path.name, _file_digest(path)]).encode())
+            name = path.relative_to(folder).as_posix()
+            digest.update(json.dumps([name, _file_digest(path)]).encode())
     return digest.hexdigest()
+
+
+def _files_of_modules(folder: Path) -> list[Path]:
+    return [path for module in module_folders(folder) for path in (folder / module).rglob("*")]
 
 
 def _file_digest(path: Path) -> str:
