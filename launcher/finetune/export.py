@@ -14,8 +14,10 @@ from typing import Any
 import torch
 import yaml
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 from checkpoints.errors import ExportError
+from checkpoints.hf.load import WEIGHTS
 from data_service.visible import one_line
 from launcher.extras import EVALUATE, optional
 from launcher.finetune.heads import HeadConfig, MixedHead
@@ -67,20 +69,24 @@ class Provenance:
 
 def write_export(network: Network, folder: Path, provenance: Provenance) -> None:
     """Write the model into the empty `folder`. Raises ExportError: it does not read back bit for bit."""
-    with quiet(optional("transformers", _USE, EVALUATE)):
-        network.model.save_pretrained(str(folder))
+    network.config.architectures = [type(network.model).__name__]
+    network.config.save_pretrained(str(folder))
+    _save(network.model, folder / WEIGHTS)
     if network.head is not None:
         (folder / HEAD).write_text(network.head.config.model_dump_json(indent=2) + "\n")
-        save_file(
-            {name: tensor.contiguous().cpu() for name, tensor in network.head.state_dict().items()},
-            folder / HEAD_WEIGHTS,
-        )
+        _save(network.head, folder / HEAD_WEIGHTS)
     for name in _TOKENIZER:
         if (provenance.start.folder / name).is_file():
             shutil.copyfile(provenance.start.folder / name, folder / name)
     (folder / RESULTS).write_text(_indented(_results(provenance)), "utf-8")
     (folder / "README.md").write_text(_card(network, provenance), "utf-8")
     _check_read_back(network, folder)
+
+
+def _save(module: nn.Module, path: Path) -> None:
+    """As `save_pretrained` does, which loads DeepSpeed where it is installed."""
+    weights = {name: tensor.contiguous().cpu() for name, tensor in module.state_dict().items()}
+    save_file(weights, path, metadata={"format": "pt"})
 
 
 def open_finetuned(folder: Path) -> Network:
