@@ -22,12 +22,16 @@ from launcher.commands import (
     corpus,
     demo,
     doctor,
+    embed,
     estimate,
+    evaluate,
+    finetune,
     launch,
     preflight,
     recipe,
     run_group,
     runs,
+    tasks,
     tokenizer,
 )
 from launcher.output import watched_output
@@ -74,14 +78,18 @@ demo.register(app)
 tokenizer.register(app)
 corpus.register(app)
 recipe.register(app)
+tasks.register(app)
 estimate.register(app)
 runs.register(app)
 launch.register(app)
 run_group.register(app)
 checkpoints.register(app)
+embed.register(app)
 bench.register(app)
 doctor.register(app)
 preflight.register(app)
+finetune.register(app)
+evaluate.register(app)
 
 
 def main() -> None:
@@ -103,5 +111,11 @@ def _print_warnings() -> None:
     """
     handler = logging.StreamHandler(screen(2))
     handler.setLevel(logging.WARNING)
-    for name in ("data_service.store", "launcher.recipe", "launcher.chosen", "launcher.baselines"):
+    for name in (
+        "data_service.store",
+        "launcher.recipe",
+        "launcher.chosen",
+        "launcher.baselines",
+        "launcher.tasks",
+    ):
         logging.getLogger(name).addHandler(handler)

@@ -7,6 +7,10 @@ class RecipeError(UserError):
     """A recipe that cannot be read, or that asks for an impossible combination."""
 
 
+class TaskError(UserError):
+    """A task that cannot be read or measured: its description, its files, or what is in them."""
+
+
 class RunError(UserError):
     """A run that does not exist, exists already, or is not what its URI suggests."""
 

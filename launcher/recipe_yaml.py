@@ -16,6 +16,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from data_service.errors import UserError
 from launcher.errors import RecipeError
 from launcher.yaml_extent import check_extent
 
@@ -36,6 +37,18 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456
 
 
 @dataclass(frozen=True)
+class Words:
+    """A kind of document, for messages: its noun, the command that shows a complete one, and the error raised."""
+
+    noun: str
+    complete: str
+    error: type[UserError]
+
+
+RECIPE = Words("recipe", "maskfleet recipe show", RecipeError)
+
+
+@dataclass(frozen=True)
 class Document:
     """Plain data, and where in which text each path of it was written.
 
@@ -44,12 +57,14 @@ class Document:
         name: file name (or bundled recipe's name) for messages.
         lines: path -> line number, from 1.
         overridden: paths set by `--set`, which have no line.
+        words: what kind of document it is.
     """
 
     data: dict[str, object]
     name: str
     lines: Mapping[Path, int]
     overridden: frozenset[Path] = field(default_factory=frozenset)
+    words: Words = RECIPE
 
     def where(self, path: Path) -> str:
         """`file:line: a.b.c`, or `--set a.b.c` where the value came from the command line."""
@@ -65,30 +80,30 @@ def dotted(path: Path) -> str:
     return ".".join(str(part) for part in path)
 
 
-def parse(text: str, name: str) -> Document:
-    """The document in `text`. Raises RecipeError for broken YAML, duplicate keys, no mapping at the top."""
+def parse(text: str, name: str, words: Words = RECIPE) -> Document:
+    """The document in `text`. Raises `words.error` for broken YAML, duplicate keys, no mapping at the top."""
     try:
         check_extent(text, _Loader)
         node = yaml.compose(text, Loader=_Loader)
         data = yaml.load(text, Loader=_Loader)
     except _BROKEN as error:
-        raise RecipeError(
+        raise words.error(
             f"{name} is not valid YAML: {_one_line(error)}", remedy="fix the YAML there"
         ) from error
     if not isinstance(node, yaml.MappingNode) or not isinstance(data, dict):
-        raise RecipeError(
+        raise words.error(
             f"{name} holds {type(data).__name__} at the top, not a mapping",
-            remedy="start from a complete recipe: maskfleet recipe show roberta-base",
+            remedy=f"start from a complete {words.noun}: {words.complete}",
         )
     lines: dict[Path, int] = {}
-    _collect_lines(node, (), lines, name)
-    return Document(data, name, lines)
+    _collect_lines(node, (), lines, name, words)
+    return Document(data, name, lines, words=words)
 
 
 def with_sections(document: Document, sections: Mapping[str, object]) -> Document:
     """`document` with other values for some of its top keys; these have no lines."""
     lines = {path: line for path, line in document.lines.items() if path[0] not in sections}
-    return Document({**document.data, **sections}, document.name, lines, document.overridden)
+    return Document({**document.data, **sections}, document.name, lines, document.overridden, document.words)
 
 
 def override(document: Document, assignments: Sequence[str]) -> Document:
@@ -99,23 +114,22 @@ def override(document: Document, assignments: Sequence[str]) -> Document:
         path, value = _assignment(assignment)
         _assign(data, path, value, assignment)
         paths.add(path)
-    return Document(data, document.name, document.lines, frozenset(paths))
+    return Document(data, document.name, document.lines, frozenset(paths), document.words)
 
 
 def validate(model: type[M], document: Document) -> M:
-    """`document` as `model`. Raises RecipeError naming every mistake at once."""
+    """`document` as `model`. Raises its kind's error (RecipeError), naming every mistake at once."""
     try:
         encoded = json.dumps(document.data)
     except TypeError as error:
-        raise RecipeError(
-            f"{document.name}: {error}", remedy="recipes hold mappings, lists, strings, numbers and booleans"
-        ) from error
+        remedy = f"a {document.words.noun} holds mappings, lists, strings, numbers and booleans"
+        raise document.words.error(f"{document.name}: {error}", remedy=remedy) from error
     try:
         return model.model_validate_json(encoded, strict=True)
     except ValidationError as error:
         schema = model.model_json_schema()
         found = [_explain(detail, document, schema) for detail in error.errors()]
-    raise RecipeError(
+    raise document.words.error(
         "\n".join(_merged([problem for problem, _ in found])),
         remedy="; ".join(dict.fromkeys(remedy for _, remedy in found)),
     )
@@ -137,22 +151,22 @@ def _one_line(error: Exception) -> str:
     return str(error)
 
 
-def _collect_lines(node: yaml.Node, path: Path, lines: dict[Path, int], name: str) -> None:
+def _collect_lines(node: yaml.Node, path: Path, lines: dict[Path, int], name: str, words: Words) -> None:
     if isinstance(node, yaml.MappingNode):
         seen: set[str] = set()
         for key_node, value in node.value:
             key, line = str(key_node.value), key_node.start_mark.line + 1
             if key in seen:
-                raise RecipeError(
+                raise words.error(
                     f"{name}:{line}: {dotted((*path, key))} is given twice", remedy="keep one of the two"
                 )
             seen.add(key)
             lines[(*path, key)] = line
-            _collect_lines(value, (*path, key), lines, name)
+            _collect_lines(value, (*path, key), lines, name, words)
     elif isinstance(node, yaml.SequenceNode):
         for index, item in enumerate(node.value):
             lines[(*path, index)] = item.start_mark.line + 1
-            _collect_lines(item, (*path, index), lines, name)
+            _collect_lines(item, (*path, index), lines, name, words)
 
 
 def _assignment(text: str) -> tuple[Path, object]:
@@ -196,12 +210,16 @@ def _explain(detail: ErrorDetails, document: Document, schema: dict[str, object]
     where = document.where(path)
     value = _value_at(document.data, path)
     if detail["type"] == "extra_forbidden":
-        return _foreign_key(where, str(path[-1]), path[:-1], document.data, schema)
+        return _foreign_key(where, path, document, schema)
     if detail["type"] == "missing":
-        return f"{where} is missing", f"add {dotted(path)}; maskfleet recipe show prints complete recipes"
+        words = document.words
+        return f"{where} is missing", f"add {dotted(path)}; {words.complete} prints complete {words.noun}s"
     message = detail["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
     shown = "" if isinstance(value, dict | list) or value is _MISSING else f" = {json.dumps(value)}"
-    return f"{where}{shown}: {message[:1].lower()}{message[1:]}", f"correct {dotted(path) or 'the recipe'}"
+    return (
+        f"{where}{shown}: {message[:1].lower()}{message[1:]}",
+        f"correct {dotted(path) or f'the {document.words.noun}'}",
+    )
 
 
 def _data_path(location: Path, data: object, kind: str) -> Path:
@@ -230,20 +248,19 @@ def _child(data: object, part: str | int) -> object:
     return _MISSING
 
 
-def _foreign_key(
-    where: str, key: str, parent: Path, data: object, schema: dict[str, object]
-) -> tuple[str, str]:
+def _foreign_key(where: str, path: Path, document: Document, schema: dict[str, object]) -> tuple[str, str]:
     """Problem and remedy of a key that is none there: a typing mistake, or one of another choice's."""
-    choice = _choice_at(schema, parent, data)
-    known = sorted(keys_at(schema, parent, data) - {key})
-    with_it = f"with {choice.tag} {choice.value}" if choice else f"of {dotted(parent) or 'a recipe'}"
+    key, parent, noun = str(path[-1]), path[:-1], document.words.noun
+    choice = _choice_at(schema, parent, document.data)
+    known = sorted(keys_at(schema, parent, document.data) - {key})
+    with_it = f"with {choice.tag} {choice.value}" if choice else f"of {dotted(parent) or f'a {noun}'}"
     listed = f"keys {with_it}: {', '.join(known)}"
     if choice and (others := choice.values_with(key, schema)):
         problem = f"{where} is not a key with {choice.tag} {choice.value}"
         return problem, f"remove it, or choose a {choice.tag} that has it: {', '.join(others)} ({listed})"
     close = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
     remedy = f"did you mean {close[0]}? ({listed})" if close else f"remove it ({listed})"
-    return f"{where} is not a key of a recipe", remedy
+    return f"{where} is not a key of a {noun}", remedy
 
 
 @dataclass(frozen=True)

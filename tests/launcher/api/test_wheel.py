@@ -1,6 +1,7 @@
 """The wheel, used as users do: from folders of their own, some of which hold packages that bear the names of ours."""
 
 import json
+import re
 import zipfile
 from importlib.metadata import version
 from pathlib import Path
@@ -46,6 +47,23 @@ def test_the_wheel_holds_all_of_it(wheel: Path) -> None:
     assert {name.split("/")[0] for name in names if ".dist-info" not in name and ".data" not in name} == {
         *packages, "maskfleet",
     }  # fmt: skip
+
+
+def test_what_evaluation_needs_is_an_extra(wheel: Path) -> None:
+    """`pip install maskfleet` brings none of it."""
+    (name,) = [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".dist-info/METADATA")]
+    lines = zipfile.ZipFile(wheel).read(name).decode().splitlines()
+    needed = [line.removeprefix("Requires-Dist: ") for line in lines if line.startswith("Requires-Dist: ")]
+    beyond = {
+        "transformers", "sentence-transformers", "scikit-learn", "scipy", "seqeval", "accelerate", "datasets",
+    }  # fmt: skip
+    always = {re.split(r"[^\w-]", line)[0] for line in needed if "extra ==" not in line}
+    assert len(always) > 20
+    assert not always & beyond
+    of_extra = {
+        line.partition(";")[0].strip() for line in needed if "extra == 'evaluate'" in line.replace('"', "'")
+    }
+    assert of_extra == beyond
 
 
 @pytest.mark.parametrize("path", ["", "."], ids=["in the folder", "with the folder on the path"])

@@ -1,0 +1,144 @@
+"""Checkpoints of an embedding training, on this machine's disk: what makes a killed training go on.
+
+They are the trainer's own files, optimizer state in torch's format among them. So they are read again only if all of
+this holds: the folder is this user's and closed to writers beside, it was written for the very same training, and every
+file is, by SHA-256, as it was written. Whatever else lies there is not opened. Nothing of it is ever put into a store.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import stat
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher.errors import RunError
+from launcher.output import write_file
+
+if TYPE_CHECKING:
+    from torch import nn
+
+_LOG = logging.getLogger(__name__)
+_TRAINING, _WRITTEN, _LOSS = "training.json", "written.json", "loss.safetensors"
+_PREFIX = "checkpoint-"
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """A folder of checkpoints of one training.
+
+    Attributes:
+        folder: on this machine.
+        kept: whether it outlives the command, so that the same command may go on from it.
+    """
+
+    folder: Path
+    kept: bool
+
+    def newest(self) -> Path | None:
+        """The newest checkpoint that is whole and as it was written; None if there is none."""
+        for path in sorted(self.folder.glob(f"{_PREFIX}*"), key=_step, reverse=True):
+            if _is_as_written(path):
+                return path
+            _LOG.warning("%s is not whole and is left out", path)
+        return None
+
+    def remove(self) -> None:
+        """The checkpoints, and the folder unless something else lies in it."""
+        for path in self.folder.glob(f"{_PREFIX}*"):
+            shutil.rmtree(path)
+        for path in (self.folder / _TRAINING, self.folder / "eval"):
+            with suppress(FileNotFoundError, NotADirectoryError, OSError):
+                path.rmdir() if path.is_dir() else path.unlink()
+        with suppress(OSError):
+            self.folder.rmdir()
+
+
+def open_scratch(folder: Path, training: Mapping[str, object]) -> Scratch:
+    """The folder, made if need be, of the training that `training` says all about. A former one's checkpoints go.
+
+    Raises RunError: something else lies there, or others may write there.
+    """
+    identity = json.dumps(training, sort_keys=True, indent=1) + "\n"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"{folder} cannot be made: {error}", remedy="give another --scratch") from error
+    _check_owner(folder)
+    scratch, record = Scratch(folder, kept=True), folder / _TRAINING
+    former = record.read_text("utf-8") if record.is_file() else None
+    if former is None and any(folder.iterdir()):
+        raise RunError(
+            f"{folder} holds something that no training left there", remedy="give --scratch an empty folder"
+        )
+    if former is not None and former != identity:
+        _LOG.warning(
+            "%s: model, data, settings or versions are others now; the training begins from its start", folder
+        )
+        scratch.remove()
+        folder.mkdir(mode=0o700, exist_ok=True)
+    write_file(record, identity)
+    return scratch
+
+
+def _check_owner(folder: Path) -> None:
+    found = folder.stat()
+    if found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise RunError(
+            f"others may write to {folder}, so what lies there cannot be trusted",
+            remedy=f"chmod 700 {folder}, or give --scratch a folder of your own",
+        )
+
+
+def seal(checkpoint: Path, loss: "nn.Module") -> None:
+    """Completes the trainer's checkpoint: the loss's own weights (softmax has some), then the list of all files."""
+    from safetensors.torch import save_file
+
+    weights = _own_weights(loss)
+    if weights:
+        save_file({name: weight.detach().cpu() for name, weight in weights.items()}, checkpoint / _LOSS)
+    write_file(checkpoint / _WRITTEN, json.dumps(_digests(checkpoint), sort_keys=True, indent=1))
+
+
+def restore_loss(checkpoint: Path, loss: "nn.Module") -> None:
+    """Put the loss's own weights of a checkpoint back."""
+    from safetensors.torch import load_file
+
+    if not _own_weights(loss):
+        return
+    loss.load_state_dict(load_file(checkpoint / _LOSS), strict=False)
+
+
+def _own_weights(loss: "nn.Module") -> "dict[str, nn.Parameter]":
+    """Those that are not the model's, which every loss holds as `model`."""
+    return {name: weight for name, weight in loss.named_parameters() if "model" not in name.split(".")[:-1]}
+
+
+def _is_as_written(checkpoint: Path) -> bool:
+    record = checkpoint / _WRITTEN
+    try:
+        written = json.loads(record.read_bytes())
+    except (OSError, ValueError):
+        return False
+    return bool(written == _digests(checkpoint))
+
+
+def _digests(checkpoint: Path) -> dict[str, str]:
+    found = {}
+    for path in sorted(checkpoint.rglob("*")):
+        if path.is_file() and path.name != _WRITTEN:
+            with path.open("rb") as file:
+                found[path.relative_to(checkpoint).as_posix()] = hashlib.file_digest(
+                    file, "sha256"
+                ).hexdigest()
+    return found
+
+
+def _step(checkpoint: Path) -> int:
+    number = checkpoint.name.removeprefix(_PREFIX)
+    return int(number) if number.isdecimal() else -1

@@ -1,0 +1,93 @@
+"""The files of a task: found in a folder or below an s3:// URI, decompressed and decoded line by line."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from data_service.ingest.compressed import open_text
+from data_service.ingest.inputs import Compression, InputFile
+from data_service.store.open import open_store
+from launcher.errors import TaskError
+
+_MARK = "\ufeff"  # byte order mark
+_PACKED: dict[str, Compression] = {".gz": "gz", ".zst": "zst"}
+
+
+@dataclass(frozen=True)
+class Folder:
+    """Where a task's files lie.
+
+    Attributes:
+        root: folder or s3:// URI to which paths are relative.
+        task: its name, for messages.
+        published: where the files can be had, for messages.
+    """
+
+    root: str
+    task: str
+    published: str
+
+    def find(self, path: str) -> InputFile:
+        """The file at `path`, or at `path` with .gz or .zst after it.
+
+        Raises:
+            TaskError: there is none. StoreError: the store does not answer.
+        """
+        whole = self._whole(path)
+        base, _, name = whole.rpartition("/")
+        store = open_store(base or "/")
+        for ending in ("", *_PACKED):
+            entry = store.entry(name + ending)
+            if entry is not None:
+                compression: Compression = next(
+                    (kind for suffix, kind in _PACKED.items() if entry.key.endswith(suffix)), ""
+                )
+                return InputFile(store.uri, entry.key, entry.size, "txt", compression, entry.version)
+        raise TaskError(
+            f"{whole} is not there, a file of the task {self.task}",
+            remedy=f"get it from {self.published}, and give the folder that holds it with --data "
+            "(nothing is downloaded here)",
+        )
+
+    def _whole(self, path: str) -> str:
+        if "://" in path:
+            return path
+        if "://" in self.root:
+            return f"{self.root.rstrip('/')}/{path}"
+        return os.path.abspath(os.path.join(os.path.expanduser(self.root), path))
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A line (from 1) or a row (from 0) of a file."""
+
+    file: InputFile
+    unit: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.file.uri}, {self.unit} {self.number}"
+
+
+def read_lines(file: InputFile, encoding: str) -> Iterator[str]:
+    """Lines without their ends. Only a line feed ends one: texts hold other separators.
+
+    Raises:
+        TaskError: bytes that are not in `encoding`. InputError: damaged compressed data.
+    """
+    with open_text(file) as stream:
+        for number, raw in enumerate(stream, 1):
+            try:
+                line = raw.decode(encoding)
+            except UnicodeDecodeError as error:
+                raise TaskError(
+                    f"{Place(file, 'line', number)}: byte {error.start} (0x{raw[error.start]:02x}) is not {encoding}",
+                    remedy="convert the file to UTF-8, or name the task's `encoding`",
+                ) from error
+            yield (line.removeprefix(_MARK) if number == 1 else line).removesuffix("\n").removesuffix("\r")
+
+
+def read_whole(file: InputFile) -> bytes:
+    """All bytes, decompressed. Raises InputError: damaged compressed data."""
+    with open_text(file) as stream:
+        return stream.read()

@@ -1,0 +1,193 @@
+"""What a task's YAML may say; `checks.py` refuses what does not go together, `task.py` loads and reads it.
+
+A split is one file or several, each in one of these forms:
+
+    train: SST-2/train.tsv                                        # a table, or one of the published formats
+    train: [{path: mr.pos, label: positive}, {path: mr.neg, label: negative}]     # a file of texts for each class
+    test: [{path: STS.input.headlines.txt, gold: STS.gs.headlines.txt}]           # labels in a file of their own
+    test: {corpus: corpus.jsonl, queries: queries.jsonl, qrels: qrels/test.tsv}   # retrieval
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+Kind = Literal[
+    "classification", "pair_classification", "regression", "tagging", "span", "similarity", "retrieval"
+]
+Format = Literal["jsonl", "tsv", "csv", "parquet", "txt", "trec", "columns", "squad", "beir"]
+Metric = Literal[
+    "accuracy",
+    "f1",
+    "macro_f1",
+    "matthews",
+    "pearson",
+    "spearman",
+    "entity_f1",
+    "exact_match",
+    "answer_f1",
+    "cmrc_exact_match",
+    "cmrc_f1",
+    "ndcg@10",
+    "map@100",
+    "mrr@10",
+    "recall@100",
+]
+Truncation = Literal["longest_first", "only_first", "only_second"]
+Scheme = Literal["bio", "iob1", "bioes"]
+Setting = bool | int | float | str | None
+
+TEXTS: tuple[Kind, ...] = ("classification", "pair_classification", "regression", "similarity")
+PAIRS: tuple[Kind, ...] = ("pair_classification", "similarity")
+TABLES: tuple[Format, ...] = ("jsonl", "tsv", "csv", "parquet", "columns")  # whose fields a task names
+SCORED: tuple[Kind, ...] = ("regression", "similarity")  # labels are numbers
+LABELLED: tuple[Kind, ...] = ("classification", "pair_classification", "tagging")  # labels are names
+
+METRICS: dict[Kind, tuple[Metric, ...]] = {
+    "classification": ("accuracy", "f1", "macro_f1", "matthews"),
+    "pair_classification": ("accuracy", "f1", "macro_f1", "matthews"),
+    "regression": ("pearson", "spearman"),
+    "similarity": ("spearman", "pearson"),
+    "tagging": ("entity_f1", "accuracy", "macro_f1"),
+    "span": ("answer_f1", "exact_match", "cmrc_f1", "cmrc_exact_match"),
+    "retrieval": ("ndcg@10", "map@100", "mrr@10", "recall@100"),
+}
+
+FORMATS: dict[Kind, tuple[Format, ...]] = {
+    **dict.fromkeys(TEXTS, ("jsonl", "tsv", "csv", "parquet", "txt", "trec")),
+    "tagging": ("columns", "jsonl", "parquet"),
+    "span": ("squad", "jsonl", "parquet"),
+    "retrieval": ("beir",),
+}
+
+
+class Part(BaseModel):
+    """A part of a task's YAML: other keys are mistakes."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class OneClass(Part):
+    """A file whose texts all have one label."""
+
+    path: str
+    label: str
+
+
+class WithGold(Part):
+    """Texts in one file, their labels or scores in another, line by line (SemEval's STS)."""
+
+    path: str
+    gold: str
+
+
+class Judged(Part):
+    """Retrieval as BEIR has it: documents, queries, and which are relevant to which (qrels)."""
+
+    corpus: str
+    queries: str
+    qrels: str
+
+
+File = str | OneClass | WithGold | Judged
+
+
+class Fields(Part):
+    """Where in a row, a line or an object each thing is: a field's name, or a column's number from 1.
+
+    Numbers mean that the file has no first line with names. Which fields a task needs follows from its kind; the
+    formats `squad`, `beir`, `txt` and `trec` have them built in.
+    """
+
+    first: str | int | None = None
+    second: str | int | None = None
+    label: str | int | None = None
+    words: str | int | None = None
+    tags: str | int | None = None
+    id: str | int | None = None
+    question: str | int | None = None
+    context: str | int | None = None
+    answers: str | int | None = None
+
+    def named(self) -> dict[str, str | int]:
+        """The fields that are given."""
+        return {name: place for name, place in self if place is not None}
+
+
+class Shares(Part):
+    """Shares of the published examples of which dev and test are made, where a task is published in one piece."""
+
+    dev: float = Field(default=0.0, ge=0, lt=1)
+    test: float = Field(default=0.0, ge=0, lt=1)
+
+
+Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
+
+
+class Description(Part):
+    """A task as its YAML describes it.
+
+    Attributes:
+        name: for people and results: lower case letters, digits, `.`, `_`, `-`.
+        kind: what the examples are and what is predicted.
+        about: one line for people.
+        published: where the files can be had.
+        files: splits by name, each one file or several; `train`, `dev` and `test` are the usual ones, and further ones
+            may be measured too (MNLI's `mismatched`).
+        unlabelled: splits that are published without labels, and so cannot be measured.
+        held_out: shares of `train` that are made `dev` and `test`: by a hash of the text, so the same on every machine.
+        format: of the files.
+        fields: where things are in a row.
+        labels: names of classes or tags, in the order of their indices.
+        label_ids: the files hold indices into `labels` in place of names.
+        skip_labels: examples with one of these in place of a label are left out, as the authors do.
+        broken_rows: `skip` leaves out, and counts, rows with too few or too many fields and answers that are not in
+            their context, which some published files have.
+        misplaced_answers: `nearest` takes the occurrence nearest to where an answer is said to begin.
+        quotes: fields in quotation marks as RFC 4180 has them; None: in csv, not in tsv.
+        encoding: of text files.
+        scheme: of the files' tags. They are converted to BIO, in which `labels` are given.
+        score_range: least and greatest score (regression, similarity).
+        no_answer: some questions have no answer in their context (span).
+        metrics: the first is the task's main one.
+        truncation: which text of a pair is cut if both are too long together.
+        finetune: defaults of a fine-tuning, each a value or a list of values to try.
+        after: the task whose fine-tuned model this one starts from, as its papers did.
+    """
+
+    name: Name
+    kind: Kind
+    about: str = ""
+    published: str = Field(min_length=1)
+    files: dict[Name, File | list[File]] = Field(min_length=1)
+    unlabelled: list[str] = []
+    held_out: Shares = Shares()
+    format: Format
+    fields: Fields = Fields()
+    labels: list[str] = []
+    label_ids: bool = False
+    skip_labels: list[str] = []
+    broken_rows: Literal["error", "skip"] = "error"
+    misplaced_answers: Literal["error", "nearest"] = "error"
+    quotes: bool | None = None
+    encoding: Literal["utf-8", "latin-1", "cp1252"] = "utf-8"
+    scheme: Scheme = "bio"
+    score_range: tuple[float, float] | None = None
+    no_answer: bool = False
+    metrics: list[Metric] = Field(min_length=1)
+    truncation: Truncation = "longest_first"
+    finetune: dict[str, Setting | list[Setting]] = {}
+    after: Name | None = None
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """Those that can be read: with labels, held out ones included, `train` first."""
+        made = [name for name, share in self.held_out if share]
+        named = [name for name in (*self.files, *made) if name not in self.unlabelled]
+        usual = [name for name in ("train", "dev", "test") if name in named]
+        return (*usual, *(name for name in named if name not in usual))
+
+    def sources(self, split: str) -> list[File]:
+        """The files of a published split."""
+        given = self.files[split]
+        return given if isinstance(given, list) else [given]

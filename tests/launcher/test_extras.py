@@ -1,0 +1,26 @@
+"""Packages that are not there: one line says what needs them, and how to install them."""
+
+import sys
+
+import pytest
+
+from launcher.errors import MissingPackage
+from launcher.extras import EVALUATE, optional
+
+
+def test_a_package_that_is_there_is_imported() -> None:
+    assert optional("json", "a test") is sys.modules["json"]
+
+
+@pytest.mark.parametrize(
+    ("extra", "remedy"),
+    [(None, "pip install seqeval"), (EVALUATE, "pip install 'maskfleet[evaluate]'")],
+)
+def test_the_remedy_for_one_that_is_not_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, extra: str | None, remedy: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "seqeval", None)
+    with pytest.raises(MissingPackage) as found:
+        optional("seqeval", "tagging", extra)
+    assert found.value.problem == "tagging needs seqeval, which is not installed"
+    assert found.value.remedy == remedy
