@@ -21,6 +21,7 @@ from launcher.commands import (
     checkpoints,
     corpus,
     demo,
+    diagnose,
     doctor,
     estimate,
     launch,
@@ -79,6 +80,7 @@ runs.register(app)
 launch.register(app)
 run_group.register(app)
 checkpoints.register(app)
+diagnose.register(app)
 bench.register(app)
 doctor.register(app)
 preflight.register(app)
