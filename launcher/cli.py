@@ -21,6 +21,7 @@ from launcher.commands import (
     checkpoints,
     corpus,
     demo,
+    diagnose,
     doctor,
     embed,
     estimate,
@@ -85,6 +86,7 @@ launch.register(app)
 run_group.register(app)
 checkpoints.register(app)
 embed.register(app)
+diagnose.register(app)
 bench.register(app)
 doctor.register(app)
 preflight.register(app)

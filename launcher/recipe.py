@@ -19,6 +19,8 @@ from pydantic import (
     Field,
     PlainSerializer,
     PositiveInt,
+    SerializerFunctionWrapHandler,
+    model_serializer,
     model_validator,
 )
 from pydantic.types import ByteSize
@@ -31,6 +33,7 @@ from encoder_core.optim.lamb import LambConfig
 from encoder_core.optim.schedules import ScheduleConfig
 from encoder_core.train.engine_config import Precision
 from encoder_core.train.refresh import Refresh
+from launcher.diagnose.settings import Tasks
 from launcher.elastic import Trainers
 from launcher.errors import RecipeError
 from launcher.objective import Choice, Objective
@@ -158,10 +161,16 @@ class Checkpointing(Strict):
 
 
 class Evaluation(Strict):
-    """How often the held-out loss is measured, on how many held-out rows (the same ones every time)."""
+    """How often the held-out loss is measured, on how many held-out rows (the same ones every time); and what is
+    measured of every commit beside training (`launcher.diagnose`), which stays out of the YAML where there is nothing."""
 
     every: EverySteps
     samples: PositiveInt
+    tasks: Tasks = ()
+
+    @model_serializer(mode="wrap")
+    def _asked_for(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
+        return {name: value for name, value in serialize(self).items() if name != "tasks" or value}
 
 
 class Logging(Strict):

@@ -56,6 +56,7 @@ class RunStatus:
         checkpoint: the newest one. checkpoint_problem: why it cannot be read.
         interruptions, goodput, repeated_steps: of the whole run; None in a brief status.
         origins: what it was forked from.
+        evaluation_problem: why the newest evaluation beside training failed, if it did.
         damage: what of its records could not be read; the rest of the status is without it.
     """
 
@@ -88,6 +89,7 @@ class RunStatus:
     goodput: float | None
     repeated_steps: int | None
     origins: tuple[Origin, ...]
+    evaluation_problem: str | None
     damage: tuple[str, ...]
 
 
@@ -164,6 +166,7 @@ def status(run: Run, now: float, *, brief: bool = False) -> RunStatus:
         goodput=figures.goodput if figures else None,
         repeated_steps=figures.repeated if figures else None,
         origins=run.record.origins,
+        evaluation_problem=_evaluation_problem(history.events),
         damage=tuple(history.damage),
     )
 
@@ -186,6 +189,16 @@ def _asked(found: Presence | None, events: Sequence[Record]) -> str | None:
     if found is None or last is None or float(last["time"]) < found.owner.started:
         return None
     return str(last["by"])
+
+
+def _evaluation_problem(events: Sequence[Record]) -> str | None:
+    """Of the newest that failed, unless one after it did not."""
+    for event in reversed(events):
+        if event["kind"] == "evaluated" and not event["failed"]:
+            return None
+        if event["kind"] == "evaluation_failed":
+            return f"step {event['step']:,}: {event['what']}: {event['reason']}"
+    return None
 
 
 def _newest(run: Run) -> tuple[Manifest | None, str | None]:

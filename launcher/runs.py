@@ -24,6 +24,7 @@ from data_service.store.open import open_store
 from data_service.tokenizers.load import load_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
 from launcher import identity
+from launcher.diagnose.settings import EvaluationTask
 from launcher.errors import RunChanged, RunError
 from launcher.inputs import Inputs, read_inputs, refuse_placeholders
 from launcher.kept_tokenizer import keep, kept
@@ -238,7 +239,23 @@ def absolute(recipe: Recipe) -> Recipe:
     start = recipe.start if recipe.start == "scratch" else _absolute(recipe.start)
     corpus = recipe.corpus.model_copy(update={"sources": sources})
     tokenizer = recipe.tokenizer.model_copy(update={"uri": _absolute(recipe.tokenizer.uri)})
-    return recipe.model_copy(update={"corpus": corpus, "tokenizer": tokenizer, "start": start})
+    tasks = tuple(map(_placed, recipe.evaluation.tasks))
+    evaluation = recipe.evaluation.model_copy(update={"tasks": tasks})
+    return recipe.model_copy(
+        update={"corpus": corpus, "tokenizer": tokenizer, "start": start, "evaluation": evaluation}
+    )
+
+
+def _placed(task: EvaluationTask) -> EvaluationTask:
+    """With absolute paths of its data, and of its file if it is no bundled task."""
+    named = task.named_task
+    if named is None:
+        return task
+    changes = {} if named.data is None else {"data": _absolute(named.data)}
+    if Path(named.task).suffix in (".yaml", ".yml"):
+        changes["task"] = _absolute(named.task)
+    (field,) = task.model_fields_set
+    return task.model_copy(update={field: named.model_copy(update=changes)})
 
 
 def _absolute(uri: str) -> str:

@@ -32,6 +32,8 @@ def describe(run: RunStatus, now: float) -> Iterator[str]:
     yield f"{'checkpoint':<12}{_checkpoint(run, now)}"
     if run.goodput is not None:
         yield f"{'goodput':<12}{run.goodput:.1%}, {run.repeated_steps or 0:,} steps repeated"
+    if run.evaluation_problem is not None:
+        yield f"{'evaluation':<12}failed at {run.evaluation_problem}"
     yield from _interruptions(run)
     yield from _damage(run.damage)
     for origin in reversed(run.origins):

@@ -29,6 +29,7 @@ from data_service.workers import installed_only
 from launcher.command import looked_after_by, output_into, saving
 from launcher.contract import FINISHED, JOIN_SECONDS
 from launcher.deaths import of_command
+from launcher.diagnose.beside import evaluating, pending
 from launcher.elastic import Sizing
 from launcher.errors import RunError, TryAgain
 from launcher.follow import NOT_SAVED, Display, Follow, MonitorLost
@@ -78,12 +79,20 @@ def train(run: Run, display: Display, stopping: Stopping, nodes: int = 1) -> Out
         with Heartbeat(attempt), stopping.requests(attempt):
             newest = _newest(run)
             if newest is not None and newest.step >= run.recipe.total_steps:
+                _evaluate_the_last(run, display, stopping)
                 return Outcome(FINISHED, newest.step)
             startup.done("claim")
             return _Start(run, display, stopping, owner, startup, newest).supervise(attempt, nodes)
     finally:
         with suppress(StoreError):  # else the next start finds the process gone, or waits for the lease
             end_all(run.store, owner, time.time())
+
+
+def _evaluate_the_last(run: Run, display: Display, stopping: Stopping) -> None:
+    """What an earlier command that trained to the end had no time for."""
+    if pending(run):
+        with _ray(plan_resources(run.recipe), stopping), evaluating(run, display.note, stopping.asked):
+            pass
 
 
 def _newest(run: Run) -> Manifest | None:
@@ -115,7 +124,10 @@ class _Start:
             there = ray.nodes()
             size = sizing(recipe, gpus_of(there))
             feed = start_feed(_feed_config(self.run, data_workers(recipe, cores_of(there), size.most)))
-            with room_for([size.each] * size.most):
+            with (
+                room_for([size.each] * size.most),
+                evaluating(self.run, self.display.note, self.stopping.asked),
+            ):
                 while (status := self._stay(attempt, feed, size)) is None:
                     attempt = claim(self.run.store, owner=self.owner)
             if status.unsaved is not None:

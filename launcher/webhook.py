@@ -41,7 +41,8 @@ _TIMEOUT_S = 5.0  # for the server to answer
 _TRIES = 4  # of one event
 _LONGEST_WAIT_S = 8.0  # between two tries
 _LAST_WORDS_S = 10.0  # for what is still to be posted when the command ends
-ROUTINE = frozenset({"commit", "preflight", "underway"})  # kinds of events that nobody wants to be told of
+ROUTINE = frozenset({"commit", "evaluated", "evaluation_skipped", "preflight", "underway"})
+"""Kinds of events that nobody wants to be told of."""
 _TRANSIENT = frozenset({408, 425, 429})  # of the answers that blame the request, those worth another try
 
 

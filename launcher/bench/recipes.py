@@ -1,8 +1,8 @@
 """`maskfleet bench recipes`: the small forms of recipes on one text, at equal tokens and at equal CPU time.
 
 Each recipe is shrunk (`--tiny`) and trained by one rank as any run is, with its whole schedule: once to a number of
-tokens, once for a number of CPU seconds. Measured are the held-out figures, and a linear probe against the same
-network untrained. Seeds give the spread. Losses of different vocabularies cannot be compared
+tokens, once for a number of CPU seconds. Measured are the held-out figures, and a linear probe over all layers against
+the same network untrained. Seeds give the spread. Losses of different vocabularies cannot be compared
 as they are, so each is shown with its own unigram cross-entropy, the loss of guessing by frequency.
 """
 
@@ -26,7 +26,11 @@ from data_service.tokenizers.train import train_tokenizer
 from launcher import runs, session
 from launcher.baselines import baselines
 from launcher.bench.alone import train_alone
-from launcher.probe import probe_run, read_task
+from launcher.diagnose.figures import Figure
+from launcher.diagnose.frozen import open_checkpoint, untrained
+from launcher.diagnose.probe import linear_probe
+from launcher.diagnose.settings import ProbeSettings
+from launcher.diagnose.task_data import probe_splits
 from launcher.recipe import Recipe, load, reload
 from launcher.recipe_summary import tokens_per_step
 from launcher.runs import Run
@@ -47,6 +51,7 @@ RECIPES = (
 _SAMPLE = 20_000_000  # bytes of text to learn tokenizers from
 _HELDOUT = 0.05
 _EVALUATED = 512  # held-out rows
+_EXAMPLES = 20_000  # of the probe's task, of each split
 _SAMPLED = 2048  # rows by which it is told how full they are
 
 
@@ -58,7 +63,7 @@ class Measured:
         tokens, cpu_seconds: spent in training.
         figures: the held-out evaluation at the end.
         unigram: cross-entropy of the held-out targets by frequency, nats.
-        trained, untrained: accuracy of the probe.
+        trained, untrained: accuracy of the probe, over all layers.
     """
 
     recipe: str
@@ -87,6 +92,7 @@ class Job:
     tokens: int
     root: str
     task: str
+    data: str | None
 
 
 def prepare(texts: Sequence[str], root: Path, vocab_size: int, names: Sequence[str]) -> None:
@@ -114,7 +120,8 @@ def bench_recipes(
     tokens: int,
     cpu_seconds: float,
     root: Path,
-    task: Path,
+    task: str,
+    data: str | None,
     processes: int,
     progress: Callable[[str], None],
 ) -> tuple[list[Measured], list[Measured]]:
@@ -122,7 +129,7 @@ def bench_recipes(
 
     What `root` holds of an earlier bench is read back: an interrupted one goes on.
     """
-    jobs = [Job(name, seed, tokens, str(root), str(task)) for name in names for seed in range(1, seeds + 1)]
+    jobs = [Job(name, seed, tokens, str(root), task, data) for name in names for seed in range(1, seeds + 1)]
     equal_tokens = _measure_all(jobs, processes, progress)
     rates = {
         name: statistics.median(m.tokens / m.cpu_seconds for m in equal_tokens if m.recipe == name)
@@ -157,12 +164,20 @@ def measure(job: Job) -> Measured:
     fill = _fill(runs.init(nominal, f"{uri}/nominal", datetime.now(UTC)))
     run = runs.init(_recipe(job, round(job.tokens / fill)), f"{uri}/run", datetime.now(UTC))
     spent = train_alone(run)
-    accuracies = probe_run(run, read_task(Path(job.task)))
+    splits = probe_splits(ProbeSettings(task=job.task, data=job.data, examples=_EXAMPLES))
+    trained, fresh = (linear_probe(one.frozen, splits) for one in (open_checkpoint(run), untrained(run)))
     counts = (spent.tokens, spent.cpu_seconds, spent.figures, baselines(run).unigram)
-    measured = Measured(job.recipe, job.seed, *counts, accuracies.trained, accuracies.untrained)
+    measured = Measured(job.recipe, job.seed, *counts, _accuracy(trained), _accuracy(fresh))
     kept.parent.mkdir(parents=True, exist_ok=True)
     kept.write_text(json.dumps(asdict(measured), indent=1))
     return measured
+
+
+def _accuracy(figures: Sequence[Figure]) -> float:
+    """Of the probe over all layers."""
+    value = next(figure.value for figure in figures if figure.measure == "accuracy" and figure.layer is None)
+    assert value is not None  # a share of examples, of which there are some
+    return value
 
 
 def _fill(run: Run) -> float:

@@ -105,10 +105,11 @@ def data(
 @group.command()
 def recipes(
     texts: InputsArgument,
-    task: Annotated[Path, typer.Option(help="Folder with train.tsv, dev.tsv, test.tsv: sentence<TAB>class.")],
+    task: Annotated[str, typer.Option(help="A task of classification for the probe: its name or YAML file.")],
     out: Annotated[
         Path, typer.Option(help="Folder for corpora, runs and results; an interrupted bench goes on.")
     ],
+    data: Annotated[str | None, typer.Option(help="Folder or s3:// URI that holds the task's files.")] = None,
     recipe: Annotated[
         list[str] | None,
         typer.Option("--recipe", help="A recipe to measure; again for more. Default: one a family."),
@@ -127,7 +128,7 @@ def recipes(
     names = recipe or list(RECIPES)
     prepare(texts, out, vocabulary, names)
     equal_tokens, equal_time = bench_recipes(
-        names, seeds, tokens, cpu_seconds, out, task, processes, lambda line: typer.echo(line, err=True)
+        names, seeds, tokens, cpu_seconds, out, task, data, processes, lambda line: typer.echo(line, err=True)
     )
     typer.echo(render(f"At about {tokens:,} tokens", equal_tokens))
     typer.echo()

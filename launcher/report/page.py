@@ -1,17 +1,20 @@
 """The report: one HTML file that stands alone. What happened in a run, for the person who has to judge it."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from html import escape
 
+from launcher.diagnose.results import Evaluated
 from launcher.history import History
 from launcher.human import human_count, human_duration
 from launcher.metrics import token_loss
 from launcher.report.chart import draw
 from launcher.report.curves import charts
+from launcher.report.evaluations import evaluations
 from launcher.report.figures import Figures, Interruption, interruptions, measure
 from launcher.report.style import CSS
+from launcher.report.table import table
 from launcher.report.timeline import draw_timeline
 from launcher.step_table import Record
 
@@ -28,6 +31,7 @@ class Subject:
         recipe: its YAML text.
         facts: further lines for the last section: fingerprints, versions.
         baselines: reference losses on the held-out targets in nats, by name ("unigram", "left bigram").
+        evaluated: what was measured of its commits beside training.
     """
 
     name: str
@@ -37,6 +41,7 @@ class Subject:
     recipe: str
     facts: dict[str, str]
     baselines: dict[str, float]
+    evaluated: tuple[Evaluated, ...] = ()
 
 
 def render(subject: Subject, history: History, now: datetime) -> str:
@@ -48,6 +53,7 @@ def render(subject: Subject, history: History, now: datetime) -> str:
         _header(subject, history, figures, now),
         _tiles(subject, history, figures, gaps),
         f'<div class="charts">{curves}{draw_timeline(history)}</div>',
+        evaluations(subject.evaluated, history.events),
         _interruptions(gaps),
         _rewinds([event for event in history.events if event["kind"] == "rewind"]),
         _worlds([event for event in history.events if event["kind"] == "world"]),
@@ -118,7 +124,7 @@ def _interruptions(gaps: Sequence[Interruption]) -> str:
         for gap in gaps
     ]
     heads = ("when (UTC)", "attempt", "cause", "resumed at step", "steps lost", "gap", "its last part")
-    return "<h2>Interruptions</h2>" + _table(heads, rows, 2)
+    return "<h2>Interruptions</h2>" + table(heads, rows, 2)
 
 
 def _rewinds(events: Sequence[Record]) -> str:
@@ -136,7 +142,7 @@ def _rewinds(events: Sequence[Record]) -> str:
         for event in events
     ]
     heads = ("when (UTC)", "from step", "back to", "samples left out", "which", "cause")
-    return "<h2>Going back</h2>" + _table(heads, rows, 1)
+    return "<h2>Going back</h2>" + table(heads, rows, 1)
 
 
 def _worlds(changes: Sequence[Record]) -> str:
@@ -146,7 +152,7 @@ def _worlds(changes: Sequence[Record]) -> str:
         (_time(float(event["time"])), f"{event['from']:,}", f"{event['to']:,}", event["cause"])
         for event in changes
     ]
-    return "<h2>Number of ranks</h2>" + _table(("when (UTC)", "from", "to", "cause"), rows, 1)
+    return "<h2>Number of ranks</h2>" + table(("when (UTC)", "from", "to", "cause"), rows, 1)
 
 
 def _checkpoints(commits: Sequence[Record]) -> str:
@@ -166,7 +172,7 @@ def _checkpoints(commits: Sequence[Record]) -> str:
         f"{len(commits):,} committed, training kept waiting for {human_duration(blocked)} in all; the newest:"
     )
     heads = ("when (UTC)", "step", "written in", "training waited")
-    return f'<h2>Checkpoints</h2><p class="soft">{line}</p>' + _table(heads, rows, 1)
+    return f'<h2>Checkpoints</h2><p class="soft">{line}</p>' + table(heads, rows, 1)
 
 
 def _nodes(events: Sequence[Record]) -> str:
@@ -177,7 +183,7 @@ def _nodes(events: Sequence[Record]) -> str:
         for complaint in _complaints(event):
             first.setdefault(complaint, float(event["time"]))
     rows = [(_time(time), machine, text) for (machine, text), time in first.items()]
-    return "<h2>Machines</h2>" + _table(("when (UTC)", "machine", "what"), rows, 3) if rows else ""
+    return "<h2>Machines</h2>" + table(("when (UTC)", "machine", "what"), rows, 3) if rows else ""
 
 
 def _complaints(event: Record) -> Iterator[tuple[str, str]]:
@@ -210,7 +216,7 @@ def _changes(events: Sequence[Record]) -> str:
         for event in events
         for line in event["changes"]
     ]
-    return "<h2>Changes on record</h2>" + _table(("when (UTC)", "kind", "change"), rows, 3)
+    return "<h2>Changes on record</h2>" + table(("when (UTC)", "kind", "change"), rows, 3)
 
 
 def _damage(lines: Sequence[str]) -> str:
@@ -219,30 +225,13 @@ def _damage(lines: Sequence[str]) -> str:
         return ""
     first = [(line,) for line in lines[:_DAMAGE_SHOWN]]
     count = f"{len(lines):,} records or objects could not be read; the page is made without them."
-    return f'<h2>Damaged records</h2><p class="soft">{count}</p>' + _table(("what",), first, 1)
+    return f'<h2>Damaged records</h2><p class="soft">{count}</p>' + table(("what",), first, 1)
 
 
 def _configuration(subject: Subject) -> str:
     rows = [(name, value) for name, value in subject.facts.items()]
     recipe = f"<summary>recipe.yaml, as resolved</summary><pre>{escape(subject.recipe)}</pre>"
-    return "<h2>Configuration</h2>" + _table(("what", "value"), rows, 2) + f"<details open>{recipe}</details>"
-
-
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], first_number: int) -> str:
-    """Columns from `first_number` on that hold numbers only are set right-aligned."""
-    body = list(rows)
-    numeric = {
-        index
-        for index in range(first_number, len(heads))
-        if all(row[index][:1].isdigit() or row[index] in ("-", "not yet") for row in body)
-    }
-
-    def cells(tag: str, row: Sequence[str]) -> str:
-        marked = ((' class="n"' if index in numeric else "", escape(cell)) for index, cell in enumerate(row))
-        return "".join(f"<{tag}{mark}>{cell}</{tag}>" for mark, cell in marked)
-
-    lines = "".join(f"<tr>{cells('td', row)}</tr>" for row in body)
-    return f'<div class="table"><table><tr>{cells("th", heads)}</tr>{lines}</table></div>'
+    return "<h2>Configuration</h2>" + table(("what", "value"), rows, 2) + f"<details open>{recipe}</details>"
 
 
 def _time(seconds: float) -> str:

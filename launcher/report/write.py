@@ -3,6 +3,7 @@
 from datetime import datetime
 from pathlib import Path
 
+from launcher.diagnose.results import evaluated
 from launcher.history import read_history
 from launcher.output import write_file
 from launcher.report.page import Subject, render
@@ -51,4 +52,5 @@ def subject(run: Run, *, with_baselines: bool) -> Subject:
             **record.versions,
         },
         baselines={"unigram": computed.unigram, "left bigram": computed.bigram} if computed else {},
+        evaluated=tuple(evaluated(run.store)),
     )

@@ -1,0 +1,131 @@
+"""One commit of a run, measured by all tasks of its recipe. Knows nothing of Ray or of training.
+
+The weights are read into memory first; after that the checkpoint may be deleted.
+"""
+
+import hashlib
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from checkpoints.errors import DamagedCheckpoint
+from checkpoints.layout import Mark
+from checkpoints.listing import read_manifest
+from data_service.errors import UserError as DataError
+from data_service.store.errors import KeyMissing
+from encoder_core.errors import UserError as ModelError
+from launcher.diagnose.anisotropy import anisotropy, heldout_sentences
+from launcher.diagnose.figures import Figure
+from launcher.diagnose.frozen import Checkpoint, read_checkpoint
+from launcher.diagnose.heldout import held_out
+from launcher.diagnose.probe import linear_probe
+from launcher.diagnose.results import Cell, Result, read_result, write_commit, write_result
+from launcher.diagnose.settings import EvaluationTask
+from launcher.diagnose.similarity import similarity
+from launcher.diagnose.task_data import SAMPLED_BY, probe_splits, similarity_pairs
+from launcher.runs import Run
+from launcher.tasks.examples import digest
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of evaluating a commit.
+
+    Attributes:
+        gone: the commit was deleted before it could be read.
+        computed, known: tasks that were measured now, and that had been before.
+        failed: tasks that could not be measured, and why, for people.
+    """
+
+    gone: bool = False
+    computed: tuple[str, ...] = ()
+    known: tuple[str, ...] = ()
+    failed: dict[str, str] = field(default_factory=dict)
+
+
+def evaluate_commit(run: Run, mark: Mark, tasks: Sequence[EvaluationTask]) -> Outcome:
+    """Measure what was not measured yet, each result on record as soon as it is there.
+
+    Raises DamagedCheckpoint, StoreError: the commit cannot be read, or a result not be written.
+    """
+    checkpoint = _read(run, mark)
+    if checkpoint is None:
+        return Outcome(gone=True)
+    write_commit(run.store, mark, checkpoint.frozen.digest)
+    outcome = Outcome()
+    for task in tasks:
+        outcome = _evaluate(checkpoint, task, outcome)
+    return outcome
+
+
+def measure(checkpoint: Checkpoint, task: EvaluationTask) -> list[Figure]:
+    """The figures of one task. Raises as the measures do."""
+    return _Measure(checkpoint, task).figures()
+
+
+def _read(run: Run, mark: Mark) -> Checkpoint | None:
+    """None if it is not there any more."""
+    try:
+        return read_checkpoint(run, read_manifest(run.store, mark))
+    except (DamagedCheckpoint, KeyMissing):
+        if run.store.size(mark.manifest) is None:
+            return None
+        raise
+
+
+def _evaluate(checkpoint: Checkpoint, task: EvaluationTask, outcome: Outcome) -> Outcome:
+    """One task. What is wrong with it, such as data that are not there, is no reason to leave out the others."""
+    store, began = checkpoint.run.store, time.monotonic()
+    try:
+        found = _Measure(checkpoint, task)
+        if read_result(store, found.cell) is not None:
+            return replace(outcome, known=(*outcome.known, task.name))
+        figures = tuple(found.figures())
+    except (DataError, ModelError) as error:
+        return replace(outcome, failed=outcome.failed | {task.name: error.problem})
+    write_result(store, Result(cell=found.cell, figures=figures, seconds=time.monotonic() - began))
+    return replace(outcome, computed=(*outcome.computed, task.name))
+
+
+class _Measure:
+    """A task with its data read, and so its cell."""
+
+    def __init__(self, checkpoint: Checkpoint, task: EvaluationTask) -> None:
+        self._checkpoint, self._task = checkpoint, task
+        self._splits = probe_splits(task.probe) if task.probe else None
+        self._pairs = similarity_pairs(task.similarity) if task.similarity else None
+
+    @property
+    def cell(self) -> Cell:
+        weights, recipe = self._checkpoint.frozen.digest, self._checkpoint.run.recipe
+        seed = recipe.seed if self._task.heldout else SAMPLED_BY
+        return Cell(weights=weights, task=self._task, data=self._data(), seed=seed)
+
+    def figures(self) -> list[Figure]:
+        checkpoint, frozen, task = self._checkpoint, self._checkpoint.frozen, self._task
+        if task.probe and self._splits:
+            return linear_probe(frozen, self._splits, task.probe.pooling)
+        if task.similarity and self._pairs:
+            return similarity(frozen, self._pairs, task.similarity.poolings)
+        if task.anisotropy:
+            rows = heldout_sentences(checkpoint.run, frozen, task.anisotropy.texts)
+            return anisotropy(frozen, rows, task.anisotropy.poolings)
+        assert task.heldout  # a task has exactly one measure
+        return held_out(checkpoint, task.heldout.rows)
+
+    def _data(self) -> str:
+        """Digest of the examples; of the corpora and how they are cut and masked, for what is measured on those."""
+        if self._splits:
+            parts = (self._splits.train, self._splits.dev, self._splits.test)
+            return _hash([digest(part) for part in parts])
+        if self._pairs:
+            return digest(self._pairs)
+        recipe = self._checkpoint.run.recipe
+        inputs, last = self._checkpoint.run.record.inputs, recipe.phases[-1].length
+        cut = [recipe.input.model_dump(mode="json"), recipe.objective.model_dump(mode="json"), last]
+        return _hash([inputs.corpora, inputs.tokenizer, cut])
+
+
+def _hash(content: object) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

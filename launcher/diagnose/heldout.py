@@ -1,0 +1,66 @@
+"""Held-out loss of a run's checkpoint, by the length of rows and by corpus.
+
+By length: the same held-out text cut into rows of at most 32, 64, 128, ... tokens up to the run's own length, which
+shows what the model gains from context. By source: each corpus of the recipe alone, at the run's own length. Masks are
+those of the run's own evaluation, dropout is off. Computed in fp32, so in a run in bf16 the figures differ a little
+from those that its ranks record.
+"""
+
+from collections.abc import Mapping
+
+import torch
+
+from data_service.samples.inputs import Lanes
+from data_service.spec import StreamSpec
+from data_service.stream import Stream
+from encoder_core.train.collate import to_batch
+from encoder_core.train.evaluate import EVALUATION
+from encoder_core.train.metrics import means
+from encoder_core.train.seeding import seed_draws
+from encoder_core.train.step import Sums
+from launcher.diagnose.figures import Figure
+from launcher.diagnose.frozen import Checkpoint
+from launcher.session import heldout_spec
+
+_SHORTEST = 32  # tokens of a row
+
+
+def held_out(checkpoint: Checkpoint, rows: int) -> list[Figure]:
+    """Each term's `<term>_loss` (nats per target) and metrics, and the weighted `loss`, for each length and source.
+
+    `rows`: of the run's own length at most; of shorter ones as many as hold as many tokens.
+
+    Raises CorpusError, PlanError, StoreError: the held-out text cannot be read.
+    """
+    spec = heldout_spec(checkpoint.run, checkpoint.frozen.tokenizer)
+    found = []
+    for length in _lengths(spec):
+        cut = StreamSpec.model_validate(spec.model_dump() | {"length": length})
+        figures = _evaluate(checkpoint, cut, rows * spec.length // length)
+        found += [Figure(measure=name, value=value, length=length) for name, value in figures.items()]
+    for source in spec.sources:
+        alone = source.model_copy(update={"weight": None})
+        own = spec.model_copy(update={"sources": (alone,)})
+        figures = _evaluate(checkpoint, own, rows)
+        found += [Figure(measure=name, value=value, source=source.name) for name, value in figures.items()]
+    return found
+
+
+def _lengths(spec: StreamSpec) -> list[int]:
+    """Lanes (XLNet) fix where a row's parts begin, so such rows have one length only."""
+    if isinstance(spec.input, Lanes):
+        return [spec.length]
+    shorter = [1 << power for power in range(5, 17) if _SHORTEST <= 1 << power < spec.length]
+    return [*shorter, spec.length]
+
+
+@torch.no_grad()
+def _evaluate(checkpoint: Checkpoint, spec: StreamSpec, rows: int) -> Mapping[str, float]:
+    run = checkpoint.run
+    stream = Stream(spec, cache=run.store.at("cache"))
+    last, size, sums = min(rows, stream.samples_per_epoch), run.recipe.microbatch, Sums()
+    for index, first in enumerate(range(0, last, size)):
+        samples = stream.read(0, first, min(first + size, last))
+        seed_draws(run.recipe.seed, 0, index, EVALUATION)
+        sums.add(checkpoint.objective(to_batch(samples, torch.device("cpu"))))
+    return means(sums.collect())
