@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from data_service.samples.inputs import Lanes, OrderedPairs, Packed
+from data_service.samples.inputs import Lanes, OrderedPairs, Packed, RepeatedSentences, TextPairs
 from data_service.samples.permuted import PermutedPrediction
 from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bert import BertConfig
@@ -73,7 +73,7 @@ def _token_types(recipe: Recipe) -> Iterator[Problem]:
     if (
         isinstance(model, BertConfig | AlbertConfig | ElectraConfig)
         and model.token_types < 2
-        and not isinstance(recipe.input, Packed)
+        and not isinstance(recipe.input, Packed | TextPairs | RepeatedSentences)
     ):
         yield Problem(
             ("model", "token_types"),

@@ -2,7 +2,7 @@
 
 from pydantic import ByteSize
 
-from data_service.samples.inputs import Input, Lanes, Packed
+from data_service.samples.inputs import Input, Lanes, Packed, RepeatedSentences, TextPairs
 from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.build import ModelConfig
 from encoder_core.families.deberta import DebertaV2Config
@@ -79,7 +79,7 @@ def tiny(recipe: Recipe) -> Recipe:
 def _phases(recipe: Recipe) -> tuple[Phase, ...]:
     """The same shares of the steps. A phase's rows are short where it has one segment, or a later phase's are
     longer."""
-    one_segment = isinstance(recipe.input, Packed | Lanes)
+    one_segment = isinstance(recipe.input, Packed | Lanes | TextPairs | RepeatedSentences)
     steps = _steps(recipe.objective)
     return tuple(
         _phase(
@@ -144,7 +144,7 @@ def _family(model: ModelConfig, length: int) -> dict[str, object]:
 
 def _input(rows: Input, length: int) -> Input:
     match rows:
-        case Packed():
+        case Packed() | TextPairs() | RepeatedSentences():
             return rows
         case Lanes():
             return rows.model_copy(update={"reuse": length // 2})

@@ -50,6 +50,7 @@ IMPLIED = {
     # what the tokenizer, a tag or an absent part of the objective decides
     *("model.pad_id", "objective.mlm.kind", "objective.plm.kind", "schedule.power", "schedule.floor"),
     *("objective.mlm.longest", "objective.mlm.span_p"),
+    *("mixing", "mixing.batches", "mixing.temperature"),
 }
 
 
