@@ -11,12 +11,12 @@ Shapes: T tokens, R rows (texts), G texts of an example, n examples, D width of 
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
@@ -56,12 +56,12 @@ class ContrastiveConfig(BaseModel):
     bidirectional: bool = False
     matryoshka: tuple[PositiveInt, ...] | None = Field(default=None, min_length=1)
 
-    @model_validator(mode="after")
-    def _widths_fall(self) -> Self:
-        widths = self.matryoshka or ()
-        if any(a <= b for a, b in pairwise(widths)):
-            raise ValueError(f"matryoshka {list(widths)}: give each width once, the largest first")
-        return self
+    @field_validator("matryoshka")
+    @classmethod
+    def _widths_fall(cls, widths: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        if any(a <= b for a, b in pairwise(widths or ())):
+            raise ValueError("give each width once, the largest first")
+        return widths
 
 
 class ContrastiveModel(CoupledObjective):
@@ -92,7 +92,9 @@ class ContrastiveModel(CoupledObjective):
 
     def embed(self, batch: Batch) -> Float[Tensor, "examples texts width"]:
         """The vectors, fp32 or wider, not yet normalised."""
-        states_TD = self.encoder(batch)
+        states_TD = self.encoder(
+            replace(batch, order=None)
+        )  # which an idle batch has for XLNet's query stream
         pooled_RD = (
             _mean(states_TD, batch) if self.config.pooling == "mean" else self._first(states_TD, batch)
         )

@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from jaxtyping import Int, Num
 from torch import Tensor, nn
@@ -64,17 +63,15 @@ class Objective(nn.Module, ABC):
         """How many summands each term will have for this batch, known before the forward pass."""
 
 
-class Everyone(Protocol):
+class Everyone(ABC):
     """The examples of all ranks in one order, which does not depend on the ranks, and which of them are this rank's."""
 
-    @property
-    def at(self) -> Int[Tensor, " own"]:
-        """Where the own examples lie among all."""
-        ...
+    at: Int[Tensor, " own"]
+    """Where the own examples lie among all."""
 
+    @abstractmethod
     def gather(self, own: Tensor) -> Tensor:
         """All examples' [N, ...] from each rank's own [n, ...]. Collective."""
-        ...
 
 
 class CoupledObjective(Objective):

@@ -8,9 +8,11 @@ import torch.distributed as dist
 from jaxtyping import Int
 from torch import Tensor
 
+from encoder_core.objectives.losses import Everyone
+
 
 @dataclass(frozen=True)
-class RankExamples:
+class RankExamples(Everyone):
     """`Everyone` for ranks that were dealt microbatches in turn: the order is that of the logical microbatches.
 
     Attributes:
