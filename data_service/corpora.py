@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from data_service.errors import CorpusError
 from data_service.ingest.layout import TOKENIZER
+from data_service.samples.inputs import Input, TextPairs
 from data_service.shards.block import Block
 from data_service.shards.manifest import BlockTable, Manifest
 from data_service.shards.manifest_file import load_manifest
@@ -89,6 +90,28 @@ class Corpora:
         return counts
 
 
+def check_kind(manifest: Manifest, uri: str, rows: Input) -> None:
+    """Raises CorpusError where a corpus of pairs is read as text, one of text as pairs, or pairs lack negatives."""
+    pairs = manifest.pairs
+    if not isinstance(rows, TextPairs):
+        if pairs is not None:
+            raise CorpusError(
+                f"{uri} is a corpus of pairs, and input.packing {rows.packing} makes rows of running text",
+                remedy="set input.packing to pairs, or build a corpus of the text with `maskfleet corpus build`",
+            )
+    elif pairs is None:
+        raise CorpusError(
+            f"{uri} is a corpus of running text, and input.packing pairs needs queries with their positives",
+            remedy="build it with `maskfleet corpus build --texts pairs`, or set input.packing to sentences, which "
+            "pairs a text with itself",
+        )
+    elif pairs.negatives < rows.negatives:
+        raise CorpusError(
+            f"{uri} has {pairs.negatives} negatives for each query, and input.negatives asks for {rows.negatives}",
+            remedy=f"set input.negatives to {pairs.negatives}, or build the corpus with --negatives {rows.negatives}",
+        )
+
+
 def _check(spec: StreamSpec, source: SourceSpec, manifest: Manifest) -> None:
     if manifest.fingerprint != source.manifest_fingerprint:
         raise CorpusError(
@@ -96,6 +119,7 @@ def _check(spec: StreamSpec, source: SourceSpec, manifest: Manifest) -> None:
             f"expected {source.manifest_fingerprint[:12]}",
             remedy="give the address of the corpus that the run was made with, or start a new run on it",
         )
+    check_kind(manifest, source.uri, spec.input)
     if manifest.vocab_size != spec.vocab_size:
         raise CorpusError(
             f"source {source.name}: the corpus at {source.uri} has {manifest.vocab_size} ids, "

@@ -1,8 +1,8 @@
 """The counting pass: how many rows each block is cut into, known before any sample is needed.
 
-Contiguous packing and lanes need arithmetic only. Where sentence boundaries or draws decide, every block is looked
-at once per corpus, input and length, and the counts are kept under a key that names just those. Where batches are
-measured in tokens, the length of every row is kept likewise.
+Contiguous packing, lanes and pairs need arithmetic only. Where sentence boundaries or draws decide, every block is
+looked at once per corpus, input and length, and the counts are kept under a key that names just those. Where batches
+are measured in tokens, the length of every row is kept likewise.
 
 A pass over a large corpus takes hours, so it is kept piece by piece as it is made, and goes on after a restart.
 
@@ -20,10 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_service.corpora import Corpora
-from data_service.samples.inputs import Drawn, Lanes, Packed
-from data_service.samples.lanes import LaneRows, count_lane_rows
-from data_service.samples.make import cut, structure_key
-from data_service.samples.packing import Rows, contiguous_rows
+from data_service.samples.inputs import Drawn, Lanes, Packed, TextPairs
+from data_service.samples.lanes import count_lane_rows
+from data_service.samples.make import AnyRows, cut, structure_key
+from data_service.samples.packing import contiguous_rows
 from data_service.spec import StreamSpec
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing
@@ -68,7 +68,7 @@ def measure_range(corpora: Corpora, source: int, start: int, stop: int) -> RowLe
     return np.concatenate([np.zeros(0, dtype=np.uint32), *lengths])
 
 
-def _cut_range(corpora: Corpora, source: int, start: int, stop: int) -> Iterator[Rows | LaneRows]:
+def _cut_range(corpora: Corpora, source: int, start: int, stop: int) -> Iterator[AnyRows]:
     """The rows of blocks `start` to `stop`, in every way in which each is cut."""
     spec = corpora.spec
     for number in range(start, stop):
@@ -102,6 +102,8 @@ def count_rows(
     spec = corpora.spec
     if isinstance(spec.input, Packed) and spec.input.packing == "contiguous":
         return tuple(contiguous_rows(table.tokens, table.documents, spec.length) for table in corpora.tables)
+    if isinstance(spec.input, TextPairs):
+        return tuple(table.documents for table in corpora.tables)
     if isinstance(spec.input, Lanes):
         lanes = spec.input
         return tuple(

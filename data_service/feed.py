@@ -206,7 +206,7 @@ class Feed:
         counts = count_rows(corpora, self._cache(), self._run, self._count)
         plan = Plan(spec, corpora.tables, counts)
         held = max(2, self._config.memory // max(1, plan.grid.window_bytes))
-        rows = slab_rows(spec.length, self._config.slab_tokens)
+        rows = slab_rows(spec.row_length, self._config.slab_tokens)
         return _Stream(spec_json, corpora, counts, plan, OpenStream(plan.grid, rows, held, plan.notes))
 
     def _count(self, blocks: int) -> None:

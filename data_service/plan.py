@@ -5,6 +5,10 @@ cut in K ways (`Input.structures`) is read in each of them in turn, with other r
 line is K readings. An epoch takes the next `quota` rows of each line. It is cut into windows, and window `w` of `W`
 takes the `w`-th of `W` even slices of every source's quota, so a mixture is exact to one sample in every window.
 The samples of a window are then put in random order, neighbours in the text apart if the spec says so.
+
+Where each batch is of one source (`spec.one_source`), no row may come twice in an epoch: a batch that holds an example
+twice would take it for its own negative. So an epoch takes from no source more than it has, and a source's blocks have
+one order for all readings: any stretch of its line that is no longer than a reading holds each row once.
 """
 
 from collections.abc import Iterator
@@ -17,18 +21,23 @@ from numpy.typing import NDArray
 from data_service.counts import RowCounts
 from data_service.errors import PlanError
 from data_service.lane_order import LaneOrder
-from data_service.mixture import least_weight, quotas, unread
+from data_service.mixture import least_weight, quotas, source_quotas, unread, weights_of
 from data_service.permutation import Permutation
 from data_service.samples.inputs import Lanes
 from data_service.samples.permuted import PermutedPrediction
+from data_service.samples.unmasked import NoMasking
 from data_service.shards.manifest import BlockTable
+from data_service.source_order import SourceOrder
 from data_service.spec import StreamSpec
 from data_service.spread_order import SpreadOrder
 
 _BYTES_PER_TARGET = 8  # its position
 _BYTES_PER_ORDER = 4
 _BYTES_PER_ROW = 16  # where it begins, and its second segment and label
+_BYTES_PER_TEXT = 4  # where it begins
 _LINES_KEPT = 2  # a source
+_WORD = 1 << 32
+_GOLDEN = 0x9E3779B9  # of a word: its multiples lie evenly
 
 
 @dataclass(frozen=True)
@@ -40,13 +49,16 @@ class Grid:
         windows: windows in an epoch.
         window_bytes: most bytes that a window's samples take, to a good estimate.
         granule: samples of each source in each window are a multiple of it: the rows of a step where they continue
-            those of the step before, else 1. Quotas are multiples of it too.
+            those of the step before or are of one source, else 1. Quotas are multiples of it too.
+        staggered: sources begin their slices of an epoch at different places, so that small ones do not all give their
+            few batches to the same window.
     """
 
     quotas: tuple[int, ...]
     windows: int
     window_bytes: int
     granule: int = 1
+    staggered: bool = False
 
     @property
     def samples_per_epoch(self) -> int:
@@ -54,11 +66,12 @@ class Grid:
 
     def start(self, window: int) -> int:
         """The first sample of a window. `start(windows)` is the end of the epoch."""
-        return sum(self.before(quota, window) for quota in self.quotas)
+        return sum(self.before(source, window) for source in range(len(self.quotas)))
 
-    def before(self, quota: int, window: int) -> int:
-        """Samples of a source with this quota that come before a window."""
-        return quota // self.granule * window // self.windows * self.granule
+    def before(self, source: int, window: int) -> int:
+        """Samples of a source that come before a window."""
+        shift = (source * _GOLDEN % _WORD) * self.windows // _WORD if self.staggered else 0
+        return (self.quotas[source] // self.granule * window + shift) // self.windows * self.granule
 
     def window_of(self, sample: int) -> int:
         """The window that holds a sample."""
@@ -98,7 +111,7 @@ class Piece:
         return self.stop - self.start
 
 
-Order = Permutation | SpreadOrder | LaneOrder
+Order = Permutation | SpreadOrder | LaneOrder | SourceOrder
 
 
 @dataclass(frozen=True)
@@ -155,26 +168,32 @@ class Plan:
         self._starts = tuple(np.append(0, np.cumsum(rows.sum(axis=0))) for rows in self._counts)
         totals = tuple(int(starts[-1]) for starts in self._starts)
         self.grid = _grid(spec, totals, sum(int(table.tokens.sum()) for table in tables))
-        self.notes = _check_all_read(spec, self.grid.samples_per_epoch)
+        self.notes = _check_all_read(spec, totals, self.grid.samples_per_epoch)
         """What a person should know of this plan."""
         self._lines: dict[tuple[int, int], Line] = {}
 
     def window(self, epoch: int, window: int) -> Window:
         """What window `window` of `epoch` is made of."""
+        stretches = [
+            range(
+                epoch * quota + self.grid.before(source, window),
+                epoch * quota + self.grid.before(source, window + 1),
+            )
+            for source, quota in enumerate(self.grid.quotas)
+        ]
         pieces = [
             piece
-            for source, quota in enumerate(self.grid.quotas)
-            for piece in self._pieces(
-                source,
-                epoch * quota + self.grid.before(quota, window),
-                epoch * quota + self.grid.before(quota, window + 1),
-            )
+            for source, rows in enumerate(stretches)
+            for piece in self._pieces(source, rows.start, rows.stop)
         ]
         corpora = (source.manifest_fingerprint for source in self.spec.sources)
         name = ("window", self.spec.seed, epoch, window, *corpora, self.spec.split)
-        return Window(tuple(pieces), self._order(sum(map(len, pieces)), name))
+        return Window(tuple(pieces), self._order(tuple(map(len, stretches)), name))
 
-    def _order(self, size: int, name: tuple[int | str, ...]) -> Order:
+    def _order(self, sizes: tuple[int, ...], name: tuple[int | str, ...]) -> Order:
+        if self.spec.one_source is not None:
+            return SourceOrder(sizes, self.spec.one_source, self.spec.window.stretches, name)
+        size = sum(sizes)
         if self.spec.lanes is not None and isinstance(self.spec.input, Lanes):
             return LaneOrder(size, self.spec.lanes, 2 if self.spec.input.both_directions else 1)
         if self.spec.window.stretches > 1:
@@ -226,29 +245,38 @@ class Plan:
         return self._lines[source, epoch]
 
     def _draw_line(self, source: int, epoch: int) -> Line:
-        counts = self._counts[source][:, epoch % self._structures]
-        name = (self.spec.seed, epoch, self.spec.sources[source].manifest_fingerprint, self.spec.split)
+        structure = epoch % self._structures
+        counts = self._counts[source][:, structure]
+        reading = epoch if self.spec.one_source is None else structure
+        name = (self.spec.seed, reading, self.spec.sources[source].manifest_fingerprint, self.spec.split)
         blocks = Permutation.of(len(counts), "blocks", *name).many(np.arange(len(counts)))
         return Line(blocks, np.cumsum(counts[blocks]))
 
 
 def _grid(spec: StreamSpec, totals: tuple[int, ...], text_tokens: int) -> Grid:
-    granule = spec.lanes or 1
-    counted = quotas(spec.sources, totals, granule)
+    granule = spec.lanes or spec.one_source or 1
+    if spec.one_source is None:
+        counted = quotas(spec.sources, weights_of(spec.sources, totals, spec.temperature), totals, granule)
+    else:
+        counted = source_quotas(spec.sources, totals, spec.one_source, spec.temperature)
     rows = sum(counted)
-    row_tokens = max(1, int(text_tokens * spec.input.structures * spec.input.repeats) // rows)
+    row_tokens = max(1, int(text_tokens * spec.input.structures * spec.input.repeats) // sum(totals))
+    row_tokens = min(row_tokens, spec.row_length) if isinstance(spec.masking, NoMasking) else row_tokens
     if isinstance(spec.input, Lanes):
         row_tokens = spec.length  # all are as long, and share text
     wanted = max(spec.window.samples, spec.window.least_tokens // row_tokens)
     wanted = min(wanted, max(1, spec.window.most_tokens // row_tokens))
     windows = max(1, rows // max(wanted, granule))
-    window_bytes = round(-(-rows // windows) * _row_bytes(spec, min(spec.length, row_tokens + 8)))
-    return Grid(counted, windows, window_bytes, granule)
+    most = min(spec.row_length, row_tokens + 8 * spec.input.texts)
+    window_bytes = round(-(-rows // windows) * _row_bytes(spec, most))
+    return Grid(counted, windows, window_bytes, granule, staggered=spec.one_source is not None)
 
 
 def _row_bytes(spec: StreamSpec, tokens: int) -> float:
     """Of a row of so many tokens, as `Samples` holds it."""
     token = spec.vocabulary.ordinary.itemsize
+    if isinstance(spec.masking, NoMasking):
+        return _BYTES_PER_ROW + spec.input.texts * _BYTES_PER_TEXT + tokens * token
     if isinstance(spec.masking, PermutedPrediction):
         targets = float(spec.masking.predict)
     else:
@@ -257,10 +285,12 @@ def _row_bytes(spec: StreamSpec, tokens: int) -> float:
     return size + tokens * _BYTES_PER_ORDER if isinstance(spec.input, Lanes) else size
 
 
-def _check_all_read(spec: StreamSpec, rows: int) -> tuple[str, ...]:
+def _check_all_read(spec: StreamSpec, totals: tuple[int, ...], rows: int) -> tuple[str, ...]:
     """Which sources are never read, by their weight: in evaluation only. Raises PlanError where it is training."""
-    weights = [source.weight for source in spec.sources if source.weight is not None]
-    notes = []
+    weights = weights_of(spec.sources, totals, spec.temperature) or []
+    notes: list[str] = []
+    if spec.one_source is not None:  # checked by `source_quotas`
+        return ()
     for number, why in unread(weights, rows).items():
         source = spec.sources[number]
         problem = f"source {source.name} ({source.uri}), {spec.split} split: {why}"

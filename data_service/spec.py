@@ -5,23 +5,35 @@ from functools import cached_property
 from typing import Annotated, Literal, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
-from data_service.samples.inputs import Input, Lanes, Packed
+from data_service.samples.inputs import Input, Lanes, Packed, RepeatedSentences, TextPairs
 from data_service.samples.lanes import check_lanes
 from data_service.samples.masking import MlmMasking
 from data_service.samples.permuted import PermutedPrediction
 from data_service.samples.replacement import Vocabulary
+from data_service.samples.texts import TextLayout
+from data_service.samples.unmasked import NoMasking
 from data_service.tokenizers.specials import SpecialIds
 
 WINDOW_BATCHES = 16  # batches that are shuffled together
+_LATER = ("layout", "one_source", "temperature")  # fields that came later: left out where nobody set them
 
 
 class _Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-Masking = Annotated[MlmMasking | PermutedPrediction, Field(discriminator="kind")]
+Masking = Annotated[MlmMasking | PermutedPrediction | NoMasking, Field(discriminator="kind")]
 """What is predicted, and what stands in its place."""
 
 
@@ -33,7 +45,7 @@ class SourceSpec(_Config):
         uri: where it is. Not part of the stream's identity: the same corpus elsewhere gives the same samples.
         manifest_fingerprint: `Manifest.fingerprint` of the corpus that is meant.
         weight: share of an epoch's samples, relative to the other sources'. None, for all sources alike: each
-            source is read once an epoch, so they mix by their tokens.
+            source is read once an epoch, so they mix by their rows (but see `StreamSpec.temperature`).
     """
 
     name: str
@@ -71,10 +83,14 @@ class StreamSpec(_Config):
         sources: the corpora.
         split: train, or heldout (evaluation).
         input: how blocks are cut into rows.
-        length: most tokens in a row, special tokens included.
+        length: most tokens in a row, or in each text of a row of several; special tokens included.
         masking: the objective's half that happens here.
         lanes: rows of a step, where each continues a row of the step before (`Lanes` input). None: rows stand alone
             and are shuffled.
+        one_source: rows of a step, all of which come from one source (contrastive training, where a batch of several
+            would be told apart by its sources). None: batches mix them.
+        temperature: T: sources without weights are mixed in proportion to size ** (1 / T); 1: by size.
+        layout: where the classification token of each text of a row of several stands.
         special: ids by role.
         never_masked: ids that are neither targets nor random replacements: all special ones.
         vocab_size: number of ids.
@@ -88,6 +104,9 @@ class StreamSpec(_Config):
     length: int = Field(ge=8)
     masking: Masking = MlmMasking()
     lanes: PositiveInt | None = None
+    one_source: PositiveInt | None = None
+    temperature: float = Field(default=1.0, ge=1)
+    layout: TextLayout = "cls_first"
     special: SpecialIds
     never_masked: tuple[NonNegativeInt, ...]
     vocab_size: PositiveInt
@@ -111,7 +130,24 @@ class StreamSpec(_Config):
             raise ValueError("rows in lanes and permuted prediction go together, and with nothing else")
         if lanes is not None and permuted is not None:
             check_lanes(lanes, permuted, self.length, self.lanes)
+        if lanes is not None and self.one_source is not None:
+            raise ValueError("rows in lanes go on from step to step, so a step mixes its sources")
+        texts = isinstance(self.input, TextPairs | RepeatedSentences)
+        if texts != isinstance(self.masking, NoMasking):
+            raise ValueError("rows of several texts go with no masking, and with nothing else")
         return self
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
+        """Specs from before a field came have the JSON, and so the fingerprint, that they had."""
+        fields = type(self).model_fields
+        unset = {name for name in _LATER if getattr(self, name) == fields[name].default}
+        return {name: value for name, value in serialize(self).items() if name not in unset}
+
+    @property
+    def row_length(self) -> int:
+        """Most tokens in a row, those of all its texts."""
+        return self.length * self.input.texts
 
     @cached_property
     def fingerprint(self) -> str:

@@ -25,7 +25,7 @@ class Source:
         name, uri: the corpus.
         block, row: where in it.
         epoch: how many times the corpus had been read before.
-        stretches: the tokens of the block that the row holds: one stretch, or its two segments in order.
+        stretches: the tokens of the block that the row holds: one stretch, or its segments or texts in order.
         tokens: those tokens, before masking and without special ones.
     """
 
@@ -61,7 +61,7 @@ class Stream:
         self.plan = Plan(spec, self._corpora.tables, self._counts)
         self._kept: OrderedDict[tuple[int, int], list[Samples]] = OrderedDict()
         self._capacity = windows
-        self._slab_rows = slab_rows(spec.length)
+        self._slab_rows = slab_rows(spec.row_length)
 
     @property
     def samples_per_epoch(self) -> int:

@@ -72,7 +72,7 @@ class TokenAxis:
     def _before(self, epoch: int, window: int) -> int:
         """Tokens before a window, from the start of epoch 0."""
         grid = self._plan.grid
-        rows = (epoch * quota + grid.before(quota, window) for quota in grid.quotas)
+        rows = (epoch * quota + grid.before(source, window) for source, quota in enumerate(grid.quotas))
         return sum(self._in_line(source, row) for source, row in enumerate(rows))
 
     def _in_line(self, source: int, row: int) -> int:

@@ -23,6 +23,8 @@ class Batch:
         order: [T] int64, the factorisation order inside each row (permuted LM): a token's state may use tokens of
             no higher number, its prediction only those of lower number. None otherwise.
         reversed_rows: [R] bool, rows laid out from last token to first; None where there are none.
+        group: rows of one example, one after another (contrastive training: query, positive, negatives): example i has
+            rows i * group to (i + 1) * group - 1.
     """
 
     tokens: Int[Tensor, " tokens"]
@@ -35,6 +37,7 @@ class Batch:
     pair_labels: Int[Tensor, " rows"] | None = None
     order: Int[Tensor, " tokens"] | None = None
     reversed_rows: Bool[Tensor, " rows"] | None = None
+    group: int = 1
 
     @property
     def rows(self) -> int:

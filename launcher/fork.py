@@ -39,7 +39,7 @@ from launcher.runs import (
     reserve,
 )
 
-_DATA = ("seed", "corpus.*", "input.*", "shuffle")  # with the phases: which text each step takes
+_DATA = ("seed", "corpus.*", "input.*", "shuffle", "mixing.*")  # with the phases: which text each step takes
 _FIXED = ("model.*", "tokenizer (content)", "start")
 _FREE = ("model.dropout", "model.attention_dropout")  # of the model, what no weight depends on
 

@@ -26,6 +26,7 @@ FIELDS: tuple[tuple[str, Kind], ...] = (
     ("model.*", "identity"),
     ("input.*", "identity"),
     ("shuffle", "identity"),
+    ("mixing.*", "identity"),
     ("objective.*", "identity"),
     ("phases.*", "identity"),
     ("optimizer.*", "identity"),
@@ -57,6 +58,8 @@ Flat = dict[str, object]
 FORMER: tuple[tuple[str, object], ...] = (
     ("model.initializer", "truncated_normal"),
     ("shuffle", "uniform"),
+    ("mixing.batches", "mixed"),
+    ("mixing.temperature", 1.0),
     ("objective.mlm.count_special", False),
     ("optimizer.*.decayed", "no_bias_norm"),
 )

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
+from data_service.corpora import check_kind
 from data_service.errors import CorpusError, TokenizerError
 from data_service.ingest.layout import TOKENIZER
 from data_service.mixture import least_weight, unread
@@ -148,6 +149,7 @@ def _check_corpus(manifest: Manifest, uri: str, recipe: Recipe, tokenizer_hash: 
             f"{recipe.tokenizer.uri} ({tokenizer_hash[:12]})",
             remedy=f"set tokenizer.uri to {uri.rstrip('/')}/tokenizer, or build the corpus again",
         )
+    check_kind(manifest, uri, recipe.input)
     if not manifest.heldout.tokens.sum():
         raise CorpusError(
             f"{uri} has no held-out text, which evaluation needs",
@@ -175,8 +177,10 @@ def _check_sentences(manifest: Manifest, uri: str, recipe: Recipe) -> None:
 
 def _check_weights(recipe: Recipe, manifests: list[Manifest]) -> None:
     """Rows are not counted yet, but there is a most of them: each sentence alone, in rows of the phase's length. What
-    this leaves is found when training starts.
+    this leaves is found when training starts, and so are sources too small for batches of one source.
     """
+    if recipe.mixing.batches == "one_source":
+        return
     sources = list(recipe.corpus.sources.items())
     weights = [source.weight for _, source in sources if source.weight != "auto"]
     for index, phase in enumerate(recipe.phases if weights else ()):

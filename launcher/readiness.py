@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 
 from data_service.errors import PlanError
-from data_service.samples.inputs import Lanes
+from data_service.samples.inputs import Lanes, RepeatedSentences, TextPairs
 from data_service.shards.manifest_file import load_manifest
 from data_service.spec import StreamSpec
 from data_service.store.open import open_store
@@ -28,6 +28,7 @@ def check_rows(run: Run, tokenizer: Tokenizer) -> None:
 
     Raises:
         RecipeError: a batch larger than an epoch, with the size that fits; no row of the length that is asked for.
+        PlanError: a source too small for a batch of its own, where batches are of one source.
         CorpusError, StoreError: blocks that cannot be read.
     """
     _check_lengths(run, tokenizer)
@@ -35,7 +36,8 @@ def check_rows(run: Run, tokenizer: Tokenizer) -> None:
     problems: list[str] = []
     fitting: dict[int, int] = {}
     for number, phase in enumerate(run.recipe.phases):
-        if text >= PLENTY * _batch_tokens(phase):
+        counted_by_rows = isinstance(run.recipe.input, TextPairs)  # at once, from the manifests
+        if text >= PLENTY * _batch_tokens(phase) and not counted_by_rows:
             continue
         batch, epoch = _batch_and_epoch(run, tokenizer, number)
         if batch > epoch:
@@ -55,7 +57,7 @@ def warnings(run: Run) -> list[str]:
     """What will work and is probably not meant: very many epochs, a vocabulary that the tokenizer does not have."""
     found: list[str] = []
     text = _training_tokens(run)
-    epochs = sum(phase.steps * _batch_tokens(phase) for phase in run.recipe.phases) / text
+    epochs = _readings(run)
     if epochs > MOST_EPOCHS:
         found.append(
             f"the run reads its text about {epochs:,.0f} times ({text:,} tokens): give more text, or "
@@ -87,7 +89,7 @@ def _check_lengths(run: Run, tokenizer: Tokenizer) -> None:
 
 def _alone(spec: StreamSpec) -> StreamSpec:
     """The same rows, however many a step takes."""
-    return spec.model_copy(update={"lanes": None})
+    return spec.model_copy(update={"lanes": None, "one_source": None})
 
 
 def _batch_and_epoch(run: Run, tokenizer: Tokenizer, number: int) -> tuple[int, int]:
@@ -97,6 +99,8 @@ def _batch_and_epoch(run: Run, tokenizer: Tokenizer, number: int) -> tuple[int, 
     stream = Stream(_alone(spec))
     if phase.batch.sequences is None:
         return phase.batch.tokens or 0, stream.token_axis().unit(1, 0)
+    if spec.one_source is not None and stream.samples_per_epoch >= spec.one_source:
+        Stream(spec)  # each source must have enough for batches of its own: says which has not
     if spec.lanes is None:
         return phase.batch.sequences, stream.samples_per_epoch
     # Each source gives whole steps: the one with the smallest share must have enough for one.
@@ -117,6 +121,18 @@ def _fitting(run: Run, epochs: Mapping[int, int]) -> str:
         batch = f"sequences={epoch // microbatch * microbatch}" if rows else f"tokens={epoch}"
         assignments.append(f"--set phases.{number}.batch.{batch}")
     return " ".join(assignments)
+
+
+def _readings(run: Run) -> float:
+    """How often the run reads its text, about."""
+    recipe = run.recipe
+    manifests = [load_manifest(open_store(source.uri)) for source in recipe.corpus.sources.values()]
+    if isinstance(recipe.input, TextPairs | RepeatedSentences):
+        pairs = isinstance(recipe.input, TextPairs)
+        tables = [manifest.train for manifest in manifests]
+        examples = sum(int((table.documents if pairs else table.sentences).sum()) for table in tables)
+        return sum(phase.steps * (phase.batch.sequences or 0) for phase in recipe.phases) / examples
+    return sum(phase.steps * _batch_tokens(phase) for phase in recipe.phases) / _training_tokens(run)
 
 
 def _batch_tokens(phase: Phase) -> int:

@@ -83,6 +83,21 @@ class Corpus(Strict):
     heldout: Heldout
 
 
+class Mixing(Strict):
+    """How the sources of the corpus come together.
+
+    Attributes:
+        batches: every batch mixes them, or is of one source (contrastive training: a batch's other examples are the
+            negatives, and those of another source are told apart too easily). With one_source no row comes twice in an
+            epoch, which ends when a source has no more rows for its weight.
+        temperature: T: sources whose weight is auto are drawn in proportion to size ** (1 / T), so small ones come more
+            often than by their size (1).
+    """
+
+    batches: Literal["mixed", "one_source"] = "mixed"
+    temperature: float = Field(default=1.0, ge=1)
+
+
 class TokenizerRef(Strict):
     uri: str = Field(min_length=1)
 
@@ -194,6 +209,7 @@ class Recipe(Strict):
     model: ModelConfig
     input: Input
     shuffle: Literal["uniform", "spread"] = "uniform"
+    mixing: Mixing = Mixing()
     objective: Objective
     phases: tuple[Phase, ...] = Field(min_length=1)
     optimizer: Optimizer
@@ -231,7 +247,7 @@ class Recipe(Strict):
     def memory_refresh(self) -> Refresh | None:
         """When the model's memory is recomputed; None if it has none."""
         model = self.model
-        if not isinstance(model, XlnetConfig) or not model.memory:
+        if not isinstance(model, XlnetConfig) or not model.memory or self.objective.plm is None:
             return None
         return Refresh(model.memory_refresh, -(-model.memory // model.reuse))
 

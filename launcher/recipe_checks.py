@@ -8,6 +8,7 @@ from launcher.elastic import Trainers
 from launcher.objective_checks import mismatches
 from launcher.problem import Problem
 from launcher.recipe import Recipe
+from launcher.text_checks import text_problems
 
 
 def impossible(recipe: Recipe) -> list[Problem]:
@@ -22,6 +23,7 @@ def impossible(recipe: Recipe) -> list[Problem]:
         *_trainers(recipe),
         *_evaluation(recipe),
         *mismatches(recipe),
+        *text_problems(recipe),
     ]
 
 

@@ -6,9 +6,10 @@ from typing import Literal, Protocol
 import torch
 
 from data_service.positions import Axis, Phase, Positions, Range
-from data_service.samples.inputs import Lanes
+from data_service.samples.inputs import Lanes, RepeatedSentences, TextPairs
 from data_service.spec import SourceSpec, StreamSpec, WindowSize
 from data_service.tokenizers.tokenizer import Tokenizer
+from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.initialise import initialise
 from encoder_core.objectives.losses import Objective
 from encoder_core.optim.adamw import AdamW, AdamWConfig
@@ -46,7 +47,9 @@ def stream_spec(run: Run, tokenizer: Tokenizer, phase: int) -> StreamSpec:
         window = WindowSize.of_batches(rows, spread=run.recipe.shuffle == "spread")
     else:
         window = WindowSize(samples=LANES_WINDOW_BATCHES * rows)
-    return _spec(run, tokenizer, "train", length, window, lanes)
+    spec = _spec(run, tokenizer, "train", length, window, lanes)
+    one_source = rows if run.recipe.mixing.batches == "one_source" else None
+    return spec.model_copy(update={"one_source": one_source})
 
 
 def heldout_spec(run: Run, tokenizer: Tokenizer) -> StreamSpec:
@@ -124,6 +127,7 @@ def _spec(
     lanes: int | None,
 ) -> StreamSpec:
     recipe = run.recipe
+    texts = isinstance(recipe.input, TextPairs | RepeatedSentences)
     return StreamSpec(
         sources=tuple(
             SourceSpec(
@@ -139,6 +143,8 @@ def _spec(
         length=length,
         masking=recipe.objective.masking,
         lanes=lanes,
+        temperature=recipe.mixing.temperature,
+        layout="cls_last" if texts and isinstance(recipe.model, XlnetConfig) else "cls_first",
         special=tokenizer.special,
         never_masked=tuple(int(i) for i in tokenizer.special_mask.nonzero()[0]),
         vocab_size=tokenizer.vocab_size,

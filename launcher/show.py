@@ -5,14 +5,14 @@ It is computed from the recipe and the position alone, by the definition of the 
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 
 import numpy as np
 from rich.markup import escape
 from rich.text import Text
 
 from data_service.positions import Range
-from data_service.samples.inputs import Input, OrderedPairs
+from data_service.samples.inputs import Input, OrderedPairs, RepeatedSentences, TextPairs
 from data_service.samples.ragged import Samples
 from data_service.stream import Source, Stream
 from data_service.tokenizers.tokenizer import Tokenizer
@@ -83,7 +83,8 @@ def find_sample(run: Run, step: int, row: int) -> Shown:
 
 
 def render(shown: Shown) -> Iterator[str]:
-    """Lines in rich's markup: the position, the text with its targets marked, then a line for each target."""
+    """Lines in rich's markup: the position, the text with its targets marked, then a line for each target; of an
+    example of several texts, a line for each of these."""
     source = shown.source
     yield (
         f"[bold]step {shown.step}, row {shown.row}[/] of {shown.rows}: "
@@ -94,6 +95,9 @@ def render(shown: Shown) -> Iterator[str]:
         f"{_places(source)}, read {source.epoch} time(s) before"
     )
     samples = shown.samples
+    if samples.text_starts is not None:
+        yield from _texts(shown)
+        return
     yield f"{len(samples.tokens)} tokens, {len(samples.target_ids)} targets, marked [input -> original]:".replace(
         "[", "\\["
     )
@@ -118,6 +122,24 @@ def _text(shown: Shown) -> Iterator[str]:
     if samples.pair_label is not None:
         label = int(samples.pair_label[0])
         yield f"pair label {label}: {_meaning(shown.input, label)}"
+
+
+def _texts(shown: Shown) -> Iterator[str]:
+    """The texts of an example, a line each, with what they are to it."""
+    samples = shown.samples
+    assert samples.text_starts is not None
+    edges = [*samples.text_starts[0].tolist(), len(samples.tokens)]
+    yield f"{len(samples.tokens)} tokens in {len(edges) - 1} texts, one example:"
+    yield ""
+    for name, (start, stop) in zip(_names(shown.input), pairwise(edges), strict=True):
+        yield f"[bold]{name}[/] ({stop - start} tokens) {marked_text(samples, shown.tokenizer, range(start, stop))}"
+
+
+def _names(rows: Input) -> list[str]:
+    if isinstance(rows, RepeatedSentences):
+        return ["sentence", "the same"]
+    negatives = rows.negatives if isinstance(rows, TextPairs) else 0
+    return ["query", "positive", *(f"negative {number + 1}" for number in range(negatives))]
 
 
 def _meaning(rows: Input, label: int) -> str:

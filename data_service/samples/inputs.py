@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -19,6 +19,11 @@ class _Input(BaseModel):
     def repeats(self) -> float:
         """How often a token of the corpus is read in one reading of it, on average and about."""
         return 1.0
+
+    @property
+    def texts(self) -> int:
+        """Texts of a row, each cut to the phase's length with special tokens of its own."""
+        return 1
 
     def once(self) -> Self:
         """The same with one way of cutting."""
@@ -134,4 +139,42 @@ class Lanes(_Input):
     both_directions: bool = True
 
 
-Input = Annotated[Packed | Pairs | Lanes, Field(discriminator="packing")]
+class TextPairs(_Input):
+    """Examples of a corpus of pairs, a row each: query, positive, negatives (contrastive training).
+
+    Attributes:
+        negatives: how many of an example's negatives are used, the first ones.
+    """
+
+    packing: Literal["pairs"]
+    negatives: NonNegativeInt = 0
+
+    @property
+    def texts(self) -> int:
+        return 2 + self.negatives
+
+
+class RepeatedSentences(_Input):
+    """Sentences of a plain corpus, each a row that holds it twice: dropout makes the two differ (Gao et al. 2021,
+    "SimCSE", section 3).
+
+    Attributes:
+        shortest: sentences of fewer tokens, special ones not counted, are left out.
+    """
+
+    packing: Literal["sentences"]
+    shortest: PositiveInt = 8
+
+    @property
+    def repeats(self) -> float:
+        return 2.0
+
+    @property
+    def texts(self) -> int:
+        return 2
+
+
+Texts = TextPairs | RepeatedSentences
+"""Rows of several texts, which nothing is masked in."""
+
+Input = Annotated[Packed | Pairs | Lanes | Texts, Field(discriminator="packing")]

@@ -12,8 +12,10 @@ from data_service.samples.inputs import (
     OrderedPairs,
     Packed,
     Pairs,
+    RepeatedSentences,
     SegmentPairs,
     SentencePairs,
+    TextPairs,
     TwoSegments,
 )
 from data_service.samples.lanes import LaneRows, lane_rows
@@ -27,13 +29,18 @@ from data_service.samples.permuted_rows import permuted_rows
 from data_service.samples.ragged import Samples
 from data_service.samples.segments import Segments
 from data_service.samples.selection import Slots
+from data_service.samples.texts import TextRows, pair_texts, repeated_sentences, text_rows
 from data_service.samples.two_segments import two_segments
 from data_service.samples.units import fixed_positions, token_units, word_units
+from data_service.samples.unmasked import NoMasking
 from data_service.shards.block import Block
 from data_service.spec import StreamSpec
 
+AnyRows = Rows | LaneRows | TextRows
+"""Where a block is cut, whatever the input."""
 
-def cut(block: Block, spec: StreamSpec, key: Key) -> Rows | LaneRows:
+
+def cut(block: Block, spec: StreamSpec, key: Key) -> AnyRows:
     """The rows of a block; `key` names its draws, where rows are drawn (`structure_key`)."""
     match spec.input:
         case Packed():
@@ -42,13 +49,17 @@ def cut(block: Block, spec: StreamSpec, key: Key) -> Rows | LaneRows:
             return Rows.paired(_segments(block, spec.input, spec.length, key))
         case Lanes():
             return lane_rows(block, spec.input, spec.length)
+        case TextPairs():
+            return pair_texts(block, spec.input.texts, spec.length)
+        case RepeatedSentences():
+            return repeated_sentences(block, spec.input.shortest, spec.input.texts, spec.length)
         case _:
             assert_never(spec.input)
 
 
 def make_rows(
     block: Block,
-    rows: Rows | LaneRows,
+    rows: AnyRows,
     start: int,
     stop: int,
     spec: StreamSpec,
@@ -76,6 +87,9 @@ def make_rows(
             return permuted_rows(
                 block, rows, start, stop, permuted, spec.special, spec.never_masked, key, starts_word
             )
+        case NoMasking():
+            assert isinstance(rows, TextRows)
+            return text_rows(block, rows, start, stop, spec.special, spec.layout)
         case _:
             assert_never(spec.masking)
 

@@ -23,6 +23,10 @@ class Samples:
         order: [T] int32, factorisation order within the row (permuted LM); None otherwise. A token's content may
             use tokens of no higher number, its prediction only those of lower number.
         reversed_rows: [N] bool, rows whose text is laid out from last token to first; None where none can be.
+        text_starts: [N, G] int32, where each of the G texts of an example begins inside its row, the first at 0; each
+            has special tokens of its own. None where a row is no example of several texts.
+        cls_last: [N] bool, rows whose texts end with their classification token (XLNet); None where texts begin with
+            it, or rows are no examples.
     """
 
     tokens: Tokens
@@ -33,6 +37,8 @@ class Samples:
     pair_label: NDArray[np.int8] | None = None
     order: NDArray[np.int32] | None = None
     reversed_rows: NDArray[np.bool_] | None = None
+    text_starts: NDArray[np.int32] | None = None
+    cls_last: NDArray[np.bool_] | None = None
 
     @property
     def rows(self) -> int:

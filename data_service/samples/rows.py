@@ -1,7 +1,7 @@
 """Rows of `Samples`: cut, joined, reordered."""
 
 from collections.abc import Iterable, Sequence
-from typing import TypeVar
+from typing import TypedDict, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,6 +9,16 @@ from numpy.typing import NDArray
 from data_service.samples.ragged import Samples
 
 _T = TypeVar("_T", bound=np.generic)
+
+
+class _ByRow(TypedDict):
+    """What `Samples` has one of for each row."""
+
+    segment_starts: NDArray[np.int32] | None
+    pair_label: NDArray[np.int8] | None
+    reversed_rows: NDArray[np.bool_] | None
+    text_starts: NDArray[np.int32] | None
+    cls_last: NDArray[np.bool_] | None
 
 
 def slice_rows(samples: Samples, start: int, stop: int) -> Samples:
@@ -20,10 +30,8 @@ def slice_rows(samples: Samples, start: int, stop: int) -> Samples:
         offsets=samples.offsets[start : stop + 1] - first,
         target_positions=samples.target_positions[low:high] - first,
         target_ids=samples.target_ids[low:high],
-        segment_starts=None if samples.segment_starts is None else samples.segment_starts[start:stop],
-        pair_label=None if samples.pair_label is None else samples.pair_label[start:stop],
         order=None if samples.order is None else samples.order[first:last],
-        reversed_rows=None if samples.reversed_rows is None else samples.reversed_rows[start:stop],
+        **_by_row(samples, slice(start, stop)),
     )
 
 
@@ -42,6 +50,8 @@ def join_rows(parts: Sequence[Samples]) -> Samples:
         pair_label=_join([part.pair_label for part in parts]),
         order=_join([part.order for part in parts]),
         reversed_rows=_join([part.reversed_rows for part in parts]),
+        text_starts=_join([part.text_starts for part in parts]),
+        cls_last=_join([part.cls_last for part in parts]),
     )
 
 
@@ -60,10 +70,8 @@ def _take_rows(samples: Samples, target_edges: NDArray[np.int64], rows: NDArray[
         offsets=offsets,
         target_positions=samples.target_positions[targets] + moved,
         target_ids=samples.target_ids[targets],
-        segment_starts=None if samples.segment_starts is None else samples.segment_starts[rows],
-        pair_label=None if samples.pair_label is None else samples.pair_label[rows],
         order=None if samples.order is None else samples.order[where],
-        reversed_rows=None if samples.reversed_rows is None else samples.reversed_rows[rows],
+        **_by_row(samples, rows),
     )
 
 
@@ -78,6 +86,19 @@ def _ragged_take(
     where = np.repeat((edges[rows] - offsets[:-1]).astype(dtype), lengths)
     where += np.arange(len(where), dtype=dtype)
     return where, offsets
+
+
+def _by_row(samples: Samples, rows: NDArray[np.int64] | slice) -> _ByRow:
+    def of(column: NDArray[_T] | None) -> NDArray[_T] | None:
+        return None if column is None else column[rows]
+
+    return _ByRow(
+        segment_starts=of(samples.segment_starts),
+        pair_label=of(samples.pair_label),
+        reversed_rows=of(samples.reversed_rows),
+        text_starts=of(samples.text_starts),
+        cls_last=of(samples.cls_last),
+    )
 
 
 def _join(columns: Sequence[NDArray[_T] | None]) -> NDArray[_T] | None:

@@ -46,13 +46,7 @@ class Segments:
 
     def text(self, block: Block) -> Tokens:
         """The segments' tokens, end to end."""
-        sizes = self.sizes.ravel()
-        before = np.cumsum(sizes) - sizes
-        # Half-width indices are twice as fast to make and to follow.
-        dtype = np.int32 if len(block.tokens) + sizes.sum() < np.iinfo(np.int32).max else np.int64
-        where = np.repeat((self.starts.ravel() - before).astype(dtype), sizes)
-        where += np.arange(len(where), dtype=dtype)
-        return block.tokens[where]
+        return end_to_end(block, self.starts, self.sizes)
 
     def sentence_starts(self, block: Block) -> NDArray[np.int64]:
         """Offsets in `text` at which a sentence, or segment B of a row, begins, in no order; some come twice."""
@@ -65,3 +59,14 @@ class Segments:
         inside = block.sentences[found] + np.repeat(before - starts, counts)
         paired = self.sizes[:, 1] > 0
         return np.concatenate([inside, before[1::2][paired]])
+
+
+def end_to_end(block: Block, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> Tokens:
+    """The tokens of stretches of a block, one after another; `starts` and `sizes` have one shape, read row by row."""
+    flat = sizes.ravel()
+    before = np.cumsum(flat) - flat
+    # Half-width indices are twice as fast to make and to follow.
+    dtype = np.int32 if len(block.tokens) + flat.sum() < np.iinfo(np.int32).max else np.int64
+    where = np.repeat((starts.ravel() - before).astype(dtype), flat)
+    where += np.arange(len(where), dtype=dtype)
+    return block.tokens[where]

@@ -74,6 +74,19 @@ class HeldoutRule:
 
 
 @dataclass(frozen=True)
+class PairTexts:
+    """Every document of the corpus is an example: its sentences are query, positive and so many negatives, each a whole
+    text."""
+
+    negatives: int
+
+    @property
+    def texts(self) -> int:
+        """Of an example."""
+        return 2 + self.negatives
+
+
+@dataclass(frozen=True)
 class Manifest:
     """A complete corpus.
 
@@ -92,6 +105,7 @@ class Manifest:
         tokenizer_files: hash (blake2b, 16 bytes) per key of the tokenizer's copy below the corpus root.
         heldout_rule: what was held out instead, where that share of the documents would have been too little or too
             much.
+        pairs: what documents are in a corpus of pairs; None in one of plain text.
     """
 
     tokenizer_hash: str
@@ -109,6 +123,7 @@ class Manifest:
     heldout_rule: HeldoutRule | None = None
     skipped: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+    pairs: PairTexts | None = None
 
     @property
     def word_rules(self) -> int:
@@ -128,6 +143,8 @@ class Manifest:
             self.word_rules > 1
         ):  # the first rules are not named, so that older corpora keep their fingerprints
             identity.append({"words": self.word_rules})
+        if self.pairs is not None:
+            identity.append({"pairs": self.pairs.negatives})
         content.update(json.dumps(identity, sort_keys=True).encode())
         for table in (self.train, self.heldout):
             content.update(json.dumps([len(table), table.shards, table.digest]).encode())

@@ -20,7 +20,7 @@ from pydantic import (
 )
 
 from data_service.errors import CorpusError
-from data_service.shards.manifest import MANIFEST, BlockTable, HeldoutRule, Manifest
+from data_service.shards.manifest import MANIFEST, BlockTable, HeldoutRule, Manifest, PairTexts
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing
 
@@ -71,6 +71,7 @@ class _Content(_Strict):
     heldout_rule: HeldoutRule | None = None
     skipped: list[str] = []
     left_out: list[str] = []
+    pairs: PairTexts | None = None
 
     @model_validator(mode="after")
     def _parts_agree(self) -> "_Content":
@@ -104,6 +105,8 @@ def dump_manifest(manifest: Manifest) -> bytes:
     }
     if manifest.heldout_rule is not None:
         content["heldout_rule"] = asdict(manifest.heldout_rule)
+    if manifest.pairs is not None:
+        content["pairs"] = asdict(manifest.pairs)
     # Programs from before these keys read what has none of them.
     content |= {key: names for key in ("skipped", "left_out") if (names := getattr(manifest, key))}
     body = json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
@@ -207,4 +210,5 @@ def _to_manifest(content: _Content) -> Manifest:
         heldout_rule=content.heldout_rule,
         skipped=tuple(content.skipped),
         left_out=tuple(content.left_out),
+        pairs=content.pairs,
     )

@@ -28,28 +28,36 @@ class Rows(Protocol):
     def order(self) -> NDArray[np.int32] | None: ...
     @property
     def reversed_rows(self) -> NDArray[np.bool_] | None: ...
+    @property
+    def text_starts(self) -> NDArray[np.int32] | None: ...
+    @property
+    def cls_last(self) -> NDArray[np.bool_] | None: ...
 
 
 def to_batch(rows: Rows, device: torch.device) -> Batch:
     """N ragged rows as a `Batch` on `device`. Token ids widen to int64; nothing is padded.
 
     Rows with a factorisation order end with their classification token, which is a segment of its own, 2, as in
-    XLNet.
+    XLNet. Where a row is an example of several texts, each text is a row of the batch.
     """
-    lengths = np.diff(rows.offsets)
-    positions = np.arange(len(rows.tokens)) - np.repeat(rows.offsets[:-1], lengths)
+    offsets, group = _text_offsets(rows)
+    lengths = np.diff(offsets)
+    positions = np.arange(len(rows.tokens)) - np.repeat(offsets[:-1], lengths)
     segments = None
     if rows.segment_starts is not None:
         segments = (positions >= np.repeat(rows.segment_starts, lengths)).astype(np.int64)
         if rows.order is not None:
             segments[rows.offsets[1:] - 1] = 2
+    if rows.cls_last is not None:
+        segments = np.zeros(len(rows.tokens), dtype=np.int64)
+        segments[offsets[1:][np.repeat(rows.cls_last, group)] - 1] = 2
 
     def tensor(array: NDArray[np.generic], dtype: type[np.generic] = np.int64) -> torch.Tensor:
         return torch.from_numpy(array.astype(dtype)).to(device, non_blocking=True)
 
     return Batch(
         tokens=tensor(rows.tokens),
-        cu_seqlens=tensor(rows.offsets, np.int32),
+        cu_seqlens=tensor(offsets, np.int32),
         max_length=int(lengths.max(initial=0)),
         positions=tensor(positions),
         target_positions=tensor(rows.target_positions),
@@ -58,7 +66,16 @@ def to_batch(rows: Rows, device: torch.device) -> Batch:
         pair_labels=None if rows.pair_label is None else tensor(rows.pair_label),
         order=None if rows.order is None else tensor(rows.order),
         reversed_rows=None if rows.reversed_rows is None else tensor(rows.reversed_rows, np.bool_),
+        group=group,
     )
+
+
+def _text_offsets(rows: Rows) -> tuple[NDArray[np.int64], int]:
+    """[N * G + 1] where each text begins, and the end; and G, the texts of a row."""
+    if rows.text_starts is None:
+        return rows.offsets, 1
+    starts = rows.offsets[:-1, None] + rows.text_starts
+    return np.append(starts.ravel(), rows.offsets[-1]), rows.text_starts.shape[1]
 
 
 def idle_batch(device: torch.device) -> Batch:

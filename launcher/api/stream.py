@@ -63,6 +63,8 @@ class StepDataset(IterableDataset[dict[str, Tensor]]):
         order           [R, L] int64, where prediction is permuted (XLNet): a token's content may use tokens of no
                         higher number, its prediction those of lower; -1 in padding
         reversed_rows   [R] bool, with `order`: rows laid out from last token to first
+        group           [] int64, where rows are texts of examples (contrastive training): G texts, one after another,
+                        are an example: query, positive, negatives. R is a multiple of it
 
     `state_dict` and `load_state_dict` say and set the step to go on with, in a loop of one process and for torchdata's
     `StatefulDataLoader`. The workers of a plain `DataLoader` read ahead: with them, load `{"step": item["step"] + 1}`.
@@ -178,4 +180,6 @@ def _padded(rows: Samples | None, pad: int) -> dict[str, Tensor]:
     if batch.order is not None:
         found["order"] = lay(batch.order, -1)
     singles = {"pair_labels": batch.pair_labels, "reversed_rows": batch.reversed_rows}
+    if batch.group > 1:
+        found["group"] = torch.tensor(batch.group)
     return found | {name: values for name, values in singles.items() if values is not None}

@@ -9,7 +9,7 @@ from typing import assert_never
 
 from data_service.ingest.options import BLOCK_TOKENS
 from data_service.radius import Radius, expected_radius
-from data_service.samples.inputs import Lanes, Packed
+from data_service.samples.inputs import Lanes, Packed, RepeatedSentences, TextPairs
 from launcher.recipe import Recipe
 from launcher.recipe_summary import tokens_per_step
 
@@ -76,6 +76,8 @@ def shuffle_radius(recipe: Recipe) -> Radius | None:
 
 def _masked_a_second(recipe: Recipe) -> float:
     """Tokens cut and masked by one core."""
+    if isinstance(recipe.input, TextPairs | RepeatedSentences):
+        return 114e6  # as masked by token: they are only cut
     if isinstance(recipe.input, Lanes) or recipe.objective.mlm is None:
         return 15e6
     pairs = not isinstance(recipe.input, Packed)

@@ -1,11 +1,12 @@
 """Small corpora of random text, written as real shards."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from data_service.shards.block import Block
-from data_service.shards.manifest import BlockTable, Manifest, block_table
+from data_service.shards.manifest import BlockTable, Manifest, PairTexts, block_table
 from data_service.shards.manifest_file import save_manifest
 from data_service.shards.writer import ShardWriter
 from data_service.spec import SourceSpec, StreamSpec
@@ -34,8 +35,19 @@ def block_of(documents: list[list[int]], first: int = 5) -> Block:
     return Block(text, sentences, np.cumsum([0, *map(len, documents)]))
 
 
-def write_corpus(folder: Path, blocks: list[Block], heldout: list[Block] | None = None) -> str:
-    """Write a corpus of one shard a split; its URI."""
+def block_of_pairs(seed: int, examples: int, texts: int, *, mean: float = 9.0) -> Block:
+    """Examples of so many texts each, of ordinary tokens; `mean` is the texts' mean length."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.geometric(1 / mean, size=examples * texts)
+    tokens = rng.integers(len(NEVER_MASKED), VOCABULARY, lengths.sum()).astype(np.uint16)
+    sentences = np.append(0, np.cumsum(lengths))
+    return Block(tokens, sentences, np.arange(0, examples * texts + 1, texts))
+
+
+def write_corpus(
+    folder: Path, blocks: list[Block], heldout: list[Block] | None = None, negatives: int | None = None
+) -> str:
+    """Write a corpus of one shard a split, of pairs with so many negatives or of text; its URI."""
     store = open_store(folder)
     tables, sizes, digests = [], {}, {}
     for split, content in (("train", blocks), ("heldout", heldout or [])):
@@ -45,6 +57,8 @@ def write_corpus(folder: Path, blocks: list[Block], heldout: list[Block] | None 
         sizes[key], digests[key] = size, digest
     unigram = np.bincount(np.concatenate([block.tokens for block in blocks]), minlength=VOCABULARY)
     manifest = Manifest("0" * 64, VOCABULARY, 0.1, *tables, unigram, sizes, digests, {}, {})
+    if negatives is not None:
+        manifest = replace(manifest, pairs=PairTexts(negatives))
     save_manifest(store, manifest)
     return str(folder)
 

@@ -70,6 +70,36 @@ def test_rows_of_lanes_bring_order_direction_and_three_segments() -> None:
     assert torch.equal(batch.tokens[batch.target_positions], batch.target_ids)
 
 
+def examples_of_texts(cls_last: bool | None) -> Samples:
+    """Two examples of three texts."""
+    return Samples(
+        tokens=np.array([1, 5, 2, 1, 6, 7, 2, 1, 2, 1, 8, 9, 2, 1, 2, 1, 5, 2], dtype=np.uint16),
+        offsets=np.array([0, 9, 18]),
+        target_positions=np.zeros(0, dtype=np.int64),
+        target_ids=np.zeros(0, dtype=np.uint16),
+        text_starts=np.array([[0, 3, 7], [0, 4, 6]], dtype=np.int32),
+        cls_last=None if cls_last is None else np.full(2, cls_last),
+    )
+
+
+def test_texts_of_an_example_become_rows_whose_positions_begin_anew() -> None:
+    batch = to_batch(examples_of_texts(None), CPU)
+    assert (batch.group, batch.rows) == (3, 6)
+    assert batch.cu_seqlens.tolist() == [0, 3, 7, 9, 13, 15, 18]
+    assert batch.max_length == 4
+    assert batch.positions.tolist() == [0, 1, 2, 0, 1, 2, 3, 0, 1, 0, 1, 2, 3, 0, 1, 0, 1, 2]
+    assert batch.segments is None
+    assert batch.pair_labels is None
+    assert batch.target_positions.numel() == 0
+
+
+def test_a_classification_token_at_the_end_of_a_text_is_a_segment_of_its_own() -> None:
+    batch = to_batch(examples_of_texts(True), CPU)
+    assert batch.segments is not None
+    assert batch.segments.nonzero().ravel().tolist() == [2, 6, 8, 12, 14, 17]
+    assert set(batch.segments.tolist()) == {0, 2}
+
+
 def test_no_rows_make_an_idle_batch() -> None:
     assert idle_batch(CPU).rows == 0
 

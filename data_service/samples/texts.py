@@ -1,0 +1,99 @@
+"""Rows of several texts, each with special tokens of its own: the examples of contrastive training.
+
+A row is an example. Its texts lie one after another: query, positive and negatives, or one sentence twice. Each is cut
+at the end, so that with its special tokens it has at most the phase's length.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_service.errors import CorpusError
+from data_service.samples.packing import EDGE_TOKENS
+from data_service.samples.ragged import Samples, Tokens
+from data_service.samples.segments import end_to_end
+from data_service.shards.block import Block
+from data_service.tokenizers.specials import SpecialIds
+
+TextLayout = Literal["cls_first", "cls_last"]
+"""`<cls> text <sep>`, or XLNet's `text <sep> <cls>`."""
+
+
+@dataclass(frozen=True)
+class TextRows:
+    """N rows of G texts each.
+
+    Attributes:
+        starts: [N, G] int64, offset in the block of the first token of each text.
+        sizes: [N, G] int64, tokens of each, after cutting; never 0.
+    """
+
+    starts: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """[N] int64 tokens of each row as the model sees it, special tokens included."""
+        lengths: NDArray[np.int64] = (self.sizes + EDGE_TOKENS).sum(axis=1)
+        return lengths
+
+    def text(self, block: Block, start: int, stop: int) -> Tokens:
+        """The texts of rows `start` to `stop`, end to end, without special tokens."""
+        return end_to_end(block, self.starts[start:stop], self.sizes[start:stop])
+
+    def stretches(self, row: int) -> tuple[range, ...]:
+        """Where each text of a row lies in the block."""
+        ends = zip(self.starts[row].tolist(), self.sizes[row].tolist(), strict=True)
+        return tuple(range(start, start + size) for start, size in ends)
+
+
+def pair_texts(block: Block, texts: int, length: int) -> TextRows:
+    """A row for each document of a corpus of pairs: its first `texts` texts. Raises CorpusError where one has fewer."""
+    if np.diff(block.documents).min() < texts:
+        raise CorpusError(
+            f"a document of a corpus of pairs has less than {texts} texts",
+            remedy="build the corpus again with `maskfleet corpus build --texts pairs`",
+        )
+    first = block.documents[:-1, None] + np.arange(texts)
+    starts = block.sentences[first]
+    return TextRows(starts, np.minimum(block.sentences[first + 1] - starts, length - EDGE_TOKENS))
+
+
+def repeated_sentences(block: Block, shortest: int, texts: int, length: int) -> TextRows:
+    """A row for each sentence of at least `shortest` tokens, `texts` times the same."""
+    sizes = np.diff(block.sentences)
+    long_enough = np.flatnonzero(sizes >= shortest)
+    starts, sizes = block.sentences[long_enough], np.minimum(sizes[long_enough], length - EDGE_TOKENS)
+    return TextRows(np.repeat(starts[:, None], texts, axis=1), np.repeat(sizes[:, None], texts, axis=1))
+
+
+def text_rows(
+    block: Block, rows: TextRows, start: int, stop: int, special: SpecialIds, layout: TextLayout
+) -> Samples:
+    """Rows `start` to `stop` with their special tokens; nothing is a target."""
+    sizes = rows.sizes[start:stop]
+    ends = np.cumsum(sizes.ravel() + EDGE_TOKENS)
+    begins = ends - sizes.ravel() - EDGE_TOKENS
+    text = rows.text(block, start, stop)
+    cls_last = layout == "cls_last"
+    cls, sep = (ends - 1, ends - 2) if cls_last else (begins, ends - 1)
+    tokens = np.empty(int(ends[-1]), dtype=text.dtype)
+    is_text = np.ones(len(tokens), dtype=np.bool_)
+    for places, token in ((cls, special.cls), (sep, special.sep)):
+        tokens[places] = token
+        is_text[places] = False
+    tokens[is_text] = text
+    begins = begins.reshape(sizes.shape)
+    return Samples(
+        tokens=tokens,
+        offsets=np.append(begins[:, 0], ends[-1]),
+        target_positions=np.zeros(0, dtype=np.int64),
+        target_ids=tokens[:0],
+        text_starts=(begins - begins[:, :1]).astype(np.int32),
+        cls_last=np.ones(len(sizes), dtype=np.bool_) if cls_last else None,
+    )

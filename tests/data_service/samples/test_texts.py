@@ -1,0 +1,147 @@
+"""Rows of several texts: each cut to the length, laid out as its family has it, any row alone as among others."""
+
+import itertools
+
+import numpy as np
+import pytest
+from alike import assert_same
+from corpus import SPECIAL, block_of, block_of_pairs, random_block, spec_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from data_service.errors import CorpusError
+from data_service.rng import stream_key
+from data_service.samples.make import cut, make_rows
+from data_service.samples.ragged import Samples
+from data_service.samples.rows import deal_rows, join_rows, slice_rows
+from data_service.samples.texts import TextRows
+from data_service.shards.block import Block
+from data_service.spec import SourceSpec, StreamSpec
+
+NOWHERE = SourceSpec(name="text", uri="nowhere", manifest_fingerprint="f" * 64)
+KEY = stream_key("test")
+layouts = st.sampled_from(["cls_first", "cls_last"])
+
+
+def texts_spec(packing: str, layout: str = "cls_first", length: int = 12, **settings: int) -> StreamSpec:
+    return spec_of(
+        NOWHERE,
+        length=length,
+        layout=layout,
+        input={"packing": packing, **settings},
+        masking={"kind": "none"},
+    )
+
+
+def made(block: Block, spec: StreamSpec) -> Samples:
+    rows = cut(block, spec, KEY)
+    return make_rows(block, rows, 0, len(rows), spec, KEY, None)
+
+
+def texts_of(samples: Samples) -> list[list[list[int]]]:
+    """The texts of each row, with their special tokens."""
+    assert samples.text_starts is not None
+    found = []
+    for row, (first, last) in enumerate(itertools.pairwise(samples.offsets.tolist())):
+        edges = [*(first + samples.text_starts[row]).tolist(), last]
+        found.append([samples.tokens[start:stop].tolist() for start, stop in itertools.pairwise(edges)])
+    return found
+
+
+def laid(text: list[int], layout: str, length: int) -> list[int]:
+    text = text[: length - 2]
+    if layout == "cls_last":
+        return [*text, SPECIAL.sep, SPECIAL.cls]
+    return [SPECIAL.cls, *text, SPECIAL.sep]
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(0, 1000), st.integers(0, 3), st.integers(0, 3), layouts, st.integers(8, 30))
+def test_an_example_is_its_first_texts_each_cut_and_laid_out(
+    seed: int, negatives: int, more: int, layout: str, length: int
+) -> None:
+    block = block_of_pairs(seed, 9, 2 + negatives + more)
+    spec = texts_spec("pairs", layout, length, negatives=negatives)
+    expected = [
+        [
+            laid(block.tokens[block.sentences[number] : block.sentences[number + 1]].tolist(), layout, length)
+            for number in range(first, first + 2 + negatives)
+        ]
+        for first in block.documents[:-1].tolist()
+    ]
+    samples = made(block, spec)
+    assert texts_of(samples) == expected
+    assert len(samples.target_positions) == len(samples.target_ids) == 0
+    assert (samples.cls_last is None) == (layout == "cls_first")
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(0, 1000), st.integers(1, 30), layouts)
+def test_a_sentence_long_enough_is_a_row_that_holds_it_twice(seed: int, shortest: int, layout: str) -> None:
+    block = random_block(seed, 400, sentence=9)
+    spec = texts_spec("sentences", layout, shortest=shortest)
+    sentences = [
+        block.tokens[start:stop].tolist()
+        for start, stop in itertools.pairwise(block.sentences.tolist())
+        if stop - start >= shortest
+    ]
+    rows = cut(block, spec, KEY)
+    assert len(rows) == len(sentences)
+    if sentences:
+        assert texts_of(made(block, spec)) == [[laid(text, layout, 12)] * 2 for text in sentences]
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(0, 1000), layouts, st.data())
+def test_rows_alone_joined_and_dealt_are_the_rows_among_others(
+    seed: int, layout: str, data: st.DataObject
+) -> None:
+    block = block_of_pairs(seed, 12, 3)
+    spec = texts_spec("pairs", layout, negatives=1)
+    rows, whole = cut(block, spec, KEY), made(block, spec)
+    start = data.draw(st.integers(0, 11))
+    stop = data.draw(st.integers(start + 1, 12))
+    alone = make_rows(block, rows, start, stop, spec, KEY, None)
+    assert_same(alone, slice_rows(whole, start, stop))
+    assert_same(
+        join_rows([slice_rows(whole, 0, start), alone] if start else [alone]), slice_rows(whole, 0, stop)
+    )
+    order = np.array(data.draw(st.permutations(range(12))))
+    (dealt,) = deal_rows(whole, [order])
+    assert texts_of(dealt) == [texts_of(whole)[row] for row in order.tolist()]
+
+
+def test_the_text_behind_a_row_is_found_again() -> None:
+    block = block_of([[3, 20, 2], [1, 4, 5]])
+    rows = cut(block, texts_spec("pairs", negatives=0), KEY)
+    assert isinstance(rows, TextRows)
+    assert rows.stretches(0) == (range(3), range(3, 13))
+    assert rows.stretches(1) == (range(25, 26), range(26, 30))
+    assert rows.lengths.tolist() == [3 + 10 + 4, 1 + 4 + 4]
+    text = np.concatenate([block.tokens[stretch] for stretch in rows.stretches(1)])
+    assert rows.text(block, 1, 2).tolist() == text.tolist()
+
+
+def test_documents_with_too_few_texts_are_no_examples() -> None:
+    with pytest.raises(CorpusError, match="less than 3 texts"):
+        cut(block_of([[3, 4], [5, 6, 7]]), texts_spec("pairs", negatives=1), KEY)
+
+
+@pytest.mark.parametrize(
+    ("packing", "masking"),
+    [("pairs", "mlm"), ("sentences", "mlm"), ("full_sentences", "none"), ("lanes", "none")],
+)
+def test_texts_go_with_no_masking_and_nothing_else_does(packing: str, masking: str) -> None:
+    with pytest.raises(ValidationError, match=r"no masking|lanes"):
+        spec_of(NOWHERE, input={"packing": packing}, masking={"kind": masking})
+
+
+def test_specs_from_before_keep_their_json_and_their_fingerprint() -> None:
+    """The fingerprint of a spec as the version before these fields made it."""
+    spec = spec_of(NOWHERE)
+    assert not {"layout", "one_source", "temperature"} & set(spec.model_dump())
+    assert spec.fingerprint == "4163e92d17fa83977dd83d981a8666b5c222b8b36dcc1093ee8f3b6fc63a4561"
+    changed = spec_of(NOWHERE, one_source=4, temperature=2.0)
+    assert StreamSpec.model_validate_json(changed.model_dump_json()) == changed
+    assert changed.fingerprint != spec.fingerprint
