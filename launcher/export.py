@@ -1,9 +1,13 @@
-"""From a run's checkpoint to a folder that `transformers` loads, or two for a generator and a discriminator."""
+"""From a run's checkpoint to a folder that `transformers` loads, or two for a generator and a discriminator.
+
+An encoder of text vectors becomes one that `SentenceTransformer` loads, too.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
-from checkpoints.hf.export import export_model
+from checkpoints.hf.export import export_model, published, write_model
 from checkpoints.hf.pair import export_pair
 from checkpoints.hf.publish import removable
 from checkpoints.layout import Manifest
@@ -11,8 +15,10 @@ from checkpoints.load import Reader
 from data_service.store.open import open_store
 from encoder_core.families.build import ModelConfig
 from encoder_core.families.hf.interchange import Heads, interchange
+from encoder_core.objectives.contrastive import ContrastiveConfig
 from encoder_core.objectives.replaced import DetectorConfig, Part
 from launcher.chosen import chosen_checkpoint
+from launcher.embed.modules import write_sentence_transformer
 from launcher.model_card import Network, facts_of, render
 from launcher.objective import Objective, exported_heads
 from launcher.runs import Run
@@ -57,10 +63,24 @@ def export_run(run: Run, step: int | None, out: str, *, licence: str | None = No
         if objective.rtd is not None and isinstance(config, DetectorConfig):
             pair: dict[Part, str] = {part: cards[part] for part in ("generator", "discriminator")}
             export_pair(reader.read_full, config, files, target, objective.rtd.embeddings, cards=pair)
+        elif objective.contrastive is not None:
+            with published(target) as folder:
+                write_model(folder, reader.read_full, config, files, "none", card=cards["."])
+                _write_vectors(folder, objective.contrastive, config)
         else:
             heads = exported_heads(config, objective)
             export_model(reader.read_full, config, files, target, heads, card=cards["."])
     return _described(manifest, networks)
+
+
+def _write_vectors(folder: Path, contrastive: ContrastiveConfig, config: ModelConfig) -> None:
+    """What makes of it a folder that sentence-transformers loads, too."""
+    write_sentence_transformer(
+        folder,
+        pooling=contrastive.pooling,
+        normalize=contrastive.normalize,
+        max_length=config.max_length,
+    )
 
 
 def _networks(manifest: Manifest, config: ModelConfig, objective: Objective) -> dict[str, Network]:

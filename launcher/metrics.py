@@ -34,14 +34,18 @@ _LARGEST_SEGMENT = 4 << 20  # bytes
 
 def evaluation_record(step: int, figures: Mapping[str, float]) -> dict[str, object]:
     """Held-out figures after `step` steps (`loss`, `mlm_loss`, `mlm_accuracy`, ...) in nats, and the perplexity of
-    the language-model term."""
-    perplexity = math.exp(min(token_loss(figures), 700.0))  # beyond it a double overflows
-    return {"kind": "evaluation", "step": step, "perplexity": perplexity, **figures}
+    the language-model term, if there is one."""
+    record: dict[str, object] = {"kind": "evaluation", "step": step}
+    if token_term(figures) is not None:
+        record["perplexity"] = math.exp(min(token_loss(figures), 700.0))  # beyond it a double overflows
+    return record | dict(figures)
 
 
 def token_loss(figures: Mapping[str, Any]) -> float:
-    """The loss on hidden tokens, the only one that counting unigrams and bigrams can be compared with."""
-    return float(figures[f"{token_term(figures)}_loss"])
+    """The loss on hidden tokens, the only one that counting unigrams and bigrams can be compared with; the whole loss
+    where no tokens are predicted."""
+    term = token_term(figures)
+    return float(figures["loss" if term is None else f"{term}_loss"])
 
 
 class Journal:

@@ -21,6 +21,13 @@ from launcher.runs import Run
 from launcher.step_table import Record
 from launcher.terms import spell, term_losses
 
+_VECTORS = """```python
+from sentence_transformers import SentenceTransformer
+
+model = SentenceTransformer(folder)
+print(model.similarity(*model.encode(["a text", "another one"])[:, None]))
+```
+"""
 _IDENTIFIER = re.compile(r"[a-z0-9][a-z0-9.+-]*")  # how the Hub spells a licence that it knows
 
 
@@ -98,16 +105,20 @@ def _source(run: Run, name: str) -> str:
 
 def _front_matter(recipe: Recipe, network: Network, licence: str | None) -> str:
     fields: dict[str, object] = {"library_name": "transformers", "tags": ["maskfleet", recipe.model.family]}
-    task = _task(network)
+    task = _task(recipe, network)
     if task is not None:
         fields["pipeline_tag"] = task
+    if task == "sentence-similarity":
+        fields["library_name"] = "sentence-transformers"
     if licence:
         fields["license"] = licence if _IDENTIFIER.fullmatch(licence) else "other"
     return f"---\n{yaml.safe_dump(fields, sort_keys=True)}---\n"
 
 
-def _task(network: Network) -> str | None:
-    """The pipeline of transformers that uses the head."""
+def _task(recipe: Recipe, network: Network) -> str | None:
+    """The pipeline of transformers that uses the head, or of sentence-transformers."""
+    if recipe.objective.contrastive is not None:
+        return "sentence-similarity"
     if "XLNet" in network.architecture:
         return None
     return "feature-extraction" if network.part == "discriminator" else "fill-mask"
@@ -131,13 +142,17 @@ def _what(facts: Facts, network: Network) -> Iterator[str]:
 
 def _use(recipe: Recipe, network: Network) -> Iterator[str]:
     longest = max(phase.length for phase in recipe.phases)
-    masks = _task(network) == "fill-mask"
+    yield "## Use\n"
+    if recipe.objective.contrastive is not None:
+        yield _VECTORS
+        yield f"Text is cut at {recipe.model.max_length} tokens; training saw texts of up to {longest}.\n"
+        return
+    masks = _task(recipe, network) == "fill-mask"
     call = (
         'pipeline("fill-mask", model=folder, tokenizer_kwargs={"truncation": True})'
         if masks
         else 'pipeline("feature-extraction", model=folder, truncation=True)'
     )
-    yield "## Use\n"
     yield f"```python\nfrom transformers import pipeline\n\n{call}\n```\n"
     yield (
         f"With `truncation=True` the tokenizer cuts text at {recipe.model.max_length} tokens; training saw rows of up "
@@ -163,7 +178,7 @@ def _tokens(recipe: Recipe, steps: int) -> int:
     total = 0
     for phase in recipe.phases:
         done = min(phase.steps, steps)
-        total, steps = total + done * tokens_per_step(phase), steps - done
+        total, steps = total + done * tokens_per_step(phase, recipe.input.texts), steps - done
     return total
 
 

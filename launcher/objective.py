@@ -1,8 +1,8 @@
 """What a recipe's `objective` says, and the module that trains it.
 
 An objective is composed of parts: masked language modelling, alone or with a pair task, a span boundary task or
-a discriminator; or permuted language modelling. Its host half (what is masked) goes to the data service, its
-device half (the losses) is the module that the engine wraps.
+a discriminator; or permuted language modelling; or contrastive training of text vectors. Its host half (what is
+masked) goes to the data service, its device half (the losses) is the module that the engine wraps.
 """
 
 from typing import Self
@@ -19,6 +19,7 @@ from torch import nn
 
 from data_service.samples.masking import MlmMasking
 from data_service.samples.permuted import PermutedPrediction
+from data_service.samples.unmasked import NoMasking
 from data_service.spec import Masking
 from encoder_core.errors import ModelError
 from encoder_core.families.albert import AlbertConfig
@@ -28,6 +29,7 @@ from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.hf.interchange import Heads
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.meta import on_meta
+from encoder_core.objectives.contrastive import ContrastiveConfig, contrastive_model
 from encoder_core.objectives.gradient_disentangled import gradient_disentangled_detection
 from encoder_core.objectives.losses import Objective as ObjectiveModule
 from encoder_core.objectives.mlm import masked_language_model
@@ -70,6 +72,7 @@ class Objective(Choice):
         sbo: masked spans from their boundaries (SpanBERT).
         rtd: which tokens a generator replaced (ELECTRA, DeBERTa v3).
         plm: tokens in a random factorisation order (XLNet). Needs input of lanes; stands alone.
+        contrastive: which texts belong together. Needs input of pairs or sentences; any family; stands alone.
     """
 
     mlm: MlmMasking | None = None
@@ -78,14 +81,16 @@ class Objective(Choice):
     sbo: ExtraTerm | None = None
     rtd: ReplacedTokenConfig | None = None
     plm: PermutedPrediction | None = None
+    contrastive: ContrastiveConfig | None = None
 
     @model_validator(mode="after")
     def _compose(self) -> Self:
-        if (self.mlm is None) == (self.plm is None):
-            raise ValueError("choose exactly one of mlm and plm")
+        given = [name for name in ("mlm", "plm", "contrastive") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError("choose exactly one of mlm, plm and contrastive")
         extra = [name for name in ("nsp", "sop", "sbo", "rtd") if getattr(self, name) is not None]
         if extra and self.mlm is None:
-            raise ValueError(f"{extra[0]} goes with mlm, not with plm")
+            raise ValueError(f"{extra[0]} goes with mlm, not with {given[0]}")
         if len(extra) > 1:
             raise ValueError(f"choose one of {' and '.join(extra)} beside mlm")
         return self
@@ -93,9 +98,7 @@ class Objective(Choice):
     @property
     def masking(self) -> Masking:
         """The host half."""
-        masking = self.mlm or self.plm
-        assert masking is not None  # exactly one is given
-        return masking
+        return self.mlm or self.plm or NoMasking()
 
 
 def objective_module(
@@ -108,6 +111,8 @@ def objective_module(
     wrong = misfit(config, objective)
     if wrong is not None:
         raise ModelError(wrong, remedy="see `maskfleet recipe list` for what goes together")
+    if objective.contrastive is not None:
+        return contrastive_model(config, objective.contrastive, checkpoint_activations=checkpoint_activations)
     if objective.plm is not None and isinstance(config, XlnetConfig):
         return permuted_language_model(config, checkpoint_activations=checkpoint_activations)
     if objective.rtd is not None and isinstance(config, DetectorConfig):
@@ -131,6 +136,8 @@ def objective_module(
 
 def misfit(config: ModelConfig, objective: Objective) -> str | None:
     """Why a family cannot be trained by an objective; None if it can."""
+    if objective.contrastive is not None:
+        return None
     if (objective.plm is not None) != isinstance(config, XlnetConfig):
         return f"a model of family {config.family} is not trained by {'plm' if objective.plm else 'mlm'}"
     if objective.rtd is not None and not isinstance(config, DetectorConfig):
@@ -142,7 +149,9 @@ def misfit(config: ModelConfig, objective: Objective) -> str | None:
 
 def exported_heads(config: ModelConfig, objective: Objective) -> Heads:
     """What of a network trained alone a class of transformers has a place for: its head, and BERT's and ALBERT's pair
-    head."""
+    head. None beside an encoder of text vectors."""
+    if objective.contrastive is not None:
+        return "none"
     if objective.plm is not None:
         return "plm"
     pairs = objective.nsp is not None or objective.sop is not None

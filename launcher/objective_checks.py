@@ -8,6 +8,7 @@ from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bert import BertConfig
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.xlnet import XlnetConfig
+from encoder_core.objectives.contrastive import ContrastiveConfig
 from launcher.objective import misfit
 from launcher.problem import Problem
 from launcher.recipe import Recipe
@@ -23,6 +24,8 @@ def mismatches(recipe: Recipe) -> Iterator[Problem]:
     yield from _spans(recipe)
     yield from _token_types(recipe)
     yield from _order(recipe)
+    if recipe.objective.contrastive is not None:
+        yield from _contrast(recipe, recipe.objective.contrastive)
     if isinstance(recipe.input, Lanes):
         yield from _lanes(recipe, recipe.input)
         yield from _memory(recipe, recipe.input)
@@ -37,7 +40,8 @@ def _family(recipe: Recipe) -> Iterator[Problem]:
             ("objective",),
             wrong,
             "xlnet goes with plm, electra with mlm and rtd, deberta_v2 with mlm or mlm and rtd, the others with mlm "
-            "(alone or with nsp, sop or sbo); `maskfleet recipe list` shows what goes together",
+            "(alone or with nsp, sop or sbo), and all with contrastive; `maskfleet recipe list` shows what goes "
+            "together",
         )
 
 
@@ -97,6 +101,31 @@ def _order(recipe: Recipe) -> Iterator[Problem]:
             "lanes are laid out for permuted language modelling, and the objective is another",
             "set objective to plm, or input.packing to full_sentences",
         )
+
+
+def _contrast(recipe: Recipe, contrastive: ContrastiveConfig) -> Iterator[Problem]:
+    model = recipe.model
+    widest = max(contrastive.matryoshka or (0,))
+    if widest > model.hidden:
+        yield Problem(
+            ("objective", "contrastive", "matryoshka"),
+            f"the first {widest} numbers of a vector are asked for, and it has {model.hidden}",
+            f"give widths of at most {model.hidden}",
+        )
+    if isinstance(recipe.input, RepeatedSentences) and not model.dropout and not model.attention_dropout:
+        yield Problem(
+            ("model", "dropout"),
+            "the two texts of an example are the same, and differ by dropout alone, which is 0",
+            "set model.dropout and model.attention_dropout above 0 (SimCSE: 0.1)",
+        )
+    if recipe.input.texts == 2:
+        for index, phase in enumerate(recipe.phases):
+            if phase.batch.sequences == 1:
+                yield Problem(
+                    ("phases", index, "batch", "sequences"),
+                    "the negatives of an example are the others of its batch, and there are none",
+                    "use a larger batch",
+                )
 
 
 def _lanes(recipe: Recipe, lanes: Lanes) -> Iterator[Problem]:

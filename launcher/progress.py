@@ -37,7 +37,7 @@ class Watch:
         if status.record is not None and self._is_new(status.record):
             self._step(status.record)
         if status.evaluation is not None and self._is_new(status.evaluation):
-            found = spell(term_losses(status.evaluation), status.evaluation["perplexity"])
+            found = spell(term_losses(status.evaluation), status.evaluation.get("perplexity"))
             self.note(f"step {status.evaluation['step']}/{self._total}  held out: {found}")
 
     def note(self, text: str) -> None:

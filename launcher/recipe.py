@@ -238,7 +238,7 @@ class Recipe(Strict):
     def memory_refresh(self) -> Refresh | None:
         """When the model's memory is recomputed; None if it has none."""
         model = self.model
-        if not isinstance(model, XlnetConfig) or not model.memory:
+        if not isinstance(model, XlnetConfig) or not model.memory or self.objective.plm is None:
             return None
         return Refresh(model.memory_refresh, -(-model.memory // model.reuse))
 

@@ -50,7 +50,7 @@ def discriminator_parameters(recipe: Recipe) -> int | None:
 
 def total_tokens(recipe: Recipe) -> int:
     """Tokens of the whole run, rows taken as full."""
-    return sum(phase.steps * tokens_per_step(phase) for phase in recipe.phases)
+    return sum(phase.steps * tokens_per_step(phase, recipe.input.texts) for phase in recipe.phases)
 
 
 def summary(recipe: Recipe) -> list[str]:
@@ -64,9 +64,9 @@ def summary(recipe: Recipe) -> list[str]:
     ]
 
 
-def tokens_per_step(phase: Phase) -> int:
-    """Tokens of a step's batch, rows taken as full."""
-    return phase.batch.tokens or (phase.batch.sequences or 0) * phase.length
+def tokens_per_step(phase: Phase, texts: int = 1) -> int:
+    """Tokens of a step's batch, rows taken as full. `texts`: of each row (`Recipe.input.texts`)."""
+    return phase.batch.tokens or (phase.batch.sequences or 0) * texts * phase.length
 
 
 def known(model: ModelConfig) -> ModelConfig:
@@ -86,5 +86,7 @@ def _size(recipe: Recipe) -> str:
 def _phase(phase: Phase, recipe: Recipe) -> str:
     rows = phase.batch.sequences
     batch = f"{rows:,} rows in {rows // recipe.microbatch:,} microbatches" if rows else "by tokens"
-    tokens = human_count(tokens_per_step(phase))
-    return f"{phase.steps:,} steps of {tokens} tokens, rows of {phase.length}, {batch}"
+    texts = recipe.input.texts
+    tokens = human_count(tokens_per_step(phase, texts))
+    length = f"rows of {phase.length}" if texts == 1 else f"rows of {texts} texts of {phase.length}"
+    return f"{phase.steps:,} steps of {tokens} tokens, {length}, {batch}"

@@ -21,13 +21,14 @@ def term_losses(record: Mapping[str, Any]) -> dict[str, float]:
     return {name: float(value) for name, value in named.items() if value is not None and math.isfinite(value)}
 
 
-def token_term(figures: Mapping[str, Any]) -> str:
-    """The term that is the loss on hidden tokens: the one that a record's perplexity belongs to."""
-    return "plm" if "plm_loss" in figures else "mlm"
+def token_term(figures: Mapping[str, Any]) -> str | None:
+    """The term that is the loss on hidden tokens: the one that a record's perplexity belongs to. None where no tokens
+    are predicted."""
+    return next((term for term in ("plm", "mlm") if term + _LOSS in figures), None)
 
 
 def spell(losses: Mapping[str, float], perplexity: float | None = None) -> str:
     """`mlm 4.467 (perplexity 87.13)  rtd 0.340`."""
     token = token_term({name + _LOSS: loss for name, loss in losses.items()})
-    beside = {} if perplexity is None else {token: f" (perplexity {perplexity:.2f})"}
+    beside = {token: f" (perplexity {perplexity:.2f})"} if token and perplexity is not None else {}
     return "  ".join(f"{name} {loss:.3f}{beside.get(name, '')}" for name, loss in losses.items())

@@ -8,6 +8,7 @@ from encoder_core.families.build import ModelConfig
 from encoder_core.families.deberta import DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.xlnet import XlnetConfig
+from launcher.inputs import PLACEHOLDER
 from launcher.objective import Objective
 from launcher.recipe import (
     BatchSize,
@@ -49,7 +50,8 @@ def tiny(recipe: Recipe) -> Recipe:
     """`recipe` with two layers of 128, short rows, batches of 32 and a learning rate for that, in fp32, for minutes.
 
     Everything that says what kind of run it is stays: packing, objective, optimizer, decay, ZeRO stage, sources,
-    the number of phases and their shares of the steps. Dropout goes: such a run sees its text once or twice.
+    the number of phases and their shares of the steps. Dropout goes, since such a run sees its text once or twice;
+    but not where it makes the texts of an example differ. A start that stands for the user's own is from scratch.
     """
     phases = _phases(recipe)
     steps = sum(phase.steps for phase in phases)
@@ -57,7 +59,8 @@ def tiny(recipe: Recipe) -> Recipe:
     quarter = EverySteps(steps=max(1, steps // 4))
     small = recipe.model_copy(
         update={
-            "model": _model(recipe.model, longest),
+            "start": "scratch" if recipe.start.startswith(PLACEHOLDER) else recipe.start,
+            "model": _model(recipe.model, longest, drops=isinstance(recipe.input, RepeatedSentences)),
             "input": _input(recipe.input, longest),
             "objective": _objective(recipe.objective, longest),
             "phases": phases,
@@ -103,7 +106,7 @@ def _phase(phase: Phase, steps: int, most: int) -> Phase:
     return Phase(steps=steps, length=length, batch=batch)
 
 
-def _model(model: ModelConfig, length: int) -> ModelConfig:
+def _model(model: ModelConfig, length: int, *, drops: bool) -> ModelConfig:
     """The tokenizer's own vocabulary; activation, epsilon, tying and sharing as they are."""
     return model.model_copy(
         update={
@@ -113,8 +116,8 @@ def _model(model: ModelConfig, length: int) -> ModelConfig:
             "feed_forward": FEED_FORWARD,
             "max_length": length,
             "vocab": None,
-            "dropout": 0.0,
-            "attention_dropout": 0.0,
+            "dropout": model.dropout if drops else 0.0,
+            "attention_dropout": model.attention_dropout if drops else 0.0,
             "initializer_range": INITIALIZER_RANGE,
         }
         | _family(model, length)
@@ -153,7 +156,11 @@ def _input(rows: Input, length: int) -> Input:
 
 
 def _objective(objective: Objective, length: int) -> Objective:
-    """Masks as they are; fewer predictions in a shorter row."""
+    """Masks as they are; fewer predictions in a shorter row, narrower vectors."""
+    if objective.contrastive is not None and objective.contrastive.matryoshka is not None:
+        widths = [min(width, HIDDEN >> place) for place, width in enumerate(objective.contrastive.matryoshka)]
+        narrower = objective.contrastive.model_copy(update={"matryoshka": tuple(filter(None, widths))})
+        return objective.model_copy(update={"contrastive": narrower})
     if objective.plm is None:
         return objective
     smaller = {"predict": max(1, length // 6), "permutation": length // 2}

@@ -115,8 +115,9 @@ class TwoStreamAttention(nn.Module):
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, rate: float) -> Tensor:
     """softmax(q k' + bias) v, all [R, N, ., .], `rate` on the probabilities: torch's fused attention, except that on a
-    CPU it has no dropout, and falls back to one that costs several times as much."""
-    if q.device.type != "cpu" or not rate:
+    CPU it has no dropout, and falls back to one that costs several times as much; and that without rows (an idle
+    batch) it leaves the bias out of the graph, and so parameters that ZeRO waits for on every rank."""
+    if len(q) and (q.device.type != "cpu" or not rate):
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=rate, scale=1.0)
     scores = torch.baddbmm(bias.flatten(0, 1), q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2))
     weights = dropout(scores.softmax(-1), rate)

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 
-from jaxtyping import Num
+from jaxtyping import Int, Num
 from torch import Tensor, nn
 
 from encoder_core.batch import Batch
@@ -61,3 +61,33 @@ class Objective(nn.Module, ABC):
     @abstractmethod
     def target_counts(self, batch: Batch) -> dict[str, int]:
         """How many summands each term will have for this batch, known before the forward pass."""
+
+
+class Everyone(ABC):
+    """The examples of all ranks in one order, which does not depend on the ranks, and which of them are this rank's."""
+
+    at: Int[Tensor, " own"]
+    """Where the own examples lie among all."""
+
+    @abstractmethod
+    def gather(self, own: Tensor) -> Tensor:
+        """All examples' [N, ...] from each rank's own [n, ...]. Collective."""
+
+
+class CoupledObjective(Objective):
+    """One whose loss of an example depends on all examples of the global batch.
+
+    A step runs twice over its microbatches: first without a graph, called without memory, when they return no terms and
+    one tensor [examples, ...] as memory; then with what `couple` made of these as memory. Both passes draw the same.
+    """
+
+    @abstractmethod
+    def couple(self, own: Tensor, everyone: Everyone) -> tuple[Tensor, ...]:
+        """Tensors [n, ...] for the n own examples of a step, from `own`: their microbatches' memories joined.
+
+        The second pass calls each microbatch with its rows of them. Collective.
+        """
+
+    @abstractmethod
+    def losses(self, own: Tensor, coupled: tuple[Tensor, ...]) -> LossSums:
+        """Sums over examples from both passes: their `own` tensor and their rows of what `couple` returned."""

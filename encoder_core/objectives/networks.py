@@ -8,6 +8,7 @@ from encoder_core.errors import ModelError
 from encoder_core.families.build import ModelConfig
 from encoder_core.families.hf.interchange import Heads
 from encoder_core.families.xlnet import XlnetConfig
+from encoder_core.objectives.contrastive import ContrastiveConfig, contrastive_model
 from encoder_core.objectives.mlm import masked_language_model
 from encoder_core.objectives.mlm_pair import masked_language_model_with_pairs
 from encoder_core.objectives.plm import permuted_language_model
@@ -34,5 +35,7 @@ def network(config: ModelConfig, heads: Heads) -> nn.Module:
                     f"{config.family} does not predict permuted tokens", remedy="use a model of family xlnet"
                 )
             return permuted_language_model(config)
+        case "none":
+            return contrastive_model(config, ContrastiveConfig())
         case _:
             assert_never(heads)

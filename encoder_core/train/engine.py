@@ -61,7 +61,7 @@ class Engine:
 
     A step may update the model in several turns (DeepSpeed knows of one): each moves the parameter groups that carry
     its name, and leaves weights, moments and gradient norm of the others out. `turns` holds the names, in order.
-    `forwards` times forward passes; `replicated` is what every rank should have alike.
+    `objective` is the model; `forwards` times forward passes; `replicated` is what every rank should have alike.
 
     Raises:
         TrainingError: bf16 at stage 0, which DeepSpeed steps once at construction.
@@ -76,6 +76,7 @@ class Engine:
         self.names = {id(p): name for name, p in model.named_parameters()}
         self.shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
         self.config = config
+        self.objective = model
         self._movable: dict[str, list[nn.Parameter]] = {}
         for group in optimizer.param_groups:
             self._movable.setdefault(group.get(TURN, WHOLE), []).extend(group["params"])

@@ -3,8 +3,11 @@
 from collections.abc import Iterator
 
 import torch
+from torch import Tensor
 
+from encoder_core.objectives.losses import CoupledObjective, LossSums
 from encoder_core.train.control import Control
+from encoder_core.train.coupled import RankExamples
 from encoder_core.train.engine import Engine
 from encoder_core.train.metrics import TARGETS, means
 from encoder_core.train.seeding import seed_draws
@@ -18,13 +21,19 @@ def evaluate(
 ) -> dict[str, float]:
     """Mean losses and metrics over the held-out rows of all ranks, dropout off; a generator draws by `seed`.
 
-    Every rank passes the same number of microbatches (idle ones included): ZeRO 3 gathers weights in each forward.
+    Every rank passes the same number of microbatches (idle ones included): ZeRO 3 gathers weights in each forward. A
+    coupled objective takes all held-out rows of all ranks as one batch.
     """
     engine.training(False)
-    sums = Sums()
+    sums, coupled = Sums(), list[Tensor]()
     with torch.no_grad():
         for microbatch in microbatches:
             seed_draws(seed, 0, microbatch.index, EVALUATION)
-            sums.add(engine(microbatch.batch))
+            losses: LossSums = engine(microbatch.batch)
+            sums.add(losses)
+            coupled += losses.memory if isinstance(engine.objective, CoupledObjective) else ()
+        if isinstance(engine.objective, CoupledObjective):
+            everyone, joined = RankExamples.meet(coupled)
+            sums.add(engine.objective.losses(joined, engine.objective.couple(joined, everyone)))
     totals = gather_sums(control, sums.collect())
     return means(totals) | {name: n for name, n in totals.items() if name.endswith(TARGETS)}

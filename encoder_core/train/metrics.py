@@ -19,10 +19,13 @@ RATIOS = {
     "precision": ("found", "flagged"),
     "recall": ("found", "replaced"),
     "replaced": ("replaced", "targets"),
+    "positive_similarity": ("positive", "targets"),
+    "negative_similarity": ("negative", "targets"),
 }
 """Figures of a term, as one of its sums over another. For detection: of the tokens it flagged, how many were
 replaced; of those replaced, how many it found; and the share that was replaced, 1 less which is the accuracy of never
-flagging any."""
+flagging any. For contrastive training: how near the texts of an example are, and texts that do not belong together
+(where that nears the former, all vectors are becoming one)."""
 
 
 def means(sums: Mapping[str, float]) -> dict[str, float]:

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from encoder_core.batch import Batch
-from encoder_core.objectives.losses import LossSums
+from encoder_core.objectives.losses import CoupledObjective, LossSums
 from encoder_core.optim.updates import WHOLE
 from encoder_core.train.collate import idle_batch
 from encoder_core.train.control import Control
+from encoder_core.train.coupled import RankExamples
 from encoder_core.train.engine import Engine
 from encoder_core.train.seeding import seed_draws
 
@@ -70,6 +71,7 @@ def accumulate(
     `counts` are the step's global targets per loss term, known before the first backward.
     """
     engine.begin(turn)
+    memories.update(_first_pass(engine, work, seed, turn))
     sums = Sums()
     rounds = work.rounds(engine.world)
     for i in range(rounds):
@@ -81,6 +83,24 @@ def accumulate(
         if losses.memory:
             memories[microbatch.index] = losses.memory
     return sums.collect()
+
+
+def _first_pass(engine: Engine, work: Work, seed: int, turn: str) -> dict[int, tuple[Tensor, ...]]:
+    """By logical microbatch, what a coupled objective's second pass needs; nothing for any other. Collective."""
+    if not isinstance(engine.objective, CoupledObjective):
+        return {}
+    own, indices = list[Tensor](), list[int]()
+    with torch.no_grad():
+        for i in range(work.rounds(engine.world)):
+            microbatch = work.microbatch(i, engine.device)
+            seed_draws(seed, work.step, microbatch.index, turn)
+            own += engine(microbatch.batch).memory
+            indices.append(microbatch.index)
+    everyone, joined = RankExamples.meet(own)
+    coupled = engine.objective.couple(joined, everyone)
+    sizes = [len(examples) for examples in own]
+    parts = [torch.split(tensor, sizes) for tensor in coupled]
+    return dict(zip(indices, zip(*parts, strict=True), strict=True))
 
 
 def _share_of_step(losses: LossSums, counts: Mapping[str, float]) -> Tensor:

@@ -16,7 +16,8 @@ from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.heads.cross_entropy import CHUNK
 from encoder_core.heads.span_boundary import POSITION_WIDTH
-from launcher.estimate.flops import Deberta, disentangled_size, passes, two_stream_size
+from encoder_core.objectives.contrastive import ContrastiveConfig
+from launcher.estimate.flops import Deberta, disentangled_size, forgetful, passes, two_stream_size
 from launcher.estimate.saved import (
     FP32,
     INDEX,
@@ -85,6 +86,8 @@ def turns(
     model: ModelConfig, objective: Objective, shape: Shape, kernel: Kernel, *, backwards: bool = False
 ) -> list[Activations]:
     """Of one microbatch, for each turn of a step; most objectives have one."""
+    if objective.contrastive is not None:
+        return [_vectors(model, objective.contrastive, shape, kernel)]
     if isinstance(model, XlnetConfig):
         return [_xlnet(model, shape, kernel, backwards)]
     if objective.rtd is not None and isinstance(model, ElectraConfig | DebertaV2Config):
@@ -104,6 +107,17 @@ def turns(
     if objective.sbo is not None:
         found += Activations(tuple(_span_boundary(model, shape)), ())
     return [found]
+
+
+def _vectors(model: ModelConfig, objective: ContrastiveConfig, shape: Shape, kernel: Kernel) -> Activations:
+    """Texts' vectors, and their cached gradients."""
+    outside = [Saved("vectors and their gradients", shape.rows * model.hidden, FP32, 2)]
+    if objective.projection:
+        outside.append(Saved("projection", shape.rows * model.hidden, count=2))
+    if isinstance(model, XlnetConfig):
+        streams = _two_streams(forgetful(model), shape, kernel, False)
+        return Activations((*streams.outside, *outside), streams.layers)
+    return Activations((*_embeddings(model, shape), *outside), tuple(_layers(model, shape, kernel)))
 
 
 def _masked_language_model(
@@ -202,7 +216,14 @@ def _convolution(model: DebertaV2Config, shape: Shape) -> Layer:
 
 
 def _xlnet(model: XlnetConfig, shape: Shape, kernel: Kernel, backwards: bool) -> Activations:
-    """Of the last layer's content stream too, which leads nowhere and is freed when the forward pass ends."""
+    streams = _two_streams(model, shape, kernel, backwards)
+    decoder = _decoder(model.hidden, model.vocabulary, shape.targets)
+    return Activations((*streams.outside, *decoder), streams.layers)
+
+
+def _two_streams(model: XlnetConfig, shape: Shape, kernel: Kernel, backwards: bool) -> Activations:
+    """Of the last layer's content stream too, which leads nowhere where tokens are predicted, and is freed when the
+    forward pass ends."""
     size = two_stream_size(model, shape.length, backwards)
     keys = size.carried + shape.length
     masks = (shape.tokens + shape.targets) * model.hidden
@@ -212,7 +233,6 @@ def _xlnet(model: XlnetConfig, shape: Shape, kernel: Kernel, backwards: bool) ->
         Saved("places of distances", (shape.tokens + shape.targets) * keys, INDEX),
         Saved("segments differ", (shape.tokens + shape.targets) * keys, MASK),
         Saved("distance table", size.places * model.hidden, FP32),
-        *_decoder(model.hidden, model.vocabulary, shape.targets),
     )
     layer = two_stream_layer(size, shape.rows, shape.length, shape.targets_per_row, kernel)
     return Activations(outside, (replace(layer, count=model.layers),))

@@ -154,7 +154,7 @@ def _fit(recipe: Recipe, cluster: Cluster, count: int, stage: Stage, shape: Shap
         recipe.model, recipe.objective, shape, "gpu", backwards=reads_backwards(recipe.input)
     )
     added = memory.of_microbatch(turns, recipe.precision, checkpointed=recipe.activation_checkpointing)
-    if isinstance(recipe.model, XlnetConfig) and recipe.model.memory:
+    if isinstance(recipe.model, XlnetConfig) and recipe.memory_refresh is not None:
         kept.append(_remembered(recipe.model, shape.rows * rounds, recipe.precision))
     parts = (*kept, *added)
     return Fit(stage, shape.rows, parts, memory.total(parts) <= memory.usable(cluster.gpu.memory))

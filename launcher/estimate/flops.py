@@ -22,6 +22,7 @@ from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.heads.enhanced import PASSES
 from encoder_core.heads.span_boundary import POSITION_WIDTH
 from encoder_core.layers.relative import log_buckets
+from encoder_core.objectives.contrastive import ContrastiveConfig
 from launcher.estimate.products import (
     DisentangledSize,
     Product,
@@ -88,6 +89,8 @@ def of_objective(
     model: ModelConfig, objective: Objective, shape: Shape, *, backwards: bool = False
 ) -> Iterator[Product]:
     """All networks and heads. `backwards`: lanes that are read from their ends are among the rows (XLNet)."""
+    if objective.contrastive is not None:
+        return _vectors(model, objective.contrastive, shape)
     if isinstance(model, XlnetConfig):
         return chain(_xlnet(model, shape, backwards), _decoder(model.hidden, model.vocabulary, shape.targets))
     if objective.rtd is not None and isinstance(model, ElectraConfig | DebertaV2Config):
@@ -99,6 +102,13 @@ def of_objective(
     if objective.sbo is not None:
         return chain(_masked_language_model(model, shape, whole=True), _span_boundary(model, shape))
     return _masked_language_model(model, shape)
+
+
+def _vectors(model: ModelConfig, objective: ContrastiveConfig, shape: Shape) -> Iterator[Product]:
+    """Texts' vectors. Their similarities are left out: a thousandth of it, even in batches of tens of thousands."""
+    yield from _encoder(model, shape)
+    if objective.projection:
+        yield Product("projection", shape.rows, model.hidden, model.hidden)
 
 
 def _masked_language_model(model: ModelConfig, shape: Shape, *, whole: bool = False) -> Iterator[Product]:
@@ -150,7 +160,7 @@ def _encoder(model: ModelConfig, shape: Shape) -> Iterator[Product]:
             if model.layers == 1:
                 yield from _convolution(model, shape)
         case XlnetConfig():
-            yield from _xlnet(model, shape, False)
+            yield from _content(model, shape)
         case BertConfig() | RobertaConfig() | AlbertConfig() | ElectraConfig():
             yield from _plain(model, shape)
         case _ as never:
@@ -218,6 +228,18 @@ def two_stream_size(model: XlnetConfig, length: int, backwards: bool) -> TwoStre
     """With the whole memory behind the rows."""
     places = distances(model, length, backwards)
     return TwoStreamSize(model.hidden, model.heads, model.feed_forward, model.memory, places)
+
+
+def _content(model: XlnetConfig, shape: Shape) -> Iterator[Product]:
+    """The content stream alone, without memory."""
+    row = (two_stream_size(forgetful(model), shape.length, False), shape.rows, shape.length)
+    yield from times(shared_keys(*row), model.layers)
+    yield from times(stream(*row, queries=shape.length), model.layers)
+
+
+def forgetful(model: XlnetConfig) -> XlnetConfig:
+    """Where nothing is predicted, rows stand alone."""
+    return model.model_copy(update={"memory": 0})
 
 
 def _xlnet(model: XlnetConfig, shape: Shape, backwards: bool) -> Iterator[Product]:

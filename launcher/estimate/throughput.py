@@ -17,7 +17,7 @@ class PhaseTime:
     """One phase of a recipe on a cluster; rows taken as full.
 
     Attributes:
-        steps, rows, length: of the phase; rows of one step.
+        steps, rows, length: of the phase; rows of one step, each text of an example counted as one.
         shape: one microbatch.
         microbatches: of one step; `rounds` of them on the rank that has most.
         flops: of one microbatch.
@@ -59,7 +59,8 @@ def targets_per_row(recipe: Recipe, length: int) -> int:
 def _targets(objective: Objective, length: int, maskable: int) -> float:
     if objective.plm is not None:
         return objective.plm.predict
-    assert objective.mlm is not None  # exactly one of the two is given
+    if objective.mlm is None:  # contrastive
+        return 0
     wanted = objective.mlm.rate * (length if objective.mlm.count_special else maskable)
     if objective.mlm.count == "drawn":  # with replacement, each counted once
         wanted = maskable * (1 - (1 - 1 / maskable) ** wanted)
@@ -73,17 +74,22 @@ def phase_time(
     recipe: Recipe, phase: Phase, cluster: Cluster, parameters: int, utilisation: Utilisation
 ) -> PhaseTime:
     """`parameters` of all networks."""
-    rows = phase.batch.sequences or max(1, (phase.batch.tokens or 0) // phase.length)
-    shape = Shape(min(recipe.microbatch, rows), phase.length, targets_per_row(recipe, phase.length))
+    rows, texts = (
+        phase.batch.sequences or max(1, (phase.batch.tokens or 0) // phase.length),
+        recipe.input.texts,
+    )
+    shape = Shape(min(recipe.microbatch, rows) * texts, phase.length, targets_per_row(recipe, phase.length))
     flops = count(products(recipe, shape))
     microbatches = -(-rows // recipe.microbatch)
     rounds = -(-microbatches // cluster.ranks)
     done = flops.model + (flops.recomputed if recipe.activation_checkpointing else 0)
+    if recipe.objective.contrastive is not None:
+        done += flops.forward  # the first of two passes (encoder_core/objectives/contrastive.py)
     peak = cluster.gpu.peak if recipe.precision == "bf16" else cluster.gpu.peak_fp32
     moved = network_bytes(parameters, cluster.ranks, recipe, rounds)
     return PhaseTime(
         phase.steps,
-        rows,
+        rows * texts,
         phase.length,
         shape,
         microbatches,

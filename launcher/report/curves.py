@@ -36,6 +36,8 @@ def charts(history: History, baselines: Mapping[str, float], marks: tuple[float,
         for name in _names(evaluated, suffix):
             title = f"{_term(name)} {suffix[1:]}"
             yield chart(title, unit, _both(history, name), zero=True, format=_percent)
+    for name in _names(evaluated, "_similarity"):
+        yield chart(f"{_term(name)} similarity", "mean of queries", _both(history, name))
     steps = history.steps
     yield chart("Learning rate", "", (_series(steps, "lr", "lr", 1),), zero=True, format=_short)
     yield chart("Gradient norm", "before clipping", (_series(steps, "grad_norm", "norm", 4),), zero=True)
@@ -69,7 +71,7 @@ def _known(label: str, x: Floats, y: Floats, tone: int, *, dots: bool = False) -
 
 
 def _term(name: str) -> str:
-    return name.split("_", 1)[0].upper()
+    return name.rpartition("_")[0].replace("_", " ").upper()
 
 
 def _names(fields: Iterable[str], suffix: str) -> list[str]:

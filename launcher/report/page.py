@@ -79,8 +79,9 @@ def _tiles(subject: Subject, history: History, figures: Figures, gaps: Sequence[
     tiles = [(f"{figures.steps:,}", f"of {subject.total_steps:,} steps")]
     if history.evaluations:
         loss = token_loss(history.evaluations[-1])
-        perplexity = history.evaluations[-1]["perplexity"]
-        tiles.append((f"{loss:.3f}", f"held-out loss on hidden tokens, perplexity {perplexity:.1f}"))
+        perplexity = history.evaluations[-1].get("perplexity")
+        what = "" if perplexity is None else f" on hidden tokens, perplexity {perplexity:.1f}"
+        tiles.append((f"{loss:.3f}", f"held-out loss{what}"))
         for name, baseline in subject.baselines.items():
             side = "below" if loss <= baseline else "above"
             tiles.append((f"{abs(baseline - loss):.2f} nat", f"{side} the {name} baseline"))

@@ -33,7 +33,7 @@ def subject(run: Run, *, with_baselines: bool) -> Subject:
         for number, origin in enumerate(reversed(record.origins), start=1)
     }
     computed = None
-    if with_baselines:
+    if with_baselines and run.recipe.objective.contrastive is None:  # which hides no tokens to guess
         from launcher.baselines import baselines  # loads DeepSpeed, which a page without them does not need
 
         computed = baselines(run)

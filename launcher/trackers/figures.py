@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-_SUFFIXES = ("loss", "accuracy", "precision", "recall", "replaced")
+_SUFFIXES = ("loss", "accuracy", "precision", "recall", "replaced", "similarity")
 
 
 def figures(record: Mapping[str, Any]) -> dict[str, float]:
@@ -13,7 +13,7 @@ def figures(record: Mapping[str, Any]) -> dict[str, float]:
     """
     found = {name: value for name, value in record.items() if name.endswith(_SUFFIXES)}
     if record["kind"] == "evaluation":
-        return _named("heldout", found | {"perplexity": record["perplexity"]})
+        return _named("heldout", found | {"perplexity": record.get("perplexity")})
     found |= {name: record.get(name) for name in ("lr", "grad_norm", "data_wait_share", "mfu")}
     found["tokens_per_second"] = record["tokens"] / max(record["seconds"], 1e-9)
     return _named("train", found)

@@ -5,6 +5,7 @@ import yaml
 
 from encoder_core.families import albert, bert, deberta, electra, roberta, xlnet
 from encoder_core.families.build import ModelConfig
+from launcher.inputs import PLACEHOLDER
 from launcher.objective import meta_module, parameter_count
 from launcher.recipe import Recipe, bundled, load, loads
 from launcher.recipe_summary import discriminator_parameters, kind, parameters, tokens_per_step
@@ -46,6 +47,8 @@ PUBLISHED: dict[str, tuple[ModelConfig, int, tuple[float, float]]] = {
     "deberta-v3-large": (deberta.V3_LARGE, 719_626_341, (304 + 131, 436)),
 }
 
+CONTRASTIVE = {"simcse-base": bert.BASE, "contrastive-base": bert.BASE}  # which start from a published model
+
 IMPLIED = {
     # what the tokenizer, a tag or an absent part of the objective decides
     *("model.pad_id", "objective.mlm.kind", "objective.plm.kind", "schedule.power", "schedule.floor"),
@@ -63,7 +66,7 @@ def written_keys(data: object, prefix: str = "") -> set[str]:
 
 
 def test_every_official_size_has_a_recipe() -> None:
-    assert set(bundled()) == {"quickstart", *PUBLISHED}
+    assert set(bundled()) == {"quickstart", *CONTRASTIVE, *PUBLISHED}
 
 
 @pytest.mark.parametrize("name", bundled())
@@ -157,10 +160,11 @@ def structure(recipe: Recipe) -> tuple[object, ...]:
     """What a small form keeps."""
     objective = recipe.objective.model_dump(exclude={"plm": {"predict", "permutation"}})
     optimizer = recipe.optimizer.model_dump(exclude={"adamw": {"lr"}, "lamb": {"lr"}})
+    start = "scratch" if recipe.start.startswith(PLACEHOLDER) else recipe.start
     reading = recipe.input.model_dump(exclude={"copies", "reuse"})
     return (
         *(kind(recipe), objective, optimizer, reading, recipe.schedule.decay, recipe.zero, recipe.corpus),
-        *(recipe.tokenizer, recipe.seed, recipe.start, recipe.model.activation, recipe.model.layer_norm_eps),
+        *(recipe.tokenizer, recipe.seed, start, recipe.model.activation, recipe.model.layer_norm_eps),
     )
 
 

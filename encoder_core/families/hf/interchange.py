@@ -15,9 +15,9 @@ from encoder_core.families.hf.keys import KeyTable
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlnet import XlnetConfig
 
-Heads = Literal["mlm", "mlm_pair", "rtd", "plm"]
-"""What sits on the encoder: the masked-language-model head, that and a pair head, ELECTRA's detection head, or XLNet's
-head for permuted tokens."""
+Heads = Literal["mlm", "mlm_pair", "rtd", "plm", "none"]
+"""What sits on the encoder: the masked-language-model head, that and a pair head, ELECTRA's detection head, XLNet's
+head for permuted tokens, or nothing."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,9 @@ def interchange(config: ModelConfig, heads: Heads = "mlm") -> Interchange:
 def _described(config: ModelConfig, heads: Heads) -> tuple[str, KeyTable, dict[str, Any]]:
     """Architecture, key table and config.json."""
     match config, heads:
+        case _, "none":
+            _, table, fields = _described(config, _HEADS.get(config.family, "mlm"))
+            return _ALONE[config.family], table.encoder(), fields
         case BertConfig(), "mlm":
             return "BertForMaskedLM", bert.MASKED_LM, bert.to_json(config)
         case BertConfig(), "mlm_pair":
@@ -78,6 +81,17 @@ def _described(config: ModelConfig, heads: Heads) -> tuple[str, KeyTable, dict[s
                 remedy="export the encoder with its masked-language-model head",
             )
 
+
+_ALONE = {
+    "bert": "BertModel",
+    "albert": "AlbertModel",
+    "electra": "ElectraModel",
+    "roberta": "RobertaModel",
+    "deberta": "DebertaModel",
+    "deberta_v2": "DebertaV2Model",
+    "xlnet": "XLNetModel",
+}
+_HEADS: dict[str, Heads] = {"electra": "rtd", "xlnet": "plm"}  # of the network that goes on to other tasks
 
 _READERS: dict[str, Callable[[dict[str, Any]], ModelConfig]] = {
     "bert": bert.from_json,

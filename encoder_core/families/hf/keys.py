@@ -1,7 +1,7 @@
 """Parameter names here and in transformers, as one declarative table read in both directions."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from encoder_core.errors import ModelError
 
@@ -56,6 +56,12 @@ class KeyTable:
             repeats = range(layers) if "{layer}" in pair.ours else (0,)
             names |= {pair.ours.format(layer=i): pair.theirs.format(layer=i) for i in repeats}
         return names
+
+    def encoder(self) -> "KeyTable":
+        """The same without heads, which are passed over where a file has them."""
+        heads = tuple(pair.theirs for pair in self.pairs if not pair.ours.startswith(ENCODER))
+        pairs = tuple(pair for pair in self.pairs if pair.ours.startswith(ENCODER))
+        return replace(self, pairs=pairs, tied=(), unused=(*self.unused, *self.tied, *heads))
 
     def match(self, present: Iterable[str], layers: int, where: str) -> dict[str, str]:
         """Ours to the stored name of theirs, for the names found in a file; folded tables are not in it.

@@ -1,0 +1,210 @@
+"""Contrastive training of text vectors: each query finds its positive among the texts of the whole global batch.
+
+The loss of one example depends on all others, so a step runs twice over its microbatches (GradCache: Gao et al. 2021,
+arXiv 2101.06983): without a graph for the vectors of all texts, whose loss and its derivatives by the vectors are then
+computed; and with one, for the derivatives by the weights. Memory follows the microbatch, and beyond it the batch costs
+its vectors only. SimCSE (Gao et al. 2021) is the case of an example that holds the same text twice: dropout differs.
+
+Shapes: T tokens, R rows (texts), G texts of an example, n examples, D width of a vector.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from encoder_core.batch import Batch
+from encoder_core.errors import ModelError
+from encoder_core.families.build import AnyEncoder, ModelConfig, build_encoder
+from encoder_core.layers.kernels import Attend, automatic
+from encoder_core.layers.rows import Rows
+from encoder_core.layers.two_stream_encoder import TwoStreamEncoder
+from encoder_core.objectives.info_nce import Contrast, info_nce
+from encoder_core.objectives.losses import CoupledObjective, Everyone, LossSums, Term
+
+NAME = "contrastive"
+_METRICS = ("correct", "positive", "negative")
+
+
+class ContrastiveConfig(BaseModel):
+    """What a text's vector is, and how vectors are compared.
+
+    Attributes:
+        temperature: similarities are divided by it; small ones let the nearest negatives decide.
+        pooling: a text's vector is the mean of its tokens' last states, or the state of the classification token.
+        projection: a dense layer and tanh follow the pooling, in training only (SimCSE, section 6.3): exports leave
+            them out.
+        normalize: vectors have length 1, so that similarity is the cosine; otherwise it is the dot product.
+        bidirectional: the mean of two losses: each query finds its positive, each positive its query.
+        matryoshka: the sum of the loss over the first so many numbers of each vector, a term for each (Kusupati et al.
+            2022): so vectors can be cut. None for whole vectors only.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    temperature: float = Field(default=0.05, gt=0)
+    pooling: Literal["mean", "cls"] = "mean"
+    projection: bool = False
+    normalize: bool = True
+    bidirectional: bool = False
+    matryoshka: tuple[PositiveInt, ...] | None = Field(default=None, min_length=1)
+
+    @field_validator("matryoshka")
+    @classmethod
+    def _widths_fall(cls, widths: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        if any(a <= b for a, b in pairwise(widths or ())):
+            raise ValueError("give each width once, the largest first")
+        return widths
+
+
+class ContrastiveModel(CoupledObjective):
+    """An encoder and what makes a vector of its states. Every text is a row; `Batch.group` of them are an example.
+
+    Terms: "contrastive" over examples; with Matryoshka widths "contrastive_768" and so on, one for each.
+    """
+
+    def __init__(self, encoder: AnyEncoder, config: ContrastiveConfig, width: int) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.projection = nn.Linear(width, width) if config.projection else None
+        self.config = config
+        self.terms = (
+            {NAME: width} if config.matryoshka is None else {f"{NAME}_{d}": d for d in config.matryoshka}
+        )
+
+    def target_counts(self, batch: Batch) -> dict[str, int]:
+        """How many summands each term will have for this batch, known before the forward pass."""
+        return dict.fromkeys(self.terms, batch.rows // batch.group)
+
+    def forward(self, batch: Batch, memory: tuple[Tensor, ...] = ()) -> LossSums:
+        """Without memory no terms, and the vectors as memory; with what `couple` made of these, this batch's sums."""
+        vectors_nGD = self.embed(batch)
+        if not memory:
+            return LossSums((), memory=(vectors_nGD,))
+        return self.losses(vectors_nGD, memory)
+
+    def embed(self, batch: Batch) -> Float[Tensor, "examples texts width"]:
+        """The vectors, fp32 or wider, not yet normalised."""
+        states_TD = self.encoder(
+            replace(batch, order=None)
+        )  # which an idle batch has for XLNet's query stream
+        pooled_RD = (
+            _mean(states_TD, batch) if self.config.pooling == "mean" else self._first(states_TD, batch)
+        )
+        if self.projection is not None:
+            pooled_RD = self.projection(pooled_RD.to(self.projection.weight.dtype)).tanh()
+        wide = torch.promote_types(pooled_RD.dtype, torch.float32)
+        return pooled_RD.to(wide).view(batch.rows // batch.group, batch.group, pooled_RD.shape[-1])
+
+    def _first(self, states_TD: Tensor, batch: Batch) -> Tensor:
+        """States of the classification tokens: the last ones of XLNet's rows, the first ones of all others'."""
+        last = isinstance(self.encoder, TwoStreamEncoder)
+        at_R = batch.cu_seqlens[1:] - 1 if last else batch.cu_seqlens[:-1]
+        return states_TD.index_select(0, at_R)
+
+    @torch.no_grad()
+    def couple(self, own: Tensor, everyone: Everyone) -> tuple[Tensor, ...]:
+        """Of the own examples: figures [n, terms, figures], then the derivatives [n, G, width] of each term's sum over
+        all examples of all ranks by their vectors.
+
+        `own` are their vectors. Collective.
+        """
+        every = everyone.gather(own)
+        found = [self._contrast(own, every, everyone, width) for width in self.terms.values()]
+        figures = [torch.stack([c.loss, c.correct, c.positive, c.negative], dim=1) for c in found]
+        return (torch.stack(figures, dim=1), *(contrast.gradient for contrast in found))
+
+    def _contrast(self, own: Tensor, every: Tensor, everyone: Everyone, width: int) -> Contrast:
+        """Of the vectors' first `width` numbers."""
+        cut = own[..., :width].detach().requires_grad_()
+        with torch.enable_grad():
+            compared = self._compared(cut)
+        found = info_nce(
+            compared.detach(),
+            self._compared(every[..., :width]),
+            everyone,
+            temperature=self.config.temperature,
+            bidirectional=self.config.bidirectional,
+        )
+        (gradient,) = torch.autograd.grad(compared, cut, found.gradient)
+        return replace(found, gradient=gradient)
+
+    def _compared(self, vectors: Tensor) -> Tensor:
+        return F.normalize(vectors, dim=-1) if self.config.normalize else vectors.clone()
+
+    def losses(self, own: Tensor, coupled: tuple[Tensor, ...]) -> LossSums:
+        """Terms whose derivatives by the vectors `own` are those of the loss of all ranks' examples. Metrics of each
+        term: its name with "_correct", "_positive" and "_negative"."""
+        figures, *gradients = coupled
+        sums = figures.sum(0)
+        terms = tuple(
+            Term(name, _cached(own[..., :width], gradient, of_term[0]), len(own))
+            for (name, width), gradient, of_term in zip(self.terms.items(), gradients, sums, strict=True)
+        )
+        metrics = {
+            f"{name}_{figure}": value
+            for name, of_term in zip(self.terms, sums, strict=True)
+            for figure, value in zip(_METRICS, of_term[1:], strict=True)
+        }
+        return LossSums(terms, metrics)
+
+
+class _CachedLoss(torch.autograd.Function):
+    """A loss that is known already, and its derivative by the vectors that it was computed from."""
+
+    @staticmethod
+    def forward(ctx: Any, vectors: Tensor, gradient: Tensor, loss: Tensor) -> Tensor:
+        ctx.save_for_backward(gradient)
+        ctx.shape = vectors.shape
+        return loss.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        (gradient,) = ctx.saved_tensors
+        return (
+            (gradient * grad).reshape(ctx.shape),
+            None,
+            None,
+        )  # an idle microbatch is empty in another shape
+
+
+_cached: Callable[[Tensor, Tensor, Tensor], Tensor] = _CachedLoss.apply
+
+
+def _mean(states_TD: Tensor, batch: Batch) -> Float[Tensor, "rows width"]:
+    """Of each row's states, fp32 or wider."""
+    wide = torch.promote_types(states_TD.dtype, torch.float32)
+    sums_RD = Rows.of(batch).pad(states_TD).sum(1, dtype=wide)
+    return sums_RD / batch.cu_seqlens.diff()[:, None]
+
+
+def contrastive_model(
+    config: ModelConfig,
+    objective: ContrastiveConfig,
+    *,
+    checkpoint_activations: bool = False,
+    attend: Attend = automatic,
+) -> ContrastiveModel:
+    """Any family's encoder on the current default device (of two networks the discriminator's); weights not yet
+    initialised (`initialise`). Parameters that no vector depends on are frozen.
+
+    Raises ModelError: the vocabulary is unknown, or the vectors are narrower than a Matryoshka width.
+    """
+    widest = max(objective.matryoshka or (0,))
+    if widest > config.hidden:
+        raise ModelError(
+            f"objective.contrastive.matryoshka has {widest}, and the model's vectors have {config.hidden} numbers",
+            remedy=f"give widths of at most {config.hidden}",
+        )
+    encoder = build_encoder(config, checkpoint_activations=checkpoint_activations, attend=attend)
+    if isinstance(encoder, TwoStreamEncoder):
+        encoder.mask.requires_grad_(False)  # where queries of predictions begin, of which there are none
+    return ContrastiveModel(encoder, objective, config.hidden)

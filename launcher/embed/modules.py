@@ -1,0 +1,94 @@
+"""What `SentenceTransformer(folder)` reads beside a model's own files: which vector stands for a text.
+
+The files are plain JSON, and written without sentence-transformers, in the form that its versions 2 to 6 read.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal, get_args
+
+from checkpoints.hf.load import CONFIG
+from encoder_core.errors import ModelError
+
+Pooling = Literal["cls", "mean", "weighted_mean", "last_token", "max"]
+MODULES = "modules.json"
+SETTINGS = "config_sentence_transformers.json"
+
+_THEIRS: dict[Pooling, str] = {
+    "cls": "cls",
+    "mean": "mean",
+    "weighted_mean": "weightedmean",
+    "last_token": "lasttoken",
+    "max": "max",
+}
+_SWITCHES = {
+    "cls": "pooling_mode_cls_token",
+    "max": "pooling_mode_max_tokens",
+    "mean": "pooling_mode_mean_tokens",
+    "weightedmean": "pooling_mode_weightedmean_tokens",
+    "lasttoken": "pooling_mode_lasttoken",
+}
+_CLASS_TOKEN_LAST = ("xlnet",)  # model types
+_LIBRARY = "sentence_transformers.models"
+
+
+def their_pooling(pooling: str, model_type: str) -> str:
+    """sentence-transformers' name of a pooling; `cls` is the class token wherever the model has it.
+
+    XLNet's class token is the last one: there `cls` becomes `lasttoken`. Padding on the left or right does not matter.
+    Raises ModelError: no such pooling.
+    """
+    for ours, theirs in _THEIRS.items():
+        if pooling == ours:
+            return "lasttoken" if ours == "cls" and model_type in _CLASS_TOKEN_LAST else theirs
+    raise ModelError(f"{pooling!r} is not a pooling", remedy=f"choose one of {', '.join(get_args(Pooling))}")
+
+
+def write_sentence_transformer(
+    folder: Path,
+    *,
+    pooling: str,
+    normalize: bool,
+    max_length: int,
+    prompts: Mapping[str, str] | None = None,
+) -> None:
+    """Make the transformers folder `folder` one that `SentenceTransformer(folder)` loads.
+
+    Args:
+        folder: has config.json already. Use when it is being built: it is not published by this.
+        pooling: `cls`, `mean`, `weighted_mean` (later tokens weigh more), `last_token` or `max`, over the last layer.
+        normalize: vectors have length 1.
+        max_length: tokens of a text, special ones included; longer texts are cut.
+        prompts: texts put before what is encoded, by name (`query`, `document`).
+
+    Raises ModelError: no such pooling, or config.json does not say how wide the model is.
+    """
+    fields = json.loads((folder / CONFIG).read_bytes())
+    width = fields.get("hidden_size", fields.get("d_model"))
+    if not isinstance(width, int):
+        raise ModelError(f"{folder / CONFIG} has no hidden_size", remedy="give the folder of an encoder")
+    mode = their_pooling(pooling, str(fields.get("model_type")))
+    switches = {switch: name == mode for name, switch in _SWITCHES.items()}
+    modules = [("", "Transformer"), ("1_Pooling", "Pooling"), *([("2_Normalize", "Normalize")] * normalize)]
+    _write(folder / "sentence_bert_config.json", {"max_seq_length": max_length, "do_lower_case": False})
+    _write(folder / "1_Pooling" / CONFIG, {"word_embedding_dimension": width, **switches})
+    if normalize:
+        _write(folder / "2_Normalize" / CONFIG, {})
+    _write(folder / SETTINGS, _settings(prompts or {}))
+    _write(
+        folder / MODULES,
+        [
+            {"idx": index, "name": str(index), "path": path, "type": f"{_LIBRARY}.{name}"}
+            for index, (path, name) in enumerate(modules)
+        ],
+    )
+
+
+def _settings(prompts: Mapping[str, str]) -> dict[str, object]:
+    return {"prompts": dict(prompts), "default_prompt_name": None, "similarity_fn_name": "cosine"}
+
+
+def _write(path: Path, content: object) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,115 @@
+"""The loss and the gradient of a contrastive step do not depend on ranks, microbatches or ZeRO stages."""
+
+from dataclasses import replace
+
+import contrast_ranks
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from contrast_ranks import EXAMPLES, Case, Outcome
+from ranks import run_ranks
+from torch import Tensor
+
+from encoder_core.families.albert import AlbertConfig
+from encoder_core.families.build import ModelConfig
+from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
+from encoder_core.families.electra import ElectraConfig
+from encoder_core.families.roberta import RobertaConfig
+from encoder_core.families.xlnet import XlnetConfig
+from encoder_core.objectives.contrastive import ContrastiveConfig
+
+pytestmark = pytest.mark.cluster
+
+FORMS = (
+    (ContrastiveConfig(), 2),
+    (ContrastiveConfig(temperature=0.5, pooling="cls", normalize=False, projection=True), 2),
+    (ContrastiveConfig(temperature=0.5, bidirectional=True, matryoshka=(16, 8, 3)), 4),
+)
+
+
+SHAPE = contrast_ranks.BERT.model_dump(exclude={"family", "token_types", "position", "layer_norm_eps"})
+FAMILIES: dict[str, ModelConfig] = {
+    "roberta": RobertaConfig(**SHAPE),
+    "albert": AlbertConfig(**SHAPE, embedding=8),
+    "electra": ElectraConfig(**SHAPE, embedding=8),
+    "deberta": DebertaConfig(**SHAPE),
+    "deberta_v2": DebertaV2Config(**SHAPE, buckets=8),
+    "xlnet": XlnetConfig(**SHAPE),
+}
+
+
+def one_big_batch(case: Case) -> tuple[float, dict[str, np.ndarray]]:
+    """Loss and gradient by plain autograd: one forward pass of all texts, and cross-entropy over all similarities."""
+    model = contrast_ranks.fresh_model(case)
+    if case.double:
+        model.double()
+    vectors = model.embed(contrast_ranks.to_rows(contrast_ranks.examples(case.group)))
+    loss = sum(_loss(vectors[..., :width], model.config) for width in model.terms.values())
+    named = contrast_ranks.named(model)
+    gradients = torch.autograd.grad(loss, [p for _, p in named])
+    return loss.item(), {name: g.flatten().numpy() for (name, _), g in zip(named, gradients, strict=True)}
+
+
+def _loss(vectors: Tensor, config: ContrastiveConfig) -> Tensor:
+    vectors = F.normalize(vectors, dim=-1) if config.normalize else vectors
+    queries, positives, others = vectors[:, 0], vectors[:, 1], vectors[:, 2:].flatten(0, 1)
+    own = torch.arange(EXAMPLES)
+    there = F.cross_entropy(queries @ torch.cat([positives, others]).T / config.temperature, own)
+    back = F.cross_entropy(positives @ queries.T / config.temperature, own)
+    return (there + back) / 2 if config.bidirectional else there
+
+
+def distance(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> float:
+    """The error's norm over the gradient's."""
+    assert found.keys() == expected.keys()
+    error, size = (
+        np.concatenate([a.ravel() for a in parts])
+        for parts in zip(*((found[name] - values, values) for name, values in expected.items()), strict=True)
+    )
+    return float(np.linalg.norm(error) / np.linalg.norm(size))
+
+
+def losses(outcome: Outcome) -> float:
+    return sum(value for name, value in outcome.sums.items() if name.endswith("_loss")) / EXAMPLES
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_the_gradient_is_that_of_one_big_batch_in_double_precision(world: int) -> None:
+    """Microbatches of 5 leave a smaller one at the end, and of 16 a rank of three without work."""
+    cases = [
+        Case(microbatch, objective, group, double=True)
+        for objective, group in FORMS
+        for microbatch in (4, 5, 8, 16)
+    ]
+    for case, *ranks in zip(cases, *run_ranks(contrast_ranks.first_steps, world, cases), strict=True):
+        loss, gradient = one_big_batch(case)
+        for rank in ranks:  # at stage 0 each has all of it
+            assert abs(losses(rank) - loss) < 1e-10, case
+            assert distance(contrast_ranks.assemble([rank]), gradient) < 1e-10, case
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_every_zero_stage_has_the_same_gradient_and_the_same_held_out_figures(world: int) -> None:
+    """In fp32, through the engine; the held-out rows are those of the step, so their loss is the step's."""
+    cases = [Case(8, *FORMS[2], stage=stage) for stage in (0, 1, 2, 3)]
+    for case, *ranks in zip(cases, *run_ranks(contrast_ranks.first_steps, world, cases), strict=True):
+        loss, gradient = one_big_batch(replace(case, double=True))
+        assert distance(contrast_ranks.assemble(ranks[:1] if case.stage == 0 else ranks), gradient) < 1e-6, (
+            case
+        )
+        for rank in ranks:
+            assert abs(losses(rank) - loss) < 1e-6 * loss, case
+            assert abs(rank.heldout["loss"] - loss) < 1e-6 * loss, case
+            assert rank.heldout["contrastive_8_targets"] == EXAMPLES
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_has_the_gradient_of_one_big_batch(family: str) -> None:
+    """At stage 3 on two ranks of which one idles at the end; XLNet's mask vector is frozen and has no gradient."""
+    case = Case(12, ContrastiveConfig(temperature=0.5), stage=3, model=FAMILIES[family])
+    ranks = [outcome for (outcome,) in run_ranks(contrast_ranks.first_steps, 2, [case])]
+    _, gradient = one_big_batch(replace(case, double=True))
+    found = contrast_ranks.assemble(ranks)
+    found = {name: values for name, values in found.items() if name != "encoder.mask.weight"}
+    assert distance(found, gradient) < 1e-6

@@ -1,0 +1,161 @@
+"""Contrastive steps on ranks, in one way after the other; importable by name, as `run_ranks` needs."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from deepspeed.accelerator import get_accelerator
+
+from encoder_core.batch import Batch
+from encoder_core.families.bert import BertConfig
+from encoder_core.families.build import ModelConfig
+from encoder_core.layers.initialise import initialise
+from encoder_core.objectives.contrastive import ContrastiveConfig, ContrastiveModel, contrastive_model
+from encoder_core.optim.adamw import AdamW, AdamWConfig
+from encoder_core.optim.groups import parameter_groups
+from encoder_core.train.control import Control
+from encoder_core.train.engine import Engine
+from encoder_core.train.engine_config import EngineConfig
+from encoder_core.train.evaluate import evaluate
+from encoder_core.train.step import Microbatch, Work, accumulate, gather_sums
+
+SEED, VOCAB = 5, 60
+EXAMPLES = 32
+PLAIN = ContrastiveConfig()
+BERT = BertConfig(
+    layers=2,
+    hidden=16,
+    heads=2,
+    feed_forward=32,
+    max_length=16,
+    vocab=VOCAB,
+    dropout=0.0,
+    attention_dropout=0.0,
+    initializer_range=0.1,
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way to make one and the same step.
+
+    Attributes:
+        microbatch: examples of one.
+        group: texts of an example.
+        double: in fp64, else in fp32.
+    """
+
+    microbatch: int
+    objective: ContrastiveConfig = PLAIN
+    group: int = 2
+    stage: int = 0
+    double: bool = False
+    model: ModelConfig = BERT
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of one case on one rank: sums over all ranks, held-out figures, and this rank's ranges of the gradient."""
+
+    sums: dict[str, float]
+    heldout: dict[str, float]
+    gradient: list[tuple[str, int, np.ndarray]]
+
+
+def first_steps(rank: int, world: int, cases: list[Case]) -> list[Outcome]:
+    control = Control.join()
+    return [_step(control, case) for case in cases]
+
+
+def _step(control: Control, case: Case) -> Outcome:
+    objective = fresh_model(case)
+    optimizer = AdamW(parameter_groups(objective, 0.0), AdamWConfig(lr=1e-3, clip=None))
+    threshold = 0 if case.stage == 3 else None
+    engine = Engine(objective, optimizer, EngineConfig(case.stage, "fp32", None, threshold))
+    if case.double:
+        _double(objective, engine)
+    work = share(control, case)
+    counts = dict.fromkeys(objective.terms, float(EXAMPLES))
+    sums = gather_sums(control, accumulate(engine, work, counts, SEED, {}))
+    if case.stage == 0:
+        gradient = [(n, 0, p.grad.flatten().numpy().copy()) for n, p in named(objective)]
+    else:
+        engine.update(0.0, 1)
+        gradient = [(f.name, f.start, f.tensors["exp_avg"].numpy() / (1 - 0.9)) for f in engine.fragments()]
+    heldout = evaluate(engine, control, heldout_of(work, control.world), SEED)
+    return Outcome(sums, heldout, gradient)
+
+
+def _double(objective: ContrastiveModel, engine: Engine) -> None:
+    """DeepSpeed takes no model in fp64, nor adds up such gradients on a CPU, and yet can do both at stage 0."""
+    objective.double()
+    engine._engine.communication_data_type = torch.float64
+    get_accelerator().supported_dtypes = lambda: [torch.float64]
+
+
+def named(objective: ContrastiveModel) -> list[tuple[str, torch.nn.Parameter]]:
+    return [(name, p) for name, p in objective.named_parameters() if p.requires_grad]
+
+
+def heldout_of(work: Work, world: int) -> Iterator[Microbatch]:
+    """The step's own examples, a rank that has fewer microbatches idling at the end."""
+    return (work.microbatch(i, torch.device("cpu")) for i in range(work.rounds(world)))
+
+
+def assemble(outcomes: list[Outcome]) -> dict[str, np.ndarray]:
+    """The whole gradient by name, from all ranks' ranges of it."""
+    pieces = sorted(
+        ((name, start, values) for o in outcomes for name, start, values in o.gradient), key=_place
+    )
+    names = dict.fromkeys(name for name, _, _ in pieces)
+    return {name: np.concatenate([values for n, _, values in pieces if n == name]) for name in names}
+
+
+def _place(piece: tuple[str, int, np.ndarray]) -> tuple[str, int]:
+    return piece[:2]
+
+
+def fresh_model(case: Case) -> ContrastiveModel:
+    torch.manual_seed(SEED)
+    model = contrastive_model(case.model, case.objective)
+    initialise(model, case.model.initializer_range)
+    return model
+
+
+def share(control: Control, case: Case) -> Work:
+    """This rank's microbatches of the one batch."""
+    total = -(-EXAMPLES // case.microbatch)
+    texts = examples(case.group)
+    mine = (
+        Microbatch(index, to_rows(texts[index * case.microbatch : (index + 1) * case.microbatch]))
+        for index in range(control.rank, total, control.world)
+    )
+    return Work(0, tuple(mine), total)
+
+
+def examples(group: int) -> list[list[torch.Tensor]]:
+    """Of random texts of 2 to 16 tokens, the same at every call."""
+    draws = torch.Generator().manual_seed(SEED)
+
+    def text() -> torch.Tensor:
+        length = int(torch.randint(2, 17, (), generator=draws))
+        return torch.randint(5, VOCAB, (length,), generator=draws)
+
+    return [[text() for _ in range(group)] for _ in range(EXAMPLES)]
+
+
+def to_rows(texts: list[list[torch.Tensor]]) -> Batch:
+    rows = [text for example in texts for text in example]
+    lengths = torch.tensor([len(row) for row in rows])
+    none = torch.zeros(0, dtype=torch.int64)
+    return Batch(
+        tokens=torch.cat(rows),
+        cu_seqlens=torch.cat([none[:0].new_zeros(1), lengths.cumsum(0)]).int(),
+        max_length=int(lengths.max()),
+        positions=torch.cat([torch.arange(len(row)) for row in rows]),
+        target_positions=none,
+        target_ids=none,
+        segments=torch.zeros(int(lengths.sum()), dtype=torch.int64),
+        group=len(texts[0]),
+    )
