@@ -12,17 +12,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from uuid import uuid4
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from checkpoints.attempt import LEASE_S, Heartbeat, Owner, claim
 from checkpoints.presence import Presence, presence
 from data_service.store.base import Store
-from data_service.store.errors import KeyMissing, StoreError
+from data_service.store.errors import StoreError
+from launcher.evaluate.sealed import read, seal
 
 _DRIVERS, _CLAIMS = "drivers", "claims"
 
 
-class _Claim(BaseModel):
+class Claim(BaseModel):
+    """`driver`: the name of the command that computes the cell."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     driver: str
@@ -45,19 +48,16 @@ class Claims:
             holder = None if driver is None else self._living(driver)
             if holder is not None:
                 return holder
-            ours = _Claim(driver=self._driver).model_dump_json().encode()
-            if self._store.put_if_absent(f"{_CLAIMS}/{key}/{number + 1:06d}.json", ours):
+            ours = f"{_CLAIMS}/{key}/{number + 1:06d}.json"
+            if self._store.put_if_absent(ours, seal(Claim(driver=self._driver))):
                 return None
 
     def _newest(self, prefix: str) -> tuple[int, str | None]:
         """Number and command of the newest claim: 0 and None if there is none. A damaged one is nobody's."""
         names = [entry.key.removeprefix(prefix).removesuffix(".json") for entry in self._store.list(prefix)]
         number = max((int(name) for name in names if name.isdecimal()), default=0)
-        try:
-            data = self._store.get(f"{prefix}{number:06d}.json") if number else b""
-            return number, _Claim.model_validate_json(data).driver
-        except (ValidationError, KeyMissing):
-            return number, None
+        newest = read(self._store, f"{prefix}{number:06d}.json", Claim) if number else None
+        return number, None if newest is None else newest.driver
 
     def _living(self, driver: str) -> Presence | None:
         found = presence(self._store.at(f"{_DRIVERS}/{driver}"), time.time(), self._lease_s)

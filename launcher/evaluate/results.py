@@ -5,15 +5,15 @@ grids/<digest>.json         a grid: which cells a command asked for, so that its
 claims/ drivers/            who computes what (launcher.evaluate.claims)
 """
 
-import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from data_service.store.base import Entry, Store
-from data_service.store.errors import KeyMissing
 from data_service.store.together import together
+from data_service.store.verified import digest
 from launcher.evaluate.cell import RULES, Cell, Result
+from launcher.evaluate.sealed import read, seal
 
 _RULES, _GRIDS = "rules-", "grids/"
 
@@ -41,11 +41,8 @@ class Results:
 
     def find(self, key: str) -> Result | None:
         """None if it was not computed, or what is stored is no result of this cell."""
-        try:
-            data = self.store.get(self._key(key))
-        except KeyMissing:
-            return None
-        return _read(data, key)
+        result = read(self.store, self._key(key), Result)
+        return result if result is not None and result.cell.key == key else None
 
     def find_all(self, keys: Iterable[str]) -> dict[str, Result]:
         """Those that there are, by key. One listing, and a request for each that there is."""
@@ -57,8 +54,7 @@ class Results:
     def keep(self, result: Result) -> Result:
         """Store it, unless somebody was faster: then theirs, which stays. Bytes that are no result give way."""
         name = self._key(result.cell.key)
-        data = result.model_dump_json(indent=1).encode() + b"\n"
-        while not self.store.put_if_absent(name, data):
+        while not self.store.put_if_absent(name, seal(result)):
             theirs = self.find(result.cell.key)
             if theirs is not None:
                 return theirs
@@ -79,30 +75,20 @@ class Results:
 
     def keep_grid(self, grid: GridRecord) -> None:
         """Put on record what was asked for. The same grid again is the same object."""
-        data = grid.model_dump_json(indent=1).encode() + b"\n"
-        name = hashlib.blake2b(data, digest_size=16).hexdigest()
-        self.store.put_if_absent(f"{_GRIDS}{name}.json", data)
+        data = seal(grid)
+        self.store.put_if_absent(f"{_GRIDS}{digest(data)}.json", data)
 
     def grids(self) -> Iterator[GridRecord]:
         """All on record, the oldest first; passes over what is none."""
         keys: Sequence[str] = [entry.key for entry in self.store.list(_GRIDS)]
         ages = {key: self.store.age(key) or 0.0 for key in keys}
         for key in sorted(keys, key=lambda name: (-ages[name], name)):
-            try:
-                yield GridRecord.model_validate_json(self.store.get(key))
-            except (ValidationError, KeyMissing):
-                continue
+            grid = read(self.store, key, GridRecord)
+            if grid is not None:
+                yield grid
 
     def _key(self, key: str) -> str:
         return f"{_RULES}{self.rules}/{key}.json"
 
     def _listed(self) -> Iterator[Entry]:
         return self.store.list(f"{_RULES}{self.rules}/")
-
-
-def _read(data: bytes, key: str) -> Result | None:
-    try:
-        result = Result.model_validate_json(data)
-    except ValidationError:
-        return None
-    return result if result.cell.key == key else None

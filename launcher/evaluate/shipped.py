@@ -1,6 +1,5 @@
 """A checkpoint on its way to other machines: exported once, then the bytes of its files, and a folder again there."""
 
-import json
 import os
 import shutil
 import tempfile
@@ -11,10 +10,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from launcher.finetune.pretrained import Pretrained
+from launcher.finetune.pretrained import Pretrained, module_folders
 
-_MODULES = "modules.json"  # of sentence-transformers: names folders beside the model
-_NOT_SENT = ("training_args.bin", "optimizer.pt", "pytorch_model.bin")
+_SENT = (".json", ".safetensors", ".txt", ".model")  # never a pickle, nor what a trainer left
 
 
 @dataclass(frozen=True)
@@ -53,10 +51,7 @@ def unpack(shipped: Shipped, place: Path) -> Pretrained:
 
 
 def _parts(folder: Path) -> Iterator[Path]:
-    """The model's files, and those of the folders that sentence-transformers has beside them."""
-    modules = json.loads((folder / _MODULES).read_bytes()) if (folder / _MODULES).exists() else []
-    beside = {str(module["path"]) for module in modules} - {""}
-    for place in (folder, *(folder / name for name in sorted(beside))):
-        for path in sorted(place.iterdir()):
-            if path.is_file() and not path.name.startswith(".") and path.name not in _NOT_SENT:
-                yield path
+    """The model's files, and those of a SentenceTransformer's modules beside them."""
+    yield from (path for path in sorted(folder.iterdir()) if path.is_file() and path.suffix in _SENT)
+    for module in module_folders(folder):
+        yield from (path for path in sorted((folder / module).rglob("*")) if path.is_file())

@@ -12,7 +12,8 @@ from clocked import silent_for
 from checkpoints.attempt import Owner, claim
 from data_service.store.base import Store
 from data_service.store.open import open_store
-from launcher.evaluate.claims import claiming
+from launcher.evaluate.claims import Claim, claiming
+from launcher.evaluate.sealed import seal
 
 KEYS = [f"{number:032x}" for number in range(20)]
 
@@ -62,7 +63,8 @@ def test_what_a_command_that_ended_had_claimed_is_free(store: Store) -> None:
 STAYING = """
 import signal, sys
 from data_service.store.open import open_store
-from launcher.evaluate.claims import claiming
+from launcher.evaluate.claims import Claim, claiming
+from launcher.evaluate.sealed import seal
 with claiming(open_store(sys.argv[1])) as claims:
     print(claims.claim(sys.argv[2]), flush=True)
     signal.pause()
@@ -92,7 +94,7 @@ def test_a_command_of_another_machine_holds_what_it_claimed_until_its_heart_is_s
 ) -> None:
     there = Owner(host="node-9", processes="another boot", pid=77, started=0.0, claimed=time.time())
     claim(store.at("drivers/theirs"), owner=there)
-    store.put(f"claims/{KEYS[0]}/000001.json", b'{"driver": "theirs"}')
+    store.put(f"claims/{KEYS[0]}/000001.json", seal(Claim(driver="theirs")))
     with claiming(store, lease_s=60) as claims:
         holder = claims.claim(KEYS[0])
         assert holder is not None

@@ -1,15 +1,21 @@
 """Results as objects: one is kept whoever writes, damage gives way, other versions of the rules are told apart."""
 
+import tempfile
 import threading
 from pathlib import Path
 
 import pytest
+from fault_proxy import FaultProxy
+from hypothesis import given
+from hypothesis import strategies as st
+from s3_server import S3Server
 from small_cells import cell
 
 from data_service.store.base import Store
 from data_service.store.open import open_store
 from launcher.evaluate.cell import Cell, Measured, Result
 from launcher.evaluate.results import GridRecord, Results
+from launcher.evaluate.sealed import seal
 
 
 def result(of: Cell, accuracy: float, rules: int = 1) -> Result:
@@ -39,7 +45,7 @@ def store(tmp_path: Path) -> Store:
 @pytest.mark.parametrize("stored", [b"", b"{", b'{"format": 1}', None])
 def test_what_is_no_result_of_the_cell_gives_way_to_one(store: Store, stored: bytes | None) -> None:
     """Cut short, of another shape, or another cell's under this one's name."""
-    other = result(cell(seed=7), 0.1).model_dump_json().encode()
+    other = seal(result(cell(seed=7), 0.1))
     store.put(f"rules-1/{cell().key}.json", other if stored is None else stored)
     results = Results(store)
     assert results.find(cell().key) is None
@@ -47,6 +53,23 @@ def test_what_is_no_result_of_the_cell_gives_way_to_one(store: Store, stored: by
     wanted = result(cell(), 0.5)
     assert results.keep(wanted) == wanted
     assert results.find(cell().key) == wanted
+
+
+@given(st.integers(0, 10_000), st.integers(0, 7))
+def test_a_flipped_bit_is_never_taken_for_a_figure(place: int, bit: int) -> None:
+    data = bytearray(seal(result(cell(), 0.5)))
+    data[place % len(data)] ^= 1 << bit
+    with tempfile.TemporaryDirectory() as folder:
+        store = open_store(folder)
+        store.put(f"rules-1/{cell().key}.json", bytes(data))
+        assert Results(store).find(cell().key) in (None, result(cell(), 0.5))
+
+
+def test_what_was_only_read_badly_is_read_again(faults: FaultProxy, s3: S3Server) -> None:
+    store = open_store(f"s3://{s3.new_bucket()}")
+    Results(store).keep(result(cell(), 0.5))
+    faults.plan.extend(["garble", "garble"])
+    assert Results(store).find(cell().key) == result(cell(), 0.5)
 
 
 def test_all_that_are_there_are_found(store: Store) -> None:
