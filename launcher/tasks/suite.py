@@ -8,6 +8,7 @@ tasks:
 """
 
 import difflib
+from collections.abc import Mapping
 
 from pydantic import Field
 
@@ -94,7 +95,7 @@ def read_suite(name_or_path: str) -> Suite | None:
     return validate(Suite, document) if "tasks" in document.data else None
 
 
-def bundled_suites() -> dict[str, str]:
+def bundled_suites() -> Mapping[str, str]:
     """YAML texts of the suites that come with Maskfleet, by name."""
     return bundled_texts("library/suites")
 

@@ -6,7 +6,10 @@
 import difflib
 import hashlib
 import json
+from collections.abc import Mapping
+from functools import cache
 from importlib import resources
+from types import MappingProxyType
 
 from pydantic import PrivateAttr
 
@@ -123,16 +126,17 @@ def loads(text: str, name: str, root: str | None) -> Task:
     return task
 
 
-def bundled_tasks() -> dict[str, str]:
+def bundled_tasks() -> Mapping[str, str]:
     """YAML texts of the tasks that come with Maskfleet, by name."""
     return bundled_texts("library")
 
 
-def bundled_texts(folder: str) -> dict[str, str]:
+@cache
+def bundled_texts(folder: str) -> Mapping[str, str]:
     """The YAML files in a folder of this package, by name without ending, in the order of the names."""
     files = (resources.files("launcher") / "tasks" / folder).iterdir()
     named = {file.name.removesuffix(".yaml"): file for file in files if file.name.endswith(".yaml")}
-    return {name: named[name].read_text("utf-8") for name in sorted(named)}
+    return MappingProxyType({name: named[name].read_text("utf-8") for name in sorted(named)})
 
 
 def task_digest(task: Task, splits: tuple[str, ...] | None = None) -> str:
