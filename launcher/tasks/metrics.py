@@ -47,7 +47,8 @@ def score(task: Description, examples: Examples, predictions: Predictions) -> di
             return _answers(task, examples, predictions)
         case Retrieval():
             raise TaskError(
-                f"{task.name}: retrieval is measured with rankings", remedy="use maskfleet embed eval"
+                f"{task.name}: retrieval is measured with rankings, not with predictions",
+                remedy="give rankings to an evaluator of sentence-transformers",
             )
     assert_never(examples)
 
