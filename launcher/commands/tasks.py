@@ -87,17 +87,18 @@ def check(task: TaskArgument, data: DataOption = None, as_json: JsonOption = Fal
 
     The first mistake in a task's files ends it, with file and line; a suite's other tasks are checked all the same.
     """
+    from data_service.errors import InputError, UserError
     from launcher.errors import TaskError
     from launcher.tasks.suite import load_suite
     from launcher.tasks.summary import summarise
 
     tasks = load_suite(task, data)
-    mistakes: list[TaskError] = []
+    mistakes: list[UserError] = []
     for loaded in tasks:
         try:
             for summary in summarise(loaded):
                 _say(loaded, summary, as_json)
-        except TaskError as error:
+        except (TaskError, InputError) as error:
             mistakes.append(error)
     if mistakes:
         raise TaskError(

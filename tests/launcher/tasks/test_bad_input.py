@@ -33,6 +33,7 @@ TAGS: dict[str, object] = {
     "labels": ["O", "B-PER", "I-PER"],
     "metrics": ["entity_f1"],
 }
+LINES = {**PAIRS, "kind": "classification", "fields": {}}
 LISTS = {**TAGS, "format": "jsonl", "fields": {"words": "words", "tags": "tags"}}
 SPAN: dict[str, object] = {
     "name": "mine",
@@ -80,6 +81,8 @@ TABLES: list[tuple[Mapping[str, object], str, str, str]] = [
     (JSON, '\n[1]\n', "line 2: a JSON list, not an object", "object a line"),
     (JSON, "[\n{}\n]", "line 1: not JSON", "jq -c"),
     ({**JSON, "label_ids": True}, '{"a": "x", "b": "z", "y": 2}\n', "label '2' is not an index below 2", "labels"),
+    ({**LINES, "format": "trec"}, "no:x y z\nno z\n", "line 2: not LABEL:detail, a space and a text", "line"),
+    ({**LINES, "format": "label_first"}, "no z\nyes \n", "line 2: not a label, a space and a text", "line"),
     (TAGS, "Peter B-PER\nSmith\n", "line 2: 1 columns, where 2 are needed", "fields"),
     (TAGS, "Peter B-PER\nSmith I-LOC\n", "line 2: the label 'I-LOC' is not one of", "labels"),
     (LISTS, '{"words": ["a", "b"], "tags": ["O"]}\n', "line 1: 2 words, but 1 tags", "record"),

@@ -79,3 +79,33 @@ def test_a_split_with_one_class_is_refused_where_the_metric_needs_two(tmp_path: 
     task_folders.write_tsv(tmp_path / "CoLA/dev.tsv", ("gj04", "1", "", "Fine."), ("gj04", "1", "", "Good."))
     result = CliRunner().invoke(cli.app, ["tasks", "check", "cola", "--data", str(tmp_path)])
     assert "every example of the split has the label '1', and matthews needs two" in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("task", "line"),
+    [
+        ("squad2", "squad2 dev: 2 examples, 1 of 2 without an answer; characters: median 66, longest 69"),
+        ("squad", "squad dev: 1 examples, all have an answer"),
+        ("conll2003", "conll2003 test: 2 examples, B-PER 33.3%, B-ORG 16.7%, O 16.7%"),
+        ("scifact", "scifact test: 1 examples, 3 documents, 1.0 relevant to a query"),
+        ("sts13", "sts13 test: 6 examples, 1.8 to 4, mean 2.90; characters: median 11, longest 13; 4 repeat"),
+        ("trec", "trec test: 62 examples, NUM 96.8%, ENTY 1.6%, ABBR 1.6%"),
+    ],
+)
+def test_check_knows_every_kind(task: str, line: str, tmp_path: Path) -> None:
+    task_folders.everything(tmp_path)
+    assert line in run("check", task, "--data", str(tmp_path))
+
+
+def test_a_damaged_file_does_not_hide_the_others(tmp_path: Path) -> None:
+    task_folders.squad(tmp_path)
+    (tmp_path / "dev-v1.1.json").unlink()
+    (tmp_path / "dev-v1.1.json.gz").write_bytes(b"\x1f\x8b\x08 cut")
+    result = CliRunner().invoke(cli.app, ["tasks", "check", "squad", "--data", str(tmp_path)])
+    assert "squad train: 1 examples" in result.stdout
+    assert "damaged or truncated gz data" in str(result.exception)
+    both = tmp_path / "both.yaml"
+    both.write_text("name: both\ntasks: [squad, squad2]\n")
+    result = CliRunner().invoke(cli.app, ["tasks", "check", str(both)])
+    assert "squad2 dev: 2 examples" in result.stdout
+    assert "damaged or truncated gz data" in str(result.exception)

@@ -3,10 +3,11 @@
 from pathlib import Path
 
 import pytest
+import ray
 
 from launcher.errors import TaskError
 from launcher.tasks.suite import load_suite
-from launcher.tasks.task import bundled_tasks, load_task, loads
+from launcher.tasks.task import bundled_tasks, load_task, loads, task_digest
 
 MINE = """\
 name: mine
@@ -84,6 +85,25 @@ def test_a_files_paths_are_beside_it(tmp_path: Path) -> None:
         load_task(path).read("tset")
 
 
+def test_a_task_travels_to_a_worker_with_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "dev.tsv").write_text("text\tlabel\na\tno\n")
+    task = loads(MINE, "mine.yaml", str(tmp_path)).model_copy(update={"finetune": {"lr": 1e-5}})
+    sent = ray.cloudpickle.loads(ray.cloudpickle.dumps(task))
+    assert (sent, sent.root) == (task, str(tmp_path))
+    assert task_digest(sent, ("dev",)) == task_digest(task, ("dev",))
+
+
+def test_labels_may_be_indices_where_files_have_one_class_each(tmp_path: Path) -> None:
+    files = '{dev: [{path: a, label: "no"}, {path: b, label: "yes"}]}'
+    text = MINE.replace("{train: train.tsv, dev: dev.tsv}", files).replace(
+        "format: tsv", "format: txt\nlabel_ids: true"
+    )
+    for name in ("a", "b"):
+        (tmp_path / name).write_text(f"{name}\n\n{name}{name}\n")
+    task = loads(text.replace("fields: {first: text, label: label}\n", ""), "mine.yaml", str(tmp_path))
+    assert task.read("dev").labels.tolist() == [0, 0, 1, 1]  # type: ignore[union-attr]
+
+
 def test_a_bundled_task_without_its_data_can_be_looked_at_only() -> None:
     task = load_task("sst2")
     assert task.splits == ("train", "dev")
@@ -101,7 +121,8 @@ def test_a_suite_changes_its_tasks(tmp_path: Path) -> None:
     first, mine, rte = load_suite(str(tmp_path / "small.yaml"), "data")
     assert (first.name, first.root, mine.name, mine.root) == ("sst2", "data", "mine", "data")
     assert (rte.after, rte.finetune["epochs"], rte.finetune["batch"], rte.root) == (None, 5, 16, "other")
-    assert load_suite(str(tmp_path / "small.yaml"))[1].root == str(tmp_path)
+    beside = [task.root for task in load_suite(str(tmp_path / "small.yaml"))]
+    assert beside == [str(tmp_path), str(tmp_path), "other"]
     assert [task.name for task in load_suite(str(tmp_path / "mine.yaml"))] == ["mine"]
     (tmp_path / "small.yaml").write_text("name: small\ntasks: [sst2, {task: sst2}]\n")
     with pytest.raises(TaskError, match="two tasks called sst2"):
