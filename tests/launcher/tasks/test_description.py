@@ -59,6 +59,13 @@ def test_a_mistake_is_named(before: str, after: str, problem: str, remedy: str) 
     assert remedy in caught.value.remedy
 
 
+def test_all_missing_keys_are_named_at_once() -> None:
+    with pytest.raises(
+        TaskError, match="x: published is missing, files is missing, format is missing, metrics is"
+    ):
+        loads("name: x\nkind: tagging\n", "x", None)
+
+
 def test_names_that_there_are_not() -> None:
     with pytest.raises(TaskError) as caught:
         load_task("sst-2")
