@@ -96,7 +96,9 @@ def candidates(defaults: Mapping[str, object], chosen: Mapping[str, object]) -> 
             close = get_close_matches(name, Settings.model_fields, n=1)
             raise OptionError(
                 f"there is no fine-tuning setting {name!r}",
-                remedy=f"did you mean {close[0]}?" if close else f"there are {', '.join(Settings.model_fields)}",
+                remedy=f"did you mean {close[0]}?"
+                if close
+                else f"there are {', '.join(Settings.model_fields)}",
             )
     lists = [_values(name, given[name]) for name in given]
     try:
