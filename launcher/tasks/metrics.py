@@ -32,9 +32,10 @@ def score(task: Description, examples: Examples, predictions: Predictions) -> di
 
     Raises:
         TaskError: predictions that do not fit the examples or are not finite; a split with one class or one score only,
-            where the metric needs two; retrieval, which is measured by `maskfleet embed eval`.
+            where the metric needs two; retrieval, which is measured with rankings.
         MissingPackage: a library that is not installed.
     """
+    check_measurable(task, examples)
     match examples:
         case Sentences() if task.labels:
             return _classes(task, examples, predictions)
@@ -46,20 +47,29 @@ def score(task: Description, examples: Examples, predictions: Predictions) -> di
             return _answers(task, examples, predictions)
         case Retrieval():
             raise TaskError(
-                f"{task.name}: retrieval is measured with rankings", remedy="use maskfleet embed eval"
+                f"{task.name}: retrieval is measured with rankings, not with predictions",
+                remedy="give rankings to an evaluator of sentence-transformers",
             )
     assert_never(examples)
 
 
+def check_measurable(task: Description, examples: Examples) -> None:
+    """Raises TaskError: all examples have one label or one score, and a metric of the task says nothing then."""
+    if not isinstance(examples, Sentences) or len(np.unique(examples.labels)) > 1:
+        return
+    metric = next((metric for metric in task.metrics if not task.labels or metric in _TWO_CLASSES), None)
+    if metric is not None:
+        only = examples.labels[0]
+        value = f"the label {task.labels[int(only)]!r}" if task.labels else f"the score {only:g}"
+        raise TaskError(
+            f"{task.name}: every example of the split has {value}, and {metric} needs two",
+            remedy="measure a split that has both, or with another metric",
+        )
+
+
 def _classes(task: Description, examples: Sentences, predictions: Predictions) -> dict[str, float]:
     predicted, right = _array(task, predictions, len(examples)), examples.labels
-    if not np.isin(predicted, np.arange(len(task.labels))).all():
-        raise TaskError(
-            f"{task.name}: predictions are not all indices of its {len(task.labels)} labels",
-            remedy="predict an index into the task's labels",
-        )
-    if len(np.unique(right)) < 2 and (metric := next((m for m in task.metrics if m in _TWO_CLASSES), None)):
-        raise _one_value(task, metric, f"the label {task.labels[int(right[0])]!r}")
+    _check_indices(task, predicted)
     return {metric: _class_metric(metric, right, predicted, len(task.labels)) for metric in task.metrics}
 
 
@@ -86,8 +96,6 @@ def _numbers(task: Description, examples: Sentences, predictions: Predictions) -
             f"{task.name}: {np.count_nonzero(~np.isfinite(predicted))} of {len(predicted)} predictions are not finite",
             remedy="the model has diverged: lower the learning rate",
         )
-    if len(np.unique(right)) < 2:
-        raise _one_value(task, task.metrics[0], f"the score {right[0]:g}")
     if (
         len(np.unique(predicted)) < 2
     ):  # a correlation with a constant is not defined; such a model knows nothing
@@ -107,6 +115,7 @@ def _tags(task: Description, examples: Tagged, predictions: Predictions) -> dict
         )
     right = np.array([tag for tags in examples.tags for tag in tags])
     predicted = np.array([tag for tags in predictions for tag in tags])
+    _check_indices(task, predicted)
     scores: dict[str, float] = {}
     for metric in task.metrics:
         if metric == "entity_f1":
@@ -133,17 +142,18 @@ def _answers(task: Description, examples: Questions, predictions: Predictions) -
     return score_answers(task.metrics, examples, predictions)
 
 
+def _check_indices(task: Description, predicted: NDArray[np.generic]) -> None:
+    if not np.isin(predicted, np.arange(len(task.labels))).all():
+        raise TaskError(
+            f"{task.name}: predictions are not all indices of its {len(task.labels)} labels",
+            remedy="predict an index into the task's labels",
+        )
+
+
 def _array(task: Description, predictions: Predictions, count: int) -> NDArray[np.generic]:
     if isinstance(predictions, np.ndarray) and predictions.shape == (count,):
         return predictions
     shape = predictions.shape if isinstance(predictions, np.ndarray) else type(predictions).__name__
     raise TaskError(
         f"{task.name}: predictions are {shape}, not [{count}]", remedy="predict one value an example"
-    )
-
-
-def _one_value(task: Description, metric: Metric, value: str) -> TaskError:
-    return TaskError(
-        f"{task.name}: every example of the split has {value}, and {metric} needs two",
-        remedy="measure a split that has both, or with another metric",
     )
