@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from launcher.finetune.kind import Logits
 
-_N_BEST = 20  # starts, and ends, that are looked at in a window
+_N_BEST = 20  # candidates of a window, and of a question
 
 
 @dataclass(frozen=True)
@@ -67,18 +67,16 @@ def find_answers(
 
 
 def _in_window(window: Window, scores: Logits, max_answer: int) -> list[Candidate]:
+    """The best stretches of all that begin in their best window; the first of equal ones."""
     inside = scores[window.first : window.first + len(window.characters)].astype(np.float64)
-    starts = np.where(window.best, inside[:, 0], -np.inf)
-    first = np.argsort(-starts, kind="stable")[:_N_BEST]
-    last = np.argsort(-inside[:, 1], kind="stable")[:_N_BEST]
-    return [
-        Candidate(
-            int(window.characters[a, 0]), int(window.characters[b, 1]), float(inside[a, 0] + inside[b, 1])
-        )
-        for a in first.tolist()
-        for b in last.tolist()
-        if window.best[a] and a <= b < a + max_answer and window.characters[a, 0] < window.characters[b, 1]
-    ]
+    begin, end = window.characters.T
+    first, last = np.indices((len(inside), len(inside)), sparse=True)
+    possible = (first <= last) & (last < first + max_answer) & window.best[:, None]
+    possible &= begin[:, None] < end[None, :]
+    a, b = np.nonzero(possible)
+    values = inside[a, 0] + inside[b, 1]
+    best = np.argsort(-values, kind="stable")[:_N_BEST]
+    return [Candidate(int(begin[a[i]]), int(end[b[i]]), float(values[i])) for i in best.tolist()]
 
 
 def texts(answered: Sequence[Answered], contexts: Sequence[str], threshold: float) -> list[str]:
@@ -86,7 +84,7 @@ def texts(answered: Sequence[Answered], contexts: Sequence[str], threshold: floa
     return [
         ""
         if one.margin > threshold or not one.candidates
-        else context[one.candidates[0].begin : one.candidates[0].end]
+        else context[one.candidates[0].begin : one.candidates[0].end].strip()
         for one, context in zip(answered, contexts, strict=True)
     ]
 
@@ -109,6 +107,9 @@ def best_threshold(margins: Sequence[float], with_answer: Sequence[float], witho
     # A cut lies between two different margins only: those below it are answered.
     cuts = np.concatenate([[True], sorted_margins[1:] > sorted_margins[:-1], [True]])
     best = int(np.argmax(np.where(cuts, totals, -np.inf)))
+    # Midway between two margins, so that rounding does not move a question to the other side.
     if best == 0:
         return float(sorted_margins[0]) - 1.0
-    return float(sorted_margins[best - 1])
+    if best == len(sorted_margins):
+        return float(sorted_margins[-1]) + 1.0
+    return float(sorted_margins[best - 1] + sorted_margins[best]) / 2

@@ -13,7 +13,7 @@ from launcher.finetune.pretrained import Pretrained, folder_digest
 from launcher.finetune.settings import Settings
 from launcher.tasks.task import Task, loads
 
-LENGTH = 64
+LENGTH = 96
 NAMES = ("rank", "machine", "workers")
 PLAIN = [word for word in WORDS if word not in ("falls", "back", *NAMES)]
 QUICK = Settings(lr=3e-3, epochs=2, batch=8, warmup=0.1, dropout=0.0, task_dropout=0.0)

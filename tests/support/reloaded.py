@@ -67,7 +67,10 @@ def _answer(tokenizer: Any, model: Any, question: str, context: str, threshold: 
     start, end = (output[name][0].double().numpy() for name in ("start_logits", "end_logits"))
     inside = [index for index, place in enumerate(places) if place == 1]
     spans = [
-        (a, b) for a in inside for b in inside if a <= b and context[offsets[a][0] : offsets[b][1]].strip()
+        (a, b)
+        for a in inside
+        for b in inside
+        if a <= b < a + 30 and context[offsets[a][0] : offsets[b][1]].strip()
     ]
     best = max(spans, key=lambda span: start[span[0]] + end[span[1]])
     score = start[best[0]] + end[best[1]]
