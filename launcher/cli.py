@@ -29,6 +29,7 @@ from launcher.commands import (
     recipe,
     run_group,
     runs,
+    tasks,
     tokenizer,
 )
 from launcher.output import watched_output
@@ -75,6 +76,7 @@ demo.register(app)
 tokenizer.register(app)
 corpus.register(app)
 recipe.register(app)
+tasks.register(app)
 estimate.register(app)
 runs.register(app)
 launch.register(app)
@@ -105,5 +107,11 @@ def _print_warnings() -> None:
     """
     handler = logging.StreamHandler(screen(2))
     handler.setLevel(logging.WARNING)
-    for name in ("data_service.store", "launcher.recipe", "launcher.chosen", "launcher.baselines"):
+    for name in (
+        "data_service.store",
+        "launcher.recipe",
+        "launcher.chosen",
+        "launcher.baselines",
+        "launcher.tasks",
+    ):
         logging.getLogger(name).addHandler(handler)

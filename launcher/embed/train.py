@@ -102,6 +102,7 @@ def _train(
     model: "SentenceTransformer", training: Training, train: Rows, dev: Rows | None, place: Scratch
 ) -> Trained:
     transformers = optional("transformers", "maskfleet embed", EVALUATE)
+    model.model_card_data.generate_widget_examples = False  # the model card is ours
     transformers.set_seed(training.seed)  # the head of softmax is drawn now
     loss = make_loss(model, training, train)
     evaluator = None if dev is None or training.dev is None else _evaluator(dev, training, training.dev)
@@ -113,7 +114,7 @@ def _train(
         evaluator=evaluator,
         callbacks=[_records(place, loss)],
     )
-    trainer.remove_callback(transformers.PrinterCallback)
+    trainer.remove_callback(transformers.PrinterCallback)  # prints every record
     newest = place.newest()
     if newest is not None:
         _LOG.info("goes on from %s", newest)
@@ -172,6 +173,7 @@ def _arguments(training: Training, train: Rows, evaluator: object, place: Scratc
         greater_is_better=True if best else None,
         logging_steps=max(1, steps // _LINES),
         logging_nan_inf_filter=False,
+        dataloader_pin_memory=model_on_gpu,
         report_to="none",
         disable_tqdm=True,
     )

@@ -6,7 +6,6 @@ is right.
 
 import re
 import string
-import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -15,6 +14,9 @@ from launcher.tasks.schema import Metric
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = frozenset(string.punctuation)
+_CMRC_PUNCTUATION = frozenset("-:_*^/\\~`+=，。：？！“”；’《》·、「」（）－～『』")  # noqa: RUF001 - the official script's
+_CHINESE = re.compile(r"([\u4e00-\u9fa5])")
+_WORDS = re.compile(r"\d+(?:[.,]\d+)*|\w+|[^\w\s]")
 
 
 def score_answers(
@@ -36,10 +38,10 @@ def score_answers(
 
 
 def _similarity(accepted: str, predicted: str, *, exact: bool, chinese: bool) -> float:
+    if chinese and exact:
+        return float(plain_chinese(accepted) == plain_chinese(predicted))
     if chinese:
         right, given = pieces_of_chinese(accepted), pieces_of_chinese(predicted)
-        if exact:
-            return float("".join(right) == "".join(given))
         return _overlap(longest_common(right, given), len(right), len(given))
     right, given = words_of(accepted), words_of(predicted)
     if exact:
@@ -59,25 +61,19 @@ def words_of(answer: str) -> list[str]:
 
 
 def pieces_of_chinese(answer: str) -> list[str]:
-    """Chinese characters one by one, other words whole, punctuation and white space away, as CMRC compares them."""
+    """Chinese characters one by one and other words whole, without punctuation, as CMRC compares them for F1.
+
+    The official script takes words apart with NLTK; here a number, a run of letters and any other sign are words.
+    """
     pieces: list[str] = []
-    word = ""
-    for character in answer.lower():
-        if _is_chinese(character) or character.isspace() or _is_mark(character):
-            pieces += [word] if word else []
-            word = ""
-            pieces += [character] if _is_chinese(character) else []
-        else:
-            word += character
-    return [*pieces, word] if word else pieces
+    for stretch in _CHINESE.split(plain_chinese(answer)):
+        pieces += [stretch] if _CHINESE.fullmatch(stretch) else _WORDS.findall(stretch)
+    return pieces
 
 
-def _is_chinese(character: str) -> bool:
-    return "\u4e00" <= character <= "\u9fff"
-
-
-def _is_mark(character: str) -> bool:
-    return unicodedata.category(character)[0] in "PS"
+def plain_chinese(answer: str) -> str:
+    """In lower case and without punctuation, as CMRC compares answers for exact match."""
+    return "".join(character for character in answer.lower().strip() if character not in _CMRC_PUNCTUATION)
 
 
 def longest_common(first: Sequence[str], second: Sequence[str]) -> int:

@@ -35,6 +35,7 @@ def score(task: Description, examples: Examples, predictions: Predictions) -> di
             where the metric needs two; retrieval, which is measured by `maskfleet embed eval`.
         MissingPackage: a library that is not installed.
     """
+    check_measurable(task, examples)
     match examples:
         case Sentences() if task.labels:
             return _classes(task, examples, predictions)
@@ -51,6 +52,20 @@ def score(task: Description, examples: Examples, predictions: Predictions) -> di
     assert_never(examples)
 
 
+def check_measurable(task: Description, examples: Examples) -> None:
+    """Raises TaskError: all examples have one label or one score, and a metric of the task says nothing then."""
+    if not isinstance(examples, Sentences) or len(np.unique(examples.labels)) > 1:
+        return
+    metric = next((metric for metric in task.metrics if not task.labels or metric in _TWO_CLASSES), None)
+    if metric is not None:
+        only = examples.labels[0]
+        value = f"the label {task.labels[int(only)]!r}" if task.labels else f"the score {only:g}"
+        raise TaskError(
+            f"{task.name}: every example of the split has {value}, and {metric} needs two",
+            remedy="measure a split that has both, or with another metric",
+        )
+
+
 def _classes(task: Description, examples: Sentences, predictions: Predictions) -> dict[str, float]:
     predicted, right = _array(task, predictions, len(examples)), examples.labels
     if not np.isin(predicted, np.arange(len(task.labels))).all():
@@ -58,8 +73,6 @@ def _classes(task: Description, examples: Sentences, predictions: Predictions) -
             f"{task.name}: predictions are not all indices of its {len(task.labels)} labels",
             remedy="predict an index into the task's labels",
         )
-    if len(np.unique(right)) < 2 and (metric := next((m for m in task.metrics if m in _TWO_CLASSES), None)):
-        raise _one_value(task, metric, f"the label {task.labels[int(right[0])]!r}")
     return {metric: _class_metric(metric, right, predicted, len(task.labels)) for metric in task.metrics}
 
 
@@ -86,8 +99,6 @@ def _numbers(task: Description, examples: Sentences, predictions: Predictions) -
             f"{task.name}: {np.count_nonzero(~np.isfinite(predicted))} of {len(predicted)} predictions are not finite",
             remedy="the model has diverged: lower the learning rate",
         )
-    if len(np.unique(right)) < 2:
-        raise _one_value(task, task.metrics[0], f"the score {right[0]:g}")
     if (
         len(np.unique(predicted)) < 2
     ):  # a correlation with a constant is not defined; such a model knows nothing
@@ -139,11 +150,4 @@ def _array(task: Description, predictions: Predictions, count: int) -> NDArray[n
     shape = predictions.shape if isinstance(predictions, np.ndarray) else type(predictions).__name__
     raise TaskError(
         f"{task.name}: predictions are {shape}, not [{count}]", remedy="predict one value an example"
-    )
-
-
-def _one_value(task: Description, metric: Metric, value: str) -> TaskError:
-    return TaskError(
-        f"{task.name}: every example of the split has {value}, and {metric} needs two",
-        remedy="measure a split that has both, or with another metric",
     )

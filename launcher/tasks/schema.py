@@ -1,4 +1,4 @@
-"""What a task's YAML may say. `task.py` puts it together; the readers beside it read the files that it names.
+"""What a task's YAML may say; `checks.py` refuses what does not go together, `task.py` loads and reads it.
 
 A split is one file or several, each in one of these forms:
 
@@ -8,9 +8,9 @@ A split is one file or several, each in one of these forms:
     test: {corpus: corpus.jsonl, queries: queries.jsonl, qrels: qrels/test.tsv}   # retrieval
 """
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 Kind = Literal[
     "classification", "pair_classification", "regression", "tagging", "span", "similarity", "retrieval"
@@ -191,100 +191,3 @@ class Description(Part):
         """The files of a published split."""
         given = self.files[split]
         return given if isinstance(given, list) else [given]
-
-    @model_validator(mode="after")
-    def _fits(self) -> Self:
-        """The kind, format, metrics, labels and files go together."""
-        if self.format not in FORMATS[self.kind]:
-            raise ValueError(
-                f"format {self.format} does not hold {self.kind} ({_either(FORMATS[self.kind])})"
-            )
-        for metric in self.metrics:
-            if metric not in METRICS[self.kind]:
-                raise ValueError(f"{metric} is not a metric of {self.kind} ({_either(METRICS[self.kind])})")
-        self._check_labels()
-        self._check_splits()
-        self._check_fields()
-        return self
-
-    def _check_labels(self) -> None:
-        if self.kind in LABELLED and len(set(self.labels)) < 2:
-            raise ValueError(f"{self.kind} needs at least two labels")
-        if self.kind not in LABELLED and self.labels:
-            raise ValueError(f"{self.kind} has no labels")
-        if len(set(self.labels)) < len(self.labels):
-            twice = next(label for label in self.labels if self.labels.count(label) > 1)
-            raise ValueError(f"label {twice!r} is given twice")
-        if ("f1" in self.metrics) and len(self.labels) != 2:
-            raise ValueError(
-                "f1 is of two labels, the second being the positive one; macro_f1 is of any number"
-            )
-        if self.score_range is not None and self.kind not in SCORED:
-            raise ValueError(f"score_range is of regression and similarity, not of {self.kind}")
-        if self.score_range is not None and not self.score_range[0] < self.score_range[1]:
-            raise ValueError("score_range is the least score and a greater one")
-
-    def _check_splits(self) -> None:
-        made = [name for name, share in self.held_out if share]
-        if made and "train" not in self.files:
-            raise ValueError("held_out takes from the split train, which files does not have")
-        if both := [name for name in made if name in self.files]:
-            raise ValueError(f"the split {both[0]} is both in files and held out of train")
-        if self.held_out.dev + self.held_out.test >= 1:
-            raise ValueError("held_out leaves nothing of train")
-        if unknown := [name for name in self.unlabelled if name not in self.files]:
-            raise ValueError(f"unlabelled names the split {unknown[0]}, which files does not have")
-        if not self.splits:
-            raise ValueError("no split has labels")
-        if self.after == self.name:
-            raise ValueError("a task cannot start from itself")
-
-    def _check_fields(self) -> None:
-        given = self.fields.named()
-        if self.format not in TABLES:
-            if given:
-                raise ValueError(f"format {self.format} has its own fields: leave fields out")
-        elif missing := [name for name in self._needed() if name not in given]:
-            raise ValueError(f"fields lacks {', '.join(missing)}, which {self.kind} needs")
-        numbers = [isinstance(place, int) for place in given.values()]
-        if any(numbers) and not (all(numbers) and self.format in ("tsv", "csv", "columns")):
-            raise ValueError("fields are all names, or in tsv, csv and columns all numbers of columns")
-        if self.format == "columns" and not all(numbers):
-            raise ValueError("the fields of columns are numbers of columns, from 1")
-        if any(isinstance(place, int) and place < 1 for place in given.values()):
-            raise ValueError("columns are numbered from 1")
-        for split in self.files:
-            for file in self.sources(split):
-                self._check_file(file, split)
-
-    def _check_file(self, file: File, split: str) -> None:
-        if isinstance(file, Judged) != (self.kind == "retrieval"):
-            raise ValueError(
-                f"split {split}: retrieval has corpus, queries and qrels, other kinds have paths"
-            )
-        if isinstance(file, OneClass) and file.label not in self.labels:
-            raise ValueError(f"split {split}: label {file.label!r} of {file.path} is not one of labels")
-        if isinstance(file, WithGold):
-            named = any(isinstance(place, str) for place in self.fields.named().values())
-            if named or self.format not in ("tsv", "txt"):
-                raise ValueError(
-                    f"split {split}: gold goes with lines: format txt, or tsv with numbered columns"
-                )
-
-    def _needed(self) -> tuple[str, ...]:
-        """Roles of fields that every row must have."""
-        files = [file for split in self.files for file in self.sources(split)]
-        label = () if any(isinstance(file, OneClass | WithGold) for file in files) else ("label",)
-        match self.kind:
-            case "tagging":
-                return ("words", "tags")
-            case "span":
-                return ("id", "question", "context", "answers")
-            case "retrieval":
-                return ()
-            case _:
-                return ("first", *(("second",) if self.kind in PAIRS else ()), *label)
-
-
-def _either(words: tuple[str, ...]) -> str:
-    return f"{', '.join(words[:-1])} or {words[-1]}" if len(words) > 1 else words[0]

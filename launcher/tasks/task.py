@@ -14,6 +14,7 @@ from data_service.store.errors import KeyMissing
 from data_service.store.open import open_store
 from launcher.errors import TaskError
 from launcher.recipe_yaml import Words, parse, validate
+from launcher.tasks.checks import impossible
 from launcher.tasks.examples import Examples, digest
 from launcher.tasks.files import Folder
 from launcher.tasks.held_out import division
@@ -97,26 +98,41 @@ def load_task(name_or_path: str, data: str | None = None) -> Task:
     known = bundled_tasks()
     if name_or_path in known:
         return loads(known[name_or_path], name_or_path, data)
-    text = _read_yaml(name_or_path, list(known))
-    home = name_or_path.rpartition("/")[0] or "."
-    return loads(text, name_or_path, home if data is None else data)
+    if not name_or_path.endswith((".yaml", ".yml")):
+        close = difflib.get_close_matches(name_or_path, known, n=1, cutoff=0.5)
+        guess = f"did you mean {close[0]}? " if close else ""
+        raise TaskError(
+            f"there is no task {name_or_path!r}",
+            remedy=f"{guess}bundled tasks: {', '.join(known)}; or give the path of a .yaml file",
+        )
+    base = name_or_path.rpartition("/")[0]
+    home = base or ("/" if name_or_path.startswith("/") else ".")
+    return loads(read_yaml(name_or_path), name_or_path, home if data is None else data)
 
 
 def loads(text: str, name: str, root: str | None) -> Task:
     """The task in YAML `text`, its files below `root`; `name` for messages. Raises TaskError: a mistake in it."""
-    task = validate(Task, parse(text, name, WORDS))
+    document = parse(text, name, WORDS)
+    task = validate(Task, document)
+    if problems := impossible(task):
+        raise TaskError(
+            "\n".join(f"{document.where(problem.path)}: {problem.what}" for problem in problems),
+            remedy="; ".join(dict.fromkeys(problem.remedy for problem in problems)),
+        )
     task._root = root
     return task
 
 
 def bundled_tasks() -> dict[str, str]:
     """YAML texts of the tasks that come with Maskfleet, by name."""
-    folder = resources.files("launcher") / "tasks" / "library"
-    files = [file for file in folder.iterdir() if file.name.endswith(".yaml")]
-    return {
-        file.name.removesuffix(".yaml"): file.read_text("utf-8")
-        for file in sorted(files, key=lambda f: f.name)
-    }
+    return bundled_texts("library")
+
+
+def bundled_texts(folder: str) -> dict[str, str]:
+    """The YAML files in a folder of this package, by name without ending, in the order of the names."""
+    files = (resources.files("launcher") / "tasks" / folder).iterdir()
+    named = {file.name.removesuffix(".yaml"): file for file in files if file.name.endswith(".yaml")}
+    return {name: named[name].read_text("utf-8") for name in sorted(named)}
 
 
 def task_digest(task: Task, splits: tuple[str, ...] | None = None) -> str:
@@ -134,18 +150,12 @@ def task_digest(task: Task, splits: tuple[str, ...] | None = None) -> str:
     return hashlib.sha256(data.encode()).hexdigest()
 
 
-def _read_yaml(path: str, known: list[str]) -> str:
-    if path.endswith((".yaml", ".yml")):
-        base, _, name = path.rpartition("/")
-        try:
-            return open_store(base or ("/" if path.startswith("/") else ".")).get(name).decode()
-        except KeyMissing:
-            raise TaskError(f"there is no task file {path}", remedy="check the path") from None
-        except UnicodeDecodeError as error:
-            raise TaskError(f"{path} is not UTF-8 text", remedy="give a YAML file") from error
-    close = difflib.get_close_matches(path, known, n=1, cutoff=0.5)
-    guess = f"did you mean {close[0]}? " if close else ""
-    raise TaskError(
-        f"there is no task {path!r}",
-        remedy=f"{guess}bundled tasks: {', '.join(known)}; or give the path of a .yaml file",
-    )
+def read_yaml(path: str) -> str:
+    """The text of a YAML file, local or on S3. Raises TaskError: there is none, or it is not UTF-8."""
+    base, _, name = path.rpartition("/")
+    try:
+        return open_store(base or ("/" if path.startswith("/") else ".")).get(name).decode()
+    except KeyMissing as error:
+        raise TaskError(f"there is no file {path}", remedy="check the path") from error
+    except UnicodeDecodeError as error:
+        raise TaskError(f"{path} is not UTF-8 text", remedy="give a YAML file") from error

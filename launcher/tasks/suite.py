@@ -1,0 +1,109 @@
+"""A suite: tasks that are measured together, by name or YAML file, each with settings of its own where it needs them.
+
+name: small
+tasks:
+  - sst2
+  - {task: rte, finetune: {epochs: 5}, after: null}
+  - mine/news.yaml
+"""
+
+import difflib
+
+from pydantic import Field
+
+from launcher.errors import TaskError
+from launcher.recipe_yaml import Words, parse, validate
+from launcher.tasks.schema import Name, Part, Setting
+from launcher.tasks.task import Task, bundled_tasks, bundled_texts, load_task, read_yaml
+
+WORDS = Words("suite", "maskfleet tasks show glue", TaskError)
+
+
+class Entry(Part):
+    """A task of a suite.
+
+    Attributes:
+        task: a bundled task's name, or a YAML file, relative to the suite's.
+        data: folder or s3:// URI that holds its files, if it is not the suite's.
+        finetune: settings in place of those that the task has by the same names.
+        after: in place of the task's own, if given; null: start from the pretrained model.
+    """
+
+    task: str
+    data: str | None = None
+    finetune: dict[str, Setting | list[Setting]] = Field(default_factory=dict)
+    after: Name | None = None
+
+
+class Suite(Part):
+    """What a suite's YAML says."""
+
+    name: Name
+    about: str = ""
+    tasks: list[str | Entry] = Field(min_length=1)
+
+    @property
+    def entries(self) -> list[Entry]:
+        """All tasks in the long form."""
+        return [Entry(task=entry) if isinstance(entry, str) else entry for entry in self.tasks]
+
+
+def load_suite(name_or_path: str, data: str | None = None) -> tuple[Task, ...]:
+    """The tasks of a bundled suite or of a YAML file, with the suite's settings in place of theirs.
+
+    A task's name or file is a suite of one. `data`: as `load_task`, for every task that has no `data` in the suite.
+
+    Raises:
+        TaskError: there is no such suite or task, or a mistake in a file, with its line; a task that is there twice.
+    """
+    suite = read_suite(name_or_path)
+    if suite is None:
+        return (load_task(name_or_path, data),)
+    home = name_or_path.rpartition("/")[0]
+    tasks: dict[str, Task] = {}
+    for entry in suite.entries:
+        task = _task(entry, home, data)
+        if task.name in tasks:
+            raise TaskError(
+                f"the suite {suite.name} has two tasks called {task.name}",
+                remedy="give one of them another name",
+            )
+        tasks[task.name] = task
+    return tuple(tasks.values())
+
+
+def read_suite(name_or_path: str) -> Suite | None:
+    """The suite of that name or in that file; None where it is a task.
+
+    Raises TaskError: there is neither, or a mistake in the file.
+    """
+    suites = bundled_suites()
+    if name_or_path in suites:
+        return validate(Suite, parse(suites[name_or_path], name_or_path, WORDS))
+    tasks = bundled_tasks()
+    if name_or_path in tasks:
+        return None
+    if not name_or_path.endswith((".yaml", ".yml")):
+        close = difflib.get_close_matches(name_or_path, [*suites, *tasks], n=1, cutoff=0.5)
+        guess = f"did you mean {close[0]}? " if close else ""
+        raise TaskError(
+            f"there is no suite or task {name_or_path!r}",
+            remedy=f"{guess}suites: {', '.join(suites)}; tasks: {', '.join(tasks)}; or give the path of a .yaml file",
+        )
+    document = parse(read_yaml(name_or_path), name_or_path, WORDS)
+    return validate(Suite, document) if "tasks" in document.data else None
+
+
+def bundled_suites() -> dict[str, str]:
+    """YAML texts of the suites that come with Maskfleet, by name."""
+    return bundled_texts("library/suites")
+
+
+def _task(entry: Entry, home: str, data: str | None) -> Task:
+    is_file = entry.task.endswith((".yaml", ".yml"))
+    path = f"{home}/{entry.task}" if is_file and home and not entry.task.startswith("/") else entry.task
+    task = load_task(path, data if entry.data is None else entry.data)
+    changes: dict[str, object] = {"finetune": {**task.finetune, **entry.finetune}}
+    if "after" in entry.model_fields_set:
+        changes["after"] = entry.after
+    return task.model_copy(update=changes)
