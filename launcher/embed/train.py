@@ -12,6 +12,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from encoder_core.errors import ModelError
 from launcher.embed.losses import check_rows, make_loss
 from launcher.embed.model import library, load_model, say_what_is_cut
@@ -173,7 +175,7 @@ def _arguments(training: Training, train: Rows, evaluator: object, place: Scratc
         greater_is_better=True if best else None,
         logging_steps=max(1, steps // _LINES),
         logging_nan_inf_filter=False,
-        dataloader_pin_memory=model_on_gpu,
+        dataloader_pin_memory=torch.cuda.is_available(),
         report_to="none",
         disable_tqdm=True,
     )
