@@ -94,7 +94,8 @@ def identity(pretrained: Pretrained, training: Training, train: Rows, dev: Rows 
 @contextmanager
 def _opened(scratch: Path | None, what: dict[str, object]) -> Iterator[Scratch]:
     if scratch is not None:
-        yield open_scratch(scratch, what)
+        with open_scratch(scratch, what) as opened:
+            yield opened
         return
     with tempfile.TemporaryDirectory(prefix="maskfleet-embed-") as name:
         yield Scratch(Path(name), kept=False)
