@@ -24,6 +24,8 @@ from launcher.commands import (
     doctor,
     embed,
     estimate,
+    evaluate,
+    finetune,
     launch,
     preflight,
     recipe,
@@ -86,6 +88,8 @@ embed.register(app)
 bench.register(app)
 doctor.register(app)
 preflight.register(app)
+finetune.register(app)
+evaluate.register(app)
 
 
 def main() -> None:

@@ -25,7 +25,7 @@ import psutil
 
 from launcher.contract import CODES, FINISHED, MISTAKE, REPEAT
 
-_TRAINING = ("train", "demo")  # the commands whose process tree is looked after
+_TRAINING = ("train", "demo", "evaluate")  # the commands whose process tree is looked after
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # but those that are ignored at the start (nohup)
 _NAME = "MASKFLEET_COMMAND"  # environment variable: the parent's pid and start, in clock ticks since boot
 _AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
@@ -170,7 +170,11 @@ def _verdict(status: int, asked: bool) -> int:
         return code
     if not asked:
         how = f"was killed ({signal.Signals(-code).name})" if code < 0 else f"ended with code {code}"
-        _say(f"the process that looks after the run {how}; the run stands at its last checkpoint")
+        stands = "" if sys.argv[1:2] == ["evaluate"] else "; the run stands at its last checkpoint"
+        _say(f"the process that did the work {how}{stands}")
+    if sys.argv[1:2] == ["evaluate"]:
+        _say("the same command goes on: results that are stored stay")
+        return REPEAT
     lost = "; what was done since the last checkpoint is lost" if _saves[1] else ": no step was made"
     _say(f"the same command goes on{lost}")
     return REPEAT

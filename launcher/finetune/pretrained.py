@@ -14,6 +14,7 @@ from pathlib import Path
 
 from checkpoints.hf.fetch import PARTS
 from checkpoints.hf.load import CONFIG
+from checkpoints.hf.publish import RECORD as RECORD_OF_EXPORT
 from data_service.store.base import Store
 from data_service.store.local import LocalStore
 from data_service.store.open import open_store
@@ -23,8 +24,9 @@ from launcher.export import export_run
 from launcher.runs import RECORD, open_run
 
 _CHUNK = 64 << 20  # bytes in memory at a time
+_READ = (".json", ".safetensors", ".txt", ".model")  # what is read of a folder; never a pickle
+_TOLD = (RECORD_OF_EXPORT, "results.json")  # say where it comes from
 _MODULES = "modules.json"  # of a SentenceTransformer
-_TOLD = ("README.md", "training_args.bin", "optimizer.pt")  # change no prediction
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ def _plain_folder(source: str, step: int | None, store: Store, place: Path) -> P
     if isinstance(within, LocalStore):
         return Path(within.root)
     for entry in within.list(""):
-        if "/" not in entry.key:
+        if "/" not in entry.key and entry.key.endswith(_READ):
             _copy(within, entry.key, place / entry.key)
     for module in module_folders(place):
         for entry in within.list(f"{module}/"):
@@ -119,7 +121,7 @@ def folder_digest(folder: Path) -> str:
     """SHA-256 over names and contents of the files of `folder` that decide what its model predicts."""
     digest = hashlib.sha256()
     for path in sorted([*folder.iterdir(), *_files_of_modules(folder)]):
-        if path.is_file() and path.name not in _TOLD and not path.name.startswith("."):
+        if path.is_file() and path.name.endswith(_READ) and path.name not in _TOLD:
             name = path.relative_to(folder).as_posix()
             digest.update(json.dumps([name, _file_digest(path)]).encode())
     return digest.hexdigest()

@@ -1,0 +1,35 @@
+"""What a process does with one cell: look whether it is there, compute it, store it."""
+
+from importlib import metadata
+from platform import python_version
+
+from data_service.store.open import open_store
+from launcher.evaluate.cell import Result, Work
+from launcher.evaluate.results import Results
+from launcher.finetune.pretrained import Pretrained
+
+_VERSIONED = ("maskfleet", "torch", "transformers", "sentence-transformers", "scikit-learn", "numpy")
+
+
+def compute(work: Work, pretrained: Pretrained, results: str) -> bool:
+    """Computes the cell, unless its result is at the URI `results` already; whether it had to.
+
+    Raises UserError kinds: the cell cannot be measured, or the store does not answer.
+    """
+    found = Results(open_store(results))
+    if found.find(work.cell.key) is not None:
+        return False
+    measured = work.measure.measure(pretrained, work.cell.seed)
+    found.keep(Result(rules=found.rules, cell=work.cell, measured=measured, versions=versions()))
+    return True
+
+
+def versions() -> dict[str, str]:
+    """Of what computes results, as far as it is installed."""
+    found = {"python": python_version()}
+    for name in _VERSIONED:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,73 @@
+"""How cells end: with a result, in a mistake that no repetition cures, or in something that may pass."""
+
+import traceback
+from dataclasses import dataclass
+
+from data_service.errors import UserError as DataError
+from encoder_core.errors import UserError as ModelError
+from launcher.contract import REPEAT, code_of
+from launcher.evaluate.cell import Work
+
+DEATHS = 4  # processes that die of one cell: more often than machines do by chance
+BREAKS = 2  # times that a cell ends in an error that is none of ours
+_TRACE = 4000  # characters
+
+
+@dataclass(frozen=True)
+class Share:
+    """What a cell takes of a machine: cores and GPUs, or fractions of one that several cells share. `gpus` None: one
+    where the cluster has any."""
+
+    cpus: float = 1.0
+    gpus: float | None = None
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a cell has no result.
+
+    Attributes:
+        passes: whether the same command may do better.
+        trace: where code broke, if it was no mistake of the user's; else empty.
+    """
+
+    problem: str
+    remedy: str
+    passes: bool = False
+    trace: str = ""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A cell is over. `failure` is None where there is a result now; `computed`: by a process of this command."""
+
+    work: Work
+    failure: Failure | None
+    computed: bool = True
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """Something to know about `cells` cells that are not computed by this command now, said once."""
+
+    cells: int
+    reason: str
+
+
+def failure_of(work: Work, error: BaseException) -> Failure:
+    """What a cell's computation raised, told with the cell's name."""
+    name = work.cell.name
+    if isinstance(error, DataError | ModelError):
+        return Failure(f"{name}: {error.problem}", error.remedy, passes=code_of(error) == REPEAT)
+    line = str(error).strip().partition("\n")[0]
+    trace = "".join(traceback.format_exception(error))[-_TRACE:]
+    remedy = "what broke is shown; of memory that ran out, --gpus-per-cell and --cpus-per-cell leave more to a cell"
+    return Failure(f"{name}: {type(error).__name__}: {line}", remedy, trace=trace)
+
+
+def killed(work: Work, reason: str) -> Failure:
+    """The processes that computed a cell have died again and again; `reason` is of the last."""
+    return Failure(
+        f"{work.cell.name}: {DEATHS} processes in a row died while they computed it; the last: {reason}",
+        "give each cell more of a machine with --cpus-per-cell or --gpus-per-cell; Ray's logs say what killed them",
+    )

@@ -1,0 +1,141 @@
+"""An evaluation: a grid of cells, those of them that were computed before, the others computed now, and the table."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+
+from checkpoints.attempt import LEASE_S
+from checkpoints.listing import committed
+from data_service.store.errors import StoreError
+from data_service.store.open import open_store
+from launcher.errors import RunError
+from launcher.evaluate.cell import Cell, Measure, Result, Work
+from launcher.evaluate.claims import claiming
+from launcher.evaluate.endings import Ended, Failure, Share, Waiting
+from launcher.evaluate.grid import Grid, cluster
+from launcher.evaluate.results import GridRecord, Results
+from launcher.evaluate.table import Row, rows
+from launcher.finetune.pretrained import Pretrained, open_pretrained
+from launcher.runs import RECORD, open_run
+
+
+class Evaluation:
+    """The cells of `works`, whose results are in `results`.
+
+    Attributes:
+        before: how many of them had a result when we came.
+        computed: how many processes of ours have computed.
+        failures: of the cells that ended without a result.
+        trouble: the store stopped answering, so cells were not begun.
+    """
+
+    def __init__(self, results: Results, suite: str, works: Sequence[Work]) -> None:
+        """Looks which cells have a result. Raises StoreError kinds."""
+        self._results, self._suite = results, suite
+        self._works = list({work.cell.key: work for work in works}.values())
+        self._cells = [work.cell for work in works]
+        self._found: dict[str, Result] = results.find_all(work.cell.key for work in self._works)
+        self.before, self.computed = len(self._found), 0
+        self.failures: list[Failure] = []
+        self.trouble: StoreError | None = None
+
+    @property
+    def missing(self) -> list[Work]:
+        """The cells that had no result when we came."""
+        return [work for work in self._works if work.cell.key not in self._found]
+
+    def under_other_rules(self) -> Mapping[int, int]:
+        """How many of the missing cells have results of other versions of the rules, which are not used."""
+        return self._results.under_other_rules(work.cell.key for work in self.missing)
+
+    def compute(
+        self, models: Sequence[Pretrained], share: Share, *, lease_s: float = LEASE_S
+    ) -> Iterator[Ended | Waiting]:
+        """Compute what is missing on the Ray cluster, each result stored when it is there.
+
+        Raises:
+            StoreError: the store cannot be written. TryAgain: no cluster, or Ray has died.
+            OptionError: no machine could ever hold a cell.
+        """
+        self._results.keep_grid(GridRecord(suite=self._suite, cells=tuple(self._cells)))
+        missing = self.missing
+        if not missing:
+            return
+        needed = {work.cell.weights for work in missing}
+        folders = {model.digest: model for model in models if model.digest in needed}
+        with (
+            claiming(self._results.store, lease_s=lease_s) as claims,
+            cluster(share, len(missing)) as (remote, settled),
+        ):
+            grid = Grid(self._results, claims, settled, models=folders, remote=remote)
+            for event in grid.run(missing):
+                if isinstance(event, Ended):
+                    self.computed += event.computed and event.failure is None
+                    self.failures += [event.failure] if event.failure else []
+                yield event
+            self.trouble = grid.trouble
+
+    def table(self) -> list[Row]:
+        """Of all results that are there now. Raises StoreError kinds."""
+        return rows(self._cells, self._results.find_all(cell.key for cell in self._cells))
+
+
+@contextmanager
+def opened(sources: Sequence[str], steps: Sequence[int] | None) -> Iterator[list[Pretrained]]:
+    """The checkpoints at `sources`: of runs those of `steps` (None: all; empty: the newest), and folders.
+
+    Raises: as `open_pretrained`; RunError: steps of folders only.
+    """
+    places = [(source, step) for source in sources for step in _steps(source, steps)]
+    if steps != [] and all(step is None for _, step in places):
+        raise RunError(f"no run among {', '.join(sources)}: folders have no steps", remedy="leave out --step")
+    with ExitStack() as stack:
+        yield [stack.enter_context(open_pretrained(source, step)) for source, step in places]
+
+
+def _steps(source: str, steps: Sequence[int] | None) -> Sequence[int | None]:
+    if open_store(source).size(RECORD) is None or steps == []:
+        return [None]
+    if steps is not None:
+        return steps
+    return sorted({mark.step for mark in committed(open_run(source).store)})
+
+
+def plan(models: Sequence[Pretrained], measures: Sequence[Measure], seeds: Sequence[int]) -> list[Work]:
+    """Every checkpoint with every measure and seed, in the order of a table."""
+    return [
+        Work(_cell(model, measure, seed), measure)
+        for model in models
+        for measure in measures
+        for seed in seeds
+    ]
+
+
+def _cell(model: Pretrained, measure: Measure, seed: int) -> Cell:
+    return Cell(
+        source=model.source,
+        step=model.step,
+        weights=model.digest,
+        task=measure.task,
+        data=measure.data,
+        measure=measure.kind,
+        settings=measure.settings,
+        seed=seed,
+    )
+
+
+def recorded(
+    results: Results, sources: Sequence[str], steps: Sequence[int] | None, suite: str | None
+) -> list[Row]:
+    """The table of the grids on record, made of results alone: checkpoints and data may be gone.
+
+    `sources` and `steps` restrict it to these checkpoints, `suite` to the grids of one.
+    """
+    cells = [
+        cell
+        for grid in results.grids()
+        for cell in grid.cells
+        if suite in (None, grid.suite)
+        and (not sources or cell.source in sources)
+        and (not steps or cell.step is None or cell.step in steps)
+    ]
+    return rows(cells, results.find_all(cell.key for cell in cells))

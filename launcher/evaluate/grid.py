@@ -1,0 +1,246 @@
+"""A grid of cells as stateless Ray tasks: what dies is computed again, what fails is named, the rest is kept.
+
+The driver claims a cell and has it computed, and looks at nothing but how that ended: by then the result is stored.
+"""
+
+import logging
+import os
+import socket
+import threading
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import ray
+
+from data_service.store.errors import TRANSIENT, StoreError
+from data_service.workers import died, installed_only, reason_of
+from data_service.workers import lost as gone
+from launcher.errors import OptionError, TryAgain
+from launcher.evaluate.cell import Work
+from launcher.evaluate.claims import Claims
+from launcher.evaluate.computing import compute
+from launcher.evaluate.endings import BREAKS, DEATHS, Ended, Failure, Share, Waiting, failure_of, killed
+from launcher.evaluate.results import Results
+from launcher.evaluate.shipped import pack, unpack
+from launcher.finetune.pretrained import Pretrained
+from launcher.nodes import lean, logs, lost, room_for
+
+_POLL_S = 2.0  # between two looks at what other commands compute, and at what the cluster has
+_ANSWER_S = 10.0  # for a cluster's head to take a connection
+_OBJECT_STORE = 256 << 20  # bytes, of a Ray started here: tasks return nothing, and read the driver's folders
+
+
+class Grid:
+    """Computes cells on the Ray cluster that this process is connected to (`cluster`).
+
+    Args:
+        models: the folders of the checkpoints by their digests, on this machine.
+        remote: whether the cluster may have other machines, which the checkpoints are then sent to.
+    """
+
+    def __init__(
+        self,
+        results: Results,
+        claims: Claims,
+        share: Share,
+        *,
+        models: Mapping[str, Pretrained],
+        remote: bool,
+    ) -> None:
+        self._results, self._claims, self._share = results, claims, share
+        self._models = models
+        self._sent = {digest: [ray.put(pack(model))] for digest, model in models.items()} if remote else {}
+        self._task = ray.remote(num_cpus=share.cpus, num_gpus=share.gpus, max_retries=0)(_compute)
+        self._node = ray.get_runtime_context().get_node_id()
+        self._waiting: deque[Work] = deque()
+        self._running: dict[ray.ObjectRef, Work] = {}
+        self._elsewhere: dict[str, Work] = {}
+        self._deaths, self._breaks = Counter[str](), Counter[str]()
+        self.trouble: StoreError | None = None
+
+    def run(self, works: Sequence[Work]) -> Iterator[Ended | Waiting]:
+        """Every cell as it ends, in any order.
+
+        Once the store has not answered for longer than its patience no further cell is begun, and `trouble` says why;
+        those under way end as they can.
+
+        Raises TryAgain: Ray itself has died.
+        """
+        self._waiting.extend(works)
+        told = False
+        try:
+            while self._waiting or self._running or self._elsewhere:
+                yield from self._submit()
+                if self._waiting and not self._running and not told:
+                    told = True
+                    yield Waiting(len(self._waiting), "no machine of the cluster has room for a cell yet")
+                yield from self._collect()
+                yield from self._look_elsewhere()
+        finally:
+            for reference in self._running:
+                ray.cancel(reference, force=True)
+
+    def _submit(self) -> Iterator[Waiting]:
+        """As many cells as there is room for, and one more, so that none is free while we are not looking."""
+        room = _room(self._share)
+        while self._waiting and room and len(self._running) <= room and self.trouble is None:
+            work = self._waiting.popleft()
+            try:
+                holder = self._claims.claim(work.cell.key)
+            except TRANSIENT as error:
+                self._give_up(error)
+                return
+            if holder is not None:
+                self._elsewhere[work.cell.key] = work
+                if len(self._elsewhere) == 1:
+                    who = f"host {holder.owner.host}, process {holder.owner.pid}"
+                    yield Waiting(1, f"another command computes it ({who}); its results are waited for")
+                continue
+            model = self._models[work.cell.weights]
+            sent = self._sent.get(model.digest)
+            reference = self._task.remote(work, model, self._node, sent, self._results.store.uri)
+            self._running[reference] = work
+
+    def _collect(self) -> Iterator[Ended]:
+        """What has ended within the next seconds."""
+        if (part := lost()) is not None:
+            raise TryAgain(f"Ray's {part} has died", remedy="run the same command again")
+        if not self._running:
+            threading.Event().wait(_POLL_S)
+            return
+        done, _ = ray.wait(list(self._running), timeout=_POLL_S)
+        for reference in done:
+            work = self._running.pop(reference)
+            try:
+                yield Ended(work, None, computed=ray.get(reference))
+            except ray.exceptions.RayError as error:
+                failure = self._judge(work, error)
+                if failure is None:
+                    self._waiting.appendleft(work)
+                else:
+                    yield Ended(work, failure)
+
+    def _judge(self, work: Work, error: Exception) -> Failure | None:
+        """None: it is to be computed again."""
+        if gone(error):
+            return None
+        key = work.cell.key
+        if died(error):
+            self._deaths[key] += 1
+            return killed(work, reason_of(error)) if self._deaths[key] == DEATHS else None
+        cause: BaseException = error
+        while isinstance(cause, ray.exceptions.RayTaskError) and cause.cause is not None:
+            cause = cause.cause
+        failure = failure_of(work, cause)
+        if isinstance(cause, TRANSIENT):
+            self._give_up(cause)
+        self._breaks[key] += bool(failure.trace)
+        return None if failure.trace and self._breaks[key] < BREAKS else failure
+
+    def _look_elsewhere(self) -> Iterator[Ended]:
+        """What other commands have computed; what they claimed and will not compute is done here."""
+        try:
+            for key, work in list(self._elsewhere.items()):
+                if self._results.find(key) is not None:
+                    del self._elsewhere[key]
+                    yield Ended(work, None, computed=False)
+                elif self._claims.claim(key) is None:
+                    del self._elsewhere[key]
+                    self._waiting.append(work)
+        except TRANSIENT as error:
+            self._give_up(error)
+
+    def _give_up(self, error: StoreError) -> None:
+        self.trouble = self.trouble or error
+        self._waiting.clear()
+        self._elsewhere.clear()
+
+
+def _compute(
+    work: Work, pretrained: Pretrained, node: str, sent: "list[ray.ObjectRef] | None", results: str
+) -> bool:
+    """In a process of Ray. The driver's folder is there on its own node; on others the checkpoint is unpacked once,
+    into the folder of Ray's session, and goes with that."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a cell has the cores that it was given
+    if sent is not None and ray.get_runtime_context().get_node_id() != node:
+        pretrained = unpack(ray.get(sent[0]), logs().parent / "maskfleet-models")
+    return compute(work, pretrained, results)
+
+
+def _room(share: Share) -> int:
+    """How many cells the cluster's machines hold at once."""
+    return sum(_fits(node["Resources"], share) for node in ray.nodes() if node["Alive"])
+
+
+def _settled(share: Share) -> Share:
+    some = ray.cluster_resources().get("GPU", 0.0) > 0
+    return Share(share.cpus, float(some) if share.gpus is None else share.gpus)
+
+
+def _fits(resources: Mapping[str, float], share: Share) -> int:
+    asked = (("CPU", share.cpus), ("GPU", share.gpus))
+    return min(int(resources.get(name, 0.0) / amount + 1e-6) for name, amount in asked if amount)
+
+
+@contextmanager
+def cluster(share: Share, cells: int) -> Iterator[tuple[bool, Share]]:
+    """The cluster that this process is connected to, else the one RAY_ADDRESS names, else one of its own: whether it
+    may have other machines, and the share of a cell there. An autoscaler is asked for room for `cells` cells.
+
+    Raises:
+        OptionError: a Ray of its own, and a cell wants more than this machine has.
+        TryAgain: no cluster answers at RAY_ADDRESS.
+    """
+    if ray.is_initialized():
+        yield True, _settled(share)
+        return
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    joined = bool(os.environ.get("RAY_ADDRESS"))
+    _start(joined)
+    try:
+        share = _settled(share)
+        if not joined and not _room(share):
+            raise OptionError(
+                f"--cpus-per-cell {share.cpus:g} --gpus-per-cell {share.gpus:g}: this machine has not so much",
+                remedy="ask for less, or name a Ray cluster in RAY_ADDRESS",
+            )
+        wanted = [{"CPU": share.cpus, "GPU": share.gpus or 0.0}] * cells
+        with room_for(wanted) if joined else nullcontext():
+            yield joined, share
+    finally:
+        ray.shutdown()
+
+
+def _start(joined: bool) -> None:
+    """Without an address Ray would join any cluster that it finds on the machine."""
+    if joined:
+        _check_address(os.environ["RAY_ADDRESS"])
+    local: dict[str, Any] = {
+        "address": "local",
+        "include_dashboard": False,
+        "object_store_memory": _OBJECT_STORE,
+    }
+    os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "20")  # then Ray ends this process
+    with lean():
+        ray.init(
+            logging_level=logging.ERROR,
+            log_to_driver=False,
+            job_config=installed_only(),
+            **({} if joined else local),
+        )
+
+
+def _check_address(address: str) -> None:
+    """Ray itself would try for many minutes. Raises TryAgain: nothing answers there."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdecimal():
+        return  # "auto": found on this machine, or not, at once
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _ANSWER_S).close()
+    except OSError as error:
+        raise TryAgain(
+            f"no Ray cluster answers at RAY_ADDRESS={address}: {error}",
+            remedy="check the address and that the cluster's head is up; unset RAY_ADDRESS to use this machine alone",
+        ) from error

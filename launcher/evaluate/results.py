@@ -1,0 +1,94 @@
+"""Results as objects. One is written once, by conditional put: of several that compute the same cell, one is kept.
+
+rules-1/<key>.json          a result; the folder is the version of our code's rules
+grids/<digest>.json         a grid: which cells a command asked for, so that its table can be made again
+claims/ drivers/            who computes what (launcher.evaluate.claims)
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from pydantic import BaseModel, ConfigDict
+
+from data_service.store.base import Entry, Store
+from data_service.store.together import together
+from data_service.store.verified import digest
+from launcher.evaluate.cell import RULES, Cell, Result
+from launcher.evaluate.sealed import read, seal
+
+_RULES, _GRIDS = "rules-", "grids/"
+
+
+class GridRecord(BaseModel):
+    """What one command asked for.
+
+    Attributes:
+        suite: its name.
+        cells: all of them, in the order of the table.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    suite: str
+    cells: tuple[Cell, ...]
+
+
+class Results:
+    """The results in a store. Every method raises StoreError kinds."""
+
+    def __init__(self, store: Store, rules: int = RULES) -> None:
+        self.store = store
+        self.rules = rules
+
+    def find(self, key: str) -> Result | None:
+        """None if it was not computed, or what is stored is no result of this cell."""
+        result = read(self.store, self._key(key), Result)
+        return result if result is not None and result.cell.key == key else None
+
+    def find_all(self, keys: Iterable[str]) -> dict[str, Result]:
+        """Those that there are, by key. One listing, and a request for each that there is."""
+        there = {entry.key.partition("/")[2].removesuffix(".json") for entry in self._listed()}
+        wanted = [key for key in dict.fromkeys(keys) if key in there]
+        found = zip(wanted, together(self.find, wanted), strict=True)
+        return {key: result for key, result in found if result is not None}
+
+    def keep(self, result: Result) -> Result:
+        """Store it, unless somebody was faster: then theirs, which stays. Bytes that are no result give way."""
+        name = self._key(result.cell.key)
+        while not self.store.put_if_absent(name, seal(result)):
+            theirs = self.find(result.cell.key)
+            if theirs is not None:
+                return theirs
+            self.store.delete(name)
+        return result
+
+    def under_other_rules(self, keys: Iterable[str]) -> dict[int, int]:
+        """How many of these cells have results of other versions of the rules, by version."""
+        wanted, counts = set(keys), dict[int, int]()
+        for folder in self.store.folders():
+            version = folder.removeprefix(_RULES)
+            if not folder.startswith(_RULES) or not version.isdecimal() or int(version) == self.rules:
+                continue
+            names = (entry.key.partition("/")[2] for entry in self.store.list(f"{folder}/"))
+            count = sum(name.removesuffix(".json") in wanted for name in names)
+            counts |= {int(version): count} if count else {}
+        return counts
+
+    def keep_grid(self, grid: GridRecord) -> None:
+        """Put on record what was asked for. The same grid again is the same object."""
+        data = seal(grid)
+        self.store.put_if_absent(f"{_GRIDS}{digest(data)}.json", data)
+
+    def grids(self) -> Iterator[GridRecord]:
+        """All on record, the oldest first; passes over what is none."""
+        keys: Sequence[str] = [entry.key for entry in self.store.list(_GRIDS)]
+        ages = {key: self.store.age(key) or 0.0 for key in keys}
+        for key in sorted(keys, key=lambda name: (-ages[name], name)):
+            grid = read(self.store, key, GridRecord)
+            if grid is not None:
+                yield grid
+
+    def _key(self, key: str) -> str:
+        return f"{_RULES}{self.rules}/{key}.json"
+
+    def _listed(self) -> Iterator[Entry]:
+        return self.store.list(f"{_RULES}{self.rules}/")

@@ -1,0 +1,158 @@
+"""From results to a table: for each checkpoint and task the settings that did best, by the median over seeds on dev.
+
+Every checkpoint has the same grid, and a figure says of how many seeds it is the median: with one seed, or with the
+best of many, differences of single fine-tunings would pass for differences of checkpoints.
+"""
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from statistics import mean, median
+
+from pydantic import BaseModel, ConfigDict
+
+from launcher.evaluate.cell import Cell, Result
+
+_NO_FIGURE = -math.inf
+
+
+class Row(BaseModel):
+    """One checkpoint on one task.
+
+    Attributes:
+        checkpoint, step, weights: which checkpoint; its digest.
+        task, data, measure: which task, its digest, and what was done.
+        metric: the name of the main one.
+        settings: those among the grid's choices that were chosen, as far as the choices differ; `choices`: how many.
+        median, lowest, highest: of the main metric over seeds, under these settings; None without a finite figure.
+        values: of the main metric by seed.
+        metrics: medians of all metrics, under these settings.
+        cells, missing: of the grid, for this checkpoint and task, and how many of them have no result.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    checkpoint: str
+    step: int | None
+    weights: str
+    task: str
+    data: str
+    measure: str
+    metric: str | None
+    settings: dict[str, object]
+    choices: int
+    median: float | None
+    lowest: float | None
+    highest: float | None
+    values: dict[int, float | None]
+    metrics: dict[str, float | None]
+    cells: int
+    missing: int
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """One set of settings: its results by seed."""
+
+    settings: dict[str, object]
+    results: tuple[Result, ...]
+
+    def values(self, metric: str) -> dict[int, float | None]:
+        return {result.cell.seed: result.measured.metrics.get(metric) for result in self.results}
+
+    def median(self, metric: str) -> float:
+        """A seed without a figure (a correlation with a constant) counts as the worst."""
+        return median(_NO_FIGURE if value is None else value for value in self.values(metric).values())
+
+
+def rows(cells: Sequence[Cell], results: Mapping[str, Result]) -> list[Row]:
+    """A row for each checkpoint and task of the grid, in the order of `cells`; results by key."""
+    groups: dict[tuple[object, ...], list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault((cell.checkpoint, cell.weights, cell.measure, cell.task, cell.data), []).append(
+            cell
+        )
+    return [_row(list({cell.key: cell for cell in group}.values()), results) for group in groups.values()]
+
+
+def _row(cells: Sequence[Cell], results: Mapping[str, Result]) -> Row:
+    first = cells[0]
+    choices = list(_choices(cells, results))
+    there = sum(len(choice.results) for choice in choices)
+    best, metric = _best(choices)
+    values = best.values(metric) if best and metric else {}
+    finite = [value for value in values.values() if value is not None]
+    return Row(
+        checkpoint=first.source,
+        step=first.step,
+        weights=first.weights,
+        task=first.task,
+        data=first.data,
+        measure=first.measure,
+        metric=metric,
+        settings=_differing(best.settings, [cell.settings for cell in cells]) if best else {},
+        choices=len(choices),
+        median=_finite(best.median(metric)) if best and metric else None,
+        lowest=min(finite, default=None),
+        highest=max(finite, default=None),
+        values=values,
+        metrics=_medians(best) if best else {},
+        cells=len(cells),
+        missing=len(cells) - there,
+    )
+
+
+def _choices(cells: Sequence[Cell], results: Mapping[str, Result]) -> Iterator[_Choice]:
+    """In the order of the grid."""
+    by_settings: dict[str, list[Cell]] = {}
+    for cell in cells:
+        by_settings.setdefault(json.dumps(cell.settings, sort_keys=True), []).append(cell)
+    for group in by_settings.values():
+        yield _Choice(group[0].settings, tuple(results[cell.key] for cell in group if cell.key in results))
+
+
+def _best(choices: Sequence[_Choice]) -> tuple[_Choice | None, str | None]:
+    """Of the choices that the most seeds are there for, the one with the highest median; of equal ones the first."""
+    most = max((len(choice.results) for choice in choices), default=0)
+    if not most:
+        return None, None
+    complete = [choice for choice in choices if len(choice.results) == most]
+    metric = next(iter(complete[0].results[0].measured.metrics), None)
+    if metric is None:
+        return complete[0], None
+    return max(complete, key=lambda choice: choice.median(metric)), metric
+
+
+def _medians(choice: _Choice) -> dict[str, float | None]:
+    names = dict.fromkeys(name for result in choice.results for name in result.measured.metrics)
+    return {name: _finite(choice.median(name)) for name in names}
+
+
+def _differing(
+    chosen: Mapping[str, object], all_settings: Sequence[Mapping[str, object]]
+) -> dict[str, object]:
+    """The chosen values of the settings that are not the same in the whole grid, and of the learning rate."""
+    return {
+        name: value
+        for name, value in chosen.items()
+        if name == "lr" or any(other.get(name) != value for other in all_settings)
+    }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def averages(table: Sequence[Row]) -> list[tuple[str, int | None, float]]:
+    """(checkpoint, step, mean over tasks of the medians) of those that have a figure for every task, where there are
+    several tasks."""
+    groups = groupby(table, key=lambda row: (row.checkpoint, row.step, row.weights))
+    found = []
+    for (checkpoint, step, _), group in groups:
+        medians = [row.median for row in group]
+        known = [value for value in medians if value is not None]
+        if len(medians) > 1 and len(known) == len(medians):
+            found.append((checkpoint, step, mean(known)))
+    return found

@@ -1,0 +1,169 @@
+"""Text as a model reads it: the tokenizer in the checkpoint's folder, rows of piece ids, and padded batches of rows."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from launcher.extras import EVALUATE, optional
+from launcher.finetune.outcome import TaskMismatch
+
+IGNORED = -100
+"""A target that no loss counts."""
+_ANY_LENGTH = 1 << 20  # tokenizers without a length of their own say more than this
+_DEFAULT_LENGTH = 512  # of a model without a length, with a tokenizer that has none either
+_USE = "fine-tuning"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One input of T pieces, special ones included.
+
+    Attributes:
+        ids: [T] int64.
+        types: [T] int64 token types; None where the model has none.
+        target: what is to be learnt of it, as the kind of task says: a label, [T] labels, or a start and an end.
+    """
+
+    ids: NDArray[np.int64]
+    types: NDArray[np.int64] | None
+    target: NDArray[np.int64] | NDArray[np.float64]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """A tokenizer that fits a model.
+
+    Attributes:
+        tokenizer: of transformers.
+        max_length: pieces of the longest row.
+        left: rows are padded on the left, so that the class token stays last (XLNet).
+        types: whether the model takes token types.
+    """
+
+    tokenizer: Any
+    max_length: int
+    left: bool
+    types: bool
+
+    @property
+    def special(self) -> int:
+        """Special pieces of a row of one text."""
+        return int(self.tokenizer.num_special_tokens_to_add(pair=False))
+
+    def row(
+        self,
+        ids: Sequence[int],
+        types: Sequence[int] | None,
+        target: NDArray[np.int64] | NDArray[np.float64],
+    ) -> Row:
+        kept = np.asarray(types, np.int64) if self.types and types is not None else None
+        return Row(np.asarray(ids, np.int64), kept, target)
+
+    def shift(self, row: Row, width: int) -> int:
+        """Where the row's first piece is once it is padded to `width`."""
+        return width - len(row) if self.left else 0
+
+    def batch(self, rows: Sequence[Row], device: torch.device) -> dict[str, Tensor]:
+        """What a model of transformers takes: [rows, longest] int64 each."""
+        width = max(len(row) for row in rows)
+        padded = {name: np.zeros((len(rows), width), np.int64) for name in ("input_ids", "attention_mask")}
+        padded["input_ids"][:] = self.tokenizer.pad_token_id
+        if self.types:
+            padded["token_type_ids"] = np.full_like(
+                padded["input_ids"], getattr(self.tokenizer, "pad_token_type_id", 0)
+            )
+        for index, row in enumerate(rows):
+            start = self.shift(row, width)
+            place = (index, slice(start, start + len(row)))
+            padded["input_ids"][place], padded["attention_mask"][place] = row.ids, 1
+            if self.types and row.types is not None:
+                padded["token_type_ids"][place] = row.types
+        return {name: torch.from_numpy(values).to(device) for name, values in padded.items()}
+
+
+def open_pieces(folder: Path, config: Any, max_length: int | None) -> Pieces:
+    """The tokenizer in `folder`, for the model of `config` there (a configuration of transformers).
+
+    Raises:
+        TaskMismatch: there is none, it does not fit the model, or `max_length` is more than the model takes.
+        MissingPackage: transformers is not installed.
+    """
+    tokenizer = _load(folder)
+    _check_fit(tokenizer, config, folder)
+    longest = _model_length(tokenizer, config)
+    if max_length is not None and max_length > longest:
+        raise TaskMismatch(
+            f"max_length {max_length:,} is more than the {longest:,} tokens that the model in {folder} takes",
+            remedy=f"give a max_length of at most {longest:,}",
+        )
+    types = "token_type_ids" in tokenizer.model_input_names
+    left = config.model_type == "xlnet"
+    tokenizer.padding_side = "left" if left else "right"
+    return Pieces(tokenizer, max_length or longest, left=left, types=types)
+
+
+def _load(folder: Path) -> Any:
+    transformers = optional("transformers", _USE, EVALUATE)
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=False
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise TaskMismatch(
+            f"{folder} has no tokenizer that transformers reads: {str(error).splitlines()[0]}",
+            remedy="put tokenizer.json and tokenizer_config.json of the model beside its weights",
+        ) from error
+    if not getattr(tokenizer, "is_fast", False):
+        raise TaskMismatch(
+            f"the tokenizer in {folder} is {type(tokenizer).__name__}, which cannot say where in a text its pieces are",
+            remedy="put the model's tokenizer.json beside its weights",
+        )
+    return tokenizer
+
+
+def _check_fit(tokenizer: Any, config: Any, folder: Path) -> None:
+    missing = [role for role in ("pad_token", "cls_token", "sep_token") if getattr(tokenizer, role) is None]
+    if missing:
+        raise TaskMismatch(
+            f"the tokenizer in {folder} has no {' and no '.join(missing)}, which inputs of a task need",
+            remedy="use the tokenizer that the model was pretrained with, and say in tokenizer_config.json "
+            "which of its pieces have these roles",
+        )
+    sample = tokenizer("a", "a")
+    largest = max(*tokenizer.get_vocab().values(), *sample["input_ids"])
+    if largest >= config.vocab_size:
+        raise TaskMismatch(
+            f"the tokenizer in {folder} does not fit the model there: its largest id is {largest:,}, and the model "
+            f"has embeddings for {config.vocab_size:,} pieces",
+            remedy="use the tokenizer that the model was pretrained with",
+        )
+    rows = getattr(config, "type_vocab_size", 0) or 0
+    types = max(sample.get("token_type_ids", [0]))
+    if config.model_type != "xlnet" and rows and types >= rows:  # XLNet's are relative: same or other
+        raise TaskMismatch(
+            f"the tokenizer in {folder} gives token type {types}, and the model there has {rows}",
+            remedy="use the tokenizer that the model was pretrained with",
+        )
+
+
+def _model_length(tokenizer: Any, config: Any) -> int:
+    lengths = [int(tokenizer.model_max_length)] if tokenizer.model_max_length < _ANY_LENGTH else []
+    positions = getattr(config, "max_position_embeddings", None)
+    if positions is not None and positions > 0:
+        unused = config.pad_token_id + 1 if _counts_from_padding(config) else 0
+        lengths.append(int(positions) - unused)
+    return min(lengths, default=_DEFAULT_LENGTH)
+
+
+def _counts_from_padding(config: Any) -> bool:
+    """RoBERTa's first position is the row after the one of its padding id."""
+    return config.model_type in ("roberta", "xlm-roberta", "camembert")

@@ -1,0 +1,165 @@
+"""One fine-tuning: a pure function of (weights, task, settings, seed)."""
+
+import logging
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from checkpoints.hf.publish import publish, removable
+from data_service.store.open import open_store
+from launcher.finetune.export import Provenance, write_export
+from launcher.finetune.inputs import open_pieces
+from launcher.finetune.loop import compute_logits, reproducible, train_epochs
+from launcher.finetune.measure import Learnable, Measured, Split, kind_of, measure, prepare
+from launcher.finetune.network import Network, Wanted, open_config, open_network
+from launcher.finetune.outcome import Epoch, Outcome, TaskMismatch
+from launcher.finetune.pretrained import Pretrained, folder_digest
+from launcher.finetune.settings import Settings, candidates
+from launcher.tasks.task import Task, load_task
+
+_LOG = logging.getLogger("launcher.finetune")
+_FIRST_SEED = 0  # of the model that a task starts `after`: one for all seeds of the task, as in the papers
+
+
+def finetune(
+    pretrained: Pretrained,
+    task: Task,
+    settings: Settings,
+    seed: int,
+    out: str | None = None,
+    *,
+    intermediate: Pretrained | None = None,
+) -> Outcome:
+    """Fine-tune on the task's `train`, choose the epoch on its `dev`, measure that on its other splits too.
+
+    On one kind of device the same arguments give the same bits, in any process, whatever ran there before. A task that
+    starts `after` another begins with the encoder of `intermediate`, which `first_finetuned` makes, or makes it itself.
+
+    Args:
+        out: folder or s3:// URI for the kept model, in place of a former export; None: it is not kept.
+        intermediate: the model fine-tuned on the task's `after`, for callers that have it.
+
+    Raises:
+        TaskMismatch: a checkpoint, a tokenizer, a task and settings that do not fit each other. Diverged.
+        TaskError, InputError: the task's data. ExportError: `out` holds something else. StoreError.
+        MissingPackage: transformers is not installed.
+    """
+    former = None if out is None else removable(open_store(out))  # known before hours of training
+    with ExitStack() as stack:
+        start = pretrained
+        if task.after is not None:
+            start = intermediate or stack.enter_context(first_finetuned(pretrained, task, settings))
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        stack.enter_context(reproducible(device, settings.threads))
+        config = open_config(start.folder)
+        pieces = open_pieces(start.folder, config, settings.max_length)
+        kind = kind_of(task, pieces, settings)
+        train, dev = (prepare(kind, task.read(split)) for split in ("train", "dev"))
+        wanted = Wanted(kind.head, kind.outputs, tuple(task.labels))
+        network = open_network(start.folder, config, wanted, settings, seed).to(device)
+        outcome = _train(network, kind, task, train=train, dev=dev, settings=settings, seed=seed)
+        if out is not None and former is not None:
+            provenance = Provenance(pretrained, start, task, settings, seed, outcome)
+            with tempfile.TemporaryDirectory(prefix="maskfleet-finetuned-") as name:
+                write_export(network, Path(name), provenance)
+                publish(Path(name), open_store(out), former)
+        return outcome
+
+
+@contextmanager
+def first_finetuned(pretrained: Pretrained, task: Task, settings: Settings) -> Iterator[Pretrained]:
+    """The model fine-tuned on the task that `task` starts after, with that task's own defaults and seed 0; its files
+    stay until the context ends. What is of the machine (microbatch, precision, threads) is as in `settings`.
+
+    Raises TaskMismatch: that task starts after another one itself. Else as `finetune`.
+    """
+    assert task.after is not None
+    before = load_task(task.after, task.root)
+    if before.after is not None:
+        raise TaskMismatch(
+            f"{task.name} starts after {before.name}, and that after {before.after}",
+            remedy="leave out `after` in one of them",
+        )
+    machine = settings.model_dump(include={"microbatch", "precision", "threads"})
+    first = candidates(before.finetune, machine)[0]
+    with tempfile.TemporaryDirectory(prefix="maskfleet-first-") as name:
+        finetune(pretrained, before, first, _FIRST_SEED, name)
+        folder = Path(name)
+        yield Pretrained(f"{pretrained.name} after {before.name}", None, folder, folder_digest(folder))
+
+
+def _train(
+    network: Network,
+    kind: Learnable,
+    task: Task,
+    *,
+    train: Split,
+    dev: Split,
+    settings: Settings,
+    seed: int,
+) -> Outcome:
+    """Leaves `network` with the weights of the kept epoch."""
+    curves: list[Epoch] = []
+    losses: list[float] = []
+    kept: tuple[int, Measured, Mapping[str, Tensor]] | None = None
+    for epoch, updates in enumerate(
+        train_epochs(network, kind, kind.pieces, train.prepared.rows, settings=settings, seed=seed), 1
+    ):
+        measured = _measured(network, kind, task, dev, settings)
+        curves.append(Epoch(epoch, sum(updates) / len(updates), measured.metrics))
+        _tell(task, settings, curves[-1])
+        losses += updates
+        if kept is None or settings.keep == "last" or measured.main > kept[1].main:
+            kept = epoch, measured, _copied(network)
+        if settings.patience is not None and epoch - _best(curves) >= settings.patience:
+            break
+    assert kept is not None  # there is at least one epoch
+    epoch, measured, weights = kept
+    network.load_state_dict(weights)
+    others = [split for split in task.splits if split not in ("train", "dev")]
+    return Outcome(
+        metrics=measured.metrics,
+        best_epoch=epoch,
+        curves=tuple(curves),
+        losses=tuple(losses),
+        predictions=measured.predictions,
+        threshold=measured.threshold,
+        others={
+            name: _measured(
+                network, kind, task, prepare(kind, task.read(name)), settings, measured.threshold
+            ).metrics
+            for name in others
+        },
+    )
+
+
+def _tell(task: Task, settings: Settings, epoch: Epoch) -> None:
+    figures = ", ".join(f"{name} {value:.4f}" for name, value in epoch.metrics.items())
+    _LOG.info(
+        "%s, epoch %d of %d: loss %.4f; dev %s", task.name, epoch.epoch, settings.epochs, epoch.loss, figures
+    )
+
+
+def _best(curves: list[Epoch]) -> int:
+    """The first epoch with the best main metric."""
+    return max(curves, key=lambda one: (next(iter(one.metrics.values())), -one.epoch)).epoch
+
+
+def _measured(
+    network: Network,
+    kind: Learnable,
+    task: Task,
+    split: Split,
+    settings: Settings,
+    threshold: float | None = None,
+) -> Measured:
+    logits = compute_logits(network, kind.pieces, split.prepared.rows, settings.precision)
+    return measure(kind, task, split, logits, max_answer=settings.max_answer, threshold=threshold)
+
+
+def _copied(network: Network) -> dict[str, Tensor]:
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in network.state_dict().items()}

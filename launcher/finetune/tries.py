@@ -1,0 +1,78 @@
+"""Several settings of one fine-tuning, of which the best on dev is kept."""
+
+import json
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from checkpoints.hf.publish import RECORD, publish, removable
+from data_service.store.open import open_store
+from launcher.finetune.export import RESULTS
+from launcher.finetune.outcome import Diverged, Outcome
+from launcher.finetune.pretrained import Pretrained
+from launcher.finetune.run import finetune
+from launcher.finetune.settings import Settings
+from launcher.metrics import encode
+from launcher.tasks.task import Task
+
+
+@dataclass(frozen=True)
+class Tried:
+    """Settings, and what came of them: an outcome, or the reason why there is none.
+
+    Attributes:
+        best: better on dev than all before it.
+    """
+
+    settings: Settings
+    outcome: Outcome | None
+    problem: str | None
+    best: bool
+
+    def record(self) -> dict[str, object]:
+        metrics = None if self.outcome is None else dict(self.outcome.metrics)
+        return {
+            "settings": self.settings.model_dump(mode="json"),
+            "metrics": metrics,
+            "problem": self.problem,
+        }
+
+
+def try_each(
+    pretrained: Pretrained, task: Task, choices: Sequence[Settings], seed: int, out: str | None
+) -> Iterator[Tried]:
+    """Fine-tune with each of `choices`, one after another; after the last one the best model is put into `out`.
+
+    Its results list all that was tried. Settings under which the loss diverges are passed over.
+
+    Raises Diverged: all did. Else as `finetune`.
+    """
+    former = None if out is None else removable(open_store(out))
+    tried: list[Tried] = []
+    with tempfile.TemporaryDirectory(prefix="maskfleet-tries-") as name:
+        best: tuple[float, Path] | None = None
+        for index, settings in enumerate(choices):
+            folder = Path(name, str(index))
+            try:
+                outcome = finetune(pretrained, task, settings, seed, None if out is None else str(folder))
+            except Diverged as error:
+                if best is None and index == len(choices) - 1:
+                    raise
+                tried.append(Tried(settings, None, error.problem, best=False))
+            else:
+                value = next(iter(outcome.metrics.values()))
+                better = best is None or value > best[0]
+                best = (value, folder) if better or best is None else best
+                tried.append(Tried(settings, outcome, None, better))
+            yield tried[-1]
+        if out is not None and former is not None and best is not None:
+            _publish(best[1], out, former, tried)
+
+
+def _publish(folder: Path, out: str, former: list[str], tried: Sequence[Tried]) -> None:
+    (folder / RECORD).unlink()
+    results = json.loads((folder / RESULTS).read_bytes())
+    results["tried"] = json.loads(encode({"tried": [one.record() for one in tried]}))["tried"]
+    (folder / RESULTS).write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n", "utf-8")
+    publish(folder, open_store(out), former)

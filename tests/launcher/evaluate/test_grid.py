@@ -1,0 +1,142 @@
+"""A grid over real Ray: workers that die, cells that fail, cells of other commands; nothing is computed twice."""
+
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import ray
+import ray.cloudpickle
+import small_cells
+from small_cells import Fitting, checkpoints, diary
+
+from data_service.errors import InputError
+from data_service.store.base import Store
+from data_service.store.open import open_store
+from launcher.evaluate.cell import Measured, Work
+from launcher.evaluate.claims import claiming
+from launcher.evaluate.endings import Ended, Share, Waiting
+from launcher.evaluate.evaluation import Evaluation, plan, recorded
+from launcher.evaluate.results import Results
+from launcher.finetune.pretrained import Pretrained
+
+pytestmark = pytest.mark.cluster
+ONE = Share(cpus=1)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """One cell at a time: each process of Ray costs seconds of imports."""
+    ray.init(
+        address="local",
+        num_cpus=1,
+        object_store_memory=128 << 20,
+        include_dashboard=False,
+        log_to_driver=False,
+        _temp_dir=str(tmp_path_factory.getbasetemp().parent / "ray"),
+    )
+    for module in (small_cells, sys.modules[__name__]):  # workers do not know the tests' folders
+        ray.cloudpickle.register_pickle_by_value(module)
+    yield
+    ray.shutdown()
+
+
+@dataclass(frozen=True)
+class Broken(Fitting):
+    """Cannot be computed."""
+
+    ours: bool = True
+
+    def measure(self, pretrained: Pretrained, seed: int) -> Measured:
+        self._note("begins", self.task)
+        if self.ours:
+            raise InputError("train.tsv:7: label 'x' is not one of 0, 1", remedy="correct the line")
+        raise ZeroDivisionError("division by zero")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return open_store(tmp_path / "results")
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> list[Pretrained]:
+    return checkpoints(tmp_path, (0.1, 2.0))
+
+
+def run(
+    store: Store, works: list[Work], models: list[Pretrained]
+) -> tuple[Evaluation, list[Ended | Waiting]]:
+    evaluation = Evaluation(Results(store), "small", works)
+    return evaluation, list(evaluation.compute(models, ONE))
+
+
+def test_a_worker_dies_cells_fail_and_the_rest_is_computed_once(
+    tmp_path: Path, store: Store, models: list[Pretrained]
+) -> None:
+    notes = str(tmp_path / "diary")
+    good = [Fitting("a", lr, notes, dies=lr == 0.1) for lr in (0.1, 1.0)]
+    bad = [Broken("label", 1.0, notes), Broken("code", 1.0, notes, ours=False)]
+    evaluation, events = run(store, plan(models[:1], [*good, *bad], [0]), models)
+
+    assert not any(line["living"] for line in diary(Path(notes)) if line["cell"] != "code")
+    begun = [line["cell"].split()[-3:] for line in diary(Path(notes)) if line["what"] == "begins"]
+    assert begun.count(["a", "0.1", "0"]) == 2
+    assert begun.count(["a", "1.0", "0"]) == 1
+    assert (begun.count(["label"]), begun.count(["code"])) == (1, 2)
+    assert sum(isinstance(event, Ended) for event in events) == 4
+    label, code = sorted(evaluation.failures, key=lambda failure: failure.trace)
+    assert label.problem == (
+        f"fitting of {models[0].name} on label, lr 1, seed 0: train.tsv:7: label 'x' is not one of 0, 1"
+    )
+    assert (label.remedy, label.passes) == ("correct the line", False)
+    assert "on code, lr 1, seed 0: ZeroDivisionError: division by zero" in code.problem
+    assert "ZeroDivisionError" in code.trace
+    assert [(row.task, row.missing, row.median is None) for row in evaluation.table()] == [
+        ("a", 0, False), ("label", 1, True), ("code", 1, True),
+    ]  # fmt: skip
+
+    again, events = run(store, plan(models[:1], good, [0]), models)
+    assert (again.before, again.computed, events) == (2, 0, [])
+    assert again.table() == evaluation.table()[:1]
+    assert recorded(Results(store), [], [], None)[0] == again.table()[0]
+
+
+def test_two_commands_at_once_compute_no_cell_twice_and_have_the_same_table(
+    tmp_path: Path, store: Store, models: list[Pretrained]
+) -> None:
+    notes = str(tmp_path / "diary")
+    works = plan(models, [Fitting("a", lr, notes) for lr in (0.1, 1.0)], range(2))
+    tables = []
+
+    def command() -> None:
+        evaluation, _ = run(store, works, models)
+        tables.append(evaluation.table())
+
+    threads = [threading.Thread(target=command) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert tables[0] == tables[1]
+    assert all(row.missing == 0 for row in tables[0])
+    cells = [line["cell"] for line in diary(Path(notes)) if line["what"] == "begins"]
+    assert len(cells) == len(set(cells)) == 8
+
+
+def test_cells_of_another_command_are_waited_for_and_taken_over_when_it_ends(
+    tmp_path: Path, store: Store, models: list[Pretrained]
+) -> None:
+    works = plan(models, [Fitting("a", 1.0)], [0])
+    evaluation = Evaluation(Results(store), "small", works)
+    with claiming(store) as other:
+        assert other.claim(works[0].cell.key) is None
+        events = evaluation.compute(models, ONE)
+        found = [next(events), next(events)]
+    found += list(events)
+    (waiting,) = [event for event in found if isinstance(event, Waiting)]
+    assert "another command" in waiting.reason
+    assert [event.computed for event in found if isinstance(event, Ended)] == [True, True]
+    assert evaluation.table()[0].missing == 0

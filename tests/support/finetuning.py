@@ -1,0 +1,129 @@
+"""Small tasks of each kind over the words of the test tokenizers, and small models of every family to fine-tune."""
+
+import json
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from exports import FAMILIES, export
+from small_runs import WORDS
+
+from launcher.finetune.pretrained import Pretrained, folder_digest
+from launcher.finetune.settings import Settings
+from launcher.tasks.task import Task, loads
+
+LENGTH = 64
+NAMES = ("rank", "machine", "workers")
+PLAIN = [word for word in WORDS if word not in ("falls", "back", *NAMES)]
+QUICK = Settings(lr=3e-3, epochs=2, batch=8, warmup=0.1, dropout=0.0, task_dropout=0.0)
+HEADERS: Mapping[str, str] = {
+    "classification": "fields: {first: text, label: label}\nlabels: [loses, wins]\nmetrics: [accuracy, matthews]",
+    "pair_classification": "fields: {first: text, second: other, label: label}\nlabels: [different, same]\n"
+    "metrics: [accuracy]",
+    "regression": "fields: {first: text, second: other, label: score}\nmetrics: [pearson, spearman]\n"
+    "score_range: [0, 4]",
+    "tagging": "fields: {words: words, tags: tags}\nlabels: [O, B-NAME, I-NAME]\nmetrics: [entity_f1, accuracy]",
+    "span": "fields: {id: id, question: question, context: context, answers: answers}\nno_answer: true\n"
+    "metrics: [answer_f1, exact_match]",
+}
+
+
+def model(family: str, folder: Path, *, length: int = LENGTH, layers: int = 2) -> Pretrained:
+    """A random model of one of `FAMILIES`, exported into `folder`."""
+    described = FAMILIES[family]
+    export(
+        replace(
+            described, config=described.config.model_copy(update={"max_length": length, "layers": layers})
+        ),
+        folder,
+    )
+    place = folder / described.folders[-1]
+    return Pretrained(str(folder), None, place, folder_digest(place))
+
+
+def task(kind: str, folder: Path, *, train: int = 48, dev: int = 24, extra: str = "") -> Task:
+    """A task that can be learnt, its files in `folder`. `extra`: further lines of its YAML."""
+    for split, count, seed in (("train", train, 1), ("dev", dev, 2)):
+        draw = random.Random(f"{kind} {seed}")
+        lines = [json.dumps({"id": f"{split}-{index}", **_MAKERS[kind](draw)}) for index in range(count)]
+        (folder / f"{kind}.{split}.jsonl").write_text("\n".join(lines) + "\n")
+    return loads(description(kind) + extra, kind, str(folder))
+
+
+def description(kind: str) -> str:
+    return (
+        f"name: {kind.replace('_', '-')}\nkind: {kind}\npublished: in the tests\nformat: jsonl\n"
+        f"files: {{train: {kind}.train.jsonl, dev: {kind}.dev.jsonl}}\n{HEADERS[kind]}\n"
+    )
+
+
+def _words(draw: random.Random, least: int = 4, most: int = 9) -> list[str]:
+    return draw.choices(PLAIN, k=draw.randint(least, most))
+
+
+def _classification(draw: random.Random) -> dict[str, object]:
+    """Which of two words is there."""
+    words, wins = _words(draw), draw.random() < 0.5
+    words.insert(draw.randrange(len(words)), "back" if wins else "falls")
+    return {"text": " ".join(words), "label": "wins" if wins else "loses"}
+
+
+def _pair(draw: random.Random) -> dict[str, object]:
+    """Whether both texts have the same one of two words."""
+    words, other = _words(draw), _words(draw)
+    marks = draw.choice(["back", "falls"]), draw.choice(["back", "falls"])
+    words.insert(0, marks[0])
+    other.insert(0, marks[1])
+    return {
+        "text": " ".join(words),
+        "other": " ".join(other),
+        "label": ["different", "same"][marks[0] == marks[1]],
+    }
+
+
+def _regression(draw: random.Random) -> dict[str, object]:
+    """How often one word is in both."""
+    texts = [_words(draw), _words(draw)]
+    count = draw.randrange(5)
+    for index in range(count):
+        texts[index % 2].insert(draw.randrange(4), "back")
+    return {"text": " ".join(texts[0]), "other": " ".join(texts[1]), "score": float(count)}
+
+
+def _tagging(draw: random.Random) -> dict[str, object]:
+    """Names, some of two words."""
+    words: list[str] = []
+    tags: list[str] = []
+    for _ in range(draw.randint(4, 10)):
+        if draw.random() < 0.3:
+            length = draw.choice([1, 2])
+            words += draw.choices(NAMES, k=length)
+            tags += ["B-NAME", "I-NAME"][:length]
+        words.append(draw.choice(PLAIN))
+        tags.append("O")
+    return {"words": words, "tags": tags}
+
+
+def _span(draw: random.Random) -> dict[str, object]:
+    """The name in the context, if there is one."""
+    words = _words(draw, 6, 12)
+    if draw.random() < 0.25:
+        return {"question": "the rank", "context": " ".join(words), "answers": []}
+    place, name = draw.randrange(len(words)), draw.choice(NAMES)
+    start = len(" ".join([*words[:place], ""]))
+    words.insert(place, name)
+    return {
+        "question": "the rank",
+        "context": " ".join(words),
+        "answers": [{"text": name, "answer_start": start}],
+    }
+
+
+_MAKERS: Mapping[str, Callable[[random.Random], dict[str, object]]] = {
+    "classification": _classification,
+    "pair_classification": _pair,
+    "regression": _regression,
+    "tagging": _tagging,
+    "span": _span,
+}
