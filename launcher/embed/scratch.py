@@ -5,14 +5,15 @@ this holds: the folder is this user's and closed to writers beside, it was writt
 file is, by SHA-256, as it was written. Whatever else lies there is not opened. Nothing of it is ever put into a store.
 """
 
+import fcntl
 import hashlib
 import json
 import logging
 import os
 import shutil
 import stat
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -48,10 +49,13 @@ class Scratch:
             _LOG.warning("%s is not whole and is left out", path)
         return None
 
-    def remove(self) -> None:
-        """The checkpoints, and the folder unless something else lies in it."""
+    def remove_checkpoints(self) -> None:
         for path in self.folder.glob(f"{_PREFIX}*"):
             shutil.rmtree(path)
+
+    def remove(self) -> None:
+        """The checkpoints, and the folder unless something else lies in it."""
+        self.remove_checkpoints()
         for path in (self.folder / _TRAINING, self.folder / "eval"):
             with suppress(FileNotFoundError, NotADirectoryError, OSError):
                 path.rmdir() if path.is_dir() else path.unlink()
@@ -59,10 +63,11 @@ class Scratch:
             self.folder.rmdir()
 
 
-def open_scratch(folder: Path, training: Mapping[str, object]) -> Scratch:
+@contextmanager
+def open_scratch(folder: Path, training: Mapping[str, object]) -> Iterator[Scratch]:
     """The folder, made if need be, of the training that `training` says all about. A former one's checkpoints go.
 
-    Raises RunError: something else lies there, or others may write there.
+    Raises RunError: something else lies there, others may write there, or another command uses it.
     """
     identity = json.dumps(training, sort_keys=True, indent=1) + "\n"
     try:
@@ -70,6 +75,27 @@ def open_scratch(folder: Path, training: Mapping[str, object]) -> Scratch:
     except OSError as error:
         raise RunError(f"{folder} cannot be made: {error}", remedy="give another --scratch") from error
     _check_owner(folder)
+    with _locked(folder):
+        yield _of_this_training(folder, identity)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """No other process of this machine has it meanwhile; the lock ends with the process, however that ends."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise RunError(
+                f"another training is using {folder}", remedy="wait for it, or give another --scratch"
+            ) from error
+        yield
+    finally:
+        os.close(handle)
+
+
+def _of_this_training(folder: Path, identity: str) -> Scratch:
     scratch, record = Scratch(folder, kept=True), folder / _TRAINING
     former = record.read_text("utf-8") if record.is_file() else None
     if former is None and any(folder.iterdir()):
@@ -80,8 +106,7 @@ def open_scratch(folder: Path, training: Mapping[str, object]) -> Scratch:
         _LOG.warning(
             "%s: model, data, settings or versions are others now; the training begins from its start", folder
         )
-        scratch.remove()
-        folder.mkdir(mode=0o700, exist_ok=True)
+        scratch.remove_checkpoints()
     write_file(record, identity)
     return scratch
 

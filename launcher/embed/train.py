@@ -12,6 +12,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from encoder_core.errors import ModelError
 from launcher.embed.losses import check_rows, make_loss
 from launcher.embed.model import library, load_model, say_what_is_cut
@@ -92,7 +94,8 @@ def identity(pretrained: Pretrained, training: Training, train: Rows, dev: Rows 
 @contextmanager
 def _opened(scratch: Path | None, what: dict[str, object]) -> Iterator[Scratch]:
     if scratch is not None:
-        yield open_scratch(scratch, what)
+        with open_scratch(scratch, what) as opened:
+            yield opened
         return
     with tempfile.TemporaryDirectory(prefix="maskfleet-embed-") as name:
         yield Scratch(Path(name), kept=False)
@@ -102,6 +105,7 @@ def _train(
     model: "SentenceTransformer", training: Training, train: Rows, dev: Rows | None, place: Scratch
 ) -> Trained:
     transformers = optional("transformers", "maskfleet embed", EVALUATE)
+    model.model_card_data.generate_widget_examples = False  # the model card is ours
     transformers.set_seed(training.seed)  # the head of softmax is drawn now
     loss = make_loss(model, training, train)
     evaluator = None if dev is None or training.dev is None else _evaluator(dev, training, training.dev)
@@ -113,7 +117,7 @@ def _train(
         evaluator=evaluator,
         callbacks=[_records(place, loss)],
     )
-    trainer.remove_callback(transformers.PrinterCallback)
+    trainer.remove_callback(transformers.PrinterCallback)  # prints every record
     newest = place.newest()
     if newest is not None:
         _LOG.info("goes on from %s", newest)
@@ -172,6 +176,7 @@ def _arguments(training: Training, train: Rows, evaluator: object, place: Scratc
         greater_is_better=True if best else None,
         logging_steps=max(1, steps // _LINES),
         logging_nan_inf_filter=False,
+        dataloader_pin_memory=torch.cuda.is_available(),
         report_to="none",
         disable_tqdm=True,
     )

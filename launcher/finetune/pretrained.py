@@ -87,7 +87,8 @@ def _plain_folder(source: str, step: int | None, store: Store, place: Path) -> P
             _copy(within, entry.key, place / entry.key)
     for module in module_folders(place):
         for entry in within.list(f"{module}/"):
-            _copy(within, entry.key, place / entry.key)
+            if entry.key.endswith(_READ):
+                _copy(within, entry.key, place / entry.key)
     return place
 
 

@@ -205,3 +205,16 @@ def test_options_that_cannot_be(place: Path, maskfleet: Command, words: list[str
     code, _, err = maskfleet("embed", "eval", str(place / "bert"), str(place / "topics.yaml"), *words)
     assert code == 2
     assert problem in err
+
+
+def test_without_the_extra_it_is_named(
+    place: Path, tmp_path: Path, maskfleet: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
+    for words in (
+        ("eval", str(place / "bert"), str(place / "topics.yaml")),
+        ("train", str(place / "bert"), "nli", "--out", str(tmp_path / "out")),
+    ):
+        code, _, err = maskfleet("embed", *words)
+        assert code == 2
+        assert "pip install 'maskfleet[evaluate]'" in err
