@@ -176,8 +176,8 @@ class Checkpointing(Strict):
 
 
 class Evaluation(Strict):
-    """How often the held-out loss is measured, on how many held-out rows (the same ones every time); and what is
-    measured of every commit beside training (`launcher.diagnose`), which stays out of the YAML where there is nothing."""
+    """How often the held-out loss is measured, on how many held-out rows (the same ones every time); and `tasks`, what
+    is measured of every commit beside training (`launcher.diagnose`): out of the YAML where there is nothing."""
 
     every: EverySteps
     samples: PositiveInt

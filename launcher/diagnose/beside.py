@@ -28,6 +28,9 @@ RESOURCE = "evaluation"
 END_S = 300.0
 """The end of training waits so long at most for the last commit's evaluation."""
 
+LEAST_URGENT = 19
+"""The niceness at which a process gets 1.5 % of a core that another one wants."""
+
 _POLL_S = 5.0
 _TRIES = 2  # of one commit
 _RECORD_S = 5.0  # for events to be written at the end
@@ -41,10 +44,13 @@ class Beside:
     Args:
         note: shows a line to the operator.
         poll_s: seconds between two looks for commits.
+        niceness: of the evaluator's process.
     """
 
-    def __init__(self, run: Run, note: Note, poll_s: float = _POLL_S) -> None:
-        self._run, self._note, self._poll_s = run, note, poll_s
+    def __init__(
+        self, run: Run, note: Note, *, poll_s: float = _POLL_S, niceness: int = LEAST_URGENT
+    ) -> None:
+        self._run, self._note, self._poll_s, self._niceness = run, note, poll_s, niceness
         self._log = OperatorLog(run.store, note)
         self._seen: list[Mark] = []  # those that are not dealt with, the newest last
         self._over: set[Mark] | None = None  # dealt with, or somebody else's; None before the first look
@@ -122,7 +128,7 @@ class Beside:
     def _evaluate(self, mark: Mark) -> dict[str, Any] | None:
         """None if there is no time left."""
         if self._actor is None:
-            self._actor = _start()
+            self._actor = _start(self._niceness)
         answer = self._actor.evaluate.remote(self._run.uri, self._run.recipe, mark)
         while not ray.wait([answer], timeout=self._poll_s)[0]:
             if self._closed.is_set() or lost() is not None:
@@ -173,12 +179,12 @@ class Beside:
                 ray.kill(actor)
 
 
-def _start() -> Any:
+def _start(niceness: int) -> Any:
     """An evaluator that Ray may start again, so that a node short of memory loses it before any rank."""
     has_place = any(node["Alive"] and node["Resources"].get(RESOURCE) for node in ray.nodes())
     resources = {RESOURCE: 0.01} if has_place else {}
     options = {"num_cpus": 0, "num_gpus": 0, "resources": resources, "max_restarts": 1}
-    return ray.remote(EvaluatorProcess).options(**options).remote()
+    return ray.remote(EvaluatorProcess).options(**options).remote(niceness)
 
 
 def _line(error: BaseException) -> str:

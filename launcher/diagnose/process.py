@@ -15,15 +15,11 @@ _SHARE = 4  # of a node's cores, one in so many
 
 
 class EvaluatorProcess:
-    """Runs when a core would be idle."""
+    """Runs, at the usual `niceness`, when others leave a core idle. (Idle scheduling, SCHED_IDLE, would never come to
+    an end beside ranks that take every core of a machine without GPUs.)"""
 
-    def __init__(self) -> None:
-        try:
-            os.sched_setscheduler(
-                0, os.SCHED_IDLE, os.sched_param(0)
-            )  # this thread, and those that it will start
-        except OSError:  # a sandbox that forbids it
-            os.nice(19)
+    def __init__(self, niceness: int) -> None:
+        os.nice(niceness)  # this thread, and those that it will start
 
     def evaluate(self, uri: str, recipe: "Recipe", mark: "Mark") -> dict[str, Any]:
         """See `launcher.diagnose.evaluate.evaluate_commit`: its outcome as plain data, and the `seconds` it took."""

@@ -1,0 +1,105 @@
+"""Must show: `maskfleet train` with and without evaluation beside it, evaluators killed all the while."""
+
+import random
+import statistics
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+import small_runs
+from committed_runs import task_files
+from train_command import output, titled, training
+
+from launcher.diagnose.beside import pending
+from launcher.diagnose.results import evaluated
+from launcher.report.write import write_report
+from launcher.runs import open_run
+
+pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(2400)]
+
+STEPS = 300
+SETTINGS = (
+    f"phases=[{{steps: {STEPS}, length: 64, batch: {{sequences: 32}}}}]",
+    "model.hidden=64",
+    "model.feed_forward=256",
+    "checkpoint={every: {steps: 20}, keep_last: 1}",
+    "logging={flush_seconds: 1, tensorboard: false}",
+    "trainers=1",
+)
+EVALUATION = "evaluation={{every: {{steps: 100}}, samples: 20{tasks}}}"
+
+
+class Killer(threading.Thread):
+    """Kills the command's evaluators, each some seconds after it was seen first; the last ones live."""
+
+    def __init__(self, process: object, most: int) -> None:
+        super().__init__(daemon=True)
+        self.process, self.most, self.killed, self.over = process, most, 0, threading.Event()
+
+    def run(self) -> None:
+        draw = random.Random(1)
+        while self.killed < self.most and not self.over.wait(draw.uniform(0.5, 6)):
+            for found in titled(self.process, "ray::EvaluatorProcess"):  # type: ignore[arg-type]
+                try:
+                    found.kill()
+                    self.killed += 1
+                except psutil.NoSuchProcess:
+                    continue
+
+
+def train(uri: str, kills: int) -> int:
+    """To the end; how many evaluators were killed."""
+    with training(uri) as process:
+        killer = Killer(process, kills)
+        killer.start()
+        try:
+            assert process.wait(1500) == 0, output(process)
+        finally:
+            killer.over.set()
+            killer.join()
+    return killer.killed
+
+
+def seconds(uri: str) -> list[float]:
+    """Of each step but the first ones."""
+    return [record["seconds"] for record in small_runs.history(uri).steps][20:]
+
+
+def test_evaluation_changes_nothing_of_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small_runs.prepare_corpus(tmp_path, documents=200)
+    word, shared = task_files(str(tmp_path))
+    tasks = (
+        f", tasks: [heldout, anisotropy, {{probe: {{task: '{word}'}}}}, {{similarity: {{task: '{shared}'}}}}]"
+    )
+    uris, killed = {}, {}
+    for name, asked, kills in (("without", "", 0), ("with", tasks, 0), ("killed", tasks, 3)):
+        uris[name] = small_runs.new_run(tmp_path, name, *SETTINGS, EVALUATION.format(tasks=asked))
+        killed[name] = train(uris[name], kills)
+    figures = {}
+    for name, uri in uris.items():
+        times = seconds(uri)
+        low, high = (sorted(times)[int(len(times) * share)] for share in (0.1, 0.9))
+        found = [one.commit.step for one in evaluated(open_run(uri).store)]
+        figures[name] = statistics.median(times)
+        with capsys.disabled():
+            print(
+                f"\n{name}: median step {statistics.median(times) * 1e3:.1f} ms ({low * 1e3:.1f} to {high * 1e3:.1f}), "
+                f"commits evaluated {found}, evaluators killed {killed[name]}"
+            )
+    for name in ("with", "killed"):
+        small_runs.ensure_same(uris[name], uris["without"], STEPS)
+        assert not pending(open_run(uris[name])), "the last commit is evaluated"
+    assert killed["killed"] > 0
+    assert not list(evaluated(open_run(uris["without"]).store))
+    write_report(
+        open_run(uris["with"]),
+        tmp_path / "page.html",
+        with_baselines=False,
+        now=small_runs.datetime.now(small_runs.UTC),
+    )
+    page = (tmp_path / "page.html").read_text()
+    assert all(
+        text in page
+        for text in ("Evaluation of commits", "Held-out loss by row length", "Anisotropy at step")
+    )
