@@ -10,7 +10,7 @@ import numpy as np
 from data_service.errors import CorpusError, PlanError
 from data_service.ingest.layout import TOKENIZER
 from data_service.radius import Radius, corpus_radius
-from data_service.shards.manifest import BlockTable, HeldoutRule, Manifest
+from data_service.shards.manifest import BlockTable, HeldoutRule, Manifest, PairTexts
 from data_service.shards.manifest_file import load_manifest
 from data_service.shards.reader import read_block
 from data_service.shards.verify import VerifyReport, verify_files
@@ -100,6 +100,7 @@ class CorpusStats:
         counts: documents read; how many were empty, duplicates, without tokens, or had bad bytes replaced; bad records.
         unigram_entropy: nats a token of the training split: the loss of guessing by frequency.
         skipped: the first hundred bad records that were left out, with file and place.
+        pairs: texts of an example in a corpus of pairs, whose documents are examples; None in one of text.
         document_lengths: {n: training documents of n to 2n - 1 tokens}, n a power of two.
         radius: of the shuffle of training rows; None where an epoch has less than a batch.
         heldout_rule: what was held out in place of the share of documents that was asked for.
@@ -114,6 +115,7 @@ class CorpusStats:
     radius: Radius | None
     heldout_rule: HeldoutRule | None
     skipped: tuple[str, ...]
+    pairs: PairTexts | None = None
 
 
 def corpus_stats(uri: str, *, batch: int = 8192, length: int = 512) -> CorpusStats:
@@ -129,15 +131,17 @@ def corpus_stats(uri: str, *, batch: int = 8192, length: int = 512) -> CorpusSta
         counts=manifest.counts,
         unigram_entropy=float(-(shares * np.log(shares)).sum()),
         document_lengths={1 << k: count for k, count in enumerate(manifest.document_lengths) if count},
-        radius=_radius(manifest.train, batch, length),
+        radius=_radius(manifest, batch, length),
         heldout_rule=manifest.heldout_rule,
         skipped=manifest.skipped,
+        pairs=manifest.pairs,
     )
 
 
-def _radius(table: BlockTable, batch: int, length: int) -> Radius | None:
+def _radius(manifest: Manifest, batch: int, length: int) -> Radius | None:
+    pairs = manifest.pairs is not None
     try:
-        return corpus_radius([table], batch=batch, length=length, spread=True)
+        return corpus_radius([manifest.train], batch=batch, length=length, spread=True, pairs=pairs)
     except PlanError:  # smaller than a batch
         return None
 
@@ -154,13 +158,15 @@ def _split_stats(table: BlockTable, text_bytes: int) -> SplitStats:
 
 @dataclass(frozen=True)
 class ShownDocument:
-    """A document as training sees it: where it lies, and its sentences decoded from their tokens."""
+    """A document as training sees it: where it lies, and its sentences decoded from their tokens; of a corpus of
+    `pairs`, an example and its texts."""
 
     shard: str
     block: int
     document: int
     tokens: int
     sentences: tuple[str, ...]
+    pairs: PairTexts | None = None
 
 
 def show_documents(uri: str, split: Part, index: int, count: int = 1) -> list[ShownDocument]:
@@ -198,4 +204,6 @@ def _show_block(
     for document in range(first, min(first + count, len(block.documents) - 1)):
         bounds = block.sentences[block.documents[document] : block.documents[document + 1] + 1]
         sentences = tuple(tokenizer.decode(block.tokens[start:stop]) for start, stop in pairwise(bounds))
-        yield ShownDocument(table.key(index), index, document, int(bounds[-1] - bounds[0]), sentences)
+        yield ShownDocument(
+            table.key(index), index, document, int(bounds[-1] - bounds[0]), sentences, corpus.manifest.pairs
+        )

@@ -15,8 +15,10 @@ from numpy.typing import NDArray
 
 from data_service.errors import PlanError
 from data_service.plan import Plan
-from data_service.samples.inputs import Lanes, Packed
+from data_service.samples.inputs import Lanes, Packed, TextPairs
+from data_service.samples.masking import MlmMasking
 from data_service.samples.packing import contiguous_rows
+from data_service.samples.unmasked import NoMasking
 from data_service.shards.manifest import BlockTable, block_table
 from data_service.spec import SourceSpec, StreamSpec, WindowSize
 from data_service.tokenizers.specials import SpecialIds
@@ -142,12 +144,17 @@ def expected_radius(
     return corpus_radius(tables, batch=batch, length=length, spread=spread)
 
 
-def corpus_radius(tables: Sequence[BlockTable], *, batch: int, length: int, spread: bool) -> Radius:
-    """The radius of batches of full rows of these corpora, mixed by their tokens. Raises PlanError as `radius`."""
+def corpus_radius(
+    tables: Sequence[BlockTable], *, batch: int, length: int, spread: bool, pairs: bool = False
+) -> Radius:
+    """The radius of batches of full rows of these corpora, mixed by their tokens, or of examples of `pairs`. Raises
+    PlanError as `radius`.
+    """
     sources = (SourceSpec(name=str(i), uri="", manifest_fingerprint=str(i)) for i in range(len(tables)))
     spec = StreamSpec(
         sources=tuple(sources),
-        input=Packed(packing="contiguous"),
+        input=TextPairs(packing="pairs") if pairs else Packed(packing="contiguous"),
+        masking=NoMasking() if pairs else MlmMasking(),
         length=length,
         special=SpecialIds(0, 1, 2, 3, 4),
         never_masked=(0, 1, 2, 3, 4),
@@ -155,7 +162,10 @@ def corpus_radius(tables: Sequence[BlockTable], *, batch: int, length: int, spre
         seed=0,
         window=WindowSize.of_batches(batch, spread=spread),
     )
-    counts = tuple(contiguous_rows(table.tokens, table.documents, length) for table in tables)
+    counts = tuple(
+        table.documents if pairs else contiguous_rows(table.tokens, table.documents, length)
+        for table in tables
+    )
     return radius(Plan(spec, tuple(tables), counts), tables, batch)
 
 

@@ -23,6 +23,8 @@ def stats_tables(stats: CorpusStats) -> Iterator[Table]:
     splits.add_row("tokens per byte", *(f"{split.tokens_per_byte:.3f}" for split in rows))
     yield splits
     counts = Table(show_header=False, box=None, pad_edge=False)
+    if stats.pairs is not None:
+        counts.add_row("each document", f"query, positive, {stats.pairs.negatives} negative(s)")
     for name, count in stats.counts.items():
         if not name.endswith("_text_bytes"):
             counts.add_row(name.replace("_", " "), f"{count:,}")

@@ -12,8 +12,9 @@ from rich.markup import escape
 from rich.text import Text
 
 from data_service.positions import Range
-from data_service.samples.inputs import Input, OrderedPairs, RepeatedSentences, TextPairs
+from data_service.samples.inputs import Input, OrderedPairs, TextPairs
 from data_service.samples.ragged import Samples
+from data_service.shards.manifest import PairTexts
 from data_service.stream import Source, Stream
 from data_service.tokenizers.tokenizer import Tokenizer
 from data_service.visible import visible
@@ -135,11 +136,8 @@ def _texts(shown: Shown) -> Iterator[str]:
         yield f"[bold]{name}[/] ({stop - start} tokens) {marked_text(samples, shown.tokenizer, range(start, stop))}"
 
 
-def _names(rows: Input) -> list[str]:
-    if isinstance(rows, RepeatedSentences):
-        return ["sentence", "the same"]
-    negatives = rows.negatives if isinstance(rows, TextPairs) else 0
-    return ["query", "positive", *(f"negative {number + 1}" for number in range(negatives))]
+def _names(rows: Input) -> tuple[str, ...]:
+    return PairTexts(rows.negatives).names if isinstance(rows, TextPairs) else ("sentence", "the same")
 
 
 def _meaning(rows: Input, label: int) -> str:

@@ -3,15 +3,17 @@
 Strings are taken as bytes and decoded here: Arrow hands over whatever a file holds as text, UTF-8 or not.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import BinaryIO
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from data_service.errors import InputError
+from data_service.ingest.examples import example
 from data_service.ingest.inputs import InputFile
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.ranged import open_ranged
@@ -20,6 +22,10 @@ from data_service.ingest.text import BadRecord, Numbered, Text, accept, checked,
 
 _ROWS = 256
 _READ_AHEAD = 64 * 1024
+_COLUMNS = (
+    "name the column that holds the text with --text-field (of pairs: --query-field, --positive-field, "
+    "--negatives-field)"
+)
 _FILE_MAGIC = b"ARROW1"  # of the form with a footer; streams, as `datasets` writes them, have none
 
 
@@ -29,21 +35,21 @@ def read_parquet(piece: Piece, options: BuildOptions) -> Iterator[Text | BadReco
     Raises:
         InputError: a damaged file, a column that is missing or not text.
     """
-    file, column = piece.file, options.text_field
+    file, columns = piece.file, list(options.fields)
     with (
         _damage_named(file, "Parquet"),
         pq.ParquetFile(open_ranged(file, chunk=_READ_AHEAD), pre_buffer=False) as table,
     ):
-        _check_column(table.schema_arrow, file, column)
+        _check_columns(table.schema_arrow, file, options)
         first = 0
         for group in range(table.num_row_groups):
             rows = table.metadata.row_group(group).num_rows
             if piece.start <= _group_start(table.metadata.row_group(group)) < piece.stop:
                 row = first
                 for batch in table.iter_batches(
-                    _ROWS, row_groups=[group], columns=[column], use_threads=False
+                    _ROWS, row_groups=[group], columns=columns, use_threads=False
                 ):
-                    yield from _read_column(batch.column(column), row, file, options)
+                    yield from _read_rows(batch, row, file, options)
                     row += len(batch)
             first += rows
 
@@ -56,22 +62,22 @@ def read_arrow(piece: Piece, options: BuildOptions) -> Iterator[Text | BadRecord
     """
     file, row = piece.file, 0
     with _damage_named(file, "Arrow"), open_ranged(file) as stream:
-        for batch in _batches(stream, file, options.text_field):
+        for batch in _batches(stream, file, options):
             for start in range(0, len(batch), _ROWS):
-                part = batch.column(options.text_field).slice(start, _ROWS)
-                yield from _read_column(part, row + start, file, options)
+                yield from _read_rows(batch.slice(start, _ROWS), row + start, file, options)
             row += len(batch)
 
 
-def _batches(stream: BinaryIO, file: InputFile, column: str) -> Iterator[pa.RecordBatch]:
-    """Batches of the one column."""
+def _batches(stream: BinaryIO, file: InputFile, options: BuildOptions) -> Iterator[pa.RecordBatch]:
+    """Batches of the columns that are read."""
     with_footer = stream.read(len(_FILE_MAGIC)) == _FILE_MAGIC
     stream.seek(0)
     open_ipc = pa.ipc.open_file if with_footer else pa.ipc.open_stream
     schema = open_ipc(stream).schema
-    _check_column(schema, file, column)
+    _check_columns(schema, file, options)
     stream.seek(0)
-    only = pa.ipc.IpcReadOptions(included_fields=[schema.get_field_index(column)], use_threads=False)
+    fields = [schema.get_field_index(name) for name in options.fields]
+    only = pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
     reader = open_ipc(stream, options=only)
     if with_footer:
         yield from (reader.get_batch(index) for index in range(reader.num_record_batches))
@@ -79,15 +85,36 @@ def _batches(stream: BinaryIO, file: InputFile, column: str) -> Iterator[pa.Reco
         yield from reader
 
 
-def _read_column(
-    values: pa.Array, row: int, file: InputFile, options: BuildOptions
+def _read_rows(
+    batch: pa.RecordBatch, row: int, file: InputFile, options: BuildOptions
 ) -> Iterator[Text | BadRecord]:
-    for number, value in enumerate(_plain(values).cast(pa.large_binary()).to_pylist(), row):
-        yield accept(options, _parse, value, Numbered(file, "row", number), options)
+    columns = {name: _as_bytes(batch.column(name)) for name in options.fields}
+    for index in range(len(batch)):
+        values = {name: column[index] for name, column in columns.items()}
+        yield accept(options, _parse, values, Numbered(file, "row", row + index), options)
 
 
-def _parse(value: bytes | None, place: Numbered, options: BuildOptions) -> Text:
-    if value is None:
+def _as_bytes(values: pa.Array) -> list[object]:
+    """Texts as bytes; lists of texts as lists of these."""
+    plain = _plain(values)
+    if _is_list(plain.type):
+        plain = plain.cast(pa.large_list(plain.type.value_type))
+        texts = _plain(plain.flatten()).cast(pa.large_binary()).to_pylist()
+        ends = np.cumsum(pc.list_value_length(plain).fill_null(0).to_numpy(zero_copy_only=False))
+        starts = [0, *ends.tolist()]
+        return [
+            None if missing else texts[start:stop]
+            for missing, start, stop in zip(plain.is_null().to_pylist(), starts[:-1], starts[1:], strict=True)
+        ]
+    found: list[object] = plain.cast(pa.large_binary()).to_pylist()
+    return found
+
+
+def _parse(values: Mapping[str, object], place: Numbered, options: BuildOptions) -> Text:
+    if options.pairs is not None:
+        return example(values, options.pairs, options, place)
+    value = values[options.text_field]
+    if not isinstance(value, bytes):
         raise BadRecord(place, f"column {options.text_field!r} is null", "drop the row from the file")
     raw = decode(value, options, place)
     document = checked(raw.text, options, place)
@@ -108,19 +135,29 @@ def _group_start(group: pq.RowGroupMetaData) -> int:
     return int(column.dictionary_page_offset or column.data_page_offset)
 
 
-def _check_column(schema: pa.Schema, file: InputFile, column: str) -> None:
+def _check_columns(schema: pa.Schema, file: InputFile, options: BuildOptions) -> None:
+    lists = () if options.pairs is None else options.pairs.negatives
+    for column in options.fields:
+        _check_column(schema, file, column, lists=column in lists)
+
+
+def _check_column(schema: pa.Schema, file: InputFile, column: str, *, lists: bool) -> None:
     if schema.names.count(column) != 1:
         raise InputError(
             f"{file.uri}: {'two columns' if column in schema.names else 'no column'} {column!r} "
             f"(it has {', '.join(schema.names)})",
-            remedy="name the column that holds the text with --text-field",
+            remedy=_COLUMNS,
         )
     kind = schema.field(column).type
-    if not _is_text(kind):
+    if not (_is_text(kind) or (lists and _is_list(kind) and _is_text(kind.value_type))):
         raise InputError(
             f"{file.uri}: column {column!r} has type {kind}, not string",
-            remedy="name the column that holds the text with --text-field",
+            remedy=_COLUMNS,
         )
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
 def _is_text(kind: pa.DataType) -> bool:

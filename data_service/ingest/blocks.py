@@ -35,6 +35,18 @@ def encode_documents(tokenizer: Tokenizer, texts: list[str]) -> list[Encoded]:
     return encoded
 
 
+def encode_examples(tokenizer: Tokenizer, examples: list[tuple[str, ...]]) -> list[Encoded]:
+    """Examples, in order, each text of which is one sentence. Without tokens where one of its texts has none."""
+    encoded = iter(encode_documents(tokenizer, [text for texts in examples for text in texts]))
+    found = []
+    for texts in examples:
+        parts = [next(encoded).tokens for _ in texts]
+        lengths = np.array([len(part) for part in parts], dtype=np.int64)
+        tokens = _join(parts)
+        found.append(Encoded(tokens, lengths) if lengths.all() else Encoded(tokens[:0], lengths[:0]))
+    return found
+
+
 class BlockBuilder:
     """Collects whole documents until they are a block."""
 

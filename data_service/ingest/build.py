@@ -1,5 +1,7 @@
 """`build_corpus`: raw text to a corpus of shards, in two passes over splits of the input (`passes.py`)."""
 
+from dataclasses import replace
+
 from data_service.errors import CorpusError
 from data_service.ingest.assemble import assemble
 from data_service.ingest.configuration import (
@@ -19,7 +21,7 @@ from data_service.ingest.passes import Passes, remove_scaffolding
 from data_service.ingest.pool import Pool
 from data_service.ingest.progress import Progress, Report
 from data_service.ingest.splits import streamed_files
-from data_service.shards.manifest import Manifest
+from data_service.shards.manifest import Manifest, PairTexts
 from data_service.shards.manifest_file import save_manifest
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing
@@ -85,6 +87,8 @@ def _build(
         save_tokenizer(tokenizer, store.at(TOKENIZER).uri)
         written = passes.write(kept, heldout, tokenizer.hash)
     manifest = assemble(passes.layout, wanted, tokenizer, scanned, written, listing, heldout, progress)
+    if options.pairs is not None:
+        manifest = replace(manifest, pairs=PairTexts(options.pairs.count))
     save_manifest(store, manifest)
     return manifest
 

@@ -5,10 +5,11 @@ doubles the marks inside. So only the beginning of a file is surely the beginnin
 """
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from data_service.errors import InputError
 from data_service.ingest.compressed import open_text
+from data_service.ingest.examples import example
 from data_service.ingest.inputs import InputFile
 from data_service.ingest.lines import read_lines
 from data_service.ingest.options import BuildOptions
@@ -36,7 +37,7 @@ def read_delimited(piece: Piece, options: BuildOptions) -> Iterator[Text | BadRe
     )  # of the whole process, which reads no other
     rows = csv.reader(_lines(file, options), delimiter=_DELIMITERS[file.format], strict=True)
     names = _names(rows, file)
-    column = _column(names, file, options)
+    columns = {name: _column(name, names, file) for name in options.fields}
     while True:
         place = Numbered(file, "line", rows.line_num + 1)
         try:
@@ -47,7 +48,7 @@ def read_delimited(piece: Piece, options: BuildOptions) -> Iterator[Text | BadRe
             yield accept(options, _refuse, BadRecord(place, f"not {file.format.upper()}: {error}", _QUOTES))
             continue
         if row:  # a blank line is no row
-            yield accept(options, _parse, row, len(names), column, place, options)
+            yield accept(options, _parse, row, len(names), columns, place, options)
 
 
 def _names(rows: Iterator[list[str]], file: InputFile) -> list[str]:
@@ -57,14 +58,15 @@ def _names(rows: Iterator[list[str]], file: InputFile) -> list[str]:
         raise InputError(f"{file.uri}, line 1: not {file.format.upper()}: {error}", remedy=_QUOTES) from error
 
 
-def _column(names: list[str], file: InputFile, options: BuildOptions) -> int:
-    if names.count(options.text_field) == 1:
-        return names.index(options.text_field)
+def _column(wanted: str, names: list[str], file: InputFile) -> int:
+    if names.count(wanted) == 1:
+        return names.index(wanted)
     shown = ", ".join(name[:40].encode(errors="replace").decode() for name in names[:20])
     raise InputError(
-        f"{file.uri}: {'two columns' if options.text_field in names else 'no column'} {options.text_field!r} "
+        f"{file.uri}: {'two columns' if wanted in names else 'no column'} {wanted!r} "
         f"in its first line (it has {shown})",
-        remedy="name the column that holds the text with --text-field; the first line must name the columns",
+        remedy="name the column that holds the text with --text-field (of pairs: --query-field, --positive-field, "
+        "--negatives-field); the first line must name the columns",
     )
 
 
@@ -77,10 +79,15 @@ def _lines(file: InputFile, options: BuildOptions) -> Iterator[str]:
             yield data.decode(errors="surrogateescape") if len(data) <= limit else _TOO_LONG
 
 
-def _parse(row: list[str], width: int, column: int, place: Numbered, options: BuildOptions) -> Text:
+def _parse(
+    row: list[str], width: int, columns: Mapping[str, int], place: Numbered, options: BuildOptions
+) -> Text:
     if len(row) != width:
         raise BadRecord(place, f"{len(row)} fields, where the first line has {width}", _QUOTES)
-    raw = decode(row[column].encode(errors="surrogateescape"), options, place)
+    values = {name: row[column].encode(errors="surrogateescape") for name, column in columns.items()}
+    if options.pairs is not None:
+        return example(values, options.pairs, options, place)
+    raw = decode(values[options.text_field], options, place)
     document = checked(raw.text, options, place)
     return Text(document.text, document.replaced or raw.replaced)
 

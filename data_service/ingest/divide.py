@@ -42,8 +42,8 @@ def divide(task: DivideTask) -> Divided:
     fraction = task.options.heldout_fraction
     length, below = stretch_length(task.size, fraction), candidates_below(task.size, fraction)
     sizes: Counter[int] = Counter()
-    for text, _ in read_kept(task, task.kept):
-        for stretch, end in stretches(text, length):
+    for document, _ in read_kept(task, task.kept):
+        for stretch, end in stretches(document.text, length):
             if end is not None and end < below:
                 sizes[end] += len(encoded_text(stretch).encode())
     divided = Divided(source=task.kept.source, files={}, candidates=sorted(sizes.items()))

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import assert_never
 
+from data_service.errors import InputError
 from data_service.ingest.arrow import read_arrow, read_parquet
 from data_service.ingest.delimited import read_delimited
 from data_service.ingest.jsonl import read_jsonl
@@ -32,6 +33,11 @@ def read_documents(split: Split, options: BuildOptions) -> Iterator[Text]:
 def _read_piece(piece: Piece, options: BuildOptions) -> Iterator[Text | BadRecord]:
     match piece.file.format:
         case "txt":
+            if options.pairs is not None:
+                raise InputError(
+                    f"{piece.file.uri}: a .txt file has no fields, and pairs need a query and a positive",
+                    remedy="give JSON lines, CSV, TSV, Parquet or Arrow",
+                )
             return read_txt(piece, options)
         case "jsonl":
             return read_jsonl(piece, options)

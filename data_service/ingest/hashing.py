@@ -41,6 +41,17 @@ def hash_text(text: str) -> bytes:
     return b"".join(hashlib.blake2b(half.encode(), digest_size=8).digest() for half in halves)
 
 
+def hash_texts(texts: Sequence[str]) -> bytes:
+    """The same of the texts of an example: the first half is of all of them, the second of its query alone, so that
+    examples of one query are on one side.
+    """
+    if len(texts) == 1:
+        return hash_text(texts[0])
+    encoded = [encoded_text(text) for text in texts]
+    halves = (json.dumps(encoded), folded_text(encoded[0]))
+    return b"".join(hashlib.blake2b(half.encode(), digest_size=8).digest() for half in halves)
+
+
 def hash_tokens(tokens: Tokens) -> bytes:
     """blake2b, 16 bytes, of a document's tokens [T], whatever their width in memory."""
     return hashlib.blake2b(tokens.astype("<u4").tobytes(), digest_size=16).digest()

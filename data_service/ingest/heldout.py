@@ -112,6 +112,31 @@ def by_documents(documents: Documents, fraction: float) -> HeldoutRule | None:
     return HeldoutRule("document", bound(wanted / documents.size))  # very many, very short ones
 
 
+def by_queries(documents: Documents, fraction: float) -> HeldoutRule:
+    """The rule for examples, of which no part can be held out: those of the smallest hashes, a query's together, until
+    there is enough or one query is left to train on. For corpora where `by_documents` finds too few or too long ones.
+
+    Raises:
+        InputError: all examples are of one query.
+    """
+    wanted = wanted_bytes(documents.size, fraction)
+    queries = [
+        (low, sum(size for _, size in alike))
+        for low, alike in groupby(documents.candidates, key=lambda pair: pair[0])
+    ]
+    if len(queries) < 2:
+        raise InputError(
+            f"{documents.count:,} examples of one query are too few to hold any of them out for evaluation",
+            remedy="give examples of more queries",
+        )
+    taken = 0
+    for low, size in queries[:-1]:
+        taken, below = taken + size, low + 1
+        if taken >= wanted:
+            break
+    return HeldoutRule("document", below)
+
+
 def stretch_length(size: int, fraction: float) -> int:
     """Bytes of a stretch on average, in a corpus of `size` bytes."""
     return min(LONGEST, max(SHORTEST, wanted_bytes(size, fraction) // STRETCHES))

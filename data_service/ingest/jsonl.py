@@ -2,8 +2,10 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 
 from data_service.ingest.compressed import open_piece
+from data_service.ingest.examples import example
 from data_service.ingest.lines import Line, LinePlace, read_lines, skip_line
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.splits import Piece
@@ -43,11 +45,14 @@ def _parse(line: Line, place: LinePlace, options: BuildOptions) -> Text:
         record = _loads(raw.text)
     except (json.JSONDecodeError, RecursionError) as error:
         raise BadRecord(place, f"not JSON: {error}", _one_a_line(raw.text)) from error
+    if isinstance(record, dict) and options.pairs is not None:
+        found = example(record, options.pairs, options, place)
+        return replace(found, replaced=found.replaced or raw.replaced)
     if not isinstance(record, dict) or options.text_field not in record:
         fields = (
             f"it has {', '.join(map(repr, record))}" if isinstance(record, dict) else "it is not an object"
         )
-        reason = f"no field {options.text_field!r} ({fields})"
+        reason = f"no field {options.fields[0]!r} ({fields})"
         raise BadRecord(place, reason, "name the field that holds the text with --text-field")
     text = record[options.text_field]
     if not isinstance(text, str):

@@ -2,11 +2,28 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
 
 MIB = 1 << 20
 # 0.6 MB a read, and a batch of 8,192 rows draws on 270 blocks: see `data_service.radius`.
 BLOCK_TOKENS = 1 << 18
+
+
+class PairFields(BaseModel):
+    """Which fields of a record are the texts of an example.
+
+    Attributes:
+        query, positive: a text each.
+        negatives: each a text or a list of texts; of all of them together the first `count` are taken.
+        count: negatives of every example. A record with fewer is a bad one.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    query: str = "query"
+    positive: str = "positive"
+    negatives: tuple[str, ...] = Field(default=("negatives",), min_length=1)
+    count: NonNegativeInt = 0
 
 
 class BuildOptions(BaseModel):
@@ -15,6 +32,7 @@ class BuildOptions(BaseModel):
 
     Attributes:
         text_field: field of a JSON line, or column of a table (CSV, TSV, Parquet, Arrow), that holds the document.
+        pairs: build a corpus of pairs from these fields; None: of text.
         txt_documents: in .txt files, one document a file, or documents separated by blank lines.
         on_bad_bytes: what to do with text that is not UTF-8: refuse, or put U+FFFD in place of the bad bytes.
         on_bad_records: what to do with a record that cannot be used (broken JSON, a missing field, another type, text
@@ -30,6 +48,7 @@ class BuildOptions(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     text_field: str = "text"
+    pairs: PairFields | None = None
     txt_documents: Literal["file", "blank_line"] = "file"
     on_bad_bytes: Literal["error", "replace"] = "error"
     on_bad_records: Literal["error", "skip"] = "error"
@@ -41,4 +60,13 @@ class BuildOptions(BaseModel):
 
     def identity(self) -> dict[str, object]:
         """The options that decide the output, ready for JSON."""
-        return self.model_dump(mode="json", exclude={"workers", "on_bad_records"})
+        without = {"workers", "on_bad_records"} | ({"pairs"} if self.pairs is None else set())
+        return self.model_dump(mode="json", exclude=without)
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Fields or columns that are read of each record."""
+        if self.pairs is None:
+            return (self.text_field,)
+        negatives = self.pairs.negatives if self.pairs.count else ()
+        return tuple(dict.fromkeys((self.pairs.query, self.pairs.positive, *negatives)))

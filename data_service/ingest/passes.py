@@ -15,7 +15,7 @@ from data_service.errors import InputError
 from data_service.ingest.compare import Compared, compare, count_documents, drop_slices, plan_partitions
 from data_service.ingest.divide import Divided, DivideTask, divide
 from data_service.ingest.hashing import hash_of
-from data_service.ingest.heldout import Documents, by_documents, by_stretches
+from data_service.ingest.heldout import Documents, by_documents, by_queries, by_stretches
 from data_service.ingest.inputs import InputFile
 from data_service.ingest.layout import BUILD, CONFIGURATION, Layout
 from data_service.ingest.options import BuildOptions
@@ -88,7 +88,10 @@ class Passes:
         ]
         found = count_documents(compared)
         try:
-            return by_documents(found, fraction) or self._stretches(kept, found), kept
+            rule = by_documents(found, fraction)
+            if rule is None and self._options.pairs is not None:
+                rule = by_queries(found, fraction)
+            return rule or self._stretches(kept, found), kept
         except InputError:
             self._let_go()
             raise
@@ -141,7 +144,7 @@ def _no_text(scanned: list[Scanned]) -> InputError:
     )
     return InputError(
         f"no document with text in the inputs ({sum(split.empty for split in scanned)} empty ones{first})",
-        remedy="check the inputs, and --text-field or --txt-documents",
+        remedy="check the inputs, and --text-field, --txt-documents or the fields of pairs",
     )
 
 

@@ -4,7 +4,7 @@ import hashlib
 from array import array
 
 from data_service.ingest.documents import read_records
-from data_service.ingest.hashing import BUCKETS, bucket_starts, hash_of, hash_text, is_blank, sorted_records
+from data_service.ingest.hashing import BUCKETS, bucket_starts, hash_of, hash_texts, sorted_records
 from data_service.ingest.receipts import Receipt, write_receipt
 from data_service.ingest.skipped import LISTED, SkippedRecord, skipped_record
 from data_service.ingest.tasks import SplitTask
@@ -72,12 +72,12 @@ def scan(task: ScanTask) -> Scanned:
             if len(first_skipped) < LISTED:
                 first_skipped.append(skipped_record(document))
             continue
-        if is_blank(document.text):
+        if document.blank:
             empty += 1
             continue
         replaced += document.replaced
-        hashes += hash_text(document.text)
-        sizes.append(len(document.text.encode()))
+        hashes += hash_texts(document.texts)
+        sizes.append(document.size)
     records = sorted_records(hashes, sizes)
     files: dict[str, int] = {}
     buckets = [0] * (BUCKETS + 1)

@@ -18,10 +18,29 @@ Unit = Literal["", "byte", "line", "row"]
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A document as read; `replaced` if some of it was not UTF-8 and U+FFFD stands for it."""
+    """A document as read; `replaced` if some of it was not UTF-8 and U+FFFD stands for it.
+
+    In a corpus of pairs, an example: `text` is its query, `others` are its positive and its negatives.
+    """
 
     text: str
     replaced: bool
+    others: tuple[str, ...] = ()
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """All of its texts, the one of a document."""
+        return (self.text, *self.others)
+
+    @property
+    def size(self) -> int:
+        """UTF-8 bytes of all of them."""
+        return sum(len(text.encode()) for text in self.texts)
+
+    @property
+    def blank(self) -> bool:
+        """Whether there is nothing in it, or in one of its texts: such documents are counted, not numbered."""
+        return any(not text or text.isspace() for text in self.texts)
 
 
 class Place(Protocol):

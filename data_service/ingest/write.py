@@ -12,21 +12,25 @@ from pathlib import Path
 import numpy as np
 
 from data_service.errors import CorpusError, InputError
-from data_service.ingest.blocks import encode_documents
+from data_service.ingest.blocks import Encoded, encode_documents, encode_examples
 from data_service.ingest.compare import ORDINAL, Slice
 from data_service.ingest.documents import read_documents
-from data_service.ingest.hashing import hash_of, hash_text, hash_tokens, is_blank
+from data_service.ingest.hashing import hash_of, hash_texts, hash_tokens
 from data_service.ingest.heldout import divide_document, low_word
 from data_service.ingest.layout import TOKENIZER, shard_key, shard_name
 from data_service.ingest.part import Part, PartSummary
 from data_service.ingest.receipts import Receipt, write_receipt
 from data_service.ingest.runs import BATCH
 from data_service.ingest.tasks import SplitTask
+from data_service.ingest.text import Text
 from data_service.shards.manifest import HeldoutRule
 from data_service.store.base import Store
 from data_service.store.errors import OutOfSpace
 from data_service.tokenizers.load import load_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
+
+_Piece = tuple[tuple[str, ...], bool]
+"""The texts of a document, of a stretch of one, or of an example; and whether it is held out."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +45,8 @@ class Kept:
     source: str
 
 
-def read_kept(task: SplitTask, kept: Kept) -> Iterator[tuple[str, bytes]]:
-    """(text, hash) of each document of the task's split that is kept.
+def read_kept(task: SplitTask, kept: Kept) -> Iterator[tuple[Text, bytes]]:
+    """(document, hash) of each document of the task's split that is kept.
 
     Raises:
         InputError: the text changed since the first pass; else as `read_documents`.
@@ -51,12 +55,12 @@ def read_kept(task: SplitTask, kept: Kept) -> Iterator[tuple[str, bytes]]:
     seen = hashlib.sha256()
     ordinal = 0
     for document in read_documents(task.split, task.options):
-        if is_blank(document.text):
+        if document.blank:
             continue
-        digest = hash_text(document.text)
+        digest = hash_texts(document.texts)
         seen.update(digest)
         if ordinal not in drops:
-            yield document.text, digest
+            yield document, digest
         ordinal += 1
     if seen.hexdigest() != kept.digest:
         raise InputError(
@@ -129,29 +133,41 @@ def write(task: WriteTask) -> Written:
 def _fill(task: WriteTask, tokenizer: Tokenizer, parts: tuple[Part, Part]) -> int:
     """Put every kept document into its part, or its stretches into theirs; the number of those without a token."""
     without_tokens = 0
-    divided = (
-        piece
-        for text, digest in read_kept(task, task.kept)
-        for piece in divide_document(task.heldout, text, digest)
-    )
-    for batch in _batches(divided):
-        encoded = encode_documents(tokenizer, [text for text, _ in batch])
-        for (text, heldout), document in zip(batch, encoded, strict=True):
+    for batch in _batches(_pieces(task)):
+        for (texts, heldout), document in zip(batch, _encode(task, tokenizer, batch), strict=True):
             if not len(document.tokens):
                 without_tokens += 1
                 continue
-            if task.heldout.by_tokens and tokenizer.special.unk in document.tokens:
-                heldout = task.heldout.holds_out(low_word(hash_tokens(document.tokens)))
-            parts[heldout].add(document, len(text.encode()))
+            deciding = (
+                document.tokens if task.options.pairs is None else document.tokens[: document.lengths[0]]
+            )
+            if task.heldout.by_tokens and tokenizer.special.unk in deciding:
+                heldout = task.heldout.holds_out(low_word(hash_tokens(deciding)))
+            parts[heldout].add(document, sum(len(text.encode()) for text in texts))
     return without_tokens
 
 
-def _batches(documents: Iterator[tuple[str, bool]]) -> Iterator[list[tuple[str, bool]]]:
-    batch: list[tuple[str, bool]] = []
+def _pieces(task: WriteTask) -> Iterator[_Piece]:
+    for document, digest in read_kept(task, task.kept):
+        if document.others:
+            yield document.texts, task.heldout.holds_out(low_word(digest))
+        else:
+            divided = divide_document(task.heldout, document.text, digest)
+            yield from (((text,), heldout) for text, heldout in divided)
+
+
+def _encode(task: WriteTask, tokenizer: Tokenizer, batch: list[_Piece]) -> list[Encoded]:
+    if task.options.pairs is not None:
+        return encode_examples(tokenizer, [texts for texts, _ in batch])
+    return encode_documents(tokenizer, [text for (text,), _ in batch])
+
+
+def _batches(documents: Iterator[_Piece]) -> Iterator[list[_Piece]]:
+    batch: list[_Piece] = []
     characters = 0
     for document in documents:
         batch.append(document)
-        characters += len(document[0])
+        characters += sum(map(len, document[0]))
         if characters >= BATCH:
             yield batch
             batch, characters = [], 0

@@ -85,6 +85,11 @@ class PairTexts:
         """Of an example."""
         return 2 + self.negatives
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What each of them is."""
+        return ("query", "positive", *(f"negative {number + 1}" for number in range(self.negatives)))
+
 
 @dataclass(frozen=True)
 class Manifest:

@@ -35,6 +35,11 @@ def register(app: typer.Typer) -> None:
     app.add_typer(group, name="corpus", rich_help_panel="Prepare")
 
 
+class Texts(StrEnum):
+    PLAIN = "plain"
+    PAIRS = "pairs"
+
+
 TxtDocumentsOption = Annotated[
     TxtDocuments, typer.Option("--txt-documents", help="In .txt: a document a file, or between blank lines.")
 ]
@@ -57,6 +62,26 @@ def build(
         typer.Option("--workers", min=1, help="Processes. Default: all cores, one for a small input."),
     ] = None,
     text_field: TextFieldOption = "text",
+    texts: Annotated[
+        Texts,
+        typer.Option("--texts", help="Running text, or pairs: query, positive, negatives in each record."),
+    ] = Texts.PLAIN,
+    negatives: Annotated[
+        int | None, typer.Option("--negatives", min=0, help="Of each pair. A record with fewer is a bad one.")
+    ] = None,
+    query_field: Annotated[
+        str | None, typer.Option("--query-field", help="Of pairs. Default: query.")
+    ] = None,
+    positive_field: Annotated[
+        str | None, typer.Option("--positive-field", help="Of pairs. Default: positive.")
+    ] = None,
+    negatives_field: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--negatives-field",
+            help="Of pairs, one or several, each with a text or a list. Default: negatives.",
+        ),
+    ] = None,
     txt_documents: TxtDocumentsOption = TxtDocuments.FILE,
     on_bad_bytes: BadBytesOption = BadBytes.ERROR,
     on_bad_records: BadRecordsOption = BadRecords.ERROR,
@@ -84,8 +109,11 @@ def build(
     listing = list_texts(inputs)
     options = settings(
         BuildOptions,
-        called={"heldout_fraction": "--heldout"},
+        called={"heldout_fraction": "--heldout", "pairs": "--texts pairs"},
         text_field=text_field,
+        pairs=_pairs(
+            texts, count=negatives, query=query_field, positive=positive_field, negatives=negatives_field
+        ),
         txt_documents=txt_documents.value,
         on_bad_bytes=on_bad_bytes.value,
         on_bad_records=on_bad_records.value,
@@ -100,6 +128,29 @@ def build(
     finally:
         watch.close()
     stats(out)
+
+
+def _pairs(
+    texts: Texts,
+    *,
+    count: int | None,
+    query: str | None,
+    positive: str | None,
+    negatives: list[str] | None,
+) -> dict[str, object] | None:
+    """The settings of pairs that were given; None for running text. Raises OptionError where they are without use."""
+    given = {"count": count, "query": query, "positive": positive, "negatives": negatives or None}
+    chosen: dict[str, object] = {name: value for name, value in given.items() if value is not None}
+    if texts is Texts.PAIRS:
+        return chosen
+    if chosen:
+        from launcher.errors import OptionError
+
+        raise OptionError(
+            "negatives and fields of pairs are given, and the corpus is one of running text",
+            remedy="add --texts pairs, or leave them out",
+        )
+    return None
 
 
 @group.command()
@@ -155,12 +206,15 @@ def show(
     count: Annotated[int, typer.Option("--count", min=1, help="How many documents.")] = 1,
     split: Annotated[Split, typer.Option("--split", help="Which documents.")] = Split.TRAIN,
 ) -> None:
-    """Print documents as training sees them: decoded from their tokens, a line a sentence."""
+    """Print documents as training sees them: decoded from their tokens, a line a sentence, or a text of a pair."""
+    from itertools import repeat
+
     from data_service.corpus import show_documents
     from data_service.visible import visible
 
     for document in show_documents(corpus, split.value, index, count):
         place = f"{document.shard}, block {document.block}, document {document.document}"
         typer.echo(visible(f"== {place}: {document.tokens:,} tokens"))
-        for sentence in document.sentences:
-            typer.echo(visible(sentence.rstrip("\n")))
+        names = [f"{name}: " for name in document.pairs.names] if document.pairs is not None else repeat("")
+        for name, sentence in zip(names, document.sentences, strict=False):
+            typer.echo(visible(name + sentence.rstrip("\n")))
