@@ -11,7 +11,7 @@ import numpy as np
 import psutil
 import pytest
 import ray
-from corpus import random_block, source_of, spec_of, write_corpus
+from corpus import block_of_pairs, random_block, source_of, spec_of, write_corpus
 from raw_text import small_tokenizer
 
 from data_service.client import FeedClient
@@ -280,3 +280,27 @@ def test_a_client_is_told_of_a_long_count(uri: str, tmp_path: Path, monkeypatch:
     assert told == sorted(told)
     assert ray.get(feed.progress.remote()) == 12
     assert told  # while it waited
+
+
+@pytest.mark.parametrize("slab_tokens", [500, 1 << 21], ids=["slabs", "one-slab"])
+def test_batches_of_examples_are_of_one_source_for_every_rank(tmp_path: Path, slab_tokens: int) -> None:
+    """Pairs of two corpora, read as three ranks read their microbatches, over an epoch's end."""
+    sources = []
+    for name, first, blocks in (("a", 0, 5), ("b", 50, 3)):
+        made = [block_of_pairs(seed, 60, 3) for seed in range(first, first + blocks)]
+        sources.append(source_of(write_corpus(tmp_path / name, made, negatives=1), name))
+    texts = {"input": {"packing": "pairs", "negatives": 1}, "masking": {"kind": "none"}}
+    window = {"samples": 48, "least_tokens": 1, "stretches": 16}
+    spec = spec_of(*sources, length=12, window=window, one_source=12, temperature=2.0, **texts)
+    reference = Stream(spec, windows=8)
+    steps = steps_of(spec, reference.samples_per_epoch // 12 + 6, 12, reference.samples_per_epoch)
+    feed = start_feed(FeedConfig(workers=2, memory=1_000_000, slab_tokens=slab_tokens))
+    for rank in range(3):
+        mine = [cut_rows(step, 4 * rank, 4) for step in steps]
+        with connected(feed, spec) as client:
+            client.prefetch((range_ for step in mine for range_ in step), Steps(12, 0, 0))
+            for step in mine:
+                for range_ in step:
+                    assert_same(client.read(*range_), reference.read(*range_))
+    for step in steps:
+        assert len({reference.source(epoch, n).name for epoch, a, b in step for n in range(a, b)}) == 1

@@ -65,7 +65,7 @@ def test_every_batch_is_of_one_source_and_no_row_comes_twice_in_an_epoch(plan: P
     assert len(seen) == plan.grid.samples_per_epoch
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(plans())
 def test_rows_of_a_source_come_alike_often_over_the_epochs(plan: Plan) -> None:
     """What an epoch leaves over, the next begins with: nothing is left out for good."""

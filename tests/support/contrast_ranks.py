@@ -1,9 +1,13 @@
 """Contrastive steps on ranks, in one way after the other; importable by name, as `run_ranks` needs."""
 
+import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
+import psutil
 import torch
 from deepspeed.accelerator import get_accelerator
 
@@ -34,6 +38,7 @@ BERT = BertConfig(
     attention_dropout=0.0,
     initializer_range=0.1,
 )
+WIDE = BertConfig(layers=4, hidden=128, heads=4, feed_forward=512, max_length=64, vocab=VOCAB)
 
 
 @dataclass(frozen=True)
@@ -159,3 +164,43 @@ def to_rows(texts: list[list[torch.Tensor]]) -> Batch:
         segments=torch.zeros(int(lengths.sum()), dtype=torch.int64),
         group=len(texts[0]),
     )
+
+
+def broken_step(rank: int, world: int, value: float) -> tuple[bool, bool]:
+    """With `value` in one vector of rank 1's first pass: whether the loss is finite, and whether weights moved."""
+    control, case = Control.join(), Case(8)
+    objective = fresh_model(case)
+    optimizer = AdamW(parameter_groups(objective, 0.0), AdamWConfig(lr=1e-3))
+    engine = Engine(objective, optimizer, EngineConfig(1, "fp32", 1.0))
+    embed = objective.embed
+
+    def spoilt(batch: Batch) -> torch.Tensor:
+        vectors = embed(batch)
+        return (
+            vectors if rank == 0 or torch.is_grad_enabled() else vectors.index_fill(2, torch.tensor(3), value)
+        )
+
+    objective.embed = spoilt  # type: ignore[method-assign]
+    work = share(control, case)
+    counts = dict.fromkeys(objective.terms, float(EXAMPLES))
+    sums = gather_sums(control, accumulate(engine, work, counts, SEED, {}))
+    return math.isfinite(sums["contrastive_loss"]), engine.update(1e-3, 1).applied
+
+
+def peak_of_step(rank: int, world: int, pairs: int, microbatch: int) -> int:
+    """Bytes that this process had at most in a step, over what it had before."""
+    case = Case(microbatch, model=WIDE)
+    objective = fresh_model(case)
+    optimizer = AdamW(parameter_groups(objective, 0.0), AdamWConfig(lr=1e-3))
+    engine = Engine(objective, optimizer, EngineConfig(1, "fp32", 1.0))
+    text = torch.arange(WIDE.max_length) % VOCAB
+    microbatches = tuple(
+        Microbatch(index, to_rows([[text, text]] * microbatch)) for index in range(pairs // microbatch)
+    )
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is from here on
+    before = psutil.Process().memory_info().rss
+    work = Work(0, microbatches, len(microbatches))
+    accumulate(engine, work, dict.fromkeys(objective.terms, float(pairs)), SEED, {})
+    peak = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert peak is not None
+    return int(peak[1]) * 1024 - before
