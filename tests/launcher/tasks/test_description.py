@@ -1,13 +1,17 @@
 """A task's YAML: what does not go together is named by file, line, path and remedy; suites change tasks."""
 
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import ray
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from launcher.errors import TaskError
 from launcher.tasks.suite import load_suite
-from launcher.tasks.task import bundled_tasks, load_task, loads, task_digest
+from launcher.tasks.task import Task, bundled_tasks, load_task, loads, task_digest
 
 MINE = """\
 name: mine
@@ -57,6 +61,31 @@ def test_a_mistake_is_named(before: str, after: str, problem: str, remedy: str) 
         loads(MINE.replace(before, after, 1), "mine.yaml", None)
     assert problem in caught.value.problem
     assert remedy in caught.value.remedy
+
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-3, 3)
+    | st.floats()
+    | st.sampled_from(["", "x", "tsv", "train", "f1"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["path", "label", "gold", "dev", "train", "first", "x"]), inner, max_size=3
+        )
+    ),
+    max_leaves=5,
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.dictionaries(st.sampled_from(sorted(Task.model_fields)), VALUES, min_size=1, max_size=3))
+def test_any_values_make_a_task_or_our_error(changes: dict[str, object]) -> None:
+    text = yaml.safe_dump({**yaml.safe_load(MINE), **changes})
+    with suppress(TaskError):
+        task = loads(text, "mine.yaml", None)
+        assert set(task.splits) <= {*task.files, "dev", "test"}
 
 
 def test_all_missing_keys_are_named_at_once() -> None:
