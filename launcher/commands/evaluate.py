@@ -21,53 +21,62 @@ def register(app: typer.Typer) -> None:
     app.command(rich_help_panel="After pretraining")(evaluate)
 
 
+CheckpointsArgument = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="CHECKPOINT...",
+        help="Runs, and folders in the transformers format; local or s3://. Of a generator and a discriminator it is "
+        "the discriminator.",
+    ),
+]
+SuiteArgument = Annotated[
+    str, typer.Argument(metavar="SUITE", help="A bundled suite's or task's name, or a YAML file of either.")
+]
+ResultsOption = Annotated[
+    str, typer.Option("--results", help="Folder or s3:// URI that keeps results, of any number of commands.")
+]
+DataOption = Annotated[
+    str | None, typer.Option("--data", help="Folder or s3:// URI that holds the tasks' published files.")
+]
+StepOption = Annotated[
+    list[str] | None,
+    typer.Option("--step", help="The runs' checkpoint of this step, or `all`; repeat it for several."),
+]
+TaskOption = Annotated[
+    list[str] | None, typer.Option("--task", help="Only this task of the suite; repeat it for several.")
+]
+SettingOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="A setting in place of the tasks' own; all values of a list are tried: --set lr=[1e-5,3e-5].",
+    ),
+]
+CpusOption = Annotated[
+    float, typer.Option("--cpus-per-cell", min=0.01, help="Cores of a cell; 0.5: two cells share one.")
+]
+GpusOption = Annotated[
+    float | None,
+    typer.Option(
+        "--gpus-per-cell",
+        min=0.0,
+        help="GPUs of a cell; 0.25: four cells share one. Default: 1 where there are any.",
+    ),
+]
+
+
 def evaluate(
-    checkpoints: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="CHECKPOINT...",
-            help="Runs, and folders in the transformers format; local or s3://. Of a generator and a discriminator it "
-            "is the discriminator.",
-        ),
-    ],
-    suite: Annotated[
-        str,
-        typer.Argument(metavar="SUITE", help="A bundled suite's or task's name, or a YAML file of either."),
-    ],
-    results: Annotated[
-        str,
-        typer.Option("--results", help="Folder or s3:// URI that keeps results, of any number of commands."),
-    ],
-    data: Annotated[
-        str | None, typer.Option("--data", help="Folder or s3:// URI that holds the tasks' published files.")
-    ] = None,
-    steps: Annotated[
-        list[str] | None,
-        typer.Option("--step", help="The runs' checkpoint of this step, or `all`; repeat it for several."),
-    ] = None,
-    tasks: Annotated[
-        list[str] | None, typer.Option("--task", help="Only this task of the suite; repeat it for several.")
-    ] = None,
+    checkpoints: CheckpointsArgument,
+    suite: SuiteArgument,
+    results: ResultsOption,
+    data: DataOption = None,
+    steps: StepOption = None,
+    tasks: TaskOption = None,
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="How many: 0, 1, ...")] = 5,
-    assignments: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="A fine-tuning setting in place of the tasks' own; all values of a list are tried: "
-            "--set lr=[1e-5,3e-5].",
-        ),
-    ] = None,
-    cpus: Annotated[
-        float, typer.Option("--cpus-per-cell", help="Cores of a cell; 0.5: two cells share one.")
-    ] = 1.0,
-    gpus: Annotated[
-        float | None,
-        typer.Option(
-            "--gpus-per-cell",
-            help="GPUs of a cell; 0.25: four cells share one. Default: 1 where there are any.",
-        ),
-    ] = None,
+    assignments: SettingOption = None,
+    cpus: CpusOption = 1.0,
+    gpus: GpusOption = None,
     only_table: Annotated[
         bool,
         typer.Option("--only-table", help="Compute nothing: the table of what was asked for here before."),
@@ -100,6 +109,7 @@ def evaluate(
             store, suite, checkpoints, wanted, measures, range(seeds), Share(cpus=cpus, gpus=gpus)
         )
         _print_table(table, as_json)
+    _keep_for_reports(checkpoints, table)
     _end(evaluation)
 
 
@@ -170,6 +180,22 @@ def _evaluated(
             else:
                 _say(event.reason)
     return evaluation, evaluation.table() if evaluation.trouble is None else []
+
+
+def _keep_for_reports(sources: list[str], table: "list[Row]") -> None:
+    """The rows about each run go where `maskfleet report` finds them; the table is printed by then."""
+    from data_service.store.errors import StoreError
+    from data_service.store.open import open_store
+    from launcher.evaluate.page import keep_rows
+    from launcher.runs import RECORD
+
+    for source in sources if table else ():
+        try:
+            store = open_store(source)
+            if store.size(RECORD) is not None:
+                keep_rows(store, [row for row in table if row.checkpoint == source])
+        except StoreError as error:
+            _say(f"the report of {source} will be without this table: {error.problem}")
 
 
 def _end(evaluation: "Evaluation") -> None:

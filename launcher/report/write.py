@@ -4,6 +4,7 @@ from datetime import datetime
 from pathlib import Path
 
 from launcher.diagnose.results import evaluated
+from launcher.evaluate.page import kept_rows
 from launcher.history import read_history
 from launcher.output import write_file
 from launcher.report.page import Subject, render
@@ -51,6 +52,7 @@ def subject(run: Run, *, with_baselines: bool) -> Subject:
             **tokenizer,
             **record.versions,
         },
+        evaluated=kept_rows(run.store),
         baselines={"unigram": computed.unigram, "left bigram": computed.bigram} if computed else {},
-        evaluated=tuple(evaluated(run.store)),
+        beside=tuple(evaluated(run.store)),
     )
