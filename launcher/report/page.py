@@ -119,7 +119,7 @@ def _evaluated(rows: Sequence[Row]) -> str:
         return ""
     shown = [line[1:] for line in lines(rows)]
     note = "Of each task the settings with the best median over seeds on its dev split; figures x 100."
-    return f'<h2>Evaluation</h2><p class="soft">{note}</p>' + _table(heads()[1:], shown, 3)
+    return f'<h2>Evaluation</h2><p class="soft">{note}</p>' + table(heads()[1:], shown, 3)
 
 
 def _interruptions(gaps: Sequence[Interruption]) -> str:

@@ -19,7 +19,7 @@ PLAIN = [word for word in WORDS if word not in ("falls", "back", *NAMES)]
 QUICK = Settings(lr=3e-3, epochs=2, batch=8, warmup=0.1, dropout=0.0, task_dropout=0.0)
 HEADERS: Mapping[str, str] = {
     "classification": "fields: {first: text, label: label}\nlabels: [loses, wins]\nmetrics: [accuracy, matthews]",
-    "pair_classification": "fields: {first: text, second: other, label: label}\nlabels: [different, same]\n"
+    "pair_classification": "fields: {first: text, second: other, label: label}\nlabels: [neither, either]\n"
     "metrics: [accuracy]",
     "regression": "fields: {first: text, second: other, label: score}\nmetrics: [pearson, spearman]\n"
     "score_range: [0, 4]",
@@ -70,16 +70,14 @@ def _classification(draw: random.Random) -> dict[str, object]:
 
 
 def _pair(draw: random.Random) -> dict[str, object]:
-    """Whether both texts have the same one of two words."""
-    words, other = _words(draw), _words(draw)
-    marks = draw.choice(["back", "falls"]), draw.choice(["back", "falls"])
-    words.insert(0, marks[0])
-    other.insert(0, marks[1])
-    return {
-        "text": " ".join(words),
-        "other": " ".join(other),
-        "label": ["different", "same"][marks[0] == marks[1]],
-    }
+    """Whether one of the two texts has a word."""
+    texts = [_words(draw), _words(draw)]
+    there = [draw.random() < 0.3 for _ in texts]
+    for words, has in zip(texts, there, strict=True):
+        if has:
+            words.insert(draw.randrange(len(words)), "back")
+    label = "neither" if not any(there) else "either"
+    return {"text": " ".join(texts[0]), "other": " ".join(texts[1]), "label": label}
 
 
 def _regression(draw: random.Random) -> dict[str, object]:

@@ -1,5 +1,7 @@
 """Windows over long texts: words with labels, contexts with answers. Any text, any length."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from finetuning import model
