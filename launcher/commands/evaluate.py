@@ -100,6 +100,7 @@ def evaluate(
             store, suite, checkpoints, wanted, measures, range(seeds), Share(cpus=cpus, gpus=gpus)
         )
         _print_table(table, as_json)
+    _keep_for_reports(checkpoints, table)
     _end(evaluation)
 
 
@@ -170,6 +171,22 @@ def _evaluated(
             else:
                 _say(event.reason)
     return evaluation, evaluation.table() if evaluation.trouble is None else []
+
+
+def _keep_for_reports(sources: list[str], table: "list[Row]") -> None:
+    """The rows about each run go where `maskfleet report` finds them; the table is printed by then."""
+    from data_service.store.errors import StoreError
+    from data_service.store.open import open_store
+    from launcher.evaluate.page import keep_rows
+    from launcher.runs import RECORD
+
+    for source in sources if table else ():
+        try:
+            store = open_store(source)
+            if store.size(RECORD) is not None:
+                keep_rows(store, [row for row in table if row.checkpoint == source])
+        except StoreError as error:
+            _say(f"the report of {source} will be without this table: {error.problem}")
 
 
 def _end(evaluation: "Evaluation") -> None:

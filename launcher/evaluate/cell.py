@@ -98,6 +98,11 @@ class Measure(Protocol):
     @property
     def settings(self) -> dict[str, object]: ...
 
+    @property
+    def seeded(self) -> bool:
+        """Whether a seed decides anything; else one is enough."""
+        ...
+
     def measure(self, pretrained: "Pretrained", seed: int) -> Measured:
         """A pure function. Raises UserError kinds for what cannot be measured."""
         ...

@@ -101,12 +101,12 @@ def _steps(source: str, steps: Sequence[int] | None) -> Sequence[int | None]:
 
 
 def plan(models: Sequence[Pretrained], measures: Sequence[Measure], seeds: Sequence[int]) -> list[Work]:
-    """Every checkpoint with every measure and seed, in the order of a table."""
+    """Every checkpoint with every measure and, where they decide anything, every seed; in the order of a table."""
     return [
         Work(_cell(model, measure, seed), measure)
         for model in models
         for measure in measures
-        for seed in seeds
+        for seed in (seeds if measure.seeded else seeds[:1])
     ]
 
 

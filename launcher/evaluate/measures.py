@@ -1,9 +1,10 @@
-"""What cells do: fine-tune on a task, as far as the task is one that is learnt."""
+"""What cells do: fine-tune on a task that is learnt, measure a model's vectors on one that is not."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from launcher.embed.evaluate import CellSettings, embed_cell
 from launcher.errors import TaskError
 from launcher.evaluate.cell import Measure, Measured
 from launcher.finetune.outcome import Diverged
@@ -11,18 +12,27 @@ from launcher.finetune.pretrained import Pretrained
 from launcher.finetune.run import finetune
 from launcher.finetune.settings import Settings, candidates
 from launcher.recipe_yaml import Document, override
-from launcher.tasks.task import Task, task_digest
+from launcher.tasks.task import Task, load_task, task_digest
+
+_VECTORS = ("similarity", "retrieval")
 
 
 @dataclass(frozen=True)
 class Finetuning:
-    """`wanted` learnt with `chosen` settings; `data` is the task's digest where the grid was planned."""
+    """`wanted` learnt with `chosen` settings.
+
+    Attributes:
+        data: the task's digest where the grid was planned.
+        before: the digest of the task that this one starts after, and what is learnt there; empty for none.
+    """
 
     wanted: Task
     chosen: Settings
     data: str
+    before: Mapping[str, object]
 
     kind = "finetune"
+    seeded = True
 
     @property
     def task(self) -> str:
@@ -30,7 +40,7 @@ class Finetuning:
 
     @property
     def settings(self) -> dict[str, object]:
-        return {**self.chosen.model_dump(mode="json"), "after": self.wanted.after}
+        return {**self.chosen.model_dump(mode="json"), "after": dict(self.before)}
 
     def measure(self, pretrained: Pretrained, seed: int) -> Measured:
         """Metrics on dev. Raises as `finetune`; TaskError: this machine has other data than the grid was planned with.
@@ -42,9 +52,36 @@ class Finetuning:
             outcome = finetune(pretrained, self.wanted, self.chosen, seed)
         except Diverged as error:
             return Measured(metrics=dict.fromkeys(self.wanted.metrics), details={"diverged": error.problem})
-        record = outcome.record()
-        metrics = finite(outcome.metrics)
-        return Measured(metrics=metrics, details={name: record[name] for name in record if name != "metrics"})
+        details = {name: value for name, value in outcome.record().items() if name != "metrics"}
+        return Measured(metrics=finite(outcome.metrics), details=details)
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """`wanted`, a task of similarity or retrieval, answered by cosines as `chosen` says; `data` as in `Finetuning`."""
+
+    wanted: Task
+    chosen: CellSettings
+    data: str
+
+    kind = "embed"
+
+    @property
+    def seeded(self) -> bool:
+        return self.chosen.fit is not None
+
+    @property
+    def task(self) -> str:
+        return self.wanted.name
+
+    @property
+    def settings(self) -> dict[str, object]:
+        return self.chosen.model_dump(mode="json")
+
+    def measure(self, pretrained: Pretrained, seed: int) -> Measured:
+        """The task's metrics. Raises as `embed_cell`; TaskError as `Finetuning.measure`."""
+        check_data(self.wanted, self.data)
+        return Measured(metrics=finite(embed_cell(pretrained, self.wanted, self.chosen, seed)))
 
 
 def check_data(task: Task, digest: str) -> None:
@@ -62,13 +99,38 @@ def finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
 
 
 def measures(tasks: Sequence[Task], assignments: Sequence[str]) -> list[Measure]:
-    """For each task every combination of its fine-tuning settings, `assignments` (`KEY=VALUE`) in place of its own.
+    """For each task every combination of its settings, `assignments` (`KEY=VALUE`) in place of its own.
+
+    A setting that only fine-tunings know is none of the tasks' that are measured by vectors, and the other way round.
 
     Raises: as `task_digest`, since the data are read; OptionError: settings that cannot be.
     """
-    found: list[Measure] = []
-    for task in tasks:
-        given = override(Document(dict(task.finetune), task.name, {}), assignments).data
-        digest = task_digest(task)
-        found += [Finetuning(task, settings, digest) for settings in candidates(given, {})]
-    return found
+    return [measure for task in tasks for measure in _measures(task, assignments)]
+
+
+def _measures(task: Task, assignments: Sequence[str]) -> Iterable[Measure]:
+    digest = task_digest(task)
+    if task.kind in _VECTORS:
+        own = _known(assignments, CellSettings.model_fields, Settings.model_fields)
+        chosen = override(Document({}, task.name, {}), own).data
+        yield Vectors(task, CellSettings.model_validate(chosen), digest)
+        return
+    own = _known(assignments, Settings.model_fields, CellSettings.model_fields)
+    given = override(Document(dict(task.finetune), task.name, {}), own).data
+    before = _before(task)
+    for settings in candidates(given, {}):
+        yield Finetuning(task, settings, digest, before)
+
+
+def _known(assignments: Sequence[str], ours: Iterable[str], theirs: Iterable[str]) -> list[str]:
+    """Without those that only the other kind of cell knows. What neither knows stays, and is a mistake then."""
+    only_theirs = set(theirs) - set(ours)
+    return [text for text in assignments if text.partition("=")[0].partition(".")[0] not in only_theirs]
+
+
+def _before(task: Task) -> dict[str, object]:
+    """What decides the model that `task` starts after another."""
+    if task.after is None:
+        return {}
+    first = load_task(task.after, task.root)
+    return {"task": task_digest(first), "finetune": dict(first.finetune)}

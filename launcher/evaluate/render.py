@@ -31,6 +31,7 @@ def lines(rows: Sequence[Row]) -> list[tuple[str, ...]]:
 
 
 def heads() -> tuple[str, ...]:
+    """Of the columns."""
     return _HEADS
 
 

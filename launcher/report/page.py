@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from html import escape
 
+from launcher.evaluate.render import heads, lines
+from launcher.evaluate.table import Row
 from launcher.history import History
 from launcher.human import human_count, human_duration
 from launcher.metrics import token_loss
@@ -28,6 +30,7 @@ class Subject:
         recipe: its YAML text.
         facts: further lines for the last section: fingerprints, versions.
         baselines: reference losses on the held-out targets in nats, by name ("unigram", "left bigram").
+        evaluated: what `maskfleet evaluate` found about its checkpoints.
     """
 
     name: str
@@ -37,6 +40,7 @@ class Subject:
     recipe: str
     facts: dict[str, str]
     baselines: dict[str, float]
+    evaluated: Sequence[Row] = ()
 
 
 def render(subject: Subject, history: History, now: datetime) -> str:
@@ -48,6 +52,7 @@ def render(subject: Subject, history: History, now: datetime) -> str:
         _header(subject, history, figures, now),
         _tiles(subject, history, figures, gaps),
         f'<div class="charts">{curves}{draw_timeline(history)}</div>',
+        _evaluated(subject.evaluated),
         _interruptions(gaps),
         _rewinds([event for event in history.events if event["kind"] == "rewind"]),
         _worlds([event for event in history.events if event["kind"] == "world"]),
@@ -100,6 +105,14 @@ def _tiles(subject: Subject, history: History, figures: Figures, gaps: Sequence[
         + "".join(f'<div class="tile"><b>{b}</b><span>{s}</span></div>' for b, s in tiles)
         + "</div>"
     )
+
+
+def _evaluated(rows: Sequence[Row]) -> str:
+    if not rows:
+        return ""
+    shown = [line[1:] for line in lines(rows)]
+    note = "Of each task the settings with the best median over seeds on its dev split; figures x 100."
+    return f'<h2>Evaluation</h2><p class="soft">{note}</p>' + _table(heads()[1:], shown, 3)
 
 
 def _interruptions(gaps: Sequence[Interruption]) -> str:

@@ -3,6 +3,7 @@
 from datetime import datetime
 from pathlib import Path
 
+from launcher.evaluate.page import kept_rows
 from launcher.history import read_history
 from launcher.output import write_file
 from launcher.report.page import Subject, render
@@ -50,5 +51,6 @@ def subject(run: Run, *, with_baselines: bool) -> Subject:
             **tokenizer,
             **record.versions,
         },
+        evaluated=kept_rows(run.store),
         baselines={"unigram": computed.unigram, "left bigram": computed.bigram} if computed else {},
     )

@@ -6,28 +6,34 @@ that ends, then the table's.
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from small_cells import Fitting, checkpoints
 
 from data_service.store.open import open_store
+from launcher.evaluate.cell import Work
 from launcher.evaluate.endings import Ended, Share
 from launcher.evaluate.evaluation import Evaluation, plan
 from launcher.evaluate.results import Results
+from launcher.finetune.pretrained import Pretrained
 
 
-def main(request: dict[str, object]) -> None:
-    given = dict(request)
-    models = checkpoints(Path(str(given["folder"])), given["noises"])  # type: ignore[arg-type]
+def asked(given: Mapping[str, Any]) -> tuple[list[Pretrained], list[Work]]:
+    """The checkpoints and cells of a request."""
+    models = checkpoints(Path(given["folder"]), given["noises"])
     measures = [
-        Fitting(task, lr, str(given["diary"]), float(given["seconds"]))  # type: ignore[arg-type]
-        for task in given["tasks"]  # type: ignore[attr-defined]
-        for lr in given["lrs"]  # type: ignore[attr-defined]
+        Fitting(task, lr, given["diary"], given["seconds"]) for task in given["tasks"] for lr in given["lrs"]
     ]
-    works = plan(models, measures, given["seeds"])  # type: ignore[arg-type]
-    evaluation = Evaluation(Results(open_store(str(given["results"]))), "small", works)
+    return models, plan(models, measures, given["seeds"])
+
+
+def main(given: Mapping[str, Any]) -> None:
+    models, works = asked(given)
+    evaluation = Evaluation(Results(open_store(given["results"])), "small", works)
     say({"before": evaluation.before})
-    for event in evaluation.compute(models, Share(cpus=float(given["cpus"]))):  # type: ignore[arg-type]
+    for event in evaluation.compute(models, Share(cpus=given["cpus"])):
         if isinstance(event, Ended):
             say({"ended": event.work.cell.key, "failure": event.failure and event.failure.problem})
         else:
@@ -35,7 +41,7 @@ def main(request: dict[str, object]) -> None:
     if evaluation.trouble is not None:
         say({"trouble": evaluation.trouble.problem})
         sys.exit(75)
-    say({"table": [row.model_dump(mode="json", exclude={"checkpoint"}) for row in evaluation.table()]})
+    say({"table": [row.model_dump(mode="json") for row in evaluation.table()]})
 
 
 def say(record: object) -> None:

@@ -36,6 +36,7 @@ class Fitting:
     dies: bool = False
 
     kind = "fitting"
+    seeded = True
 
     @property
     def data(self) -> str:
