@@ -14,7 +14,10 @@ def optional(package: str, use: str, extra: str | None = None) -> ModuleType:
     try:
         return import_module(package)
     except ModuleNotFoundError as error:
-        if error.name != package:  # it is there, and something that it needs is not
+        if error.name not in (
+            package,
+            package.partition(".")[0],
+        ):  # it is there, and something that it needs is not
             raise
         problem = f"{use} needs {package}, which is not installed"
         wanted = package if extra is None else f"'maskfleet[{extra}]'"

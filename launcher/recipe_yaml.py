@@ -141,7 +141,13 @@ def _merged(problems: list[str]) -> list[str]:
     for problem in problems:
         place, separator, reason = problem.rpartition(": ")
         reasons.setdefault(place + separator, []).append(reason)
-    return [place + ", or ".join(dict.fromkeys(found)) for place, found in reasons.items()]
+    return [place + _joined(list(dict.fromkeys(found))) for place, found in reasons.items()]
+
+
+def _joined(reasons: list[str]) -> str:
+    """Alternatives, unless they are keys that are all missing."""
+    missing = all(reason.endswith(" is missing") for reason in reasons)
+    return (", " if missing else ", or ").join(reasons)
 
 
 def _one_line(error: Exception) -> str:

@@ -36,11 +36,12 @@ def list_tasks(as_json: JsonOption = False) -> None:
     from rich.table import Table
 
     from launcher.output import print_table
-    from launcher.tasks.suite import bundled_suites, load_suite
+    from launcher.tasks.suite import bundled_suites, read_suite
     from launcher.tasks.task import bundled_tasks, load_task
 
     tasks = [load_task(name) for name in bundled_tasks()]
-    suites = {suite: [task.name for task in load_suite(suite)] for suite in bundled_suites()}
+    found = [suite for name in bundled_suites() if (suite := read_suite(name)) is not None]
+    suites = {suite.name: [entry.task for entry in suite.entries] for suite in found}
     if as_json:
         print_json(_described(task, suites) for task in tasks)
         return
@@ -76,7 +77,7 @@ def show(task: TaskArgument) -> None:
     from launcher.tasks.task import bundled_tasks, read_yaml
 
     load_suite(task)
-    bundled = bundled_tasks() | bundled_suites()
+    bundled = {**bundled_tasks(), **bundled_suites()}
     typer.echo(visible(bundled[task] if task in bundled else read_yaml(task)), nl=False)
 
 
@@ -86,17 +87,18 @@ def check(task: TaskArgument, data: DataOption = None, as_json: JsonOption = Fal
 
     The first mistake in a task's files ends it, with file and line; a suite's other tasks are checked all the same.
     """
+    from data_service.errors import InputError, UserError
     from launcher.errors import TaskError
     from launcher.tasks.suite import load_suite
     from launcher.tasks.summary import summarise
 
     tasks = load_suite(task, data)
-    mistakes: list[TaskError] = []
+    mistakes: list[UserError] = []
     for loaded in tasks:
         try:
             for summary in summarise(loaded):
                 _say(loaded, summary, as_json)
-        except TaskError as error:
+        except (TaskError, InputError) as error:
             mistakes.append(error)
     if mistakes:
         raise TaskError(

@@ -32,7 +32,7 @@ def score(task: Description, examples: Examples, predictions: Predictions) -> di
 
     Raises:
         TaskError: predictions that do not fit the examples or are not finite; a split with one class or one score only,
-            where the metric needs two; retrieval, which is measured by `maskfleet embed eval`.
+            where the metric needs two; retrieval, which is measured with rankings.
         MissingPackage: a library that is not installed.
     """
     check_measurable(task, examples)
@@ -47,7 +47,8 @@ def score(task: Description, examples: Examples, predictions: Predictions) -> di
             return _answers(task, examples, predictions)
         case Retrieval():
             raise TaskError(
-                f"{task.name}: retrieval is measured with rankings", remedy="use maskfleet embed eval"
+                f"{task.name}: retrieval is measured with rankings, not with predictions",
+                remedy="give rankings to an evaluator of sentence-transformers",
             )
     assert_never(examples)
 
@@ -68,11 +69,7 @@ def check_measurable(task: Description, examples: Examples) -> None:
 
 def _classes(task: Description, examples: Sentences, predictions: Predictions) -> dict[str, float]:
     predicted, right = _array(task, predictions, len(examples)), examples.labels
-    if not np.isin(predicted, np.arange(len(task.labels))).all():
-        raise TaskError(
-            f"{task.name}: predictions are not all indices of its {len(task.labels)} labels",
-            remedy="predict an index into the task's labels",
-        )
+    _check_indices(task, predicted)
     return {metric: _class_metric(metric, right, predicted, len(task.labels)) for metric in task.metrics}
 
 
@@ -118,6 +115,7 @@ def _tags(task: Description, examples: Tagged, predictions: Predictions) -> dict
         )
     right = np.array([tag for tags in examples.tags for tag in tags])
     predicted = np.array([tag for tags in predictions for tag in tags])
+    _check_indices(task, predicted)
     scores: dict[str, float] = {}
     for metric in task.metrics:
         if metric == "entity_f1":
@@ -142,6 +140,14 @@ def _answers(task: Description, examples: Questions, predictions: Predictions) -
             remedy='predict "" where the context has no answer',
         )
     return score_answers(task.metrics, examples, predictions)
+
+
+def _check_indices(task: Description, predicted: NDArray[np.generic]) -> None:
+    if not np.isin(predicted, np.arange(len(task.labels))).all():
+        raise TaskError(
+            f"{task.name}: predictions are not all indices of its {len(task.labels)} labels",
+            remedy="predict an index into the task's labels",
+        )
 
 
 def _array(task: Description, predictions: Predictions, count: int) -> NDArray[np.generic]:

@@ -5,6 +5,7 @@ theirs: `_id`, `title`, `text`; `query-id`, `corpus-id`, `score`.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 from data_service.ingest.inputs import InputFile
 from launcher.errors import TaskError
@@ -70,15 +71,11 @@ def _judge(
 
 
 def _number(value: object, place: Place) -> float:
-    try:
+    with suppress(ValueError):
         score = float(str(value))
-    except ValueError:
-        score = -1.0
-    if score >= 0 and score == int(score):
-        return score
-    raise TaskError(
-        f"{place}: the score {value!r} is not a whole number from 0 on", remedy="correct the line"
-    )
+        if score.is_integer():
+            return score
+    raise TaskError(f"{place}: the score {value!r} is not a whole number", remedy="correct the line")
 
 
 def _rows(file: InputFile, wanted: tuple[str, ...], optional: tuple[str, ...]) -> Iterator[Row]:

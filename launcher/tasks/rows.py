@@ -1,4 +1,4 @@
-"""Rows of jsonl, tsv, csv, parquet, txt and trec files, and what is in them: texts, labels, scores."""
+"""Rows of tables and of lines, and what is in them: texts, labels, scores."""
 
 import csv
 import json
@@ -22,7 +22,7 @@ class Layout:
     """How a file of rows is to be read.
 
     Attributes:
-        format: jsonl, tsv, csv, parquet, txt or trec.
+        format: jsonl, tsv, csv, parquet, txt, label_first or trec.
         columns: names of fields that a table must have, or numbers of columns from 1.
         optional: further fields, read where a Parquet file has them.
         encoding: of text.
@@ -167,8 +167,8 @@ def read_rows(layout: Layout, file: InputFile) -> Iterator[Row]:
         case "txt":
             for place, line in _filled_lines(layout, file):
                 yield Row(place, {"first": line})
-        case "trec":
-            yield from _trec(layout, file)
+        case "label_first" | "trec":
+            yield from _label_first(layout, file)
         case _:
             yield from _table(layout, file)
 
@@ -193,14 +193,15 @@ def _json_lines(layout: Layout, file: InputFile) -> Iterator[Row]:
         yield Row(place, record)
 
 
-def _trec(layout: Layout, file: InputFile) -> Iterator[Row]:
-    """`NUM:dist How far is it ...`: a coarse label, a fine one, the question."""
+def _label_first(layout: Layout, file: InputFile) -> Iterator[Row]:
+    """`3 a stirring film`, or TREC's `NUM:dist How far is it ...`, whose fine label is left out."""
     for place, line in _filled_lines(layout, file):
-        label, colon, rest = line.partition(":")
-        _, space, question = rest.partition(" ")
-        if not (colon and space and question.strip()):
-            raise TaskError(f"{place}: not LABEL:detail and a question", remedy="correct the line")
-        yield Row(place, {"label": label, "first": question.strip()})
+        label, _, text = line.partition(" ")
+        coarse, colon, _ = label.partition(":")
+        if not text.strip() or (layout.format == "trec" and not colon):
+            wanted = "LABEL:detail" if layout.format == "trec" else "a label"
+            raise TaskError(f"{place}: not {wanted}, a space and a text", remedy="correct the line")
+        yield Row(place, {"label": coarse if layout.format == "trec" else label, "first": text.strip()})
 
 
 def _table(layout: Layout, file: InputFile) -> Iterator[Row]:

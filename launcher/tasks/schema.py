@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 Kind = Literal[
     "classification", "pair_classification", "regression", "tagging", "span", "similarity", "retrieval"
 ]
-Format = Literal["jsonl", "tsv", "csv", "parquet", "txt", "trec", "columns", "squad", "beir"]
+Format = Literal["jsonl", "tsv", "csv", "parquet", "txt", "label_first", "trec", "columns", "squad", "beir"]
 Metric = Literal[
     "accuracy",
     "f1",
@@ -54,7 +54,7 @@ METRICS: dict[Kind, tuple[Metric, ...]] = {
 }
 
 FORMATS: dict[Kind, tuple[Format, ...]] = {
-    **dict.fromkeys(TEXTS, ("jsonl", "tsv", "csv", "parquet", "txt", "trec")),
+    **dict.fromkeys(TEXTS, ("jsonl", "tsv", "csv", "parquet", "txt", "label_first", "trec")),
     "tagging": ("columns", "jsonl", "parquet"),
     "span": ("squad", "jsonl", "parquet"),
     "retrieval": ("beir",),
@@ -96,7 +96,7 @@ class Fields(Part):
     """Where in a row, a line or an object each thing is: a field's name, or a column's number from 1.
 
     Numbers mean that the file has no first line with names. Which fields a task needs follows from its kind; the
-    formats `squad`, `beir`, `txt` and `trec` have them built in.
+    formats `squad`, `beir`, `txt`, `label_first` and `trec` have them built in.
     """
 
     first: str | int | None = None
@@ -136,7 +136,7 @@ class Description(Part):
             may be measured too (MNLI's `mismatched`).
         unlabelled: splits that are published without labels, and so cannot be measured.
         held_out: shares of `train` that are made `dev` and `test`: by a hash of the text, so the same on every machine.
-        format: of the files.
+        format: of the files. `txt`: a text a line. `label_first`: a label, a space, a text. `trec`: `LABEL:detail ...`.
         fields: where things are in a row.
         labels: names of classes or tags, in the order of their indices.
         label_ids: the files hold indices into `labels` in place of names.

@@ -8,13 +8,14 @@ tasks:
 """
 
 import difflib
+from collections.abc import Mapping
 
 from pydantic import Field
 
 from launcher.errors import TaskError
 from launcher.recipe_yaml import Words, parse, validate
 from launcher.tasks.schema import Name, Part, Setting
-from launcher.tasks.task import Task, bundled_tasks, bundled_texts, load_task, read_yaml
+from launcher.tasks.task import Task, bundled_tasks, bundled_texts, home_of, load_task, read_yaml
 
 WORDS = Words("suite", "maskfleet tasks show glue", TaskError)
 
@@ -51,7 +52,8 @@ class Suite(Part):
 def load_suite(name_or_path: str, data: str | None = None) -> tuple[Task, ...]:
     """The tasks of a bundled suite or of a YAML file, with the suite's settings in place of theirs.
 
-    A task's name or file is a suite of one. `data`: as `load_task`, for every task that has no `data` in the suite.
+    A task's name or file is a suite of one. `data`: as `load_task`, for every task that has no `data` in the suite;
+    without it, the files of bundled tasks are beside the suite's file, and those of a task's own file beside that.
 
     Raises:
         TaskError: there is no such suite or task, or a mistake in a file, with its line; a task that is there twice.
@@ -59,7 +61,7 @@ def load_suite(name_or_path: str, data: str | None = None) -> tuple[Task, ...]:
     suite = read_suite(name_or_path)
     if suite is None:
         return (load_task(name_or_path, data),)
-    home = name_or_path.rpartition("/")[0]
+    home = None if name_or_path in bundled_suites() else home_of(name_or_path)
     tasks: dict[str, Task] = {}
     for entry in suite.entries:
         task = _task(entry, home, data)
@@ -94,15 +96,20 @@ def read_suite(name_or_path: str) -> Suite | None:
     return validate(Suite, document) if "tasks" in document.data else None
 
 
-def bundled_suites() -> dict[str, str]:
+def bundled_suites() -> Mapping[str, str]:
     """YAML texts of the suites that come with Maskfleet, by name."""
     return bundled_texts("library/suites")
 
 
-def _task(entry: Entry, home: str, data: str | None) -> Task:
-    is_file = entry.task.endswith((".yaml", ".yml"))
-    path = f"{home}/{entry.task}" if is_file and home and not entry.task.startswith("/") else entry.task
-    task = load_task(path, data if entry.data is None else entry.data)
+def _task(entry: Entry, home: str | None, data: str | None) -> Task:
+    """`home`: the folder of the suite's file; None where it is a bundled one."""
+    root = data if entry.data is None else entry.data
+    if not entry.task.endswith((".yaml", ".yml")):
+        task = load_task(entry.task, home if root is None else root)
+    elif home is None or entry.task.startswith("/") or "://" in entry.task:
+        task = load_task(entry.task, root)
+    else:
+        task = load_task(f"{home}/{entry.task}", root)
     changes: dict[str, object] = {"finetune": {**task.finetune, **entry.finetune}}
     if "after" in entry.model_fields_set:
         changes["after"] = entry.after

@@ -6,7 +6,10 @@
 import difflib
 import hashlib
 import json
+from collections.abc import Mapping
+from functools import cache
 from importlib import resources
+from types import MappingProxyType
 
 from pydantic import PrivateAttr
 
@@ -105,9 +108,7 @@ def load_task(name_or_path: str, data: str | None = None) -> Task:
             f"there is no task {name_or_path!r}",
             remedy=f"{guess}bundled tasks: {', '.join(known)}; or give the path of a .yaml file",
         )
-    base = name_or_path.rpartition("/")[0]
-    home = base or ("/" if name_or_path.startswith("/") else ".")
-    return loads(read_yaml(name_or_path), name_or_path, home if data is None else data)
+    return loads(read_yaml(name_or_path), name_or_path, home_of(name_or_path) if data is None else data)
 
 
 def loads(text: str, name: str, root: str | None) -> Task:
@@ -123,16 +124,17 @@ def loads(text: str, name: str, root: str | None) -> Task:
     return task
 
 
-def bundled_tasks() -> dict[str, str]:
+def bundled_tasks() -> Mapping[str, str]:
     """YAML texts of the tasks that come with Maskfleet, by name."""
     return bundled_texts("library")
 
 
-def bundled_texts(folder: str) -> dict[str, str]:
+@cache
+def bundled_texts(folder: str) -> Mapping[str, str]:
     """The YAML files in a folder of this package, by name without ending, in the order of the names."""
     files = (resources.files("launcher") / "tasks" / folder).iterdir()
     named = {file.name.removesuffix(".yaml"): file for file in files if file.name.endswith(".yaml")}
-    return {name: named[name].read_text("utf-8") for name in sorted(named)}
+    return MappingProxyType({name: named[name].read_text("utf-8") for name in sorted(named)})
 
 
 def task_digest(task: Task, splits: tuple[str, ...] | None = None) -> str:
@@ -152,10 +154,14 @@ def task_digest(task: Task, splits: tuple[str, ...] | None = None) -> str:
 
 def read_yaml(path: str) -> str:
     """The text of a YAML file, local or on S3. Raises TaskError: there is none, or it is not UTF-8."""
-    base, _, name = path.rpartition("/")
     try:
-        return open_store(base or ("/" if path.startswith("/") else ".")).get(name).decode()
+        return open_store(home_of(path)).get(path.rpartition("/")[2]).decode()
     except KeyMissing as error:
         raise TaskError(f"there is no file {path}", remedy="check the path") from error
     except UnicodeDecodeError as error:
         raise TaskError(f"{path} is not UTF-8 text", remedy="give a YAML file") from error
+
+
+def home_of(path: str) -> str:
+    """The folder or URI in which a file lies."""
+    return path.rpartition("/")[0] or ("/" if path.startswith("/") else ".")

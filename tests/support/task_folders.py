@@ -204,6 +204,7 @@ def senteval(root: Path) -> None:
         for ending in endings:
             write(root / f"{name}.{ending}", *(f"{ending} sentence {n}" for n in range(100)))
     for split in ("train", "dev", "test"):
+        write(root / f"SST/fine/sentiment-{split}", "4 a stirring film", "0 a dull one")
         write_tsv(root / f"SST/binary/sentiment-{split}", ("a stirring film", "1"), ("a dull one", "0"))
     questions = [f"NUM:dist How far is it from Denver to {n} ?" for n in range(60)]
     questions += ["ENTY:cremat What is the film about Ren\xe9 ?", "ABBR:exp What does S.O.S. mean ?"]

@@ -63,7 +63,7 @@ def spell(form: str, rows: list[tuple[str, str, str]]) -> bytes:
     return bytes(sink.getvalue().to_pybytes())
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(ROWS)
 def test_the_same_examples_in_every_format(rows: list[tuple[str, str, str]]) -> None:
     expected = Sentences(

@@ -176,6 +176,8 @@ def test_senteval(root: Path) -> None:
     test = sentences("trec", root, "test")
     assert test.first[-2] == "What is the film about René ?"
     assert [trec.labels[label] for label in test.labels[-3:]] == ["NUM", "ENTY", "ABBR"]
+    fine = sentences("sst5", root)
+    assert (fine.first, fine.labels.tolist()) == (("a stirring film", "a dull one"), [4, 0])
     assert sentences("sick-r", root).labels.tolist() == [3.3, 5.0]
     assert sentences("sick-e", root).labels.tolist() == [1, 2]
 
