@@ -153,7 +153,12 @@ def _fit(recipe: Recipe, cluster: Cluster, count: int, stage: Stage, shape: Shap
     turns = activations.turns(
         recipe.model, recipe.objective, shape, "gpu", backwards=reads_backwards(recipe.input)
     )
-    added = memory.of_microbatch(turns, recipe.precision, checkpointed=recipe.activation_checkpointing)
+    added = memory.of_microbatch(
+        turns,
+        recipe.precision,
+        checkpointed=recipe.activation_checkpointing,
+        logits=recipe.objective.contrastive is None,
+    )
     if isinstance(recipe.model, XlnetConfig) and recipe.memory_refresh is not None:
         kept.append(_remembered(recipe.model, shape.rows * rounds, recipe.precision))
     parts = (*kept, *added)

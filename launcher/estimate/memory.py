@@ -80,20 +80,21 @@ def _bucket(precision: Precision, reduce_dtype: Precision) -> list[Part]:
     return parts
 
 
-def of_microbatch(turns: Iterable[Activations], precision: Precision, *, checkpointed: bool) -> list[Part]:
-    """What one microbatch adds at its peak; of several turns of a step, the largest."""
+def of_microbatch(
+    turns: Iterable[Activations], precision: Precision, *, checkpointed: bool, logits: bool = True
+) -> list[Part]:
+    """What one microbatch adds at its peak; of several turns of a step, the largest. `logits`: tokens are predicted."""
     state = 2 if precision == "bf16" else 4
-    return max((_of_turn(turn, state, checkpointed) for turn in turns), key=total)
+    head = Part("a chunk of the head's logits", "2^24 logits, fp32 and working precision", head_peak(state))
+    return max(([*_of_turn(turn, state, checkpointed), *[head] * logits] for turn in turns), key=total)
 
 
 def _of_turn(turn: Activations, state: int, checkpointed: bool) -> list[Part]:
-    head = Part("a chunk of the head's logits", "2^24 logits, fp32 and working precision", head_peak(state))
     if not checkpointed:
-        return [Part("activations", "the sum of the tensors below", turn.bytes(state)), head]
+        return [Part("activations", "the sum of the tensors below", turn.bytes(state))]
     return [
         Part("activations, checkpointed", "layers' inputs, and what is outside", turn.checkpointed(state)),
         Part("one layer, computed again", "the largest", turn.one_layer(state)),
-        head,
     ]
 
 

@@ -10,7 +10,7 @@ from launcher.estimate.estimate import Estimate
 from launcher.estimate.flops import products, reads_backwards
 from launcher.estimate.goodput import goodput
 from launcher.estimate.memory import STAGES
-from launcher.estimate.throughput import PhaseTime, network_bytes
+from launcher.estimate.throughput import PhaseTime, executed, network_bytes
 from launcher.human import human_bytes, human_count, human_duration
 
 _WHAT, _RESULT = 42, 14  # columns
@@ -68,6 +68,8 @@ def _flops(e: Estimate, phase: PhaseTime) -> list[str]:
     ]
     if e.recipe.activation_checkpointing:
         lines.append(_line("layers run once more", "their forward pass", _tera(flops.recomputed)))
+    if e.recipe.objective.contrastive is not None:
+        lines.append(_line("vectors, before their gradients", "a forward pass more", _tera(flops.forward)))
     return [*lines, *_step(e, phase)]
 
 
@@ -75,7 +77,7 @@ def _step(e: Estimate, phase: PhaseTime) -> Iterator[str]:
     cluster, share, ranks = e.cluster, phase.utilisation, e.cluster.ranks
     bf16 = e.recipe.precision == "bf16"
     peak = f"{(cluster.gpu.peak if bf16 else cluster.gpu.peak_fp32) / 1e12:,.1f} TFLOPS"
-    done = phase.flops.model + (phase.flops.recomputed if e.recipe.activation_checkpointing else 0)
+    done = executed(e.recipe, phase.flops)
     moved = network_bytes(e.parameters, ranks, e.recipe, phase.rounds)
     network = f"{moved / 1e9:.2f} GB / ({LINK_SHARE} x {cluster.rate / 1e9:.1f} GB/s)"
     tokens = f"{human_count(phase.tokens_per_second)}/s"

@@ -82,9 +82,7 @@ def phase_time(
     flops = count(products(recipe, shape))
     microbatches = -(-rows // recipe.microbatch)
     rounds = -(-microbatches // cluster.ranks)
-    done = flops.model + (flops.recomputed if recipe.activation_checkpointing else 0)
-    if recipe.objective.contrastive is not None:
-        done += flops.forward  # the first of two passes (encoder_core/objectives/contrastive.py)
+    done = executed(recipe, flops)
     peak = cluster.gpu.peak if recipe.precision == "bf16" else cluster.gpu.peak_fp32
     moved = network_bytes(parameters, cluster.ranks, recipe, rounds)
     return PhaseTime(
@@ -101,12 +99,19 @@ def phase_time(
     )
 
 
+def executed(recipe: Recipe, flops: Count) -> int:
+    """FLOPs of a microbatch with what runs once more: layers under activation checkpointing, and a contrastive step's
+    first pass (encoder_core/objectives/contrastive.py)."""
+    again = flops.recomputed if recipe.activation_checkpointing else 0
+    return flops.model + again + (flops.forward if recipe.objective.contrastive is not None else 0)
+
+
 def network_bytes(parameters: int, ranks: int, recipe: Recipe, rounds: int) -> float:
     """What each rank sends in a step, in rings.
 
     Gradients travel in `reduce_dtype`: reduced to all once a step at stages 0 and 1, and after each microbatch at
     stage 2; to their owners at stage 3. Then updated weights are gathered in the working precision, at stage 3 before
-    each forward and backward pass.
+    each forward and backward pass, of which a contrastive step has one more.
     """
     share = parameters * (ranks - 1) / ranks
     weights = share * (2 if recipe.precision == "bf16" else 4)
@@ -119,4 +124,5 @@ def network_bytes(parameters: int, ranks: int, recipe: Recipe, rounds: int) -> f
         case 2:
             return 2 * rounds * gradients + weights
         case _:
-            return rounds * (gradients + 2 * weights)
+            passes = 2 if recipe.objective.contrastive is None else 3
+            return rounds * (gradients + passes * weights)

@@ -8,6 +8,7 @@ from launcher.recipe import load
 from launcher.recipe_checks import unsuitable
 
 XLNET, ELECTRA = "xlnet-base", "electra-base"
+VECTORS = ("objective={contrastive: {}}", "input={packing: pairs}")
 PAIRS = "{packing: segment_pair}"
 
 
@@ -32,6 +33,22 @@ PAIRS = "{packing: segment_pair}"
             "ordered_pair rows do not have",
             "segment_pair or",
         ),
+        ("bert-base", ("objective={mlm: {}, contrastive: {}}",), "objective", "exactly one of mlm, plm and contrastive",
+         ""),
+        ("bert-base", ("objective={contrastive: {}, nsp: {}}",), "objective", "nsp goes with mlm, not with contrastive",
+         ""),
+        ("simcse-base", ("objective.contrastive.matryoshka=[1024, 64]",), "objective.contrastive.matryoshka",
+         "the first 1024 numbers of a vector are asked for, and it has 768", "widths of at most 768"),
+        ("simcse-base", ("objective.contrastive.matryoshka=[64, 64]",), "objective.contrastive.matryoshka",
+         "the largest first", ""),
+        ("simcse-base", ("model.dropout=0", "model.attention_dropout=0"), "model.dropout",
+         "differ by dropout alone, which is 0", "model.dropout and model.attention_dropout above 0"),
+        ("contrastive-base", ("phases.0.batch={sequences: 1}", "microbatch=1"), "phases.0.batch.sequences",
+         "and there are none", "larger batch"),
+        ("contrastive-base", ("objective={mlm: {}}",), "input.packing", "whole texts to be compared",
+         "objective to contrastive"),
+        ("simcse-base", ("input={packing: full_sentences}",), "input.packing", "rows are running text",
+         "sentences (SimCSE"),
         (
             "albert-base",
             (f"input={PAIRS}",),
@@ -124,6 +141,9 @@ def test_what_does_not_go_together(
         (XLNET, ("model.memory=0", "model.reuse=0")),  # rows without a past
         (XLNET, ("phases.0.batch={sequences: 33}", "microbatch=11", "input.both_directions=false")),
         (XLNET, ("phases.0.length=300", "objective.plm.predict=83")),
+        *((name, VECTORS) for name in (XLNET, ELECTRA, "deberta-v3-base", "albert-base")),
+        ("contrastive-base", ("phases.0.batch={sequences: 1}", "microbatch=1", "input.negatives=1")),
+        ("simcse-base", ("model.dropout=0", "objective.contrastive.matryoshka=[768, 64]")),
     ],
 )
 def test_what_does(name: str, assignments: tuple[str, ...]) -> None:

@@ -1,5 +1,7 @@
 """Counted products against torch's FLOP counter, forward and backward, for every family."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from small_networks import NETWORKS, SHAPE, Network, build, full_rows, memory, turns
@@ -10,8 +12,10 @@ from encoder_core.batch import Batch
 from encoder_core.layers.attention import SelfAttention
 from encoder_core.layers.disentangled import DisentangledAttention, padded
 from encoder_core.layers.kernels import reference
+from encoder_core.objectives.contrastive import ContrastiveConfig, ContrastiveModel
 from encoder_core.objectives.losses import Objective as Module
 from launcher.estimate.flops import count, joined, of_objective
+from launcher.objective import Objective
 
 
 def with_counted_kernels(module: Module) -> Module:
@@ -46,6 +50,22 @@ def test_flops_are_those_that_torch_counts(network: Network) -> None:
     counted = count(joined(of_objective(network.model, network.objective, SHAPE, backwards=True)))
     assert measured(module, batch, remembered, backward=False) == counted.forward
     assert measured(module, batch, remembered, backward=True) == counted.model
+
+
+@pytest.mark.parametrize("network", NETWORKS, ids=lambda network: network.name)
+def test_flops_of_text_vectors(network: Network) -> None:
+    """Any family's encoder; XLNet's rows are read forward, without memory."""
+    vectors = replace(network, objective=Objective(contrastive=ContrastiveConfig(projection=True)))
+    module, batch = with_counted_kernels(build(vectors)), full_rows(vectors)
+    assert isinstance(module, ContrastiveModel)
+    counted = count(joined(of_objective(vectors.model, vectors.objective, SHAPE)))
+    segments = torch.zeros_like(batch.tokens)
+    counter = FlopCounterMode(display=False)
+    with counter:
+        forward = module.embed(replace(batch, segments=segments))
+        assert counter.get_total_flops() == counted.forward
+        forward.sum().backward()
+    assert counter.get_total_flops() == counted.model
 
 
 @pytest.mark.parametrize("network", NETWORKS, ids=lambda network: network.name)
