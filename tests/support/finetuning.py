@@ -70,13 +70,12 @@ def _classification(draw: random.Random) -> dict[str, object]:
 
 
 def _pair(draw: random.Random) -> dict[str, object]:
-    """Whether one of the two texts has a word."""
-    texts = [_words(draw), _words(draw)]
-    there = [draw.random() < 0.3 for _ in texts]
-    for words, has in zip(texts, there, strict=True):
-        if has:
-            words.insert(draw.randrange(len(words)), "back")
-    label = "neither" if not any(there) else "either"
+    """Whether one of the two texts has the better of two words."""
+    texts = [_words(draw, 2, 5), _words(draw, 2, 5)]
+    wins = [draw.random() < 0.3 for _ in texts]
+    for words, better in zip(texts, wins, strict=True):
+        words.insert(0, "back" if better else "falls")
+    label = "either" if any(wins) else "neither"
     return {"text": " ".join(texts[0]), "other": " ".join(texts[1]), "label": label}
 
 
