@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 
 from checkpoints.hf.load import INDEX, WEIGHTS
 from encoder_core.errors import ModelError
-from launcher.embed.modules import MODULES, their_pooling
+from launcher.embed.modules import MODULES, SETTINGS, their_pooling
 from launcher.embed.settings import Encoding
 from launcher.extras import EVALUATE, optional
 from launcher.finetune.pretrained import Pretrained
@@ -58,20 +58,22 @@ def load_model(
     folder = pretrained.folder
     modules = _stored_modules(folder)
     _check_files(folder, [path for path, kind in modules if kind in _WEIGHTS_IN] or [""])
-    st = optional("sentence_transformers", "maskfleet embed", EVALUATE)
+    st, stored = optional("sentence_transformers", "maskfleet embed", EVALUATE), _stored_settings(folder)
     try:
         stack = _modules_of(folder, st, device) if modules else [_transformer(folder)]
+        model: SentenceTransformer = st.SentenceTransformer(
+            modules=_with(stack, encoding, folder),
+            device=device,
+            similarity_fn_name="cosine",
+            prompts={**(stored.get("prompts") or {}), **encoding.prompts},
+            default_prompt_name=stored.get("default_prompt_name"),
+            truncate_dim=stored.get("truncate_dim"),
+        )
     except (OSError, ValueError, TypeError, KeyError, RuntimeError, SafetensorError) as error:
         raise ModelError(
             f"{pretrained.name} cannot be loaded: {error}",
             remedy="give a folder that `save_pretrained` wrote whole",
         ) from error
-    model: SentenceTransformer = st.SentenceTransformer(
-        modules=_with(stack, encoding, folder),
-        device=device,
-        similarity_fn_name="cosine",
-        prompts=_prompts(folder, encoding),
-    )
     _set_length(model, pretrained, encoding.max_length)
     return model
 
@@ -159,12 +161,10 @@ def _check_width(rest: Sequence[Any], width: int, folder: Path) -> None:
             )
 
 
-def _prompts(folder: Path, encoding: Encoding) -> dict[str, str]:
-    stored: dict[str, str] = {}
-    path = folder / "config_sentence_transformers.json"
-    if path.is_file():
-        stored = json.loads(path.read_bytes()).get("prompts") or {}
-    return {**stored, **encoding.prompts}
+def _stored_settings(folder: Path) -> dict[str, Any]:
+    path = folder / SETTINGS
+    found = json.loads(path.read_bytes()) if path.is_file() else {}
+    return found if isinstance(found, dict) else {}
 
 
 def _set_length(model: "SentenceTransformer", pretrained: Pretrained, wanted: int | None) -> None:

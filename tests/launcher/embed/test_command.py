@@ -6,14 +6,17 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from exports import FAMILIES, export
 from safetensors.numpy import load_file
+from sentence_transformers import SentenceTransformer
 from topics import scored, triplets, write_rows
 
 from data_service.store.base import Store
 from launcher import cli
 from launcher.embed.model import load_model
+from launcher.embed.modules import write_sentence_transformer
 from launcher.embed.settings import Encoding
 from launcher.finetune.pretrained import folder_digest, open_pretrained
 
@@ -118,6 +121,23 @@ def test_a_folder_in_a_bucket_is_the_same_model(place: Path, tmp_path: Path, any
     config = local / "1_Pooling/config.json"
     config.write_text(config.read_text().replace('"max"', '"mean"'))
     assert folder_digest(local) != there.digest
+
+
+def test_what_a_folder_says_of_prompts_stays(place: Path, tmp_path: Path) -> None:
+    """The one that is always put before, too: without it the vectors are others."""
+    folder = tmp_path / "model"
+    shutil.copytree(place / "bert", folder)
+    prompts = {"query": "every step ", "document": ""}
+    write_sentence_transformer(folder, pooling="mean", normalize=True, max_length=16, prompts=prompts)
+    path = folder / "config_sentence_transformers.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"default_prompt_name": "query"}))
+    with open_pretrained(str(folder)) as pretrained:
+        ours = load_model(pretrained, Encoding()).encode(["a rank reads"])
+        told = load_model(pretrained, Encoding(prompts={"query": ""})).encode(["every step a rank reads"])
+    np.testing.assert_array_equal(
+        ours, SentenceTransformer(str(folder), device="cpu").encode(["a rank reads"])
+    )
+    np.testing.assert_allclose(ours, told, rtol=1e-5)
 
 
 def test_an_export_is_not_put_on_top_of_something_else(

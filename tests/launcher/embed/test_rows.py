@@ -146,6 +146,23 @@ def test_bundled_settings_are_whole(name: str) -> None:
     assert math.isclose(training.lr, 2e-5)
 
 
+def test_bundled_settings_read_glue_as_published(tmp_path: Path) -> None:
+    for folder, name, rows in (
+        ("MNLI", "gold_label", [("x", "y", "neutral"), ("x", "y", "-"), ("z", "w", "entailment")]),
+        ("STS-B", "score", [("x", "y", "2.500"), ("z", "w", "5.0")]),
+    ):
+        (tmp_path / folder).mkdir()
+        lines = ["\t".join(row) + "\n" for row in [("sentence1", "sentence2", name), *rows]]
+        for split in ("train", "dev"):
+            (tmp_path / folder / f"{split}.tsv").write_text("".join(lines))
+    nli = load_settings("nli", data=str(tmp_path))
+    rows = read_source(nli.train, nli.root)
+    assert [rows.classes[int(label)] for label in rows.labels or []] == ["neutral", "entailment"]
+    sts = load_settings("stsb", data=str(tmp_path))
+    assert sts.dev is not None
+    assert read_source(sts.dev, sts.root).labels == [0.5, 1.0]
+
+
 def test_settings_of_a_file_look_for_data_beside_it(tmp_path: Path) -> None:
     write(tmp_path, [("x", "y", 5.0)], "csv")
     path = tmp_path / "mine.yaml"
