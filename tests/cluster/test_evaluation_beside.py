@@ -18,7 +18,7 @@ from launcher.runs import open_run
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(2400)]
 
-STEPS = 300
+STEPS = 200
 SETTINGS = (
     f"phases=[{{steps: {STEPS}, length: 64, batch: {{sequences: 32}}}}]",
     "model.hidden=64",
