@@ -28,9 +28,6 @@ RESOURCE = "evaluation"
 END_S = 300.0
 """The end of training waits so long at most for the last commit's evaluation."""
 
-LEAST_URGENT = 19
-"""The niceness at which a process gets 1.5 % of a core that another one wants."""
-
 _POLL_S = 5.0
 _TRIES = 2  # of one commit
 _RECORD_S = 5.0  # for events to be written at the end
@@ -44,13 +41,11 @@ class Beside:
     Args:
         note: shows a line to the operator.
         poll_s: seconds between two looks for commits.
-        niceness: of the evaluator's process.
+        idle: whether the evaluator runs on cores that nobody else wants.
     """
 
-    def __init__(
-        self, run: Run, note: Note, *, poll_s: float = _POLL_S, niceness: int = LEAST_URGENT
-    ) -> None:
-        self._run, self._note, self._poll_s, self._niceness = run, note, poll_s, niceness
+    def __init__(self, run: Run, note: Note, *, poll_s: float = _POLL_S, idle: bool = True) -> None:
+        self._run, self._note, self._poll_s, self._idle = run, note, poll_s, idle
         self._log = OperatorLog(run.store, note)
         self._seen: list[Mark] = []  # those that are not dealt with, the newest last
         self._over: set[Mark] | None = None  # dealt with, or somebody else's; None before the first look
@@ -128,7 +123,7 @@ class Beside:
     def _evaluate(self, mark: Mark) -> dict[str, Any] | None:
         """None if there is no time left."""
         if self._actor is None:
-            self._actor = _start(self._niceness)
+            self._actor = _start(idle=self._idle)
         answer = self._actor.evaluate.remote(self._run.uri, self._run.recipe, mark)
         while not ray.wait([answer], timeout=self._poll_s)[0]:
             if self._closed.is_set() or lost() is not None:
@@ -179,12 +174,12 @@ class Beside:
                 ray.kill(actor)
 
 
-def _start(niceness: int) -> Any:
+def _start(*, idle: bool) -> Any:
     """An evaluator that Ray may start again, so that a node short of memory loses it before any rank."""
     has_place = any(node["Alive"] and node["Resources"].get(RESOURCE) for node in ray.nodes())
     resources = {RESOURCE: 0.01} if has_place else {}
     options = {"num_cpus": 0, "num_gpus": 0, "resources": resources, "max_restarts": 1}
-    return ray.remote(EvaluatorProcess).options(**options).remote(niceness)
+    return ray.remote(EvaluatorProcess).options(**options).remote(idle=idle)
 
 
 def _line(error: BaseException) -> str:

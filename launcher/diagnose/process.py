@@ -15,11 +15,18 @@ _SHARE = 4  # of a node's cores, one in so many
 
 
 class EvaluatorProcess:
-    """Runs, at the usual `niceness`, when others leave a core idle. (Idle scheduling, SCHED_IDLE, would never come to
-    an end beside ranks that take every core of a machine without GPUs.)"""
+    """With `idle`, it runs when others leave a core idle. Ray's own processes, ranks included, have niceness 15, beside
+    which 19 would still be a third of a core; idle scheduling (SCHED_IDLE) is a twelfth, and gives way at once."""
 
-    def __init__(self, niceness: int) -> None:
-        os.nice(niceness)  # this thread, and those that it will start
+    def __init__(self, *, idle: bool) -> None:
+        if not idle:
+            return
+        try:
+            os.sched_setscheduler(
+                0, os.SCHED_IDLE, os.sched_param(0)
+            )  # this thread, and those that it will start
+        except OSError:  # a sandbox that forbids it
+            os.nice(19)
 
     def evaluate(self, uri: str, recipe: "Recipe", mark: "Mark") -> dict[str, Any]:
         """See `launcher.diagnose.evaluate.evaluate_commit`: its outcome as plain data, and the `seconds` it took."""

@@ -36,8 +36,8 @@ NAMES = ("heldout", "anisotropy", "probe word", "similarity shared")
 def evaluated_run(inputs: Path, tmp_path: Path) -> str:
     """A run that asks for every measure."""
     word, shared = task_files(str(tmp_path))
-    measures = f"{{probe: {{task: '{word}'}}}}, {{similarity: {{task: '{shared}'}}}}"
-    tasks = f"[heldout, {{anisotropy: {{texts: 40}}}}, {measures}]"
+    of_tasks = f"{{probe: {{task: '{word}'}}}}, {{similarity: {{task: '{shared}'}}}}"
+    tasks = f"[heldout, {{anisotropy: {{texts: 40}}}}, {of_tasks}]"
     return new_run(
         inputs, str(tmp_path / "run"), f"evaluation={{every: {{steps: 7}}, samples: 20, tasks: {tasks}}}"
     )
