@@ -3,11 +3,13 @@
 import json
 import random
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from data_service.stream import Stream
 from launcher import cli
 from launcher.api.stream import StepDataset
 from launcher.errors import RecipeError
@@ -15,6 +17,7 @@ from launcher.identity import identity
 from launcher.recipe import load
 from launcher.recipe_checks import impossible
 from launcher.runs import Run, open_run
+from launcher.session import stream_spec
 from launcher.show import find_sample
 
 BATCH = 8
@@ -99,6 +102,19 @@ def test_every_example_of_a_step_is_shown_and_is_of_one_source(run: Run) -> None
             seen.append(plain[0])
         assert len(names) == 1
     assert len(set(seen[: 4 * BATCH])) == 4 * BATCH
+
+
+def test_xlnets_texts_end_with_their_classification_token(run: Run) -> None:
+    recipe = run.recipe.model_copy(update={"model": load("xlnet-base").model})
+    tokenizer = run.tokenizer()
+    for layout, chosen in (("cls_first", run), ("cls_last", replace(run, recipe=recipe))):
+        spec = stream_spec(chosen, tokenizer, 0)
+        assert spec.layout == layout
+        samples = Stream(spec).read(0, 0, 1)
+        assert samples.text_starts is not None
+        starts = [*samples.text_starts[0].tolist(), len(samples.tokens)]
+        places = starts[:-1] if layout == "cls_first" else [end - 1 for end in starts[1:]]
+        assert np.flatnonzero(samples.tokens == tokenizer.special.cls).tolist() == places
 
 
 def test_loops_of_users_get_texts_as_rows_and_how_many_make_an_example(run: Run) -> None:
