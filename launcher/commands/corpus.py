@@ -45,43 +45,48 @@ TxtDocumentsOption = Annotated[
 ]
 
 
+HeldoutOption = Annotated[
+    float,
+    typer.Option(
+        "--heldout",
+        help="Share of documents kept for evaluation; more of little text, and stretches of few or long documents.",
+    ),
+]
+TextsOption = Annotated[
+    Texts, typer.Option("--texts", help="Running text, or pairs: query, positive, negatives in each record.")
+]
+NegativesOption = Annotated[
+    int | None, typer.Option("--negatives", min=0, help="Of each pair. A record with fewer is a bad one.")
+]
+QueryFieldOption = Annotated[str | None, typer.Option("--query-field", help="Of pairs. Default: query.")]
+PositiveFieldOption = Annotated[
+    str | None, typer.Option("--positive-field", help="Of pairs. Default: positive.")
+]
+NegativesFieldOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--negatives-field",
+        help="Of pairs, one or several, each with a text or a list. Default: negatives.",
+    ),
+]
+
+
 @group.command()
 def build(
     inputs: InputsArgument,
     out: Annotated[str, typer.Option("--out", help="Folder or s3:// URI of its own for the corpus.")],
     tokenizer: Annotated[str, typer.Option("--tokenizer", help="The tokenizer's folder or s3:// URI.")],
-    heldout: Annotated[
-        float,
-        typer.Option(
-            "--heldout",
-            help="Share of documents kept for evaluation; more of little text, and stretches of few or long documents.",
-        ),
-    ] = 0.0005,
+    heldout: HeldoutOption = 0.0005,
     workers: Annotated[
         int | None,
         typer.Option("--workers", min=1, help="Processes. Default: all cores, one for a small input."),
     ] = None,
     text_field: TextFieldOption = "text",
-    texts: Annotated[
-        Texts,
-        typer.Option("--texts", help="Running text, or pairs: query, positive, negatives in each record."),
-    ] = Texts.PLAIN,
-    negatives: Annotated[
-        int | None, typer.Option("--negatives", min=0, help="Of each pair. A record with fewer is a bad one.")
-    ] = None,
-    query_field: Annotated[
-        str | None, typer.Option("--query-field", help="Of pairs. Default: query.")
-    ] = None,
-    positive_field: Annotated[
-        str | None, typer.Option("--positive-field", help="Of pairs. Default: positive.")
-    ] = None,
-    negatives_field: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--negatives-field",
-            help="Of pairs, one or several, each with a text or a list. Default: negatives.",
-        ),
-    ] = None,
+    texts: TextsOption = Texts.PLAIN,
+    negatives: NegativesOption = None,
+    query_field: QueryFieldOption = None,
+    positive_field: PositiveFieldOption = None,
+    negatives_field: NegativesFieldOption = None,
     txt_documents: TxtDocumentsOption = TxtDocuments.FILE,
     on_bad_bytes: BadBytesOption = BadBytes.ERROR,
     on_bad_records: BadRecordsOption = BadRecords.ERROR,
@@ -111,9 +116,7 @@ def build(
         BuildOptions,
         called={"heldout_fraction": "--heldout", "pairs": "--texts pairs"},
         text_field=text_field,
-        pairs=_pairs(
-            texts, count=negatives, query=query_field, positive=positive_field, negatives=negatives_field
-        ),
+        pairs=_pairs(texts, negatives, query_field, positive_field, negatives_field),
         txt_documents=txt_documents.value,
         on_bad_bytes=on_bad_bytes.value,
         on_bad_records=on_bad_records.value,
@@ -131,12 +134,7 @@ def build(
 
 
 def _pairs(
-    texts: Texts,
-    *,
-    count: int | None,
-    query: str | None,
-    positive: str | None,
-    negatives: list[str] | None,
+    texts: Texts, count: int | None, query: str | None, positive: str | None, negatives: list[str] | None
 ) -> dict[str, object] | None:
     """The settings of pairs that were given; None for running text. Raises OptionError where they are without use."""
     given = {"count": count, "query": query, "positive": positive, "negatives": negatives or None}

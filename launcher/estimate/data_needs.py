@@ -77,7 +77,7 @@ def shuffle_radius(recipe: Recipe) -> Radius | None:
 def _masked_a_second(recipe: Recipe) -> float:
     """Tokens cut and masked by one core."""
     if isinstance(recipe.input, TextPairs | RepeatedSentences):
-        return 114e6  # as masked by token: they are only cut
+        return 300e6  # they are only cut
     if isinstance(recipe.input, Lanes) or recipe.objective.mlm is None:
         return 15e6
     pairs = not isinstance(recipe.input, Packed)
