@@ -204,3 +204,33 @@ def peak_of_step(rank: int, world: int, pairs: int, microbatch: int) -> int:
     peak = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert peak is not None
     return int(peak[1]) * 1024 - before
+
+
+def both_passes(rank: int, world: int, models: list[ModelConfig]) -> list[bool]:
+    """Of each model with dropout, its activations checkpointed: whether both passes made the same vectors, which no two
+    microbatches share."""
+    return [_both_passes(Control.join(), model) for model in models]
+
+
+def _both_passes(control: Control, model: ModelConfig) -> bool:
+    case = Case(8, model=model.model_copy(update={"dropout": 0.1, "attention_dropout": 0.1}))
+    objective = contrastive_model(case.model, case.objective, checkpoint_activations=True)
+    initialise(objective, 0.1)
+    optimizer = AdamW(parameter_groups(objective, 0.0), AdamWConfig(lr=1e-3))
+    engine = Engine(objective, optimizer, EngineConfig(1, "fp32", 1.0))
+    seen: dict[bool, list[torch.Tensor]] = {False: [], True: []}
+    embed = objective.embed
+
+    def watched(batch: Batch) -> torch.Tensor:
+        vectors = embed(batch)
+        seen[torch.is_grad_enabled()].append(vectors.detach())
+        return vectors
+
+    objective.embed = watched  # type: ignore[method-assign]
+    text = torch.arange(10)
+    mine = range(control.rank, 4, control.world)
+    work = Work(3, tuple(Microbatch(index, to_rows([[text, text]] * 8)) for index in mine), 4)
+    accumulate(engine, work, dict.fromkeys(objective.terms, 32.0), SEED, {})
+    different = torch.cat([v.flatten(0, 1) for v in seen[True]]).unique(dim=0)
+    same = all(torch.equal(a, b) for a, b in zip(*seen.values(), strict=True))
+    return same and len(different) == 16 * len(mine)

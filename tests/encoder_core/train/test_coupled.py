@@ -115,6 +115,12 @@ def test_every_family_has_the_gradient_of_one_big_batch() -> None:
         assert distance(found, gradient) < 1e-6, case.model.family
 
 
+def test_both_passes_draw_the_same_dropout() -> None:
+    """Every text is the same one here, and each has draws of its own."""
+    for ranks in run_ranks(contrast_ranks.both_passes, 2, list(FAMILIES)):
+        assert ranks == [True] * len(FAMILIES)
+
+
 @pytest.mark.parametrize("broken", [float("nan"), float("inf")])
 def test_a_vector_that_is_not_finite_leaves_the_weights_alone(broken: float) -> None:
     """Whichever rank has it: the loss and the gradient are not finite on all of them, and no update is made."""
