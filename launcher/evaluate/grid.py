@@ -7,6 +7,7 @@ import logging
 import os
 import socket
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -27,7 +28,8 @@ from launcher.evaluate.shipped import pack, unpack
 from launcher.finetune.pretrained import Pretrained
 from launcher.nodes import lean, logs, lost, room_for
 
-_POLL_S = 2.0  # between two looks at what other commands compute, and at what the cluster has
+_POLL_S = 2.0  # between two looks at what the cluster has
+_LOOK_S = 6.0  # between two looks at what other commands compute: each asks the store for every such cell
 _ANSWER_S = 10.0  # for a cluster's head to take a connection
 _OBJECT_STORE = 256 << 20  # bytes, of a Ray started here: tasks return nothing, and read the driver's folders
 
@@ -58,6 +60,7 @@ class Grid:
         self._running: dict[ray.ObjectRef, Work] = {}
         self._elsewhere: dict[str, Work] = {}
         self._deaths, self._breaks = Counter[str](), Counter[str]()
+        self._looked = time.monotonic()
         self.trouble: StoreError | None = None
 
     def run(self, works: Sequence[Work]) -> Iterator[Ended | Waiting]:
@@ -141,6 +144,9 @@ class Grid:
 
     def _look_elsewhere(self) -> Iterator[Ended]:
         """What other commands have computed; what they claimed and will not compute is done here."""
+        if time.monotonic() - self._looked < _LOOK_S:
+            return
+        self._looked = time.monotonic()
         try:
             for key, work in list(self._elsewhere.items()):
                 if self._results.find(key) is not None:

@@ -29,6 +29,11 @@ from launcher.evaluate.table import rows
 pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(3000)]
 SUPPORT = Path(__file__).parents[1] / "support"
 MEMORY = {"object_store_memory": 100 << 20}
+QUICK = {
+    "health_check_initial_delay_ms": 0,
+    "health_check_period_ms": 1000,
+    "health_check_failure_threshold": 3,
+}
 CELLS, STRIKES = 24, 8
 KINDS = ("worker", "driver", "second driver", "store", "outage", "node")
 
@@ -41,7 +46,7 @@ def cluster(
     places = [str(SUPPORT), *filter(None, [os.environ.get("PYTHONPATH")])]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(places))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    head = {"num_cpus": 0, "temp_dir": str(tmp_path_factory.mktemp("r")), **MEMORY}
+    head = {"num_cpus": 0, "temp_dir": str(tmp_path_factory.mktemp("r")), "_system_config": QUICK, **MEMORY}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     try:
         for _ in range(2):
