@@ -15,23 +15,34 @@ if TYPE_CHECKING:
     from launcher.tasks.task import Task
 
 
+CheckpointArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="CHECKPOINT",
+        help="A run, or a folder in the transformers format; local or s3://. Of a generator and a discriminator it is "
+        "the discriminator.",
+    ),
+]
+TaskArgument = Annotated[
+    str, typer.Argument(metavar="TASK", help="A bundled task's name, or a YAML file. See `maskfleet tasks`.")
+]
+SettingsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="A setting in place of the task's own: --set lr=2e-5 --set layer_decay=0.8. A list has several.",
+    ),
+]
+
+
 def register(app: typer.Typer) -> None:
     app.command(rich_help_panel="After pretraining")(finetune)
 
 
 def finetune(
-    checkpoint: Annotated[
-        str,
-        typer.Argument(
-            metavar="CHECKPOINT",
-            help="A run, or a folder in the transformers format; local or s3://. Of a generator and a discriminator "
-            "it is the discriminator.",
-        ),
-    ],
-    task: Annotated[
-        str,
-        typer.Argument(metavar="TASK", help="A bundled task's name, or a YAML file. See `maskfleet tasks`."),
-    ],
+    checkpoint: CheckpointArgument,
+    task: TaskArgument,
     out: Annotated[
         str | None,
         typer.Option("--out", help="Folder or s3:// URI for the model. Without it the model is not kept."),
@@ -43,17 +54,8 @@ def finetune(
         int | None,
         typer.Option("--step", help="The run's checkpoint of this step; default: the newest good one."),
     ] = None,
-    seed: Annotated[
-        int, typer.Option("--seed", min=0, help="Of the head, the order of examples and dropout.")
-    ] = 0,
-    assignments: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="A setting in place of the task's own: --set lr=2e-5 --set layer_decay=0.8. A list has several.",
-        ),
-    ] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the head, the order and dropout.")] = 0,
+    assignments: SettingsOption = None,
     every: Annotated[
         bool,
         typer.Option(

@@ -18,7 +18,7 @@ from launcher.finetune.tagging import TaggingKind
 from launcher.finetune.windows import best_window, window_ranges
 from launcher.tasks.examples import Answer, Questions, Tagged
 
-FAMILIES = ("bert", "roberta", "albert", "xlnet", "deberta-v3")
+FAMILIES = ("bert", "roberta", "xlnet")
 # Words of the tokenizers, and anything: other scripts, control characters, marks, spaces of all sorts.
 words = st.lists(
     st.one_of(
@@ -53,7 +53,7 @@ def test_windows_cover_everything_and_overlap(count: int, room: int, stride: int
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(words, st.integers(0, 12))
 def test_each_word_has_its_label_once_at_its_first_piece(
     pieces: dict[str, Pieces], family: str, text: list[str], stride: int
@@ -80,7 +80,7 @@ def test_each_word_has_its_label_once_at_its_first_piece(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.lists(st.sampled_from(WORDS), min_size=1, max_size=60), st.integers(0, 12), st.data())
 def test_an_answer_is_found_where_it_was_put(
     pieces: dict[str, Pieces], family: str, text: list[str], stride: int, data: st.DataObject
