@@ -13,6 +13,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict
@@ -103,8 +104,10 @@ class Measure(Protocol):
         """Whether a seed decides anything; else one is enough."""
         ...
 
-    def measure(self, pretrained: "Pretrained", seed: int) -> Measured:
-        """A pure function. Raises UserError kinds for what cannot be measured."""
+    def measure(self, pretrained: "Pretrained", seed: int, place: Path) -> Measured:
+        """A pure function of `pretrained` and `seed`; `place` is a folder of this machine that its cells share.
+
+        Raises UserError kinds for what cannot be measured."""
         ...
 
 

@@ -1,6 +1,7 @@
 """What a process does with one cell: look whether it is there, compute it, store it."""
 
 from importlib import metadata
+from pathlib import Path
 from platform import python_version
 
 from data_service.store.open import open_store
@@ -11,15 +12,16 @@ from launcher.finetune.pretrained import Pretrained
 _VERSIONED = ("maskfleet", "torch", "transformers", "sentence-transformers", "scikit-learn", "numpy")
 
 
-def compute(work: Work, pretrained: Pretrained, results: str) -> bool:
-    """Computes the cell, unless its result is at the URI `results` already; whether it had to.
+def compute(work: Work, pretrained: Pretrained, results: str, place: Path) -> bool:
+    """Computes the cell, unless its result is at the URI `results` already; whether it had to. `place` is a folder of
+    this machine that its cells share.
 
     Raises UserError kinds: the cell cannot be measured, or the store does not answer.
     """
     found = Results(open_store(results))
     if found.find(work.cell.key) is not None:
         return False
-    measured = work.measure.measure(pretrained, work.cell.seed)
+    measured = work.measure.measure(pretrained, work.cell.seed, place)
     found.keep(Result(rules=found.rules, cell=work.cell, measured=measured, versions=versions()))
     return True
 

@@ -170,9 +170,10 @@ def _compute(
     """In a process of Ray. The driver's folder is there on its own node; on others the checkpoint is unpacked once,
     into the folder of Ray's session, and goes with that."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a cell has the cores that it was given
+    place = logs().parent / "maskfleet-models"
     if sent is not None and ray.get_runtime_context().get_node_id() != node:
-        pretrained = unpack(ray.get(sent[0]), logs().parent / "maskfleet-models")
-    return compute(work, pretrained, results)
+        pretrained = unpack(ray.get(sent[0]), place)
+    return compute(work, pretrained, results, place)
 
 
 def _room(share: Share) -> int:

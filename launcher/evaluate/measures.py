@@ -3,10 +3,12 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from launcher.embed.evaluate import CellSettings, embed_cell
 from launcher.errors import TaskError
 from launcher.evaluate.cell import Measure, Measured
+from launcher.evaluate.first import shared_first
 from launcher.finetune.outcome import Diverged
 from launcher.finetune.pretrained import Pretrained
 from launcher.finetune.run import finetune
@@ -42,14 +44,19 @@ class Finetuning:
     def settings(self) -> dict[str, object]:
         return {**self.chosen.model_dump(mode="json"), "after": dict(self.before)}
 
-    def measure(self, pretrained: Pretrained, seed: int) -> Measured:
+    def measure(self, pretrained: Pretrained, seed: int, place: Path) -> Measured:
         """Metrics on dev. Raises as `finetune`; TaskError: this machine has other data than the grid was planned with.
 
         A fine-tuning that diverges is a result, too: one without a figure.
         """
         check_data(self.wanted, self.data)
         try:
-            outcome = finetune(pretrained, self.wanted, self.chosen, seed)
+            first = (
+                shared_first(pretrained, self.wanted, self.chosen, self.before, place)
+                if self.before
+                else None
+            )
+            outcome = finetune(pretrained, self.wanted, self.chosen, seed, intermediate=first)
         except Diverged as error:
             return Measured(metrics=dict.fromkeys(self.wanted.metrics), details={"diverged": error.problem})
         details = {name: value for name, value in outcome.record().items() if name != "metrics"}
@@ -78,7 +85,7 @@ class Vectors:
     def settings(self) -> dict[str, object]:
         return self.chosen.model_dump(mode="json")
 
-    def measure(self, pretrained: Pretrained, seed: int) -> Measured:
+    def measure(self, pretrained: Pretrained, seed: int, place: Path) -> Measured:
         """The task's metrics. Raises as `embed_cell`; TaskError as `Finetuning.measure`."""
         check_data(self.wanted, self.data)
         return Measured(metrics=finite(embed_cell(pretrained, self.wanted, self.chosen, seed)))

@@ -18,7 +18,7 @@ from launcher.finetune.measure import Learnable, Measured, Split, kind_of, measu
 from launcher.finetune.network import Network, Wanted, open_config, open_network
 from launcher.finetune.outcome import Epoch, Outcome, TaskMismatch
 from launcher.finetune.pretrained import Pretrained, folder_digest
-from launcher.finetune.settings import Settings, candidates
+from launcher.finetune.settings import MACHINE, Settings, candidates
 from launcher.tasks.task import Task, load_task
 
 _LOG = logging.getLogger("launcher.finetune")
@@ -84,7 +84,7 @@ def first_finetuned(pretrained: Pretrained, task: Task, settings: Settings) -> I
             f"{task.name} starts after {before.name}, and that after {before.after}",
             remedy="leave out `after` in one of them",
         )
-    machine = settings.model_dump(include={"microbatch", "precision", "threads"})
+    machine = settings.model_dump(include=MACHINE)
     first = candidates(before.finetune, machine)[0]
     with tempfile.TemporaryDirectory(prefix="maskfleet-first-") as name:
         finetune(pretrained, before, first, _FIRST_SEED, name)

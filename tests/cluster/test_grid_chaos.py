@@ -98,7 +98,7 @@ def undisturbed(request: dict[str, Any]) -> list[dict[str, Any]]:
         work.cell.key: Result(
             rules=1,
             cell=work.cell,
-            measured=work.measure.measure(folders[work.cell.weights], work.cell.seed),
+            measured=work.measure.measure(folders[work.cell.weights], work.cell.seed, Path()),
             versions={},
         )
         for work in works

@@ -46,7 +46,7 @@ class Fitting:
     def settings(self) -> dict[str, object]:
         return {"lr": self.lr, "examples": 200}
 
-    def measure(self, pretrained: Pretrained, seed: int) -> Measured:
+    def measure(self, pretrained: Pretrained, seed: int, place: Path) -> Measured:
         from sklearn.linear_model import LogisticRegression
 
         name = f"{pretrained.digest} {self.task} {self.lr} {seed}"

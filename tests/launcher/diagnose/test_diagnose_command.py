@@ -26,6 +26,12 @@ def diagnose(*arguments: object) -> str:
     return result.stdout
 
 
+@pytest.fixture(autouse=True)
+def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal on which no heading goes on in the next line."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+
 def test_a_folder_on_text_and_tasks(tmp_path: Path) -> None:
     export(FAMILIES["electra"], tmp_path / "model")
     texts = tmp_path / "texts.txt"
@@ -80,7 +86,7 @@ def test_a_run_and_its_report(inputs: Path, tmp_path: Path) -> None:
     journal = Journal(run.store, later.attempt.number, 1000.0)
     journal.event("resume", 2.0, step=3)
     assert journal.close(30)
-    found, events = subject(run, with_baselines=False).evaluated, read_history(run.store).events
+    found, events = subject(run, with_baselines=False).beside, read_history(run.store).events
     assert [one.commit.step for one in found] == [3, 6]
     assert [one.commit.step for one in on_lineage(found, events)] == [3], (
         "what came after step 3 is done anew"

@@ -1,0 +1,50 @@
+"""The model that several cells start from: fine-tuned on another task first, once on a machine and not once a cell.
+
+RTE, MRPC and STS-B start from the model of MNLI (Liu et al. 2019, section 5.1), which takes longer to make than all
+that follows. It is a pure function of the checkpoint, that task and its settings, so cells that need it share it.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from filelock import FileLock
+
+from launcher.finetune.pretrained import Pretrained, folder_digest
+from launcher.finetune.run import first_finetuned
+from launcher.finetune.settings import MACHINE, Settings
+from launcher.tasks.task import Task
+
+
+def shared_first(
+    pretrained: Pretrained, task: Task, chosen: Settings, before: Mapping[str, object], place: Path
+) -> Pretrained:
+    """The model that `task` starts after, in a folder below `place`; the first process that needs it makes it.
+
+    A process that waits for it goes on when the one that makes it is done, or makes it itself if that one has died.
+
+    Args:
+        before: the digest of the task that is learnt first, and its settings.
+        place: a folder of this machine, which its cells share.
+
+    Raises: as `first_finetuned`; OSError: `place` cannot be written.
+    """
+    of_machine = chosen.model_dump(mode="json", include=MACHINE)
+    text = json.dumps([pretrained.digest, dict(before), of_machine], sort_keys=True)
+    folder = place / f"first-{hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}"
+    place.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{folder}.lock"):  # the system frees it when its process dies
+        if not folder.is_dir():
+            _make(pretrained, task, chosen, folder)
+    return Pretrained(f"{pretrained.name} after {task.after}", None, folder, folder_digest(folder))
+
+
+def _make(pretrained: Pretrained, task: Task, chosen: Settings, folder: Path) -> None:
+    with first_finetuned(pretrained, task, chosen) as made:
+        fresh = Path(tempfile.mkdtemp(prefix=".", dir=folder.parent))
+        shutil.copytree(made.folder, fresh, dirs_exist_ok=True)
+        os.rename(fresh, folder)
