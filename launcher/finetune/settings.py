@@ -11,7 +11,7 @@ from launcher.errors import OptionError
 
 Pooling = Literal["class", "cls", "mean", "max"]
 Layers = Literal["last", "last_four", "weighted"]
-MACHINE = frozenset({"microbatch", "precision", "threads"})
+MACHINE = {"microbatch", "precision", "threads"}
 """Settings that are of the machine: a fine-tuning that comes before another has the same."""
 
 

@@ -49,7 +49,7 @@ class Broken(Fitting):
 
     ours: bool = True
 
-    def measure(self, pretrained: Pretrained, seed: int) -> Measured:
+    def measure(self, pretrained: Pretrained, seed: int, place: Path) -> Measured:
         self._note("begins", self.task)
         if self.ours:
             raise InputError("train.tsv:7: label 'x' is not one of 0, 1", remedy="correct the line")
