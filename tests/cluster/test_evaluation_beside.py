@@ -18,12 +18,12 @@ from launcher.runs import open_run
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(2400)]
 
-STEPS = 800
+STEPS = 400
 SETTINGS = (
     f"phases=[{{steps: {STEPS}, length: 64, batch: {{sequences: 32}}}}]",
     "model.hidden=64",
     "model.feed_forward=256",
-    "checkpoint={every: {steps: 200}, keep_last: 1}",
+    "checkpoint={every: {steps: 100}, keep_last: 1}",
     "logging={flush_seconds: 1, tensorboard: false}",
     "trainers=1",
 )
