@@ -7,12 +7,11 @@ from torch import Tensor, nn
 
 from encoder_core.batch import Batch
 from encoder_core.objectives.losses import CoupledObjective, LossSums
-from encoder_core.train.control import Control
 from encoder_core.train.coupled import RankExamples
 from encoder_core.train.engine import Engine
+from encoder_core.train.exchange import Control
 from encoder_core.train.metrics import TARGETS, means
-from encoder_core.train.seeding import seed_draws
-from encoder_core.train.step import Microbatch, Sums, gather_sums
+from encoder_core.train.step import Microbatch, Sums, gather_sums, seed_draws
 
 EVALUATION = "evaluation"  # the "turn" of its draws, which are those of step 0 each time
 

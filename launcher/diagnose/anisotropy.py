@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from data_service.corpora import Corpora
+from data_service.stream.sources import Corpora
 from launcher.diagnose.figures import Figure, Form, Pooling
 from launcher.diagnose.frozen import Frozen
 from launcher.diagnose.isotropy import Whitening, effective_rank, iso_score, mean_cosine

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 import torch
 
 from data_service.samples.inputs import Lanes
-from data_service.spec import StreamSpec
-from data_service.stream import Stream
+from data_service.samples.spec import StreamSpec
+from data_service.stream.stream import Stream
 from encoder_core.objectives.losses import CoupledObjective
 from encoder_core.train.collate import to_batch
 from encoder_core.train.evaluate import sum_losses

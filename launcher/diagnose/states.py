@@ -15,7 +15,7 @@ from torch import Tensor
 
 from encoder_core.batch import Batch
 from encoder_core.families.build import AnyEncoder
-from encoder_core.layers.two_stream_encoder import TwoStreamEncoder
+from encoder_core.layers.xlnet_encoder import TwoStreamEncoder
 from launcher.diagnose.figures import Pooling
 from launcher.diagnose.frozen import Frozen
 
