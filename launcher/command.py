@@ -51,7 +51,7 @@ def heeded() -> frozenset[signal.Signals]:
 
 
 def _run() -> None:
-    from launcher.cli import main as run
+    from launcher.cli.main import main as run
 
     run()
 

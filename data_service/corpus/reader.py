@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data_service.corpus.block import Block
 from data_service.corpus.manifest import BlockTable
 from data_service.errors import CorruptBlock
 from data_service.store.base import Store
 from data_service.store.verified import read_verified
+from data_service.types import Block
 
 _HEADER = 512
 # Version 1.0, as numpy.save writes a one-dimensional array. NumPy's own parser uses `ast`, which before CPython 3.11.8

@@ -16,8 +16,8 @@ from itertools import accumulate, pairwise
 from typing import NamedTuple, TypeVar
 
 from data_service.ingest.sentences import LONGEST
-from data_service.samples.samples import Tokens
 from data_service.tokenizers.tokenizer import Tokenizer
+from data_service.types import Tokens
 
 BATCH = 256 * 1024  # characters encoded at once: enough for speed, little beside a block
 _CONTEXT = 32  # characters of the run before: a few words

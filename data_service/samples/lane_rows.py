@@ -15,13 +15,13 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from data_service.corpus.block import Block
 from data_service.rng import Key, draws32, draws64, scale, stream_key
 from data_service.samples.lanes import EDGE_TOKENS, LaneRows
 from data_service.samples.permutation_lm import PermutedPrediction, choose_targets, factorisation_order
-from data_service.samples.samples import Samples, Tokens, join_rows
+from data_service.samples.samples import Samples, join_rows
 from data_service.samples.selection import fixed_positions
 from data_service.tokenizers.specials import SpecialIds
+from data_service.types import Block, Tokens
 
 _DRAWS_PER_ROW = 3  # whether B is random, where A ends, where B begins
 _BEGINS, _FIXED = np.uint8(1), np.uint8(2)

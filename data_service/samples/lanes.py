@@ -15,11 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from data_service.corpus.block import Block
 from data_service.errors import PlanError
 from data_service.samples.inputs import Lanes
 from data_service.samples.permutation_lm import PermutedPrediction
-from data_service.samples.samples import Tokens
+from data_service.types import Block, Tokens
 
 EDGE_TOKENS = 3  # <sep> after A, <sep> and <cls> after B
 MOST_TOKENS = 1 << 16  # in a row

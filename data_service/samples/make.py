@@ -6,7 +6,6 @@ from typing import assert_never
 import numpy as np
 from numpy.typing import NDArray
 
-from data_service.corpus.block import Block
 from data_service.rng import Key, stream_key
 from data_service.samples.inputs import (
     Lanes,
@@ -29,6 +28,7 @@ from data_service.samples.samples import Samples
 from data_service.samples.selection import Slots, fixed_positions, token_units, word_units
 from data_service.samples.spec import StreamSpec
 from data_service.samples.texts import TextRows, pair_texts, repeated_sentences, text_rows
+from data_service.types import Block
 
 AnyRows = Rows | LaneRows | TextRows
 """Where a block is cut, whatever the input."""

@@ -12,9 +12,10 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
 from data_service.rng import Key, draws32, draws64, scale, stream_key
 from data_service.samples.packing import LaidOut
-from data_service.samples.samples import Samples, Tokens
+from data_service.samples.samples import Samples
 from data_service.samples.selection import Slots, Units, select, select_drawn
 from data_service.samples.spans import Stretches, ngram_lengths, select_stretches, span_lengths
+from data_service.types import Tokens
 
 _DRAWS = 1 << 32
 

@@ -13,9 +13,9 @@ from typing import Literal, Self, assert_never
 import numpy as np
 from numpy.typing import NDArray
 
-from data_service.corpus.block import Block
-from data_service.samples.samples import Samples, Tokens
+from data_service.samples.samples import Samples
 from data_service.tokenizers.specials import SpecialIds
+from data_service.types import Block, Tokens
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,6 @@ has begun, all that follows belongs to it; there, a short sentence may still go 
 import numpy as np
 from numpy.typing import NDArray
 
-from data_service.corpus.block import Block
 from data_service.rng import Key
 from data_service.samples.inputs import OrderedPairs, SegmentPairs, SentencePairs, TwoSegments
 from data_service.samples.packing import EDGE_TOKENS, Segments
@@ -34,6 +33,7 @@ from data_service.samples.sentence_chunks import (
     happens,
     truncated,
 )
+from data_service.types import Block
 
 
 def segment_pairs(block: Block, config: SegmentPairs, length: int, key: Key) -> Segments:

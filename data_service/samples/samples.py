@@ -10,7 +10,7 @@ from typing import TypedDict, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-Tokens = NDArray[np.uint16] | NDArray[np.uint32]
+from data_service.types import Tokens
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_service.rng import Key, draws32, draws64, scale, stream_key
-from data_service.samples.samples import Tokens
+from data_service.types import Tokens
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from data_service.corpus.block import Block
 from data_service.rng import Key, draws32, draws64, scale, stream_key
 from data_service.samples.packing import no_longer_than
+from data_service.types import Block
 
 PAIR_EDGES = 3  # special tokens of a row of two segments
 _DRAWS = 1 << 32

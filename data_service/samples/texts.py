@@ -10,11 +10,11 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from data_service.corpus.block import Block
 from data_service.errors import CorpusError
 from data_service.samples.packing import EDGE_TOKENS, end_to_end
-from data_service.samples.samples import Samples, Tokens
+from data_service.samples.samples import Samples
 from data_service.tokenizers.specials import SpecialIds
+from data_service.types import Block, Tokens
 
 TextLayout = Literal["cls_first", "cls_last"]
 """`<cls> text <sep>`, or XLNet's `text <sep> <cls>`."""

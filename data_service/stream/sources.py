@@ -6,7 +6,6 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from data_service.corpus.block import Block
 from data_service.corpus.layout import TOKENIZER
 from data_service.corpus.manifest import BlockTable, Manifest
 from data_service.corpus.manifest_file import load_manifest
@@ -17,6 +16,7 @@ from data_service.samples.spec import SourceSpec, StreamSpec
 from data_service.store.base import Store
 from data_service.store.open import open_store
 from data_service.tokenizers.load import load_tokenizer
+from data_service.types import Block
 
 Opener = Callable[[str], Store]
 

@@ -4,7 +4,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from data_service.samples.make import cut, structure_key
-from data_service.samples.samples import Samples, Tokens, join_rows, slice_rows
+from data_service.samples.samples import Samples, join_rows, slice_rows
 from data_service.samples.spec import StreamSpec
 from data_service.store.base import Store
 from data_service.store.open import open_store
@@ -13,6 +13,7 @@ from data_service.stream.plan import Plan
 from data_service.stream.sources import Corpora, Opener
 from data_service.stream.token_axis import TokenAxis
 from data_service.stream.window import SlabLayout, build_window, slab_rows
+from data_service.types import Tokens
 
 
 @dataclass(frozen=True)

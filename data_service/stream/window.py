@@ -13,12 +13,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from data_service.corpus.block import Block
 from data_service.errors import CorpusError
 from data_service.samples.make import block_key, cut, make_rows, structure_key
 from data_service.samples.samples import Samples, deal_rows, join_rows
 from data_service.stream.plan import Grid, Piece, Window
 from data_service.stream.sources import Corpora
+from data_service.types import Block
 
 
 class Steps(NamedTuple):

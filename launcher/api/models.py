@@ -9,12 +9,12 @@ from torch import nn
 
 from checkpoints.hf.fetch import PARTS
 from checkpoints.load import Reader
-from launcher.chosen import chosen_checkpoint
 from launcher.errors import RunError
-from launcher.export import export_run
+from launcher.export.export import export_run
 from launcher.extras import optional
-from launcher.objective import objective_module
-from launcher.runs import Run
+from launcher.recipe.objective import objective_module
+from launcher.run.checkpoint import chosen_checkpoint
+from launcher.run.record import Run
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -3,11 +3,11 @@
 from typing import TYPE_CHECKING
 
 from checkpoints.listing import Row, rows
-from launcher import runs
 from launcher.extras import optional
-from launcher.history import read_history
-from launcher.recipe import Recipe
-from launcher.step_table import Record
+from launcher.recipe.schema import Recipe
+from launcher.run import record as runs
+from launcher.run.history import read_history
+from launcher.run.step_table import Record
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from launcher.api.stream import StepDataset
-    from launcher.run_status import RunStatus
-    from launcher.show import Shown
+    from launcher.inspect.show import Shown
+    from launcher.inspect.status import RunStatus
 
 _FRAMES = "a frame of a run's figures"
 
@@ -65,7 +65,7 @@ class Run:
         """What `maskfleet runs status` says: how far it is, where it runs, interruptions, goodput."""
         import time
 
-        from launcher.run_status import status
+        from launcher.inspect.status import status
 
         return status(self._opened, time.time())
 
@@ -101,7 +101,7 @@ class Run:
             RunError: the run has no such step, or the step no such row.
             CorpusError: the corpora are not what they were.
         """
-        from launcher.show import find_sample
+        from launcher.inspect.show import find_sample
 
         return find_sample(self._opened, step, row)
 

@@ -16,10 +16,10 @@ from data_service.samples.samples import Samples, join_rows
 from data_service.stream.stream import Stream
 from encoder_core.train.collate import idle_batch, to_batch
 from launcher.errors import RunError
-from launcher.rank_data import Share
-from launcher.rewind import left_out
-from launcher.runs import Run, open_run
-from launcher.session import positions, stream_spec
+from launcher.rank.data import Share
+from launcher.run.left_out import left_out
+from launcher.run.record import Run, open_run
+from launcher.run.streams import sample_positions, stream_spec
 
 IGNORED = -100
 """The label where nothing is to be predicted: what torch's cross-entropy ignores."""
@@ -35,7 +35,7 @@ class RunData:
         cache = run.store.at("cache")
         specs = [stream_spec(run, tokenizer, phase) for phase in range(len(run.recipe.phases))]
         self._streams = [Stream(spec, cache=cache) for spec in specs]
-        self._positions = positions(run, self._streams, left_out(run))
+        self._positions = sample_positions(run, self._streams, left_out(run))
         self._rows = run.recipe.microbatch
         self.pad = tokenizer.special.pad
 

@@ -12,9 +12,9 @@ from checkpoints.attempt import Attempt, claim
 from checkpoints.gather import Alone
 from data_service.stream.stream import Stream
 from encoder_core.train.exchange import Control
-from launcher.rank import run_rank
-from launcher.runs import Run
-from launcher.startup import Startup
+from launcher.rank.journal import Startup
+from launcher.rank.main import run_rank
+from launcher.run.record import Run
 
 
 @dataclass(frozen=True)

@@ -23,19 +23,21 @@ from data_service.tokenizers.load import save_tokenizer
 from data_service.tokenizers.options import TokenizerOptions
 from data_service.tokenizers.tokenizer import Kind
 from data_service.tokenizers.train import train_tokenizer
-from launcher import runs, session
-from launcher.baselines import baselines
 from launcher.bench.alone import train_alone
+from launcher.cli.texts import sample_texts
 from launcher.diagnose.figures import Figure
 from launcher.diagnose.frozen import open_checkpoint, untrained
 from launcher.diagnose.probe import linear_probe
-from launcher.diagnose.settings import ProbeSettings
 from launcher.diagnose.task_data import probe_splits
-from launcher.recipe import Recipe, load, reload
-from launcher.recipe_summary import tokens_per_step
-from launcher.runs import Run
-from launcher.texts import sample_texts
-from launcher.tiny import tiny
+from launcher.inspect.baselines import baselines
+from launcher.recipe.evaluation import ProbeSettings
+from launcher.recipe.load import load, reload
+from launcher.recipe.schema import Recipe
+from launcher.recipe.summary import tokens_per_step
+from launcher.recipe.tiny import tiny
+from launcher.run.create import create_run
+from launcher.run.record import Run
+from launcher.run.streams import stream_spec
 
 RECIPES = (
     "bert-base",
@@ -161,8 +163,8 @@ def measure(job: Job) -> Measured:
     uri = f"{job.root}/runs/{name}"
     shutil.rmtree(uri, ignore_errors=True)  # of a bench that was interrupted
     nominal = _recipe(job, job.tokens)
-    fill = _fill(runs.init(nominal, f"{uri}/nominal", datetime.now(UTC)))
-    run = runs.init(_recipe(job, round(job.tokens / fill)), f"{uri}/run", datetime.now(UTC))
+    fill = _fill(create_run(nominal, f"{uri}/nominal", datetime.now(UTC)))
+    run = create_run(_recipe(job, round(job.tokens / fill)), f"{uri}/run", datetime.now(UTC))
     spent = train_alone(run)
     splits = probe_splits(ProbeSettings(task=job.task, data=job.data, examples=_EXAMPLES))
     trained, fresh = (linear_probe(one.frozen, splits) for one in (open_checkpoint(run), untrained(run)))
@@ -185,7 +187,7 @@ def _fill(run: Run) -> float:
     tokenizer = run.tokenizer()
     actual = full = 0.0
     for number, phase in enumerate(run.recipe.phases):
-        stream = Stream(session.stream_spec(run, tokenizer, number))
+        stream = Stream(stream_spec(run, tokenizer, number))
         rows = min(_SAMPLED, stream.samples_per_epoch)
         mean = len(stream.read(0, 0, rows).tokens) / rows
         actual += phase.steps * tokens_per_step(phase) * mean / phase.length

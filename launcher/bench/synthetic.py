@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from data_service.corpus.block import Block
 from data_service.corpus.manifest import BlockTable, Manifest, block_table
 from data_service.corpus.manifest_file import save_manifest
 from data_service.corpus.writer import ShardWriter
 from data_service.store.base import Store
 from data_service.tokenizers.specials import SpecialIds
+from data_service.types import Block
 
 VOCABULARY = 50_265
 SPECIAL = SpecialIds(cls=0, sep=2, pad=1, mask=4, unk=3)

@@ -11,13 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_service.stream.sources import Corpora
-from launcher.diagnose.figures import Figure, Form, Pooling
+from launcher.diagnose.figures import Figure, Form
 from launcher.diagnose.frozen import Frozen
 from launcher.diagnose.isotropy import Whitening, effective_rank, iso_score, mean_cosine
 from launcher.diagnose.states import Row, pooled_states, rows_of_tokens
 from launcher.errors import RunError
-from launcher.runs import Run
-from launcher.session import heldout_spec
+from launcher.recipe.evaluation import Pooling
+from launcher.run.record import Run
+from launcher.run.streams import heldout_spec
 
 _LEAST = 4  # texts: two to fit the whitening on, two to compare
 _SHORTEST = 4  # tokens of a sentence that is one

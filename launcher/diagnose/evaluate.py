@@ -21,10 +21,10 @@ from launcher.diagnose.frozen import Checkpoint, read_checkpoint
 from launcher.diagnose.heldout import held_out
 from launcher.diagnose.probe import linear_probe
 from launcher.diagnose.results import Cell, Result, read_result, write_commit, write_result
-from launcher.diagnose.settings import EvaluationTask
 from launcher.diagnose.similarity import similarity
 from launcher.diagnose.task_data import SAMPLED_BY, probe_splits, similarity_pairs
-from launcher.runs import Run
+from launcher.recipe.evaluation import EvaluationTask
+from launcher.run.record import Run
 from launcher.tasks.examples import digest
 
 

@@ -8,9 +8,6 @@ from pydantic import BaseModel, ConfigDict, field_validator
 
 Form = Literal["raw", "whitened"]
 """Vectors as the encoder gives them, or whitened."""
-Pooling = Literal["cls", "mean", "max"]
-"""How a text's hidden states become one vector: the class token's; the mean, or the largest value in each dimension,
-over all tokens, special ones included."""
 
 ANISOTROPY = (
     "A diagnosis, not an objective. Normalising vectors does not cure anisotropy: a cosine ignores how long they are. "

@@ -19,11 +19,11 @@ from encoder_core.families.build import AnyEncoder, build_encoder
 from encoder_core.families.hf.keys import ENCODER
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.objectives.losses import Objective
-from launcher import session
-from launcher.chosen import chosen_checkpoint
 from launcher.finetune.pretrained import Pretrained, open_pretrained
-from launcher.objective import task_encoder
-from launcher.runs import RECORD, Run, open_run
+from launcher.rank.build import build_model
+from launcher.recipe.objective import task_encoder
+from launcher.run.checkpoint import chosen_checkpoint
+from launcher.run.record import RECORD, Run, open_run
 
 
 @dataclass(frozen=True)
@@ -89,14 +89,14 @@ def frozen_folder(pretrained: Pretrained) -> Frozen:
 
 
 def open_checkpoint(run: Run, step: int | None = None) -> Checkpoint:
-    """A run's checkpoint, copied into memory. Raises as `launcher.chosen.chosen_checkpoint`."""
+    """A run's checkpoint, copied into memory. Raises as `launcher.run.checkpoint.chosen_checkpoint`."""
     return read_checkpoint(run, chosen_checkpoint(run, step))
 
 
 def read_checkpoint(run: Run, manifest: Manifest) -> Checkpoint:
     """The checkpoint of a manifest, each byte of it verified. Raises DamagedCheckpoint, StoreError."""
     tokenizer = run.tokenizer()
-    module = session.build_model(run.recipe, tokenizer)
+    module = build_model(run.recipe, tokenizer)
     digest = hashlib.sha256(_identity(run, tokenizer))
     with Reader(run.store, manifest) as reader, torch.no_grad():
         for name, parameter in sorted(module.named_parameters()):
@@ -110,7 +110,7 @@ def read_checkpoint(run: Run, manifest: Manifest) -> Checkpoint:
 def untrained(run: Run) -> Checkpoint:
     """The run's network with the weights that its seed begins with: the figures to beat."""
     tokenizer = run.tokenizer()
-    module = session.build_model(run.recipe, tokenizer)
+    module = build_model(run.recipe, tokenizer)
     digest = hashlib.sha256(_identity(run, tokenizer) + f"untrained {run.recipe.seed}".encode())
     return _checkpoint(run, 0, module, tokenizer, digest.hexdigest())
 

@@ -20,7 +20,7 @@ from encoder_core.train.metrics import means
 from encoder_core.train.step import Microbatch
 from launcher.diagnose.figures import Figure
 from launcher.diagnose.frozen import Checkpoint
-from launcher.session import heldout_spec
+from launcher.run.streams import heldout_spec
 
 _SHORTEST = 32  # tokens of a row
 

@@ -13,10 +13,11 @@ from jaxtyping import Float32, Int64
 from numpy.typing import NDArray
 from torch import Tensor
 
-from launcher.diagnose.figures import Figure, Pooling
+from launcher.diagnose.figures import Figure
 from launcher.diagnose.frozen import Frozen
 from launcher.diagnose.states import pooled_states, rows_of_texts
 from launcher.errors import RunError
+from launcher.recipe.evaluation import Pooling
 from launcher.tasks.examples import Sentences
 
 _PENALTIES = (1e-1, 1e-2, 1e-3, 1e-4)  # times the sum of squared weights; the one best on dev is taken

@@ -20,7 +20,7 @@ from data_service.store.base import Store
 from data_service.store.errors import KeyMissing
 from data_service.store.together import together
 from launcher.diagnose.figures import Figure
-from launcher.diagnose.settings import EvaluationTask
+from launcher.recipe.evaluation import EvaluationTask
 
 ROOT = "evaluations/"
 VERSION = 1

@@ -5,12 +5,13 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from launcher.diagnose.figures import Figure, Form, Pooling
+from launcher.diagnose.figures import Figure, Form
 from launcher.diagnose.frozen import Frozen
 from launcher.diagnose.isotropy import Whitening
 from launcher.diagnose.states import pooled_states, rows_of_texts
 from launcher.errors import RunError
 from launcher.extras import EVALUATE, optional
+from launcher.recipe.evaluation import Pooling
 from launcher.tasks.examples import Sentences
 
 

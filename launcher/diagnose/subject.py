@@ -7,16 +7,16 @@ from typing import get_args
 
 from data_service.store.open import open_store
 from launcher.diagnose.anisotropy import anisotropy, heldout_sentences
-from launcher.diagnose.figures import Figure, Pooling
+from launcher.diagnose.figures import Figure
 from launcher.diagnose.frozen import Checkpoint, Frozen, open_checkpoint, open_frozen
 from launcher.diagnose.heldout import held_out
 from launcher.diagnose.probe import linear_probe
-from launcher.diagnose.settings import HeldOutSettings, ProbeSettings, SimilaritySettings
 from launcher.diagnose.similarity import similarity
 from launcher.diagnose.states import rows_of_texts
 from launcher.diagnose.task_data import probe_splits, similarity_pairs
 from launcher.errors import OptionError
-from launcher.runs import RECORD, open_run
+from launcher.recipe.evaluation import HeldOutSettings, Pooling, ProbeSettings, SimilaritySettings
+from launcher.run.record import RECORD, open_run
 from launcher.tasks.task import load_task
 
 

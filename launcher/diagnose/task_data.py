@@ -6,8 +6,8 @@ from typing import SupportsIndex
 import numpy as np
 
 from launcher.diagnose.probe import Splits
-from launcher.diagnose.settings import ProbeSettings, SimilaritySettings
 from launcher.errors import RunError
+from launcher.recipe.evaluation import ProbeSettings, SimilaritySettings
 from launcher.tasks.examples import Sentences
 from launcher.tasks.task import Task, load_task
 

@@ -15,8 +15,8 @@ from safetensors import SafetensorError
 
 from checkpoints.hf.load import INDEX, WEIGHTS
 from encoder_core.errors import ModelError
-from launcher.embed.modules import MODULES, SETTINGS, their_pooling
 from launcher.embed.settings import Encoding
+from launcher.export.sentence_transformer import MODULES, SETTINGS, their_pooling
 from launcher.extras import EVALUATE, optional
 from launcher.finetune.pretrained import Pretrained
 

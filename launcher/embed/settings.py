@@ -7,9 +7,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, PrivateAttr, model_validator
 
-from launcher import recipe_yaml
-from launcher.embed.modules import Pooling
 from launcher.errors import RecipeError
+from launcher.export.sentence_transformer import Pooling
+from launcher.recipe import document as recipe_yaml
 
 _WORDS = recipe_yaml.Words("training's settings", "maskfleet embed settings nli", RecipeError)
 _SUFFIX = ".yaml"

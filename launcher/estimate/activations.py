@@ -34,7 +34,7 @@ from launcher.estimate.saved import (
     two_stream_layer,
 )
 from launcher.estimate.shape import Shape
-from launcher.objective import Objective
+from launcher.recipe.objective import Objective
 
 
 @dataclass(frozen=True)

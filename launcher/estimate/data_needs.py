@@ -10,8 +10,8 @@ from typing import assert_never
 from data_service.ingest.options import BLOCK_TOKENS
 from data_service.samples.inputs import Lanes, Packed, RepeatedSentences, TextPairs
 from data_service.stream.radius import Radius, expected_radius
-from launcher.recipe import Recipe
-from launcher.recipe_summary import tokens_per_step
+from launcher.recipe.schema import Recipe
+from launcher.recipe.summary import tokens_per_step
 
 WHOLE_PATH = 0.044e-6  # CPU seconds a token, S3 to microbatches, rows of 512, masked by token
 BY_TOKEN = 1 / 114e6  # of that, cutting and masking

@@ -21,8 +21,8 @@ from launcher.estimate.goodput import Saving, best_interval, daly, goodput, youn
 from launcher.estimate.memory import STAGES, Part, Stage
 from launcher.estimate.shape import Shape
 from launcher.estimate.throughput import PhaseTime, phase_time
-from launcher.recipe import Recipe
-from launcher.recipe_summary import known, parameters
+from launcher.recipe.schema import Recipe
+from launcher.recipe.summary import known, parameters
 
 MASTER_AND_MOMENTS = 12  # bytes a parameter: three fp32 numbers, all that a checkpoint holds
 

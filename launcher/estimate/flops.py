@@ -36,8 +36,8 @@ from launcher.estimate.products import (
     without_gradient,
 )
 from launcher.estimate.shape import Shape
-from launcher.objective import Objective
-from launcher.recipe import Recipe
+from launcher.recipe.objective import Objective
+from launcher.recipe.schema import Recipe
 
 Deberta = DebertaConfig | DebertaV2Config
 Plain = BertConfig | RobertaConfig | AlbertConfig | ElectraConfig

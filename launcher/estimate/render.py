@@ -11,7 +11,7 @@ from launcher.estimate.flops import products, reads_backwards
 from launcher.estimate.goodput import goodput
 from launcher.estimate.memory import STAGES
 from launcher.estimate.throughput import PhaseTime, executed, network_bytes
-from launcher.human import human_bytes, human_count, human_duration
+from launcher.format import human_bytes, human_count, human_duration
 
 _WHAT, _RESULT = 42, 14  # columns
 _NODE_HOURS = (24.0, 24.0 * 7, 24.0 * 30)

@@ -8,8 +8,8 @@ from launcher.estimate.assumptions import LINK_SHARE, Utilisation
 from launcher.estimate.cluster import Cluster
 from launcher.estimate.flops import Count, count, products
 from launcher.estimate.shape import Shape
-from launcher.objective import Objective
-from launcher.recipe import Phase, Recipe
+from launcher.recipe.objective import Objective
+from launcher.recipe.schema import Phase, Recipe
 
 
 @dataclass(frozen=True)

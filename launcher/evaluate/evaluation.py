@@ -15,7 +15,7 @@ from launcher.evaluate.grid import Grid, cluster
 from launcher.evaluate.results import GridRecord, Results
 from launcher.evaluate.table import Row, rows
 from launcher.finetune.pretrained import Pretrained, open_pretrained
-from launcher.runs import RECORD, open_run
+from launcher.run.record import RECORD, open_run
 
 
 class Evaluation:

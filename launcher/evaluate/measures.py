@@ -13,7 +13,7 @@ from launcher.finetune.outcome import Diverged
 from launcher.finetune.pretrained import Pretrained
 from launcher.finetune.run import finetune
 from launcher.finetune.settings import Settings, candidates
-from launcher.recipe_yaml import Document, override
+from launcher.recipe.document import Document, override
 from launcher.tasks.task import Task, load_task, task_digest
 
 _VECTORS = ("similarity", "retrieval")

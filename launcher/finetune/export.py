@@ -25,7 +25,7 @@ from launcher.finetune.network import Network, quiet
 from launcher.finetune.outcome import Outcome
 from launcher.finetune.pretrained import Pretrained
 from launcher.finetune.settings import Settings
-from launcher.metrics import encode
+from launcher.run.log import encode
 from launcher.tasks.task import Task, task_digest
 
 RESULTS = "results.json"

@@ -20,8 +20,8 @@ from data_service.store.local import LocalStore
 from data_service.store.open import open_store
 from encoder_core.errors import ModelError
 from launcher.errors import RunError
-from launcher.export import export_run
-from launcher.runs import RECORD, open_run
+from launcher.export.export import export_run
+from launcher.run.record import RECORD, open_run
 
 _CHUNK = 64 << 20  # bytes in memory at a time
 _READ = (".json", ".safetensors", ".txt", ".model")  # what is read of a folder; never a pickle

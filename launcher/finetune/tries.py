@@ -13,7 +13,7 @@ from launcher.finetune.outcome import Diverged, Outcome
 from launcher.finetune.pretrained import Pretrained
 from launcher.finetune.run import finetune
 from launcher.finetune.settings import Settings
-from launcher.metrics import encode
+from launcher.run.log import encode
 from launcher.tasks.task import Task
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from launcher.api.run import Run as Run
     from launcher.api.run import open_run as open_run
     from launcher.api.stream import StepDataset as StepDataset
-    from launcher.show import Shown as Shown
+    from launcher.inspect.show import Shown as Shown
 
 __all__ = [
     "Ending",
@@ -47,7 +47,7 @@ _WHERE = {
     "Ending": "launcher.api.ending",
     "ModelError": "encoder_core.errors",
     "Run": "launcher.api.run",
-    "Shown": "launcher.show",
+    "Shown": "launcher.inspect.show",
     "StepDataset": "launcher.api.stream",
     "UserError": "data_service.errors",
     "open_run": "launcher.api.run",

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from launcher.human import human_bytes
+from launcher.format import human_bytes
 
 Verdict = Literal["ok", "warning", "failure"]
 

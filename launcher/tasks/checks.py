@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from launcher.problem import Problem
+from launcher.recipe.objective_checks import Problem
 from launcher.tasks.schema import (
     FORMATS,
     LABELLED,

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pydantic import Field
 
 from launcher.errors import TaskError
-from launcher.recipe_yaml import Words, parse, validate
+from launcher.recipe.document import Words, parse, validate
 from launcher.tasks.schema import Name, Part, Setting
 from launcher.tasks.task import Task, bundled_tasks, bundled_texts, home_of, load_task, read_yaml
 

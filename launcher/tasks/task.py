@@ -16,7 +16,7 @@ from pydantic import PrivateAttr
 from data_service.store.errors import KeyMissing
 from data_service.store.open import open_store
 from launcher.errors import TaskError
-from launcher.recipe_yaml import Words, parse, validate
+from launcher.recipe.document import Words, parse, validate
 from launcher.tasks.checks import impossible
 from launcher.tasks.examples import Examples, digest
 from launcher.tasks.files import Folder

@@ -8,8 +8,8 @@ import os
 import time
 from collections.abc import Sequence
 
+from launcher.recipe.operation import Mlflow, holds_login
 from launcher.trackers.publish import Hopeless, Order, Row, Story
-from launcher.trackers.settings import Mlflow, holds_login
 
 _ID, _LOGGED = "maskfleet.id", "maskfleet.logged"
 _METRICS, _PARAMS = 900, 100  # of one request; MLflow's limits are 1000 of both and tags, and 100

@@ -21,11 +21,11 @@ from pydantic import BaseModel, ConfigDict
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing, StoreError
 from data_service.store.open import open_store
-from launcher.lineage import Cursor, LineageFollower
-from launcher.step_table import Record
+from launcher.recipe.operation import Mlflow, Wandb
+from launcher.run.step_table import Record
 from launcher.trackers.figures import figures
-from launcher.trackers.settings import Mlflow, Wandb
-from launcher.webhook import ROUTINE, Follower
+from launcher.trackers.lineage import Cursor, LineageFollower
+from launcher.trackers.webhook import ROUTINE, Follower
 
 HOPELESS = 3
 """The exit code where another try would fail alike."""

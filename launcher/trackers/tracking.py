@@ -15,10 +15,10 @@ from contextlib import contextmanager, suppress
 
 from data_service.store.base import Store
 from data_service.store.local import LocalStore
-from launcher.identity import flatten
-from launcher.recipe import Recipe
+from launcher.recipe.identity import flatten
+from launcher.recipe.operation import Mlflow, Wandb
+from launcher.recipe.schema import Recipe
 from launcher.trackers.publish import HOPELESS, LAST_WORDS_S, Order
-from launcher.trackers.settings import Mlflow, Wandb
 
 _POLL_S = 15.0
 _AGAIN_S = 60.0  # after it ended by itself

@@ -7,8 +7,8 @@ An offline run has a folder for each start of `maskfleet train`, all of one id: 
 
 from collections.abc import Sequence
 
+from launcher.recipe.operation import Wandb
 from launcher.trackers.publish import Hopeless, Order, Row, Story
-from launcher.trackers.settings import Wandb
 
 _TAGS = 50  # of different events
 

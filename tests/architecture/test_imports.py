@@ -128,5 +128,5 @@ def test_importing_maskfleet_waits_for_nothing() -> None:
 
 
 def test_the_command_line_starts_without_heavy_libraries() -> None:
-    loaded = loaded_with(["launcher.cli"])
+    loaded = loaded_with(["launcher.cli.main"])
     assert not loaded & {"torch", "ray", "deepspeed", "numpy", "boto3", "pydantic", "tokenizers"}

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from launcher.cli import app
-from launcher.demo_text import write_jsonl
+from launcher.cli.demo_text import write_jsonl
+from launcher.cli.main import app
 
 pytestmark = [pytest.mark.long, pytest.mark.cluster]
 

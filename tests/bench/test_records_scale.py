@@ -17,10 +17,10 @@ import small_runs
 
 from checkpoints.attempt import claim, newest_attempt
 from data_service.store.base import Store
-from launcher.metrics import encode
-from launcher.packing import pack_once
-from launcher.runs import open_run
-from launcher.segments import EVENTS, METRICS, segment_key
+from launcher.run.log import encode
+from launcher.run.packing import pack_once
+from launcher.run.record import open_run
+from launcher.run.segments import EVENTS, METRICS, segment_key
 
 pytestmark = pytest.mark.long
 
@@ -36,7 +36,7 @@ MOST_BYTES, MOST_SECONDS = 300 * MEBIBYTE, 10.0
 # that program, for the resource usage of a process counts what it was before, too: a copy of this one.
 COMMAND = """
 import json, pathlib, sys, time
-from launcher.cli import main
+from launcher.cli.main import main
 try:
     main()
 finally:

@@ -14,7 +14,7 @@ from fault_proxy import FaultProxy
 from rank_processes import run_group
 from s3_server import S3Server
 
-from launcher.step_table import Record
+from launcher.run.step_table import Record
 
 pytestmark = [pytest.mark.cluster, pytest.mark.rgw, pytest.mark.long, pytest.mark.timeout(1200)]
 

@@ -10,7 +10,7 @@ from ray._private.node import Node
 from ray.cluster_utils import Cluster
 from train_command import committed, output, title, training, wait_for
 
-from launcher.policy import NODE_FAILURES
+from launcher.policies.failures import NODE_FAILURES
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(900)]
 

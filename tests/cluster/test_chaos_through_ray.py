@@ -11,7 +11,7 @@ import small_runs
 from chaos_through_ray import RayChaos
 from rank_processes import run_group
 
-from launcher.report.figures import measure
+from launcher.inspect.report.figures import measure
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(3600)]
 

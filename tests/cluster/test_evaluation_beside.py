@@ -11,10 +11,10 @@ import small_runs
 from committed_runs import task_files
 from train_command import output, titled, training
 
-from launcher.diagnose.beside import pending
+from launcher.cluster.evaluators import pending
 from launcher.diagnose.results import evaluated
-from launcher.report.write import write_report
-from launcher.runs import open_run
+from launcher.inspect.report.write import write_report
+from launcher.run.record import open_run
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(2400)]
 

@@ -18,12 +18,12 @@ import transformers
 from rank_processes import run_group
 from train_command import committed, kill, output, training, wait_for
 
-from launcher.baselines import baselines
 from launcher.bench.recipes import RECIPES, prepare, tokenizer_kind
-from launcher.demo_text import write_jsonl
-from launcher.recipe import bundled, load
-from launcher.runs import open_run
-from launcher.tiny import tiny
+from launcher.cli.demo_text import write_jsonl
+from launcher.inspect.baselines import baselines
+from launcher.recipe.load import bundled, load
+from launcher.recipe.tiny import tiny
+from launcher.run.record import open_run
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(1800)]
 

@@ -25,7 +25,7 @@ from data_service.stream.positions import Phase, Positions, Range
 from data_service.stream.stream import Stream
 from data_service.stream.window import Steps
 from data_service.tokenizers.load import save_tokenizer
-from launcher.rank_data import cut
+from launcher.rank.data import cut
 
 pytestmark = pytest.mark.cluster
 

@@ -9,7 +9,7 @@ from train_command import output, training
 
 from checkpoints.attempt import Attempt
 from checkpoints.rewind import Rewind, record, rewinds
-from launcher import runs
+from launcher.run.record import open_run
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -41,8 +41,8 @@ def test_back_once_then_the_end_then_on_to_the_last_step(tmp_path: Path) -> None
     with training(uri) as process:
         assert process.wait(300) == 0, output(process)
     told = small_runs.new_run(tmp_path, "told", *SETTINGS, "spikes={threshold: null}")
-    store = runs.open_run(told).store
-    skips = rewinds(runs.open_run(uri).store)[-1].skips
+    store = open_run(told).store
+    skips = rewinds(open_run(uri).store)[-1].skips
     assert sum(stop - start for _, _, start, stop in skips) == sum(event["samples"] for event in went_back)
     record(
         store, Rewind(attempt=0, to=None, began=0, reached=0, cause="told", skips=skips), Attempt(store, 0)

@@ -14,10 +14,10 @@ from checkpoints.attempt import Owner, claim
 from data_service.service.feed import FeedConfig, start_feed
 from data_service.service.gauges import DESCRIPTIONS as SERVICE
 from data_service.store.open import open_store
-from launcher.elastic import Sizing
-from launcher.gauges import DESCRIPTIONS
-from launcher.metrics import evaluation_record
-from launcher.monitor import start_monitor
+from launcher.cluster.coordinator import start_monitor
+from launcher.cluster.gauges import DESCRIPTIONS
+from launcher.policies.elastic import Sizing
+from launcher.run.log import evaluation_record
 
 pytestmark = pytest.mark.cluster
 for _needed in ("opencensus", "aiohttp_cors", "prometheus_client"):

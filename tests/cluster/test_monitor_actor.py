@@ -15,12 +15,12 @@ import ray
 from faulty_store import FaultyStore, set_fault
 
 from checkpoints.attempt import Owner, claim
-from launcher.elastic import Sizing
-from launcher.guard import Guard
-from launcher.history import read_history
-from launcher.monitor import start_monitor
-from launcher.watchdog import Place, Watchdog
-from launcher.worker import RayLink, here
+from launcher.cluster.coordinator import start_monitor
+from launcher.cluster.stuck_ranks import Guard
+from launcher.cluster.worker import RayLink, here
+from launcher.policies.elastic import Sizing
+from launcher.policies.watchdog import Place, Watchdog
+from launcher.run.history import read_history
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 

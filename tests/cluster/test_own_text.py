@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from launcher.history import read_history
-from launcher.runs import open_run
+from launcher.run.history import read_history
+from launcher.run.record import open_run
 
 SIZE = 1_000_000
 pytestmark = [pytest.mark.long, pytest.mark.cluster, pytest.mark.timeout(3600)]

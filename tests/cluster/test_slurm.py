@@ -10,7 +10,7 @@ from rank_processes import run_group
 from slurm import Slurm, slurm, wait_until
 from train_command import committed
 
-from launcher.backends.slurm import SlurmJob, render
+from launcher.schedulers.slurm import SlurmJob, render
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(900)]
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from corpus import VOCABULARY, source_of, spec_of, write_corpus
 
-from data_service.corpus.block import Block
 from data_service.rng import stream_key
 from data_service.samples.inputs import Lanes
 from data_service.samples.lane_rows import permuted_rows
@@ -19,6 +18,7 @@ from data_service.samples.permutation_lm import PermutedPrediction
 from data_service.samples.samples import Samples
 from data_service.stream.stream import Stream
 from data_service.tokenizers.specials import SpecialIds
+from data_service.types import Block
 
 GOLDEN = {
     ("full_sentences", "token"): "c67fcad3f97bab10",

@@ -12,7 +12,7 @@ from chaos import Chaos, start_group
 from fault_proxy import FaultProxy
 from s3_server import S3Server
 
-from launcher.report.figures import measure
+from launcher.inspect.report.figures import measure
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3600)]
 

@@ -15,9 +15,9 @@ from checkpoints.gather import Alone
 from checkpoints.listing import rows
 from checkpoints.load import newest_good
 from checkpoints.rewind import Rewind, record, rewinds
-from launcher import runs
-from launcher.show import find_sample
-from launcher.step_table import Record
+from launcher.inspect.show import find_sample
+from launcher.run.record import open_run
+from launcher.run.step_table import Record
 
 pytestmark = pytest.mark.cluster
 
@@ -65,7 +65,7 @@ def test_the_run_is_the_one_that_was_told_from_the_start_to_leave_that_data_out(
     began = 39 - (23 - first["to"])
     killed = run_group(run, 2, wrong=WRONG, deadly=DEADLY, kill={0: began + 6, 1: began + 6})
     assert killed.codes == [KILLED, KILLED], killed.output
-    inside = max(row.step for row in rows(runs.open_run(run).store) if not row.abandoned)
+    inside = max(row.step for row in rows(open_run(run).store) if not row.abandoned)
     assert inside > began, "the spike had gone on for some steps when this was saved"
 
     ended = run_group(run, 2, wrong=WRONG, deadly=DEADLY)
@@ -88,8 +88,8 @@ def test_the_run_is_the_one_that_was_told_from_the_start_to_leave_that_data_out(
 
 def _tell(told: str, run: str) -> None:
     """What `run` left out is left out of `told` before its first step."""
-    store = runs.open_run(told).store
-    skips = rewinds(runs.open_run(run).store)[-1].skips
+    store = open_run(told).store
+    skips = rewinds(open_run(run).store)[-1].skips
     record(
         store, Rewind(attempt=0, to=None, began=0, reached=0, cause="told", skips=skips), Attempt(store, 0)
     )
@@ -100,7 +100,7 @@ def same_outcome(run: str, told: str) -> None:
     assert small_runs.digests(run) == small_runs.digests(told)
     assert small_runs.ledger(run) == small_runs.ledger(told)
     assert small_runs.final_state(run, STEPS) == small_runs.final_state(told, STEPS)
-    states = [newest_good(runs.open_run(uri).store, Alone()) for uri in (run, told)]
+    states = [newest_good(open_run(uri).store, Alone()) for uri in (run, told)]
     assert states[0] is not None
     assert states[1] is not None
     assert states[0].manifest.state == states[1].manifest.state, "what is remembered of the losses included"
@@ -121,7 +121,7 @@ def nothing_lost_unsaid(run: str) -> None:
     assert len(everything) == len(set(everything))
     assert [epoch for epoch, _ in everything] == [0] * len(everything)
     assert [sample for _, sample in everything] == list(range(len(everything)))
-    opened = runs.open_run(run)
+    opened = open_run(run)
     shown = find_sample(opened, STEPS - 1, 0)
     assert (shown.epoch, shown.sample) == small_runs.ledger(run)[-1][:2], "the tool knows of it, too"
 

@@ -12,9 +12,10 @@ from checkpoints.gather import Alone
 from checkpoints.layout import Manifest
 from checkpoints.load import newest_good
 from checkpoints.verify import verify
-from launcher import runs
-from launcher.export import Exported, export_run
-from launcher.recipe import reload
+from launcher.export.export import Exported, export_run
+from launcher.recipe.load import reload
+from launcher.run.create import reconcile
+from launcher.run.record import open_run
 
 pytestmark = pytest.mark.cluster
 
@@ -52,7 +53,7 @@ def undisturbed(folder: Path) -> str:
 
 
 def newest(run: str) -> Manifest:
-    good = newest_good(runs.open_run(run).store, Alone())
+    good = newest_good(open_run(run).store, Alone())
     assert good is not None
     return good.manifest
 
@@ -94,13 +95,13 @@ def test_the_world_and_the_stage_may_change_between_two_refreshes(folder: Path, 
         assert ended.codes == [0] * world, ended.output
         manifest = newest(run)
         assert (manifest.step, manifest.memory["memory.0"]) == (stop_at, remembered)
-        assert verify(runs.open_run(run).store, manifest) == []
+        assert verify(open_run(run).store, manifest) == []
     small_runs.operate(run, "zero=3")
     assert run_group(run, 2).codes == [0, 0]
     assert newest(run).memory == {}
     assert small_runs.losses(run) == pytest.approx(small_runs.losses(undisturbed), rel=1e-5)
     assert small_runs.digests(run) == small_runs.digests(undisturbed)
-    exported = export_run(runs.open_run(run), 6, str(folder / "exported"))
+    exported = export_run(open_run(run), 6, str(folder / "exported"))
     assert exported == Exported(6, {".": "XLNetLMHeadModel"}, ()), "memory stays behind"
     assert XLNetLMHeadModel.from_pretrained(folder / "exported").config.mem_len == 24
 
@@ -108,9 +109,9 @@ def test_the_world_and_the_stage_may_change_between_two_refreshes(folder: Path, 
 def test_other_refreshes_than_the_checkpoint_was_written_for_are_refused(folder: Path) -> None:
     run = new_run(folder, "changed")
     assert run_group(run, 1, stop_at=4).codes == [0]
-    opened = runs.open_run(run)
+    opened = open_run(run)
     other = reload(opened.recipe, ("model.memory_refresh=3",))
-    runs.reconcile(opened, recipe=other, accept_changes=True, now=datetime.now(UTC))
+    reconcile(opened, recipe=other, accept_changes=True, now=datetime.now(UTC))
     refused = run_group(run, 1)
     assert refused.codes != [0]
     assert "step 4 holds no memory that its next step could go on with" in refused.output

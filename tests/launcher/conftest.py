@@ -9,8 +9,8 @@ from small_runs import new_run, prepare_corpus
 from starts import Setting
 
 from data_service.tokenizers.load import load_tokenizer
-from launcher import nodes
-from launcher.runs import open_run
+from launcher.cluster import nodes
+from launcher.run.record import open_run
 
 
 @pytest.fixture(scope="session")

@@ -29,10 +29,10 @@ from checkpoints.listing import committed, folders
 from data_service.store.base import Store
 from encoder_core.train.exchange import Control
 from launcher.bench.alone import InProcess
-from launcher.history import read_history
-from launcher.rank import run_rank
-from launcher.runs import open_run
-from launcher.startup import Startup
+from launcher.rank.journal import Startup
+from launcher.rank.main import run_rank
+from launcher.run.history import read_history
+from launcher.run.record import open_run
 
 RankFault = Literal[
     "killed", "killed while writing", "all killed", "exception", "frozen", "bit flipped", "stopped"

@@ -10,8 +10,8 @@ from checkpoints.layout import Mark
 from checkpoints.retention import tidy
 from checkpoints.save import Saver
 from encoder_core.train.zero_state import KINDS, Fragment
-from launcher.runs import open_run
-from launcher.session import build_model
+from launcher.rank.build import build_model
+from launcher.run.record import open_run
 
 
 class Committing:

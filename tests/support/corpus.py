@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 
-from data_service.corpus.block import Block
 from data_service.corpus.manifest import BlockTable, Manifest, PairTexts, block_table
 from data_service.corpus.manifest_file import save_manifest
 from data_service.corpus.writer import ShardWriter
@@ -13,6 +12,7 @@ from data_service.samples.spec import SourceSpec, StreamSpec
 from data_service.store.base import Store
 from data_service.store.open import open_store
 from data_service.tokenizers.specials import SpecialIds
+from data_service.types import Block
 
 VOCABULARY = 500
 SPECIAL = SpecialIds(cls=0, sep=2, pad=1, mask=4, unk=3)

@@ -27,7 +27,7 @@ from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.initialise import initialise
 from encoder_core.objectives.replaced import DetectorConfig, ReplacedTokenConfig
-from launcher.objective import ExtraTerm, Objective, exported_heads, objective_module
+from launcher.recipe.objective import ExtraTerm, Objective, exported_heads, objective_module
 
 LENGTH = 24
 SHAPE = {"layers": 2, "hidden": 32, "heads": 4, "feed_forward": 48, "max_length": LENGTH}

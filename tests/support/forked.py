@@ -15,8 +15,8 @@ CONTEXT = get_context("forkserver")
 # Only what is installed: the server does not know the tests' own folders.
 CONTEXT.set_forkserver_preload(
     [
-        "launcher.rank",
-        "launcher.startup",
+        "launcher.rank.main",
+        "launcher.rank.journal",
         "checkpoints.gather",
         "checkpoints.hf.load",
         "data_service.store.s3",

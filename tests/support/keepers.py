@@ -11,10 +11,9 @@ from checkpoints.gather import Alone, Peers
 from checkpoints.layout import Manifest
 from data_service.store.base import Store
 from encoder_core.train.zero_state import Fragment
-from launcher.keeper import RunKeeper
-from launcher.rank_journal import RankJournal
-from launcher.recipe import Checkpointing, Every
-from launcher.startup import Startup
+from launcher.rank.checkpointing import RunKeeper
+from launcher.rank.journal import RankJournal, Startup
+from launcher.recipe.schema import Checkpointing, Every
 
 
 class Silent:

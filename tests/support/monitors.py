@@ -9,11 +9,11 @@ from faulty_store import FaultyStore
 
 from checkpoints.attempt import Owner, claim
 from data_service.store.local import LocalStore
-from launcher.elastic import Sizing
-from launcher.history import read_history
-from launcher.monitor import MonitorState
-from launcher.policy import Failure
-from launcher.watchdog import Place
+from launcher.cluster.coordinator import MonitorState
+from launcher.policies.elastic import Sizing
+from launcher.policies.failures import Failure
+from launcher.policies.watchdog import Place
+from launcher.run.history import read_history
 
 ELASTIC = Sizing(least=1, most=3, expected=3, wait=0, grow=0, each={"CPU": 1})
 FIXED = Sizing(least=2, most=2, expected=2, wait=0, grow=float("inf"), each={"CPU": 1})

@@ -13,8 +13,8 @@ from data_service.samples.samples import Samples, join_rows
 from data_service.samples.spec import StreamSpec
 from encoder_core.batch import Batch
 from encoder_core.objectives.losses import LossSums
-from launcher import session
 from launcher.bench.alone import InProcess
+from launcher.rank.build import build_model
 
 _MARK = 11  # an id that the made-up text never has
 
@@ -51,14 +51,14 @@ def _among(sample: int, places: Places) -> bool:
 @contextmanager
 def deadly_input() -> Iterator[None]:
     """Models built meanwhile have a fault, such as a kernel may have: on certain rows they compute NaN."""
-    build = session.build_model
+    build = build_model
 
     def broken(*inputs: Any) -> Any:
         model = build(*inputs)
         model.register_forward_hook(_break_down)
         return model
 
-    with patch.object(session, "build_model", broken):
+    with patch("launcher.rank.main.build_model", broken):
         yield
 
 

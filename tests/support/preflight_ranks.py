@@ -6,8 +6,8 @@ from typing import Any
 import torch.distributed as dist
 
 from checkpoints.gather import GlooPeers
+from launcher.preflight.collective import preflight, problem, unfit
 from launcher.preflight.measure import subject
-from launcher.preflight.nodes import preflight, problem, unfit
 
 NODES = ("first", "second", "first")
 

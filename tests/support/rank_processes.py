@@ -1,4 +1,4 @@
-"""A run's ranks as plain processes, without Ray: what `launcher.worker` does, on gloo and an in-process stream.
+"""A run's ranks as plain processes, without Ray: what `launcher.cluster.worker` does, on gloo and an in-process stream.
 
 A group of them starts together, some told to kill themselves at a step.
 """
@@ -165,10 +165,10 @@ def _rank(orders: dict[str, Any]) -> None:
     from checkpoints.attempt import Attempt, claim
     from checkpoints.gather import GlooPeers
     from encoder_core.train.exchange import Control
-    from launcher.rank import run_rank
-    from launcher.rewind import Rewound
-    from launcher.runs import open_run
-    from launcher.startup import Startup
+    from launcher.rank.journal import Startup
+    from launcher.rank.main import run_rank
+    from launcher.rank.spike_guard import Rewound
+    from launcher.run.record import open_run
 
     dist.init_process_group(
         "gloo", init_method=f"file://{orders['meeting']}", rank=orders["rank"], world_size=orders["world"]

@@ -17,7 +17,7 @@ from data_service.service.client import FeedClient
 from data_service.service.feed import FeedConfig, FeedHandle, start_feed
 from data_service.stream.positions import Phase, Positions, Range
 from data_service.stream.window import Steps
-from launcher.rank_data import ANNOUNCED, Share
+from launcher.rank.data import ANNOUNCED, Share
 
 NODE = 8  # ranks of a machine, which pull a slab once
 

@@ -20,7 +20,7 @@ from encoder_core.objectives.losses import Objective as Module
 from encoder_core.objectives.replaced import ReplacedTokenConfig
 from launcher.bench.step_batch import in_random_order, make_batch
 from launcher.estimate.shape import Shape
-from launcher.objective import ExtraTerm, Objective, objective_module
+from launcher.recipe.objective import ExtraTerm, Objective, objective_module
 
 SHAPE = Shape(rows=3, length=40, targets_per_row=6)
 _SIZE = {"layers": 3, "hidden": 32, "heads": 4, "feed_forward": 96, "vocab": 500, "max_length": 64}

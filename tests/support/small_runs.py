@@ -16,12 +16,13 @@ from data_service.store.base import Store
 from data_service.tokenizers.load import save_tokenizer
 from data_service.tokenizers.train import train_tokenizer
 from encoder_core.train.zero_state import KINDS
-from launcher import runs
-from launcher.history import History, Steps, read_history
-from launcher.packs import Pack
-from launcher.recipe import load
-from launcher.segments import METRICS, read, stored
-from launcher.step_table import Record, parse
+from launcher.recipe.load import load
+from launcher.run.create import create_run, reconcile
+from launcher.run.history import History, Steps, read_history
+from launcher.run.packs import Pack
+from launcher.run.record import open_run
+from launcher.run.segments import METRICS, read, stored
+from launcher.run.step_table import Record, parse
 
 WORDS = [
     "a",
@@ -98,16 +99,16 @@ def new_run(root: Path | str, name: str, *settings: str) -> str:
     """A fresh run over the corpus at `root`, beside it; returns its URI."""
     places = (f"corpus.sources.text.uri={root}/corpus", f"tokenizer.uri={root}/tokenizer")
     uri = f"{root}/{name}"
-    runs.init(load("quickstart", (*places, *SETTINGS, *settings)), uri, datetime.now(UTC))
+    create_run(load("quickstart", (*places, *SETTINGS, *settings)), uri, datetime.now(UTC))
     return uri
 
 
 def operate(uri: str, *settings: str) -> None:
     """Change how a run is operated, as `maskfleet train --set` does."""
-    from launcher.recipe import reload
+    from launcher.recipe.load import reload
 
-    run = runs.open_run(uri)
-    runs.reconcile(run, recipe=reload(run.recipe, settings), accept_changes=False, now=datetime.now(UTC))
+    run = open_run(uri)
+    reconcile(run, recipe=reload(run.recipe, settings), accept_changes=False, now=datetime.now(UTC))
 
 
 class ListedSteps(Steps):
@@ -126,7 +127,7 @@ class ListedSteps(Steps):
 
 
 def history(uri: str) -> History:
-    store = runs.open_run(uri).store
+    store = open_run(uri).store
     found = read_history(store)
     return replace(found, steps=ListedSteps(found.steps, step_records(store)))
 
@@ -177,7 +178,7 @@ def ensure_whole(uri: str) -> None:
 
 def final_state(uri: str, step: int = STEPS) -> dict[tuple[str, str], bytes]:
     """(parameter, kind) -> bytes of the newest checkpoint, which must be of `step`."""
-    store = runs.open_run(uri).store
+    store = open_run(uri).store
     good = newest_good(store, Alone())
     assert good is not None
     assert good.manifest.step == step

@@ -27,10 +27,10 @@ from encoder_core.families.hf.interchange import Heads
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.train.zero_state import MASTER, Fragment
-from launcher.objective import ExtraTerm, Objective
-from launcher.runs import Run, open_run
-from launcher.session import build_model
-from launcher.start import Start, check_start, initial_weights
+from launcher.rank.build import build_model
+from launcher.rank.initial_weights import Start, check_start, initial_weights
+from launcher.recipe.objective import ExtraTerm, Objective
+from launcher.run.record import Run, open_run
 
 SHAPE = {"layers": 2, "hidden": 32, "heads": 4, "feed_forward": 48, "max_length": 64, "dropout": 0.0}
 SHAPE |= {"attention_dropout": 0.0}

@@ -10,7 +10,7 @@ from checkpoints.rewind import Rewind, record
 from checkpoints.save import Saver
 from data_service.store.base import Store
 from encoder_core.train.zero_state import Fragment
-from launcher.metrics import Journal, evaluation_record
+from launcher.run.log import Journal, evaluation_record
 
 
 class Attempt:

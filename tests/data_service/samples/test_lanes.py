@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_service.corpus.block import Block
 from data_service.errors import PlanError
 from data_service.rng import stream_key
 from data_service.samples.inputs import Lanes
@@ -15,6 +14,7 @@ from data_service.samples.lane_rows import LaneText, Reading
 from data_service.samples.lanes import EDGE_TOKENS, LaneRows, check_lanes, count_lane_rows, lane_rows
 from data_service.samples.permutation_lm import PermutedPrediction
 from data_service.tokenizers.specials import SpecialIds
+from data_service.types import Block
 
 SPECIAL = SpecialIds(cls=0, sep=2, pad=1, mask=4, unk=3, eod=6)
 NEVER = (0, 1, 2, 3, 4, 5, 6)

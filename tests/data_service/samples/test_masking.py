@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from data_service.corpus.block import Block
 from data_service.rng import Key, stream_key
 from data_service.samples.inputs import Packed
 from data_service.samples.make import make_rows
@@ -15,6 +14,7 @@ from data_service.samples.masking import MlmMasking, Replacement
 from data_service.samples.packing import Rows, pack
 from data_service.samples.samples import Samples, slice_rows
 from data_service.samples.spec import SourceSpec, StreamSpec
+from data_service.types import Block
 
 SOURCE = SourceSpec(name="text", uri="nowhere", manifest_fingerprint="f" * 64)
 WORD_STARTS = np.arange(VOCABULARY) % 3 != 0  # about two thirds of the pieces start a word

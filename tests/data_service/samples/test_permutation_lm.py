@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from corpus import NEVER_MASKED, SPECIAL, VOCABULARY, random_block
 
-from data_service.corpus.block import Block
 from data_service.rng import stream_key
 from data_service.samples.inputs import Lanes
 from data_service.samples.lane_rows import permuted_rows
@@ -18,6 +17,7 @@ from data_service.samples.permutation_lm import (
     factorisation_order,
 )
 from data_service.samples.samples import Samples, join_rows
+from data_service.types import Block
 
 KEY = stream_key("test")
 STARTS_WORD = np.random.default_rng(0).random(VOCABULARY) < 0.7

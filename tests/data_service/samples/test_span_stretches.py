@@ -8,12 +8,12 @@ from corpus import SPECIAL, random_block, spec_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_service.corpus.block import Block
 from data_service.rng import stream_key
 from data_service.samples.make import make_rows
 from data_service.samples.masking import MlmMasking
 from data_service.samples.packing import pack
 from data_service.samples.spec import SourceSpec, StreamSpec
+from data_service.types import Block
 
 SOURCE = SourceSpec(name="text", uri="nowhere", manifest_fingerprint="f" * 64)
 WORD_STARTS = np.arange(500) % 3 != 0

@@ -19,7 +19,7 @@ from data_service.stream.plan import Plan
 from data_service.stream.radius import NEAR, Radius, expected_radius, radius
 from data_service.tokenizers.specials import SpecialIds
 from launcher.bench.synthetic import write_corpus
-from launcher.cli import app
+from launcher.cli.main import app
 
 LARGE = [1e9, 4.8e9, 2.4e9, 1.9e9]  # roberta-large-160gb's sources, a quarter as large
 FORMER_BLOCK = 1 << 20

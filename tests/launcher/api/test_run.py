@@ -21,10 +21,10 @@ import maskfleet
 from data_service.stream.stream import Stream
 from data_service.stream.window import Steps
 from data_service.tokenizers.load import load_tokenizer
-from launcher import runs
 from launcher.errors import MissingPackage, RunError
-from launcher.rank_data import RankData, Share, checksum
-from launcher.session import heldout_spec, positions, stream_spec
+from launcher.rank.data import RankData, Share, checksum
+from launcher.run.record import open_run
+from launcher.run.streams import heldout_spec, sample_positions, stream_spec
 
 Item = dict[str, torch.Tensor]
 
@@ -47,7 +47,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     """A run of two phases with a checkpoint of step 4, those weights, and records of the steps after it."""
     folder = tmp_path_factory.mktemp("api")
     prepare_corpus(folder)
-    run = runs.open_run(new_run(folder, "run"))
+    run = open_run(new_run(folder, "run"))
     setting = Setting(run, load_tokenizer(run.recipe.tokenizer.uri))
     weights = trained(setting, run.uri, run.recipe.model, run.recipe.objective)
     attempt = Attempt(run.store).train(STEPS)
@@ -130,13 +130,13 @@ def test_a_sample_prints_as_the_command_shows_it(run: maskfleet.Run) -> None:
 
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_the_stream_is_what_the_runs_ranks_get(run: maskfleet.Run, uri: str, world: int) -> None:
-    opened = runs.open_run(uri)
+    opened = open_run(uri)
     tokenizer = load_tokenizer(opened.recipe.tokenizer.uri)
     for rank in range(world):
         streams = [Local(stream_spec(opened, tokenizer, phase)) for phase in range(2)]
         share = Share(rank, world, opened.recipe.microbatch)
         heldout = (Local(heldout_spec(opened, tokenizer)), 4)
-        steps = positions(opened, streams, ())
+        steps = sample_positions(opened, streams, ())
         data = RankData(streams, steps, heldout, share, torch.device("cpu"), lambda batch: {})
         mine = run.stream(rank, world)
         for step in range(STEPS):

@@ -43,7 +43,9 @@ def test_the_wheel_holds_all_of_it(wheel: Path) -> None:
     assert {name.removeprefix("launcher/") for name in facade} <= names
     assert not facade & names
     assert {f"{package}/py.typed" for package in (*packages, "maskfleet")} <= names
-    assert {f"launcher/recipes/{path.name}" for path in (ROOT / "launcher/recipes").glob("*.yaml")} <= names
+    assert {
+        f"launcher/recipe/library/{path.name}" for path in (ROOT / "launcher/recipe/library").glob("*.yaml")
+    } <= names
     assert {name.split("/")[0] for name in names if ".dist-info" not in name and ".data" not in name} == {
         *packages, "maskfleet",
     }  # fmt: skip
@@ -109,7 +111,7 @@ def test_folders_without_code_are_in_nobodys_way(installed: Path, tmp_path: Path
 
 
 def test_templates_and_recipes_are_found_outside_a_checkout(installed: Path, tmp_path: Path) -> None:
-    code = "import maskfleet, launcher.backends.templates as t; from importlib.resources import files; "
+    code = "import maskfleet, launcher.schedulers.job as t; from importlib.resources import files; "
     code += "print(t.folder()); print(len(list((files('launcher') / 'recipes').iterdir())))"
     folder, recipes = run(installed / "python", "-c", code, cwd=tmp_path).stdout.split()
     assert Path(folder).is_relative_to(installed.parent)

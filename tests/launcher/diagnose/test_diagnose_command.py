@@ -10,14 +10,14 @@ from exports import FAMILIES, export
 from small_runs import WORDS, new_run
 from typer.testing import CliRunner
 
-from launcher.cli import app
+from launcher.cli.main import app
 from launcher.diagnose.evaluate import evaluate_commit
 from launcher.errors import OptionError, RunError
-from launcher.history import read_history
-from launcher.metrics import Journal, operator_event
-from launcher.report.evaluations import evaluations, on_lineage
-from launcher.report.write import subject, write_report
-from launcher.runs import open_run
+from launcher.inspect.report.evaluations import evaluations, on_lineage
+from launcher.inspect.report.write import subject, write_report
+from launcher.run.history import read_history
+from launcher.run.log import Journal, operator_event
+from launcher.run.record import open_run
 
 
 def diagnose(*arguments: object) -> str:

@@ -25,9 +25,9 @@ from launcher.diagnose.results import (
     unevaluated,
     write_result,
 )
-from launcher.diagnose.settings import EvaluationTask, HeldOutSettings
-from launcher.runs import Run, open_run
-from launcher.session import heldout_spec
+from launcher.recipe.evaluation import EvaluationTask, HeldOutSettings
+from launcher.run.record import Run, open_run
+from launcher.run.streams import heldout_spec
 
 NAMES = ("heldout", "anisotropy", "probe word", "similarity shared")
 

@@ -14,8 +14,8 @@ from small_runs import WORDS
 
 from launcher.diagnose.frozen import Frozen, open_checkpoint, open_frozen
 from launcher.diagnose.states import pooled_states, rows_of_texts
-from launcher.export import export_run
-from launcher.runs import open_run
+from launcher.export.export import export_run
+from launcher.run.record import open_run
 
 TEXTS = ["every rank reads its rows", "a", "the loss falls while nothing is lost and workers die"]
 POOLINGS = ("cls", "mean", "max")

@@ -14,10 +14,10 @@ from sentence_transformers import SentenceTransformer
 from topics import scored, triplets, write_rows
 
 from data_service.store.base import Store
-from launcher import cli
+from launcher.cli import main as cli
 from launcher.embed.model import load_model
-from launcher.embed.modules import write_sentence_transformer
 from launcher.embed.settings import Encoding
+from launcher.export.sentence_transformer import write_sentence_transformer
 from launcher.finetune.pretrained import folder_digest, open_pretrained
 
 Said = tuple[int, str, str]

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from small_runs import WORDS
 
 from encoder_core.errors import ModelError
-from launcher.embed.modules import write_sentence_transformer
+from launcher.export.sentence_transformer import write_sentence_transformer
 
 TEXTS = st.lists(
     st.lists(st.sampled_from(WORDS), min_size=1, max_size=40).map(" ".join), min_size=1, max_size=5

@@ -5,13 +5,13 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from launcher.cli import app
+from launcher.cli.main import app
 from launcher.errors import EstimateError
 from launcher.estimate.cluster import Cluster
 from launcher.estimate.estimate import Estimate, estimate, halvings
 from launcher.estimate.gpus import find_gpu
 from launcher.estimate.render import render
-from launcher.recipe import bundled, load
+from launcher.recipe.load import bundled, load
 
 LARGE = ("roberta-large-160gb", "--nodes", "16", "--gpus-per-node", "8", "--gpu", "h100")
 

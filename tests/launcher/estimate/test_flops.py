@@ -14,7 +14,7 @@ from encoder_core.layers.deberta_attention import DisentangledAttention, padded
 from encoder_core.objectives.contrastive import ContrastiveConfig, ContrastiveModel
 from encoder_core.objectives.losses import Objective as Module
 from launcher.estimate.flops import count, joined, of_objective
-from launcher.objective import Objective
+from launcher.recipe.objective import Objective
 
 
 def with_counted_kernels(module: Module) -> Module:

@@ -12,8 +12,8 @@ from launcher.estimate.estimate import estimate
 from launcher.estimate.flops import count, joined, of_objective
 from launcher.estimate.gpus import find_gpu
 from launcher.estimate.shape import Shape
-from launcher.objective import ExtraTerm, Objective
-from launcher.recipe import load
+from launcher.recipe.load import load
+from launcher.recipe.objective import ExtraTerm, Objective
 
 MLM = Objective(mlm=MlmMasking())
 NSP = Objective(mlm=MlmMasking(), nsp=ExtraTerm())

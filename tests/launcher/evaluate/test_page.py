@@ -10,8 +10,8 @@ from data_service.store.open import open_store
 from launcher.evaluate.cell import Measured, Result
 from launcher.evaluate.page import keep_rows, kept_rows
 from launcher.evaluate.table import Row, rows
-from launcher.history import read_history
-from launcher.report.page import Subject, render
+from launcher.inspect.report.page import Subject, render
+from launcher.run.history import read_history
 
 
 def table(value: float, step: int = 100) -> list[Row]:

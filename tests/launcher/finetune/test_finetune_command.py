@@ -7,7 +7,7 @@ import pytest
 from finetuning import description, model, task
 from typer.testing import CliRunner
 
-from launcher.cli import app
+from launcher.cli.main import app
 from launcher.errors import OptionError, RunError
 
 

@@ -17,12 +17,13 @@ from starts import Setting, trained
 from data_service.ingest.build import build_corpus
 from data_service.ingest.options import BuildOptions
 from data_service.tokenizers.load import save_tokenizer
-from launcher import runs
-from launcher.commands.recipe import load_recipe
+from launcher.cli.recipe import load_recipe
 from launcher.finetune.pretrained import open_pretrained
 from launcher.finetune.run import finetune
 from launcher.finetune.settings import Settings
-from launcher.inputs import sections_for
+from launcher.run.create import create_run
+from launcher.run.inputs import sections_for
+from launcher.run.record import open_run
 from launcher.tasks.examples import Questions, Sentences, Tagged
 from launcher.tasks.metrics import score
 from launcher.tasks.task import Task
@@ -75,8 +76,8 @@ def run_of(family: str, folder: Path) -> str:
     build_corpus([text], corpus, f"{folder}/tokenizer", options, lambda progress: None)
     sections = sections_for([corpus], f"{folder}/tokenizer")
     recipe = load_recipe(RECIPES[family], list(SHAPE), tiny=True, sections=sections)
-    runs.init(recipe, f"{folder}/run", datetime.now(UTC))
-    run = runs.open_run(f"{folder}/run")
+    create_run(recipe, f"{folder}/run", datetime.now(UTC))
+    run = open_run(f"{folder}/run")
     trained(Setting(run, tokenizer), run.uri, run.recipe.model, run.recipe.objective)
     return run.uri
 

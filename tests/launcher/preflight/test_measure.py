@@ -11,11 +11,10 @@ from typer.testing import CliRunner
 from data_service.store.base import Store
 from data_service.store.local import LocalStore
 from data_service.store.open import open_store
-from launcher.cli import app
+from launcher.cli.main import app
 from launcher.preflight.findings import Finding, worst
-from launcher.preflight.measure import Subject, available_memory, examine, subject
-from launcher.preflight.store import skew
-from launcher.recipe import reload
+from launcher.preflight.measure import Subject, available_memory, examine, skew, subject
+from launcher.recipe.load import reload
 
 LIMIT_S = 3.0
 

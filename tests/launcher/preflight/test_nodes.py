@@ -6,8 +6,8 @@ import pytest
 from preflight_ranks import hold
 from ranks import run_ranks
 
+from launcher.preflight.collective import Report, warnings, with_versions
 from launcher.preflight.findings import Finding
-from launcher.preflight.nodes import Report, warnings, with_versions
 
 pytestmark = pytest.mark.cluster
 

@@ -9,7 +9,7 @@ import pytest
 import task_folders
 from typer.testing import CliRunner
 
-from launcher import cli
+from launcher.cli import main as cli
 
 README = Path(__file__).parents[3] / "launcher/README.md"
 

@@ -1,0 +1,218 @@
+"""`maskfleet corpus`: raw text to verified shards, and what is in them."""
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from launcher.cli.options import (
+    BadBytes,
+    BadBytesOption,
+    BadRecords,
+    BadRecordsOption,
+    CorpusArgument,
+    InputsArgument,
+    JsonOption,
+    TextFieldOption,
+    print_json,
+    settings,
+)
+
+group = typer.Typer(no_args_is_help=True, help="Build corpora from raw text, verify, count and read them.")
+
+
+class TxtDocuments(StrEnum):
+    FILE = "file"
+    BLANK_LINE = "blank_line"
+
+
+class Split(StrEnum):
+    TRAIN = "train"
+    HELDOUT = "heldout"
+
+
+def register(app: typer.Typer) -> None:
+    app.add_typer(group, name="corpus", rich_help_panel="Prepare")
+
+
+class Texts(StrEnum):
+    PLAIN = "plain"
+    PAIRS = "pairs"
+
+
+TxtDocumentsOption = Annotated[
+    TxtDocuments, typer.Option("--txt-documents", help="In .txt: a document a file, or between blank lines.")
+]
+
+
+HeldoutOption = Annotated[
+    float,
+    typer.Option(
+        "--heldout",
+        help="Share of documents kept for evaluation; more of little text, and stretches of few or long documents.",
+    ),
+]
+TextsOption = Annotated[
+    Texts, typer.Option("--texts", help="Running text, or pairs: query, positive, negatives in each record.")
+]
+NegativesOption = Annotated[
+    int | None, typer.Option("--negatives", min=0, help="Of each pair. A record with fewer is a bad one.")
+]
+QueryFieldOption = Annotated[str | None, typer.Option("--query-field", help="Of pairs. Default: query.")]
+PositiveFieldOption = Annotated[
+    str | None, typer.Option("--positive-field", help="Of pairs. Default: positive.")
+]
+NegativesFieldOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--negatives-field",
+        help="Of pairs, one or several, each with a text or a list. Default: negatives.",
+    ),
+]
+
+
+@group.command()
+def build(
+    inputs: InputsArgument,
+    out: Annotated[str, typer.Option("--out", help="Folder or s3:// URI of its own for the corpus.")],
+    tokenizer: Annotated[str, typer.Option("--tokenizer", help="The tokenizer's folder or s3:// URI.")],
+    heldout: HeldoutOption = 0.0005,
+    workers: Annotated[
+        int | None,
+        typer.Option("--workers", min=1, help="Processes. Default: all cores, one for a small input."),
+    ] = None,
+    text_field: TextFieldOption = "text",
+    texts: TextsOption = Texts.PLAIN,
+    negatives: NegativesOption = None,
+    query_field: QueryFieldOption = None,
+    positive_field: PositiveFieldOption = None,
+    negatives_field: NegativesFieldOption = None,
+    txt_documents: TxtDocumentsOption = TxtDocuments.FILE,
+    on_bad_bytes: BadBytesOption = BadBytes.ERROR,
+    on_bad_records: BadRecordsOption = BadRecords.ERROR,
+    block_tokens: Annotated[
+        int, typer.Option("--block-tokens", min=1, help="Tokens a block aims for; a document is never cut.")
+    ] = 1 << 18,
+    max_document_bytes: Annotated[
+        int, typer.Option("--max-document-bytes", min=1, help="Refuse longer documents than this.")
+    ] = 16 << 20,
+) -> None:
+    """Tokenise raw text into shards, drop exact duplicates, set held-out documents apart.
+
+    The result is the same for any number of workers. An interrupted build continues when the same command is
+    given again, and a complete one is recognised.
+
+    Example: `maskfleet corpus build 'news/*.jsonl.zst' --tokenizer s3://bucket/bpe-50k --out s3://bucket/news`
+    """
+    from rich.console import Console
+
+    from data_service.ingest.build import build_corpus
+    from data_service.ingest.options import BuildOptions
+    from launcher.cli.build_progress import BuildWatch
+    from launcher.cli.texts import automatic_workers, list_texts
+
+    listing = list_texts(inputs)
+    options = settings(
+        BuildOptions,
+        called={"heldout_fraction": "--heldout", "pairs": "--texts pairs"},
+        text_field=text_field,
+        pairs=_pairs(texts, negatives, query_field, positive_field, negatives_field),
+        txt_documents=txt_documents.value,
+        on_bad_bytes=on_bad_bytes.value,
+        on_bad_records=on_bad_records.value,
+        heldout_fraction=heldout,
+        block_tokens=block_tokens,
+        max_document_bytes=max_document_bytes,
+        workers=workers or automatic_workers(listing),
+    )
+    watch = BuildWatch(Console())
+    try:
+        build_corpus(inputs, out, tokenizer, options, watch.update)
+    finally:
+        watch.close()
+    stats(out)
+
+
+def _pairs(
+    texts: Texts, count: int | None, query: str | None, positive: str | None, negatives: list[str] | None
+) -> dict[str, object] | None:
+    """The settings of pairs that were given; None for running text. Raises OptionError where they are without use."""
+    given = {"count": count, "query": query, "positive": positive, "negatives": negatives or None}
+    chosen: dict[str, object] = {name: value for name, value in given.items() if value is not None}
+    if texts is Texts.PAIRS:
+        return chosen
+    if chosen:
+        from launcher.errors import OptionError
+
+        raise OptionError(
+            "negatives and fields of pairs are given, and the corpus is one of running text",
+            remedy="add --texts pairs, or leave them out",
+        )
+    return None
+
+
+@group.command()
+def verify(corpus: CorpusArgument, as_json: JsonOption = False) -> None:
+    """Read every byte and compare it with its hash. Names damaged files, blocks and gaps (exit code 1)."""
+    from data_service.corpus.corpus import verify_corpus
+    from data_service.visible import one_line
+    from launcher.format import human_bytes
+
+    report = verify_corpus(corpus)
+    if as_json:
+        print_json([vars(report) | {"damage": [str(damage) for damage in report.damage]}])
+    else:
+        for damage in report.damage:
+            typer.echo(f"DAMAGED  {one_line(str(damage))}")
+        size = human_bytes(report.bytes)
+        typer.echo(
+            f"{report.shards:,} shards, {report.blocks:,} blocks, {size} read, {len(report.damage)} damaged"
+        )
+    if report.damage:
+        raise typer.Exit(1)
+
+
+@group.command()
+def stats(
+    corpus: CorpusArgument,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Rows of a batch, for the shuffle.")] = 8192,
+    length: Annotated[int, typer.Option("--length", min=8, help="Tokens of a row.")] = 512,
+    as_json: JsonOption = False,
+) -> None:
+    """Count documents, sentences and tokens; duplicates dropped; document lengths; unigram entropy; the shuffle."""
+    from dataclasses import asdict
+
+    from data_service.stream.statistics import corpus_stats
+    from launcher.cli.corpus_table import heldout_note, stats_tables
+    from launcher.output import print_table
+
+    found = corpus_stats(corpus, batch=batch, length=length)
+    if as_json:
+        print_json([asdict(found)])
+        return
+    for table in stats_tables(found):
+        print_table(table)
+    note = heldout_note(found)
+    if note:
+        typer.echo(note)
+
+
+@group.command()
+def show(
+    corpus: CorpusArgument,
+    index: Annotated[int, typer.Option("--index", min=0, help="Number of the first document.")] = 0,
+    count: Annotated[int, typer.Option("--count", min=1, help="How many documents.")] = 1,
+    split: Annotated[Split, typer.Option("--split", help="Which documents.")] = Split.TRAIN,
+) -> None:
+    """Print documents as training sees them: decoded from their tokens, a line a sentence, or a text of a pair."""
+    from itertools import repeat
+
+    from data_service.corpus.corpus import show_documents
+    from data_service.visible import visible
+
+    for document in show_documents(corpus, split.value, index, count):
+        place = f"{document.shard}, block {document.block}, document {document.document}"
+        typer.echo(visible(f"== {place}: {document.tokens:,} tokens"))
+        names = [f"{name}: " for name in document.pairs.names] if document.pairs is not None else repeat("")
+        for name, sentence in zip(names, document.sentences, strict=False):
+            typer.echo(visible(name + sentence.rstrip("\n")))

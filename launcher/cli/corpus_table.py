@@ -1,0 +1,72 @@
+"""A corpus's counts as tables, and what is to be known of its held-out text as a sentence."""
+
+from collections.abc import Iterator
+
+from rich.table import Table
+from rich.text import Text
+
+from data_service.stream.radius import Radius
+from data_service.stream.statistics import CorpusStats
+from data_service.visible import one_line
+from launcher.format import human_bytes
+
+_BAR = 40  # characters of the longest bar
+
+
+def stats_tables(stats: CorpusStats) -> Iterator[Table]:
+    """Splits side by side, then what was dropped, how the text is shuffled, and a histogram of document lengths."""
+    splits = Table("", "train", "held out", box=None, pad_edge=False)
+    rows = (stats.train, stats.heldout)
+    for name in ("documents", "sentences", "tokens", "blocks"):
+        splits.add_row(name, *(f"{getattr(split, name):,}" for split in rows))
+    splits.add_row("text", *(human_bytes(split.text_bytes) for split in rows))
+    splits.add_row("tokens per byte", *(f"{split.tokens_per_byte:.3f}" for split in rows))
+    yield splits
+    counts = Table(show_header=False, box=None, pad_edge=False)
+    if stats.pairs is not None:
+        counts.add_row("each document", f"query, positive, {stats.pairs.negatives} negative(s)")
+    for name, count in stats.counts.items():
+        if not name.endswith("_text_bytes"):
+            counts.add_row(name.replace("_", " "), f"{count:,}")
+    counts.add_row("vocabulary", f"{stats.vocab_size:,} ids")
+    counts.add_row("unigram entropy", f"{stats.unigram_entropy:.3f} nats a token")
+    yield counts
+    if stats.radius is not None:
+        yield _radius(stats.radius)
+    if stats.skipped:
+        skipped = Table("bad records left out", box=None, pad_edge=False)
+        for record in stats.skipped:
+            skipped.add_row(Text(one_line(record)))
+        yield skipped
+    lengths = Table("tokens", "documents", "", box=None, pad_edge=False)
+    most = max(stats.document_lengths.values(), default=1)
+    for shortest, count in stats.document_lengths.items():
+        lengths.add_row(f"{shortest:,}+", f"{count:,}", "█" * max(1, round(_BAR * count / most)))
+    yield lengths
+
+
+def _radius(radius: Radius) -> Table:
+    table = Table(show_header=False, box=None, pad_edge=False)
+    of = f"of {radius.regions:,.0f} blocks, at most {radius.largest:.2%} from one"
+    table.add_row(f"a batch of {radius.rows:,} rows", of)
+    share = f"{radius.continued:.2%} of its rows (drawn evenly: {radius.uniform:.2%})"
+    table.add_row("beside their continuation", share)
+    reads = f"{radius.reads:,.1f} of {human_bytes(round(radius.read_bytes))}"
+    table.add_row("reads of a batch", f"{reads}, {radius.amplification:.3f} bytes for a byte used")
+    return table
+
+
+def heldout_note(stats: CorpusStats) -> str | None:
+    """What was held out, where it is not the share of documents that was asked for."""
+    if stats.heldout_rule is None:
+        return None
+    share = stats.heldout.tokens / max(1, stats.heldout.tokens + stats.train.tokens)
+    if stats.heldout_rule.unit == "stretch":
+        return (
+            f"held out for evaluation: {stats.heldout.documents:,} stretches between the bounds of paragraphs or "
+            f"sentences, {share:.2%} of the tokens; the documents are too few or too long to hold whole ones out"
+        )
+    return (
+        f"held out for evaluation: {stats.heldout.documents:,} documents, {share:.2%} of the tokens; the share "
+        "that was asked for would have been too little text, or too much"
+    )

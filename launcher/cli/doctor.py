@@ -1,0 +1,85 @@
+"""`maskfleet doctor`: checks this machine, and stores, before a long run does.
+
+`maskfleet preflight`: what every node checks before its ranks train, by hand.
+"""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from launcher.cli.options import JsonOption, print_json
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from launcher.preflight.findings import Finding
+
+
+def register(app: typer.Typer) -> None:
+    app.command(rich_help_panel="Look after it")(doctor)
+    app.command(rich_help_panel="Look after it")(preflight)
+
+
+def doctor(
+    stores: Annotated[
+        list[str] | None,
+        typer.Argument(help="Folders or s3:// URIs that a run will read or write."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Check this machine: versions, cores, memory, shared memory, GPUs, limits, ports, clock, and stores.
+
+    A store is tried with a small object that is removed again. Exit code 1 if something would stop a run.
+
+    Example: `maskfleet doctor s3://bucket/runs`
+    """
+    from launcher.output import print_table
+    from launcher.preflight.doctor import examine
+
+    findings = list(examine(stores or []))
+    if as_json:
+        print_json(vars(finding) for finding in findings)
+    else:
+        print_table(table_of(findings))
+    if any(finding.verdict == "failure" for finding in findings):
+        raise typer.Exit(1)
+
+
+def table_of(findings: "Iterable[Finding]") -> "Table":
+    """Findings as a person reads them."""
+    from rich.table import Table
+
+    table = Table("", "check", "found", "remedy", box=None, pad_edge=False)
+    marks = {"ok": "[green]ok[/]", "warning": "[yellow]warning[/]", "failure": "[red]FAILURE[/]"}
+    for finding in findings:
+        table.add_row(marks[finding.verdict], finding.what, finding.found, finding.remedy)
+    return table
+
+
+def preflight(
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[RUN|RECIPE]", help="The run to be trained here, or a recipe of which to make one."
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Check this node as `train` does before it begins: memory, /dev/shm, limits, GPUs, stores, clock, room.
+
+    Takes three seconds at most. Exit code 1 if something would keep ranks from this node.
+
+    Example: `maskfleet preflight s3://bucket/runs/base`
+    """
+    from launcher.output import print_table
+    from launcher.preflight.findings import worst
+    from launcher.preflight.measure import examine, subject
+
+    findings = examine(subject(target) if target is not None else None)
+    if as_json:
+        print_json(vars(finding) for finding in findings)
+    else:
+        print_table(table_of(findings))
+    if worst(findings) == "failure":
+        raise typer.Exit(1)

@@ -1,0 +1,154 @@
+"""`maskfleet embed`: sentence embeddings trained from a checkpoint, and measured."""
+
+import logging
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from launcher.cli.options import JsonOption, print_json
+
+group = typer.Typer(no_args_is_help=True, help="Train and measure sentence embeddings (Sentence-BERT).")
+
+_Model = Annotated[
+    str, typer.Argument(metavar="MODEL", help="A run, or a folder of transformers or SentenceTransformer.")
+]
+_Step = Annotated[
+    int | None,
+    typer.Option("--step", help="The run's checkpoint of this step; default: the newest good one."),
+]
+_Data = Annotated[
+    str | None, typer.Option("--data", help="Folder or s3:// URI that holds the published files.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    app.add_typer(group, name="embed", rich_help_panel="Use it")
+
+
+@group.command()
+def train(
+    model: _Model,
+    settings: Annotated[
+        str, typer.Argument(metavar="SETTINGS", help="A YAML file, or bundled ones: nli, stsb, pairs.")
+    ],
+    out: Annotated[str, typer.Option("--out", help="Folder or s3:// URI for the trained model.")],
+    data: _Data = None,
+    step: _Step = None,
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one of the settings.")
+    ] = None,
+    scratch: Annotated[
+        Path | None,
+        typer.Option(
+            "--scratch",
+            help="Folder on this machine that keeps checkpoints, so that the same command, killed, goes on.",
+        ),
+    ] = None,
+    licence: Annotated[
+        str | None, typer.Option("--licence", help="What the model card states, such as apache-2.0.")
+    ] = None,
+) -> None:
+    """Train sentence embeddings, and export the folder that `SentenceTransformer(...)` loads.
+
+    Sentence-BERT's two steps: `maskfleet embed train RUN nli --data glue/ --out nli-model`, then `maskfleet embed train
+    nli-model stsb --data glue/ --out sts-model`.
+    """
+    from launcher.embed.export import check_target, export_embeddings
+    from launcher.embed.scratch import Scratch
+    from launcher.embed.settings import load_settings
+    from launcher.embed.train import train_embeddings
+    from launcher.finetune.pretrained import open_pretrained
+
+    _tell_progress()
+    training = load_settings(settings, assignments or [], data)
+    check_target(out)
+    with open_pretrained(model, step) as pretrained:
+        trained = train_embeddings(pretrained, training, scratch)
+        export_embeddings(trained, pretrained, training, out, licence)
+    if scratch is not None:
+        Scratch(scratch, kept=True).remove()
+    gone_on = f", going on from step {trained.resumed:,}" if trained.resumed else ""
+    typer.echo(f"trained {trained.steps:,} steps on {trained.rows:,} rows{gone_on}; exported to {out}")
+    for name, value in trained.dev.items():
+        typer.echo(f"  {name.replace('_', ' ')}: {100 * value:.2f} (x 100)")
+
+
+@group.command("eval")
+def evaluate(
+    model: _Model,
+    tasks: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="TASK...", help="Tasks of the kinds similarity, regression of pairs, retrieval."
+        ),
+    ],
+    data: _Data = None,
+    split: Annotated[
+        str | None, typer.Option("--split", help="Of the tasks; default: dev where there is one, else test.")
+    ] = None,
+    step: _Step = None,
+    pooling: Annotated[
+        str | None,
+        typer.Option(
+            "--pooling", help="cls, mean, weighted_mean, last_token, max; default: the folder's, or mean."
+        ),
+    ] = None,
+    max_length: Annotated[
+        int | None, typer.Option("--max-length", help="Tokens of a text; default: the model's.")
+    ] = None,
+    batch: Annotated[int, typer.Option("--batch", help="Texts at a time.")] = 32,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure a model's vectors: STS by rank correlation, retrieval by nDCG@10, MRR and recall.
+
+    Nothing is downloaded. `maskfleet tasks list` says which tasks there are and where their files are published.
+    """
+    from rich.table import Table
+
+    from launcher.cli.options import settings as checked
+    from launcher.embed.evaluate import CellSettings, embed_cell
+    from launcher.finetune.pretrained import open_pretrained
+    from launcher.output import print_table
+    from launcher.tasks.task import load_task
+
+    _tell_progress()
+    cell = checked(CellSettings, split=split, pooling=pooling, max_length=max_length, batch=batch)
+    chosen = [load_task(name, data) for name in tasks]
+    table = Table("task", "split", "metric", "x 100", box=None, pad_edge=False)
+    with open_pretrained(model, step) as pretrained:
+        for task in chosen:
+            where = cell.split or ("dev" if "dev" in task.splits else "test")
+            metrics = embed_cell(pretrained, task, cell, seed=0)
+            if as_json:
+                found = {"model": model, "step": pretrained.step, "task": task.name, "split": where}
+                print_json([{**found, "metrics": metrics}])
+            for name, value in metrics.items():
+                table.add_row(task.name, where, name, f"{100 * value:.2f}")
+    if not as_json:
+        print_table(table)
+
+
+@group.command("settings")
+def show_settings(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="nli, stsb or pairs.")],
+) -> None:
+    """Print bundled settings, as a start for a file of your own."""
+    from launcher.embed.settings import bundled_text
+
+    typer.echo(bundled_text(name), nl=False)
+
+
+def _tell_progress() -> None:
+    """What is done goes to standard error, a line each; of the libraries only errors."""
+    from launcher.command import screen
+    from launcher.extras import EVALUATE, optional
+
+    optional("sentence_transformers", "maskfleet embed", EVALUATE)
+    libraries = optional("transformers", "maskfleet embed", EVALUATE).utils.logging
+    libraries.set_verbosity_error()
+    libraries.disable_progress_bar()
+    handler = logging.StreamHandler(screen(2))
+    log = logging.getLogger("launcher.embed")
+    log.setLevel(logging.INFO)
+    log.addHandler(handler)

@@ -1,0 +1,247 @@
+"""`maskfleet evaluate`: a grid of checkpoints, tasks, settings and seeds, and its table."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from launcher.cli.options import JsonOption, print_json
+from launcher.errors import OptionError
+
+if TYPE_CHECKING:
+    from launcher.evaluate.cell import Measure
+    from launcher.evaluate.endings import Share
+    from launcher.evaluate.evaluation import Evaluation
+    from launcher.evaluate.results import Results
+    from launcher.evaluate.table import Row
+
+
+def register(app: typer.Typer) -> None:
+    app.command(rich_help_panel="After pretraining")(evaluate)
+
+
+CheckpointsArgument = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="CHECKPOINT...",
+        help="Runs, and folders in the transformers format; local or s3://. Of a generator and a discriminator it is "
+        "the discriminator.",
+    ),
+]
+SuiteArgument = Annotated[
+    str, typer.Argument(metavar="SUITE", help="A bundled suite's or task's name, or a YAML file of either.")
+]
+ResultsOption = Annotated[
+    str, typer.Option("--results", help="Folder or s3:// URI that keeps results, of any number of commands.")
+]
+DataOption = Annotated[
+    str | None, typer.Option("--data", help="Folder or s3:// URI that holds the tasks' published files.")
+]
+StepOption = Annotated[
+    list[str] | None,
+    typer.Option("--step", help="The runs' checkpoint of this step, or `all`; repeat it for several."),
+]
+TaskOption = Annotated[
+    list[str] | None, typer.Option("--task", help="Only this task of the suite; repeat it for several.")
+]
+SettingOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="A setting in place of the tasks' own; all values of a list are tried: --set lr=[1e-5,3e-5].",
+    ),
+]
+CpusOption = Annotated[
+    float, typer.Option("--cpus-per-cell", min=0.01, help="Cores of a cell; 0.5: two cells share one.")
+]
+GpusOption = Annotated[
+    float | None,
+    typer.Option(
+        "--gpus-per-cell",
+        min=0.0,
+        help="GPUs of a cell; 0.25: four cells share one. Default: 1 where there are any.",
+    ),
+]
+
+
+def evaluate(
+    checkpoints: CheckpointsArgument,
+    suite: SuiteArgument,
+    results: ResultsOption,
+    data: DataOption = None,
+    steps: StepOption = None,
+    tasks: TaskOption = None,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="How many: 0, 1, ...")] = 5,
+    assignments: SettingOption = None,
+    cpus: CpusOption = 1.0,
+    gpus: GpusOption = None,
+    only_table: Annotated[
+        bool,
+        typer.Option("--only-table", help="Compute nothing: the table of what was asked for here before."),
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Fine-tune every checkpoint on every task of a suite with every setting and seed, and print the table.
+
+    Cells run as tasks on the Ray cluster in RAY_ADDRESS, or on one started here. Each result is an object in --results,
+    named by all that decides it: the same command computes what is missing, however the last one ended. The table has
+    for each checkpoint and task the setting with the best median over seeds on dev.
+
+    Exit codes: 0 all there; 2 cells that cannot be computed, named below the table; 75 anything that may pass: run it
+    again.
+
+    Example: `maskfleet evaluate s3://bucket/runs/base glue --data glue/ --results s3://bucket/results`
+    """
+    from data_service.store.open import open_store
+    from launcher.evaluate.endings import Share
+    from launcher.evaluate.evaluation import recorded
+    from launcher.evaluate.results import Results
+
+    wanted, store = _steps(steps), Results(open_store(results))
+    with _what_may_pass():
+        if only_table:
+            _print_table(recorded(store, checkpoints, wanted, suite), as_json)
+            return
+        measures = _measures(suite, data, tasks, assignments)
+        evaluation, table = _evaluated(
+            store, suite, checkpoints, wanted, measures, range(seeds), Share(cpus=cpus, gpus=gpus)
+        )
+        _print_table(table, as_json)
+    _keep_for_reports(checkpoints, table)
+    _end(evaluation)
+
+
+def _steps(given: list[str] | None) -> list[int] | None:
+    """None for all of them; empty for the newest."""
+    if given == ["all"]:
+        return None
+    wrong = [step for step in given or () if not step.isdecimal()]
+    if wrong:
+        raise OptionError(
+            f"--step {wrong[0]} is no number of steps",
+            remedy="give a number; or `all`, alone, for every checkpoint",
+        )
+    return [int(step) for step in given or ()]
+
+
+def _measures(
+    suite: str, data: str | None, names: list[str] | None, assignments: list[str] | None
+) -> "list[Measure]":
+    """Of the suite's tasks, or of those that are called so."""
+    from launcher.evaluate.measures import measures
+    from launcher.tasks.suite import load_suite
+
+    tasks = load_suite(_everywhere(suite), None if data is None else _everywhere(data))
+    known = [task.name for task in tasks]
+    unknown = [name for name in names or () if name not in known]
+    if unknown:
+        raise OptionError(
+            f"--task {unknown[0]}: {suite} has no such task", remedy=f"its tasks: {', '.join(known)}"
+        )
+    return measures([task for task in tasks if not names or task.name in names], assignments or ())
+
+
+def _everywhere(place: str) -> str:
+    """A local path as processes in other folders find it."""
+    from pathlib import Path
+
+    return str(Path(place).absolute()) if Path(place).exists() else place
+
+
+def _evaluated(
+    store: "Results",
+    suite: str,
+    sources: list[str],
+    steps: list[int] | None,
+    measures: "list[Measure]",
+    seeds: Sequence[int],
+    share: "Share",
+) -> "tuple[Evaluation, list[Row]]":
+    from launcher.evaluate.endings import Ended
+    from launcher.evaluate.evaluation import Evaluation, opened, plan
+
+    with opened(sources, steps) as models:
+        evaluation = Evaluation(store, suite, plan(models, measures, seeds))
+        for rules, count in evaluation.under_other_rules().items():
+            _say(
+                f"{count} cells have results of version {rules} of our rules, not of {store.rules}: computed again"
+            )
+        total = len(evaluation.missing)
+        _say(f"{evaluation.before + total} cells: {evaluation.before} are there, {total} to compute")
+        ended = 0
+        for event in evaluation.compute(models, share):
+            if isinstance(event, Ended):
+                ended += 1
+                _say(
+                    f"{ended} of {total}: {event.failure.problem if event.failure else event.work.cell.name}"
+                )
+            else:
+                _say(event.reason)
+    return evaluation, evaluation.table() if evaluation.trouble is None else []
+
+
+def _keep_for_reports(sources: list[str], table: "list[Row]") -> None:
+    """The rows about each run go where `maskfleet report` finds them; the table is printed by then."""
+    from data_service.store.errors import StoreError
+    from data_service.store.open import open_store
+    from launcher.evaluate.page import keep_rows
+    from launcher.run.record import RECORD
+
+    for source in sources if table else ():
+        try:
+            store = open_store(source)
+            if store.size(RECORD) is not None:
+                keep_rows(store, [row for row in table if row.checkpoint == source])
+        except StoreError as error:
+            _say(f"the report of {source} will be without this table: {error.problem}")
+
+
+def _end(evaluation: "Evaluation") -> None:
+    """Says what has no result; ends with the code that this means."""
+    from launcher.contract import MISTAKE, REPEAT
+
+    for failure in evaluation.failures:
+        _say(f"failed: {failure.problem}\n  {failure.remedy}")
+        if failure.trace:
+            _say(failure.trace.rstrip())
+    if evaluation.trouble is not None:
+        _say(f"{evaluation.trouble.problem}\n  {evaluation.trouble.remedy}")
+    if evaluation.trouble is not None or any(failure.passes for failure in evaluation.failures):
+        _say("the same command goes on: what was computed is kept")
+        raise typer.Exit(REPEAT)
+    if evaluation.failures:
+        raise typer.Exit(MISTAKE)
+
+
+def _print_table(rows: "list[Row]", as_json: bool) -> None:
+    from launcher.evaluate.render import terminal_table
+    from launcher.output import print_table
+
+    if as_json:
+        print_json(row.model_dump(mode="json") for row in rows)
+    else:
+        print_table(terminal_table(rows))
+
+
+def _say(text: str) -> None:
+    from data_service.visible import visible
+
+    typer.echo(visible(text), err=True)
+
+
+@contextmanager
+def _what_may_pass() -> Iterator[None]:
+    """What another start may do better ends in the code that says so, not as a mistake."""
+    from data_service.errors import UserError as DataError
+    from encoder_core.errors import UserError as ModelError
+    from launcher.contract import MISTAKE, code_of
+
+    try:
+        yield
+    except (DataError, ModelError) as error:
+        if code_of(error) == MISTAKE:
+            raise
+        _say(f"{error.problem}\n  {error.remedy}")
+        raise typer.Exit(code_of(error)) from error

@@ -1,0 +1,142 @@
+"""`maskfleet finetune`: a checkpoint becomes a model for a task."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from launcher.cli.options import JsonOption, print_json
+
+if TYPE_CHECKING:
+    from launcher.finetune.settings import Settings
+    from launcher.finetune.tries import Tried
+    from launcher.tasks.task import Task
+
+
+CheckpointArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="CHECKPOINT",
+        help="A run, or a folder in the transformers format; local or s3://. Of a generator and a discriminator it is "
+        "the discriminator.",
+    ),
+]
+TaskArgument = Annotated[
+    str, typer.Argument(metavar="TASK", help="A bundled task's name, or a YAML file. See `maskfleet tasks`.")
+]
+SettingsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="A setting in place of the task's own: --set lr=2e-5 --set layer_decay=0.8. A list has several.",
+    ),
+]
+
+
+def register(app: typer.Typer) -> None:
+    app.command(rich_help_panel="After pretraining")(finetune)
+
+
+def finetune(
+    checkpoint: CheckpointArgument,
+    task: TaskArgument,
+    out: Annotated[
+        str | None,
+        typer.Option("--out", help="Folder or s3:// URI for the model. Without it the model is not kept."),
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option("--data", help="Folder or s3:// URI that holds the task's published files.")
+    ] = None,
+    step: Annotated[
+        int | None,
+        typer.Option("--step", help="The run's checkpoint of this step; default: the newest good one."),
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the head, the order and dropout.")] = 0,
+    assignments: SettingsOption = None,
+    every: Annotated[
+        bool,
+        typer.Option(
+            "--grid", help="Try every combination of the settings' lists, and keep the best on dev."
+        ),
+    ] = False,
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            "--threads", min=1, help="Of the processor; default: all. Other numbers change last digits."
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Fine-tune a checkpoint on a task, and write the model as `transformers` loads it.
+
+    The same checkpoint, task, settings and seed give the same bits on one kind of device, so a fine-tuning that died is
+    repeated. The epoch that is best on dev is kept. Where settings are lists, the first value counts, unless --grid.
+
+    Example: `maskfleet finetune s3://bucket/runs/base sst2 --data glue/ --out base-sst2/`
+    """
+    from launcher.finetune.pretrained import open_pretrained
+    from launcher.finetune.tries import try_each
+    from launcher.tasks.task import load_task
+
+    asked = load_task(task, data)
+    choices = _choices(asked, assignments, threads)
+    choices = choices if every else choices[:1]
+    with _epochs_told(), open_pretrained(checkpoint, step) as pretrained:
+        for one in try_each(pretrained, asked, choices, seed, out):
+            if as_json:
+                print_json([_record(one, seed)])
+            else:
+                typer.echo(_line(one, choices))
+    if out is not None and not as_json:
+        typer.echo(f"{pretrained.name}, fine-tuned on {asked.name}, is in {out}")
+
+
+def _choices(task: "Task", assignments: list[str] | None, threads: int | None) -> "tuple[Settings, ...]":
+    import os
+
+    from launcher.finetune.settings import candidates
+    from launcher.recipe.document import Document, override
+
+    given = override(Document(dict(task.finetune), task.name, {}), assignments or ()).data
+    machine = {"threads": threads or given.get("threads") or os.cpu_count() or 1}
+    return candidates(given, machine)
+
+
+def _record(tried: "Tried", seed: int) -> dict[str, object]:
+    outcome = {} if tried.outcome is None else tried.outcome.record()
+    return {**tried.record(), "seed": seed, "best": tried.best, **outcome}
+
+
+def _line(tried: "Tried", choices: "tuple[Settings, ...]") -> str:
+    """The settings that differ between the choices, and the figures."""
+    values = tried.settings.model_dump()
+    others = [choice.model_dump() for choice in choices]
+    differing = [name for name in values if any(other[name] != values[name] for other in others)]
+    told = " ".join(f"{name}={values[name]}" for name in differing)
+    if tried.outcome is None:
+        return f"{told}: {tried.problem}"
+    figures = ", ".join(f"{name} {value:.4f}" for name, value in tried.outcome.metrics.items())
+    further = "".join(
+        f"; {split}: " + ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
+        for split, metrics in tried.outcome.others.items()
+    )
+    return f"{told}{': ' if told else ''}dev, epoch {tried.outcome.best_epoch}: {figures}{further}"
+
+
+@contextmanager
+def _epochs_told() -> Iterator[None]:
+    """Each epoch's figures go to standard error as they come."""
+    from launcher.command import screen
+
+    logger, handler = logging.getLogger("launcher.finetune"), logging.StreamHandler(screen(2))
+    before = logger.level
+    logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)

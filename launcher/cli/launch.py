@@ -1,0 +1,321 @@
+"""`maskfleet launch`: what runs `maskfleet train` on a cluster, rendered for a scheduler, and submitted."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from launcher.cli.options import RunArgument
+from launcher.cli.recipe import SetOption
+
+_HELP = """
+Train a run on a cluster: Slurm, Kubernetes, AWS Batch or plain Ray.
+
+Prints what it would submit, or writes it with --out; submits it with --submit, through the scheduler's own command.
+The run must exist. Secrets never appear in it: variables are named with --env, their values come from the scheduler.
+"""
+
+group = typer.Typer(no_args_is_help=True, help=_HELP)
+
+NameOption = Annotated[
+    str | None, typer.Option("--name", help="Of the job, and of what is made for it. Default: from the URI.")
+]
+NodesOption = Annotated[int, typer.Option("--nodes", min=1, help="Machines that train.")]
+GpusOption = Annotated[int, typer.Option("--gpus-per-node", min=0, help="0 for training on CPUs.")]
+CpusOption = Annotated[int, typer.Option("--cpus-per-node", min=1, help="Cores of each machine to use.")]
+MemoryOption = Annotated[
+    str, typer.Option("--memory", help="Of each machine, below its size: the system needs some.")
+]
+SharedOption = Annotated[
+    str, typer.Option("--shared-memory", help="/dev/shm of each; Ray's object store takes three quarters.")
+]
+EnvOption = Annotated[
+    list[str] | None,
+    typer.Option("--env", metavar="NAME", help="A variable that the job gets. The name only, never a value."),
+]
+OutOption = Annotated[
+    Path | None, typer.Option("--out", help="Write it to this file. Default: standard output.")
+]
+SubmitOption = Annotated[bool, typer.Option("--submit", help="Hand it to the scheduler.")]
+ImageOption = Annotated[str, typer.Option("--image", help="Built from infra/Dockerfile.")]
+
+
+def register(app: typer.Typer) -> None:
+    app.add_typer(group, name="launch", rich_help_panel="Train")
+
+
+@group.command()
+def slurm(
+    run: RunArgument,
+    nodes: NodesOption,
+    cpus: CpusOption,
+    memory: MemoryOption,
+    gpus: GpusOption = 0,
+    shared_memory: SharedOption = "16GiB",
+    name: NameOption = None,
+    env: EnvOption = None,
+    assignments: SetOption = None,
+    time: Annotated[
+        str | None, typer.Option("--time", help="Limit of one start, as Slurm spells it.")
+    ] = None,
+    partition: Annotated[str | None, typer.Option("--partition")] = None,
+    account: Annotated[str | None, typer.Option("--account")] = None,
+    qos: Annotated[str | None, typer.Option("--qos")] = None,
+    constraint: Annotated[str | None, typer.Option("--constraint")] = None,
+    log: Annotated[str, typer.Option("--log", help="In Slurm's own pattern.")] = "%x-%j.log",
+    bin_folder: Annotated[
+        Path | None,
+        typer.Option("--bin", help="Folder of the maskfleet command on every node. Default: this one's."),
+    ] = None,
+    out: OutOption = None,
+    submit: SubmitOption = False,
+) -> None:
+    """A batch script that starts Ray on the job's nodes, saves before preemption, and queues itself again.
+
+    Example: `maskfleet launch slurm s3://bucket/runs/base --nodes 4 --gpus-per-node 8 --cpus-per-node 64
+    --memory 900GiB`
+    """
+    import sys
+
+    from launcher.schedulers import slurm as backend
+
+    job = backend.SlurmJob.of(
+        **_common(run, name, nodes, gpus, cpus, memory, shared_memory, env, assignments),
+        bin=str(bin_folder or Path(sys.executable).parent),
+        log=log,
+        time=time,
+        partition=partition,
+        account=account,
+        qos=qos,
+        constraint=constraint,
+    )
+    _write(backend.render(job), out, submit)
+    if submit:
+        typer.echo(f"submitted job {backend.submit(job)}")
+
+
+@group.command()
+def kuberay(
+    run: RunArgument,
+    image: ImageOption,
+    nodes: NodesOption,
+    cpus: CpusOption,
+    memory: MemoryOption,
+    gpus: GpusOption = 0,
+    shared_memory: SharedOption = "16GiB",
+    name: NameOption = None,
+    env: EnvOption = None,
+    assignments: SetOption = None,
+    namespace: Annotated[str, typer.Option("--namespace")] = "default",
+    service_account: Annotated[
+        str, typer.Option("--service-account", help="Whose rights the pods have, in S3 too.")
+    ] = "default",
+    secret: Annotated[
+        str, typer.Option("--secret", help="Holds the values of --env, a key a variable.")
+    ] = "maskfleet",
+    retries: Annotated[int, typer.Option("--retries", min=0, help="New clusters at most.")] = 1000,
+    node_selector: Annotated[
+        list[str] | None, typer.Option("--node-selector", metavar="LABEL=VALUE", help="Machines that train.")
+    ] = None,
+    head_selector: Annotated[
+        list[str] | None, typer.Option("--head-selector", metavar="LABEL=VALUE", help="The head's machine.")
+    ] = None,
+    out: OutOption = None,
+    submit: SubmitOption = False,
+) -> None:
+    """A RayJob for the KubeRay operator (1.5.1 or newer), which makes a new cluster for every retry.
+
+    Example: `maskfleet launch kuberay s3://bucket/runs/base --image registry/maskfleet:1 --nodes 4 --gpus-per-node 8
+    --cpus-per-node 64 --memory 900GiB`
+    """
+    from launcher.schedulers import kuberay as backend
+
+    job = backend.KubeRayJob.of(
+        **_common(run, name, nodes, gpus, cpus, memory, shared_memory, env, assignments),
+        image=image,
+        namespace=namespace,
+        service_account=service_account,
+        secret=secret,
+        retries=retries,
+        node_selector=_labels(node_selector),
+        head_selector=_labels(head_selector),
+    )
+    _write(backend.render(job), out, submit)
+    if submit:
+        typer.echo(f"created {backend.submit(job)}")
+
+
+@group.command("aws-batch")
+def aws_batch(
+    run: RunArgument,
+    image: ImageOption,
+    instance_type: Annotated[str, typer.Option("--instance-type", help="Of every node.")],
+    vpc: Annotated[str, typer.Option("--vpc")],
+    subnet: Annotated[
+        str, typer.Option("--subnet", help="Private, with a way to S3: one availability zone.")
+    ],
+    nodes: NodesOption,
+    cpus: CpusOption,
+    memory: MemoryOption,
+    gpus: GpusOption = 0,
+    shared_memory: SharedOption = "16GiB",
+    name: NameOption = None,
+    env: EnvOption = None,
+    assignments: SetOption = None,
+    efa: Annotated[int, typer.Option("--efa", min=0, help="Elastic Fabric Adapters of each machine.")] = 0,
+    disk: Annotated[str, typer.Option("--disk", help="Of each machine.")] = "200GiB",
+    attempts: Annotated[
+        int, typer.Option("--attempts", min=1, max=10, help="Starts at most; AWS allows 10.")
+    ] = 10,
+    out: OutOption = None,
+    submit: SubmitOption = False,
+) -> None:
+    """A CloudFormation stack with roles, network rules, queue and a multi-node parallel job definition.
+
+    --env NAME is read from the parameter /maskfleet/JOB/NAME of Systems Manager.
+
+    Example: `maskfleet launch aws-batch s3://bucket/runs/base --image ACCOUNT.dkr.ecr.REGION.amazonaws.com/maskfleet:1
+    --instance-type p4d.24xlarge --vpc VPC --subnet SUBNET --nodes 4 --gpus-per-node 8 --cpus-per-node 90
+    --memory 1000GiB`
+    """
+    from launcher.run.record import open_run
+    from launcher.schedulers import aws_batch as backend
+
+    job = backend.BatchJob.of(
+        **_common(run, name, nodes, gpus, cpus, memory, shared_memory, env, assignments),
+        image=image,
+        instance_type=instance_type,
+        vpc=vpc,
+        subnet=subnet,
+        reads=backend.reads_of(open_run(run).recipe),
+        efa=efa,
+        disk=disk,
+        attempts=attempts,
+    )
+    _write(backend.render(job), out, submit)
+    if submit:
+        typer.echo(f"submitted job {backend.submit(job)}")
+
+
+@group.command()
+def ray(
+    run: RunArgument,
+    image: ImageOption,
+    region: Annotated[str, typer.Option("--region", help="Of AWS.")],
+    instance_type: Annotated[str, typer.Option("--instance-type", help="Of every node, the head too.")],
+    nodes: NodesOption,
+    cpus: CpusOption,
+    memory: MemoryOption,
+    gpus: GpusOption = 0,
+    shared_memory: SharedOption = "16GiB",
+    name: NameOption = None,
+    env: EnvOption = None,
+    assignments: SetOption = None,
+    ami: Annotated[str | None, typer.Option("--ami", help="Default: Ray's choice for the region.")] = None,
+    ssh_user: Annotated[str, typer.Option("--ssh-user", help="Of the machine image.")] = "ubuntu",
+    profile: Annotated[
+        str | None, typer.Option("--worker-profile", help="ARN of the workers' instance profile.")
+    ] = None,
+    spot: Annotated[bool, typer.Option("--spot", help="Workers on spot instances.")] = False,
+    disk: Annotated[str, typer.Option("--disk", help="Of each machine.")] = "200GiB",
+    out: OutOption = None,
+    submit: SubmitOption = False,
+) -> None:
+    """A Ray cluster on AWS, for `ray up`. --submit starts it, then hands it the job. Nothing starts it again.
+
+    Example: `maskfleet launch ray s3://bucket/runs/base --image registry/maskfleet:1 --region us-east-1
+    --instance-type p4d.24xlarge --nodes 4 --gpus-per-node 8 --cpus-per-node 90 --memory 1000GiB`
+    """
+    from launcher.schedulers import ray_cluster as backend
+
+    job = backend.RayCluster.of(
+        **_common(run, name, nodes, gpus, cpus, memory, shared_memory, env, assignments),
+        image=image,
+        region=region,
+        instance_type=instance_type,
+        ami=ami,
+        ssh_user=ssh_user,
+        profile=profile,
+        spot=spot,
+        disk=disk,
+    )
+    _write(backend.render(job), out, submit)
+    if submit:
+        typer.echo(backend.submit(job))
+
+
+@group.command("ray-job")
+def ray_job(
+    run: RunArgument,
+    address: Annotated[str, typer.Option("--address", help="Of the cluster's dashboard: http://HOST:8265.")],
+    nodes: Annotated[int, typer.Option("--nodes", min=1, help="Nodes of the cluster to wait for.")] = 1,
+    assignments: SetOption = None,
+    submit: SubmitOption = False,
+) -> None:
+    """A job for a Ray cluster that runs already, on Maskfleet's image. Variables and tokens are the cluster's own.
+
+    Example: `maskfleet launch ray-job s3://bucket/runs/base --address http://127.0.0.1:8265 --nodes 4 --submit`
+    """
+    import shlex
+
+    from launcher.schedulers import ray_cluster as backend
+    from launcher.schedulers.job import Training
+
+    job = Training.of(run=_uri(run, assignments), nodes=nodes, assignments=tuple(assignments or ()))
+    if submit:
+        typer.echo(backend.submit_to(job, address))
+    else:
+        typer.echo(shlex.join(backend.submission(job, address)))
+
+
+def _common(
+    run: str,
+    name: str | None,
+    nodes: int,
+    gpus: int,
+    cpus: int,
+    memory: str,
+    shared_memory: str,
+    env: list[str] | None,
+    assignments: list[str] | None,
+) -> dict[str, object]:
+    """What every backend's settings share."""
+    from launcher.schedulers.job import job_name
+
+    return {
+        "run": _uri(run, assignments),
+        "name": name or job_name(run),
+        "nodes": nodes,
+        "gpus": gpus,
+        "cpus": cpus,
+        "memory": memory,
+        "shared_memory": shared_memory,
+        "environment": tuple(env or ()),
+        "assignments": tuple(assignments or ()),
+    }
+
+
+def _uri(run: str, assignments: list[str] | None) -> str:
+    """The run's URI, absolute. That there is no run, or that it cannot take the assignments, is better known before a
+    job waits in a queue. Raises RunError, RecipeError."""
+    from launcher.recipe.load import reload
+    from launcher.run.record import open_run
+
+    opened = open_run(run)
+    reload(opened.recipe, tuple(assignments or ()))
+    return opened.store.uri
+
+
+def _labels(pairs: list[str] | None) -> dict[str, str]:
+    """LABEL=VALUE words as a mapping; a word without `=` has an empty value, which the settings refuse."""
+    return {label: value for label, _, value in (pair.partition("=") for pair in pairs or ())}
+
+
+def _write(text: str, out: Path | None, submit: bool) -> None:
+    if out is not None:
+        from launcher.output import write_file
+
+        write_file(out, text)
+        typer.echo(f"wrote {out}", err=True)
+    elif not submit:
+        typer.echo(text, nl=False)

@@ -1,0 +1,121 @@
+"""The `maskfleet` command. Commands are a file each beside this one, grouped as the help shows them.
+
+Commands import what they need when they run: `maskfleet --help` must not wait for torch, Ray or DeepSpeed.
+"""
+
+import logging
+import sys
+from importlib import metadata
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from data_service.errors import UserError as DataError
+from data_service.visible import visible
+from encoder_core.errors import UserError as ModelError
+from launcher.cli import (
+    bench,
+    checkpoints,
+    corpus,
+    demo,
+    diagnose,
+    doctor,
+    embed,
+    estimate,
+    evaluate,
+    finetune,
+    launch,
+    recipe,
+    runs,
+    tasks,
+    tokenizer,
+    train,
+)
+from launcher.command import screen
+from launcher.output import watched_output
+
+_HELP = """
+Pretrain encoder-only language models on clusters, from raw text to an exported model.
+
+A run goes through four commands, each of which may be repeated safely:
+
+    maskfleet tokenizer train books/ --out bpe-50k/
+    maskfleet corpus build books/ --tokenizer bpe-50k/ --out s3://bucket/books
+    maskfleet init roberta-base s3://bucket/runs/base --corpus s3://bucket/books
+    maskfleet train s3://bucket/runs/base
+
+`train` starts the run, or continues it after any interruption. Local paths and s3:// URIs work alike.
+"""
+
+app = typer.Typer(
+    help=_HELP,
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"maskfleet {metadata.version('maskfleet')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version, and exit."),
+    ] = False,
+) -> None:
+    """What all commands share. Its options come before the command."""
+
+
+demo.register(app)
+tokenizer.register(app)
+corpus.register(app)
+recipe.register(app)
+tasks.register(app)
+estimate.register(app)
+train.register(app)
+launch.register(app)
+runs.register(app)
+checkpoints.register(app)
+embed.register(app)
+diagnose.register(app)
+bench.register(app)
+doctor.register(app)
+finetune.register(app)
+evaluate.register(app)
+
+
+def main() -> None:
+    """Runs the command line. A user's mistake ends in its message and exit code 2, without a traceback."""
+    _print_warnings()
+    try:
+        with watched_output():
+            app()
+    except (DataError, ModelError) as error:
+        console = Console(stderr=True, soft_wrap=True)
+        console.print(Text("error: ", style="bold red") + Text(visible(error.problem), style="default"))
+        console.print(Text("remedy: ", style="bold") + Text(visible(error.remedy), style="default"))
+        sys.exit(2)
+
+
+def _print_warnings() -> None:
+    """What the store says of an outage, and what commands did otherwise than one might think, goes to standard error as
+    it is, one line each.
+    """
+    handler = logging.StreamHandler(screen(2))
+    handler.setLevel(logging.WARNING)
+    for name in (
+        "data_service.store",
+        "launcher.recipe.load",
+        "launcher.run.checkpoint",
+        "launcher.inspect.baselines",
+        "launcher.tasks",
+    ):
+        logging.getLogger(name).addHandler(handler)

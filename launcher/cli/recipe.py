@@ -1,0 +1,174 @@
+"""`maskfleet recipe`: the bundled recipes, and what a recipe comes to."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from data_service.visible import visible
+from launcher.cli.options import JsonOption, print_json
+
+if TYPE_CHECKING:
+    from launcher.recipe.schema import Recipe
+
+group = typer.Typer(no_args_is_help=True, help="List, show, check and compare recipes.")
+
+RecipeArgument = Annotated[
+    str, typer.Argument(metavar="RECIPE", help="A bundled recipe's name, or a YAML file.")
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Override a value: --set zero=2 --set phases.0.steps=1000."
+    ),
+]
+TinyOption = Annotated[
+    bool, typer.Option("--tiny", help="Shrink it for a CPU: two narrow layers, minutes of training.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    app.add_typer(group, name="recipe", rich_help_panel="Prepare")
+
+
+def load_recipe(
+    name: str, assignments: list[str] | None, tiny: bool, sections: Mapping[str, object] | None = None
+) -> "Recipe":
+    """The recipe that the command line describes. `--set` comes last, so it also adjusts a tiny recipe.
+
+    `sections` stand in place of the recipe's own.
+    """
+    from launcher.recipe import tiny as shrink
+    from launcher.recipe.load import load, reload
+
+    recipe = load(name, () if tiny else tuple(assignments or ()), sections)
+    return reload(shrink.tiny(recipe), tuple(assignments or ())) if tiny else recipe
+
+
+@group.command("list")
+def list_recipes(as_json: JsonOption = False) -> None:
+    """The recipes that come with Maskfleet, by family.
+
+    Parameters are those of all networks; of two, the discriminator's alone come first.
+    """
+    from rich.table import Table
+
+    from launcher.format import human_count
+    from launcher.output import print_table
+    from launcher.recipe.load import bundled, loads
+    from launcher.recipe.summary import discriminator_parameters, kind, parameters, total_tokens
+
+    recipes = [loads(text, name) for name, text in bundled().items()]
+    recipes.sort(key=lambda recipe: (kind(recipe), parameters(recipe), recipe.total_steps))
+    if as_json:
+        print_json(_described(recipe) for recipe in recipes)
+        return
+    table = Table("family", "recipe", "layers", "parameters", "steps", "tokens", box=None, pad_edge=False)
+    previous = ""
+    for recipe in recipes:
+        family, alone = kind(recipe), discriminator_parameters(recipe)
+        size = human_count(parameters(recipe))
+        table.add_row(
+            family if family != previous else "",
+            recipe.name,
+            f"{recipe.model.layers} x {recipe.model.hidden}",
+            f"{human_count(alone)} ({size})" if alone is not None else size,
+            f"{recipe.total_steps:,}",
+            human_count(total_tokens(recipe)),
+        )
+        previous = family
+    print_table(table)
+
+
+def _described(recipe: "Recipe") -> dict[str, object]:
+    from launcher.recipe.summary import discriminator_parameters, kind, parameters, total_tokens
+
+    return {
+        "name": recipe.name,
+        "family": kind(recipe),
+        "layers": recipe.model.layers,
+        "hidden": recipe.model.hidden,
+        "parameters": parameters(recipe),
+        "discriminator_parameters": discriminator_parameters(recipe),
+        "steps": recipe.total_steps,
+        "tokens": total_tokens(recipe),
+    }
+
+
+@group.command()
+def show(
+    recipe: RecipeArgument,
+    assignments: SetOption = None,
+    tiny: TinyOption = False,
+    raw: Annotated[bool, typer.Option("--raw", help="The file as written, with its comments.")] = False,
+) -> None:
+    """Print a recipe as it resolves: complete, defaults written out.
+
+    Start your own from a bundled one with `maskfleet recipe show roberta-base --raw > mine.yaml`.
+    """
+    from launcher.recipe.load import source_text
+
+    text = source_text(recipe) if raw else load_recipe(recipe, assignments, tiny).to_yaml()
+    typer.echo(visible(text), nl=False)
+
+
+@group.command()
+def check(recipe: RecipeArgument, assignments: SetOption = None, tiny: TinyOption = False) -> None:
+    """Validate a recipe and state what it comes to: parameters, batch, tokens.
+
+    Reads no corpus and no tokenizer; `maskfleet init` checks those.
+    """
+    from launcher.recipe.summary import summary
+
+    for line in summary(load_recipe(recipe, assignments, tiny)):
+        typer.echo(visible(line))
+
+
+@group.command()
+def diff(
+    old: Annotated[str, typer.Argument(help="A recipe's name or file.")],
+    new: Annotated[str, typer.Argument(help="Another one.")],
+) -> None:
+    """Compare two recipes field by field, and say which differences a running run would refuse.
+
+    Exit code 1 if they differ.
+    """
+    from launcher.recipe import identity
+    from launcher.recipe.load import load
+
+    fields = [identity.flatten(load(name).to_data()) for name in (old, new)]
+    differing = [
+        path
+        for path in sorted(fields[0].keys() | fields[1].keys())
+        if fields[0].get(path) != fields[1].get(path)
+    ]
+    for kind, heading in (
+        ("identity", "identity (refused in a running run)"),
+        ("operational", "operational (free)"),
+    ):
+        chosen = [path for path in differing if identity.kind_of(path) == kind]
+        if chosen:
+            typer.echo(f"{heading}:")
+            for line in identity.diff(*({p: f[p] for p in chosen if p in f} for f in fields)):
+                typer.echo(f"  {visible(line)}")
+    if differing:
+        raise typer.Exit(1)
+    typer.echo("the same")
+
+
+@group.command("from")
+def from_model(
+    folder: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL_FOLDER", help="A model in the transformers format: a folder or s3:// URI."
+        ),
+    ],
+) -> None:
+    """Print the recipe that continues a model: its family, sizes and tokenizer, settings for going on, with reasons.
+
+    Example: `maskfleet recipe from ./roberta-base > mine.yaml`, then `maskfleet init mine.yaml RUN`
+    """
+    from launcher.recipe.continued import commented, continued
+
+    typer.echo(visible(commented(continued(folder))), nl=False)

@@ -1,0 +1,133 @@
+"""The driver's stay with the ranks: group after group until the run is over, progress shown, stuck ranks ended."""
+
+import time
+from dataclasses import replace
+from typing import Any, Protocol
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError
+
+from launcher.cluster.nodes import lost
+from launcher.cluster.rank_group import Assignment, RankGroup
+from launcher.cluster.standing import Status
+from launcher.cluster.stuck_ranks import Guard
+from launcher.errors import TryAgain
+from launcher.policies.elastic import Sizing, Start
+from launcher.run.record import Run
+
+_POLL_S = 0.25
+_ASK_S = 0.5  # between two questions whether ranks may start
+_LOOK_S = 5.0  # between two looks whether more could
+_ANSWER_S = 10.0  # for the monitor to answer one question
+_SILENCE_S = 120.0  # of the monitor, after which it counts as dead
+_END_S = 30.0  # for ranks that are done to end
+NOT_SAVED = "what was done since the last checkpoint is lost"
+
+
+class Display(Protocol):
+    """What shows a run to its operator."""
+
+    def update(self, status: Status) -> None: ...
+    def note(self, text: str) -> None: ...
+
+
+class MonitorLost(Exception):
+    """The monitor's process is dead, or does not answer any more."""
+
+
+class Follow:
+    """Stays with the ranks, through as many groups as it takes, while one monitor lives.
+
+    Attributes:
+        status: how they stand, as of the last look.
+    """
+
+    def __init__(self, run: Run, monitor: Any, display: Display) -> None:
+        self.status = Status()
+        self._steps = run.recipe.total_steps
+        self._monitor, self._display = monitor, display
+        self._guard = Guard(run, monitor, display.note)
+        self._heard = self._looked = time.monotonic()
+
+    def ranks(self, assignment: Assignment, sizing: Sizing) -> None:
+        """Until the run is complete, or its ranks are not to be started again: `status` tells.
+
+        Raises:
+            MonitorLost: another one has to be started.
+            TryAgain: Ray itself has died on this machine.
+        """
+        failed: list[int] = []
+        while (start := self._next(failed)) is not None:
+            with RankGroup(start, sizing) as group:
+                self._stay(group, assignment)
+            assignment = replace(assignment, before={})
+            failed = group.failed
+            self._look()
+
+    def _next(self, failed: list[int]) -> Start | None:
+        """When and how ranks are to start; None if they are not to."""
+        room = self._made_room()
+        while not self._over(room):
+            start: Start | None = self._ask(self._monitor.next_group.remote(failed))
+            self._look()
+            if start is not None:
+                return start
+            failed = []
+            time.sleep(_ASK_S)  # machines that come do not announce themselves
+        return None
+
+    def _stay(self, group: RankGroup, assignment: Assignment) -> None:
+        """Until the group has ended. What keeps the processes of ranks that are done from ending does not matter."""
+        done: float | None = None
+        for _ in group.live(assignment, _POLL_S):
+            self._look()
+            self._guard.check(self.status)
+            self._look_around()
+            if self.status.fatal is not None or self.status.superseded:
+                return
+            if self.status.finished is not None or self.status.unsaved is not None:
+                done = done or time.monotonic()
+                if time.monotonic() - done > _END_S:
+                    return
+
+    def _made_room(self) -> bool:
+        """Whether the ranks ended in good order, but early, for others to go on."""
+        status = self.status
+        return status.paused and status.finished is not None and status.finished < self._steps
+
+    def _over(self, room: bool) -> bool:
+        """Whether no ranks are to start. `room`: the last ones made room."""
+        status = self.status
+        if status.fatal is not None or status.idle or status.superseded or status.unsaved is not None:
+            return True
+        return status.finished is not None and not room
+
+    def _look(self) -> None:
+        dead = lost()
+        if dead is not None:
+            raise TryAgain(f"Ray is lost: its {dead} has died", remedy=NOT_SAVED)
+        status = self._ask(self._monitor.status.remote())
+        if status is None:
+            return
+        self.status = status
+        for text in status.notes:
+            self._display.note(text)
+        self._display.update(status)
+
+    def _look_around(self) -> None:
+        if time.monotonic() - self._looked >= _LOOK_S:
+            self._looked = time.monotonic()
+            self._monitor.look_around.remote()
+
+    def _ask(self, answer: Any) -> Any:
+        """The monitor's answer; None if there is none in time, which a machine that is busy may cause."""
+        try:
+            found = ray.get(answer, timeout=_ANSWER_S)
+        except GetTimeoutError:
+            if time.monotonic() - self._heard > _SILENCE_S:
+                raise MonitorLost("the monitor does not answer") from None
+            return None
+        except RayActorError as error:
+            raise MonitorLost("the monitor's process died") from error
+        self._heard = time.monotonic()
+        return found

@@ -1,0 +1,76 @@
+"""A run's figures for Prometheus, through Ray (`data_service.service.gauges`): what infra/grafana/maskfleet.json draws.
+
+They show the present. What happened is in the run's records, and a process that dies takes its gauges with it.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from data_service.service.gauges import StoreRetries, gauge
+from launcher.run.terms import term_losses
+
+DESCRIPTIONS = {
+    "step": "Steps done.",
+    "loss": "Training loss of the newest step, per target, in nats, by term.",
+    "heldout_loss": "Held-out loss of the newest evaluation, per target, in nats, by term.",
+    "heldout_perplexity": "Perplexity of the hidden tokens in the newest evaluation.",
+    "tokens_per_second": "Tokens trained on per second, in the newest step.",
+    "step_seconds": "Seconds of the newest step.",
+    "mfu": "Model FLOPs utilisation of the newest step: a share of the devices' peak.",
+    "data_wait_share": "Share of the newest step spent waiting for data, on the slowest rank.",
+    "learning_rate": "Learning rate of the newest step.",
+    "gradient_norm": "Norm of the gradient in the newest step.",
+    "goodput": "Share of the time since this command began that was spent in steps that count.",
+    "restarts": "Times that the ranks were started again by this command.",
+}
+_BY_TERM = ("loss", "heldout_loss")
+
+
+class Gauges:
+    """Of one command's run, kept by its monitor. `clock` in seconds, monotonic."""
+
+    def __init__(self, run: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._began = clock, clock()
+        self._retries = StoreRetries()
+        self._useful = 0.0  # seconds of steps that were done for the first time
+        self._reached = 0
+        self._gauges = {
+            name: gauge(name, text, {"run": run}, *(("term",) if name in _BY_TERM else ()))
+            for name, text in DESCRIPTIONS.items()
+        }
+
+    def started(self, starts: int) -> None:
+        """A group of ranks begins, the command's `starts`-th."""
+        self._set("restarts", starts - 1)
+
+    def record(self, record: Mapping[str, Any]) -> None:
+        """A step's or an evaluation's, as the journal has it; what it lacks is not shown."""
+        if record["kind"] == "evaluation":
+            self._losses("heldout_loss", record)
+            self._set("heldout_perplexity", record.get("perplexity"))
+        else:
+            self._step(record)
+        self._retries.update()
+
+    def _step(self, record: Mapping[str, Any]) -> None:
+        done, seconds = record.get("step", -1) + 1, record.get("seconds", 0.0)
+        if done > self._reached:
+            self._reached, self._useful = done, self._useful + seconds
+        self._losses("loss", record)
+        self._set("step", done)
+        self._set("step_seconds", record.get("seconds"))
+        self._set("tokens_per_second", record.get("tokens", 0) / seconds if seconds else None)
+        self._set("mfu", record.get("mfu"))
+        self._set("data_wait_share", record.get("data_wait_share"))
+        self._set("learning_rate", record.get("lr"))
+        self._set("gradient_norm", record.get("grad_norm"))
+        self._set("goodput", min(1.0, self._useful / max(self._clock() - self._began, 1e-9)))
+
+    def _losses(self, name: str, record: Mapping[str, Any]) -> None:
+        for term, loss in term_losses(record).items():
+            self._gauges[name].set(loss, {"term": term})
+
+    def _set(self, name: str, value: float | None) -> None:
+        if value is not None:
+            self._gauges[name].set(float(value))

@@ -1,0 +1,96 @@
+"""One start of a run, watched by its operator, with how it ended on record.
+
+Every end has one of the exit codes of `launcher.contract`, whatever was raised on the way: nothing but a mistake in
+what was given, or what repetition has not cured, ends a run for good.
+"""
+
+import traceback
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+from rich.console import Console
+
+from checkpoints.errors import RunIsActive, Superseded
+from data_service.errors import UserError as DataError
+from encoder_core.errors import UserError as ModelError
+from launcher.cluster.display import Watch
+from launcher.cluster.operator_log import OperatorLog
+from launcher.cluster.stop_requests import Stopping
+from launcher.cluster.supervisor import Outcome, train
+from launcher.command import screen
+from launcher.contract import FINISHED, MISTAKE, REPEAT, code_of
+from launcher.run.record import Run
+from launcher.trackers.tracking import tracking
+from launcher.trackers.webhook import announcing
+
+_LONGEST = 2000  # characters of a reason on record
+_RECORD_S = 10.0  # for the store to take the closing record
+_AGAIN = "the same command goes on from the last checkpoint"
+
+
+def operate(run: Run, console: Console, nodes: int = 1) -> Outcome:
+    """Train until the run is complete or asked to stop, showing progress; the end is recorded as an event.
+
+    Begins when the cluster has `nodes` nodes. An end without an event was no orderly one: the report says so.
+
+    Raises UserError kinds for mistakes only, whose exit code is 2; everything else is an outcome.
+    """
+    about = {"run": run.uri, "name": run.recipe.name}
+    watch = Watch(console, run.recipe.total_steps)
+    with (
+        _own_screen(console),
+        closing(watch),
+        announcing(run.store, run.recipe.events, about, watch.note),
+        tracking(run.store, run.recipe, watch.note),
+    ):
+        log = OperatorLog(run.store, watch.note)
+        try:
+            return _operate(run, watch, log, nodes)
+        finally:
+            log.close(_RECORD_S)
+
+
+@contextmanager
+def _own_screen(console: Console) -> Iterator[None]:
+    """`console` writes to a stream of its own, which neither libraries nor a closed terminal get in the way of."""
+    before, console.file = console.file, screen()
+    try:
+        yield
+    finally:
+        console.file = before
+
+
+def _operate(run: Run, watch: Watch, log: OperatorLog, nodes: int) -> Outcome:
+    with Stopping(watch.note) as stopping:
+        try:
+            outcome = train(run, watch, stopping, nodes)
+        except KeyboardInterrupt:
+            watch.note("ended at once, without saving: what was done since the last checkpoint is lost")
+            return Outcome(REPEAT, 0, stopping.reason)
+        except (DataError, ModelError) as error:
+            return _failed(error, watch, log)
+        except Exception as error:
+            return _broke(error, watch, log)
+    reason = {"reason": outcome.reason} if outcome.reason else {}
+    log.event("end" if outcome.code == FINISHED else "stop", step=outcome.step, **reason)
+    return outcome
+
+
+def _failed(error: DataError | ModelError, watch: Watch, log: OperatorLog) -> Outcome:
+    """What the user can read. Where another start of the run goes on, nothing failed."""
+    if not isinstance(error, RunIsActive | Superseded):
+        log.event("failed", reason=error.problem[:_LONGEST])
+    if code_of(error) == MISTAKE:
+        raise error
+    watch.note(f"{error.problem}\n  {error.remedy}")
+    watch.note(_AGAIN)
+    return Outcome(REPEAT, 0)
+
+
+def _broke(error: Exception, watch: Watch, log: OperatorLog) -> Outcome:
+    """Ray, or ourselves: nobody needs to read a traceback to go on. It is on record."""
+    line = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+    log.event("failed", reason=line[:_LONGEST], trace="".join(traceback.format_exception(error))[-_LONGEST:])
+    watch.note(f"the driver failed: {line[:300]}")
+    watch.note(_AGAIN)
+    return Outcome(REPEAT, 0)

@@ -1,0 +1,66 @@
+"""How a run stands, as the monitor tells the driver and the ranks."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from launcher.policies.watchdog import Beat
+
+
+@dataclass(frozen=True)
+class Fatal:
+    """What ends the run: what is wrong, and what to do.
+
+    Attributes:
+        repeated: repetition has shown that no start cures it; otherwise a mistake in what the run was given.
+    """
+
+    problem: str
+    remedy: str
+    repeated: bool = False
+
+
+@dataclass(frozen=True)
+class Orders:
+    """What a rank hears in answer to a sign of life: end after this step; end at the next step at which a checkpoint
+    may be; send what every thread is doing."""
+
+    stop: bool
+    pause: bool
+    stacks: bool
+
+
+@dataclass
+class Status:
+    """What the driver shows and decides on.
+
+    Attributes:
+        group: counts the worker groups that were let start.
+        starts: times a worker group began to train.
+        attempt: the attempt number of the present worker group.
+        beats: per rank, its last sign of life.
+        record: the newest step record.
+        evaluation: the newest evaluation record.
+        finished: the step at which all ranks ended in good order, None while they run.
+        without: nodes that no rank may be on any more.
+        paused: the ranks are to end at a checkpoint, or have done so, for others to go on from there.
+        idle: no rank runs and none will: a stop was asked for while they were to start, or the run was taken over.
+        superseded: somebody else has claimed a newer attempt of the run.
+        unsaved: a stop was asked for, and the ranks ended without their last checkpoint, for this reason. `finished`
+            stays None: the run stands at its newest commit.
+        fatal: set once; the worker group must not be restarted.
+    """
+
+    group: int = 0
+    starts: int = 0
+    attempt: int | None = None
+    beats: dict[int, Beat] = field(default_factory=dict)
+    record: dict[str, Any] | None = None
+    evaluation: dict[str, Any] | None = None
+    notes: list[str] = field(default_factory=list)
+    finished: int | None = None
+    without: frozenset[str] = frozenset()
+    paused: bool = False
+    idle: bool = False
+    superseded: bool = False
+    unsaved: str | None = None
+    fatal: Fatal | None = None

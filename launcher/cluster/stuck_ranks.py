@@ -1,0 +1,109 @@
+"""What the driver does about ranks that are stuck, or whose run another start has taken over: it ends them."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import psutil
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from launcher.cluster.standing import Status
+from launcher.policies.watchdog import Observer, Place, Stuck, culprits
+from launcher.run.record import Run
+
+_STACKS_S = 5.0  # to wait for the ranks that still answer
+_TELL_S = 5.0  # for the monitor to hear of it
+_POLL_S = 0.2
+_KILL_S = 10.0  # for the nodes to carry out a kill; a node that does not answer is lost to Ray as well
+_SHOWN = 8  # ranks that a message names: when one of a thousand hangs, all do
+
+
+class Guard:
+    """Watches the ranks through all starts of a command. A group whose processes it kills is over.
+
+    It needs no store: what is to be recorded is told to the monitor, and the ranks are killed whatever comes of that.
+
+    Args:
+        run: whose recipe has the limits.
+        monitor: the monitor's handle.
+        note: shows a line to the operator.
+        clock: seconds, never set back.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        monitor: Any,
+        note: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._limits, self._monitor, self._note = run.recipe.watchdog, monitor, note
+        self._observer = Observer(clock)
+        self._ended = 0  # the group whose ranks were killed
+
+    def check(self, status: Status) -> None:
+        """Look at the ranks; end the present group if it is stuck. Quick while it is not. Call it again and again."""
+        self._observer.look(status.beats)
+        if status.group == self._ended or status.finished is not None:
+            return
+        found = self._observer.stuck(self._limits)
+        if not found and not status.superseded:
+            return
+        self._ended = status.group
+        if status.superseded:
+            kill(_places(status))
+        else:
+            self._end(status, found)
+
+    def _end(self, status: Status, found: Sequence[Stuck]) -> None:
+        more = f"; {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+        what = "; ".join(map(str, found[:_SHOWN])) + more
+        self._note(f"the ranks are stuck, and will be started again: {what}")
+        try:
+            self._ask_stacks(set(status.beats))
+            self._tell(what, culprits(found, status.beats), status.group)
+        finally:
+            kill(_places(status))
+
+    def _ask_stacks(self, ranks: set[int]) -> None:
+        """Have the ranks that answer in time tell the monitor what their threads are doing."""
+        deadline = time.monotonic() + _STACKS_S
+        with suppress(ray.exceptions.GetTimeoutError):
+            while time.monotonic() < deadline:
+                answered: Mapping[int, str] = ray.get(self._monitor.stacks.remote(), timeout=_STACKS_S)
+                if answered.keys() >= ranks:
+                    return
+                time.sleep(_POLL_S)
+
+    def _tell(self, what: str, behind: Sequence[int], group: int) -> None:
+        with suppress(ray.exceptions.GetTimeoutError):
+            ray.get(self._monitor.hung.remote(what, behind, group), timeout=_TELL_S)
+
+
+def _places(status: Status) -> list[Place]:
+    return [beat.place for beat in status.beats.values()]
+
+
+def kill(places: Sequence[Place]) -> None:
+    """SIGKILL to ranks, each through its own node; returns when done, or after a while if a node does not answer."""
+    task = ray.remote(num_cpus=0, max_retries=0)(_kill)
+    orders = [
+        task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(place.node, soft=False)).remote(
+            place.pid
+        )
+        for place in places
+    ]
+    ray.wait(orders, num_returns=len(orders), timeout=_KILL_S)
+
+
+def _kill(pid: int) -> None:
+    """Only if the process is still one of Ray's: the number may have been given to another since."""
+    try:
+        if any(part.startswith("ray::") for part in psutil.Process(pid).cmdline()):
+            os.kill(pid, signal.SIGKILL)
+    except (psutil.NoSuchProcess, ProcessLookupError):
+        return

@@ -1,0 +1,289 @@
+"""Runs a run: claims the attempt, starts the data service and the ranks on Ray, stays with them, ends cleanly.
+
+Ray places processes and tells when they die. Which attempt may write, where to resume, when to start again, when to
+stop and which failures a restart cannot cure are decided here and in the monitor.
+"""
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from checkpoints.attempt import Attempt, Heartbeat, Owner, claim, end_all
+from checkpoints.claiming import await_claim
+from checkpoints.errors import Superseded
+from checkpoints.gather import Alone
+from checkpoints.layout import Manifest
+from checkpoints.load import newest_good
+from data_service.service.feed import FeedConfig, FeedHandle, start_feed
+from data_service.service.tasks import installed_only
+from data_service.store.errors import StoreError
+from launcher.cluster.coordinator import start_monitor
+from launcher.cluster.deaths import of_command
+from launcher.cluster.evaluators import evaluating, pending
+from launcher.cluster.fit_loop import NOT_SAVED, Display, Follow, MonitorLost
+from launcher.cluster.nodes import lean, logs, lost, room_for
+from launcher.cluster.rank_group import Assignment
+from launcher.cluster.resources import Resources, cores_of, data_workers, gpus_of, plan_resources, sizing
+from launcher.cluster.standing import Status
+from launcher.cluster.stop_requests import Stopping
+from launcher.command import looked_after_by, output_into, saving
+from launcher.contract import FINISHED, JOIN_SECONDS
+from launcher.errors import RunError, TryAgain
+from launcher.policies.elastic import Sizing
+from launcher.rank.journal import Startup
+from launcher.run.record import Run
+
+_CONNECT_S = 60.0  # for the head of a cluster to answer at all
+_TRY_S = 2.0  # for one connection to it
+_PROCESS_S = 60.0  # for Ray to start a process
+_RECORD_S = 10.0  # for the monitor to put on record what it has
+_SHUTDOWN_S = 5.0  # for Ray to say goodbye
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a start of a run ended: the exit code, the step it stands at, and who asked it to stop, if anybody did."""
+
+    code: int
+    step: int
+    reason: str | None = None
+
+
+def train(run: Run, display: Display, stopping: Stopping, nodes: int = 1) -> Outcome:
+    """Start or continue `run` and stay with it until it is complete or asked to stop.
+
+    Begins when the Ray cluster has `nodes` nodes.
+
+    Raises:
+        RunIsActive: another start of it is alive.
+        TryAgain: the cluster cannot be reached, nodes are missing, or Ray was lost.
+        RunError: it cannot go on; the message says why.
+    """
+    startup = Startup.of_command(looked_after_by())
+    startup.done("command")
+    _await_cluster(stopping, display)
+    owner = Owner.of(looked_after_by(), time.time())
+    attempt = await_claim(run.store, owner, stopping.asked, display.note)
+    if attempt is None:
+        return Outcome(stopping.code, 0, stopping.reason)
+    try:
+        with Heartbeat(attempt), stopping.requests(attempt):
+            newest = _newest(run)
+            if newest is not None and newest.step >= run.recipe.total_steps:
+                _evaluate_the_last(run, display, stopping)
+                return Outcome(FINISHED, newest.step)
+            startup.done("claim")
+            return _Start(run, display, stopping, owner, startup, newest).supervise(attempt, nodes)
+    finally:
+        with suppress(StoreError):  # else the next start finds the process gone, or waits for the lease
+            end_all(run.store, owner, time.time())
+
+
+def _evaluate_the_last(run: Run, display: Display, stopping: Stopping) -> None:
+    """What an earlier command that trained to the end had no time for."""
+    if pending(run):
+        with _ray(plan_resources(run.recipe), stopping), evaluating(run, display.note, stopping.asked):
+            pass
+
+
+def _newest(run: Run) -> Manifest | None:
+    """The newest checkpoint. Every rank verifies it before it is used."""
+    good = newest_good(run.store, Alone(), full=False)
+    return good.manifest if good else None
+
+
+@dataclass(frozen=True)
+class _Start:
+    """One start of a run whose attempt is claimed. `last`: the newest checkpoint."""
+
+    run: Run
+    display: Display
+    stopping: Stopping
+    owner: Owner
+    startup: Startup
+    last: Manifest | None
+
+    def supervise(self, attempt: Attempt, nodes: int) -> Outcome:
+        """From Ray to the end of the ranks."""
+        self.display.note("joining the Ray cluster" if os.environ.get("RAY_ADDRESS") else "starting Ray")
+        recipe = self.run.recipe
+        with _ray(plan_resources(recipe), self.stopping):
+            self.startup.done("Ray")
+            _await_nodes(nodes, self.stopping, self.display)
+            if self.stopping.asked.is_set():
+                return Outcome(self.stopping.code, self.last.step if self.last else 0, self.stopping.reason)
+            there = ray.nodes()
+            size = sizing(recipe, gpus_of(there))
+            feed = start_feed(_feed_config(self.run, data_workers(recipe, cores_of(there), size.most)))
+            with (
+                room_for([size.each] * size.most),
+                evaluating(self.run, self.display.note, self.stopping.asked),
+            ):
+                while (status := self._stay(attempt, feed, size)) is None:
+                    attempt = claim(self.run.store, owner=self.owner)
+            if status.unsaved is not None:
+                self.display.note(status.unsaved)
+            return _outcome(self.run, status, self.stopping)
+
+    def _stay(self, attempt: Attempt, feed: FeedHandle, size: Sizing) -> Status | None:
+        """With the ranks, while one monitor lives: how they stand at the end. None if another one is to be started."""
+        committed, ranks = (self.last.step, self.last.world_size) if self.last else (0, None)
+        failures = of_command(attempt, committed=committed, now=time.time(), note=self.display.note)
+        monitor = start_monitor(attempt, self.owner, size, ranks, failures)
+        try:
+            _await_monitor(monitor, self.stopping)
+            self.startup.done("services")
+            refresh = self.run.recipe.memory_refresh
+            grid, before = refresh.every if refresh else 1, self.startup.seconds
+            assignment = Assignment(self.run.store.uri, monitor, feed, self.run.recipe, grid, before)
+            follow = Follow(self.run, monitor, self.display)
+            with saving(), self.stopping.telling(monitor.stop.remote):
+                follow.ranks(assignment, size)
+            return follow.status
+        except MonitorLost as gone:
+            if self.stopping.asked.is_set():
+                raise TryAgain(f"the ranks cannot be asked to save: {gone}", remedy=NOT_SAVED) from gone
+            self.display.note(f"{gone}: starting the ranks again")
+            return None
+        finally:
+            _close(monitor)
+
+
+def _close(monitor: Any) -> None:
+    """What it has not put on record yet gets a little time."""
+    if lost() is None:
+        with suppress(RayError):
+            ray.get(monitor.close.remote(_RECORD_S), timeout=_RECORD_S + 1)
+            ray.kill(monitor)
+
+
+def _await_monitor(monitor: Any, stopping: Stopping) -> None:
+    """Until it answers. Raises TryAgain: Ray does not start processes any more."""
+    answer, deadline = monitor.status.remote(), time.monotonic() + _PROCESS_S
+    while not ray.wait([answer], timeout=0.5)[0]:
+        if lost() is not None:
+            raise TryAgain(f"Ray is lost: its {lost()} has died", remedy=NOT_SAVED)
+        if time.monotonic() > deadline or stopping.asked.is_set():
+            raise TryAgain("Ray does not start processes on this machine any more", remedy=NOT_SAVED)
+    try:
+        ray.get(answer)
+    except RayError as error:
+        raise TryAgain("Ray cannot start processes on this machine any more", remedy=NOT_SAVED) from error
+
+
+def _outcome(run: Run, status: Status, stopping: Stopping) -> Outcome:
+    """How it ended, given how the ranks stand at the end."""
+    if status.fatal is not None:
+        raise RunError(status.fatal.problem, remedy=status.fatal.remedy)
+    if status.superseded:
+        raise Superseded(f"another start of {run.uri} has taken it over", remedy="it goes on there")
+    if status.finished is None:
+        newest = (
+            _newest(run) if status.unsaved is None else None
+        )  # else the store is away, and would be waited for
+        at = newest.step if newest else 0
+        reason = f"{stopping.reason}; not saved: {status.unsaved}" if status.unsaved else stopping.reason
+        return Outcome(stopping.code, at, reason)
+    complete = status.finished >= run.recipe.total_steps
+    return Outcome(FINISHED if complete else stopping.code, status.finished, stopping.reason)
+
+
+def _feed_config(run: Run, workers: int) -> FeedConfig:
+    """Row counts are kept with the run, so that only its first start pays for counting them."""
+    memory = int(run.recipe.data_service.memory)
+    return FeedConfig(workers=workers, memory=memory, cache=run.store.at("cache").uri)
+
+
+def _await_cluster(stopping: Stopping, display: Display) -> None:
+    """Until something answers at RAY_ADDRESS: Ray itself would try for many minutes, without a word of use.
+
+    Raises TryAgain: nothing does. A mistyped address and a head that is not up yet look alike.
+    """
+    address = os.environ.get("RAY_ADDRESS", "")
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdecimal():
+        return  # "auto", or none: found on this machine, or not, at once
+    deadline, told = time.monotonic() + _CONNECT_S, False
+    while not stopping.asked.is_set():
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), _TRY_S).close()
+            return
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise TryAgain(
+                    f"no Ray cluster answers at RAY_ADDRESS={address}: {error}",
+                    remedy="check the address and that the cluster's head is up; unset RAY_ADDRESS to train on this "
+                    "machine alone",
+                ) from error
+        if not told:
+            told = True
+            display.note(f"nothing answers at RAY_ADDRESS={address} yet: trying for {_CONNECT_S:.0f} s")
+        stopping.asked.wait(0.5)
+
+
+@contextmanager
+def _ray(resources: Resources, stopping: Stopping) -> Iterator[None]:
+    """Join the cluster in RAY_ADDRESS, or start one on this machine for the length of the run.
+
+    Ranks tell the operator what matters through the monitor; the rest of what they print stays in Ray's log folder.
+    """
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    local = {} if os.environ.get("RAY_ADDRESS") else _local_cluster(resources)
+    os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "20")  # then Ray ends this process
+    with lean():
+        ray.init(logging_level=logging.ERROR, log_to_driver=False, job_config=installed_only(), **local)
+    stopping.listen()
+    with output_into(logs() / f"maskfleet-{os.getpid()}.log"):
+        try:
+            yield
+        finally:
+            goodbye = threading.Thread(target=ray.shutdown, name="goodbye", daemon=True)
+            goodbye.start()
+            goodbye.join(_SHUTDOWN_S)
+
+
+def _await_nodes(wanted: int, stopping: Stopping, display: Display) -> None:
+    """Until the cluster has `wanted` nodes, or a stop is asked for. Raises TryAgain naming the nodes that came, if the
+    others do not."""
+    seconds = float(os.environ.get("MASKFLEET_JOIN_SECONDS", JOIN_SECONDS))  # as infra/ray_node.sh waits
+    deadline, told = time.monotonic() + seconds, False
+    while len(there := sorted(node["NodeName"] for node in ray.nodes() if node["Alive"])) < wanted:
+        if not told:
+            display.note(f"waiting for nodes: {len(there)} of {wanted} are there")
+            told = True
+        if time.monotonic() > deadline:
+            raise TryAgain(
+                f"only {len(there)} of {wanted} nodes joined the Ray cluster in {seconds:g} s: {', '.join(there)}",
+                remedy="see the log of the nodes that are missing; start with fewer (--nodes) to go on without them",
+            )
+        if stopping.asked.wait(0.5):
+            return
+
+
+def _local_cluster(resources: Resources) -> dict[str, Any]:
+    return {
+        **_metrics_port(),
+        "address": "local",  # without it, Ray would join any cluster it finds on the machine
+        "num_cpus": resources.local_cpus,
+        "include_dashboard": False,
+        "object_store_memory": resources.object_store_bytes,
+    }
+
+
+def _metrics_port() -> dict[str, int]:
+    """Where the node's figures are for Prometheus, as infra/ray_node.sh takes it; Ray looks for a free port without."""
+    given = os.environ.get("MASKFLEET_METRICS_PORT", "")
+    if given and not (given.isdecimal() and 0 < int(given) < 65536):
+        raise RunError(
+            f"MASKFLEET_METRICS_PORT is {given!r}, no port", remedy="set it to a number, or unset it"
+        )
+    return {"_metrics_export_port": int(given)} if given else {}

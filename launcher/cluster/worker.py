@@ -1,0 +1,266 @@
+"""What every rank runs in its process of Ray: joins the group, keeps a line to the monitor, and trains."""
+
+import logging
+import os
+import socket
+import threading
+import time
+import traceback
+from datetime import timedelta
+from typing import Any
+
+import ray
+import torch
+import torch.distributed as dist
+
+from checkpoints.attempt import Attempt
+from checkpoints.errors import CheckpointError, NoGoodCheckpoint, Superseded
+from checkpoints.gather import GROUP_TIMEOUT, GlooPeers
+from data_service.errors import CorpusError, CorruptBlock, InputError, PlanError, TokenizerError
+from data_service.samples.spec import StreamSpec
+from data_service.service.client import FeedClient
+from data_service.service.gauges import StoreRetries
+from data_service.store.errors import TRANSIENT, StoreError
+from encoder_core.errors import ModelError, TrainingError
+from encoder_core.train.exchange import Control
+from encoder_core.train.weight_check import CorruptReplica
+from launcher.cluster.rank_group import Assignment, Seat
+from launcher.cluster.standing import Orders
+from launcher.errors import RecipeError, RunError
+from launcher.policies.failures import Kind
+from launcher.policies.watchdog import Place, stack_of_every_thread
+from launcher.preflight.collective import Report, Unfit, preflight, problem, unfit, warnings
+from launcher.preflight.measure import Subject
+from launcher.rank.journal import Startup
+from launcher.rank.main import run_rank
+from launcher.rank.spike_guard import Rewound
+from launcher.run.record import open_run
+
+_log = logging.getLogger(__name__)
+
+BEAT_S = 1.0
+_COLLECTIVE = timedelta(minutes=30)  # for one; the watchdog is sooner
+_GRACE_S = 60.0  # without a monitor and without progress, before a rank ends itself
+_AGAIN_S = 1.0  # before the store is asked again for the right to start
+_ERROR_LENGTH = 500  # characters of an error by which failures are compared
+_MISTAKES = (
+    RecipeError, RunError, NoGoodCheckpoint, InputError, CorpusError, PlanError, TokenizerError, ModelError,
+    TrainingError,
+)  # fmt: skip
+"""In what the run was given, or damage to it: no start cures them."""
+_PEER_GONE = (
+    "gloo/transport",
+    "Connection closed by peer",
+    "ncclRemoteError",
+    "NCCL communicator was aborted",
+)
+"""Parts of what torch.distributed says on a rank because another has died."""
+
+
+def train_rank(seat: Seat, assignment: Assignment, began: float) -> None:
+    """A rank's life, which began at `began` (of `time.monotonic`) with its imports. How it ends is told to the monitor
+    before its error ends the group."""
+    startup = Startup(assignment.before, began)
+    startup.done("imports")
+    link = RayLink(assignment.monitor, seat.rank, assignment.grid)
+    try:
+        _join(seat)
+        _train(assignment, link, startup)
+    except BaseException as error:
+        if not _in_good_order(assignment.monitor, link, error):
+            raise
+    finally:
+        link.close()
+
+
+def _join(seat: Seat) -> None:
+    """Meet the other ranks."""
+    if seat.gpus:
+        torch.cuda.set_device(seat.local_rank)
+    dist.init_process_group(
+        "nccl" if seat.gpus else "gloo",
+        init_method="env://",
+        rank=seat.rank,
+        world_size=seat.world,
+        timeout=_COLLECTIVE,
+    )
+
+
+def _in_good_order(monitor: Any, link: "RayLink", error: BaseException) -> bool:
+    """Tells the monitor of an error; whether the rank ends as it was asked to, in spite of it."""
+    match error:
+        case Unfit():  # the monitor knows: there may be other nodes
+            return False
+        case Superseded():
+            ray.get(monitor.superseded.remote(error.problem, link.attempt))
+        case CheckpointError() | StoreError() if link.ending:  # the last commit stands
+            ray.get(monitor.unsaved.remote(error.problem, link.attempt))
+            return True
+        case CorruptBlock():  # on this machine at least; repetition will tell
+            _tell_failure(monitor, link, error)
+        case _ if isinstance(error, _MISTAKES):
+            ray.get(monitor.fail.remote(error.problem, error.remedy, link.attempt))
+        case Rewound():
+            ray.get(monitor.went_back.remote(link.attempt))
+            if link.rank == 0:
+                link.note(str(error))
+        case _:
+            _tell_failure(monitor, link, error)
+    return False
+
+
+def _tell_failure(monitor: Any, link: "RayLink", error: BaseException) -> None:
+    """What follows is for the policy to say. Weights that differ are found by all ranks, of which most are well."""
+    blamed = error.ranks if isinstance(error, CorruptReplica) else None
+    name = "" if isinstance(error, CorruptReplica) else f"{type(error).__name__}: "
+    text = f"{name}{error}"[:_ERROR_LENGTH]
+    trace = "".join(traceback.format_exception(error))
+    ray.get(monitor.failed.remote(link.rank, text, blamed, link.attempt, _kind_of(error), trace))
+
+
+def _kind_of(error: BaseException) -> Kind:
+    if isinstance(error, TRANSIENT):
+        return "transient"
+    if isinstance(error, ray.exceptions.RayError) and not isinstance(error, ray.exceptions.RayTaskError):
+        return "silent"  # an actor or a data worker is gone
+    lost = isinstance(error, MonitorLost | dist.DistNetworkError) or not isinstance(error, Exception)
+    gone = isinstance(error, RuntimeError) and any(sign in str(error) for sign in _PEER_GONE)
+    return "silent" if lost or gone else "raised"
+
+
+def _train(assignment: Assignment, link: "RayLink", startup: Startup) -> None:
+    control = Control.join()
+    group = dist.new_group(backend="gloo", timeout=GROUP_TIMEOUT)
+    peers = GlooPeers(group)
+    nodes = [str(node) for node in peers.all_gather(here().node)]
+    startup.done("group")
+    reports = preflight(Subject(assignment.recipe, assignment.run_uri), peers, group, nodes)
+    _ensure_fit(assignment.monitor, reports, peers)
+    startup.done("preflight")
+    number = _enter(assignment.monitor, link, peers, nodes, warnings(reports))
+    if number is None:
+        return  # the monitor refused: the driver knows why
+    link.attempt = number
+    run = open_run(assignment.run_uri)
+    attempt = Attempt(run.store, number)
+
+    def open_stream(spec: StreamSpec) -> FeedClient:
+        client = FeedClient(assignment.feed, spec, lambda blocks: link.beat(0, "counting", blocks))
+        for note in client.notes if peers.rank == 0 else ():
+            link.note(note)
+        return client
+
+    state = run_rank(run, attempt, control, peers, open_stream, link, startup, reports)
+    if peers.rank == 0:
+        ray.get(assignment.monitor.finish.remote(state.step, number))
+
+
+def _enter(monitor: Any, link: "RayLink", peers: GlooPeers, nodes: list[str], told: list[str]) -> int | None:
+    """Collective: the number of the group's attempt; None if it must not start. Waits for a store that is away."""
+    tries = 0
+    while True:
+        granted = ray.get(monitor.enter.remote(nodes, told)) if peers.rank == 0 else None
+        answer = peers.all_gather(granted)[0]
+        if not isinstance(answer, str):
+            return answer if isinstance(answer, int) else None
+        tries += 1
+        link.beat(0, "waiting for the store", tries)
+        time.sleep(_AGAIN_S)
+
+
+def _ensure_fit(monitor: Any, reports: list[Report], peers: GlooPeers) -> None:
+    """Collective. Raises Unfit once the monitor knows which nodes are."""
+    bad = unfit(reports)
+    if not bad:
+        return
+    text, remedy = problem(bad)
+    if peers.rank == 0:
+        ray.get(monitor.unfit.remote([report.event() for report in bad], text, remedy))
+    peers.all_gather(None)  # nobody ends the group before that
+    raise Unfit(text)
+
+
+class MonitorLost(Exception):
+    """The monitor is gone, so nobody looks after this rank any more. The command starts others."""
+
+
+def here() -> Place:
+    """This process, in a Ray worker."""
+    return Place(ray.get_runtime_context().get_node_id(), os.getpid(), socket.gethostname())
+
+
+class RayLink:
+    """A thread beats, so that a rank deep in a collective still shows where it is.
+
+    If the monitor dies, the rank ends at its next step, or, if it makes no progress, after a while by itself: nobody
+    else would notice.
+
+    Attributes:
+        attempt: the number of the attempt that the rank is part of; None until it knows.
+    """
+
+    def __init__(self, monitor: Any, rank: int, grid: int) -> None:
+        self._monitor, self.rank, self._grid = monitor, rank, grid
+        self.attempt: int | None = None
+        self._where = (0, "starting", 0)
+        self._stop, self._pause = threading.Event(), threading.Event()
+        self._lost, self._closed = threading.Event(), threading.Event()
+        self._retries = StoreRetries()
+        self._thread = threading.Thread(target=self._run, name="beat", daemon=True)
+        self._thread.start()
+
+    def beat(self, step: int, doing: str, done: int = 0) -> None:
+        """Where the rank is; `done` grows with what it is doing, if that takes long."""
+        self._where = (step, doing, done)
+
+    def record(self, record: dict[str, Any]) -> None:
+        self._monitor.record.remote(record, self.attempt)
+
+    def note(self, text: str) -> None:
+        self._monitor.note.remote(text)
+
+    def stop_requested(self) -> bool:
+        """Raises MonitorLost."""
+        if self._lost.is_set():
+            raise MonitorLost("the monitor is gone")
+        return self._stop.is_set() or (self._pause.is_set() and self._where[0] % self._grid == 0)
+
+    @property
+    def ending(self) -> bool:
+        """Whether the rank makes its last save, as it was asked to."""
+        return self._stop.is_set() and self._where[1] == "saving"
+
+    def close(self) -> None:
+        """Beat no more. A monitor that does not answer is not waited for."""
+        self._closed.set()
+        self._thread.join(BEAT_S)
+
+    def _run(self) -> None:
+        place = here()
+        while not self._closed.wait(BEAT_S):
+            self._retries.update()
+            try:
+                self._show_life(place)
+            except ray.exceptions.ActorUnavailableError:  # it may be back
+                _log.warning("the monitor does not answer")
+            except ray.exceptions.RayError:
+                self._leave()
+
+    def _show_life(self, place: Place) -> None:
+        step, doing, done = self._where
+        orders: Orders = ray.get(self._monitor.beat.remote(self.rank, step, doing, place, self.attempt, done))
+        if orders.stop:
+            self._stop.set()
+        if orders.pause:
+            self._pause.set()
+        if orders.stacks:
+            self._monitor.stack.remote(self.rank, stack_of_every_thread())
+
+    def _leave(self) -> None:
+        """Until the rank has ended."""
+        self._lost.set()
+        before = None
+        while not self._closed.wait(_GRACE_S) and before != self._where:
+            before = self._where
+        if not self._closed.is_set():
+            os._exit(1)

@@ -1,0 +1,103 @@
+"""From a run's checkpoint to a folder that `transformers` loads, or two for a generator and a discriminator.
+
+An encoder of text vectors becomes one that `SentenceTransformer` loads, too.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from checkpoints.hf.export import export_model, published, write_model
+from checkpoints.hf.pair import export_pair
+from checkpoints.hf.publish import removable
+from checkpoints.layout import Manifest
+from checkpoints.load import Reader
+from data_service.store.open import open_store
+from encoder_core.families.build import ModelConfig
+from encoder_core.families.hf.interchange import Heads, interchange
+from encoder_core.objectives.contrastive import ContrastiveConfig
+from encoder_core.objectives.replaced import DetectorConfig, Part
+from launcher.export.model_card import Network, facts_of, render
+from launcher.export.sentence_transformer import write_sentence_transformer
+from launcher.recipe.objective import Objective, exported_heads
+from launcher.run.checkpoint import chosen_checkpoint
+from launcher.run.record import Run
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written.
+
+    Attributes:
+        step: of the checkpoint.
+        models: the class of transformers that loads each folder below the given one ("." for itself).
+        left_out: parts of the run's model for which that class has no place.
+    """
+
+    step: int
+    models: dict[str, str]
+    left_out: tuple[str, ...]
+
+
+def export_run(run: Run, step: int | None, out: str, *, licence: str | None = None) -> Exported:
+    """Export the checkpoint of `step` (None: the newest good one) to the URI `out`, with a model card.
+
+    `licence` is what the card says of it. Files of a former export in `out` are replaced.
+
+    Raises:
+        RunError: there is no such checkpoint.
+        CheckpointError: it is damaged, or `out` holds something else. StoreError: a store cannot be read or written.
+        ModelError: transformers has no such model, or what was written does not read back.
+    """
+    target = open_store(out)
+    removable(target)  # known before the checkpoint is read
+    manifest = chosen_checkpoint(run, step)
+    tokenizer = run.tokenizer()
+    files = tokenizer.save_files()
+    config = run.recipe.model.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
+    objective = run.recipe.objective
+    networks = _networks(manifest, config, objective)
+    facts = facts_of(run, manifest)
+    cards = {part: render(facts, network, licence) for part, network in networks.items()}
+    with Reader(run.store, manifest) as reader:
+        if objective.rtd is not None and isinstance(config, DetectorConfig):
+            pair: dict[Part, str] = {part: cards[part] for part in ("generator", "discriminator")}
+            export_pair(reader.read_full, config, files, target, objective.rtd.embeddings, cards=pair)
+        elif objective.contrastive is not None:
+            with published(target) as folder:
+                write_model(folder, reader.read_full, config, files, "none", card=cards["."])
+                _write_vectors(folder, objective.contrastive, config)
+        else:
+            heads = exported_heads(config, objective)
+            export_model(reader.read_full, config, files, target, heads, card=cards["."])
+    return _described(manifest, networks)
+
+
+def _write_vectors(folder: Path, contrastive: ContrastiveConfig, config: ModelConfig) -> None:
+    """What makes of it a folder that sentence-transformers loads, too."""
+    write_sentence_transformer(
+        folder,
+        pooling=contrastive.pooling,
+        normalize=contrastive.normalize,
+        max_length=config.max_length,
+    )
+
+
+def _networks(manifest: Manifest, config: ModelConfig, objective: Objective) -> dict[str, Network]:
+    """By folder."""
+    if objective.rtd is not None and isinstance(config, DetectorConfig):
+        pair: dict[str, tuple[ModelConfig, Heads]] = {
+            "generator": (config.generator, "mlm"),
+            "discriminator": (config, "rtd"),
+        }
+        return {part: Network(interchange(*its).architecture, part, ()) for part, its in pair.items()}
+    their = interchange(config, exported_heads(config, objective))
+    known = their.table.names(their.layers)
+    left_out = {name.split(".")[0] for name in manifest.shapes if name not in known}
+    return {".": Network(their.architecture, None, tuple(sorted(left_out)))}
+
+
+def _described(manifest: Manifest, networks: Mapping[str, Network]) -> Exported:
+    models = {folder: network.architecture for folder, network in networks.items()}
+    left_out = {part for network in networks.values() for part in network.left_out}
+    return Exported(manifest.step, models, tuple(sorted(left_out)))

@@ -1,0 +1,180 @@
+"""Losses gone bad: which updates are not made, when a run goes back, when it gives up. Pure functions of its figures.
+
+A step is bad if it made no update, or if its loss is far above the recent ones of its phase. One bad step means
+nothing. Many in a row mean that weights or data have gone wrong: the run returns to a checkpoint from before and goes
+on without the data read since, as was done by hand for PaLM (Chowdhery et al. 2022, section 5.1: about 100 steps back,
+200 to 500 batches skipped, about 20 times).
+
+Recent means the last `window` steps that were not bad, so a spike does not become the measure. Far above is told by
+median and median absolute deviation, which single outliers hardly move. Every rank has the same figures, so all decide
+alike; they are kept in the checkpoints, so a resume changes no decision.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+
+from checkpoints.layout import Mark
+from checkpoints.rewind import Rewind
+from launcher.policies.failures import Stop
+
+LOSS = "loss"
+_SIGMA = 1.4826  # standard deviations in a median absolute deviation, of a normal distribution
+_LEAST_SPREAD = 0.01  # of the median: losses that hardly vary are no reason to go back for a trifle
+
+
+class Spikes(BaseModel):
+    """What is done about losses that are not finite, or far above the ones before.
+
+    Attributes:
+        window: steps whose losses are the measure; before a phase has had so many, no finite loss is high.
+        threshold: spreads above the median at which a loss is high. Null: no finite loss is.
+        outlier: spreads above the median at which a loss or a gradient norm makes no update. Null: any finite one
+            does, as in the papers.
+        patience: steps in a row, high or without an update, after which the run goes back, to a checkpoint at least as
+            many steps older than the first of them.
+        most_rewinds: times in a row, none of which got the run `window` steps past where it went back. Then it ends.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    window: int = Field(default=128, ge=4)
+    threshold: float | None = Field(default=10.0, gt=0)
+    outlier: float | None = Field(default=None, gt=0)
+    patience: PositiveInt = 10
+    most_rewinds: int = Field(default=3, ge=0)
+
+    def way_back(self, began: int) -> int:
+        """The most steps that a checkpoint may have to which the run goes back from a spike that began so."""
+        return began - self.patience
+
+
+@dataclass(frozen=True)
+class Recent:
+    """What is remembered of the steps so far.
+
+    Attributes:
+        phase: the present one, whose data are measured by their own losses.
+        series: by name, the figures of the last steps that were not bad, the oldest first.
+        since: the first of the bad steps in a row that the last step ended; None if that was not bad.
+    """
+
+    phase: int = 0
+    series: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    since: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        series = {name: list(values) for name, values in self.series.items()}
+        return {"phase": self.phase, "series": series, "since": self.since}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "Recent":
+        series = {name: tuple(float(value) for value in values) for name, values in data["series"].items()}
+        return cls(int(data["phase"]), series, None if data["since"] is None else int(data["since"]))
+
+
+def bound(values: Sequence[float], window: int, spreads: float | None) -> float:
+    """How large a figure may be after `values`: infinite if there is no limit, or too few to tell."""
+    if spreads is None or len(values) < window:
+        return math.inf
+    recent = values[-window:]
+    middle = median(recent)
+    spread = _SIGMA * median(abs(value - middle) for value in recent)
+    return middle + spreads * max(spread, _LEAST_SPREAD * abs(middle))
+
+
+def largest(settings: Spikes, recent: Recent, phase: int, name: str) -> float:
+    """The largest figure with which a step of `phase` makes its update."""
+    return _bound(settings, recent, phase, name, settings.outlier)
+
+
+def after(
+    settings: Spikes, recent: Recent, phase: int, step: int, figures: Mapping[str, float], *, updated: bool
+) -> Recent:
+    """What is remembered when `step` is done.
+
+    Args:
+        figures: its loss, under `LOSS`, and whatever else `largest` is asked about.
+        updated: whether all its updates were made.
+    """
+    high = figures[LOSS] > _bound(settings, recent, phase, LOSS, settings.threshold)
+    if high or not updated or not all(map(math.isfinite, figures.values())):
+        return replace(recent, since=step if recent.since is None else recent.since)
+    before = recent.series if recent.phase == phase else {}
+    series = {name: (*before.get(name, ()), value)[-settings.window :] for name, value in figures.items()}
+    return Recent(phase, series)
+
+
+def is_spike(settings: Spikes, recent: Recent, steps: int) -> bool:
+    """Whether the run should go back now, `steps` steps being done."""
+    return recent.since is not None and steps - recent.since >= settings.patience
+
+
+def describe(recent: Recent, loss: float, grad_norm: float) -> str:
+    """What is wrong with a bad step."""
+    if not math.isfinite(loss):
+        return "losses that are not finite"
+    if not math.isfinite(grad_norm):
+        return "gradients that are not finite"
+    usual = recent.series.get(LOSS)
+    measure = f", after losses of {median(usual):.4g}" if usual else ""
+    return f"a loss of {loss:.4g} with a gradient norm of {grad_norm:.3g}{measure}"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What follows a spike: going back to a checkpoint, if there is one; and the end of the run, if `stop` is given."""
+
+    to: Mark | None
+    stop: Stop | None
+
+
+def decide(
+    settings: Spikes, began: int, cause: str, history: Sequence[Mark], gone_back: Sequence[Rewind]
+) -> Verdict:
+    """What follows a spike that began with step `began`.
+
+    Args:
+        history: the run's checkpoints, without those that it left behind.
+        gone_back: earlier rewinds, the oldest first.
+    """
+    latest = settings.way_back(began)
+    to = max((mark for mark in history if mark.step <= latest), key=lambda mark: mark.step, default=None)
+    what = f"{cause}, from step {began:,} on"
+    if to is None:
+        reason = f"{what}, and no checkpoint is {settings.patience} or more steps older, to go back to"
+        return Verdict(None, Stop(reason, _HOPELESS))
+    times = _in_a_row(settings, began, gone_back)
+    if times >= settings.most_rewinds:
+        reason = f"{what}, after going back {times} times in a row"
+        return Verdict(to, Stop(reason, _STUBBORN.format(step=to.step)))
+    return Verdict(to, None)
+
+
+_HOPELESS = (
+    "in a new run, a lower learning rate or a longer warm-up may help; if it is the data, look at it with "
+    "`maskfleet show`; `spikes` in the recipe says what counts as bad"
+)
+_STUBBORN = (
+    "look for the cause: learning rate, precision, data (`maskfleet show`), a machine that computes wrongly. The same "
+    "command goes on from step {step:,}, without the data read since; a fork of that step may change settings"
+)
+
+
+def _in_a_row(settings: Spikes, began: int, gone_back: Sequence[Rewind]) -> int:
+    """Rewinds before this spike, each of which began soon after the one before."""
+    times = 0
+    for rewind in reversed(gone_back):
+        if rewind.to is None or began > rewind.reached + settings.window:
+            break
+        times, began = times + 1, rewind.began
+    return times
+
+
+def _bound(settings: Spikes, recent: Recent, phase: int, name: str, spreads: float | None) -> float:
+    values = recent.series.get(name, ()) if recent.phase == phase else ()
+    return bound(values, settings.window, spreads)

@@ -1,0 +1,169 @@
+"""Which code a node runs: versions of what computes, and a hash of our own sources, which a version does not tell.
+
+How fast data comes from another node: one message around the ring of nodes, timed where it arrives.
+
+The preflight of a group of ranks: one of each node examines it, all hear of all, and agree on what is unfit.
+"""
+
+import hashlib
+import platform
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from pydantic import TypeAdapter
+
+from checkpoints.gather import Peers
+from launcher.preflight import findings
+from launcher.preflight.findings import Finding, Verdict, worst
+from launcher.preflight.measure import Subject, examine
+
+_LIBRARIES = ("torch", "deepspeed", "ray", "numpy", "tokenizers", "safetensors")
+_ROOT = Path(__file__).parents[2]
+_PACKAGES = ("encoder_core", "data_service", "checkpoints", "launcher")
+
+
+def installed() -> dict[str, str]:
+    """By name. NCCL only where there are GPUs."""
+    found = {
+        "python": platform.python_version(),
+        "maskfleet": f"{metadata.version('maskfleet')}+{_sources()}",
+    }
+    found |= {name: metadata.version(name) for name in _LIBRARIES}
+    if torch.cuda.is_available():
+        found |= {"CUDA": str(torch.version.cuda), "NCCL": _nccl()}
+    return found
+
+
+def _nccl() -> str:
+    return ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+
+
+def _sources() -> str:
+    digest = hashlib.sha256()
+    for path in sorted(path for package in _PACKAGES for path in (_ROOT / package).rglob("*.py")):
+        digest.update(f"{path.relative_to(_ROOT)}\n".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+_BYTES = 2 << 20  # 20 ms where it is too slow; 2 s where it is hopeless
+_WARM_UP = 1024  # connections are made when they are first used
+
+
+def incoming_speed(group: dist.ProcessGroup, rank: int, leaders: Sequence[int]) -> tuple[float, int] | None:
+    """Bytes a second from the node before this one in the ring, and the rank that sent them.
+
+    Called by one rank of each node, `leaders`, in the same order on all; None if there is one node only.
+    """
+    if len(leaders) < 2:
+        return None
+    place = leaders.index(rank)
+    before, after = leaders[place - 1], leaders[(place + 1) % len(leaders)]
+    _pass_on(group, before, after, _WARM_UP)
+    return _BYTES / _pass_on(group, before, after, _BYTES), before
+
+
+def _pass_on(group: dist.ProcessGroup, before: int, after: int, size: int) -> float:
+    """Seconds until the message of the one before is here, from when ours went out."""
+    ours, theirs = torch.zeros(size, dtype=torch.uint8), torch.empty(size, dtype=torch.uint8)
+    started = time.perf_counter()
+    sending = dist.isend(ours, group=group, group_dst=after)
+    receiving = dist.irecv(theirs, group=group, group_src=before)
+    assert sending is not None
+    assert receiving is not None
+    receiving.wait()
+    seconds = time.perf_counter() - started
+    sending.wait()
+    return seconds
+
+
+@dataclass(frozen=True)
+class Report:
+    """What one node found about itself.
+
+    Attributes:
+        node: as the launcher knows it. `host`: its name.
+        seconds: that it took.
+        versions: what is installed.
+    """
+
+    node: str
+    host: str
+    seconds: float
+    findings: tuple[Finding, ...]
+    versions: dict[str, str]
+
+    @property
+    def verdict(self) -> Verdict:
+        return worst(self.findings)
+
+    def bad(self, verdict: Verdict) -> list[Finding]:
+        return [finding for finding in self.findings if finding.verdict == verdict]
+
+    def event(self) -> dict[str, object]:
+        """Fields of the `preflight` event."""
+        problems = [f"{f.what}: {f.found}" for f in self.findings if f.verdict != "ok"]
+        checks = {f.what: f.found for f in self.findings}
+        head = {"node": self.node, "host": self.host, "verdict": self.verdict, "seconds": self.seconds}
+        return {**head, "problems": problems, "checks": checks, "versions": self.versions}
+
+
+_REPORT = TypeAdapter(Report | None)
+
+
+class Unfit(Exception):
+    """Nodes of this group must not train. The same on all ranks."""
+
+
+def preflight(subject: Subject, peers: Peers, group: dist.ProcessGroup, nodes: Sequence[str]) -> list[Report]:
+    """Collective. `nodes`: where each rank is. One report for each node, in order of its first rank."""
+    leaders = [nodes.index(node) for node in dict.fromkeys(nodes)]
+    report = _report(subject, group, peers.rank, leaders, nodes) if peers.rank in leaders else None
+    answers = peers.all_gather(_REPORT.dump_python(report, mode="json"))
+    reports = [report for answer in answers if (report := _REPORT.validate_python(answer)) is not None]
+    return with_versions(reports)
+
+
+def unfit(reports: Sequence[Report]) -> list[Report]:
+    """Those of nodes on which no rank may train."""
+    return [report for report in reports if report.verdict == "failure"]
+
+
+def problem(reports: Sequence[Report]) -> tuple[str, str]:
+    """What is wrong with unfit nodes, and what to do about it."""
+    wrong = [(report, finding) for report in reports for finding in report.bad("failure")]
+    texts = [f"node {report.node[:8]} ({report.host}): {f.what}: {f.found}" for report, f in wrong]
+    return "; ".join(texts), "; ".join(dict.fromkeys(finding.remedy for _, finding in wrong))
+
+
+def warnings(reports: Sequence[Report]) -> list[str]:
+    """Lines for the operator; what several nodes have alike, once."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for report in reports:
+        for finding in report.bad("warning"):
+            text = (f"{finding.what}: {finding.found}", finding.remedy)
+            found.setdefault(text, []).append(report.host)
+    return [f"preflight, {', '.join(hosts)}: {what} ({remedy})" for (what, remedy), hosts in found.items()]
+
+
+def with_versions(reports: Sequence[Report]) -> list[Report]:
+    """The reports, with what is installed in another version than on most nodes."""
+    differing: Mapping[str, list[Finding]] = findings.versions({r.node: r.versions for r in reports})
+    return [Report(r.node, r.host, r.seconds, (*r.findings, *differing[r.node]), r.versions) for r in reports]
+
+
+def _report(
+    subject: Subject, group: dist.ProcessGroup, rank: int, leaders: Sequence[int], nodes: Sequence[str]
+) -> Report:
+    started = time.monotonic()
+    speed = incoming_speed(group, rank, leaders)
+    link = [] if speed is None else [findings.link(speed[0], f"node {nodes[speed[1]][:8]}")]
+    found = (*examine(subject), *link)
+    host, versions = socket.gethostname(), installed()
+    return Report(nodes[rank], host, time.monotonic() - started, found, versions)

@@ -1,0 +1,66 @@
+"""What a run's recipe describes beside its data: model, optimizer, engine, plan, schedule. A small function each."""
+
+from collections.abc import Callable
+
+import torch
+
+from data_service.tokenizers.tokenizer import Tokenizer
+from encoder_core.layers.initialise import initialise
+from encoder_core.objectives.losses import Objective
+from encoder_core.optim.adamw import AdamW, AdamWConfig
+from encoder_core.optim.groups import parameter_groups
+from encoder_core.optim.lamb import Lamb, LambConfig
+from encoder_core.optim.schedules import learning_rate
+from encoder_core.train.engine_config import EngineConfig
+from encoder_core.train.loop import Plan
+from encoder_core.train.step import draw_seed
+from launcher.recipe.objective import objective_module
+from launcher.recipe.schema import Recipe
+
+WEIGHTS_STEP = -1  # the "step" from whose draws the initial weights come
+
+
+def build_model(recipe: Recipe, tokenizer: Tokenizer) -> Objective:
+    """The model with fresh weights: a function of the recipe's seed, on any machine."""
+    config = recipe.model.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
+    model = objective_module(config, recipe.objective, checkpoint_activations=recipe.activation_checkpointing)
+    torch.manual_seed(draw_seed(recipe.seed, WEIGHTS_STEP, 0))
+    initialise(model, config.initializer_range, config.initializer)
+    return model
+
+
+def build_optimizer(recipe: Recipe, model: Objective) -> torch.optim.Optimizer:
+    """AdamW or LAMB over the model's decay groups. Its learning rate and update number come with each update."""
+    settings = optimizer_settings(recipe)
+    groups = parameter_groups(model, settings.weight_decay, decayed=settings.decayed, turns=model.turns())
+    return AdamW(groups, settings) if isinstance(settings, AdamWConfig) else Lamb(groups, settings)
+
+
+def optimizer_settings(recipe: Recipe) -> AdamWConfig | LambConfig:
+    settings = recipe.optimizer.adamw or recipe.optimizer.lamb
+    assert settings is not None  # the recipe has exactly one
+    return settings
+
+
+def engine_config(recipe: Recipe) -> EngineConfig:
+    return EngineConfig(
+        recipe.zero,
+        recipe.precision,
+        optimizer_settings(recipe).clip,
+        recipe.stage3_persistence,
+        recipe.reduce_dtype,
+    )
+
+
+def training_plan(recipe: Recipe) -> Plan:
+    """What is done at which step."""
+    compare_every = recipe.replicas.interval(recipe.zero)
+    return Plan(
+        recipe.seed, recipe.total_steps, schedule(recipe), recipe.evaluation.every.steps, compare_every
+    )
+
+
+def schedule(recipe: Recipe) -> Callable[[int], float]:
+    """Step -> learning rate."""
+    peak, total = optimizer_settings(recipe).lr, recipe.total_steps
+    return lambda step: learning_rate(recipe.schedule, peak=peak, total=total, step=step)

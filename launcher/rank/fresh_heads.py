@@ -1,0 +1,67 @@
+"""Where a fresh head begins that decodes with word embeddings it was not trained with.
+
+Its decoder is tied to the table of the model that the run starts from, and nothing has kept that table's rows short:
+those of a distilled model never were a decoder. Behind a fresh LayerNorm the logits spread as far as the rows are long,
+and half of the square of that spread is lost in nats: 15.8 at the first step where frequencies alone give 6.2, and
+still 14.2 after ten steps of a slow warmup (figures in `launcher/README.md`).
+
+So the head begins as a guess by frequency: its bias is the logarithm of the corpora's unigram, and the gain of its last
+LayerNorm lets the logits spread by half a nat around that, whatever the scale of the table.
+"""
+
+import math
+from collections.abc import Callable, Collection, Iterator
+
+import torch
+from torch import Tensor, nn
+
+from encoder_core.heads.mlm import MaskedLanguageModelHead
+from encoder_core.heads.span_boundary import SpanBoundaryHead
+from launcher.recipe.schema import Recipe
+from launcher.run.inputs import unigram_probabilities
+
+SPREAD = 0.5  # standard deviation of a position's logits over the vocabulary
+
+
+def settled(
+    model: nn.Module, recipe: Recipe, fresh: Collection[str], value: Callable[[str], Tensor]
+) -> dict[str, Tensor]:
+    """Values, by name, for the gain and the bias of each head of `model` that is `fresh` while its table is not.
+
+    `value` gives a parameter's initial value by name, whole. Raises CorpusError, StoreError: a corpus cannot be read.
+    """
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    found: dict[str, Tensor] = {}
+    for prefix, norm, head in _heads(model):
+        gain, bias, table = (
+            f"{prefix}.{norm}.weight",
+            f"{prefix}.decoder.bias",
+            names[id(head.decoder.weight)],
+        )
+        if gain in fresh and bias in fresh and table not in fresh:
+            words = value(table).float()
+            found[gain] = torch.full_like(value(gain), min(1.0, SPREAD / _spread(words)))
+            found[bias] = _log_frequencies(recipe, len(words))
+    return found
+
+
+def _heads(model: nn.Module) -> Iterator[tuple[str, str, MaskedLanguageModelHead | SpanBoundaryHead]]:
+    """Name, the name of the last LayerNorm in it, module."""
+    for prefix, module in model.named_modules():
+        if isinstance(module, MaskedLanguageModelHead):
+            yield prefix, "norm", module
+        elif isinstance(module, SpanBoundaryHead):
+            yield prefix, "second_norm", module
+
+
+def _spread(table: Tensor) -> float:
+    """Of the logits of a vector with independent components of variance 1, over the rows of `table` [V, E]."""
+    return max(1e-6, math.sqrt(float((table - table.mean(0)).square().sum(1).mean())))
+
+
+def _log_frequencies(recipe: Recipe, rows: int) -> Tensor:
+    """[rows] float32; rows beyond the tokenizer's ids are as rare as one that does not occur."""
+    frequencies = torch.from_numpy(unigram_probabilities(recipe))
+    result = torch.full((rows,), math.log(float(frequencies.min())))
+    result[: len(frequencies)] = frequencies.log().float()
+    return result

@@ -1,0 +1,188 @@
+"""The two kinds of things that a run may start from: another run, and a folder in the transformers format."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import JsonValue
+from torch import Tensor
+
+from checkpoints.gather import Peers, gather_or_raise
+from checkpoints.hf.fetch import PARTS, folder_digest, local_configs, local_folder
+from checkpoints.hf.headers import check_weights
+from checkpoints.hf.load import CONFIG, check_same_model, read_folder_config, unused_in, weights_for
+from checkpoints.hf.pair import pair_weights_for
+from checkpoints.listing import committed
+from checkpoints.load import Reader, newest_good
+from data_service.store.base import Store
+from data_service.tokenizers.load import find_tokenizer
+from data_service.tokenizers.tokenizer import Tokenizer
+from encoder_core.errors import ModelError
+from encoder_core.families.build import ModelConfig
+from encoder_core.objectives.replaced import DetectorConfig
+from encoder_core.train.zero_state import Read
+from launcher.errors import RunError
+from launcher.recipe.objective import Objective, exported_heads
+from launcher.recipe.schema import Recipe
+from launcher.run.record import open_run
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model to start from, its parameters by our names. `tokenizer`: of its rows, where it is not the run's."""
+
+    shapes: Shapes
+    read: Read
+    tokenizer: Tokenizer | None
+    record: dict[str, JsonValue]
+    close: Callable[[], None] = field(default=lambda: None)
+
+
+def from_run(recipe: Recipe, config: ModelConfig, tokenizer: Tokenizer, store: Store, peers: Peers) -> Source:
+    """The newest checkpoint that verifies of the run in `store`. A collective.
+
+    Raises:
+        RunError: it has none. ModelError: its model is not `config`'s.
+        CheckpointError, TokenizerError, StoreError: what it needs cannot be read.
+    """
+    other = check_run(recipe, config, tokenizer)
+    good = newest_good(store, peers)
+    if good is None:
+        raise _no_checkpoint(recipe)
+    reader = Reader(store, good.manifest)
+    record: dict[str, JsonValue] = {"start": recipe.start, "start_step": good.manifest.step}
+    return Source(good.manifest.shapes, reader.read, other, record, reader.close)
+
+
+def check_run(recipe: Recipe, config: ModelConfig, tokenizer: Tokenizer) -> Tokenizer | None:
+    """Whether a run can be what `recipe` starts from; its tokenizer, if it is not `tokenizer`. No weight is read.
+
+    Raises as `from_run`.
+    """
+    source = open_run(recipe.start)
+    if not committed(source.store):
+        raise _no_checkpoint(recipe)
+    _check_sharing(source.recipe, recipe)
+    other = None
+    if source.record.inputs.tokenizer != tokenizer.hash:
+        other = source.tokenizer()
+    its = other or tokenizer
+    found = source.recipe.model.with_tokenizer(its.vocab_size, its.special.pad)
+    check_same_model(config.model_copy(update={"vocab": found.vocab}), found, recipe.start)
+    return other
+
+
+def _no_checkpoint(recipe: Recipe) -> RunError:
+    return RunError(
+        f"start: {recipe.start} is a run without a checkpoint", remedy="train it first, or start: scratch"
+    )
+
+
+def _check_sharing(theirs: Recipe, ours: Recipe) -> None:
+    """A discriminator's table of differences and a table of its own bear the same name."""
+    a, b = theirs.objective.rtd, ours.objective.rtd
+    if a is not None and b is not None and a.embeddings != b.embeddings:
+        raise RunError(
+            f"objective.rtd.embeddings is {b.embeddings} here and {a.embeddings} in {ours.start}",
+            remedy="export that run, and start from the exported folder",
+        )
+
+
+def from_folder(
+    recipe: Recipe, config: ModelConfig, tokenizer: Tokenizer, store: Store, peers: Peers
+) -> Source:
+    """The model, or the pair, of the folder in `store`, read whole by each rank. A collective.
+
+    Raises:
+        RunError: a pair is not there or not wanted, or ranks found different files. ModelError: as `weights_for`.
+        TokenizerError, StoreError: what it needs cannot be read.
+    """
+    tensors: dict[str, Tensor] = {}
+    record: dict[str, JsonValue] = {"start": recipe.start}
+
+    def load() -> JsonValue:
+        with local_folder(store) as folder:
+            with _naming(folder, recipe.start):
+                tensors.update(_folder_weights(recipe.objective, config, folder, recipe.start))
+                record["left"] = list[JsonValue](_left(recipe.objective, config, folder))
+            return folder_digest(folder)
+
+    digests = gather_or_raise(peers, load)
+    if len(set(map(str, digests))) > 1:
+        raise RunError(
+            f"start: {recipe.start} holds different files on different machines",
+            remedy="put the folder on a shared disk or in a bucket",
+        )
+    record["start_digest"] = digests[0]
+    found = find_tokenizer((store, store.at(PARTS[1])))
+    known = found is not None and found.hash != tokenizer.hash
+    if found is None:
+        record["tokenizer"] = "none in the folder: taken to be the recipe's"
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    return Source(shapes, from_tensors(tensors), found if known else None, record)
+
+
+def check_folder(recipe: Recipe, config: ModelConfig, store: Store) -> None:
+    """Whether what lies in `store` is, by its configuration and its files' headers, a model to start from. No weight is
+    read.
+
+    Raises as `from_folder`.
+    """
+    with local_configs(store) as folder, _naming(folder, recipe.start):
+        its = _folder_config(recipe.objective, config, folder, recipe.start)
+        if recipe.objective.rtd is None:
+            check_same_model(its, read_folder_config(folder), recipe.start)
+            check_weights(its, store, exported_heads(config, recipe.objective))
+            return
+        assert isinstance(its, DetectorConfig)  # `objective_module` builds both networks
+        for part, expected in zip(PARTS, (its.generator, its), strict=True):
+            check_same_model(expected, read_folder_config(folder / part), f"{recipe.start}/{part}")
+            check_weights(expected, store.at(part), "mlm" if part == PARTS[0] else "rtd")
+
+
+@contextmanager
+def _naming(folder: Path, where: str) -> Iterator[None]:
+    """Errors name the place, not its copy."""
+    try:
+        yield
+    except ModelError as error:
+        problem = error.problem.replace(str(folder), where.rstrip("/"))
+        raise ModelError(problem, remedy=error.remedy) from error
+
+
+def _folder_config(objective: Objective, config: ModelConfig, folder: Path, where: str) -> ModelConfig:
+    """`config` with the rows of the folder's vocabulary; the folder holds one network or two, as wanted."""
+    pair = [part for part in PARTS if (folder / part / CONFIG).is_file()]
+    network = folder / PARTS[1] if objective.rtd is not None else folder
+    if objective.rtd is not None and len(pair) < len(PARTS):
+        raise RunError(
+            f"start: {where} does not hold both networks that rtd trains",
+            remedy=f"put the generator into {PARTS[0]}/ and the discriminator into {PARTS[1]}/ below it",
+        )
+    if objective.rtd is None and pair and not (folder / CONFIG).is_file():
+        raise RunError(
+            f"start: {where} holds a pair of networks, and the recipe trains one",
+            remedy=f"start from one of them: add /{' or /'.join(pair)} to it",
+        )
+    return config.model_copy(update={"vocab": read_folder_config(network).vocab})
+
+
+def _folder_weights(objective: Objective, config: ModelConfig, folder: Path, where: str) -> dict[str, Tensor]:
+    its = _folder_config(objective, config, folder, where)
+    if objective.rtd is not None:
+        assert isinstance(its, DetectorConfig)  # `objective_module` has built both networks
+        return pair_weights_for(its, folder, objective.rtd.embeddings)
+    return weights_for(its, folder, exported_heads(config, objective))
+
+
+def _left(objective: Objective, config: ModelConfig, folder: Path) -> list[str]:
+    """Their names of what a single network's folder has and the objective does not train."""
+    return [] if objective.rtd is not None else unused_in(config, folder, exported_heads(config, objective))
+
+
+def from_tensors(tensors: Mapping[str, Tensor]) -> Read:
+    """Ranges of whole parameters in memory."""
+    return lambda name, kind, start, stop: tensors[name].flatten()[start:stop]

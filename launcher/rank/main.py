@@ -1,0 +1,235 @@
+"""One rank from start to end: agree on a checkpoint, build, load, train. Knows nothing of Ray."""
+
+import os
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from itertools import count
+from pathlib import Path
+
+import torch
+from jaxtyping import Float32
+from torch import Tensor
+
+from checkpoints.attempt import Attempt
+from checkpoints.gather import Peers
+from checkpoints.load import Good, Reader, newest_good
+from data_service.samples.spec import StreamSpec
+from data_service.store.local import LocalStore
+from data_service.tokenizers.tokenizer import Tokenizer
+from encoder_core.objectives.losses import Objective
+from encoder_core.train.engine import Engine
+from encoder_core.train.exchange import Control
+from encoder_core.train.loop import Trainer
+from encoder_core.train.memory import restore
+from encoder_core.train.state import TrainState
+from encoder_core.train.step import Memories
+from encoder_core.train.weight_check import CorruptReplica
+from encoder_core.train.zero_state import KINDS, MASTER
+from launcher.errors import RunError
+from launcher.policies.stragglers import Detector
+from launcher.preflight.collective import Report
+from launcher.rank.build import build_model, build_optimizer, engine_config, training_plan
+from launcher.rank.checkpointing import RunKeeper
+from launcher.rank.data import RankData, SampleStream, Share
+from launcher.rank.initial_weights import Start, initial_weights
+from launcher.rank.journal import Link, RankJournal, Startup
+from launcher.rank.spike_guard import SpikeGuard
+from launcher.rank.tensorboard import TensorBoardFiles
+from launcher.rank.utilisation import Utilisation, utilisation
+from launcher.run.left_out import read_lost
+from launcher.run.log import Journal
+from launcher.run.record import BEGAN, Run
+from launcher.run.streams import heldout_spec, sample_positions, stream_spec
+
+OpenStream = Callable[[StreamSpec], SampleStream]
+
+
+def run_rank(
+    run: Run,
+    attempt: Attempt,
+    control: Control,
+    peers: Peers,
+    open_stream: OpenStream,
+    link: Link,
+    startup: Startup,
+    reports: Sequence[Report] = (),
+) -> TrainState:
+    """Train this rank's part of `run` until it is complete or a stop is requested; the result is committed.
+
+    `startup` and the `reports` of the nodes' preflight are put on record.
+
+    Raises:
+        NoGoodCheckpoint, RunError: nothing to resume from, though the run had begun.
+        Superseded: a newer attempt of the run has been claimed.
+        Rewound: the loss went bad, and it is on record that the run goes on from before.
+        UserError kinds of the packages below: damaged data, a store that does not answer, and the like.
+    """
+    link.beat(0, "starting")
+    hosts = [str(host) for host in peers.all_gather(socket.gethostname())]
+    _set_up_torch(hosts, run.recipe.deterministic)
+    tokenizer = run.tokenizer()
+    good = _resume_point(run, peers)
+    if good is not None:
+        link.beat(good.manifest.step, "loading")
+    startup.done("checkpoint")
+    model, engine, begin = _build(run, tokenizer, peers, good)
+    startup.done("model")
+    state = _load(run, engine, good, begin, link)
+    startup.done("load")
+    meter = (
+        utilisation(run.recipe, tokenizer.vocab_size, engine.device, control.world)
+        if control.rank == 0
+        else None
+    )
+    journal = _journal(run, attempt, control, link, startup, state, hosts, meter)
+    _record_start(journal, state, good, begin, control, reports)
+    resumed = good.manifest if good else None
+    streams = [open_stream(stream_spec(run, tokenizer, n)) for n in range(len(run.recipe.phases))]
+    lost = read_lost(run, resumed, peers)
+    positions = sample_positions(run, streams, lost.ranges)
+    losses = SpikeGuard(run, attempt, control, peers, journal, positions, resumed, lost)
+    refresh = run.recipe.memory_refresh
+    grid = refresh.every if refresh else 1
+    keeper = RunKeeper(run.store, attempt, peers, run.recipe.checkpoint, journal, losses, resumed, grid)
+    share = Share(control.rank, control.world, run.recipe.microbatch)
+    heldout = _heldout(run, tokenizer, open_stream)
+    data = RankData(streams, positions, heldout, share, engine.device, model.target_counts, refresh)
+    plan = training_plan(run.recipe)
+    with closing(data), closing(journal):
+        memories = _memories(run, engine, good, data, share)
+        trainer = Trainer(engine, control, data, keeper, losses, journal, plan, link.stop_requested, memories)
+        startup.done("data")
+        try:
+            return trainer.train(state)
+        except CorruptReplica as found:
+            _record_corruption(journal, found, hosts)
+            raise
+
+
+def _set_up_torch(hosts: Sequence[str], deterministic: bool) -> None:
+    """The ranks of a machine share its cores."""
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // hosts.count(socket.gethostname())))
+    # Not use_deterministic_algorithms, which imports torch's compiler for a setting of it: a second at every start.
+    torch.set_deterministic_debug_mode("error" if deterministic else "default")
+
+
+def _resume_point(run: Run, peers: Peers) -> Good | None:
+    """The checkpoint all ranks resume from; None only if the run never had one: no silent restart from zero."""
+    good = newest_good(run.store, peers)
+    if good is None and run.store.size(BEGAN) is not None:
+        raise RunError(
+            f"{run.uri} had checkpoints, and none is left",
+            remedy="restore its checkpoints/ folder from a copy, or start a new run",
+        )
+    if good is not None and peers.rank == 0:
+        run.store.put_if_absent(BEGAN, b"{}\n")
+    return good
+
+
+def _build(
+    run: Run, tokenizer: Tokenizer, peers: Peers, good: Good | None
+) -> tuple[Objective, Engine, Start | None]:
+    """The model, the engine around it, and what a fresh run begins from if that is not chance."""
+    model = build_model(run.recipe, tokenizer)
+    begin = None if good else initial_weights(run, tokenizer, model, peers)
+    engine = Engine(model, build_optimizer(run.recipe, model), engine_config(run.recipe))
+    return model, engine, begin
+
+
+def _load(run: Run, engine: Engine, good: Good | None, begin: Start | None, link: Link) -> TrainState:
+    """Each range that is read is a sign of progress."""
+    if good is not None:
+        step, reads = good.manifest.step, count(1)
+        with Reader(run.store, good.manifest) as reader:
+
+            def read(name: str, kind: str, start: int, stop: int) -> Float32[Tensor, " length"]:
+                link.beat(step, "loading", next(reads))
+                return reader.read(name, kind, start, stop)
+
+            engine.restore(KINDS, read)
+        return TrainState.from_json(good.manifest.state)
+    if begin is not None:
+        with closing(begin):
+            engine.restore((MASTER,), begin.read)
+    return TrainState()
+
+
+def _heldout(run: Run, tokenizer: Tokenizer, open_stream: OpenStream) -> tuple[SampleStream, int]:
+    """The held-out stream, and how many of its rows are evaluated."""
+    heldout = open_stream(heldout_spec(run, tokenizer))
+    return heldout, min(run.recipe.evaluation.samples, heldout.samples_per_epoch)
+
+
+def _memories(run: Run, engine: Engine, good: Good | None, data: RankData, share: Share) -> Memories:
+    """What this rank's microbatches remember where the run goes on; nothing if it is recomputed there.
+
+    Raises RunError: the checkpoint does not have it, because the recipe was changed.
+    """
+    memories: Memories = {}
+    if good is None or not data.carries_memory(good.manifest.step):
+        return memories
+    total, shapes = data.microbatches(good.manifest.step), good.manifest.memory
+    if {shape[0] for shape in shapes.values()} != {total * share.rows}:
+        raise RunError(
+            f"the checkpoint of step {good.manifest.step} holds no memory that its next step could go on with",
+            remedy="set model.memory_refresh, the phases and the batch back to what they were: memory is recomputed at "
+            "multiples of memory_refresh and where a phase begins, and carried on elsewhere",
+        )
+    with Reader(run.store, good.manifest) as reader:
+        restore(memories, shapes, reader.read, range(share.rank, total, share.world), share.rows, engine)
+    return memories
+
+
+def _journal(
+    run: Run,
+    attempt: Attempt,
+    control: Control,
+    link: Link,
+    startup: Startup,
+    state: TrainState,
+    hosts: list[str],
+    meter: Utilisation | None,
+) -> RankJournal:
+    if control.rank != 0:
+        return RankJournal(link, startup, None, None)
+    files = None
+    if run.recipe.logging.tensorboard and isinstance(run.store, LocalStore):
+        files = TensorBoardFiles(Path(run.store.root) / "tensorboard", state.step, link.note)
+    metrics = Journal(run.store, attempt.number, run.recipe.logging.flush_seconds, link.note)
+    stragglers = Detector(run.recipe.stragglers, forward=run.recipe.zero < 3)
+    return RankJournal(link, startup, metrics, files, stragglers, hosts, meter)
+
+
+def _record_corruption(journal: RankJournal, found: CorruptReplica, hosts: list[str]) -> None:
+    """`ranks` and `hosts` are empty where nobody knows whose weights are the wrong ones."""
+    where = [hosts[rank] for rank in found.ranks]
+    journal.event("corruption", step=found.step, ranks=list(found.ranks), hosts=where, tensor=found.tensor)
+    journal.note(f"{found}; back to the last checkpoint")
+
+
+def _record_start(
+    journal: RankJournal,
+    state: TrainState,
+    good: Good | None,
+    begin: Start | None,
+    control: Control,
+    reports: Sequence[Report],
+) -> None:
+    _record_origin(journal, state, good, begin, control)
+    for report in reports:
+        journal.event("preflight", **report.event())
+
+
+def _record_origin(
+    journal: RankJournal, state: TrainState, good: Good | None, begin: Start | None, control: Control
+) -> None:
+    if good is None:
+        journal.event("start", step=0, world=control.world, **(begin.record if begin else {}))
+        if begin is not None:
+            journal.note(begin.summary())
+        return
+    journal.event("resume", step=state.step, attempt_of=good.manifest.attempt, world=control.world)
+    for damage in good.passed_over:
+        journal.event("damaged_checkpoint", what=damage)
+        journal.note(f"passed over a damaged checkpoint: {damage}")

@@ -1,0 +1,80 @@
+"""Model FLOPs utilisation (MFU; Chowdhery et al. 2022, appendix B): the products that a step needs, over what the
+devices could compute in its time. Recomputation does not count as use.
+
+FLOPs are counted (`launcher.estimate.flops`), rows taken as full. A GPU's peak is the vendor's; a CPU's is measured.
+"""
+
+import time
+from bisect import bisect_right
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+
+from launcher.estimate.flops import count, products
+from launcher.estimate.gpus import gpu_of_device
+from launcher.estimate.shape import Shape
+from launcher.estimate.throughput import targets_per_row
+from launcher.recipe.schema import Recipe
+
+_MEASURE_S = 0.1
+_SIZE = 512  # of the square matrices: large enough for a core's full speed, 10 ms of work
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Utilisation:
+    """Of a run on these devices.
+
+    Attributes:
+        ends: of each phase, the first step after it.
+        flops: of each phase, those of a token, forward and backward.
+        peak: FLOP/s of all ranks' devices together.
+    """
+
+    ends: tuple[int, ...]
+    flops: tuple[float, ...]
+    peak: float
+
+    def of(self, step: int, tokens: int, seconds: float) -> float:
+        """A share: of the step after `step` steps, which took `tokens` and `seconds`."""
+        phase = min(bisect_right(self.ends, step), len(self.ends) - 1)
+        return tokens * self.flops[phase] / (max(seconds, 1e-9) * self.peak)
+
+
+def utilisation(recipe: Recipe, vocabulary: int, device: torch.device, ranks: int) -> Utilisation | None:
+    """None where the device's peak is not known. `device`: this rank's, and the others' are taken to be like it.
+
+    `vocabulary`: the tokenizer's size, for a model that leaves it to that. Takes a tenth of a second on a CPU.
+    """
+    peak = _peak(device, recipe.precision)
+    if peak is None:
+        return None
+    model = recipe.model if recipe.model.vocab else recipe.model.model_copy(update={"vocab": vocabulary})
+    known = recipe.model_copy(update={"model": model})
+    shapes = (Shape(1, phase.length, targets_per_row(recipe, phase.length)) for phase in recipe.phases)
+    flops = tuple(count(products(known, shape)).model / shape.tokens for shape in shapes)
+    return Utilisation(tuple(accumulate(phase.steps for phase in recipe.phases)), flops, peak * ranks)
+
+
+def _peak(device: torch.device, precision: str) -> float | None:
+    """FLOP/s of dense products in this precision."""
+    if device.type != "cuda":
+        return _measured(_DTYPES[precision])
+    found = torch.cuda.get_device_properties(device)
+    gpu = gpu_of_device(found.name, found.total_memory)
+    if gpu is None:
+        return None
+    return gpu.peak if precision == "bf16" else gpu.peak_fp32
+
+
+def _measured(dtype: torch.dtype) -> float:
+    """The fastest of some products of two matrices, with this process's threads."""
+    matrix = torch.ones(_SIZE, _SIZE, dtype=dtype)
+    torch.mm(matrix, matrix)  # the first one sets up
+    best, end = float("inf"), time.perf_counter() + _MEASURE_S
+    while time.perf_counter() < end or best == float("inf"):
+        began = time.perf_counter()
+        torch.mm(matrix, matrix)
+        best = min(best, time.perf_counter() - began)
+    return 2.0 * _SIZE**3 / best

@@ -1,0 +1,138 @@
+"""Combinations of recipe values that cannot work, each with its path, the reason and a remedy."""
+
+from collections.abc import Iterator
+
+from data_service.samples.inputs import Lanes
+from data_service.tokenizers.tokenizer import Tokenizer
+from launcher.policies.elastic import Trainers
+from launcher.recipe.objective_checks import Problem, mismatches, text_problems
+from launcher.recipe.schema import Recipe
+
+
+def impossible(recipe: Recipe) -> list[Problem]:
+    """Every impossible combination in `recipe`; empty when it can run."""
+    return [
+        *_weights(recipe),
+        *_batches(recipe),
+        *_lengths(recipe),
+        *_schedule(recipe),
+        *_shuffle(recipe),
+        *_precision(recipe),
+        *_trainers(recipe),
+        *_evaluation(recipe),
+        *mismatches(recipe),
+        *text_problems(recipe),
+    ]
+
+
+def unsuitable(recipe: Recipe, tokenizer: Tokenizer) -> list[Problem]:
+    """What keeps `tokenizer` from being used with `recipe`."""
+    return [*_vocabulary(recipe, tokenizer), *_words(recipe, tokenizer)]
+
+
+def _vocabulary(recipe: Recipe, tokenizer: Tokenizer) -> Iterator[Problem]:
+    vocab, size = recipe.model.vocab, tokenizer.vocab_size
+    if vocab is not None and vocab < size:
+        yield Problem(
+            ("model", "vocab"),
+            f"the tokenizer has {size:,} ids, the model's vocabulary only {vocab:,}",
+            f"set model.vocab to {size} or more, or to null to take the tokenizer's size",
+        )
+
+
+def _words(recipe: Recipe, tokenizer: Tokenizer) -> Iterator[Problem]:
+    masking = recipe.objective.masking
+    if masking.unit not in ("token", "piece") and not tokenizer.word_starts[~tokenizer.special_mask].any():
+        yield Problem(
+            ("objective", masking.kind, "unit"),
+            f"masking by {masking.unit} needs words, and no piece of the tokenizer begins one",
+            "mask by token, or train a tokenizer that marks where words begin",
+        )
+
+
+def _weights(recipe: Recipe) -> Iterator[Problem]:
+    automatic = [name for name, source in recipe.corpus.sources.items() if source.weight == "auto"]
+    if automatic and len(automatic) < len(recipe.corpus.sources):
+        yield Problem(
+            ("corpus", "sources", automatic[0], "weight"),
+            "some sources have a weight and others auto",
+            "give every source a weight, or all of them auto (each is then read once an epoch)",
+        )
+
+
+def _batches(recipe: Recipe) -> Iterator[Problem]:
+    for index, phase in enumerate(recipe.phases):
+        rows, tokens = phase.batch.sequences, phase.batch.tokens
+        if rows is not None and rows % recipe.microbatch:
+            yield Problem(
+                ("phases", index, "batch", "sequences"),
+                f"a batch of {rows} rows does not divide into microbatches of {recipe.microbatch}",
+                f"use a multiple of {recipe.microbatch}, or change microbatch",
+            )
+        if tokens is not None and tokens < phase.length:
+            yield Problem(
+                ("phases", index, "batch", "tokens"),
+                f"a batch of {tokens} tokens cannot hold one row of {phase.length}",
+                f"use at least {phase.length} tokens",
+            )
+
+
+def _lengths(recipe: Recipe) -> Iterator[Problem]:
+    for index, phase in enumerate(recipe.phases):
+        if phase.length > recipe.model.max_length:
+            yield Problem(
+                ("phases", index, "length"),
+                f"rows of {phase.length} tokens exceed the model's max_length of {recipe.model.max_length}",
+                "shorten the phase's length or raise model.max_length",
+            )
+
+
+def _schedule(recipe: Recipe) -> Iterator[Problem]:
+    if recipe.schedule.warmup > recipe.total_steps:
+        yield Problem(
+            ("schedule", "warmup"),
+            f"a warmup of {recipe.schedule.warmup:,} steps is longer than the run's {recipe.total_steps:,}",
+            "shorten the warmup or add steps to the phases",
+        )
+
+
+def _shuffle(recipe: Recipe) -> Iterator[Problem]:
+    if recipe.shuffle == "spread" and isinstance(recipe.input, Lanes):
+        yield Problem(
+            ("shuffle",),
+            "rows in lanes go on from step to step, so they are not shuffled",
+            "set shuffle to uniform",
+        )
+
+
+def _precision(recipe: Recipe) -> Iterator[Problem]:
+    if recipe.precision == "bf16" and recipe.zero == 0:
+        yield Problem(
+            ("zero",),
+            "bf16 at ZeRO stage 0 would accumulate gradients in bf16, and lose small ones",
+            "use zero: 1 (the default), 2 or 3, or precision: fp32",
+        )
+    if recipe.precision == "fp32" and recipe.reduce_dtype == "bf16":
+        yield Problem(
+            ("reduce_dtype",),
+            "ranks would add up fp32 gradients in bf16, and lose what fp32 is for",
+            "use reduce_dtype: fp32, or precision: bf16",
+        )
+
+
+def _trainers(recipe: Recipe) -> Iterator[Problem]:
+    if isinstance(recipe.trainers, Trainers) and recipe.trainers.min > recipe.microbatches:
+        yield Problem(
+            ("trainers", "min"),
+            f"{recipe.trainers.min} ranks cannot share {recipe.microbatches} microbatches, the most that a step has",
+            f"set trainers.min to {recipe.microbatches} or less, or cut the batch finer by a smaller microbatch",
+        )
+
+
+def _evaluation(recipe: Recipe) -> Iterator[Problem]:
+    if recipe.corpus.heldout.fraction == 0:
+        yield Problem(
+            ("corpus", "heldout", "fraction"),
+            "evaluation needs held-out documents, and none are kept",
+            "build the corpora with a held-out fraction above 0 and state it here",
+        )

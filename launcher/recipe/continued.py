@@ -1,0 +1,187 @@
+"""The recipe that continues a model in the transformers format: its family, sizes and tokenizer, and settings for that.
+
+What the folder does not decide comes from the bundled recipe of its family: what is masked and how the run is operated.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from checkpoints.hf.fetch import PARTS, local_configs
+from checkpoints.hf.load import CONFIG, read_folder_config
+from data_service.store.base import Store
+from data_service.store.open import open_store
+from data_service.tokenizers.load import holds_tokenizer
+from encoder_core.families.build import ModelConfig
+from encoder_core.families.deberta import DebertaV2Config
+from encoder_core.families.electra import ElectraConfig
+from encoder_core.families.xlnet import XlnetConfig
+from encoder_core.optim.adamw import AdamWConfig, Decayed
+from launcher.errors import RunError
+from launcher.recipe.document import Document
+from launcher.recipe.load import from_document, load
+from launcher.recipe.schema import PLACEHOLDER, Recipe
+
+_BASES = {
+    "bert": "bert-base",
+    "roberta": "roberta-base",
+    "albert": "albert-base",
+    "electra": "electra-base",
+    "deberta": "deberta-base",
+    "deberta_v2": "deberta-v2-xlarge",
+    "xlnet": "xlnet-base",
+}
+_PAIR_BASE = {"electra": "electra-base", "deberta_v2": "deberta-v3-base"}
+_PAIR_HEADS = ("BertForPreTraining", "AlbertForPreTraining")
+STEPS, ROWS, MICROBATCH, LONGEST = 12_500, 256, 16, 512
+WARMUP = STEPS // 10
+LR = 1e-4
+TOKENIZER = f"{PLACEHOLDER}tokenizers/the-models-own"
+
+_REASONS = {
+    "start": "the weights; heads that the folder lacks begin fresh, and the run's `start` event names them",
+    "corpus": "yours, built with the tokenizer below: maskfleet init FILE RUN --corpus URI",
+    "tokenizer": "the model's own; for another one, rows follow their pieces (maskfleet tokenizer extend)",
+    "model": "as the folder's config.json says; dropout alone may be changed",
+    "phases": f"{STEPS:,} steps, of 2,048 rows, adapted the models of Gururangan et al. 2020; fewer do for little text",
+    "optimizer": "a sixth of RoBERTa's rate, so that what the model knows is not erased. With bias correction: Adam's "
+    "moments begin at zero,\n# and without it the first steps are up to six times as large as the rate says",
+    "schedule": "a tenth of the steps to raise the rate: until the moments, and a fresh head, are worth something",
+    "microbatch": "rows; more are faster on a large GPU",
+}
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What lies in the folder: one network, or the discriminator of two; `pair_head`: a pair task is trained on."""
+
+    config: ModelConfig
+    pair: bool
+    pair_head: bool
+
+
+def continued(folder: str) -> Recipe:
+    """The recipe that continues the model, or the pair of networks, in `folder`, a local one or s3://.
+
+    Raises:
+        ModelError: no model there, or one that we do not have. RunError: one network of a pair, without the other.
+        StoreError: it cannot be read.
+    """
+    store = open_store(folder)
+    found = _find(store, folder)
+    base = load((_PAIR_BASE if found.pair else _BASES)[found.config.family])
+    data = base.to_data() | {
+        "name": _name(folder),
+        "start": folder,
+        "corpus": {
+            "sources": {"text": {"uri": f"{PLACEHOLDER}corpora/text", "weight": "auto"}},
+            "heldout": {"fraction": base.corpus.heldout.fraction},
+        },
+        "tokenizer": {"uri": _tokenizer(store, folder)},
+        "model": found.config.model_dump(mode="json", exclude={"pad_id"}),
+        "phases": [{"steps": STEPS, "length": _length(found.config), "batch": {"sequences": ROWS}}],
+        "optimizer": {"adamw": _adamw(found.config)},
+        "schedule": {"warmup": WARMUP, "decay": "linear"},
+        "microbatch": MICROBATCH,
+    }
+    return from_document(Document(data | _task(found, base), f"the recipe for {folder}", {}))
+
+
+def commented(recipe: Recipe) -> str:
+    """`recipe` as YAML, complete, each choice with its reason above it."""
+    name = _bundled(recipe)
+    parts = [f"# Continues a model. `maskfleet recipe show {name} --raw` explains every key.\n"]
+    for key, value in recipe.to_data().items():
+        if key in _REASONS:
+            parts.append(f"\n# {_REASONS[key]}.\n")
+        parts.append(_yaml(key, value))
+    return "".join(parts)
+
+
+def _yaml(key: str, value: object) -> str:
+    """Innermost mappings on one line, as in the bundled recipes."""
+    flow = None if isinstance(value, dict | list) else False
+    return yaml.safe_dump(
+        {key: value}, sort_keys=False, allow_unicode=True, width=110, default_flow_style=flow
+    )
+
+
+def _bundled(recipe: Recipe) -> str:
+    return (_BASES if recipe.objective.rtd is None else _PAIR_BASE)[recipe.model.family]
+
+
+def _find(store: Store, folder: str) -> _Found:
+    with local_configs(store) as configs:
+        if (configs / PARTS[1] / CONFIG).is_file():
+            return _find_pair(configs)
+        config = read_folder_config(configs)
+        architectures = _architectures(configs)
+    if isinstance(config, ElectraConfig):
+        raise RunError(
+            f"{folder} holds one network of ELECTRA's two, which are trained together",
+            remedy=f"put the generator into {PARTS[0]}/ and the discriminator into {PARTS[1]}/ of one folder",
+        )
+    return _Found(config, pair=False, pair_head=any(name in _PAIR_HEADS for name in architectures))
+
+
+def _find_pair(configs: Path) -> _Found:
+    generator, discriminator = (read_folder_config(configs / part) for part in PARTS)
+    match generator, discriminator:
+        case ElectraConfig(), ElectraConfig():
+            update: dict[str, object] = {"generator_divisor": discriminator.hidden // generator.hidden}
+        case DebertaV2Config(), DebertaV2Config():
+            update = {"generator_layers": generator.layers}
+        case _:
+            raise RunError(
+                f"no pair is a generator of family {generator.family} and a discriminator of {discriminator.family}",
+                remedy="give two networks of ELECTRA, or two of DeBERTa v3, that were trained together",
+            )
+    return _Found(discriminator.model_copy(update=update), pair=True, pair_head=False)
+
+
+def _architectures(configs: Path) -> list[str]:
+    return list(json.loads((configs / CONFIG).read_bytes()).get("architectures") or ())
+
+
+def _task(found: _Found, base: Recipe) -> dict[str, Any]:
+    """What is trained, and on which rows: as the base says, but no pair task that the folder has no head for, whose
+    rows would be a change without a use; and XLNet's lanes as long as the model's rows."""
+    objective, config = base.objective, found.config
+    if isinstance(config, XlnetConfig) and objective.plm is not None:
+        length = _length(config)
+        smaller = {"predict": max(1, length // 6), "permutation": length // 2}
+        plm = objective.plm.model_copy(update=smaller).model_dump(mode="json")
+        reuse = config.reuse if config.memory else length // 2
+        return {"objective": {"plm": plm}, "input": base.input.model_dump(mode="json") | {"reuse": reuse}}
+    if found.pair_head or objective.mlm is None or (objective.nsp is None and objective.sop is None):
+        return {}
+    mlm = objective.mlm.model_copy(update={"copies": "dynamic"}).model_dump(mode="json")
+    return {"objective": {"mlm": mlm}, "input": {"packing": "full_sentences"}}
+
+
+def _adamw(config: ModelConfig) -> dict[str, Any]:
+    decayed: Decayed = "xlnet" if isinstance(config, XlnetConfig) else "no_bias_norm"
+    settings = AdamWConfig(lr=LR, betas=(0.9, 0.98), clip=1.0, bias_correction=True, decayed=decayed)
+    return settings.model_dump(mode="json")
+
+
+def _length(config: ModelConfig) -> int:
+    return min(config.max_length, LONGEST)
+
+
+def _name(folder: str) -> str:
+    """A recipe's name: the folder's, in the characters that a name may have."""
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.rstrip("/").rpartition("/")[2]).strip("-.")
+    return f"continued-{name or 'model'}"
+
+
+def _tokenizer(store: Store, folder: str) -> str:
+    """Where the model's tokenizer lies: in its folder, or beside the weights of a discriminator."""
+    for part in (".", PARTS[1]):
+        if holds_tokenizer(store if part == "." else store.at(part)):
+            return folder if part == "." else f"{folder.rstrip('/')}/{part}"
+    return TOKENIZER

@@ -1,0 +1,250 @@
+"""A recipe: one flat, complete YAML file that says everything a pretraining run is.
+
+The parts that configure a class live beside that class (model, masking, optimizer, schedule); what only a
+whole run has is here.
+"""
+
+from typing import Annotated, Literal
+
+import yaml
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PositiveInt,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
+from pydantic.types import ByteSize
+
+from data_service.samples.inputs import Input
+from encoder_core.families.build import ModelConfig
+from encoder_core.families.xlnet import XlnetConfig
+from encoder_core.optim.adamw import AdamWConfig
+from encoder_core.optim.lamb import LambConfig
+from encoder_core.optim.schedules import ScheduleConfig
+from encoder_core.train.engine_config import Precision
+from encoder_core.train.memory_schedule import Refresh
+from launcher.policies.elastic import Trainers
+from launcher.policies.spikes import Spikes
+from launcher.policies.stragglers import Stragglers
+from launcher.policies.watchdog import Watchdog
+from launcher.recipe.evaluation import Tasks
+from launcher.recipe.objective import Choice, Objective
+from launcher.recipe.operation import Events, Mlflow, Replicas, Wandb
+
+PLACEHOLDER = "s3://your-bucket/"
+"""What stands in recipes in place of a bucket."""
+
+
+class Strict(BaseModel):
+    """Frozen, and an unknown key is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def _spell_bytes(size: int) -> str:
+    """The exact size in the largest binary unit that divides it: 8589934592 -> "8GiB"."""
+    for shift, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if size and size % (1 << shift) == 0:
+            return f"{size >> shift}{unit}"
+    return f"{size}B"
+
+
+Bytes = Annotated[ByteSize, Field(gt=0), PlainSerializer(_spell_bytes, return_type=str, when_used="always")]
+
+
+class Source(Strict):
+    """One corpus of the mixture. `weight: auto` is in proportion to its tokens."""
+
+    uri: str = Field(min_length=1)
+    weight: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"
+
+
+class Heldout(Strict):
+    """The share of documents kept from training; must be what the corpora were built with."""
+
+    fraction: float = Field(ge=0, lt=0.5)
+
+
+class Corpus(Strict):
+    sources: dict[str, Source] = Field(min_length=1)
+    heldout: Heldout
+
+
+class Mixing(Strict):
+    """How the sources of the corpus come together.
+
+    Attributes:
+        batches: every batch mixes them, or is of one source (contrastive training: a batch's other examples are the
+            negatives, and those of another source are told apart too easily). With one_source no row comes twice in an
+            epoch, which ends when a source has no more rows for its weight.
+        temperature: T: sources whose weight is auto are drawn in proportion to size ** (1 / T), so small ones come more
+            often than by their size (1).
+    """
+
+    batches: Literal["mixed", "one_source"] = "mixed"
+    temperature: float = Field(default=1.0, ge=1)
+
+
+class TokenizerRef(Strict):
+    uri: str = Field(min_length=1)
+
+
+class BatchSize(Choice):
+    """One step's batch: so many rows, or so many tokens (rows then vary)."""
+
+    sequences: PositiveInt | None = None
+    tokens: PositiveInt | None = None
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> "BatchSize":
+        if (self.sequences is None) == (self.tokens is None):
+            raise ValueError("give a batch in sequences or in tokens, exactly one of the two")
+        return self
+
+
+class Phase(Strict):
+    """A stretch of training: optimizer steps, row length in tokens (special tokens included), batch."""
+
+    steps: PositiveInt
+    length: int = Field(ge=8)
+    batch: BatchSize
+
+
+class Optimizer(Choice):
+    """Exactly one of the optimizers."""
+
+    adamw: AdamWConfig | None = None
+    lamb: LambConfig | None = None
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> "Optimizer":
+        if (self.adamw is None) == (self.lamb is None):
+            raise ValueError("choose exactly one optimizer: adamw or lamb")
+        return self
+
+
+class DataService(Strict):
+    """Ray tasks that build windows (`auto`: half of the cluster's cores, four a rank at most), and the memory they may
+    fill ahead."""
+
+    workers: PositiveInt | Literal["auto"] = "auto"
+    memory: Bytes
+
+
+class Every(Choice):
+    """An interval, in steps or in minutes."""
+
+    steps: PositiveInt | None = None
+    minutes: Annotated[float, Field(gt=0)] | None = None
+
+    @model_validator(mode="after")
+    def _at_least_one(self) -> "Every":
+        if self.steps is None and self.minutes is None:
+            raise ValueError("give the interval in steps, in minutes, or both (whichever comes first)")
+        return self
+
+    def spelt(self) -> str:
+        """`100 steps or 15 minutes, whichever comes first`."""
+        parts = [] if self.steps is None else [f"{self.steps:,} steps"]
+        parts += [] if self.minutes is None else [f"{self.minutes:g} minutes"]
+        return " or ".join(parts) + (", whichever comes first" if len(parts) > 1 else "")
+
+
+class EverySteps(Strict):
+    steps: PositiveInt
+
+
+class Checkpointing(Strict):
+    """When a run saves, and which checkpoints stay: the newest `keep_last`, and multiples of `keep_every`."""
+
+    every: Every
+    keep_last: PositiveInt = 3
+    keep_every: EverySteps | None = None
+
+
+class Evaluation(Strict):
+    """How often the held-out loss is measured, on how many held-out rows (the same ones every time); and `tasks`, what
+    is measured of every commit beside training (`launcher.diagnose`): out of the YAML where there is nothing."""
+
+    every: EverySteps
+    samples: PositiveInt
+    tasks: Tasks = ()
+
+    @model_serializer(mode="wrap")
+    def _asked_for(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
+        return {name: value for name, value in serialize(self).items() if name != "tasks" or value}
+
+
+class Logging(Strict):
+    """Seconds that metrics may wait in memory, whether a local run writes TensorBoard files too, and which trackers the
+    run is published to."""
+
+    flush_seconds: Annotated[float, Field(gt=0)] = 30.0
+    tensorboard: bool = True
+    wandb: Wandb | None = None
+    mlflow: Mlflow | None = None
+
+
+class Recipe(Strict):
+    """See library/roberta-base.yaml for every key, commented."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    seed: int = Field(ge=0, lt=2**63)
+    start: str = Field(min_length=1)
+    corpus: Corpus
+    tokenizer: TokenizerRef
+    model: ModelConfig
+    input: Input
+    shuffle: Literal["uniform", "spread"] = "uniform"
+    mixing: Mixing = Mixing()
+    objective: Objective
+    phases: tuple[Phase, ...] = Field(min_length=1)
+    optimizer: Optimizer
+    schedule: ScheduleConfig
+    precision: Precision
+    deterministic: bool = False
+    zero: Literal[0, 1, 2, 3] = 1
+    stage3_persistence: Annotated[int, Field(ge=0)] | None = None
+    reduce_dtype: Precision = "fp32"
+    microbatch: PositiveInt
+    activation_checkpointing: bool = False
+    trainers: PositiveInt | Literal["auto"] | Trainers = "auto"
+    data_service: DataService
+    checkpoint: Checkpointing
+    evaluation: Evaluation
+    logging: Logging = Logging()
+    watchdog: Watchdog = Watchdog()
+    spikes: Spikes = Spikes()
+    replicas: Replicas = Replicas()
+    stragglers: Stragglers = Stragglers()
+    events: Events = Events()
+
+    @property
+    def total_steps(self) -> int:
+        return sum(phase.steps for phase in self.phases)
+
+    @property
+    def microbatches(self) -> int:
+        """Logical microbatches of the largest batch: more ranks than that would have nothing to do. If the batch is
+        one of tokens, the fewest that it can have."""
+        rows = (phase.batch.sequences or (phase.batch.tokens or 0) // phase.length for phase in self.phases)
+        return -(-max(rows) // self.microbatch)
+
+    @property
+    def memory_refresh(self) -> Refresh | None:
+        """When the model's memory is recomputed; None if it has none."""
+        model = self.model
+        if not isinstance(model, XlnetConfig) or not model.memory or self.objective.plm is None:
+            return None
+        return Refresh(model.memory_refresh, -(-model.memory // model.reuse))
+
+    def to_data(self) -> dict[str, object]:
+        """Plain data, complete (defaults written out), in the order of the fields."""
+        return self.model_dump(mode="json")
+
+    def to_yaml(self) -> str:
+        return yaml.safe_dump(self.to_data(), sort_keys=False, allow_unicode=True, width=100)

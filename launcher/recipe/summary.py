@@ -1,0 +1,92 @@
+"""What a recipe comes to, in figures: model size, batches, tokens."""
+
+from encoder_core.families.build import ModelConfig
+from encoder_core.layers.initialise import on_meta
+from encoder_core.objectives.networks import network
+from launcher.format import human_count
+from launcher.recipe.objective import meta_module, parameter_count
+from launcher.recipe.schema import Phase, Recipe
+
+_ASSUMED_VOCABULARY = 50_265  # for counting only, where the recipe leaves it to the tokenizer
+
+
+def kind(recipe: Recipe) -> str:
+    """The model by the name it is known under: the family, told apart by the objective where two share one."""
+    match recipe.model.family:
+        case "bert":
+            return "SpanBERT" if recipe.objective.sbo is not None else "BERT"
+        case "roberta":
+            return "RoBERTa"
+        case "albert":
+            return "ALBERT"
+        case "xlnet":
+            return "XLNet"
+        case "electra":
+            return "ELECTRA"
+        case "deberta":
+            return "DeBERTa"
+        case "deberta_v2":
+            return "DeBERTa v3" if recipe.objective.rtd is not None else "DeBERTa v2"
+
+
+def parameters(recipe: Recipe, vocabulary: int | None = None) -> int:
+    """Trainable parameters of all networks, tied ones once; built on the meta device, so no memory is used.
+
+    `vocabulary`: ids of the tokenizer, where the recipe leaves the size to it and it is known.
+    """
+    model = recipe.model
+    if vocabulary is not None and model.vocab is None:
+        model = model.model_copy(update={"vocab": vocabulary})
+    return parameter_count(meta_module(known(model), recipe.objective))
+
+
+def discriminator_parameters(recipe: Recipe) -> int | None:
+    """Those of the discriminator as it is used after training; None if there is none."""
+    if recipe.objective.rtd is None:
+        return None
+    with on_meta():
+        return parameter_count(network(known(recipe.model), "rtd"))
+
+
+def total_tokens(recipe: Recipe) -> int:
+    """Tokens of the whole run, rows taken as full."""
+    return sum(phase.steps * tokens_per_step(phase, recipe.input.texts) for phase in recipe.phases)
+
+
+def summary(recipe: Recipe) -> list[str]:
+    """Lines for a person."""
+    return [
+        f"{recipe.name}: {kind(recipe)}, {_size(recipe)}",
+        *(f"phase {index}: {_phase(phase, recipe)}" for index, phase in enumerate(recipe.phases)),
+        f"in all {recipe.total_steps:,} steps, {human_count(total_tokens(recipe))} tokens",
+        f"{recipe.precision}, ZeRO {recipe.zero}, {len(recipe.corpus.sources)} source(s), "
+        f"warmup {recipe.schedule.warmup:,} steps, a checkpoint every {recipe.checkpoint.every.spelt()}",
+    ]
+
+
+def tokens_per_step(phase: Phase, texts: int = 1) -> int:
+    """Tokens of a step's batch, rows taken as full. `texts`: of each row (`Recipe.input.texts`)."""
+    return phase.batch.tokens or (phase.batch.sequences or 0) * texts * phase.length
+
+
+def known(model: ModelConfig) -> ModelConfig:
+    """With a size of vocabulary for counting, where it is left to the tokenizer."""
+    return model if model.vocab else model.model_copy(update={"vocab": _ASSUMED_VOCABULARY})
+
+
+def _size(recipe: Recipe) -> str:
+    size = f"{human_count(parameters(recipe))} parameters"
+    alone = discriminator_parameters(recipe)
+    if alone is not None:
+        size = f"{human_count(alone)} parameters, {size.removesuffix(' parameters')} with the generator"
+    assumed = "" if recipe.model.vocab else f" (with {_ASSUMED_VOCABULARY:,} ids; the tokenizer decides)"
+    return size + assumed
+
+
+def _phase(phase: Phase, recipe: Recipe) -> str:
+    rows = phase.batch.sequences
+    batch = f"{rows:,} rows in {rows // recipe.microbatch:,} microbatches" if rows else "by tokens"
+    texts = recipe.input.texts
+    tokens = human_count(tokens_per_step(phase, texts))
+    length = f"rows of {phase.length}" if texts == 1 else f"rows of {texts} texts of {phase.length}"
+    return f"{phase.steps:,} steps of {tokens} tokens, {length}, {batch}"

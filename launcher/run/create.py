@@ -1,0 +1,172 @@
+"""A run comes to be, once (`init`), and is made ready for a start under another recipe (`reconcile`)."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from platform import python_version
+
+from data_service.store.base import Store
+from data_service.store.open import open_store
+from data_service.tokenizers.load import load_tokenizer
+from launcher.errors import RunChanged, RunError
+from launcher.recipe import identity
+from launcher.recipe.evaluation import EvaluationTask
+from launcher.recipe.schema import Recipe
+from launcher.run.inputs import Inputs, read_inputs, refuse_placeholders
+from launcher.run.kept_tokenizer import keep
+from launcher.run.log import operator_event
+from launcher.run.readiness import check_rows
+from launcher.run.record import RECIPE, RECORD, Origin, Run, RunRecord, dump
+
+_VERSIONED = ("maskfleet", "torch", "deepspeed", "ray", "numpy", "tokenizers")
+
+
+def create_run(recipe: Recipe, uri: str, now: datetime) -> Run:
+    """Create the run at `uri`.
+
+    Raises:
+        RunError: there is a run already, or something else under way there.
+        CorpusError, TokenizerError, RecipeError: the inputs are absent, do not fit each other, or are too small.
+        StoreError: no permission, no space, no such bucket.
+    """
+    store = free_place(uri)
+    resolved = absolute(recipe)
+    refuse_placeholders(resolved)
+    tokenizer = load_tokenizer(resolved.tokenizer.uri)
+    run = Run(uri, store, resolved, record_of(resolved, read_inputs(resolved, tokenizer), now))
+    check_rows(run, tokenizer)
+    reserve(store, resolved)
+    keep(store, tokenizer)
+    publish(store, run.record)
+    return run
+
+
+def free_place(uri: str) -> Store:
+    """The store at `uri`. Raises RunError if it holds a run already."""
+    store = open_store(uri)
+    if store.size(RECORD) is not None:
+        raise RunError(
+            f"there is a run at {uri} already",
+            remedy=f"maskfleet train {uri} continues it; choose another URI for a new one",
+        )
+    return store
+
+
+def reserve(store: Store, recipe: Recipe) -> None:
+    """The first half of creating a run: `recipe`, resolved, is written. Raises RunError if another one is there."""
+    text = recipe.to_yaml().encode()
+    if not store.put_if_absent(RECIPE, text) and store.get(RECIPE) != text:
+        raise RunError(
+            f"{store.uri} holds another recipe.yaml and no {RECORD}: an init that was interrupted, or is under way",
+            remedy=f"choose another URI, or delete {store.uri.rstrip('/')}/{RECIPE}",
+        )
+
+
+def publish(store: Store, record: RunRecord) -> None:
+    """The last write: from now on there is a run. Raises RunError if there is one already."""
+    if not store.put_if_absent(RECORD, dump(record)):
+        raise RunError(
+            f"another init created the run at {store.uri} first", remedy=f"maskfleet train {store.uri}"
+        )
+
+
+def reconcile(run: Run, *, recipe: Recipe | None, accept_changes: bool, now: datetime) -> Run:
+    """`run` ready to start: with `recipe` in force if one is given, its inputs checked against its record.
+
+    Operational fields may change freely. A change of identity, corpus or tokenizer is refused, or, with
+    `accept_changes`, becomes what the run is from now on. Either kind of change is recorded as an event.
+
+    Raises:
+        RunChanged: the changes, as a diff.
+        CorpusError, TokenizerError, RecipeError, StoreError: as in `init`.
+    """
+    wanted = run.recipe if recipe is None else absolute(recipe)
+    tokenizer = run.tokenizer_under(wanted)
+    inputs = read_inputs(wanted, tokenizer)
+    record = record_of(wanted, inputs, now, run.record.origins, run.record.data_begins)
+    changes = changes_of_identity(run.record, record)
+    if changes and not accept_changes:
+        raise RunChanged(
+            f"{run.uri} was started with other settings:\n" + "\n".join(f"  {line}" for line in changes),
+            remedy="restore them, or start a new run; --accept-changes goes on regardless, on record",
+        )
+    keep(run.store, tokenizer)  # an older version's run has no copy, nor has a change of identity
+    if changes:
+        operator_event(run.store, "identity_changed", now.timestamp(), changes=changes)
+        record = record.model_copy(update={"created": run.record.created})
+        run.store.put(RECORD, dump(record))
+        run = replace(run, record=record)
+    if wanted != run.recipe:
+        lines = identity.diff(identity.flatten(run.recipe.to_data()), identity.flatten(wanted.to_data()))
+        operator_event(run.store, "recipe_changed", now.timestamp(), changes=lines)
+        run.store.put(RECIPE, wanted.to_yaml().encode())
+    return replace(run, recipe=wanted)
+
+
+def changes_of_identity(old: RunRecord, new: RunRecord) -> list[str]:
+    """Readable lines for every identity field or input that differs."""
+    lines = identity.diff(old.identity, new.identity)
+    return [*lines, *identity.diff(_input_fields(old.inputs), _input_fields(new.inputs))]
+
+
+def changed_fields(old: RunRecord, new: RunRecord) -> list[str]:
+    """The identity fields and inputs that differ, by dotted path."""
+    before, after = (record.identity | dict(_input_fields(record.inputs)) for record in (old, new))
+    return identity.changed(before, after)
+
+
+def record_of(
+    recipe: Recipe, inputs: Inputs, now: datetime, origins: tuple[Origin, ...] = (), data_begins: int = 0
+) -> RunRecord:
+    """What the run of a resolved recipe with these inputs is."""
+    fields = identity.identity(recipe)
+    further: dict[str, object] = {"data_begins": data_begins} if data_begins else {}
+    return RunRecord(
+        name=recipe.name,
+        created=now.astimezone(UTC).isoformat(timespec="seconds"),
+        identity=fields,
+        fingerprint=identity.fingerprint({**fields, **_input_fields(inputs), **further}),
+        inputs=inputs,
+        versions={"python": python_version()} | {name: metadata.version(name) for name in _VERSIONED},
+        origins=origins,
+        data_begins=data_begins,
+    )
+
+
+def absolute(recipe: Recipe) -> Recipe:
+    """`recipe` with local paths made absolute: the run must find its inputs from any working directory."""
+    sources = {
+        name: source.model_copy(update={"uri": _absolute(source.uri)})
+        for name, source in recipe.corpus.sources.items()
+    }
+    start = recipe.start if recipe.start == "scratch" else _absolute(recipe.start)
+    corpus = recipe.corpus.model_copy(update={"sources": sources})
+    tokenizer = recipe.tokenizer.model_copy(update={"uri": _absolute(recipe.tokenizer.uri)})
+    tasks = tuple(map(_placed, recipe.evaluation.tasks))
+    evaluation = recipe.evaluation.model_copy(update={"tasks": tasks})
+    return recipe.model_copy(
+        update={"corpus": corpus, "tokenizer": tokenizer, "start": start, "evaluation": evaluation}
+    )
+
+
+def _placed(task: EvaluationTask) -> EvaluationTask:
+    """With absolute paths of its data, and of its file if it is no bundled task."""
+    named = task.named_task
+    if named is None:
+        return task
+    changes = {} if named.data is None else {"data": _absolute(named.data)}
+    if Path(named.task).suffix in (".yaml", ".yml"):
+        changes["task"] = _absolute(named.task)
+    (field,) = task.model_fields_set
+    return task.model_copy(update={field: named.model_copy(update=changes)})
+
+
+def _absolute(uri: str) -> str:
+    return uri if "://" in uri else str(Path(uri).absolute())
+
+
+def _input_fields(inputs: Inputs) -> Mapping[str, object]:
+    corpora = {f"corpus.sources.{name} (content)": value for name, value in inputs.corpora.items()}
+    return {**corpora, "tokenizer (content)": inputs.tokenizer}

@@ -1,0 +1,163 @@
+"""A new run that begins with a checkpoint of another: its weights, moments and step, and the place in its data.
+
+Whatever the recipe says may be changed, but not the model. The step goes on, and with it the learning rate. The data
+goes on where the other run would have, if its first samples up to there would have been the same; else it begins anew.
+The checkpoint is copied, so the other run may be deleted.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from fnmatch import fnmatchcase
+
+from pydantic import JsonValue
+
+from checkpoints.copying import BEFORE, copy_checkpoint
+from checkpoints.layout import Manifest, Mark
+from checkpoints.listing import committed
+from checkpoints.rewind import SKIPS, rewinds, skips
+from data_service.tokenizers.tokenizer import Tokenizer
+from launcher.errors import RunChanged, RunError
+from launcher.recipe.load import reload
+from launcher.recipe.objective import meta_module
+from launcher.recipe.schema import Recipe
+from launcher.run.checkpoint import chosen_checkpoint
+from launcher.run.create import (
+    absolute,
+    changed_fields,
+    changes_of_identity,
+    free_place,
+    publish,
+    record_of,
+    reserve,
+)
+from launcher.run.inputs import read_inputs
+from launcher.run.kept_tokenizer import keep
+from launcher.run.left_out import RECENT
+from launcher.run.log import operator_event
+from launcher.run.record import BEGAN, Origin, Run, RunRecord
+
+_DATA = ("seed", "corpus.*", "input.*", "shuffle", "mixing.*")  # with the phases: which text each step takes
+_FIXED = ("model.*", "tokenizer (content)", "start")
+_FREE = ("model.dropout", "model.attention_dropout")  # of the model, what no weight depends on
+
+
+@dataclass(frozen=True)
+class Forked:
+    """A run that was made. `restarted`: why its data begins anew; empty if it goes on."""
+
+    run: Run
+    step: int
+    changes: tuple[str, ...]
+    restarted: tuple[str, ...]
+
+
+def fork(
+    source: Run, uri: str, step: int | None, assignments: Sequence[str], *, keep_position: bool, now: datetime
+) -> Forked:
+    """Create at `uri` a run that goes on from the checkpoint of `step` of `source` (None: its newest good one).
+
+    Args:
+        assignments: changes of the recipe, as `--set` takes them.
+        keep_position: let the data go on at the place that the step has in it, even if it is other data.
+
+    Raises:
+        RunError: there is a run at `uri`, no such checkpoint, or nothing left to train.
+        RunChanged: the model would be another one.
+        RecipeError, CorpusError, TokenizerError, CheckpointError, StoreError: as for `init` and `export`.
+    """
+    store = free_place(uri)
+    recipe = absolute(reload(source.recipe, tuple(assignments)))
+    manifest = chosen_checkpoint(source, step)
+    tokenizer = source.tokenizer_under(recipe)
+    inputs, past = read_inputs(recipe, tokenizer), source.record
+    wanted = record_of(recipe, inputs, now, data_begins=past.data_begins)
+    _check_model(source, recipe, wanted, manifest, tokenizer)
+    _check_place(store.uri, committed(store), recipe, manifest.step)
+    restarted = () if keep_position else tuple(_other_data(source, recipe, wanted, manifest.step))
+    origin = Origin(
+        run=source.store.uri,
+        fingerprint=past.fingerprint,
+        step=manifest.step,
+        attempt=manifest.attempt,
+        changes=tuple(changes_of_identity(past, wanted)),
+    )
+    begins = manifest.step if restarted else past.data_begins
+    record = record_of(recipe, inputs, now, (*past.origins, origin), begins)
+    reserve(store, recipe)
+    keep(store, tokenizer)
+    copy_checkpoint(source.store, _on_its_own(source, manifest, bool(restarted)), store, now.timestamp())
+    store.put_if_absent(BEGAN, b"{}\n")  # without its checkpoint it must not start from scratch
+    publish(store, record)
+    fields = origin.model_dump(exclude={"attempt"}) | {"attempt_of": origin.attempt, "data_begins": begins}
+    operator_event(store, "fork", now.timestamp(), **fields)
+    return Forked(Run(uri, store, recipe, record), manifest.step, origin.changes, restarted)
+
+
+def _on_its_own(source: Run, manifest: Manifest, restarted: bool) -> Manifest:
+    """The checkpoint with all that `source` knows of the data that it leaves out; for other data, with nothing of that,
+    nor of the losses that were usual."""
+    if restarted:
+        state = {name: value for name, value in manifest.state.items() if name not in (SKIPS, RECENT)}
+    else:
+        left_out = skips(manifest, rewinds(source.store))
+        state = manifest.state | {SKIPS: [list[JsonValue](span) for span in left_out]}
+    return manifest.model_copy(update={"state": state})
+
+
+def _check_model(
+    source: Run, recipe: Recipe, wanted: RunRecord, manifest: Manifest, tokenizer: Tokenizer
+) -> None:
+    past = source.record
+    fixed = [path for path in changed_fields(past, wanted) if _any(path, _FIXED) and not _any(path, _FREE)]
+    if fixed:
+        lines = [line for line in changes_of_identity(past, wanted) if line[2:].startswith(tuple(fixed))]
+        raise RunChanged(
+            f"a fork of {source.uri} has its model:\n" + "\n".join(f"  {line}" for line in lines),
+            remedy=f"a new run that starts from its weights may differ in more: --set start={source.uri}",
+        )
+    config = recipe.model.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
+    module = meta_module(config, recipe.objective)
+    shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+    differing = sorted(dict(shapes.items() ^ manifest.shapes.items()))
+    if differing:
+        raise RunChanged(
+            f"the objective needs other parameters than {source.uri} has: {', '.join(differing)}",
+            remedy=f"a new run that starts from its weights may: --set start={source.uri}",
+        )
+
+
+def _check_place(uri: str, there: Sequence[Mark], recipe: Recipe, step: int) -> None:
+    if any(mark != Mark(BEFORE, step) for mark in there):
+        raise RunError(
+            f"{uri} holds another checkpoint already: a fork that was interrupted, or is under way",
+            remedy="choose another URI, or delete what lies there",
+        )
+    if step >= recipe.total_steps:
+        raise RunError(
+            f"the checkpoint is of step {step:,}, and the phases end at step {recipe.total_steps:,}",
+            remedy="give the fork more steps (--set phases.0.steps=...), or take an earlier checkpoint (--step)",
+        )
+
+
+def _other_data(source: Run, recipe: Recipe, wanted: RunRecord, step: int) -> Iterator[str]:
+    """What has changed in the data up to `step`."""
+    yield from (path for path in changed_fields(source.record, wanted) if _any(path, _DATA))
+    begin = source.record.data_begins
+    if _taken(source.recipe, begin, step) != _taken(recipe, begin, step):
+        yield "phases"
+
+
+def _taken(recipe: Recipe, begin: int, stop: int) -> list[tuple[int, int, str]]:
+    """Steps `begin` to `stop`, phase by phase: how many, row length, batch."""
+    taken, first = [], 0
+    for phase in recipe.phases:
+        steps = min(first + phase.steps, stop) - max(first, begin)
+        if steps > 0:
+            taken.append((steps, phase.length, phase.batch.model_dump_json()))
+        first += phase.steps
+    return taken
+
+
+def _any(path: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(path, pattern) for pattern in patterns)

@@ -1,0 +1,123 @@
+"""A run is a URI. `maskfleet init` creates it, once; everything else opens it and never creates one.
+
+recipe.yaml     the resolved recipe: complete, local paths made absolute
+tokenizers/     its tokenizer, by fingerprint (launcher.run.kept_tokenizer)
+run.json        what the run is: identity fields, fingerprints of corpora and tokenizer, versions
+attempts/       one object per start (checkpoints.attempt)
+checkpoints/    commits and their data (checkpoints.layout)
+metrics/ events/    segments per attempt (launcher.run.log)
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from data_service.store.base import Store
+from data_service.store.errors import KeyMissing
+from data_service.store.open import open_store
+from data_service.tokenizers.load import load_tokenizer
+from data_service.tokenizers.tokenizer import Tokenizer
+from launcher.errors import RunError
+from launcher.recipe.load import loads
+from launcher.recipe.schema import Recipe
+from launcher.run.inputs import Inputs
+from launcher.run.kept_tokenizer import kept
+
+RECIPE, RECORD = "recipe.yaml", "run.json"
+BEGAN = "checkpoints/began.json"  # there has been a commit: finding none later is an error, not a fresh start
+
+
+class Origin(BaseModel):
+    """The checkpoint of another run that a run began with (`launcher.run.fork`).
+
+    Attributes:
+        run, fingerprint: that run, and what it was.
+        step, attempt: which of its checkpoints.
+        changes: of identity, as readable lines.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    run: str
+    fingerprint: str
+    step: int
+    attempt: int
+    changes: tuple[str, ...]
+
+
+class RunRecord(BaseModel):
+    """run.json: what must stay as it was at `init`.
+
+    Attributes:
+        origins: what it was forked from, the oldest first; empty for a run of its own.
+        data_begins: the step that takes the first samples of the data; not 0 only in a fork whose data is another.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    format: Literal[1] = 1
+    name: str
+    created: str
+    identity: dict[str, object]
+    fingerprint: str
+    inputs: Inputs
+    versions: dict[str, str]
+    origins: tuple[Origin, ...] = ()
+    data_begins: int = 0
+
+
+@dataclass(frozen=True)
+class Run:
+    """An opened run: where it is, what it was asked to be, and what it was when created."""
+
+    uri: str
+    store: Store
+    recipe: Recipe
+    record: RunRecord
+
+    def tokenizer(self) -> Tokenizer:
+        """The one that it is recorded with, from its own copy. Raises as `launcher.run.kept_tokenizer.kept`."""
+        return kept(self.store, self.record.inputs.tokenizer, self.recipe)
+
+    def tokenizer_under(self, recipe: Recipe) -> Tokenizer:
+        """Its own, unless `recipe` names another place than its own recipe. Raises as `tokenizer`."""
+        if recipe.tokenizer == self.recipe.tokenizer:
+            return self.tokenizer()
+        return load_tokenizer(recipe.tokenizer.uri)
+
+
+def open_run(uri: str) -> Run:
+    """The run at `uri`. Never creates one: a mistyped URI is an error.
+
+    Raises:
+        RunError: there is no run, or its files are damaged.
+        StoreError: the store cannot be read.
+    """
+    store = open_store(uri)
+    try:
+        record = RunRecord.model_validate_json(store.get(RECORD))
+    except KeyMissing as error:
+        raise RunError(
+            f"there is no run at {uri}", remedy="check the URI; maskfleet init RECIPE RUN creates a run"
+        ) from error
+    except ValidationError as error:
+        raise RunError(
+            f"{uri.rstrip('/')}/{RECORD} is damaged or of another version: {error.errors()[0]['msg']}",
+            remedy="restore it from a copy, or use the version of maskfleet that created the run",
+        ) from error
+    return Run(uri, store, _stored_recipe(store), record)
+
+
+def _stored_recipe(store: Store) -> Recipe:
+    try:
+        return loads(store.get(RECIPE).decode(errors="replace"), f"{store.uri.rstrip('/')}/{RECIPE}")
+    except KeyMissing as error:
+        raise RunError(
+            f"{store.uri} has a {RECORD} and no {RECIPE}", remedy="restore recipe.yaml from a copy"
+        ) from error
+
+
+def dump(record: RunRecord) -> bytes:
+    """The bytes of run.json."""
+    return (record.model_dump_json(indent=1) + "\n").encode()

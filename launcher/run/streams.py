@@ -1,0 +1,93 @@
+"""The data that a run's recipe describes: streams of training and held-out samples, and which samples a step takes."""
+
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+from data_service.samples.inputs import Lanes, RepeatedSentences, TextPairs
+from data_service.samples.spec import SourceSpec, StreamSpec, WindowSize
+from data_service.stream.positions import Axis, Phase, Positions, Range
+from data_service.tokenizers.tokenizer import Tokenizer
+from encoder_core.families.xlnet import XlnetConfig
+from launcher.recipe.schema import Phase as RecipePhase
+from launcher.run.record import Run
+
+LANES_WINDOW_BATCHES = 64  # every lane breaks off where a window ends
+
+
+class Measured(Protocol):
+    """How long a stream's epochs are, in samples and in tokens."""
+
+    @property
+    def samples_per_epoch(self) -> int: ...
+
+    def token_axis(self) -> Axis: ...
+
+
+def stream_spec(run: Run, tokenizer: Tokenizer, phase: int) -> StreamSpec:
+    """The training samples of one phase."""
+    batch = run.recipe.phases[phase].batch
+    length = run.recipe.phases[phase].length
+    rows = batch.sequences or max(1, (batch.tokens or length) // length)
+    lanes = rows if isinstance(run.recipe.input, Lanes) else None
+    if lanes is None:
+        window = WindowSize.of_batches(rows, spread=run.recipe.shuffle == "spread")
+    else:
+        window = WindowSize(samples=LANES_WINDOW_BATCHES * rows)
+    spec = _spec(run, tokenizer, "train", length, window, lanes)
+    one_source = rows if run.recipe.mixing.batches == "one_source" else None
+    return spec.model_copy(update={"one_source": one_source})
+
+
+def heldout_spec(run: Run, tokenizer: Tokenizer) -> StreamSpec:
+    """The held-out samples, as long as the last phase's, cut in one way, under the masks of their epoch 0."""
+    last = run.recipe.phases[-1]
+    spec = _spec(run, tokenizer, "heldout", last.length, WindowSize(), lanes=None)
+    return spec.model_copy(update={"input": run.recipe.input.once()})
+
+
+def sample_positions(run: Run, streams: Sequence[Measured], skips: Sequence[Range]) -> Positions:
+    """From step to samples, given each phase's stream, without the ranges that the run leaves out."""
+    phases = [_phase(phase, stream) for phase, stream in zip(run.recipe.phases, streams, strict=True)]
+    return Positions(phases, skips, begin=run.record.data_begins)
+
+
+def _phase(phase: RecipePhase, stream: Measured) -> Phase:
+    if phase.batch.sequences is not None:
+        return Phase.of_samples(phase.steps, phase.batch.sequences, stream.samples_per_epoch)
+    assert phase.batch.tokens is not None  # the recipe has exactly one
+    return Phase(phase.steps, phase.batch.tokens, stream.samples_per_epoch, stream.token_axis())
+
+
+def _spec(
+    run: Run,
+    tokenizer: Tokenizer,
+    split: Literal["train", "heldout"],
+    length: int,
+    window: WindowSize,
+    lanes: int | None,
+) -> StreamSpec:
+    recipe = run.recipe
+    texts = isinstance(recipe.input, TextPairs | RepeatedSentences)
+    return StreamSpec(
+        sources=tuple(
+            SourceSpec(
+                name=name,
+                uri=source.uri,
+                manifest_fingerprint=run.record.inputs.corpora[name],
+                weight=None if source.weight == "auto" else source.weight,
+            )
+            for name, source in recipe.corpus.sources.items()
+        ),
+        split=split,
+        input=recipe.input,
+        length=length,
+        masking=recipe.objective.masking,
+        lanes=lanes,
+        temperature=recipe.mixing.temperature,
+        layout="cls_last" if texts and isinstance(recipe.model, XlnetConfig) else "cls_first",
+        special=tokenizer.special,
+        never_masked=tuple(int(i) for i in tokenizer.special_mask.nonzero()[0]),
+        vocab_size=tokenizer.vocab_size,
+        seed=recipe.seed,
+        window=window,
+    )

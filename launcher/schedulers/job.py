@@ -1,0 +1,173 @@
+"""Runs a scheduler's own command line tool. They hold the user's login; we never see it.
+
+Fills the templates of infra/. A value enters a template through a filter that quotes it, or is a number.
+
+What a launch is asked for, whatever the scheduler. Each backend adds what only it needs.
+
+Nothing here may hold a secret: environment variables and tokens are named, and every scheduler hands over their
+values by its own means.
+"""
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sysconfig
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Self, TypeVar
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveInt, ValidationError
+from pydantic.types import ByteSize, NonNegativeInt
+
+from launcher.errors import LaunchError
+
+
+def checked(command: list[str], stdin: str | None = None) -> str:
+    """Its output. Raises LaunchError if it is not installed, or with its own words if it fails."""
+    if shutil.which(command[0]) is None:
+        raise LaunchError(
+            f"{command[0]} is not installed here",
+            remedy=f"install {command[0]}, or submit the rendered file where it is: leave out --submit",
+        )
+    ended = subprocess.run(command, input=stdin, text=True, capture_output=True)
+    if ended.returncode:
+        words = (ended.stderr or ended.stdout).strip()
+        raise LaunchError(
+            f"{' '.join(command[:3])} ended with code {ended.returncode}: {words}",
+            remedy="correct what it complains of, and launch again",
+        )
+    return ended.stdout
+
+
+_CHECKOUT = Path(__file__).parents[2]
+
+
+def folder() -> Path:
+    """infra/ of a checkout, or where an installed wheel's templates are, which its own record knows."""
+    if (_CHECKOUT / "pyproject.toml").is_file():
+        return _CHECKOUT / "infra"
+    for file in metadata.files("maskfleet") or ():
+        if file.match("share/maskfleet/infra/ray_node.sh"):
+            return Path(str(file.locate())).resolve().parent
+    return Path(sysconfig.get_path("data")) / "share" / "maskfleet" / "infra"
+
+
+def render(name: str, **values: object) -> str:
+    """The template infra/`name`. Filters: `shell` quotes a word for a shell, `yaml` any value for YAML, `pod` too for
+    the value of a pod's variable (where `$(X)` would be replaced), `mib` turns bytes into whole MiB."""
+    environment = Environment(
+        loader=FileSystemLoader(folder()),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {
+        "shell": shlex.quote,
+        "yaml": json.dumps,
+        "pod": lambda text: json.dumps(text.replace("$(", "$$(")),
+        "mib": lambda size: size >> 20,
+    }
+    return environment.get_template(name).render(**values)
+
+
+_JOB_NAME = (
+    r"^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$"  # what Kubernetes and CloudFormation take, with room for suffixes
+)
+
+
+def _printable(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("it has control characters")
+    return text
+
+
+Printable = Annotated[str, Field(min_length=1), AfterValidator(_printable)]
+Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@=,+-]*$")]  # needs no quoting anywhere
+Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+Size = Annotated[ByteSize, Field(ge=1 << 20)]
+
+
+class Settings(BaseModel):
+    """Frozen, and an unknown key is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @classmethod
+    def of(cls, **values: object) -> Self:
+        """Settings from options of the command line. Raises LaunchError naming every value that will not do."""
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            raise LaunchError(
+                "; ".join(
+                    f"{'.'.join(map(str, e['loc']))}: {e['msg']}, not {e['input']!r}" for e in error.errors()
+                ),
+                remedy="correct the options; maskfleet launch COMMAND --help lists them",
+            ) from error
+
+
+class Training(Settings):
+    """What is trained.
+
+    Attributes:
+        run: the run's URI.
+        nodes: machines of the cluster, which training waits for.
+        assignments: `--set` assignments for `maskfleet train`.
+    """
+
+    run: Printable
+    nodes: PositiveInt
+    assignments: tuple[Printable, ...] = ()
+
+    @property
+    def command(self) -> list[str]:
+        """What the head runs."""
+        sets = [word for assignment in self.assignments for word in ("--set", assignment)]
+        return ["maskfleet", "train", self.run, *sets, "--nodes", str(self.nodes)]
+
+
+class Launch(Training):
+    """One job that trains on a cluster of its own.
+
+    Attributes:
+        name: of the job, and of what is made for it.
+        gpus, cpus, memory: of each machine; memory in bytes.
+        shared_memory: bytes of /dev/shm of each; Ray's object store takes three quarters of it.
+        environment: names of variables that the job gets; the scheduler knows their values.
+    """
+
+    name: Annotated[str, Field(pattern=_JOB_NAME)]
+    gpus: NonNegativeInt
+    cpus: PositiveInt
+    memory: Size
+    shared_memory: Size
+    environment: tuple[Variable, ...] = ()
+
+    @property
+    def object_store(self) -> int:
+        """Bytes for Ray's object store; NCCL and torch share the rest of /dev/shm."""
+        return self.shared_memory * 3 // 4
+
+
+AnyTraining = TypeVar("AnyTraining", bound=Training)
+
+
+def job_name(run: str) -> str:
+    """A job's name from the last part of its run's URI: lower case, digits and hyphens."""
+    last = run.rstrip("/").rsplit("/", 1)[-1].lower()
+    cleaned = re.sub(r"[^a-z0-9]+", "-", last).strip("-")[:30].strip("-")
+    return cleaned if cleaned[:1].isalpha() else f"maskfleet-{cleaned}".rstrip("-")
+
+
+def needs_object_storage(settings: AnyTraining) -> AnyTraining:
+    """`settings`, unless its run lies on a disk. Raises LaunchError."""
+    if settings.run.startswith("s3://"):
+        return settings
+    raise LaunchError(
+        f"{settings.run} lies on this machine's disk, which the cluster's machines do not see",
+        remedy="create the run in object storage: maskfleet init RECIPE s3://BUCKET/RUN",
+    )

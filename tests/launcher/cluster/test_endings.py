@@ -1,0 +1,120 @@
+"""Every end has one of four codes: which errors are mistakes, and what becomes of everything else."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from checkpoints.errors import CheckpointError, RunIsActive, SaveFailed, Superseded
+from data_service.errors import CorpusError, TokenizerError, UserError
+from data_service.store.errors import (
+    AccessDenied,
+    BadUri,
+    CredentialsExpired,
+    CredentialsMissing,
+    KeyMissing,
+    OutOfSpace,
+    StoreUnavailable,
+)
+from encoder_core.errors import TrainingError
+from launcher.cluster import operate as operating
+from launcher.cluster.stop_requests import Stopping
+from launcher.cluster.supervisor import Outcome, train
+from launcher.contract import FINISHED, MISTAKE, REPEAT, STOPPED, code_of
+from launcher.errors import RecipeError, RunChanged, RunError, TryAgain
+from launcher.run.history import read_history
+from launcher.run.record import open_run
+
+MISTAKES = (
+    RecipeError, RunError, RunChanged, CorpusError, TokenizerError, TrainingError, CheckpointError, RunIsActive,
+    BadUri, AccessDenied, KeyMissing,
+)  # fmt: skip
+PASSING = (
+    StoreUnavailable, CredentialsExpired, CredentialsMissing, OutOfSpace, Superseded, TryAgain,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", MISTAKES)
+def test_mistakes_are_final(kind: type[UserError]) -> None:
+    assert code_of(kind("what", remedy="do")) == MISTAKE
+
+
+@pytest.mark.parametrize("kind", PASSING)
+def test_what_may_pass_is_tried_again(kind: type[UserError]) -> None:
+    assert code_of(kind("what", remedy="do")) == REPEAT
+
+
+def test_so_is_everything_else() -> None:
+    assert {code_of(error) for error in (SaveFailed(9, 6, "no answer"), KeyError("x"), OSError(5))} == {
+        REPEAT
+    }
+
+
+def ended(run: str, monkeypatch: pytest.MonkeyPatch, end: Any) -> tuple[int, str, list[dict[str, Any]]]:
+    """What a start makes of an end of `train`: its code, what is shown, what is on record."""
+
+    def instead(*_: object) -> Outcome:
+        if isinstance(end, BaseException):
+            raise end
+        return end
+
+    monkeypatch.setattr(operating, "train", instead)
+    shown: list[str] = []
+    monkeypatch.setattr(operating.Watch, "note", lambda self, text: shown.append(text))
+    outcome = operating.operate(open_run(run), Console())
+    return outcome.code, "\n".join(shown), list(read_history(open_run(run).store).events)
+
+
+@pytest.mark.parametrize("code", [FINISHED, STOPPED, REPEAT])
+def test_an_orderly_end(code: int, fresh_run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, _, (event,) = ended(fresh_run, monkeypatch, Outcome(code, 7, "SIGTERM" if code else None))
+    assert (found, event["kind"], event["step"]) == (code, "stop" if code else "end", 7)
+
+
+@pytest.mark.parametrize(
+    "error", [KeyError("x"), ConnectionError("GCS"), RuntimeError("a\nb"), AssertionError()]
+)
+def test_a_failure_of_ray_or_of_ours_is_a_line(
+    error: Exception, fresh_run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, shown, (event,) = ended(fresh_run, monkeypatch, error)
+    assert code == REPEAT
+    assert shown.startswith(f"the driver failed: {type(error).__name__}")
+    assert "Traceback" not in shown
+    assert (event["kind"], "Traceback" in event["trace"]) == ("failed", True)
+
+
+def test_a_mistake_is_raised_for_the_command_line(fresh_run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(CorpusError):
+        ended(fresh_run, monkeypatch, CorpusError("damaged", remedy="mend"))
+
+
+def test_an_outage_does_not_mask_the_reason(fresh_run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though the closing record cannot be written either."""
+
+    def away(*_: object, **__: object) -> None:
+        raise StoreUnavailable.at(fresh_run, "no answer")
+
+    monkeypatch.setattr("launcher.cluster.operator_log.operator_event", away)
+    monkeypatch.setattr(operating, "_RECORD_S", 0.1)
+    code, shown, events = ended(fresh_run, monkeypatch, StoreUnavailable.at("s3://b/k", "refused"))
+    assert (code, events) == (REPEAT, [])
+    assert "cannot reach s3://b/k: refused" in shown
+
+
+def test_no_cluster_at_the_address(fresh_run: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It is said at once, nothing is claimed, and a stop is heard meanwhile."""
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    monkeypatch.setattr("launcher.cluster.supervisor._CONNECT_S", 0.5)
+    notes: list[str] = []
+
+    class Display:
+        def update(self, status: object) -> None: ...
+        def note(self, text: str) -> None:
+            notes.append(text)
+
+    with pytest.raises(TryAgain, match="no Ray cluster answers"):
+        train(open_run(fresh_run), Display(), Stopping(notes.append))
+    assert "nothing answers at RAY_ADDRESS=127.0.0.1:1 yet" in notes[0]
+    assert not list(open_run(fresh_run).store.list("attempts/"))

@@ -1,0 +1,164 @@
+"""How a rank's end is told: mistakes end the run, all else goes to the policy. The monitor is a list of calls."""
+
+from typing import Any
+
+import pytest
+from torch.distributed import DistNetworkError
+
+from checkpoints.errors import CheckpointError, DamagedCheckpoint, NoGoodCheckpoint, Superseded
+from checkpoints.gather import Alone
+from data_service.errors import CorpusError, CorruptBlock, PlanError, TokenizerError
+from data_service.store.errors import AccessDenied, CredentialsExpired, OutOfSpace, StoreUnavailable
+from encoder_core.errors import ModelError, TrainingError
+from encoder_core.train.weight_check import CorruptReplica
+from launcher.cluster import worker
+from launcher.cluster.standing import Orders
+from launcher.cluster.worker import MonitorLost, RayLink
+from launcher.errors import RecipeError, RunError
+from launcher.policies.watchdog import Place
+from launcher.preflight.collective import Unfit
+from launcher.rank.spike_guard import Rewound
+
+AWAY = StoreUnavailable.at("s3://bucket/run", "no answer")
+
+
+class Monitor:
+    """Every call is kept, and answered with what `answers` has for it."""
+
+    def __init__(self, **answers: list[Any]) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self._answers = answers
+
+    def __getattr__(self, name: str) -> Any:
+        return _Method(name, self.calls, self._answers.get(name, []))
+
+
+class _Method:
+    def __init__(self, name: str, calls: list[tuple[Any, ...]], answers: list[Any]) -> None:
+        self._name, self._calls, self._answers = name, calls, answers
+
+    def remote(self, *given: Any) -> Any:
+        self._calls.append((self._name, *given))
+        answer = self._answers.pop(0) if self._answers else None
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+@pytest.fixture(autouse=True)
+def without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker.ray, "get", lambda answer: answer)
+    monkeypatch.setattr(worker, "here", lambda: Place("node", 1, "host"))
+    monkeypatch.setattr(worker, "BEAT_S", 0.001)
+    monkeypatch.setattr(worker, "_AGAIN_S", 0.001)
+
+
+def told(error: BaseException, *, stopped: bool = False, doing: str = "training") -> tuple[bool, list[Any]]:
+    """What the monitor hears of a rank's error, and whether the rank ends in good order."""
+    monitor = Monitor(beat=[Orders(stop=stopped, pause=False, stacks=False)] * 1000)
+    link = RayLink(monitor, 3, grid=1)
+    link.attempt = 5
+    link.beat(7, doing)
+    while stopped and not link.stop_requested():
+        pass
+    good = worker._in_good_order(monitor, link, error)
+    link.close()
+    return good, [call for call in monitor.calls if call[0] != "beat"]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        RecipeError,
+        RunError,
+        NoGoodCheckpoint,
+        CorpusError,
+        PlanError,
+        TokenizerError,
+        ModelError,
+        TrainingError,
+    ],
+)
+def test_a_mistake_ends_the_run(kind: Any) -> None:
+    assert told(kind("what", remedy="do")) == (False, [("fail", "what", "do", 5)])
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (AWAY, "transient"),
+        (CredentialsExpired.at("s3://bucket", "old"), "transient"),
+        (AccessDenied.at("s3://bucket", "the metadata service is slow"), "raised"),
+        (OutOfSpace.at("/disk", "full"), "raised"),
+        (CorruptBlock("a block", remedy="-"), "raised"),
+        (DamagedCheckpoint("a chunk", remedy="-"), "raised"),
+        (CheckpointError("the final save", remedy="-"), "raised"),
+        (ValueError("bad row"), "raised"),
+        (RuntimeError("CUDA error: an illegal memory access"), "raised"),
+        (RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer [::1]:1"), "silent"),
+        (DistNetworkError("recvValue failed"), "silent"),
+        (worker.ray.exceptions.ActorDiedError(), "silent"),
+        (worker.ray.exceptions.WorkerCrashedError(), "silent"),
+        (MonitorLost("gone"), "silent"),
+        (SystemExit(1), "silent"),
+    ],
+)
+def test_all_else_is_for_the_policy(error: BaseException, kind: str) -> None:
+    good, ((name, rank, text, blamed, attempt, said, trace),) = told(error)
+    assert (good, name, rank, blamed, attempt, said) == (False, "failed", 3, None, 5, kind)
+    assert text.startswith(type(error).__name__)
+    assert type(error).__name__ in trace
+
+
+def test_what_is_nobodys_failure() -> None:
+    assert told(Unfit("a full disk")) == (False, [])
+    assert told(Superseded("a newer one", remedy="-")) == (False, [("superseded", "a newer one", 5)])
+    assert told(Rewound("back"))[1] == [("went_back", 5)]
+
+
+def test_who_found_the_weights_of_another_wrong_is_not_blamed() -> None:
+    error = CorruptReplica(7, (1,), "a.weight")
+    assert told(error)[1][0][:5] == ("failed", 3, str(error), (1,), 5)
+
+
+@pytest.mark.parametrize("error", [CheckpointError("not saved", remedy="-"), AWAY])
+def test_a_last_save_that_fails_ends_in_good_order_if_a_stop_was_asked_for(error: Any) -> None:
+    assert told(error, stopped=True, doing="saving") == (True, [("unsaved", error.problem, 5)])
+    assert told(error, stopped=True, doing="training")[1][0][0] == "failed"
+    assert told(error, stopped=False, doing="saving")[1][0][0] == "failed"
+
+
+def test_ranks_wait_together_for_a_store_that_lets_nobody_claim() -> None:
+    monitor = Monitor(enter=["no answer", "no answer", 6], beat=[Orders(False, False, False)] * 1000)
+    link = RayLink(monitor, 0, grid=1)
+    assert worker._enter(monitor, link, Alone(), ["n"], []) == 6  # type: ignore[arg-type]
+    assert link._where == (0, "waiting for the store", 2)
+    link.close()
+    refusing = Monitor(enter=[None])
+    assert worker._enter(refusing, link, Alone(), ["n"], []) is None  # type: ignore[arg-type]
+
+
+def test_a_rank_whose_monitor_died_ends_at_its_next_step() -> None:
+    """A thread that died in silence left the rank to train on, unseen."""
+    unavailable = worker.ray.exceptions.ActorUnavailableError("back soon", None)
+    beats = [unavailable, Orders(False, False, False), worker.ray.exceptions.ActorDiedError()]
+    link = RayLink(Monitor(beat=beats), 0, grid=1)
+    with pytest.raises(MonitorLost):
+        _train_on(link)
+    link.close()
+
+
+def _train_on(link: RayLink) -> None:
+    while not link.stop_requested():
+        pass
+
+
+def test_and_ends_itself_if_it_makes_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    codes: list[int] = []
+    monkeypatch.setattr(worker, "_GRACE_S", 0.01)
+    monkeypatch.setattr(worker.os, "_exit", codes.append)
+    link = RayLink(Monitor(beat=[worker.ray.exceptions.ActorDiedError() for _ in range(10_000)]), 0, grid=1)
+    while not codes:
+        pass
+    assert codes[0] == 1
+    link.close()

@@ -1,0 +1,65 @@
+"""MFU: counted FLOPs over the devices' peak."""
+
+import pytest
+import torch
+
+from launcher.estimate.flops import count, products
+from launcher.estimate.gpus import GIB, gpu_of_device
+from launcher.estimate.shape import Shape
+from launcher.estimate.throughput import targets_per_row
+from launcher.rank.utilisation import Utilisation, utilisation
+from launcher.recipe.load import load
+
+CPU = torch.device("cpu")
+
+
+def test_it_is_what_a_step_needs_over_what_the_devices_could_do() -> None:
+    meter = Utilisation(ends=(10, 30), flops=(1e6, 3e6), peak=1e12)
+    assert meter.of(step=9, tokens=1000, seconds=0.5) == pytest.approx(0.002)
+    assert meter.of(step=10, tokens=1000, seconds=0.5) == pytest.approx(0.006)
+    assert meter.of(step=30, tokens=1000, seconds=0.5) == pytest.approx(0.006)
+
+
+def test_the_flops_are_those_that_estimate_counts_without_recomputation() -> None:
+    """Of every phase; a vocabulary that the tokenizer decides is the tokenizer's."""
+    recipe = load("bert-base", ("activation_checkpointing=true",))
+    meter = utilisation(recipe, 30522, CPU, ranks=3)
+    assert meter is not None
+    assert len(meter.flops) == len(recipe.phases) > 1
+    for phase, flops in zip(recipe.phases, meter.flops, strict=True):
+        shape = Shape(64, phase.length, targets_per_row(recipe, phase.length))
+        known = recipe.model_copy(update={"model": recipe.model.model_copy(update={"vocab": 30522})})
+        assert flops == pytest.approx(count(products(known, shape)).model / shape.tokens)
+
+
+def test_a_cpus_peak_is_measured_and_counts_for_every_rank() -> None:
+    recipe = load("quickstart")
+    torch.manual_seed(3)
+    expected = torch.rand(1)
+    torch.manual_seed(3)
+    one, four = (utilisation(recipe, 1000, CPU, ranks) for ranks in (1, 4))
+    assert torch.equal(torch.rand(1), expected), "it must not draw"
+    assert one is not None
+    assert four is not None
+    assert 1e8 < one.peak < 1e14
+    assert 1 < four.peak / one.peak < 16, "two measurements of one machine"
+
+
+@pytest.mark.parametrize(
+    ("name", "memory", "expected"),
+    [
+        ("NVIDIA H100 80GB HBM3", 80 * GIB, "H100"),
+        ("NVIDIA A100-SXM4-80GB", 79 * GIB, "A100-80"),
+        ("NVIDIA A100-PCIE-40GB", 39 * GIB, "A100-40"),
+        ("Tesla V100-SXM2-32GB", 32 * GIB, "V100"),
+        ("NVIDIA A10G", 22 * GIB, "A10G"),
+        ("NVIDIA L4", 22 * GIB, "L4"),
+        ("NVIDIA L40S", 45 * GIB, None),
+        ("NVIDIA H100 PCIe", 80 * GIB, None),
+        ("NVIDIA H100 NVL", 94 * GIB, None),
+        ("NVIDIA GeForce RTX 4090", 24 * GIB, None),
+    ],
+)
+def test_a_gpu_is_known_by_its_drivers_name(name: str, memory: int, expected: str | None) -> None:
+    found = gpu_of_device(name, memory)
+    assert (found.name if found else None) == expected

@@ -1,0 +1,181 @@
+"""Inputs, objectives and models that do not go together are refused, with place, reason and remedy."""
+
+import pytest
+
+from data_service.tokenizers.load import from_files
+from launcher.errors import RecipeError
+from launcher.recipe.checks import unsuitable
+from launcher.recipe.load import load
+
+XLNET, ELECTRA = "xlnet-base", "electra-base"
+VECTORS = ("objective={contrastive: {}}", "input={packing: pairs}")
+PAIRS = "{packing: segment_pair}"
+
+
+@pytest.mark.parametrize(
+    ("name", "assignments", "place", "problem", "remedy"),
+    [
+        (
+            XLNET,
+            ("objective={mlm: {}}", "input={packing: full_sentences}"),
+            "objective",
+            "xlnet is not trained by mlm",
+            "xlnet goes with plm",
+        ),
+        ("bert-base", ("objective={plm: {}}",), "objective", "bert is not trained by plm", "the others with mlm"),
+        ("roberta-base", ("objective.rtd={}",), "objective", "roberta has no generator", "deberta_v2 with mlm or"),
+        (ELECTRA, ("objective={mlm: {}}",), "objective", "electra is trained by rtd", "electra with mlm and rtd"),
+        ("roberta-base", ("objective.nsp={}",), "objective.nsp", "full_sentences rows do not have", "segment_pair or"),
+        (
+            "bert-base",
+            ("input={packing: ordered_pair}",),
+            "objective.nsp",
+            "ordered_pair rows do not have",
+            "segment_pair or",
+        ),
+        ("bert-base", ("objective={mlm: {}, contrastive: {}}",), "objective", "exactly one of mlm, plm and contrastive",
+         ""),
+        ("bert-base", ("objective={contrastive: {}, nsp: {}}",), "objective", "nsp goes with mlm, not with contrastive",
+         ""),
+        ("simcse-base", ("objective.contrastive.matryoshka=[1024, 64]",), "objective.contrastive.matryoshka",
+         "the first 1024 numbers of a vector are asked for, and it has 768", "widths of at most 768"),
+        ("simcse-base", ("objective.contrastive.matryoshka=[64, 64]",), "objective.contrastive.matryoshka",
+         "the largest first", ""),
+        ("simcse-base", ("model.dropout=0", "model.attention_dropout=0"), "model.dropout",
+         "differ by dropout alone, which is 0", "model.dropout and model.attention_dropout above 0"),
+        ("contrastive-base", ("phases.0.batch={sequences: 1}", "microbatch=1"), "phases.0.batch.sequences",
+         "and there are none", "larger batch"),
+        ("contrastive-base", ("objective={mlm: {}}",), "input.packing", "whole texts to be compared",
+         "objective to contrastive"),
+        ("simcse-base", ("input={packing: full_sentences}",), "input.packing", "rows are running text",
+         "sentences (SimCSE"),
+        (
+            "albert-base",
+            (f"input={PAIRS}",),
+            "objective.sop",
+            "segment_pair rows are not",
+            "input.packing to ordered_pair",
+        ),
+        (
+            "spanbert-base",
+            ("objective.mlm={unit: token}",),
+            "objective.sbo",
+            "masks are drawn by token",
+            "objective.mlm.unit to span",
+        ),
+        (
+            "bert-base",
+            ("model.token_types=1",),
+            "model.token_types",
+            "the model has one token type",
+            "model.token_types to 2",
+        ),
+        (
+            XLNET,
+            ("input={packing: full_sentences}",),
+            "objective.plm",
+            "go on from step to step, which full_sentences",
+            "input.packing to lanes",
+        ),
+        ("roberta-base", ("input={packing: lanes}",), "input.packing", "the objective is another", "objective to plm"),
+        (
+            XLNET,
+            ("phases.0.batch={tokens: 4096}",),
+            "phases.0.batch",
+            "the batch is given in tokens",
+            "batch in sequences",
+        ),
+        (
+            XLNET,
+            ("phases.0.batch={sequences: 33}", "microbatch=11"),
+            "phases.0.batch.sequences",
+            "33 lanes are no pairs",
+            "an even number",
+        ),
+        (XLNET, ("phases.0.length=260",), "phases.0.length", "no place for 256 reused tokens", "at least 261"),
+        (XLNET, ("model.reuse=128",), "model.reuse", "the next row begins 256 later", "model.reuse to 256"),
+        (
+            XLNET,
+            ("checkpoint.keep_every.steps=250",),
+            "checkpoint.keep_every.steps",
+            "checkpoints fall on multiples of 100 steps",
+            "a multiple of 100",
+        ),
+        (
+            XLNET,
+            ("objective.plm.predict=508",),
+            "objective.plm.predict",
+            "508 targets, half in each part, do not fit the 256 reused and 253 new",
+            "at most 507: about one in six tokens, here 85",
+        ),
+        (
+            XLNET,
+            ("phases.0.length=300",),
+            "objective.plm.predict",
+            "do not fit the 256 reused and 41 new",
+            "at most 83",
+        ),
+    ],
+)  # fmt: skip
+def test_what_does_not_go_together(
+    name: str, assignments: tuple[str, ...], place: str, problem: str, remedy: str
+) -> None:
+    with pytest.raises(RecipeError) as caught:
+        load(name, assignments)
+    assert f" {place}: " in caught.value.problem or f"{place} = " in caught.value.problem
+    assert problem in caught.value.problem
+    assert remedy in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("name", "assignments"),
+    [
+        ("roberta-base", (f"input={PAIRS}", "objective.nsp={}")),  # told apart by the separator alone
+        (
+            "roberta-base",
+            ("input={packing: sentence_pair}", "objective.nsp={}", "phases.0.batch={tokens: 65536}"),
+        ),
+        ("bert-base", ("objective.nsp=null",)),
+        ("bert-base", ("model.token_types=1", "objective.nsp=null", "input={packing: full_sentences}")),
+        ("deberta-v2-xlarge", ("input={packing: ordered_pair}", "objective.sop={}")),
+        (XLNET, ("model.memory=0", "model.reuse=0")),  # rows without a past
+        (XLNET, ("phases.0.batch={sequences: 33}", "microbatch=11", "input.both_directions=false")),
+        (XLNET, ("phases.0.length=300", "objective.plm.predict=83")),
+        *((name, VECTORS) for name in (XLNET, ELECTRA, "deberta-v3-base", "albert-base")),
+        ("contrastive-base", ("phases.0.batch={sequences: 1}", "microbatch=1", "input.negatives=1")),
+        ("simcse-base", ("model.dropout=0", "objective.contrastive.matryoshka=[768, 64]")),
+    ],
+)
+def test_what_does(name: str, assignments: tuple[str, ...]) -> None:
+    load(name, assignments)
+
+
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "problem"),
+    [
+        ("albert-base", ("objective", "mlm", "unit"), "masking by ngram needs words"),
+        ("spanbert-base", ("objective", "mlm", "unit"), "masking by span needs words"),
+        (XLNET, ("objective", "plm", "unit"), "masking by whole_word needs words"),
+    ],
+)
+def test_words_are_masked_only_with_a_tokenizer_that_knows_them(
+    name: str, place: tuple[str, ...], problem: str
+) -> None:
+    wordless = from_files({"vocab.txt": "\n".join((*SPECIAL, "##a", "##b")).encode()})
+    (found,) = unsuitable(load(name), wordless)
+    assert found.path == place
+    assert found.what.startswith(problem)
+    assert not unsuitable(load("bert-base"), wordless), "it masks by token"
+    assert not unsuitable(load(name), from_files({"vocab.txt": "\n".join((*SPECIAL, "a", "##b")).encode()}))
+
+
+def test_a_tokenizer_larger_than_the_model_is_refused() -> None:
+    tokenizer = from_files({"vocab.txt": "\n".join((*SPECIAL, "a", "##b")).encode()})
+    (found,) = unsuitable(load("bert-base", ("model.vocab=6",)), tokenizer)
+    assert (found.path, found.what) == (
+        ("model", "vocab"),
+        "the tokenizer has 7 ids, the model's vocabulary only 6",
+    )

@@ -1,0 +1,229 @@
+"""Forks: a run that begins with another's checkpoint, and goes on as that would have, or as its changes ask."""
+
+import shutil
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+import small_runs
+from rank_processes import run_group
+from typer.testing import CliRunner
+
+from checkpoints.attempt import Attempt
+from checkpoints.copying import BEFORE
+from checkpoints.errors import DamagedCheckpoint
+from checkpoints.layout import Mark
+from checkpoints.listing import committed, read_manifest
+from checkpoints.rewind import Rewind, record, skips
+from checkpoints.verify import verify_all
+from launcher.cli.main import app
+from launcher.errors import RunChanged, RunError
+from launcher.inspect.show import find_sample
+from launcher.run.fork import Forked, fork
+from launcher.run.left_out import RECENT
+from launcher.run.record import RECORD, open_run
+from launcher.run.step_table import Record
+
+pytestmark = pytest.mark.cluster
+
+NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
+STEP = 9  # in the second phase, which begins at step 8
+FIRST = "{steps: 8, length: 32, batch: {sequences: 12}}"
+
+
+@pytest.fixture(scope="module")
+def source(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A run of 14 steps that has ended, with checkpoints of steps 9, 12 and 14."""
+    uri = small_runs.new_run(inputs, str(tmp_path_factory.mktemp("source") / "run"))
+    ended = run_group(uri, 1)
+    assert ended.codes == [0], ended.output
+    return uri
+
+
+def make(
+    source: str, uri: Path, *settings: str, step: int | None = STEP, keep_position: bool = False
+) -> Forked:
+    return fork(open_run(source), str(uri), step, settings, keep_position=keep_position, now=NOW)
+
+
+def steps(uri: str) -> Sequence[Record]:
+    return small_runs.history(uri).steps
+
+
+def test_without_changes_it_goes_on_as_the_other_run_did(source: str, tmp_path: Path) -> None:
+    """Even where the other run is gone."""
+    copy = tmp_path / "copy"
+    shutil.copytree(source, copy)
+    forked = make(str(copy), tmp_path / "fork")
+    shutil.rmtree(copy)
+    assert (forked.step, forked.changes, forked.restarted) == (STEP, (), ())
+    uri = forked.run.uri
+    ended = run_group(uri, 1)
+    assert ended.codes == [0], ended.output
+    for what in ("step", "loss", "lr", "samples", "digest"):
+        assert [record[what] for record in steps(uri)] == [record[what] for record in steps(source)[STEP:]]
+    assert small_runs.final_state(uri) == small_runs.final_state(source)
+    events = small_runs.history(uri).events
+    assert [event["kind"] for event in events[:2]] == ["fork", "resume"]
+    assert (events[0]["attempt"], events[0]["attempt_of"], events[0]["step"]) == (0, 1, STEP)
+    assert "start" not in [event["kind"] for event in events]
+
+
+def test_other_data_begins_anew_and_everything_else_goes_on(source: str, tmp_path: Path) -> None:
+    """Stopped on the way, it still is one run: the same steps, the same data."""
+    forked = make(source, tmp_path / "fork", "seed=5")
+    assert forked.restarted == ("seed",)
+    uri = forked.run.uri
+    assert run_group(uri, 1, stop_at=11).codes == [0]
+    assert run_group(uri, 1).codes == [0]
+    assert [record["step"] for record in steps(uri)] == list(range(STEP, 14))
+    assert [record["lr"] for record in steps(uri)] == [record["lr"] for record in steps(source)[STEP:]]
+    assert [record["samples"][0] for record in steps(uri)[:3]] == [[0, 0, 8], [0, 8, 16], [0, 16, 20]]
+    assert small_runs.final_state(uri) != small_runs.final_state(source)
+    assert find_sample(forked.run, STEP, 0).sample == 0
+    with pytest.raises(RunError, match="has no data for step 8"):
+        find_sample(forked.run, 8, 0)
+
+
+@pytest.mark.parametrize(
+    ("phases", "restarted"),
+    [
+        (f"[{FIRST}, {{steps: 60, length: 64, batch: {{sequences: 8}}}}]", ()),
+        (f"[{FIRST}, {{steps: 6, length: 64, batch: {{sequences: 4}}}}]", ("phases",)),
+        (f"[{FIRST}, {{steps: 6, length: 32, batch: {{sequences: 8}}}}]", ("phases",)),
+        ("[{steps: 14, length: 32, batch: {sequences: 12}}]", ("phases",)),
+        (f"[{FIRST}, {{steps: 1, length: 64, batch: {{sequences: 8}}}}, {FIRST}]", ()),
+    ],
+)
+def test_the_data_goes_on_where_the_steps_so_far_would_have_been_the_same(
+    source: str, tmp_path: Path, phases: str, restarted: tuple[str, ...]
+) -> None:
+    forked = make(source, tmp_path / "fork", f"phases={phases}")
+    assert forked.restarted == restarted
+    assert open_run(forked.run.uri).record.data_begins == (STEP if restarted else 0)
+    shown = find_sample(forked.run, STEP, 0)
+    assert (shown.epoch, shown.sample) == (0, 0) if restarted else shown.epoch > 0
+
+
+def test_another_shuffle_is_other_data(source: str, tmp_path: Path) -> None:
+    other = {"spread": "uniform", "uniform": "spread"}[open_run(source).recipe.shuffle]
+    assert make(source, tmp_path / "fork", f"shuffle={other}").restarted == ("shuffle",)
+
+
+def test_the_place_in_other_data_can_be_kept(source: str, tmp_path: Path) -> None:
+    forked = make(source, tmp_path / "fork", "seed=5", keep_position=True)
+    assert (forked.restarted, forked.run.record.data_begins) == ((), 0)
+
+
+def test_its_record_names_all_it_came_from(source: str, tmp_path: Path) -> None:
+    first = make(source, tmp_path / "one", "seed=5", step=12)
+    longer = f"phases=[{FIRST}, {{steps: 60, length: 64, batch: {{sequences: 8}}}}]"
+    second = make(first.run.uri, tmp_path / "two", longer, "optimizer.adamw.lr=1e-4", step=None)
+    record = open_run(second.run.uri).record
+    assert [(origin.run, origin.step) for origin in record.origins] == [
+        (open_run(source).store.uri, 12),
+        (first.run.uri, 12),
+    ]
+    assert record.origins[0].changes == ("- seed: 1 -> 5",)
+    assert any("optimizer.adamw.lr" in line for line in record.origins[1].changes)
+    assert record.data_begins == 12, "what was so in the run between"
+    assert record.fingerprint != first.run.record.fingerprint
+
+
+def test_what_the_run_leaves_out_the_fork_leaves_out(source: str, tmp_path: Path) -> None:
+    """The run has gone back to step 9 since, past some data; another seed's data has nothing to do with that."""
+    copy = tmp_path / "copy"
+    shutil.copytree(source, copy)
+    store = open_run(str(copy)).store
+    left_out = ((1, 4, 8, 16),)
+    back = Rewind(attempt=1, to=Mark(1, STEP), began=11, reached=14, cause="a spike", skips=left_out)
+    record(store, back, Attempt(store, 1))
+    for name, settings, expected in (("same", (), left_out), ("other", ("seed=5",), ())):
+        forked = make(str(copy), tmp_path / name, *settings, step=None)
+        assert forked.step == STEP
+        manifest = read_manifest(forked.run.store, Mark(BEFORE, STEP))
+        assert skips(manifest, []) == expected
+        assert (RECENT in manifest.state) == (name == "same"), "losses on other data are no measure"
+        again = make(forked.run.uri, tmp_path / f"{name}-again", "seed=6", step=None)
+        assert skips(read_manifest(again.run.store, Mark(BEFORE, STEP)), []) == ()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (("model.layers=3",), r"model\.layers: 2 -> 3"),
+        (("objective.mlm.unit=span", "objective.sbo={weight: 1}"), "other parameters"),
+    ],
+)
+def test_another_model_is_refused(
+    source: str, tmp_path: Path, settings: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(RunChanged, match=message) as caught:
+        make(source, tmp_path / "fork", *settings)
+    assert f"start={source}" in caught.value.remedy
+    assert not (tmp_path / "fork").exists()
+
+
+def test_dropout_is_no_other_model(source: str, tmp_path: Path) -> None:
+    assert make(source, tmp_path / "fork", "model.dropout=0.0").restarted == ()
+
+
+def test_a_fork_has_something_to_train(source: str, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="no checkpoint of step 4"):
+        make(source, tmp_path / "fork", step=4)
+    with pytest.raises(RunError, match="of step 14, and the phases end at step 14"):
+        make(source, tmp_path / "fork", step=None)
+    assert not (tmp_path / "fork").exists()
+
+
+def test_a_run_is_never_overwritten(source: str, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="there is a run at"):
+        make(source, Path(source))
+
+
+def test_an_interrupted_fork_can_be_repeated(source: str, tmp_path: Path) -> None:
+    forked = make(source, tmp_path / "fork")
+    store = forked.run.store
+    for key in (RECORD, Mark(BEFORE, STEP).manifest):
+        store.delete(key)
+        assert make(source, tmp_path / "fork").run.record == forked.run.record
+        store.delete(RECORD)
+    with pytest.raises(RunError, match="another checkpoint"):
+        make(source, tmp_path / "fork", step=12)
+    make(source, tmp_path / "fork")
+    assert committed(store) == [Mark(BEFORE, STEP)]
+    assert [report.problems for report in verify_all(store)] == [()]
+
+
+def test_a_damaged_checkpoint_makes_no_run(source: str, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(source, copy)
+    weights = next((copy / "checkpoints").glob(f"step-{STEP:08d}-*/rank-00000.safetensors"))
+    data = bytearray(weights.read_bytes())
+    data[len(data) // 2] ^= 1
+    weights.write_bytes(data)
+    with pytest.raises(DamagedCheckpoint, match="does not match its hash"):
+        make(str(copy), tmp_path / "fork")
+    with pytest.raises(RunError, match="there is no run"):
+        open_run(str(tmp_path / "fork"))
+
+
+def test_the_commands_say_where_it_is_from(source: str, tmp_path: Path) -> None:
+    new, page = str(tmp_path / "fork"), tmp_path / "report.html"
+    made = maskfleet("runs", "fork", source, new, "--step", str(STEP), "--set", "seed=5")
+    assert "from step 9" in made
+    assert "- seed: 1 -> 5" in made
+    assert "begins anew (seed)" in made
+    shown = maskfleet("runs", "status", new)
+    assert "never started" in shown
+    assert "step 9 of 14" in shown
+    assert f"forked from {open_run(source).store.uri} at step 9, changed: seed: 1 -> 5" in shown
+    maskfleet("report", new, "--out", str(page), "--no-baselines")
+    assert "forked from" in page.read_text()
+
+
+def maskfleet(*arguments: str) -> str:
+    result = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
