@@ -14,8 +14,9 @@ from typer.testing import CliRunner
 from data_service.store.errors import AccessDenied, BadUri
 from data_service.store.local import LocalStore
 from data_service.store.open import open_store
+from launcher import output
 from launcher.cli import main as cli
-from launcher.cli.main import app, output
+from launcher.cli.main import app
 from launcher.errors import OutputError, RecipeError, RunError
 from launcher.inspect import baselines as counting
 from launcher.inspect.report.chart import Chart, Series, draw
