@@ -3,13 +3,11 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 
-from checkpoints.attempt import LEASE_S
 from checkpoints.listing import committed
 from data_service.store.errors import StoreError
 from data_service.store.open import open_store
 from launcher.errors import RunError
 from launcher.evaluate.cell import Cell, Measure, Result, Work
-from launcher.evaluate.claims import claiming
 from launcher.evaluate.endings import Ended, Failure, Share, Waiting
 from launcher.evaluate.grid import Grid, cluster
 from launcher.evaluate.results import GridRecord, Results
@@ -47,9 +45,7 @@ class Evaluation:
         """How many of the missing cells have results of other versions of the rules, which are not used."""
         return self._results.under_other_rules(work.cell.key for work in self.missing)
 
-    def compute(
-        self, models: Sequence[Pretrained], share: Share, *, lease_s: float = LEASE_S
-    ) -> Iterator[Ended | Waiting]:
+    def compute(self, models: Sequence[Pretrained], share: Share) -> Iterator[Ended | Waiting]:
         """Compute what is missing on the Ray cluster, each result stored when it is there.
 
         Raises:
@@ -62,11 +58,8 @@ class Evaluation:
             return
         needed = {work.cell.weights for work in missing}
         folders = {model.digest: model for model in models if model.digest in needed}
-        with (
-            claiming(self._results.store, lease_s=lease_s) as claims,
-            cluster(share, len(missing)) as (remote, settled),
-        ):
-            grid = Grid(self._results, claims, settled, models=folders, remote=remote)
+        with cluster(share, len(missing)) as (remote, settled):
+            grid = Grid(self._results, settled, models=folders, remote=remote)
             for event in grid.run(missing):
                 if isinstance(event, Ended):
                     self.computed += event.computed and event.failure is None

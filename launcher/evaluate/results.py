@@ -2,7 +2,7 @@
 
 rules-1/<key>.json          a result; the folder is the version of our code's rules
 grids/<digest>.json         a grid: which cells a command asked for, so that its table can be made again
-claims/ drivers/            who computes what (launcher.evaluate.claims)
+claims/<key>/               who computes it (launcher.evaluate.claims)
 """
 
 from collections.abc import Iterable, Iterator, Sequence
