@@ -25,6 +25,7 @@ from data_service.tokenizers.load import load_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
 from launcher import identity
 from launcher.diagnose.settings import EvaluationTask
+from launcher.diagnose.task_checks import check_tasks
 from launcher.errors import RunChanged, RunError
 from launcher.inputs import Inputs, read_inputs, refuse_placeholders
 from launcher.kept_tokenizer import keep, kept
@@ -99,7 +100,8 @@ def init(recipe: Recipe, uri: str, now: datetime) -> Run:
 
     Raises:
         RunError: there is a run already, or something else under way there.
-        CorpusError, TokenizerError, RecipeError: the inputs are absent, do not fit each other, or are too small.
+        CorpusError, TokenizerError, RecipeError: the inputs are absent, do not fit each other, or are too small; a task
+            of evaluation cannot be measured.
         StoreError: no permission, no space, no such bucket.
     """
     from launcher.readiness import check_rows  # it needs Run
@@ -107,6 +109,7 @@ def init(recipe: Recipe, uri: str, now: datetime) -> Run:
     store = free_place(uri)
     resolved = absolute(recipe)
     refuse_placeholders(resolved)
+    check_tasks(resolved.evaluation.tasks)
     tokenizer = load_tokenizer(resolved.tokenizer.uri)
     run = Run(uri, store, resolved, record_of(resolved, read_inputs(resolved, tokenizer), now))
     check_rows(run, tokenizer)
@@ -178,6 +181,8 @@ def reconcile(run: Run, *, recipe: Recipe | None, accept_changes: bool, now: dat
         CorpusError, TokenizerError, RecipeError, StoreError: as in `init`.
     """
     wanted = run.recipe if recipe is None else absolute(recipe)
+    if wanted.evaluation.tasks != run.recipe.evaluation.tasks:
+        check_tasks(wanted.evaluation.tasks)
     tokenizer = run.tokenizer_under(wanted)
     inputs = read_inputs(wanted, tokenizer)
     record = record_of(wanted, inputs, now, run.record.origins, run.record.data_begins)
