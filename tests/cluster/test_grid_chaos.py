@@ -46,6 +46,7 @@ def cluster(
     places = [str(SUPPORT), *filter(None, [os.environ.get("PYTHONPATH")])]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(places))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("RAY_worker_niceness", "0")  # on a machine that others use, cells would get nothing
     head = {"num_cpus": 0, "temp_dir": str(tmp_path_factory.mktemp("r")), "_system_config": QUICK, **MEMORY}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     try:
