@@ -174,7 +174,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(content[:middle])
             self._break()
             return
-        if fault == "garble":
+        if fault == "garble" and content:
             content = content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
         self.wfile.write(content)
 
