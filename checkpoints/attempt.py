@@ -126,6 +126,10 @@ class Attempt:
         newest = Attempt(self.store, newest_attempt(self.store)).owner()
         return None if newest.same_process(owner) else newest
 
+    def take(self, owner: Owner) -> bool:
+        """Claim it for `owner`, unless somebody has it: then False, and no change."""
+        return self.store.put_if_absent(_key(self.number), owner.model_dump_json().encode())
+
     def claimed(self) -> bool:
         """Whether it is there."""
         return self.store.size(_key(self.number)) is not None
@@ -232,8 +236,7 @@ def try_claim(
         if unsure is not None and (dead is None or dead.sign != unsure.sign):
             return unsure
         attempt = Attempt(store, newest + 1)
-        record = owner.model_copy(update={"claimed": clock()})
-        if store.put_if_absent(_key(attempt.number), record.model_dump_json().encode()):
+        if attempt.take(owner.model_copy(update={"claimed": clock()})):
             return attempt
 
 

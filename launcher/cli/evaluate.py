@@ -160,9 +160,10 @@ def _evaluated(
     share: "Share",
 ) -> "tuple[Evaluation, list[Row]]":
     from launcher.evaluate.endings import Ended
-    from launcher.evaluate.evaluation import Evaluation, opened, plan
+    from launcher.evaluate.evaluation import Evaluation, plan
+    from launcher.evaluate.model import opened
 
-    with opened(sources, steps) as models:
+    with opened(store, sources, steps) as models:
         evaluation = Evaluation(store, suite, plan(models, measures, seeds))
         for rules, count in evaluation.under_other_rules().items():
             _say(
@@ -171,7 +172,8 @@ def _evaluated(
         total = len(evaluation.missing)
         _say(f"{evaluation.before + total} cells: {evaluation.before} are there, {total} to compute")
         ended = 0
-        for event in evaluation.compute(models, share):
+        files = [model.files() for model in models if model.digest in evaluation.needed]
+        for event in evaluation.compute(files, share):
             if isinstance(event, Ended):
                 ended += 1
                 _say(

@@ -116,11 +116,14 @@ def show(
 def check(recipe: RecipeArgument, assignments: SetOption = None, tiny: TinyOption = False) -> None:
     """Validate a recipe and state what it comes to: parameters, batch, tokens.
 
-    Reads no corpus and no tokenizer; `maskfleet init` checks those.
+    Reads no corpus, no tokenizer and no task's data; `maskfleet init` checks those.
     """
     from launcher.recipe.summary import summary
+    from launcher.tasks.measurable import check_names
 
-    for line in summary(load_recipe(recipe, assignments, tiny)):
+    wanted = load_recipe(recipe, assignments, tiny)
+    check_names(wanted.evaluation.tasks)
+    for line in summary(wanted):
         typer.echo(visible(line))
 
 

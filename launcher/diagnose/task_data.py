@@ -9,7 +9,8 @@ from launcher.diagnose.probe import Splits
 from launcher.errors import RunError
 from launcher.recipe.evaluation import ProbeSettings, SimilaritySettings
 from launcher.tasks.examples import Sentences
-from launcher.tasks.task import Task, load_task
+from launcher.tasks.measurable import compared, measured_split, probed
+from launcher.tasks.task import Task
 
 SAMPLED_BY = 0
 """The seed of samples of a task's examples: the same ones for every run and checkpoint."""
@@ -22,9 +23,9 @@ def probe_splits(settings: ProbeSettings) -> Splits:
     Raises:
         RunError: not a task of classification. TaskError: no such task, or its files are not what it says.
     """
-    task = load_task(settings.task, settings.data)
+    task = probed(settings)
     train, dev = (_classified(task, split, settings.examples) for split in ("train", "dev"))
-    if "test" in task.splits:
+    if measured_split(task) == "test":
         return Splits(train, dev, _classified(task, "test", settings.examples))
     order = np.random.default_rng(SAMPLED_BY).permutation(len(train))
     apart = -(-len(train) // _APART)
@@ -33,9 +34,9 @@ def probe_splits(settings: ProbeSettings) -> Splits:
 
 def similarity_pairs(settings: SimilaritySettings) -> Sentences:
     """The test split if it is labelled, else dev: nothing is chosen by it. Raises as `probe_splits`."""
-    task = load_task(settings.task, settings.data)
-    pairs = task.read("test" if "test" in task.splits else "dev")
-    if not isinstance(pairs, Sentences) or pairs.second is None or task.labels:
+    task = compared(settings)
+    pairs = task.read(measured_split(task))
+    if not isinstance(pairs, Sentences) or pairs.second is None:
         raise RunError(
             f"{task.name} has no pairs of texts with a score each", remedy="give a task of kind similarity"
         )
@@ -43,11 +44,6 @@ def similarity_pairs(settings: SimilaritySettings) -> Sentences:
 
 
 def _classified(task: Task, split: str, most: int) -> Sentences:
-    if task.kind not in ("classification", "pair_classification"):
-        raise RunError(
-            f"{task.name} is a task of {task.kind}, which no linear probe measures",
-            remedy="give a task of classification",
-        )
     examples = task.read(split)
     assert isinstance(examples, Sentences)  # of those kinds
     return at_most(examples, most)

@@ -1,77 +1,80 @@
-"""Who computes which cell, so that two commands on the same results share the work instead of doing it twice.
+"""Who computes which cell: the process that does so claims it first, and nobody else begins it meanwhile.
 
-    drivers/<name>/attempts/...     a command's heart beats there (checkpoints.attempt)
-    claims/<key>/000001.json        names the command that computes the cell; the newest number counts
+    claims/<key>/attempts/...    as a run's attempts (checkpoints.attempt): who it is, its heart, its end
 
-A claim holds as long as its command lives: on this machine the process table says so at once, from another one the
-silence of its heart for longer than the lease. That saves work; correctness rests on the conditional put of results.
+A claim lasts as long as the computing, and whoever holds one waits for nobody. So it blocks nobody for ever, whatever
+dies: a process says when it is done; that one of this machine is gone, the process table says; anything else, be it on
+another machine, a process that hangs or an end that could not be written, is over when its heart has been silent for
+longer than the lease, by the store's clock.
+
+Claims save work. That a result is written once rests on its conditional put.
 """
 
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from uuid import uuid4
 
-from pydantic import BaseModel, ConfigDict
-
-from checkpoints.attempt import LEASE_S, Heartbeat, Owner, claim
-from checkpoints.presence import Presence, presence
+from checkpoints.attempt import Attempt, Heartbeat, Owner, newest_attempt
 from data_service.store.base import Store
-from data_service.store.errors import StoreError
-from launcher.evaluate.sealed import read, seal
+from data_service.store.errors import KeyMissing, StoreError, StoreUnavailable
 
-_DRIVERS, _CLAIMS = "drivers", "claims"
+LEASE_S = 180.0
+"""Longer than a failing store is tried again (120 s) and a beat takes: its outage makes nobody look dead."""
 
-
-class Claim(BaseModel):
-    """`driver`: the name of the command that computes the cell."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    driver: str
-
-
-class Claims:
-    """The claims of one command, while the context `claiming` lasts. Methods raise StoreError kinds."""
-
-    def __init__(self, store: Store, driver: str, lease_s: float) -> None:
-        self._store = store
-        self._driver = driver
-        self._lease_s = lease_s
-
-    def claim(self, key: str) -> Presence | None:
-        """Take the cell: None if it is ours now, else the command that computes it, which lives."""
-        while True:
-            number, driver = self._newest(f"{_CLAIMS}/{key}/")
-            if driver == self._driver:
-                return None
-            holder = None if driver is None else self._living(driver)
-            if holder is not None:
-                return holder
-            ours = f"{_CLAIMS}/{key}/{number + 1:06d}.json"
-            if self._store.put_if_absent(ours, seal(Claim(driver=self._driver))):
-                return None
-
-    def _newest(self, prefix: str) -> tuple[int, str | None]:
-        """Number and command of the newest claim: 0 and None if there is none. A damaged one is nobody's."""
-        names = [entry.key.removeprefix(prefix).removesuffix(".json") for entry in self._store.list(prefix)]
-        number = max((int(name) for name in names if name.isdecimal()), default=0)
-        newest = read(self._store, f"{prefix}{number:06d}.json", Claim) if number else None
-        return number, None if newest is None else newest.driver
-
-    def _living(self, driver: str) -> Presence | None:
-        found = presence(self._store.at(f"{_DRIVERS}/{driver}"), time.time(), self._lease_s)
-        return found if found is not None and found.state == "running" else None
+_LOOKS = 4  # at a listing that names what is not there
 
 
 @contextmanager
-def claiming(store: Store, *, lease_s: float = LEASE_S) -> Iterator[Claims]:
-    """Claims in the name of this process, while the context lasts. Raises StoreError kinds."""
-    name = uuid4().hex
-    own = claim(store.at(f"{_DRIVERS}/{name}"), owner=Owner.here(time.time()), lease_s=lease_s)
-    with Heartbeat(own, lease_s=lease_s):
+def claimed(store: Store, key: str) -> Iterator[Owner | None]:
+    """The cell is ours while the context lasts, and that shows. Yields None; or, if it is somebody's who lives, whose.
+
+    Raises StoreError kinds.
+    """
+    found = take(store, key, Owner.here(time.time()))
+    if isinstance(found, Owner):
+        yield found
+        return
+    with Heartbeat(found, lease_s=LEASE_S):
         try:
-            yield Claims(store, name, lease_s)
+            yield None
         finally:
-            with suppress(StoreError):  # then the lease tells, or the process table
-                own.end(time.time())
+            with suppress(StoreError):  # then the lease tells
+                found.end(time.time())
+
+
+def take(store: Store, key: str, owner: Owner, lease_s: float = LEASE_S) -> Attempt | Owner:
+    """Claim the cell for `owner`, whose heart must beat from now on; else who has it and lives.
+
+    Raises StoreError kinds.
+    """
+    while True:
+        newest, living = _newest(store, key, lease_s)
+        if living is not None:
+            return living
+        attempt = Attempt(newest.store, newest.number + 1)
+        if attempt.take(owner):
+            return attempt
+
+
+def holder(store: Store, key: str, lease_s: float = LEASE_S) -> Owner | None:
+    """Who computes the cell and lives, as far as can be told. Raises StoreError kinds."""
+    return _newest(store, key, lease_s)[1]
+
+
+def _newest(store: Store, key: str, lease_s: float) -> tuple[Attempt, Owner | None]:
+    """The newest claim, 0 for none, and whose it is if it holds."""
+    place = store.at(f"claims/{key}")
+    for _ in range(_LOOKS):
+        newest = Attempt(place, newest_attempt(place))
+        if not newest.number:
+            return newest, None
+        with suppress(KeyMissing):  # a listing that was damaged on its way: no claim is ever deleted
+            return newest, _living(newest, lease_s)
+    raise StoreUnavailable.at(place.uri, "it lists claims that are not there")
+
+
+def _living(claim: Attempt, lease_s: float) -> Owner | None:
+    owner = claim.owner()
+    if claim.ended() is not None or (owner.is_here() and not owner.is_running()):
+        return None
+    return owner if claim.silence() < lease_s else None

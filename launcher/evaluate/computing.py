@@ -1,29 +1,34 @@
-"""What a process does with one cell: look whether it is there, compute it, store it."""
+"""What a process does with one cell: claim it, look whether its result is there, compute it, store it."""
 
 from importlib import metadata
 from pathlib import Path
 from platform import python_version
 
+from checkpoints.attempt import Owner
 from data_service.store.open import open_store
 from launcher.evaluate.cell import Result, Work
+from launcher.evaluate.claims import claimed
 from launcher.evaluate.results import Results
 from launcher.finetune.pretrained import Pretrained
 
 _VERSIONED = ("maskfleet", "torch", "transformers", "sentence-transformers", "scikit-learn", "numpy")
 
 
-def compute(work: Work, pretrained: Pretrained, results: str, place: Path) -> bool:
-    """Computes the cell, unless its result is at the URI `results` already; whether it had to. `place` is a folder of
-    this machine that its cells share.
+def compute(work: Work, pretrained: Pretrained, results: str, place: Path) -> bool | Owner:
+    """Computes the cell, unless its result is at the URI `results` already: whether it had to. Or, where another
+    process computes it and lives, which one. `place` is a folder of this machine that its cells share.
 
     Raises UserError kinds: the cell cannot be measured, or the store does not answer.
     """
-    found = Results(open_store(results))
-    if found.find(work.cell.key) is not None:
-        return False
-    measured = work.measure.measure(pretrained, work.cell.seed, place)
-    found.keep(Result(rules=found.rules, cell=work.cell, measured=measured, versions=versions()))
-    return True
+    found, key = Results(open_store(results)), work.cell.key
+    with claimed(found.store, key) as other:
+        if other is not None:
+            return other
+        if found.find(key) is not None:  # now that nobody computes it
+            return False
+        measured = work.measure.measure(pretrained, work.cell.seed, place)
+        found.keep(Result(rules=found.rules, cell=work.cell, measured=measured, versions=versions()))
+        return True
 
 
 def versions() -> dict[str, str]:

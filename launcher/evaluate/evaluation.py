@@ -1,21 +1,28 @@
 """An evaluation: a grid of cells, those of them that were computed before, the others computed now, and the table."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from typing import Protocol
 
-from checkpoints.attempt import LEASE_S
-from checkpoints.listing import committed
 from data_service.store.errors import StoreError
-from data_service.store.open import open_store
-from launcher.errors import RunError
 from launcher.evaluate.cell import Cell, Measure, Result, Work
-from launcher.evaluate.claims import claiming
 from launcher.evaluate.endings import Ended, Failure, Share, Waiting
 from launcher.evaluate.grid import Grid, cluster
 from launcher.evaluate.results import GridRecord, Results
 from launcher.evaluate.table import Row, rows
-from launcher.finetune.pretrained import Pretrained, open_pretrained
-from launcher.run.record import RECORD, open_run
+from launcher.finetune.pretrained import Pretrained
+
+
+class Named(Protocol):
+    """A model by its digest, with where it was found; see `Pretrained`."""
+
+    @property
+    def source(self) -> str: ...
+
+    @property
+    def step(self) -> int | None: ...
+
+    @property
+    def digest(self) -> str: ...
 
 
 class Evaluation:
@@ -43,14 +50,19 @@ class Evaluation:
         """The cells that had no result when we came."""
         return [work for work in self._works if work.cell.key not in self._found]
 
+    @property
+    def needed(self) -> set[str]:
+        """The digests of the models that the missing cells are of."""
+        return {work.cell.weights for work in self.missing}
+
     def under_other_rules(self) -> Mapping[int, int]:
         """How many of the missing cells have results of other versions of the rules, which are not used."""
         return self._results.under_other_rules(work.cell.key for work in self.missing)
 
-    def compute(
-        self, models: Sequence[Pretrained], share: Share, *, lease_s: float = LEASE_S
-    ) -> Iterator[Ended | Waiting]:
+    def compute(self, models: Sequence[Pretrained], share: Share) -> Iterator[Ended | Waiting]:
         """Compute what is missing on the Ray cluster, each result stored when it is there.
+
+        `models`: those whose weights are `needed`, at least.
 
         Raises:
             StoreError: the store cannot be written. TryAgain: no cluster, or Ray has died.
@@ -60,13 +72,9 @@ class Evaluation:
         missing = self.missing
         if not missing:
             return
-        needed = {work.cell.weights for work in missing}
-        folders = {model.digest: model for model in models if model.digest in needed}
-        with (
-            claiming(self._results.store, lease_s=lease_s) as claims,
-            cluster(share, len(missing)) as (remote, settled),
-        ):
-            grid = Grid(self._results, claims, settled, models=folders, remote=remote)
+        folders = {model.digest: model for model in models if model.digest in self.needed}
+        with cluster(share, len(missing)) as (remote, settled):
+            grid = Grid(self._results, settled, models=folders, remote=remote)
             for event in grid.run(missing):
                 if isinstance(event, Ended):
                     self.computed += event.computed and event.failure is None
@@ -79,28 +87,7 @@ class Evaluation:
         return rows(self._cells, self._results.find_all(cell.key for cell in self._cells))
 
 
-@contextmanager
-def opened(sources: Sequence[str], steps: Sequence[int] | None) -> Iterator[list[Pretrained]]:
-    """The checkpoints at `sources`: of runs those of `steps` (None: all; empty: the newest), and folders.
-
-    Raises: as `open_pretrained`; RunError: steps of folders only.
-    """
-    places = [(source, step) for source in sources for step in _steps(source, steps)]
-    if steps != [] and all(step is None for _, step in places):
-        raise RunError(f"no run among {', '.join(sources)}: folders have no steps", remedy="leave out --step")
-    with ExitStack() as stack:
-        yield [stack.enter_context(open_pretrained(source, step)) for source, step in places]
-
-
-def _steps(source: str, steps: Sequence[int] | None) -> Sequence[int | None]:
-    if open_store(source).size(RECORD) is None or steps == []:
-        return [None]
-    if steps is not None:
-        return steps
-    return sorted({mark.step for mark in committed(open_run(source).store)})
-
-
-def plan(models: Sequence[Pretrained], measures: Sequence[Measure], seeds: Sequence[int]) -> list[Work]:
+def plan(models: Sequence[Named], measures: Sequence[Measure], seeds: Sequence[int]) -> list[Work]:
     """Every checkpoint with every measure and, where they decide anything, every seed; in the order of a table."""
     return [
         Work(_cell(model, measure, seed), measure)
@@ -110,7 +97,7 @@ def plan(models: Sequence[Pretrained], measures: Sequence[Measure], seeds: Seque
     ]
 
 
-def _cell(model: Pretrained, measure: Measure, seed: int) -> Cell:
+def _cell(model: Named, measure: Measure, seed: int) -> Cell:
     return Cell(
         source=model.source,
         step=model.step,

@@ -1,6 +1,7 @@
 """A grid of cells as stateless Ray tasks: what dies is computed again, what fails is named, the rest is kept.
 
-The driver claims a cell and has it computed, and looks at nothing but how that ended: by then the result is stored.
+The driver has a cell computed and looks at nothing but how that ended: by then the result is stored. A cell that a
+process of another command computes, or one that may yet live, is left alone until that is over.
 """
 
 import logging
@@ -15,13 +16,14 @@ from typing import Any
 
 import ray
 
+from checkpoints.attempt import Owner
 from data_service.service.tasks import died, installed_only, reason_of
 from data_service.service.tasks import lost as gone
 from data_service.store.errors import TRANSIENT, StoreError
 from launcher.cluster.nodes import lean, logs, lost, room_for
 from launcher.errors import OptionError, TryAgain
 from launcher.evaluate.cell import Work
-from launcher.evaluate.claims import Claims
+from launcher.evaluate.claims import holder
 from launcher.evaluate.computing import compute
 from launcher.evaluate.endings import BREAKS, DEATHS, Ended, Failure, Share, Waiting, failure_of, killed
 from launcher.evaluate.results import Results
@@ -30,6 +32,7 @@ from launcher.finetune.pretrained import Pretrained
 
 _POLL_S = 2.0  # between two looks at what the cluster has
 _LOOK_S = 6.0  # between two looks at what other commands compute: each asks the store for every such cell
+_STOP_S = 5.0  # for a cell to end that is told to
 _ANSWER_S = 10.0  # for a cluster's head to take a connection
 _OBJECT_STORE = 256 << 20  # bytes, of a Ray started here: tasks return nothing, and read the driver's folders
 
@@ -45,13 +48,12 @@ class Grid:
     def __init__(
         self,
         results: Results,
-        claims: Claims,
         share: Share,
         *,
         models: Mapping[str, Pretrained],
         remote: bool,
     ) -> None:
-        self._results, self._claims, self._share = results, claims, share
+        self._results, self._share = results, share
         self._models = models
         self._sent = {digest: [ray.put(pack(model))] for digest, model in models.items()} if remote else {}
         self._task = ray.remote(num_cpus=share.cpus, num_gpus=share.gpus, max_retries=0)(_compute)
@@ -60,7 +62,7 @@ class Grid:
         self._running: dict[ray.ObjectRef, Work] = {}
         self._elsewhere: dict[str, Work] = {}
         self._deaths, self._breaks = Counter[str](), Counter[str]()
-        self._looked = time.monotonic()
+        self._looked, self._told_elsewhere = time.monotonic(), False
         self.trouble: StoreError | None = None
 
     def run(self, works: Sequence[Work]) -> Iterator[Ended | Waiting]:
@@ -74,42 +76,30 @@ class Grid:
         self._waiting.extend(works)
         told = False
         try:
-            while self._waiting or self._running or self._elsewhere:
-                yield from self._submit()
+            while self._running or (self.trouble is None and (self._waiting or self._elsewhere)):
+                self._submit()
                 if self._waiting and not self._running and not told:
                     told = True
                     yield Waiting(len(self._waiting), "no machine of the cluster has room for a cell yet")
                 yield from self._collect()
                 yield from self._look_elsewhere()
         finally:
-            for reference in self._running:
-                ray.cancel(reference, force=True)
+            self._stop()
 
-    def _submit(self) -> Iterator[Waiting]:
+    def _submit(self) -> None:
         """As many cells as there is room for, and one more, so that none is free while we are not looking."""
         room = _room(self._share)
         while self._waiting and room and len(self._running) <= room and self.trouble is None:
             work = self._waiting.popleft()
-            try:
-                holder = self._claims.claim(work.cell.key)
-            except TRANSIENT as error:
-                self._give_up(error)
-                return
-            if holder is not None:
-                self._elsewhere[work.cell.key] = work
-                if len(self._elsewhere) == 1:
-                    who = f"host {holder.owner.host}, process {holder.owner.pid}"
-                    yield Waiting(1, f"another command computes it ({who}); its results are waited for")
-                continue
             model = self._models[work.cell.weights]
             sent = self._sent.get(model.digest)
             reference = self._task.remote(work, model, self._node, sent, self._results.store.uri)
             self._running[reference] = work
 
-    def _collect(self) -> Iterator[Ended]:
+    def _collect(self) -> Iterator[Ended | Waiting]:
         """What has ended within the next seconds."""
         if (part := lost()) is not None:
-            raise TryAgain(f"Ray's {part} has died", remedy="run the same command again")
+            raise _ray_died(part)
         if not self._running:
             threading.Event().wait(_POLL_S)
             return
@@ -117,13 +107,29 @@ class Grid:
         for reference in done:
             work = self._running.pop(reference)
             try:
-                yield Ended(work, None, computed=ray.get(reference))
+                answer = ray.get(reference)
+            except ray.exceptions.LocalRayletDiedError as error:
+                raise _ray_died("raylet") from error
             except ray.exceptions.RayError as error:
                 failure = self._judge(work, error)
                 if failure is None:
                     self._waiting.appendleft(work)
                 else:
                     yield Ended(work, failure)
+            else:
+                yield from self._ended(work, answer)
+
+    def _ended(self, work: Work, answer: bool | Owner) -> Iterator[Ended | Waiting]:
+        if not isinstance(answer, Owner):
+            yield Ended(work, None, computed=answer)
+            return
+        self._elsewhere[work.cell.key] = work
+        if not self._told_elsewhere:
+            self._told_elsewhere = True
+            who = f"process {answer.pid} on host {answer.host}"
+            yield Waiting(
+                1, f"{work.cell.name}: {who} computes it, or has died just now; such cells are waited for"
+            )
 
     def _judge(self, work: Work, error: Exception) -> Failure | None:
         """None: it is to be computed again."""
@@ -138,12 +144,12 @@ class Grid:
             cause = cause.cause
         failure = failure_of(work, cause)
         if isinstance(cause, TRANSIENT):
-            self._give_up(cause)
+            self.trouble = self.trouble or cause
         self._breaks[key] += bool(failure.trace)
         return None if failure.trace and self._breaks[key] < BREAKS else failure
 
     def _look_elsewhere(self) -> Iterator[Ended]:
-        """What other commands have computed; what they claimed and will not compute is done here."""
+        """What others have computed; what nobody computes any more without a result is done here."""
         if time.monotonic() - self._looked < _LOOK_S:
             return
         self._looked = time.monotonic()
@@ -152,21 +158,31 @@ class Grid:
                 if self._results.find(key) is not None:
                     del self._elsewhere[key]
                     yield Ended(work, None, computed=False)
-                elif self._claims.claim(key) is None:
+                elif holder(self._results.store, key) is None:
                     del self._elsewhere[key]
                     self._waiting.append(work)
         except TRANSIENT as error:
-            self._give_up(error)
+            self.trouble = self.trouble or error
 
-    def _give_up(self, error: StoreError) -> None:
-        self.trouble = self.trouble or error
-        self._waiting.clear()
-        self._elsewhere.clear()
+    def _stop(self) -> None:
+        """What is asked to end lets go of its cell; what does not within seconds is killed."""
+        if not self._running or lost() is not None:
+            return
+        running = list(self._running)
+        for reference in running:
+            ray.cancel(reference)
+        _, stuck = ray.wait(running, num_returns=len(running), timeout=_STOP_S)
+        for reference in stuck:
+            ray.cancel(reference, force=True)
+
+
+def _ray_died(part: str) -> TryAgain:
+    return TryAgain(f"Ray's {part} has died", remedy="run the same command again")
 
 
 def _compute(
     work: Work, pretrained: Pretrained, node: str, sent: "list[ray.ObjectRef] | None", results: str
-) -> bool:
+) -> bool | Owner:
     """In a process of Ray. The driver's folder is there on its own node; on others the checkpoint is unpacked once,
     into the folder of Ray's session, and goes with that."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a cell has the cores that it was given

@@ -1,8 +1,9 @@
 """Results as objects. One is written once, by conditional put: of several that compute the same cell, one is kept.
 
 rules-1/<key>.json          a result; the folder is the version of our code's rules
+models/<digest>.json        a run's checkpoint: the digest of what it is exported as
 grids/<digest>.json         a grid: which cells a command asked for, so that its table can be made again
-claims/ drivers/            who computes what (launcher.evaluate.claims)
+claims/<key>/               who computes it (launcher.evaluate.claims)
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,7 +16,7 @@ from data_service.store.verified import digest
 from launcher.evaluate.cell import RULES, Cell, Result
 from launcher.evaluate.sealed import read, seal
 
-_RULES, _GRIDS = "rules-", "grids/"
+_RULES, _GRIDS, _MODELS = "rules-", "grids/", "models/"
 
 
 class GridRecord(BaseModel):
@@ -30,6 +31,16 @@ class GridRecord(BaseModel):
 
     suite: str
     cells: tuple[Cell, ...]
+
+
+class KnownModel(BaseModel):
+    """A run's checkpoint that was exported once. `source` and `step` as in `Cell`; `weights`: the export's digest."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    source: str
+    step: int | None
+    weights: str
 
 
 class Results:
@@ -86,6 +97,18 @@ class Results:
             grid = read(self.store, key, GridRecord)
             if grid is not None:
                 yield grid
+
+    def known_model(self, name: str | None) -> KnownModel | None:
+        """What was kept under that name."""
+        return None if name is None else read(self.store, f"{_MODELS}{name}.json", KnownModel)
+
+    def keep_model(self, name: str, model: KnownModel) -> None:
+        """For `known_model`. A damaged one gives way."""
+        self.store.put(f"{_MODELS}{name}.json", seal(model))
+
+    def forget_model(self, name: str) -> None:
+        """It turned out to be another."""
+        self.store.delete(f"{_MODELS}{name}.json")
 
     def _key(self, key: str) -> str:
         return f"{_RULES}{self.rules}/{key}.json"

@@ -19,6 +19,7 @@ from launcher.run.kept_tokenizer import keep
 from launcher.run.log import operator_event
 from launcher.run.readiness import check_rows
 from launcher.run.record import RECIPE, RECORD, Origin, Run, RunRecord, dump
+from launcher.tasks.measurable import check_tasks
 
 _VERSIONED = ("maskfleet", "torch", "deepspeed", "ray", "numpy", "tokenizers")
 
@@ -28,12 +29,14 @@ def create_run(recipe: Recipe, uri: str, now: datetime) -> Run:
 
     Raises:
         RunError: there is a run already, or something else under way there.
-        CorpusError, TokenizerError, RecipeError: the inputs are absent, do not fit each other, or are too small.
+        CorpusError, TokenizerError, RecipeError: the inputs are absent, do not fit each other, or are too small; a task
+            of evaluation cannot be measured.
         StoreError: no permission, no space, no such bucket.
     """
     store = free_place(uri)
     resolved = absolute(recipe)
     refuse_placeholders(resolved)
+    check_tasks(resolved.evaluation.tasks)
     tokenizer = load_tokenizer(resolved.tokenizer.uri)
     run = Run(uri, store, resolved, record_of(resolved, read_inputs(resolved, tokenizer), now))
     check_rows(run, tokenizer)
@@ -83,6 +86,8 @@ def reconcile(run: Run, *, recipe: Recipe | None, accept_changes: bool, now: dat
         CorpusError, TokenizerError, RecipeError, StoreError: as in `init`.
     """
     wanted = run.recipe if recipe is None else absolute(recipe)
+    if wanted.evaluation.tasks != run.recipe.evaluation.tasks:
+        check_tasks(wanted.evaluation.tasks)
     tokenizer = run.tokenizer_under(wanted)
     inputs = read_inputs(wanted, tokenizer)
     record = record_of(wanted, inputs, now, run.record.origins, run.record.data_begins)

@@ -191,3 +191,19 @@ class Description(Part):
         """The files of a published split."""
         given = self.files[split]
         return given if isinstance(given, list) else [given]
+
+    def paths(self, split: str) -> list[str]:
+        """Of all files of a published split."""
+        return [path for file in self.sources(split) for path in _paths(file)]
+
+
+def _paths(file: File) -> tuple[str, ...]:
+    match file:
+        case OneClass():
+            return (file.path,)
+        case WithGold():
+            return (file.path, file.gold)
+        case Judged():
+            return (file.corpus, file.queries, file.qrels)
+        case _:
+            return (file,)

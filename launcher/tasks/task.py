@@ -48,15 +48,8 @@ class Task(Description):
             TaskError: there is no such split, a file is missing, a record cannot be used, no example is left.
             InputError, StoreError: a file cannot be read.
         """
-        if split not in self.splits:
-            raise self._no_split(split)
-        if self._root is None:
-            raise TaskError(
-                f"the files of the task {self.name} are not known",
-                remedy=f"give the folder that holds them with --data; they are published at {self.published}",
-            )
-        published = split if split in self.files else "train"
-        examples = self._published(published, Folder(self._root, self.name, self.published))
+        published, folder = self._place(split)
+        examples = self._published(published, folder)
         if published == "train" and (self.held_out.dev or self.held_out.test):
             examples = division(examples, self.held_out, split)
         if not len(examples):
@@ -65,6 +58,27 @@ class Task(Description):
                 remedy="check its files; `skip_labels` and `held_out` may leave nothing",
             )
         return examples
+
+    def check_files(self, split: str) -> None:
+        """Whether the files of a split are there; they are not read.
+
+        Raises:
+            TaskError: there is no such split, or a file is missing. StoreError: the store does not answer.
+        """
+        published, folder = self._place(split)
+        for path in self.paths(published):
+            folder.find(path)
+
+    def _place(self, split: str) -> tuple[str, Folder]:
+        """The published split that `split` is made of, and where its files are."""
+        if split not in self.splits:
+            raise self._no_split(split)
+        if self._root is None:
+            raise TaskError(
+                f"the files of the task {self.name} are not known",
+                remedy=f"give the folder that holds them with --data; they are published at {self.published}",
+            )
+        return split if split in self.files else "train", Folder(self._root, self.name, self.published)
 
     def _published(self, split: str, folder: Folder) -> Examples:
         files = self.sources(split)

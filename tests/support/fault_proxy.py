@@ -37,7 +37,8 @@ class FaultProxy:
     never answers; "bad record" sends what is no TLS in the middle of the body.
     `bytes_per_second` is the speed of the line to the server, shared by all that is sent there; None for no limit.
     `only` limits faults to matching requests: it is given the method and the path. `always` is the fault once
-    the plan is used up. `requests` records what came, as (method, path, access key). `mangle`, if set, is given the
+    the plan is used up. `requests` records what came, as (method, path, access key), `carried_out` what the server did,
+    as (method, path, its status), whatever the client heard of it. `mangle`, if set, is given the
     method and the whole answer as bytes, and returns what to send of it before the connection ends, or None for all.
     `tls` makes it speak TLS.
     """
@@ -50,6 +51,7 @@ class FaultProxy:
         self.bytes_per_second: float | None = None
         self._line_free = 0.0
         self.requests: list[tuple[str, str, str]] = []
+        self.carried_out: list[tuple[str, str, int]] = []
         self.closing = threading.Event()
         self._lock = threading.Lock()
         proxy, target = self, urlsplit(upstream).netloc
@@ -132,6 +134,7 @@ class _Handler(BaseHTTPRequestHandler):
         connection.endheaders(body)
         answer = connection.getresponse()
         content = answer.read()
+        self.faults.carried_out.append((self.command, self.path, answer.status))
         connection.close()
         if fault == "reset after":
             self._break()
@@ -171,7 +174,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(content[:middle])
             self._break()
             return
-        if fault == "garble":
+        if fault == "garble" and content:
             content = content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
         self.wfile.write(content)
 

@@ -1,10 +1,10 @@
 """`--json`: the keys that launcher/README.md promises to programs, and nothing else on standard output."""
 
 import json
-import re
 from pathlib import Path
 
 import pytest
+from promises import keys, promised
 from trainers import commit_steps
 from typer.testing import CliRunner
 
@@ -14,27 +14,12 @@ from launcher.cli import main as cli
 from launcher.cli.main import app
 from launcher.recipe.load import source_text
 
-README = Path(__file__).parents[3] / "launcher/README.md"
-
 
 def records(*arguments: str | Path) -> list[dict[str, object]]:
     result = CliRunner().invoke(app, [*map(str, arguments), "--json"], catch_exceptions=False)
     found = [json.loads(line) for line in result.stdout.splitlines()]
     assert all(isinstance(record, dict) for record in found)
     return found
-
-
-def promised(command: str) -> list[str]:
-    """The keys in the command's line of the README."""
-    name = ", ".join(f"`{part}`" for part in command.split(", "))
-    (line,) = [line for line in README.read_text().splitlines() if line.startswith(f"| {name} ")]
-    return re.findall("`(.*?)`", line.split("|")[2].partition(";")[0])
-
-
-def keys(found: list[dict[str, object]]) -> list[str]:
-    assert found
-    assert len({tuple(record) for record in found}) == 1
-    return list(found[0])
 
 
 def test_recipe_list(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,10 +74,10 @@ def test_the_newest_comes_next_and_what_fails_is_told_once(
     cluster: None, inputs: Path, tmp_path: Path
 ) -> None:
     word, _ = task_files(str(tmp_path))
-    (tmp_path / "train.tsv").unlink()
     tasks = f"[{{anisotropy: {{texts: 20}}}}, {{probe: {{task: '{word}'}}}}]"
     evaluation = f"evaluation={{every: {{steps: 7}}, samples: 20, tasks: {tasks}}}"
     uri = new_run(inputs, str(tmp_path / "run"), evaluation)
+    (tmp_path / "train.tsv").unlink()
     committing, notes = Committing(uri), list[str]()
     committing.commit(3)
     beside = Beside(open_run(uri), notes.append, poll_s=0.1, idle=False)

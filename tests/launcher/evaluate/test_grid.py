@@ -1,5 +1,7 @@
 """A grid over real Ray: workers that die, cells that fail, cells of other commands; nothing is computed twice."""
 
+import os
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -14,9 +16,10 @@ from small_cells import Fitting, checkpoints, diary
 
 from data_service.errors import InputError
 from data_service.store.base import Store
+from data_service.store.errors import StoreUnavailable
 from data_service.store.open import open_store
 from launcher.evaluate.cell import Measured, Work
-from launcher.evaluate.claims import claiming
+from launcher.evaluate.claims import claimed
 from launcher.evaluate.endings import Ended, Share, Waiting
 from launcher.evaluate.evaluation import Evaluation, plan, recorded
 from launcher.evaluate.results import Results
@@ -126,17 +129,62 @@ def test_two_commands_at_once_compute_no_cell_twice_and_have_the_same_table(
     assert len(cells) == len(set(cells)) == 8
 
 
-def test_cells_of_another_command_are_waited_for_and_taken_over_when_it_ends(
-    tmp_path: Path, store: Store, models: list[Pretrained]
+def test_cells_of_another_process_are_waited_for_and_taken_over_when_it_ends(
+    store: Store, models: list[Pretrained]
 ) -> None:
     works = plan(models, [Fitting("a", 1.0)], [0])
     evaluation = Evaluation(Results(store), "small", works)
-    with claiming(store) as other:
-        assert other.claim(works[0].cell.key) is None
+    with claimed(store, works[0].cell.key) as other:
+        assert other is None
         events = evaluation.compute(models, ONE)
-        found = [next(events), next(events)]
+        found = []
+        while not found or not isinstance(found[-1], Waiting):
+            found.append(next(events))
     found += list(events)
-    (waiting,) = [event for event in found if isinstance(event, Waiting)]
-    assert "another command" in waiting.reason
+    assert f"process {os.getpid()} on host" in next(
+        event.reason for event in found if isinstance(event, Waiting)
+    )
     assert [event.computed for event in found if isinstance(event, Ended)] == [True, True]
     assert evaluation.table()[0].missing == 0
+
+
+def test_two_commands_whose_cells_fail_do_not_wait_for_each_other(
+    store: Store, models: list[Pretrained]
+) -> None:
+    """What one of them has failed at is nobody's any more."""
+    works = plan(models[:1], [Broken(f"label {number}", 1.0) for number in range(4)], [0])
+    failures: list[int] = []
+
+    def command() -> None:
+        failures.append(len(run(store, works, models)[0].failures))
+
+    threads = [threading.Thread(target=command, daemon=True) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert failures == [4, 4]
+
+
+@dataclass(frozen=True)
+class Unanswered(Fitting):
+    """Meets a store that does not answer, or dies."""
+
+    def measure(self, pretrained: Pretrained, seed: int, place: Path) -> Measured:
+        if self.dies:
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise StoreUnavailable.at("s3://results", "no answer")
+
+
+def test_a_command_whose_store_is_silent_ends_although_cells_die(
+    store: Store, models: list[Pretrained]
+) -> None:
+    """The cell that died would be computed again, which is not begun any more."""
+    works = plan(models[:1], [Unanswered("a", 1.0), Unanswered("b", 1.0, dies=True)], [0])
+    ended: list[Evaluation] = []
+    thread = threading.Thread(target=lambda: ended.append(run(store, works, models)[0]), daemon=True)
+    thread.start()
+    thread.join(60)
+    (evaluation,) = ended
+    assert isinstance(evaluation.trouble, StoreUnavailable)
+    assert [failure.passes for failure in evaluation.failures] == [True]

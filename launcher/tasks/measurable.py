@@ -1,0 +1,96 @@
+"""The tasks that frozen measures name: loaded, of a kind that can be measured so, with files that are there.
+
+`maskfleet init` and `train` ask before anything is trained.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from data_service.errors import UserError
+from data_service.store.errors import StoreError
+from launcher.errors import RecipeError, RunError, TaskError
+from launcher.recipe.evaluation import EvaluationTask, ProbeSettings, SimilaritySettings
+from launcher.recipe.objective_checks import Problem
+from launcher.tasks.schema import SCORED
+from launcher.tasks.task import Task, load_task
+
+
+def probed(settings: ProbeSettings) -> Task:
+    """The task that a probe is fitted on. Raises TaskError: no such task; RunError: not one of classification."""
+    task = load_task(settings.task, settings.data)
+    if task.kind not in ("classification", "pair_classification"):
+        raise RunError(
+            f"{task.name} is a task of {task.kind}, which no linear probe measures",
+            remedy="give a task of classification",
+        )
+    return task
+
+
+def compared(settings: SimilaritySettings) -> Task:
+    """The task whose scores cosines are compared with. Raises TaskError: no such task; RunError: it has no scores."""
+    task = load_task(settings.task, settings.data)
+    if task.kind not in SCORED:
+        raise RunError(
+            f"{task.name} has no pairs of texts with a score each", remedy="give a task of kind similarity"
+        )
+    return task
+
+
+def measured_split(task: Task) -> str:
+    """The one that figures are of: test if it is labelled, else dev."""
+    return "test" if "test" in task.splits else "dev"
+
+
+def check_names(tasks: Sequence[EvaluationTask]) -> None:
+    """Raises RecipeError: tasks that a recipe names and that do not exist, or cannot be measured so."""
+    _refuse([problem for index, task in enumerate(tasks) for problem in _name_problems(index, task)])
+
+
+def check_tasks(tasks: Sequence[EvaluationTask]) -> None:
+    """As `check_names`, and whether their files are there. Raises StoreError, too: a store does not answer."""
+    check_names(tasks)
+    _refuse([problem for index, task in enumerate(tasks) for problem in _file_problems(index, task)])
+
+
+def _refuse(problems: Sequence[Problem]) -> None:
+    if problems:
+        raise RecipeError(
+            "\n".join(f"{'.'.join(map(str, problem.path))}: {problem.what}" for problem in problems),
+            remedy="; ".join(dict.fromkeys(problem.remedy for problem in problems)),
+        )
+
+
+def _name_problems(index: int, measure: EvaluationTask) -> Iterator[Problem]:
+    try:
+        _task(measure)
+    except StoreError:
+        raise
+    except UserError as error:
+        yield Problem(_path(index, measure, "task"), error.problem, error.remedy)
+
+
+def _file_problems(index: int, measure: EvaluationTask) -> Iterator[Problem]:
+    task = _task(measure)
+    if task is None:
+        return
+    path = _path(index, measure, "data")
+    if task.root is None:
+        what = f"where the files of {task.name} are is not said"
+        remedy = f"give the folder or s3:// URI that holds them; they are published at {task.published}"
+        yield Problem(path, what, remedy)
+        return
+    for split in ("train", "dev", "test") if measure.probe else (measured_split(task),):
+        try:
+            if split != "test" or split in task.splits:
+                task.check_files(split)
+        except TaskError as error:
+            yield Problem(path, error.problem, error.remedy)
+
+
+def _task(measure: EvaluationTask) -> Task | None:
+    if measure.probe:
+        return probed(measure.probe)
+    return compared(measure.similarity) if measure.similarity else None
+
+
+def _path(index: int, measure: EvaluationTask, field: str) -> tuple[str | int, ...]:
+    return ("evaluation", "tasks", index, "probe" if measure.probe else "similarity", field)
