@@ -25,7 +25,7 @@ from checkpoints.layout import Manifest
 from checkpoints.load import newest_good
 from data_service.feed import FeedConfig, FeedHandle, start_feed
 from data_service.store.errors import StoreError
-from data_service.workers import installed_only
+from data_service.workers import installed_only, lean
 from launcher.command import looked_after_by, output_into, saving
 from launcher.contract import FINISHED, JOIN_SECONDS
 from launcher.deaths import of_command
@@ -34,7 +34,7 @@ from launcher.elastic import Sizing
 from launcher.errors import RunError, TryAgain
 from launcher.follow import NOT_SAVED, Display, Follow, MonitorLost
 from launcher.monitor import start_monitor
-from launcher.nodes import lean, logs, lost, room_for
+from launcher.nodes import logs, lost, room_for
 from launcher.rank_group import Assignment
 from launcher.resources import Resources, cores_of, data_workers, gpus_of, plan_resources, sizing
 from launcher.runs import Run

@@ -16,7 +16,7 @@ from typing import Any
 import ray
 
 from data_service.store.errors import TRANSIENT, StoreError
-from data_service.workers import died, installed_only, reason_of
+from data_service.workers import died, installed_only, lean, reason_of
 from data_service.workers import lost as gone
 from launcher.errors import OptionError, TryAgain
 from launcher.evaluate.cell import Work
@@ -26,7 +26,7 @@ from launcher.evaluate.endings import BREAKS, DEATHS, Ended, Failure, Share, Wai
 from launcher.evaluate.results import Results
 from launcher.evaluate.shipped import pack, unpack
 from launcher.finetune.pretrained import Pretrained
-from launcher.nodes import lean, logs, lost, room_for
+from launcher.nodes import logs, lost, room_for
 
 _POLL_S = 2.0  # between two looks at what the cluster has
 _LOOK_S = 6.0  # between two looks at what other commands compute: each asks the store for every such cell

@@ -10,10 +10,10 @@ import pytest
 from wheel_install import ROOT, build, install, obstruct, run
 
 TASKS = """
-from data_service.ingest.ray_pool import cluster, run_on_ray
+from data_service.ingest.ray_pool import ray_pool
 from data_service.window import slab_rows
-with cluster(2):
-    print(*(rows for _, rows in run_on_ray(slab_rows, [1 << 18, 1 << 18], 2)))
+with ray_pool(2, 0) as pool:
+    print(*(rows for _, rows in pool.run(slab_rows, [1 << 18, 1 << 18])))
 """
 """Two tasks of Ray that import our code."""
 

@@ -14,11 +14,10 @@ from committed_runs import Committing, task_files
 from small_runs import new_run, operate
 from train_command import title
 
-from data_service.workers import installed_only
+from data_service.workers import installed_only, lean
 from launcher.diagnose.beside import Beside, evaluating, pending
 from launcher.diagnose.results import evaluated
 from launcher.history import read_history
-from launcher.nodes import lean
 from launcher.run_status import status
 from launcher.runs import open_run
 from launcher.status_text import describe
