@@ -22,6 +22,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--outage-scale", type=float, default=10.0, help="by which outages of 1 s to 10 min are shorter"
     )
     group.addoption("--log-faults", type=Path, help="folder for JSON lines of what struck")
+    group.addoption(
+        "--big-file-mb", type=int, default=200, help="of cluster/test_ingest_big_file.py, compressed"
+    )
 
 
 def pytest_configure() -> None:

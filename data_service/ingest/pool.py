@@ -3,13 +3,16 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from data_service.ingest.progress import Progress, Report, Stage
 from data_service.ingest.receipts import Receipt, find_receipts
 from data_service.ingest.streamed import PieceReader
 from data_service.ingest.tasks import SplitTask, Task
 from data_service.store.base import Store
+
+if TYPE_CHECKING:
+    from data_service.ingest.ray_pool import RayPool
 
 T = TypeVar("T", bound=Task)
 R = TypeVar("R", bound=Receipt)
@@ -35,7 +38,7 @@ class Pool:
         self._workers = workers
         self._piece_bytes = piece_bytes
         self._cluster = ExitStack()
-        self._started = False
+        self._ray: "RayPool | None" = None
 
     def __enter__(self) -> "Pool":
         return self
@@ -47,12 +50,11 @@ class Pool:
         """(index, receipt) as tasks finish. Raises whatever `function` raises."""
         if self._workers <= 1 or len(tasks) <= 1:
             return _run_here(function, tasks)
-        from data_service.ingest.ray_pool import cluster, run_on_ray  # Ray takes a second to import
+        if self._ray is None:
+            from data_service.ingest.ray_pool import ray_pool  # Ray takes a second to import
 
-        if not self._started:
-            self._cluster.enter_context(cluster(self._workers, self._piece_bytes))
-            self._started = True
-        return run_on_ray(function, tasks, self._workers)
+            self._ray = self._cluster.enter_context(ray_pool(self._workers, self._piece_bytes))
+        return self._ray.run(function, tasks)
 
 
 def _run_here(function: Callable[[T], R], tasks: Sequence[T]) -> Iterator[tuple[int, R]]:

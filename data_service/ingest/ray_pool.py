@@ -9,7 +9,7 @@ import logging
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import chain, islice
 from typing import Any, TypeVar
 
@@ -22,6 +22,7 @@ from data_service.ingest.splits import Piece
 from data_service.ingest.streamed import PieceReader
 from data_service.ingest.tasks import SplitTask
 from data_service.service.tasks import installed_only
+from data_service.workers import installed_only, lean
 
 _RETRIES = 8
 _OBJECT_STORE = 128 << 20  # tasks return receipts of a few KB
@@ -33,17 +34,28 @@ R = TypeVar("R")
 
 
 @contextmanager
-def cluster(workers: int, piece_bytes: int) -> Iterator[None]:
-    """The cluster this process is connected to, else the one RAY_ADDRESS names, else one of its own.
+def ray_pool(workers: int, piece_bytes: int) -> Iterator["RayPool"]:
+    """Runs tasks on the cluster this process is connected to, else the one RAY_ADDRESS names, else one of its own.
 
     One of its own has room for the text of as many pieces of `piece_bytes` as are on their way at one time.
     """
-    if ray.is_initialized():
-        yield
-        return
+    with ExitStack() as stack:
+        if not ray.is_initialized():
+            _connect(workers, piece_bytes)
+            stack.callback(ray.shutdown)
+        readers = _Readers(_ahead(workers))
+        stack.callback(readers.close)
+        yield RayPool(workers, readers)
+
+
+def _connect(workers: int, piece_bytes: int) -> None:
     if "RAY_ADDRESS" in os.environ:
         ray.init(log_to_driver=False, logging_level=logging.ERROR, job_config=installed_only())
-    else:
+        return
+    os.environ.setdefault(
+        "RAY_worker_niceness", "0"
+    )  # Ray's own is 15: beside other work, slower than one process
+    with lean():
         ray.init(
             address="local",
             num_cpus=workers,
@@ -53,36 +65,36 @@ def cluster(workers: int, piece_bytes: int) -> Iterator[None]:
             logging_level=logging.ERROR,
             job_config=installed_only(),
         )
-    try:
-        yield
-    finally:
-        ray.shutdown()
 
 
-def run_on_ray(function: Callable[[T], R], tasks: Sequence[T], workers: int) -> Iterator[tuple[int, R]]:
-    """(index, result) as tasks finish, at most `workers` at a time. Call within `cluster`.
+class RayPool:
+    """At most `workers` tasks at a time. Readers stay from stage to stage: one takes a second of a core to start."""
 
-    Raises:
-        CorpusError: workers or readers die again and again.
-        whatever `function` raises, and InputError or StoreError from a reader.
-    """
-    remote = ray.remote(max_retries=_RETRIES, num_cpus=1)(_alone)
-    readers = _Readers(_ahead(workers))
-    waiting = _made_ahead(readers.supply(tasks), _ahead(workers))
-    running: dict[ray.ObjectRef, int] = {}
-    try:
-        while True:
-            while len(running) < workers and (following := next(waiting, None)):
-                index, text = following
-                running[remote.remote(function, tasks[index], text)] = index
-            if not running:
-                return
-            (finished,), _ = ray.wait(list(running), num_returns=1)
-            yield running.pop(finished), _result(finished)
-    finally:
-        for reference in running:
-            ray.cancel(reference)
-        readers.close()
+    def __init__(self, workers: int, readers: "_Readers") -> None:
+        self._workers, self._readers = workers, readers
+
+    def run(self, function: Callable[[T], R], tasks: Sequence[T]) -> Iterator[tuple[int, R]]:
+        """(index, result) as tasks finish.
+
+        Raises:
+            CorpusError: workers or readers die again and again.
+            whatever `function` raises, and InputError or StoreError from a reader.
+        """
+        remote = ray.remote(max_retries=_RETRIES, num_cpus=1)(_alone)
+        waiting = _made_ahead(self._readers.supply(tasks), _ahead(self._workers))
+        running: dict[ray.ObjectRef, int] = {}
+        try:
+            while True:
+                while len(running) < self._workers and (following := next(waiting, None)):
+                    index, text = following
+                    running[remote.remote(function, tasks[index], text)] = index
+                if not running:
+                    return
+                (finished,), _ = ray.wait(list(running), num_returns=1)
+                yield running.pop(finished), _result(finished)
+        finally:
+            for reference in running:
+                ray.cancel(reference)
 
 
 class _Readers:

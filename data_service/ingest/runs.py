@@ -4,16 +4,17 @@ What a tokenizer makes of a sentence depends on what stands before it. After a s
 spaces, and a sentence keeps the space before it. So sentences behind a space are encoded alone. Where there is no
 space between two, as in Chinese, SentencePiece would put a space mark before the second that the document does not
 have, and byte-level BPE may have a piece across both. Those are encoded together, as a run, and cut where their
-text begins; a piece across the boundary belongs to the first. WordPiece splits at every mark, so it has no runs.
+text begins; a piece across the boundary belongs to the first. WordPiece splits at every mark, so it has no runs, and
+GPT-2's byte-level BPE between a mark and a letter, so it has few.
 
 A run is at most `LONGEST` characters long, since tokenizers need memory for it at once. The next one is encoded with
 the end of the one before it in front, whose tokens are then dropped.
 """
 
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple, TypeVar
+from unicodedata import category
 
 from data_service.ingest.sentences import LONGEST
 from data_service.tokenizers.tokenizer import Tokenizer
@@ -36,6 +37,12 @@ class _Run(NamedTuple):
     def text(self) -> str:
         return self.context + "".join(self.sentences)
 
+    @property
+    def edges(self) -> list[int]:
+        """Where the first sentence begins; behind a context, its second character; where each of the others begins."""
+        begin, *others = accumulate(map(len, self.sentences[:-1]), initial=len(self.context))
+        return [begin, begin and begin + 1, *others]
+
 
 def encode_sentences(tokenizer: Tokenizer, documents: Sequence[Sequence[str]]) -> list[Tokens]:
     """The ids of every sentence, in order, of documents as `split_sentences` gives them. Some may have none."""
@@ -55,14 +62,20 @@ def _continuing(tokenizer: Tokenizer, documents: Sequence[Sequence[str]]) -> lis
     """Numbers of the sentences whose tokens depend on the sentence before."""
     if tokenizer.kind == "wordpiece":
         return []
-    at_spaces = tokenizer.words_begin_at_spaces
+    at_spaces, after_marks = tokenizer.words_begin_at_spaces, tokenizer.words_begin_after_marks
     firsts = accumulate(map(len, documents), initial=0)
     return [
         first + i
         for first, document in zip(firsts, documents, strict=False)
-        for i, sentence in enumerate(document)
-        if i and not (at_spaces and sentence[0] == " ")
+        for i, (before, sentence) in enumerate(pairwise(document), start=1)
+        if not (at_spaces and sentence[0] == " ") and not (after_marks and _is_after_mark(before, sentence))
     ]
+
+
+def _is_after_mark(before: str, sentence: str) -> bool:
+    """Whether a letter or digit follows a mark: not the quote with which a word of GPT-2's rule begins ('s)."""
+    mark = before[-1]
+    return mark != "'" and category(mark)[0] in "PS" and category(sentence[0])[0] in "LN"
 
 
 def _runs(sentences: list[str], continuing: list[int]) -> Iterator[_Run]:
@@ -86,21 +99,13 @@ def _runs(sentences: list[str], continuing: list[int]) -> Iterator[_Run]:
 def _encode_runs(tokenizer: Tokenizer, runs: list[_Run]) -> Iterator[Tokens]:
     """The ids of each sentence of the runs."""
     for batch in _batches(runs, [run.text for run in runs]):
-        encoded = tokenizer.encode_with_offsets([run.text for run in batch])
-        for run, (tokens, offsets) in zip(batch, encoded, strict=True):
-            begin = bisect_left(offsets, (len(run.context),))
-            if run.context and (begin == len(offsets) or offsets[begin][0] > len(run.context)):
+        encoded = tokenizer.encode_with_edges([run.text for run in batch], [run.edges for run in batch])
+        for run, (tokens, (first, behind, *places)) in zip(batch, encoded, strict=True):
+            if run.context and first == behind:
                 # A piece lies across the beginning: without the context, so that its text is not lost.
-                alone = run._replace(context="")
-                yield from _cut(alone, *tokenizer.encode_with_offsets([alone.text])[0])
+                yield from _encode_runs(tokenizer, [run._replace(context="")])
             else:
-                yield from _cut(run, tokens, offsets)
-
-
-def _cut(run: _Run, tokens: Tokens, offsets: list[tuple[int, int]]) -> Iterator[Tokens]:
-    edges = list(accumulate(map(len, run.sentences), initial=len(run.context)))
-    places = [bisect_left(offsets, (edge,)) for edge in edges[:-1]]
-    return (tokens[first:stop] for first, stop in pairwise([*places, len(tokens)]))
+                yield from (tokens[i:j] for i, j in pairwise([first, *places, len(tokens)]))
 
 
 def _batches(items: Sequence[T], texts: Sequence[str]) -> Iterator[Sequence[T]]:

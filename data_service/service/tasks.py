@@ -1,11 +1,14 @@
 """The Ray tasks that count rows and build windows: stateless, so what dies is simply computed again."""
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import TypeAlias
 
 import numpy as np
 import ray
+from ray._private.node import Node
 from ray.job_config import JobConfig
 
 from data_service.errors import BuildFailed, UserError
@@ -20,6 +23,7 @@ SlabRefs: TypeAlias = "list[ray.ObjectRef[Samples]]"
 
 DEATHS = 8  # processes in a row that die of one task: more often than machines do by chance
 SEE_RAY = "Ray's logs/raylet.out of the node says what killed them"
+_UNUSED = ("start_api_server", "start_monitor", "start_log_monitor")  # of a Ray on one machine
 _COUNTED_TOGETHER = 64  # blocks in a counting task: a few seconds of work
 
 
@@ -36,6 +40,20 @@ def installed_only() -> JobConfig:
     job = JobConfig()
     job._py_driver_sys_path = _Unchanged()
     return job
+
+
+@contextmanager
+def lean() -> Iterator[None]:
+    """A Ray that is started here meanwhile comes without dashboard, autoscaler and log monitor: on one machine nobody
+    asks them anything, and each takes a second of a core to start. There is no public way to leave them out."""
+    before = {name: getattr(Node, name) for name in _UNUSED}
+    for name in _UNUSED:
+        setattr(Node, name, lambda *_, **__: None)
+    try:
+        yield
+    finally:
+        for name, method in before.items():
+            setattr(Node, name, method)
 
 
 def submit_window(spec_json: str, window: Window, layout: SlabLayout, cpus: float) -> SlabRefs:

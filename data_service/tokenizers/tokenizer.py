@@ -7,6 +7,7 @@ fast.
 
 import hashlib
 import json
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Literal
@@ -108,16 +109,33 @@ class Tokenizer:
         encodings = self._encoder.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, dtype=self._dtype) for encoding in encodings]
 
-    def encode_with_offsets(self, texts: Sequence[str]) -> list[tuple[Tokens, list[tuple[int, int]]]]:
-        """As `encode_batch`, each with the characters of the text that a token stands for: (first, behind the last)."""
+    def encode_with_edges(
+        self, texts: Sequence[str], edges: Sequence[Sequence[int]]
+    ) -> list[tuple[Tokens, list[int]]]:
+        """As `encode_batch`, each with its number of tokens that begin before each of its `edges`, in characters."""
         encodings = self._encoder.encode_batch(list(texts), add_special_tokens=False)
-        return [(np.array(encoding.ids, dtype=self._dtype), encoding.offsets) for encoding in encodings]
+        return [
+            (np.array(encoding.ids, dtype=self._dtype), [_tokens_before(encoding, edge) for edge in places])
+            for encoding, places in zip(encodings, edges, strict=True)
+        ]
 
     @cached_property
     def words_begin_at_spaces(self) -> bool:
         """Whether text that begins with a space has the ids that it has inside a longer text."""
         apart, together = (np.concatenate(self.encode_batch(texts)) for texts in (["a", " a"], ["a a"]))
         return np.array_equal(apart, together)
+
+    @cached_property
+    def words_begin_after_marks(self) -> bool:
+        """Whether words are found by GPT-2's rule and nothing else: a letter or digit after a mark begins one, but for
+        the quote of `'s`.
+        """
+        rule, added = (self._definition.get(key) or {} for key in ("pre_tokenizer", "added_tokens"))
+        by_rule = rule.get("type") == "ByteLevel" and rule.get("use_regex", True)
+        text_only = self._definition.get("normalizer") is None and all(
+            token.get("special") for token in added
+        )
+        return bool(by_rule and text_only and rule.get("add_prefix_space") is False)
 
     def encode(self, text: str) -> Tokens:
         """The ids of one text."""
@@ -169,6 +187,16 @@ class Tokenizer:
         ]
         changed = {"added_tokens": added, "model": model | {"vocab": vocab}, "post_processor": None}
         return tokenizers.Tokenizer.from_str(json.dumps(self._definition | changed))
+
+
+def _tokens_before(encoding: tokenizers.Encoding, edge: int) -> int:
+    """How many tokens begin before character `edge`. A list of all offsets would take a tenth of the encoding."""
+
+    def begin(token: int) -> int:
+        first, _ = encoding.token_to_chars(token) or (0, 0)
+        return first
+
+    return edge and bisect_left(range(len(encoding)), edge, key=begin)
 
 
 def _unspeakable(token_id: int) -> str:

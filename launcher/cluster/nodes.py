@@ -1,6 +1,6 @@
 """The nodes of Ray's cluster: which are about to go, what this one runs of Ray; threads of actors.
 
-The only file that uses private things of Ray.
+The only file that uses private things of Ray, but for how one is started (`data_service.workers`).
 """
 
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
@@ -10,26 +10,10 @@ from typing import Any, TypeVar
 
 import ray
 from ray._private import worker
-from ray._private.node import Node
 from ray._private.state import state
 from ray.autoscaler.sdk import request_resources
 
 _CORE = ("raylet", "gcs_server")
-_UNUSED = ("start_api_server", "start_monitor", "start_log_monitor")
-
-
-@contextmanager
-def lean() -> Iterator[None]:
-    """A Ray that is started here meanwhile comes without dashboard, autoscaler and log monitor: on one machine nobody
-    asks them anything, and each takes a second of a core to start. There is no public way to leave them out."""
-    before = {name: getattr(Node, name) for name in _UNUSED}
-    for name in _UNUSED:
-        setattr(Node, name, lambda *_, **__: None)
-    try:
-        yield
-    finally:
-        for name, method in before.items():
-            setattr(Node, name, method)
 
 
 F = TypeVar("F", bound=Callable[..., Any])

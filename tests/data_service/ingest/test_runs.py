@@ -1,6 +1,8 @@
 # ruff: noqa: RUF001
 """Sentences laid end to end are the tokens of the whole document, in every script and with every kind of tokenizer."""
 
+import json
+from collections.abc import Callable
 from functools import cache
 
 import numpy as np
@@ -17,7 +19,9 @@ from data_service.tokenizers.options import TokenizerOptions
 from data_service.tokenizers.tokenizer import Tokenizer
 from data_service.tokenizers.train import train_tokenizer
 
-KINDS = ("byte_bpe", "wordpiece", "unigram", "bpe", "albert", "xlnet", "deberta-v3", "unprefixed")
+TRAINED = ("byte_bpe", "wordpiece", "unigram", "bpe")
+CHANGED = ("unprefixed", "spaced", "added")
+KINDS = (*TRAINED, "albert", "xlnet", "deberta-v3", *CHANGED)
 
 
 @pytest.fixture(scope="module")
@@ -30,24 +34,41 @@ def trained(tmp_path_factory: pytest.TempPathFactory):
             return load_tokenizer(
                 str(published_folder(kind, texts, tmp_path_factory.mktemp("run") / kind, 900))
             )
-        if kind == "unprefixed":
-            return _unprefixed(of("unigram"))
+        if kind in CHANGED:
+            return {"unprefixed": _unprefixed, "spaced": _spaced, "added": _added}[kind](of)
         options = TokenizerOptions(coverage=0.99, min_frequency=1, alphabet=500)
         return train_tokenizer(kind, texts, 1100, options)
 
     return of
 
 
-def _unprefixed(tokenizer: Tokenizer) -> Tokenizer:
+def _unprefixed(of: Callable[[str], Tokenizer]) -> Tokenizer:
     """As a model with add_dummy_prefix: false, whose words after a space need that space in the same text."""
     from sentencepiece.sentencepiece_model_pb2 import ModelProto
 
     from data_service.tokenizers.load import from_files
 
     proto = ModelProto()
-    proto.ParseFromString(tokenizer.save_files()["spiece.model"])
+    proto.ParseFromString(of("unigram").save_files()["spiece.model"])
     proto.normalizer_spec.add_dummy_prefix = False
     return from_files({"spiece.model": proto.SerializeToString()})
+
+
+def _spaced(of: Callable[[str], Tokenizer]) -> Tokenizer:
+    """As RoBERTa's with add_prefix_space: true, which puts a space before every text."""
+    definition = json.loads(of("byte_bpe").save_files()["tokenizer.json"])
+    definition["pre_tokenizer"]["add_prefix_space"] = True
+    return Tokenizer(json.dumps(definition))
+
+
+def _added(of: Callable[[str], Tokenizer]) -> Tokenizer:
+    """With an added token that lies across the bounds of sentences."""
+    tokenizer = of("byte_bpe")
+    definition = json.loads(tokenizer.save_files()["tokenizer.json"])
+    new = {"id": tokenizer.vocab_size, "content": "。あ", "special": False}
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    definition["added_tokens"].append(new | flags)
+    return Tokenizer(json.dumps(definition))
 
 
 def _same(tokenizer: Tokenizer, text: str) -> None:
