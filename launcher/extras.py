@@ -1,4 +1,4 @@
-"""Packages that only some of Maskfleet's uses need, and that are not installed with it."""
+"""Packages that only some of Maskfleet's uses need, and that are not installed with it; and what they say of files."""
 
 from importlib import import_module
 from types import ModuleType
@@ -22,3 +22,11 @@ def optional(package: str, use: str, extra: str | None = None) -> ModuleType:
         problem = f"{use} needs {package}, which is not installed"
         wanted = package if extra is None else f"'maskfleet[{extra}]'"
         raise MissingPackage(problem, remedy=f"pip install {wanted}") from error
+
+
+def reason(error: Exception) -> str:
+    """Why a foreign library cannot read a file, in a line. On files that are not what they should be it raises whatever
+    its parts raise: `KeyError: 'added_tokens'`, or an `Exception` with no class of its own."""
+    said = next(iter(str(error).splitlines()), "")
+    telling = isinstance(error, OSError | ValueError) or type(error) is Exception
+    return said if telling and said else f"{type(error).__name__}: {said}".rstrip(": ")

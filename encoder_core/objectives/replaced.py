@@ -24,6 +24,8 @@ DetectorConfig = ElectraConfig | DebertaV2Config
 """Families that come with a generator."""
 
 Part = Literal["generator", "discriminator"]
+EMBEDDINGS = "encoder.embeddings."
+"""How the names of parameters begin that both networks may share."""
 Sharing = Literal["shared", "gradient_disentangled"]
 
 
@@ -114,7 +116,7 @@ class ReplacedTokenDetection(Objective):
 
 def stored_name(part: Part, name: str) -> str:
     """A parameter of one network by its name in `ReplacedTokenDetection`, where the embeddings are stored once."""
-    return f"generator.{name}" if name.startswith("encoder.embeddings.") else f"{part}.{name}"
+    return f"generator.{name}" if name.startswith(EMBEDDINGS) else f"{part}.{name}"
 
 
 def corrupt(batch: Batch, drawn_M: Int[Tensor, " targets"]) -> tuple[Batch, Bool[Tensor, " tokens"]]:

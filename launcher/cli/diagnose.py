@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from launcher.cli.options import JsonOption, print_json
+from launcher.commands.options import CheckpointArgument, DataOption, JsonOption, StepOption, print_json
 
 if TYPE_CHECKING:
     from launcher.diagnose.figures import Figure
@@ -20,17 +21,8 @@ def register(app: typer.Typer) -> None:
 
 
 def diagnose(
-    checkpoint: Annotated[
-        str,
-        typer.Argument(
-            metavar="CHECKPOINT",
-            help="A run, or a model's folder in the transformers format; local or s3://.",
-        ),
-    ],
-    step: Annotated[
-        int | None,
-        typer.Option("--step", help="Of a run: the checkpoint of this step; default: the newest good one."),
-    ] = None,
+    checkpoint: CheckpointArgument,
+    step: StepOption = None,
     text: Annotated[
         Path | None, typer.Option("--text", help="Anisotropy on the lines of this file, a text each.")
     ] = None,
@@ -42,9 +34,7 @@ def diagnose(
             "for more.",
         ),
     ] = None,
-    data: Annotated[
-        str | None, typer.Option("--data", help="Folder or s3:// URI that holds the tasks' files.")
-    ] = None,
+    data: DataOption = None,
     pooling: Annotated[
         list[str] | None,
         typer.Option("--pooling", help="cls, mean or max; again for more. Default: cls and mean."),

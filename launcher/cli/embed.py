@@ -1,24 +1,18 @@
 """`maskfleet embed`: sentence embeddings trained from a checkpoint, and measured."""
 
-import logging
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from launcher.cli.options import JsonOption, print_json
+from launcher.commands.alone import repeatable, told
+from launcher.commands.options import DataOption, JsonOption, StepOption, print_json
 
 group = typer.Typer(no_args_is_help=True, help="Train and measure sentence embeddings (Sentence-BERT).")
 
 _Model = Annotated[
     str, typer.Argument(metavar="MODEL", help="A run, or a folder of transformers or SentenceTransformer.")
-]
-_Step = Annotated[
-    int | None,
-    typer.Option("--step", help="The run's checkpoint of this step; default: the newest good one."),
-]
-_Data = Annotated[
-    str | None, typer.Option("--data", help="Folder or s3:// URI that holds the published files.")
 ]
 
 
@@ -33,8 +27,8 @@ def train(
         str, typer.Argument(metavar="SETTINGS", help="A YAML file, or bundled ones: nli, stsb, pairs.")
     ],
     out: Annotated[str, typer.Option("--out", help="Folder or s3:// URI for the trained model.")],
-    data: _Data = None,
-    step: _Step = None,
+    data: DataOption = None,
+    step: StepOption = None,
     assignments: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one of the settings.")
     ] = None,
@@ -60,12 +54,13 @@ def train(
     from launcher.embed.train import train_embeddings
     from launcher.finetune.pretrained import open_pretrained
 
-    _tell_progress()
-    training = load_settings(settings, assignments or [], data)
-    check_target(out)
-    with open_pretrained(model, step) as pretrained:
-        trained = train_embeddings(pretrained, training, scratch)
-        export_embeddings(trained, pretrained, training, out, licence)
+    _only_errors_of_libraries()
+    with repeatable(), told("launcher.embed"):
+        training = load_settings(settings, assignments or [], data)
+        check_target(out)
+        with open_pretrained(model, step) as pretrained:
+            trained = train_embeddings(pretrained, training, scratch)
+            export_embeddings(trained, pretrained, training, out, licence)
     if scratch is not None:
         Scratch(scratch, kept=True).remove()
     gone_on = f", going on from step {trained.resumed:,}" if trained.resumed else ""
@@ -83,11 +78,11 @@ def evaluate(
             metavar="TASK...", help="Tasks of the kinds similarity, regression of pairs, retrieval."
         ),
     ],
-    data: _Data = None,
+    data: DataOption = None,
     split: Annotated[
         str | None, typer.Option("--split", help="Of the tasks; default: dev where there is one, else test.")
     ] = None,
-    step: _Step = None,
+    step: StepOption = None,
     pooling: Annotated[
         str | None,
         typer.Option(
@@ -112,19 +107,20 @@ def evaluate(
     from launcher.output import print_table
     from launcher.tasks.task import load_task
 
-    _tell_progress()
+    _only_errors_of_libraries()
     cell = checked(CellSettings, split=split, pooling=pooling, max_length=max_length, batch=batch)
-    chosen = [load_task(name, data) for name in tasks]
     table = Table("task", "split", "metric", "x 100", box=None, pad_edge=False)
-    with open_pretrained(model, step) as pretrained:
-        for task in chosen:
-            where = cell.split or ("dev" if "dev" in task.splits else "test")
-            metrics = embed_cell(pretrained, task, cell, seed=0)
-            if as_json:
-                found = {"model": model, "step": pretrained.step, "task": task.name, "split": where}
-                print_json([{**found, "metrics": metrics}])
-            for name, value in metrics.items():
-                table.add_row(task.name, where, name, f"{100 * value:.2f}")
+    with repeatable(), told("launcher.embed"):
+        chosen = [load_task(name, data) for name in tasks]
+        with open_pretrained(model, step) as pretrained:
+            for task in chosen:
+                where = cell.split or ("dev" if "dev" in task.splits else "test")
+                metrics = embed_cell(pretrained, task, cell, seed=0)
+                if as_json:
+                    found = {"model": model, "step": pretrained.step, "task": task.name, "split": where}
+                    print_json([{**found, "metrics": metrics}])
+                for name, value in metrics.items():
+                    table.add_row(task.name, where, name, f"{100 * value:.2f}")
     if not as_json:
         print_table(table)
 
@@ -139,16 +135,10 @@ def show_settings(
     typer.echo(bundled_text(name), nl=False)
 
 
-def _tell_progress() -> None:
-    """What is done goes to standard error, a line each; of the libraries only errors."""
-    from launcher.command import screen
+def _only_errors_of_libraries() -> None:
     from launcher.extras import EVALUATE, optional
 
     optional("sentence_transformers", "maskfleet embed", EVALUATE)
     libraries = optional("transformers", "maskfleet embed", EVALUATE).utils.logging
     libraries.set_verbosity_error()
     libraries.disable_progress_bar()
-    handler = logging.StreamHandler(screen(2))
-    log = logging.getLogger("launcher.embed")
-    log.setLevel(logging.INFO)
-    log.addHandler(handler)

@@ -1,12 +1,14 @@
 """`maskfleet evaluate`: a grid of checkpoints, tasks, settings and seeds, and its table."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from launcher.cli.options import JsonOption, print_json
+from launcher.commands.alone import passing
+from launcher.commands.alone import say as _say
+from launcher.commands.options import CHECKPOINT_HELP, DataOption, JsonOption, print_json
 from launcher.errors import OptionError
 
 if TYPE_CHECKING:
@@ -22,12 +24,7 @@ def register(app: typer.Typer) -> None:
 
 
 CheckpointsArgument = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="CHECKPOINT...",
-        help="Runs, and folders in the transformers format; local or s3://. Of a generator and a discriminator it is "
-        "the discriminator.",
-    ),
+    list[str], typer.Argument(metavar="CHECKPOINT...", help=f"Runs, {CHECKPOINT_HELP}")
 ]
 SuiteArgument = Annotated[
     str, typer.Argument(metavar="SUITE", help="A bundled suite's or task's name, or a YAML file of either.")
@@ -35,10 +32,7 @@ SuiteArgument = Annotated[
 ResultsOption = Annotated[
     str, typer.Option("--results", help="Folder or s3:// URI that keeps results, of any number of commands.")
 ]
-DataOption = Annotated[
-    str | None, typer.Option("--data", help="Folder or s3:// URI that holds the tasks' published files.")
-]
-StepOption = Annotated[
+StepsOption = Annotated[
     list[str] | None,
     typer.Option("--step", help="The runs' checkpoint of this step, or `all`; repeat it for several."),
 ]
@@ -71,7 +65,7 @@ def evaluate(
     suite: SuiteArgument,
     results: ResultsOption,
     data: DataOption = None,
-    steps: StepOption = None,
+    steps: StepsOption = None,
     tasks: TaskOption = None,
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="How many: 0, 1, ...")] = 5,
     assignments: SettingOption = None,
@@ -100,7 +94,7 @@ def evaluate(
     from launcher.evaluate.results import Results
 
     wanted, store = _steps(steps), Results(open_store(results))
-    with _what_may_pass():
+    with passing():
         if only_table:
             _print_table(recorded(store, checkpoints, wanted, suite), as_json)
             return
@@ -225,25 +219,3 @@ def _print_table(rows: "list[Row]", as_json: bool) -> None:
         print_json(row.model_dump(mode="json") for row in rows)
     else:
         print_table(terminal_table(rows))
-
-
-def _say(text: str) -> None:
-    from data_service.visible import visible
-
-    typer.echo(visible(text), err=True)
-
-
-@contextmanager
-def _what_may_pass() -> Iterator[None]:
-    """What another start may do better ends in the code that says so, not as a mistake."""
-    from data_service.errors import UserError as DataError
-    from encoder_core.errors import UserError as ModelError
-    from launcher.contract import MISTAKE, code_of
-
-    try:
-        yield
-    except (DataError, ModelError) as error:
-        if code_of(error) == MISTAKE:
-            raise
-        _say(f"{error.problem}\n  {error.remedy}")
-        raise typer.Exit(code_of(error)) from error

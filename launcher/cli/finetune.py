@@ -1,13 +1,12 @@
 """`maskfleet finetune`: a checkpoint becomes a model for a task."""
 
-import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from launcher.cli.options import JsonOption, print_json
+from launcher.commands.alone import repeatable, told
+from launcher.commands.options import CheckpointArgument, DataOption, JsonOption, StepOption, print_json
 
 if TYPE_CHECKING:
     from launcher.finetune.settings import Settings
@@ -15,14 +14,6 @@ if TYPE_CHECKING:
     from launcher.tasks.task import Task
 
 
-CheckpointArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="CHECKPOINT",
-        help="A run, or a folder in the transformers format; local or s3://. Of a generator and a discriminator it is "
-        "the discriminator.",
-    ),
-]
 TaskArgument = Annotated[
     str, typer.Argument(metavar="TASK", help="A bundled task's name, or a YAML file. See `maskfleet tasks`.")
 ]
@@ -47,13 +38,8 @@ def finetune(
         str | None,
         typer.Option("--out", help="Folder or s3:// URI for the model. Without it the model is not kept."),
     ] = None,
-    data: Annotated[
-        str | None, typer.Option("--data", help="Folder or s3:// URI that holds the task's published files.")
-    ] = None,
-    step: Annotated[
-        int | None,
-        typer.Option("--step", help="The run's checkpoint of this step; default: the newest good one."),
-    ] = None,
+    data: DataOption = None,
+    step: StepOption = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the head, the order and dropout.")] = 0,
     assignments: SettingsOption = None,
     every: Annotated[
@@ -75,21 +61,24 @@ def finetune(
     The same checkpoint, task, settings and seed give the same bits on one kind of device, so a fine-tuning that died is
     repeated. The epoch that is best on dev is kept. Where settings are lists, the first value counts, unless --grid.
 
+    Exit codes: 0 done; 2 a mistake; 75 asked to end, or a store that does not answer: run it again.
+
     Example: `maskfleet finetune s3://bucket/runs/base sst2 --data glue/ --out base-sst2/`
     """
     from launcher.finetune.pretrained import open_pretrained
     from launcher.finetune.tries import try_each
     from launcher.tasks.task import load_task
 
-    asked = load_task(task, data)
-    choices = _choices(asked, assignments, threads)
-    choices = choices if every else choices[:1]
-    with _epochs_told(), open_pretrained(checkpoint, step) as pretrained:
-        for one in try_each(pretrained, asked, choices, seed, out):
-            if as_json:
-                print_json([_record(one, seed)])
-            else:
-                typer.echo(_line(one, choices))
+    with repeatable(), told("launcher.finetune"):
+        asked = load_task(task, data)
+        choices = _choices(asked, assignments, threads)
+        choices = choices if every else choices[:1]
+        with open_pretrained(checkpoint, step) as pretrained:
+            for one in try_each(pretrained, asked, choices, seed, out):
+                if as_json:
+                    print_json([_record(one, seed)])
+                else:
+                    typer.echo(_line(one, choices))
     if out is not None and not as_json:
         typer.echo(f"{pretrained.name}, fine-tuned on {asked.name}, is in {out}")
 
@@ -124,19 +113,3 @@ def _line(tried: "Tried", choices: "tuple[Settings, ...]") -> str:
         for split, metrics in tried.outcome.others.items()
     )
     return f"{told}{': ' if told else ''}dev, epoch {tried.outcome.best_epoch}: {figures}{further}"
-
-
-@contextmanager
-def _epochs_told() -> Iterator[None]:
-    """Each epoch's figures go to standard error as they come."""
-    from launcher.command import screen
-
-    logger, handler = logging.getLogger("launcher.finetune"), logging.StreamHandler(screen(2))
-    before = logger.level
-    logger.setLevel(logging.INFO)
-    logger.addHandler(handler)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(before)

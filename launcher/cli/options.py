@@ -51,6 +51,23 @@ JsonOption = Annotated[
     typer.Option("--json", help="For programs: a JSON object a line, and nothing else on standard output."),
 ]
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The run's folder or s3:// URI.")]
+CHECKPOINT_HELP = (
+    "or a folder in the transformers format, local or s3://; of a pair of networks the discriminator."
+)
+"""After what says of runs how many."""
+CheckpointArgument = Annotated[str, typer.Argument(metavar="CHECKPOINT", help=f"A run, {CHECKPOINT_HELP}")]
+StepOption = Annotated[
+    int | None,
+    typer.Option("--step", help="The run's checkpoint of this step; default: the newest good one."),
+]
+DataOption = Annotated[
+    str | None,
+    typer.Option(
+        "--data",
+        metavar="FOLDER",
+        help="Folder or s3:// URI that holds the tasks' published files. Those of a YAML file are beside it.",
+    ),
+]
 CorpusArgument = Annotated[str, typer.Argument(metavar="CORPUS", help="The corpus's folder or s3:// URI.")]
 
 

@@ -6,6 +6,7 @@ import typer
 
 from data_service.visible import visible
 from launcher.cli.options import JsonOption, print_json
+from launcher.commands.options import DataOption, JsonOption, print_json
 
 if TYPE_CHECKING:
     from launcher.tasks.summary import SplitSummary
@@ -15,14 +16,6 @@ group = typer.Typer(no_args_is_help=True, help="List, show and check tasks and s
 
 TaskArgument = Annotated[
     str, typer.Argument(metavar="TASK", help="A task's or suite's name, or a YAML file.")
-]
-DataOption = Annotated[
-    str | None,
-    typer.Option(
-        "--data",
-        metavar="FOLDER",
-        help="Folder or s3:// URI that holds the published files. A YAML file's are beside it.",
-    ),
 ]
 
 

@@ -11,13 +11,12 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from safetensors import SafetensorError
-
 from checkpoints.hf.load import INDEX, WEIGHTS
 from encoder_core.errors import ModelError
 from launcher.embed.settings import Encoding
 from launcher.export.sentence_transformer import MODULES, SETTINGS, their_pooling
 from launcher.extras import EVALUATE, optional
+from launcher.extras import EVALUATE, optional, reason
 from launcher.finetune.pretrained import Pretrained
 
 if TYPE_CHECKING:
@@ -69,9 +68,11 @@ def load_model(
             default_prompt_name=stored.get("default_prompt_name"),
             truncate_dim=stored.get("truncate_dim"),
         )
-    except (OSError, ValueError, TypeError, KeyError, RuntimeError, SafetensorError) as error:
+    except ModelError:
+        raise
+    except Exception as error:  # of any kind: see `reason`
         raise ModelError(
-            f"{pretrained.name} cannot be loaded: {error}",
+            f"{pretrained.name} cannot be loaded: {reason(error)}",
             remedy="give a folder that `save_pretrained` wrote whole",
         ) from error
     _set_length(model, pretrained, encoding.max_length)
@@ -117,7 +118,7 @@ def _check_files(folder: Path, places: Iterable[str]) -> None:
     for path in sorted(folder.glob("*.json")):
         try:
             json.loads(path.read_bytes())
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ModelError(f"{path} is not JSON: {error}", remedy="fetch the file again") from error
 
 

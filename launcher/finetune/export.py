@@ -19,7 +19,7 @@ from torch import nn
 from checkpoints.errors import ExportError
 from checkpoints.hf.load import WEIGHTS
 from data_service.visible import one_line
-from launcher.extras import EVALUATE, optional
+from launcher.extras import EVALUATE, optional, reason
 from launcher.finetune.heads import HeadConfig, MixedHead
 from launcher.finetune.network import Network, quiet
 from launcher.finetune.outcome import Outcome
@@ -27,6 +27,8 @@ from launcher.finetune.pretrained import Pretrained
 from launcher.finetune.settings import Settings
 from launcher.run.log import encode
 from launcher.tasks.task import Task, task_digest
+from launcher.metrics import encode
+from launcher.tasks.task import Task
 
 RESULTS = "results.json"
 HEAD, HEAD_WEIGHTS = "head.json", "head.safetensors"
@@ -57,11 +59,13 @@ class Provenance:
     Attributes:
         pretrained: the checkpoint that was asked for.
         start: the model that was fine-tuned: another one where the task starts after another task.
+        task_digest: of the task's settings and of all its examples, as they were read for this.
     """
 
     pretrained: Pretrained
     start: Pretrained
     task: Task
+    task_digest: str
     settings: Settings
     seed: int
     outcome: Outcome
@@ -104,9 +108,9 @@ def open_finetuned(folder: Path) -> Network:
             head = MixedHead(HeadConfig.model_validate_json((folder / HEAD).read_bytes()))
             head.load_state_dict(load_file(folder / HEAD_WEIGHTS))
             model.pooler = None
-    except (OSError, ValueError, KeyError, IndexError, AttributeError, RuntimeError) as error:
+    except Exception as error:  # of any kind: see `reason`
         raise ExportError(
-            f"{folder} is no model that maskfleet finetune wrote: {str(error).splitlines()[0]}",
+            f"{folder} is no model that maskfleet finetune wrote: {reason(error)}",
             remedy="give the folder of --out",
         ) from error
     return Network(model, head, frozen=False).eval()
@@ -135,7 +139,7 @@ def _results(of: Provenance) -> dict[str, object]:
     return {
         "task": of.task.name,
         "kind": of.task.kind,
-        "task_digest": task_digest(of.task),
+        "task_digest": of.task_digest,
         "checkpoint": checkpoint,
         "started_from": {"name": of.start.name, "digest": of.start.digest},
         "settings": of.settings.model_dump(mode="json"),

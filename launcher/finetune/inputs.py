@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from launcher.extras import EVALUATE, optional
+from launcher.extras import EVALUATE, optional, reason
 from launcher.finetune.outcome import TaskMismatch
 
 IGNORED = -100
@@ -117,9 +117,9 @@ def _load(folder: Path) -> Any:
         tokenizer = transformers.AutoTokenizer.from_pretrained(
             str(folder), local_files_only=True, trust_remote_code=False
         )
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except Exception as error:  # of any kind: see `reason`
         raise TaskMismatch(
-            f"{folder} has no tokenizer that transformers reads: {str(error).splitlines()[0]}",
+            f"{folder} has no tokenizer that transformers reads: {reason(error)}",
             remedy="put tokenizer.json and tokenizer_config.json of the model beside its weights",
         ) from error
     if not getattr(tokenizer, "is_fast", False):

@@ -8,10 +8,9 @@ from typing import Any, cast
 
 import torch
 from pydantic import ValidationError
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from launcher.extras import EVALUATE, optional
+from launcher.extras import EVALUATE, optional, reason
 from launcher.finetune.heads import HeadConfig, MixedHead
 from launcher.finetune.initial import initialise
 from launcher.finetune.kind import Head
@@ -88,9 +87,9 @@ def open_config(folder: Path) -> Any:
         return transformers.AutoConfig.from_pretrained(
             str(folder), local_files_only=True, trust_remote_code=False
         )
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # of any kind: see `reason`
         raise TaskMismatch(
-            f"{folder} has no configuration that transformers reads: {str(error).splitlines()[0]}",
+            f"{folder} has no configuration that transformers reads: {reason(error)}",
             remedy="give a folder that `save_pretrained` or `maskfleet checkpoints export` wrote",
         ) from error
 
@@ -178,9 +177,9 @@ def _load(folder: Path, config: Any, head: str) -> tuple[Any, list[str]]:
                 ignore_mismatched_sizes=True,
                 output_loading_info=True,
             )
-        except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        except Exception as error:  # of any kind: see `reason`
             raise TaskMismatch(
-                f"transformers cannot load {folder} as AutoModel{head}: {str(error).splitlines()[0]}",
+                f"transformers cannot load {folder} as AutoModel{head}: {reason(error)}",
                 remedy="give a folder with model.safetensors of an encoder that transformers has for such tasks",
             ) from error
     if not head and getattr(model, "pooler", None) is not None:

@@ -134,7 +134,7 @@ def _files_of_modules(folder: Path) -> list[Path]:
 
 def _file_digest(path: Path) -> str:
     if path.name == CONFIG:  # which library wrote it decides nothing
-        fields = json.loads(path.read_bytes())
+        fields = _object_in(path)
         kept = {
             name: value
             for name, value in fields.items()
@@ -143,3 +143,15 @@ def _file_digest(path: Path) -> str:
         return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _object_in(path: Path) -> dict[str, object]:
+    try:
+        fields = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{path} is not JSON: {error}", remedy="fetch the file again") from error
+    if not isinstance(fields, dict):
+        raise ModelError(
+            f"{path} holds a {type(fields).__name__}, not an object", remedy="fetch the file again"
+        )
+    return fields

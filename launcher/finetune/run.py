@@ -19,7 +19,9 @@ from launcher.finetune.network import Network, Wanted, open_config, open_network
 from launcher.finetune.outcome import Epoch, Outcome, TaskMismatch
 from launcher.finetune.pretrained import Pretrained, folder_digest
 from launcher.finetune.settings import MACHINE, Settings, candidates
-from launcher.tasks.task import Task, load_task
+from launcher.tasks.examples import Examples
+from launcher.tasks.metrics import check_measurable
+from launcher.tasks.task import Task, digest_of_examples, load_task
 
 _LOG = logging.getLogger("launcher.finetune")
 _FIRST_SEED = 0  # of the model that a task starts `after`: one for all seeds of the task, as in the papers
@@ -49,25 +51,38 @@ def finetune(
         MissingPackage: transformers is not installed.
     """
     former = None if out is None else removable(open_store(out))  # known before hours of training
+    pieces = open_pieces(pretrained.folder, open_config(pretrained.folder), settings.max_length)
+    kind = kind_of(task, pieces, settings)
+    examples = read_splits(task)
+    splits = {name: prepare(kind, read) for name, read in examples.items()}
     with ExitStack() as stack:
         start = pretrained
         if task.after is not None:
             start = intermediate or stack.enter_context(first_finetuned(pretrained, task, settings))
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         stack.enter_context(reproducible(device, settings.threads))
-        config = open_config(start.folder)
-        pieces = open_pieces(start.folder, config, settings.max_length)
-        kind = kind_of(task, pieces, settings)
-        train, dev = (prepare(kind, task.read(split)) for split in ("train", "dev"))
         wanted = Wanted(kind.head, kind.outputs, tuple(task.labels))
-        network = open_network(start.folder, config, wanted, settings, seed).to(device)
-        outcome = _train(network, kind, task, train=train, dev=dev, settings=settings, seed=seed)
+        network = open_network(start.folder, open_config(start.folder), wanted, settings, seed).to(device)
+        outcome = _train(network, kind, task, splits, settings=settings, seed=seed)
         if out is not None and former is not None:
-            provenance = Provenance(pretrained, start, task, settings, seed, outcome)
+            digest = digest_of_examples(task, examples)
+            provenance = Provenance(pretrained, start, task, digest, settings, seed, outcome)
             with tempfile.TemporaryDirectory(prefix="maskfleet-finetuned-") as name:
                 write_export(network, Path(name), provenance)
                 publish(Path(name), open_store(out), former)
         return outcome
+
+
+def read_splits(task: Task) -> dict[str, Examples]:
+    """Every split, `train` and `dev` first: what is wrong with any of them is known before hours of training.
+
+    Raises TaskError, InputError, StoreError: as `Task.read`; a split but `train` that says nothing of a metric.
+    """
+    found = {split: task.read(split) for split in dict.fromkeys(("train", "dev", *task.splits))}
+    for split, examples in found.items():
+        if split != "train":
+            check_measurable(task, examples, f"the split {split}")
+    return found
 
 
 @contextmanager
@@ -96,9 +111,8 @@ def _train(
     network: Network,
     kind: Learnable,
     task: Task,
+    splits: Mapping[str, Split],
     *,
-    train: Split,
-    dev: Split,
     settings: Settings,
     seed: int,
 ) -> Outcome:
@@ -107,9 +121,10 @@ def _train(
     losses: list[float] = []
     kept: tuple[int, Measured, Mapping[str, Tensor]] | None = None
     for epoch, updates in enumerate(
-        train_epochs(network, kind, kind.pieces, train.prepared.rows, settings=settings, seed=seed), 1
+        train_epochs(network, kind, kind.pieces, splits["train"].prepared.rows, settings=settings, seed=seed),
+        1,
     ):
-        measured = _measured(network, kind, task, dev, settings)
+        measured = _measured(network, kind, task, splits["dev"], settings)
         curves.append(Epoch(epoch, sum(updates) / len(updates), measured.metrics))
         _tell(task, settings, curves[-1])
         losses += updates
@@ -120,7 +135,6 @@ def _train(
     assert kept is not None  # there is at least one epoch
     epoch, measured, weights = kept
     network.load_state_dict(weights)
-    others = [split for split in task.splits if split not in ("train", "dev")]
     return Outcome(
         metrics=measured.metrics,
         best_epoch=epoch,
@@ -129,10 +143,9 @@ def _train(
         predictions=measured.predictions,
         threshold=measured.threshold,
         others={
-            name: _measured(
-                network, kind, task, prepare(kind, task.read(name)), settings, measured.threshold
-            ).metrics
-            for name in others
+            name: _measured(network, kind, task, split, settings, measured.threshold).metrics
+            for name, split in splits.items()
+            if name not in ("train", "dev")
         },
     )
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -9,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
+from launcher.extras import reason
 from launcher.finetune.inputs import Pieces, Row
 from launcher.finetune.kind import Head, Logits, Prepared
 from launcher.finetune.outcome import TaskMismatch
@@ -41,12 +43,7 @@ class SentenceKind:
         for start in range(0, len(examples), _AT_ONCE):
             part = slice(start, start + _AT_ONCE)
             second = None if examples.second is None else list(examples.second[part])
-            encoded = self.pieces.tokenizer(
-                list(examples.first[part]),
-                second,
-                truncation="only_first" if second is None else self.truncation,
-                max_length=self.pieces.max_length,
-            )
+            encoded = self._encoded(list(examples.first[part]), second)
             types = encoded.get("token_type_ids") or [None] * len(encoded["input_ids"])
             rows += map(self.pieces.row, encoded["input_ids"], types, np.asarray(examples.labels[part]))
         longest = max(map(len, rows), default=0)
@@ -57,6 +54,16 @@ class SentenceKind:
                 remedy="set the task's truncation to longest_first",
             )
         return Prepared(rows)
+
+    def _encoded(self, first: list[str], second: list[str] | None) -> Any:
+        cut = "only_first" if second is None else self.truncation
+        try:
+            return self.pieces.tokenizer(first, second, truncation=cut, max_length=self.pieces.max_length)
+        except Exception as error:  # of no class of its own, where the text to cut is too short
+            raise TaskMismatch(
+                f"texts cannot be cut to max_length {self.pieces.max_length:,} with truncation {cut}: {reason(error)}",
+                remedy="set the task's truncation to longest_first",
+            ) from error
 
     def targets(self, rows: Sequence[Row], width: int) -> Tensor:
         """[rows] int64 labels, or float32 scores."""

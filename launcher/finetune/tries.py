@@ -1,12 +1,14 @@
 """Several settings of one fine-tuning, of which the best on dev is kept."""
 
 import json
+import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from checkpoints.hf.publish import RECORD, publish, removable
+from data_service.store.errors import StoreError
 from data_service.store.open import open_store
 from launcher.finetune.export import RESULTS
 from launcher.finetune.outcome import Diverged, Outcome
@@ -75,4 +77,11 @@ def _publish(folder: Path, out: str, former: list[str], tried: Sequence[Tried]) 
     results = json.loads((folder / RESULTS).read_bytes())
     results["tried"] = json.loads(encode({"tried": [one.record() for one in tried]}))["tried"]
     (folder / RESULTS).write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n", "utf-8")
-    publish(folder, open_store(out), former)
+    try:
+        publish(folder, open_store(out), former)
+    except StoreError as error:  # what took hours is not lost with it
+        kept = tempfile.mkdtemp(prefix="maskfleet-finetuned-")
+        shutil.copytree(folder, kept, dirs_exist_ok=True)
+        raise type(error)(
+            f"{error.problem}; the model is kept in {kept}", remedy=f"{error.remedy}; or copy it"
+        ) from error

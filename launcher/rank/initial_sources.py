@@ -20,7 +20,8 @@ from data_service.tokenizers.load import find_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.errors import ModelError
 from encoder_core.families.build import ModelConfig
-from encoder_core.objectives.replaced import DetectorConfig
+from encoder_core.objectives.gradient_disentangled import is_difference
+from encoder_core.objectives.replaced import EMBEDDINGS, DetectorConfig, Sharing
 from encoder_core.train.zero_state import Read
 from launcher.errors import RunError
 from launcher.recipe.objective import Objective, exported_heads
@@ -54,7 +55,31 @@ def from_run(recipe: Recipe, config: ModelConfig, tokenizer: Tokenizer, store: S
         raise _no_checkpoint(recipe)
     reader = Reader(store, good.manifest)
     record: dict[str, JsonValue] = {"start": recipe.start, "start_step": good.manifest.step}
-    return Source(good.manifest.shapes, reader.read, other, record, reader.close)
+    shapes: Shapes = good.manifest.shapes
+    read: Read = reader.read
+    pair = open_run(recipe.start).recipe.objective.rtd
+    if pair is not None and recipe.objective.contrastive is not None:
+        shapes, read = _discriminator(shapes, read, pair.embeddings)
+        record["network"] = PARTS[1]
+    return Source(shapes, read, other, record, reader.close)
+
+
+def _discriminator(shapes: Shapes, read: Read, sharing: Sharing) -> tuple[Shapes, Read]:
+    """Of a pair's parameters those of the discriminator, under the names of a model alone. Tables that it has as
+    differences from the generator's are read as their sums."""
+    generator, own = (f"{part}." for part in PARTS)
+    stored = {name.removeprefix(own): name for name in shapes if name.startswith(own)}
+    if sharing == "shared":
+        shared = (name for name in shapes if name.startswith(f"{generator}{EMBEDDINGS}"))
+        stored |= {name.removeprefix(generator): name for name in shared}
+
+    def summed(name: str, kind: str, start: int, stop: int) -> Tensor:
+        found = read(stored[name], kind, start, stop)
+        if sharing == "shared" or not is_difference(name):
+            return found
+        return found + read(f"{generator}{name}", kind, start, stop)
+
+    return {name: shapes[key] for name, key in stored.items()}, summed
 
 
 def check_run(recipe: Recipe, config: ModelConfig, tokenizer: Tokenizer) -> Tokenizer | None:
@@ -151,6 +176,13 @@ def _naming(folder: Path, where: str) -> Iterator[None]:
     except ModelError as error:
         problem = error.problem.replace(str(folder), where.rstrip("/"))
         raise ModelError(problem, remedy=error.remedy) from error
+
+
+def network_in(recipe: Recipe, folder: Store) -> Store:
+    """Where in a start's folder the network is that text vectors begin from: of a pair the discriminator."""
+    alone = recipe.objective.contrastive is None or folder.size(CONFIG) is not None
+    part = folder.at(PARTS[1])
+    return folder if alone or part.size(CONFIG) is None else part
 
 
 def _folder_config(objective: Objective, config: ModelConfig, folder: Path, where: str) -> ModelConfig:

@@ -41,6 +41,7 @@ from launcher.rank.initial_sources import (
     from_folder,
     from_run,
     from_tensors,
+    network_in,
 )
 from launcher.recipe.objective import Objective, meta_module
 from launcher.recipe.schema import Recipe
@@ -87,8 +88,11 @@ def initial_weights(run: Run, tokenizer: Tokenizer, model: nn.Module, peers: Pee
         return None
     store = open_store(recipe.start)
     config = recipe.model.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
-    find = from_folder if store.size(RECORD) is None else from_run
-    return _onto(model, find(recipe, config, tokenizer, store, peers), recipe, config, tokenizer)
+    if store.size(RECORD) is not None:
+        source = from_run(recipe, config, tokenizer, store, peers)
+    else:
+        source = from_folder(recipe, config, tokenizer, network_in(recipe, store), peers)
+    return _onto(model, source, recipe, config, tokenizer)
 
 
 def check_start(recipe: Recipe) -> None:
@@ -102,7 +106,7 @@ def check_start(recipe: Recipe) -> None:
     config = recipe.model.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
     if store.size(RECORD) is None:
         _refuse_nothing(recipe.start, store)
-        check_folder(recipe, config, store)
+        check_folder(recipe, config, network_in(recipe, store))
     else:
         check_run(recipe, config, tokenizer)
 

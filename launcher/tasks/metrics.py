@@ -53,8 +53,11 @@ def score(task: Description, examples: Examples, predictions: Predictions) -> di
     assert_never(examples)
 
 
-def check_measurable(task: Description, examples: Examples) -> None:
-    """Raises TaskError: all examples have one label or one score, and a metric of the task says nothing then."""
+def check_measurable(task: Description, examples: Examples, where: str = "the split") -> None:
+    """Raises TaskError: all examples have one label or one score, and a metric of the task says nothing then.
+
+    `where` the examples are, for the message.
+    """
     if not isinstance(examples, Sentences) or len(np.unique(examples.labels)) > 1:
         return
     metric = next((metric for metric in task.metrics if not task.labels or metric in _TWO_CLASSES), None)
@@ -62,7 +65,7 @@ def check_measurable(task: Description, examples: Examples) -> None:
         only = examples.labels[0]
         value = f"the label {task.labels[int(only)]!r}" if task.labels else f"the score {only:g}"
         raise TaskError(
-            f"{task.name}: every example of the split has {value}, and {metric} needs two",
+            f"{task.name}: every example of {where} has {value}, and {metric} needs two",
             remedy="measure a split that has both, or with another metric",
         )
 

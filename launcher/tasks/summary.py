@@ -45,7 +45,7 @@ def summarise(task: Task) -> Iterator[SplitSummary]:
     for split in task.splits:
         examples = task.read(split)
         if split != "train":
-            check_measurable(task, examples)
+            check_measurable(task, examples, f"the split {split}")
         texts = _texts(examples)
         different = frozenset(texts)
         lengths = [len(text) for text in texts]

@@ -160,8 +160,15 @@ def task_digest(task: Task, splits: tuple[str, ...] | None = None) -> str:
 
     Raises: as `Task.read`.
     """
+    return digest_of_examples(
+        task, {split: task.read(split) for split in (task.splits if splits is None else splits)}
+    )
+
+
+def digest_of_examples(task: Task, examples: Mapping[str, Examples]) -> str:
+    """As `task_digest`, of splits that were read already."""
     settings = task.model_dump(mode="json", include=_DECISIVE)
-    content = {split: digest(task.read(split)) for split in (task.splits if splits is None else splits)}
+    content = {split: digest(read) for split, read in examples.items()}
     data = json.dumps([settings, content], sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(data.encode()).hexdigest()
 

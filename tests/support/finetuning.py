@@ -13,6 +13,8 @@ from launcher.finetune.pretrained import Pretrained, folder_digest
 from launcher.finetune.settings import Settings
 from launcher.tasks.task import Task, loads
 
+Models = Callable[[str], Pretrained]
+"""A model of the family, made once and only read."""
 LENGTH = 96
 NAMES = ("rank", "machine", "workers")
 PLAIN = [word for word in WORDS if word not in ("falls", "back", *NAMES)]

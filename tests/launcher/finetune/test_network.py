@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from finetuning import QUICK, model
+from finetuning import QUICK, Models
 from safetensors.torch import load_file, save_file
 
 from launcher.finetune.inputs import open_pieces
@@ -23,19 +23,6 @@ from launcher.finetune.settings import Settings
 TEXTS = Wanted("SequenceClassification", 2, ("no", "yes"))
 WORDS = Wanted("TokenClassification", 3, ("O", "B-X", "I-X"))
 SPANS = Wanted("QuestionAnswering", 2, ())
-Models = Callable[[str], Pretrained]
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
-    made: dict[str, Pretrained] = {}
-
-    def give(family: str) -> Pretrained:
-        if family not in made:
-            made[family] = model(family, tmp_path_factory.mktemp(family) / "model")
-        return made[family]
-
-    return give
 
 
 def opened(given: Pretrained, wanted: Wanted, seed: int = 1, **changes: object) -> Network:

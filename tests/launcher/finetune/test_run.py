@@ -1,14 +1,13 @@
 """Fine-tunings from end to end: small models of the families, every kind of task."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import transformers
-from finetuning import QUICK, description, model, task
+from finetuning import QUICK, Models, description, model, task
 from forked import forked
 from reloaded import predictions
 
@@ -23,7 +22,6 @@ from launcher.finetune.run import finetune
 from launcher.finetune.settings import Settings
 from launcher.finetune.tries import try_each
 
-Models = Callable[[str], Pretrained]
 KINDS = ("classification", "pair_classification", "regression", "tagging", "span")
 FAMILIES = (
     "bert",
@@ -37,18 +35,6 @@ FAMILIES = (
     "deberta-v3",
 )
 SHORT = QUICK.model_copy(update={"epochs": 1})
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
-    made: dict[str, Pretrained] = {}
-
-    def give(family: str) -> Pretrained:
-        if family not in made:
-            made[family] = model(family, tmp_path_factory.mktemp(family) / "model")
-        return made[family]
-
-    return give
 
 
 def same(a: Outcome, b: Outcome) -> bool:

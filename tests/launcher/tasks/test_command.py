@@ -78,7 +78,7 @@ def test_a_split_with_one_class_is_refused_where_the_metric_needs_two(tmp_path: 
     task_folders.glue(tmp_path)
     task_folders.write_tsv(tmp_path / "CoLA/dev.tsv", ("gj04", "1", "", "Fine."), ("gj04", "1", "", "Good."))
     result = CliRunner().invoke(cli.app, ["tasks", "check", "cola", "--data", str(tmp_path)])
-    assert "every example of the split has the label '1', and matthews needs two" in str(result.exception)
+    assert "every example of the split dev has the label '1', and matthews needs two" in str(result.exception)
 
 
 @pytest.mark.parametrize(

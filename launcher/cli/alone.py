@@ -1,0 +1,74 @@
+"""Commands that work for hours in one process of their own: what they say, and how they end.
+
+They save nothing on the way: the same command, given again, computes the same.
+"""
+
+import logging
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+import typer
+
+from data_service.errors import UserError as DataError
+from data_service.visible import visible
+from encoder_core.errors import UserError as ModelError
+
+
+@contextmanager
+def repeatable() -> Iterator[None]:
+    """What another start may do better ends with 75, not as a mistake. SIGTERM and SIGHUP do, too, and temporary copies
+    of a model are removed before."""
+    from launcher.command import heeded
+    from launcher.contract import REPEAT
+
+    def end(number: int, frame: FrameType | None) -> None:
+        sys.exit(REPEAT)
+
+    asked = heeded() - {signal.SIGINT}  # of which the command line has a way of its own
+    before = {number: signal.signal(number, end) for number in asked}
+    try:
+        with passing():
+            yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def passing() -> Iterator[None]:
+    """An error that may pass by itself is said, and ends the command with 75. Raises all others."""
+    from launcher.contract import MISTAKE, code_of
+
+    try:
+        yield
+    except (DataError, ModelError) as error:
+        if code_of(error) == MISTAKE:
+            raise
+        say(f"{error.problem}\n  {error.remedy}")
+        raise typer.Exit(code_of(error)) from error
+
+
+@contextmanager
+def told(*names: str) -> Iterator[None]:
+    """What these loggers say goes to standard error as it comes."""
+    from launcher.command import screen
+
+    handler = logging.StreamHandler(screen(2))
+    before = {name: logging.getLogger(name).level for name in names}
+    for name in names:
+        logging.getLogger(name).setLevel(logging.INFO)
+        logging.getLogger(name).addHandler(handler)
+    try:
+        yield
+    finally:
+        for name, level in before.items():
+            logging.getLogger(name).setLevel(level)
+            logging.getLogger(name).removeHandler(handler)
+
+
+def say(text: str) -> None:
+    """A line on standard error."""
+    typer.echo(visible(text), err=True)

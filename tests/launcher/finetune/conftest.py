@@ -1,0 +1,18 @@
+"""Small models of the families, each made once for all tests of fine-tuning, which only read them."""
+
+import pytest
+from finetuning import Models, model
+
+from launcher.finetune.pretrained import Pretrained
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    made: dict[str, Pretrained] = {}
+
+    def give(family: str) -> Pretrained:
+        if family not in made:
+            made[family] = model(family, tmp_path_factory.mktemp(family) / "model")
+        return made[family]
+
+    return give

@@ -1,0 +1,75 @@
+"""Text vectors begin with the discriminator of a pair: of a run's checkpoint, or of a folder that holds both."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from s3_server import S3Server
+from starts import BERT, DEBERTA_V2, MLM, PAIRS, Setting, export, fresh, parameters, trained
+from transformers import AutoModel
+
+from checkpoints.hf.export import export_model
+from data_service.store.open import open_store
+from encoder_core.families.build import ModelConfig
+from encoder_core.objectives.contrastive import ContrastiveConfig
+from encoder_core.objectives.replaced import ReplacedTokenConfig, Sharing
+from launcher.errors import RunError
+from launcher.export import export_run
+from launcher.objective import Objective
+from launcher.runs import open_run
+
+VECTORS = Objective(contrastive=ContrastiveConfig(projection=True))
+
+
+def detection(sharing: Sharing) -> Objective:
+    return Objective(mlm=MLM, rtd=ReplacedTokenConfig(embeddings=sharing))
+
+
+def reloaded(folder: Path) -> dict[str, torch.Tensor]:
+    return dict(AutoModel.from_pretrained(folder).named_parameters())
+
+
+@pytest.mark.parametrize(("config", "sharing"), PAIRS.values(), ids=PAIRS)
+def test_the_discriminator_of_a_run_or_of_its_export(
+    setting: Setting, other_run: str, tmp_path: Path, config: ModelConfig, sharing: Sharing
+) -> None:
+    """What transformers reads of both exports, the pair's and that of the vectors before any step, is the same."""
+    trained(setting, other_run, config, detection(sharing))
+    export_run(open_run(other_run), None, str(tmp_path / "pair"))
+    for place in (other_run, tmp_path / "pair"):
+        asked = setting.asks(config, VECTORS, place)
+        model, start = asked.begin()
+        known = asked.known(config)
+        out = open_store(tmp_path / Path(place).name / "vectors")
+        export_model(parameters(model).__getitem__, known, setting.tokenizer.save_files(), out, "none")
+        found, expected = reloaded(Path(out.root)), reloaded(tmp_path / "pair/discriminator")  # type: ignore[attr-defined]
+        assert found.keys() <= expected.keys()
+        assert all(torch.equal(value, expected[name]) for name, value in found.items())
+        assert start.record["fresh"] == ["projection.weight", "projection.bias"]
+        assert torch.equal(parameters(model)["projection.weight"], fresh(asked)["projection.weight"])
+
+
+def test_a_run_says_that_it_began_with_the_discriminator(setting: Setting, other_run: str) -> None:
+    trained(setting, other_run, DEBERTA_V2, detection("gradient_disentangled"))
+    _, start = setting.asks(DEBERTA_V2, VECTORS, other_run).begin()
+    assert start.record["network"] == "discriminator"
+    assert start.record["start_step"] == 4
+    assert start.record["left"], "the head that says what was replaced"
+
+
+def test_a_pair_in_a_bucket(setting: Setting, s3: S3Server, tmp_path: Path) -> None:
+    config, sharing = PAIRS["electra"]
+    export(setting.asks(config, detection(sharing), "scratch"), tmp_path)
+    uri = f"s3://{s3.new_bucket()}/pair"
+    for path in tmp_path.rglob("*"):
+        if path.is_file():
+            open_store(uri).put_file(path.relative_to(tmp_path).as_posix(), path)
+    there, here = (setting.asks(config, VECTORS, place).begin()[0] for place in (uri, tmp_path))
+    assert all(torch.equal(value, parameters(here)[name]) for name, value in parameters(there).items())
+
+
+def test_a_generator_alone_is_not_taken_for_the_pair(setting: Setting, tmp_path: Path) -> None:
+    export(setting.asks(PAIRS["electra"][0], detection("shared"), "scratch"), tmp_path)
+    (tmp_path / "discriminator/config.json").unlink()
+    with pytest.raises(RunError, match="holds a pair of networks"):
+        setting.asks(BERT, VECTORS, tmp_path).begin()
