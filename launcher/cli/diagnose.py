@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from launcher.cli.options import JsonOption, print_json
-from launcher.commands.options import CheckpointArgument, DataOption, JsonOption, StepOption, print_json
+from launcher.cli.options import CheckpointArgument, DataOption, JsonOption, StepOption, print_json
 
 if TYPE_CHECKING:
     from launcher.diagnose.figures import Figure

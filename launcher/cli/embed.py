@@ -5,9 +5,8 @@ from typing import Annotated
 
 import typer
 
-from launcher.cli.options import JsonOption, print_json
+from launcher.cli.options import DataOption, JsonOption, StepOption, print_json
 from launcher.commands.alone import repeatable, told
-from launcher.commands.options import DataOption, JsonOption, StepOption, print_json
 
 group = typer.Typer(no_args_is_help=True, help="Train and measure sentence embeddings (Sentence-BERT).")
 

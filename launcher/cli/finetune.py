@@ -4,9 +4,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from launcher.cli.options import JsonOption, print_json
+from launcher.cli.options import CheckpointArgument, DataOption, JsonOption, StepOption, print_json
 from launcher.commands.alone import repeatable, told
-from launcher.commands.options import CheckpointArgument, DataOption, JsonOption, StepOption, print_json
 
 if TYPE_CHECKING:
     from launcher.finetune.settings import Settings

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from data_service.visible import visible
-from launcher.cli.options import JsonOption, print_json
-from launcher.commands.options import DataOption, JsonOption, print_json
+from launcher.cli.options import DataOption, JsonOption, print_json
 
 if TYPE_CHECKING:
     from launcher.tasks.summary import SplitSummary

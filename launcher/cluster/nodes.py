@@ -1,6 +1,6 @@
 """The nodes of Ray's cluster: which are about to go, what this one runs of Ray; threads of actors.
 
-The only file that uses private things of Ray, but for how one is started (`data_service.workers`).
+The only file that uses private things of Ray, but for how one is started (`data_service.service.tasks`).
 """
 
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence

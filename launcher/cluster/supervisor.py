@@ -24,7 +24,7 @@ from checkpoints.gather import Alone
 from checkpoints.layout import Manifest
 from checkpoints.load import newest_good
 from data_service.service.feed import FeedConfig, FeedHandle, start_feed
-from data_service.service.tasks import installed_only
+from data_service.service.tasks import installed_only, lean
 from data_service.store.errors import StoreError
 from launcher.cluster.coordinator import start_monitor
 from launcher.cluster.deaths import of_command
@@ -35,22 +35,12 @@ from launcher.cluster.rank_group import Assignment
 from launcher.cluster.resources import Resources, cores_of, data_workers, gpus_of, plan_resources, sizing
 from launcher.cluster.standing import Status
 from launcher.cluster.stop_requests import Stopping
-from data_service.workers import installed_only, lean
 from launcher.command import looked_after_by, output_into, saving
 from launcher.contract import FINISHED, JOIN_SECONDS
 from launcher.errors import RunError, TryAgain
 from launcher.policies.elastic import Sizing
 from launcher.rank.journal import Startup
 from launcher.run.record import Run
-from launcher.follow import NOT_SAVED, Display, Follow, MonitorLost
-from launcher.monitor import start_monitor
-from launcher.nodes import logs, lost, room_for
-from launcher.rank_group import Assignment
-from launcher.resources import Resources, cores_of, data_workers, gpus_of, plan_resources, sizing
-from launcher.runs import Run
-from launcher.standing import Status
-from launcher.startup import Startup
-from launcher.stopping import Stopping
 
 _CONNECT_S = 60.0  # for the head of a cluster to answer at all
 _TRY_S = 2.0  # for one connection to it

@@ -15,7 +15,6 @@ from checkpoints.hf.load import INDEX, WEIGHTS
 from encoder_core.errors import ModelError
 from launcher.embed.settings import Encoding
 from launcher.export.sentence_transformer import MODULES, SETTINGS, their_pooling
-from launcher.extras import EVALUATE, optional
 from launcher.extras import EVALUATE, optional, reason
 from launcher.finetune.pretrained import Pretrained
 

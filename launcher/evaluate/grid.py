@@ -17,12 +17,10 @@ from typing import Any
 import ray
 
 from checkpoints.attempt import Owner
-from data_service.service.tasks import died, installed_only, reason_of
+from data_service.service.tasks import died, installed_only, lean, reason_of
 from data_service.service.tasks import lost as gone
 from data_service.store.errors import TRANSIENT, StoreError
 from launcher.cluster.nodes import lean, logs, lost, room_for
-from data_service.workers import died, installed_only, lean, reason_of
-from data_service.workers import lost as gone
 from launcher.errors import OptionError, TryAgain
 from launcher.evaluate.cell import Work
 from launcher.evaluate.claims import holder
@@ -31,7 +29,6 @@ from launcher.evaluate.endings import BREAKS, DEATHS, Ended, Failure, Share, Wai
 from launcher.evaluate.results import Results
 from launcher.evaluate.shipped import pack, unpack
 from launcher.finetune.pretrained import Pretrained
-from launcher.nodes import logs, lost, room_for
 
 _POLL_S = 2.0  # between two looks at what the cluster has
 _LOOK_S = 6.0  # between two looks at what other commands compute: each asks the store for every such cell

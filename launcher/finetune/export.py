@@ -26,8 +26,6 @@ from launcher.finetune.outcome import Outcome
 from launcher.finetune.pretrained import Pretrained
 from launcher.finetune.settings import Settings
 from launcher.run.log import encode
-from launcher.tasks.task import Task, task_digest
-from launcher.metrics import encode
 from launcher.tasks.task import Task
 
 RESULTS = "results.json"

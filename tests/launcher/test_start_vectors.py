@@ -14,9 +14,9 @@ from encoder_core.families.build import ModelConfig
 from encoder_core.objectives.contrastive import ContrastiveConfig
 from encoder_core.objectives.replaced import ReplacedTokenConfig, Sharing
 from launcher.errors import RunError
-from launcher.export import export_run
-from launcher.objective import Objective
-from launcher.runs import open_run
+from launcher.export.export import export_run
+from launcher.recipe.objective import Objective
+from launcher.run.record import open_run
 
 VECTORS = Objective(contrastive=ContrastiveConfig(projection=True))
 

@@ -10,17 +10,10 @@ import pytest
 from wheel_install import ROOT, build, install, obstruct, run
 
 TASKS = """
-<<<<<<< HEAD
-from data_service.ingest.ray_pool import cluster, run_on_ray
-from data_service.stream.window import slab_rows
-with cluster(2):
-    print(*(rows for _, rows in run_on_ray(slab_rows, [1 << 18, 1 << 18], 2)))
-=======
 from data_service.ingest.ray_pool import ray_pool
-from data_service.window import slab_rows
+from data_service.stream.window import slab_rows
 with ray_pool(2, 0) as pool:
     print(*(rows for _, rows in pool.run(slab_rows, [1 << 18, 1 << 18])))
->>>>>>> text
 """
 """Two tasks of Ray that import our code."""
 

@@ -14,7 +14,7 @@ from committed_runs import Committing, task_files
 from small_runs import new_run, operate
 from train_command import title
 
-from data_service.service.tasks import installed_only
+from data_service.service.tasks import installed_only, lean
 from launcher.cluster.evaluators import Beside, evaluating, pending
 from launcher.cluster.nodes import lean
 from launcher.diagnose.results import evaluated
@@ -22,13 +22,6 @@ from launcher.inspect.status import status
 from launcher.inspect.status_text import describe
 from launcher.run.history import read_history
 from launcher.run.record import open_run
-from data_service.workers import installed_only, lean
-from launcher.diagnose.beside import Beside, evaluating, pending
-from launcher.diagnose.results import evaluated
-from launcher.history import read_history
-from launcher.run_status import status
-from launcher.runs import open_run
-from launcher.status_text import describe
 
 pytestmark = pytest.mark.cluster
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from data_service.errors import UserError as DataError
 from encoder_core.errors import UserError as ModelError
-from launcher.cli import app
+from launcher.cli.main import app
 
 Spoil = Callable[[Path], None]
 KIND = "pair_classification"

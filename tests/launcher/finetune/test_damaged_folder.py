@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from data_service.errors import UserError as DataError
 from encoder_core.errors import UserError as ModelError
 from launcher.embed.model import load_model
-from launcher.embed.modules import write_sentence_transformer
 from launcher.embed.settings import Encoding
+from launcher.export.sentence_transformer import write_sentence_transformer
 from launcher.finetune.inputs import open_pieces
 from launcher.finetune.loop import compute_logits
 from launcher.finetune.network import Wanted, open_config, open_network

@@ -15,7 +15,7 @@ from s3_server import S3Server
 from typer.testing import CliRunner
 
 from data_service.store.open import open_store
-from launcher.cli import app
+from launcher.cli.main import app
 from launcher.contract import REPEAT
 from launcher.finetune.export import RESULTS
 from launcher.finetune.pretrained import Pretrained, folder_digest, open_pretrained

@@ -28,8 +28,7 @@ from data_service.ingest.options import BuildOptions
 from data_service.tokenizers.load import save_tokenizer
 from data_service.tokenizers.options import TokenizerOptions
 from data_service.tokenizers.train import train_tokenizer
-from launcher import runs
-from launcher.commands.recipe import load_recipe
+from launcher.cli.recipe import load_recipe
 from launcher.embed.evaluate import CellSettings, embed_cell
 from launcher.embed.export import export_embeddings
 from launcher.embed.rows import Rows, read_source, rows_of_pairs
@@ -38,7 +37,8 @@ from launcher.embed.train import train_on_rows
 from launcher.finetune.pretrained import Pretrained, open_pretrained
 from launcher.finetune.run import finetune
 from launcher.finetune.settings import Settings
-from launcher.inputs import sections_for
+from launcher.run import record as runs
+from launcher.run.inputs import sections_for
 from launcher.tasks.examples import Examples, Questions, Retrieval, Sentences, Tagged
 from launcher.tasks.metrics import score
 from launcher.tasks.task import Task
