@@ -17,7 +17,6 @@ from data_service.visible import visible
 from encoder_core.errors import UserError as ModelError
 from launcher.command import screen
 from launcher.commands import (
-    bench,
     checkpoints,
     corpus,
     demo,
@@ -87,7 +86,6 @@ run_group.register(app)
 checkpoints.register(app)
 embed.register(app)
 diagnose.register(app)
-bench.register(app)
 doctor.register(app)
 preflight.register(app)
 finetune.register(app)

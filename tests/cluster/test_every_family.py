@@ -16,10 +16,10 @@ import pytest
 import small_runs
 import transformers
 from rank_processes import run_group
+from recipes import RECIPES, prepare, tokenizer_kind
 from train_command import committed, kill, output, training, wait_for
 
 from launcher.baselines import baselines
-from launcher.bench.recipes import RECIPES, prepare, tokenizer_kind
 from launcher.demo_text import write_jsonl
 from launcher.recipe import bundled, load
 from launcher.runs import open_run

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from synthetic import write_corpus
 from typer.testing import CliRunner
 
 from data_service.errors import PlanError
@@ -18,7 +19,6 @@ from data_service.spec import SourceSpec, StreamSpec, WindowSize
 from data_service.spread_order import SpreadOrder
 from data_service.store.open import open_store
 from data_service.tokenizers.specials import SpecialIds
-from launcher.bench.synthetic import write_corpus
 from launcher.cli import app
 
 LARGE = [1e9, 4.8e9, 2.4e9, 1.9e9]  # roberta-large-160gb's sources, a quarter as large

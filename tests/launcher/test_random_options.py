@@ -33,7 +33,6 @@ _VALUES = (
     *("=", "a.b", "seed=", "seed=-1", "phases=[", "model.layers=1e9", "x" * 300, "[", "{", "*", "~", "a\tb"),
 )
 _ELSEWHERE = {
-    "bench",
     "demo",
     "doctor",
     "preflight",

@@ -28,8 +28,8 @@ from checkpoints.layout import Mark
 from checkpoints.listing import committed, folders
 from data_service.store.base import Store
 from encoder_core.train.control import Control
-from launcher.bench.alone import InProcess
 from launcher.history import read_history
+from launcher.measure.rows import InProcess
 from launcher.rank import run_rank
 from launcher.runs import open_run
 from launcher.startup import Startup

@@ -15,7 +15,7 @@ from data_service.spec import StreamSpec
 from encoder_core.batch import Batch
 from encoder_core.objectives.losses import LossSums
 from launcher import session
-from launcher.bench.alone import InProcess
+from launcher.measure.rows import InProcess
 
 _MARK = 11  # an id that the made-up text never has
 
