@@ -1,0 +1,54 @@
+"""The process of one rank: joins the others, takes its steps, and leaves what it found in a file."""
+
+import sys
+from dataclasses import asdict
+from datetime import timedelta
+from pathlib import Path
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from pydantic import BaseModel
+
+from encoder_core.train.control import Control
+from launcher.measure.steps import take_steps
+from launcher.metrics import encode
+from launcher.runs import open_run
+
+_COLLECTIVE = timedelta(minutes=10)
+
+
+class Order(BaseModel):
+    """What a rank is to do: `run` for some steps, meeting the others at the file `meeting`; `result` is the file for
+    what it finds."""
+
+    run: str
+    rank: int
+    world: int
+    device: Literal["cuda", "cpu"]
+    threads: int
+    meeting: str
+    result: str
+
+
+def carry_out(order: Order) -> None:
+    """In a process of its own, whose group it makes and ends."""
+    torch.set_num_threads(order.threads)
+    if order.device == "cuda":
+        torch.cuda.set_device(order.rank)
+    dist.init_process_group(
+        "nccl" if order.device == "cuda" else "gloo",
+        init_method=f"file://{order.meeting}",
+        rank=order.rank,
+        world_size=order.world,
+        timeout=_COLLECTIVE,
+    )
+    try:
+        taken = take_steps(open_run(order.run), Control.join())
+        Path(order.result).write_text(encode(asdict(taken)), "utf-8")
+    finally:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    carry_out(Order.model_validate_json(sys.argv[1]))
