@@ -2,7 +2,6 @@
 
 import os
 import platform
-import resource
 import shutil
 import socket
 import subprocess
@@ -17,7 +16,13 @@ from data_service.store.open import open_store
 from launcher.preflight import findings
 from launcher.preflight.findings import Finding, Verdict
 from launcher.preflight.gpus import gpu_states
-from launcher.preflight.measure import available_memory, shared_memory, temporary_disk
+from launcher.preflight.measure import (
+    available_memory,
+    open_files,
+    raise_open_files,
+    shared_memory,
+    temporary_disk,
+)
 from launcher.preflight.store import exercise
 
 _PINS = Path(__file__).parent.parent / "infra" / "constraints.txt"
@@ -33,7 +38,8 @@ def examine(uris: list[str]) -> Iterator[Finding]:
     yield shared_memory()
     yield temporary_disk()
     yield from _gpus()
-    yield findings.open_files(*resource.getrlimit(resource.RLIMIT_NOFILE))
+    raise_open_files()
+    yield open_files()
     yield _network()
     yield _clock()
     for uri in uris:
