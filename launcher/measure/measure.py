@@ -5,8 +5,8 @@ follows from the parts: what a microbatch takes grows with its FLOPs and with th
 with the parameters.
 """
 
-import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -26,9 +26,8 @@ from launcher.estimate.assumptions import Utilisation
 from launcher.estimate.cluster import Cluster
 from launcher.estimate.flops import count, products
 from launcher.estimate.throughput import batch_rows, executed, microbatch_shape
-from launcher.measure.rank import Order
 from launcher.measure.rows import RandomText, first_ordinary, random_tokenizer, write_corpus
-from launcher.measure.steps import Step, Taken
+from launcher.measure.taken import Order, Step, Taken, read_taken
 from launcher.measure.trial import Machine, Trial, choose, expected_seconds, this_machine
 from launcher.recipe import Phase, Recipe
 from launcher.recipe_summary import known, parameters
@@ -36,7 +35,10 @@ from launcher.recipe_summary import known, parameters
 _BLOCK_TOKENS = 500_000
 _BATCHES = 8  # at least so many in an epoch
 _TIMEOUT_S = 1800.0  # for all steps of one phase
-_SAID = 2000  # characters of what a rank that failed said
+_SAID = 500  # characters of what a rank that failed said
+_ERROR = re.compile(
+    r"[\w.]+: "
+)  # how the last line of a traceback begins; what a message has below is indented
 
 
 @dataclass(frozen=True)
@@ -234,7 +236,7 @@ def _run(trial: Trial, machine: Machine) -> list[Taken]:
             for rank in range(machine.ranks)
         ]
         _start_and_await(orders, folder)
-        return [read_result(Path(order.result)) for order in orders]
+        return [read_taken(Path(order.result)) for order in orders]
 
 
 def prepare(trial: Trial, folder: str) -> str:
@@ -301,13 +303,8 @@ def _failure(code: int, said: str) -> EstimateError:
             f"a rank was ended by signal {-code}; 9 most likely says that the machine ran out of memory",
             remedy="measure a smaller form: --tiny, or fewer model.layers",
         )
-    last = said.strip()[-_SAID:].rsplit("\n", 1)[-1]
-    return EstimateError(f"a rank failed: {last}", remedy="with --tiny, does it work? If so, measure that")
-
-
-def read_result(file: Path) -> Taken:
-    """What a rank has left in its file."""
-    found = json.loads(file.read_text("utf-8"))
-    steps = tuple(Step(**step) for step in found["steps"])
-    operators = tuple((name, share) for name, share in found["operators"])
-    return Taken(**found | {"steps": steps, "operators": operators, "mfu": tuple(found["mfu"])})
+    lines = said.strip().splitlines() or [f"code {code}"]
+    error = next((line for line in reversed(lines) if _ERROR.match(line)), lines[-1])
+    return EstimateError(
+        f"a rank failed: {error[:_SAID]}", remedy="measure a smaller form: --tiny, or fewer model.layers"
+    )

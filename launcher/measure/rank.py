@@ -4,31 +4,17 @@ import sys
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
-from typing import Literal
 
 import torch
 import torch.distributed as dist
-from pydantic import BaseModel
 
 from encoder_core.train.control import Control
 from launcher.measure.steps import take_steps
+from launcher.measure.taken import Order
 from launcher.metrics import encode
 from launcher.runs import open_run
 
 _COLLECTIVE = timedelta(minutes=10)
-
-
-class Order(BaseModel):
-    """What a rank is to do: `run` for some steps, meeting the others at the file `meeting`; `result` is the file for
-    what it finds."""
-
-    run: str
-    rank: int
-    world: int
-    device: Literal["cuda", "cpu"]
-    threads: int
-    meeting: str
-    result: str
 
 
 def carry_out(order: Order) -> None:

@@ -20,6 +20,7 @@ from data_service.shards.manifest_file import save_manifest
 from data_service.shards.writer import ShardWriter
 from data_service.slabs import Steps
 from data_service.store.base import Store
+from data_service.store.verified import digest
 from data_service.stream import Stream
 from data_service.tokenizers.load import save_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
@@ -110,6 +111,7 @@ def write_corpus(
     digests: dict[str, str] = {}
     train = _write_split(store, "train", range(blocks), text, sizes, digests)
     heldout = _write_split(store, "heldout", range(blocks, blocks + 1), text, sizes, digests)
+    files = {} if tokenizer is None else tokenizer.save_files()
     if tokenizer is not None:
         save_tokenizer(tokenizer, store.at(TOKENIZER).uri)
     manifest = Manifest(
@@ -123,6 +125,7 @@ def write_corpus(
         shard_digests=digests,
         counts={},
         options={"rules": 2},
+        tokenizer_files={f"{TOKENIZER}/{name}": digest(content) for name, content in files.items()},
         pairs=text.pairs,
     )
     save_manifest(store, manifest)

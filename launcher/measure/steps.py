@@ -27,59 +27,22 @@ from encoder_core.train.pace import Stopwatch
 from encoder_core.train.state import TrainState
 from launcher import session
 from launcher.measure.rows import InProcess
+from launcher.measure.taken import Step, Taken
 from launcher.rank_data import RankData, Share
 from launcher.runs import Run
 from launcher.utilisation import peak, utilisation
 
 WARM_UP = 3  # steps, the last of them profiled
 _FEWEST, _MOST = 3, 100  # timed steps
-_ENOUGH_S = 5.0  # of timed steps, if there are the fewest; a minute in all where they are slow
+ENOUGH_S = 5.0  # of timed steps, if there are the fewest
 _OPERATORS = 5  # the slowest ones are told
 _EXCHANGE = ("gloo:", "nccl:", "ncclDev", "ncclKernel")  # how collectives, and their kernels, are called
 _STATUS, _HIGH_WATER = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
-@dataclass(frozen=True)
-class Step:
-    """One rank's seconds of one step, and the tokens of all ranks.
-
-    Attributes:
-        data: until the rows were there. forward, backward: of all its microbatches. last: of the last backward pass.
-        update: clipping, the optimizer, and gathering what it changed.
-    """
-
-    seconds: float
-    data: float
-    forward: float
-    backward: float
-    last: float
-    update: float
-    tokens: int
-
-
-@dataclass(frozen=True)
-class Taken:
-    """What one rank found.
-
-    Attributes:
-        steps: those that count.
-        peak_bytes: the most memory that the run filled, at any time of the first two steps.
-        peak_flops: FLOP/s of its device, as MFU takes them; None if they are not known.
-        mfu: of each step that counts, over all ranks; empty without `peak_flops`.
-        exchange: share of a step that collectives take, waiting for other ranks included.
-        operators: the slowest operators, with their shares of what all operators take.
-    """
-
-    steps: tuple[Step, ...]
-    peak_bytes: int
-    peak_flops: float | None
-    mfu: tuple[float, ...]
-    exchange: float
-    operators: tuple[tuple[str, float], ...]
-
-
-def take_steps(run: Run, control: Control) -> Taken:
-    """Train `run` for some seconds, from fresh weights. Collective; torch's group is there, and its device chosen."""
+def take_steps(run: Run, control: Control, seconds: float = ENOUGH_S) -> Taken:
+    """Train `run` for about so many seconds, from fresh weights. Collective; torch's group is there, and its device
+    chosen."""
     tokenizer, recipe = run.tokenizer(), run.recipe
     memory = _Memory()
     model = session.build_model(recipe, tokenizer)
@@ -97,7 +60,7 @@ def take_steps(run: Run, control: Control) -> Taken:
         model.target_counts,
         recipe.memory_refresh,
     )
-    watch = _Watch(engine, control, memory)
+    watch = _Watch(engine, control, memory, seconds)
     plan = replace(session.plan(recipe), evaluate_every=None)
     with closing(data):
         Trainer(engine, control, data, _NoKeeper(), _AnyLoss(), watch, plan, watch.enough).train(TrainState())
@@ -138,6 +101,7 @@ class _Watch:
     engine: TimedEngine
     control: Control
     memory: "_Memory"
+    seconds: float
     steps: list[Step] = field(default_factory=list)
     peak_bytes: int = 0
     profiled_seconds: float = 0.0
@@ -171,7 +135,7 @@ class _Watch:
         """Rank 0's clock decides for all."""
         if self.control.rank or len(self.steps) < _FEWEST:
             return False
-        return len(self.steps) >= _MOST or time.monotonic() - self._begun > _ENOUGH_S
+        return len(self.steps) >= _MOST or time.monotonic() - self._begun > self.seconds
 
 
 class _AnyLoss:

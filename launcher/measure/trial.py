@@ -138,24 +138,50 @@ def choose(recipe: Recipe, phase: Phase, machine: Machine) -> Trial:
     return trial
 
 
+class _Sizes(dict[int, int]):
+    """Parameters of a recipe by its number of layers. They are counted once: that builds a module."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._recipe = recipe
+
+    def __missing__(self, layers: int) -> int:
+        model = _with_layers(known(self._recipe.model), layers)
+        self[layers] = parameters(self._recipe.model_copy(update={"model": model}))
+        return self[layers]
+
+
 def _candidates(recipe: Recipe, phase: Phase, machine: Machine) -> Iterator[Trial]:
     """From the recipe's own to the smallest."""
     most = min(recipe.microbatch, batch_rows(phase))
     whole = math.ceil(math.ceil(batch_rows(phase) / recipe.microbatch) / machine.ranks)
     least = 2 if isinstance(recipe.input, Lanes) or recipe.objective.contrastive is not None else 1
-    layers, rows = recipe.model.layers, most
+    layers, rows, sizes = recipe.model.layers, most, _Sizes(recipe)
+
+    def trial(rounds: int) -> Trial:
+        return _trial(
+            recipe, phase, machine, rounds=rounds, whole=whole, rows=rows, layers=layers, sizes=sizes
+        )
+
     for rounds in range(min(_ROUNDS, whole), 0, -1):
-        yield _trial(recipe, phase, machine, rounds=rounds, whole=whole, rows=rows, layers=layers)
+        yield trial(rounds)
     while rows > least:
         rows = max(least, rows // 2)
-        yield _trial(recipe, phase, machine, rounds=1, whole=whole, rows=rows, layers=layers)
+        yield trial(1)
     while layers > 1:
         layers //= 2
-        yield _trial(recipe, phase, machine, rounds=1, whole=whole, rows=rows, layers=layers)
+        yield trial(1)
 
 
 def _trial(
-    recipe: Recipe, phase: Phase, machine: Machine, *, rounds: int, whole: int, rows: int, layers: int
+    recipe: Recipe,
+    phase: Phase,
+    machine: Machine,
+    *,
+    rounds: int,
+    whole: int,
+    rows: int,
+    layers: int,
+    sizes: _Sizes,
 ) -> Trial:
     own = min(recipe.microbatch, batch_rows(phase))
     smaller = []
@@ -174,17 +200,17 @@ def _trial(
         "logging": Logging(tensorboard=False),
         "events": Events(),
     }
-    smaller_recipe = recipe.model_copy(update=changes)
-    size = expected_bytes(smaller_recipe, machine, rounds)
+    tried = recipe.model_copy(update=changes)
+    seconds = expected_seconds(tried, machine, rounds)
     return Trial(
-        smaller_recipe, rounds, whole, tuple(smaller), size, expected_seconds(smaller_recipe, machine, rounds)
+        tried, rounds, whole, tuple(smaller), expected_bytes(tried, machine, rounds, sizes[layers]), seconds
     )
 
 
-def expected_bytes(recipe: Recipe, machine: Machine, rounds: int) -> int:
-    """That a rank of `recipe`, whose vocabulary is known, fills. On a CPU, buckets are filled as far as there are
-    gradients: the rest of them is address space only."""
-    shape, size = microbatch_shape(recipe, recipe.phases[0]), parameters(recipe)
+def expected_bytes(recipe: Recipe, machine: Machine, rounds: int, size: int) -> int:
+    """That a rank of `recipe`, of `size` parameters and with a known vocabulary, fills. On a CPU, buckets are filled as
+    far as there are gradients: the rest of them is address space only."""
+    shape = microbatch_shape(recipe, recipe.phases[0])
     cuda = machine.device == "cuda"
     kernel: Kernel = "gpu" if cuda else "cpu"
     bucket = memory.BUCKET if cuda else min(memory.BUCKET, size)
