@@ -6,6 +6,10 @@ interrupted goes on where it was.
 `maskfleet demo`: everything once, on this machine.
 """
 
+import os
+import shlex
+import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -73,7 +77,27 @@ class Demo:
         self._evaluate(run)
         self._export(run)
         self._report(run)
+        self.say_next()
         return 0
+
+    def say_next(self) -> None:
+        """Commands to go on with, as they can be given here."""
+        program = "maskfleet" if shutil.which("maskfleet") else os.path.relpath(sys.argv[0])
+        run, corpus, other = (shlex.quote(str(self.out / name)) for name in ("run", "corpus", "deberta"))
+        rows = [
+            (f"show {run} --step 100", "a row that was trained on, and what was masked in it"),
+            (
+                f"init deberta-base {other} --corpus {corpus} --tiny",
+                "another recipe's small form, on this corpus,",
+            ),
+            (f"train {other}", "trained the same way"),
+        ]
+        if self.text is None:
+            rows.insert(0, ("demo YOUR_TEXT --out mine", "the same on text of yours: a file, folder or glob"))
+        self.console.print("\n[bold]Next[/]", highlight=False)
+        width = max(len(words) for words, _ in rows)
+        for words, what in rows:
+            self._say(f"{program} {words:<{width}}   {what}")
 
     def _gather_text(self) -> list[str]:
         with self._timed("text"):

@@ -74,8 +74,9 @@ def preflight(
     """
     from launcher.output import print_table
     from launcher.preflight.findings import worst
-    from launcher.preflight.measure import examine, subject
+    from launcher.preflight.measure import examine, raise_open_files, subject
 
+    raise_open_files()
     findings = examine(subject(target) if target is not None else None)
     if as_json:
         print_json(vars(finding) for finding in findings)

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
+from launcher.cli.alone import repeatable, told
 from launcher.cli.options import DataOption, JsonOption, StepOption, print_json
-from launcher.commands.alone import repeatable, told
 
 group = typer.Typer(no_args_is_help=True, help="Train and measure sentence embeddings (Sentence-BERT).")
 

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from launcher.cli.alone import passing
+from launcher.cli.alone import say as _say
 from launcher.cli.options import CHECKPOINT_HELP, DataOption, JsonOption, print_json
-from launcher.commands.alone import passing
-from launcher.commands.alone import say as _say
 from launcher.errors import OptionError
 
 if TYPE_CHECKING:

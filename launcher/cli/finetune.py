@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from launcher.cli.alone import repeatable, told
 from launcher.cli.options import CheckpointArgument, DataOption, JsonOption, StepOption, print_json
-from launcher.commands.alone import repeatable, told
 
 if TYPE_CHECKING:
     from launcher.finetune.settings import Settings

@@ -16,7 +16,6 @@ from data_service.errors import UserError as DataError
 from data_service.visible import visible
 from encoder_core.errors import UserError as ModelError
 from launcher.cli import (
-    bench,
     checkpoints,
     corpus,
     demo,
@@ -86,7 +85,6 @@ runs.register(app)
 checkpoints.register(app)
 embed.register(app)
 diagnose.register(app)
-bench.register(app)
 doctor.register(app)
 finetune.register(app)
 evaluate.register(app)

@@ -30,7 +30,7 @@ from launcher.cluster.coordinator import start_monitor
 from launcher.cluster.deaths import of_command
 from launcher.cluster.evaluators import evaluating, pending
 from launcher.cluster.fit_loop import NOT_SAVED, Display, Follow, MonitorLost
-from launcher.cluster.nodes import lean, logs, lost, room_for
+from launcher.cluster.nodes import logs, lost, room_for
 from launcher.cluster.rank_group import Assignment
 from launcher.cluster.resources import Resources, cores_of, data_workers, gpus_of, plan_resources, sizing
 from launcher.cluster.standing import Status

@@ -20,10 +20,17 @@ MTBF_HOURS = 54 * 24 * 2048 / 419
 
 @dataclass(frozen=True)
 class Utilisation:
-    """Share of a GPU's peak that model FLOPs reach, and where that is from."""
+    """Share of a GPU's peak that model FLOPs reach, and where that is from.
+
+    Attributes:
+        measured: on devices of this kind, and not assumed.
+        step: seconds of a whole step, the network's included, where that was measured on just such a cluster.
+    """
 
     share: float
     source: str
+    measured: bool = False
+    step: float | None = None
 
 
 def utilisation(model: ModelConfig, length: int, gpu: Gpu) -> Utilisation:

@@ -1,6 +1,6 @@
 """What the data service must deliver: tokens, processor cores, and requests to object storage.
 
-Rates are those of data_service/README.md, measured on one core of an AMD EPYC.
+Rates are those of tests/bench/RESULTS-speed.md, measured on one core of an AMD EPYC.
 """
 
 import math

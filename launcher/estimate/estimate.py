@@ -1,5 +1,6 @@
 """What a recipe comes to on a cluster: memory, time, data, checkpoints and money, with the arithmetic kept."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from data_service.stream.radius import Radius
@@ -19,6 +20,7 @@ from launcher.estimate.data_needs import DataNeeds, data_needs, shuffle_radius
 from launcher.estimate.flops import reads_backwards
 from launcher.estimate.goodput import Saving, best_interval, daly, goodput, young
 from launcher.estimate.memory import STAGES, Part, Stage
+from launcher.estimate.saved import Kernel
 from launcher.estimate.shape import Shape
 from launcher.estimate.throughput import PhaseTime, phase_time
 from launcher.recipe.schema import Recipe
@@ -100,8 +102,10 @@ class Estimate:
         return max(fitting, key=lambda fit: fit.rows, default=None)
 
 
-def estimate(recipe: Recipe, cluster: Cluster, mfu: float | None = None) -> Estimate:
-    """What `recipe` needs and takes; `mfu` in place of the assumed utilisation.
+def estimate(
+    recipe: Recipe, cluster: Cluster, mfu: float | None = None, measured: Sequence[Utilisation] = ()
+) -> Estimate:
+    """What `recipe` needs and takes; `mfu`, or what was `measured` of each phase, in place of what is assumed.
 
     Raises EstimateError: a utilisation that is no share.
     """
@@ -109,9 +113,10 @@ def estimate(recipe: Recipe, cluster: Cluster, mfu: float | None = None) -> Esti
         raise EstimateError(f"a utilisation of {mfu}", remedy="give a share above 0, at most 1")
     count = parameters(recipe)
     recipe = recipe.model_copy(update={"model": known(recipe.model)})
+    shares = measured or [_share(recipe, phase.length, cluster, mfu) for phase in recipe.phases]
     phases = tuple(
-        phase_time(recipe, phase, cluster, count, _share(recipe, phase.length, cluster, mfu))
-        for phase in recipe.phases
+        phase_time(recipe, phase, cluster, count, share)
+        for phase, share in zip(recipe.phases, shares, strict=True)
     )
     fastest = max(phase.tokens_per_second for phase in phases)
     work = sum(phase.seconds for phase in phases)
@@ -149,9 +154,28 @@ def halvings(rows: int) -> list[int]:
 
 
 def _fit(recipe: Recipe, cluster: Cluster, count: int, stage: Stage, shape: Shape, rounds: int) -> Fit:
-    kept = memory.kept(count, cluster.ranks, stage, recipe.precision, recipe.reduce_dtype)
+    parts = bill(recipe, count, cluster.ranks, stage, shape=shape, rounds=rounds)
+    return Fit(stage, shape.rows, parts, memory.total(parts) <= memory.usable(cluster.gpu.memory))
+
+
+def bill(
+    recipe: Recipe,
+    count: int,
+    ranks: int,
+    stage: Stage,
+    *,
+    shape: Shape,
+    rounds: int,
+    kernel: Kernel = "gpu",
+    bucket: int = memory.BUCKET,
+) -> tuple[Part, ...]:
+    """What fills the memory of one of `ranks` that train `count` parameters, `rounds` microbatches of `shape` a step.
+
+    `kernel`, `bucket`: as in `activations.turns` and `memory.kept`.
+    """
+    kept = memory.kept(count, ranks, stage, recipe.precision, recipe.reduce_dtype, bucket=bucket)
     turns = activations.turns(
-        recipe.model, recipe.objective, shape, "gpu", backwards=reads_backwards(recipe.input)
+        recipe.model, recipe.objective, shape, kernel, backwards=reads_backwards(recipe.input)
     )
     added = memory.of_microbatch(
         turns,
@@ -161,8 +185,7 @@ def _fit(recipe: Recipe, cluster: Cluster, count: int, stage: Stage, shape: Shap
     )
     if isinstance(recipe.model, XlnetConfig) and recipe.memory_refresh is not None:
         kept.append(_remembered(recipe.model, shape.rows * rounds, recipe.precision))
-    parts = (*kept, *added)
-    return Fit(stage, shape.rows, parts, memory.total(parts) <= memory.usable(cluster.gpu.memory))
+    return (*kept, *added)
 
 
 def _remembered(model: XlnetConfig, rows: int, precision: str) -> Part:

@@ -33,14 +33,23 @@ class Part:
 
 
 def kept(
-    parameters: int, ranks: int, stage: Stage, precision: Precision, reduce_dtype: Precision = "fp32"
+    parameters: int,
+    ranks: int,
+    stage: Stage,
+    precision: Precision,
+    reduce_dtype: Precision = "fp32",
+    *,
+    bucket: int = BUCKET,
 ) -> list[Part]:
-    """What is there all the time. bf16 at stage 0 is not supported (encoder_core/train/engine.py)."""
+    """What is there all the time. bf16 at stage 0 is not supported (encoder_core/train/engine.py).
+
+    `bucket`: elements of a bucket that are memory, and not only addresses.
+    """
     if stage == 0:
         assert precision == "fp32"
         return [_part("weights, gradients, two moments", 16, parameters, 1)]
     if stage == 3:
-        return _kept_3(parameters, ranks, precision, reduce_dtype)
+        return _kept_3(parameters, ranks, precision, reduce_dtype, bucket)
     state = 2 if precision == "bf16" else 4
     parts = [
         _part("weights", state, parameters, 1),
@@ -52,17 +61,23 @@ def kept(
             _part("summed gradients, fp32, whole at stage 1", 4, parameters, 1),
         ]
     # In fp32, stage 1 keeps its gradients in the bucket until they are reduced, as stage 2 does.
-    return [*parts, _part("summed gradients, fp32", 4, parameters, ranks), *_bucket(precision, reduce_dtype)]
+    return [
+        *parts,
+        _part("summed gradients, fp32", 4, parameters, ranks),
+        *_bucket(precision, reduce_dtype, bucket),
+    ]
 
 
-def _kept_3(parameters: int, ranks: int, precision: Precision, reduce_dtype: Precision) -> list[Part]:
+def _kept_3(
+    parameters: int, ranks: int, precision: Precision, reduce_dtype: Precision, bucket: int
+) -> list[Part]:
     state = 2 if precision == "bf16" else 4
     return [
         _part("weights", state, parameters, ranks),
         _part("gathered weights, up to 1e9 of them", state, min(parameters, LIVE), 1),
         _part("master weights, two moments", 12, parameters, ranks),
         _part("summed gradients, fp32", 4, parameters, ranks),
-        *_bucket(precision, reduce_dtype),
+        *_bucket(precision, reduce_dtype, bucket),
     ]
 
 
@@ -71,12 +86,12 @@ def _part(what: str, each: int, parameters: int, ranks: int) -> Part:
     return Part(what, f"{each} B x {parameters:,}{share}", -(-each * parameters // ranks))
 
 
-def _bucket(precision: Precision, reduce_dtype: Precision) -> list[Part]:
+def _bucket(precision: Precision, reduce_dtype: Precision, size: int) -> list[Part]:
     """Where stage 1 in bf16 has none: it reduces its fp32 sums."""
     state = 2 if precision == "bf16" else 4
-    parts = [Part("bucket of gradients to reduce", f"{state} B x {BUCKET:,}", state * BUCKET)]
+    parts = [Part("bucket of gradients to reduce", f"{state} B x {size:,}", state * size)]
     if precision == "bf16" and reduce_dtype == "fp32":
-        parts.append(Part("bucket of gradients in fp32, as ranks add it up", f"4 B x {BUCKET:,}", 4 * BUCKET))
+        parts.append(Part("bucket of gradients in fp32, as ranks add it up", f"4 B x {size:,}", 4 * size))
     return parts
 
 

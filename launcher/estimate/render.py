@@ -23,6 +23,7 @@ def render(estimate: Estimate) -> str:
     sections += [
         _memory(estimate),
         _bill(estimate),
+        *([_tensors(estimate)] if _lists_tensors(estimate) else []),
         _data(estimate),
         _checkpoints(estimate),
         _whole(estimate),
@@ -80,10 +81,12 @@ def _step(e: Estimate, phase: PhaseTime) -> Iterator[str]:
     done = executed(e.recipe, phase.flops)
     moved = network_bytes(e.parameters, ranks, e.recipe, phase.rounds)
     network = f"{moved / 1e9:.2f} GB / ({LINK_SHARE} x {cluster.rate / 1e9:.1f} GB/s)"
+    if share.step is not None:
+        network = "in the step that was measured"
     tokens = f"{human_count(phase.tokens_per_second)}/s"
     for line in (
         ("rounds, of the busiest rank", f"{phase.microbatches:,} / {ranks}, rounded up", f"{phase.rounds}"),
-        ("utilisation, assumed", share.source, f"{share.share:.1%}"),
+        (f"utilisation, {'measured' if share.measured else 'assumed'}", share.source, f"{share.share:.1%}"),
         (
             "computing",
             f"{phase.rounds} x {_tera(done)} / ({peak} x {share.share:.3f})",
@@ -143,6 +146,11 @@ def _bill(e: Estimate) -> list[str]:
     return [*lines, _line("in all", "the sum", human_bytes(fit.bytes))]
 
 
+def _lists_tensors(e: Estimate) -> bool:
+    """Whether the bill has one line for all tensors, which are then listed."""
+    return e.as_configured is not None and not e.recipe.activation_checkpointing
+
+
 def _tensors(e: Estimate) -> list[str]:
     """What the activations are, most bytes first."""
     recipe, shape = e.recipe, e.longest.shape
@@ -151,15 +159,18 @@ def _tensors(e: Estimate) -> list[str]:
         recipe.model, recipe.objective, shape, "gpu", backwards=reads_backwards(recipe.input)
     )
     largest = max(turns, key=lambda turn: turn.bytes(state))
-    lines = [
-        f"Tensors kept for the backward pass, {shape.rows} rows of {shape.length}, without checkpointing"
-    ]
+    whole, small = largest.bytes(state), 0
+    lines = [f"Tensors kept for the backward pass, {shape.rows} rows of {shape.length}"]
     for tensor in sorted(largest.tensors(), key=lambda tensor: -tensor.bytes(state)):
         size = tensor.bytes(state)
-        if size > largest.bytes(state) / 1000:
+        if size > whole / 1000:
             formula = f"{tensor.elements:,} x {tensor.width or state} B x {tensor.count}"
             lines.append(_line(tensor.what, formula, human_bytes(size)))
-    return lines
+        else:
+            small += size
+    if small:
+        lines.append(_line("all others", "each less than a thousandth", human_bytes(small)))
+    return [*lines, _line("in all", "the sum", human_bytes(whole))]
 
 
 def _data(e: Estimate) -> list[str]:

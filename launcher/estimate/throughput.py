@@ -21,7 +21,7 @@ class PhaseTime:
         shape: one microbatch.
         microbatches: of one step; `rounds` of them on the rank that has most.
         flops: of one microbatch.
-        utilisation: assumed.
+        utilisation: assumed or measured.
         compute, network: seconds of a step.
     """
 
@@ -70,15 +70,22 @@ def _targets(objective: Objective, length: int, maskable: int) -> float:
     return wanted if most is None else min(wanted, most)
 
 
+def batch_rows(phase: Phase) -> int:
+    """Of a step; of a batch of tokens, rows that are full."""
+    return phase.batch.sequences or max(1, (phase.batch.tokens or 0) // phase.length)
+
+
+def microbatch_shape(recipe: Recipe, phase: Phase) -> Shape:
+    """Each text of an example counted as a row."""
+    rows = min(recipe.microbatch, batch_rows(phase)) * recipe.input.texts
+    return Shape(rows, phase.length, targets_per_row(recipe, phase.length))
+
+
 def phase_time(
     recipe: Recipe, phase: Phase, cluster: Cluster, parameters: int, utilisation: Utilisation
 ) -> PhaseTime:
     """`parameters` of all networks."""
-    rows, texts = (
-        phase.batch.sequences or max(1, (phase.batch.tokens or 0) // phase.length),
-        recipe.input.texts,
-    )
-    shape = Shape(min(recipe.microbatch, rows) * texts, phase.length, targets_per_row(recipe, phase.length))
+    rows, shape = batch_rows(phase), microbatch_shape(recipe, phase)
     flops = count(products(recipe, shape))
     microbatches = -(-rows // recipe.microbatch)
     rounds = -(-microbatches // cluster.ranks)
@@ -87,15 +94,15 @@ def phase_time(
     moved = network_bytes(parameters, cluster.ranks, recipe, rounds)
     return PhaseTime(
         phase.steps,
-        rows * texts,
+        rows * recipe.input.texts,
         phase.length,
         shape,
         microbatches,
         rounds,
         flops,
         utilisation,
-        compute=rounds * done / (peak * utilisation.share),
-        network=moved / (LINK_SHARE * cluster.rate),
+        compute=rounds * done / (peak * utilisation.share) if utilisation.step is None else utilisation.step,
+        network=moved / (LINK_SHARE * cluster.rate) if utilisation.step is None else 0.0,
     )
 
 

@@ -20,7 +20,7 @@ from checkpoints.attempt import Owner
 from data_service.service.tasks import died, installed_only, lean, reason_of
 from data_service.service.tasks import lost as gone
 from data_service.store.errors import TRANSIENT, StoreError
-from launcher.cluster.nodes import lean, logs, lost, room_for
+from launcher.cluster.nodes import logs, lost, room_for
 from launcher.errors import OptionError, TryAgain
 from launcher.evaluate.cell import Work
 from launcher.evaluate.claims import holder

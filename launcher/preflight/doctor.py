@@ -2,7 +2,6 @@
 
 import os
 import platform
-import resource
 import shutil
 import socket
 import subprocess
@@ -17,9 +16,16 @@ from data_service.store.open import open_store
 from launcher.preflight import findings
 from launcher.preflight.findings import Finding, Verdict
 from launcher.preflight.gpus import gpu_states
-from launcher.preflight.measure import available_memory, exercise, shared_memory, temporary_disk
+from launcher.preflight.measure import (
+    available_memory,
+    exercise,
+    open_files,
+    raise_open_files,
+    shared_memory,
+    temporary_disk,
+)
 
-_PINS = Path(__file__).parent.parent / "infra" / "constraints.txt"
+_PINS = Path(__file__).parents[2] / "infra" / "constraints.txt"
 _MATTERS = ("torch", "deepspeed", "ray", "numpy", "tokenizers", "boto3", "pydantic", "safetensors")
 
 
@@ -32,7 +38,8 @@ def examine(uris: list[str]) -> Iterator[Finding]:
     yield shared_memory()
     yield temporary_disk()
     yield from _gpus()
-    yield findings.open_files(*resource.getrlimit(resource.RLIMIT_NOFILE))
+    raise_open_files()
+    yield open_files()
     yield _network()
     yield _clock()
     for uri in uris:

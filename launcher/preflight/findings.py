@@ -10,7 +10,7 @@ from launcher.format import human_bytes
 Verdict = Literal["ok", "warning", "failure"]
 
 _MIB, _GIB = 1 << 20, 1 << 30
-_LEAST_FILES, _GOOD_FILES = 1024, 65_536
+_LEAST_FILES, _GOOD_FILES = 1024, 8192  # the latter is what Ray recommends at least
 _DOCKERS_SHM = 64 * _MIB  # what a container gets if nobody asks for more
 _SKEW_WARNING, _SKEW_FAILURE = 5.0, 300.0  # S3 refuses requests signed 15 minutes off
 _SLOW_LINK = 100e6  # bytes a second: 1 Gbit/s, less what is lost on the way
@@ -74,8 +74,10 @@ def shared_memory(total: int, free: int, gpus: int) -> Finding:
 
 
 def open_files(soft: int, hard: int) -> Finding:
-    """The limits on open files of this process."""
-    found = f"{soft:,} (at most {hard:,})"
+    """The limits on open files of this process, -1 where there is none (RLIM_INFINITY)."""
+    if soft < 0:
+        return Finding("open files", "ok", "no limit")
+    found = f"{soft:,} (at most {f'{hard:,}' if hard >= 0 else 'without limit'})"
     if soft >= _GOOD_FILES:
         return Finding("open files", "ok", found)
     verdict: Verdict = "warning" if soft >= _LEAST_FILES else "failure"

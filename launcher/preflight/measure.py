@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as Late
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,6 +62,7 @@ _DEADLINE_S = 2.5  # for all checks together
 _STATE_BYTES = 12  # a parameter in a checkpoint: fp32 weight and two moments
 _CGROUP = Path("/sys/fs/cgroup")
 _MIB = 1 << 20
+_MOST_FILES = 65_536
 
 Check = Callable[[], list[Finding]]
 
@@ -97,7 +99,7 @@ def _checks(subject: Subject | None) -> Iterator[tuple[str, Check]]:
     """By what they check."""
     yield "memory", lambda: [findings.memory(*available_memory())]
     yield "/dev/shm", lambda: [shared_memory()]
-    yield "open files", lambda: [findings.open_files(*resource.getrlimit(resource.RLIMIT_NOFILE))]
+    yield "open files", lambda: [open_files()]
     yield "temporary disk", lambda: [temporary_disk()]
     yield "GPUs", lambda: [finding for state in gpu_states() for finding in findings.gpu(state)]
     if address := os.environ.get("RAY_ADDRESS"):
@@ -150,6 +152,21 @@ def _cgroup(file: str, field: str | None = None) -> int | None:
     if field is not None:
         text = dict(line.split() for line in text.splitlines()).get(field, "")
     return int(text) if text.strip().isdecimal() else None
+
+
+def raise_open_files() -> None:
+    """Let this process open as many files as it may, up to `_MOST_FILES`. Ray does the same where it is started, so
+    that a limit which anybody may raise is nothing to warn of."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(ValueError, OSError):  # then it stays, and is judged as it is
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def open_files() -> Finding:
+    """What this process may open."""
+    return findings.open_files(*resource.getrlimit(resource.RLIMIT_NOFILE))
 
 
 def shared_memory() -> Finding:

@@ -47,18 +47,21 @@ def utilisation(recipe: Recipe, vocabulary: int, device: torch.device, ranks: in
 
     `vocabulary`: the tokenizer's size, for a model that leaves it to that. Takes a tenth of a second on a CPU.
     """
-    peak = _peak(device, recipe.precision)
-    if peak is None:
+    speed = peak(device, recipe.precision)
+    if speed is None:
         return None
     model = recipe.model if recipe.model.vocab else recipe.model.model_copy(update={"vocab": vocabulary})
     known = recipe.model_copy(update={"model": model})
     shapes = (Shape(1, phase.length, targets_per_row(recipe, phase.length)) for phase in recipe.phases)
     flops = tuple(count(products(known, shape)).model / shape.tokens for shape in shapes)
-    return Utilisation(tuple(accumulate(phase.steps for phase in recipe.phases)), flops, peak * ranks)
+    return Utilisation(tuple(accumulate(phase.steps for phase in recipe.phases)), flops, speed * ranks)
 
 
-def _peak(device: torch.device, precision: str) -> float | None:
-    """FLOP/s of dense products in this precision."""
+def peak(device: torch.device, precision: str) -> float | None:
+    """FLOP/s of dense products in this precision: the vendor's; of a CPU, measured with this process's threads.
+
+    None for a GPU whose figures are not known.
+    """
     if device.type != "cuda":
         return _measured(_DTYPES[precision])
     found = torch.cuda.get_device_properties(device)

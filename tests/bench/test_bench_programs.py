@@ -1,13 +1,15 @@
 """The measuring programs run and say what they found; how fast anything is, is not tested."""
 
+import sys
 from importlib.util import find_spec
 
+import masking
+import plan
+import program
 import pytest
-
-from launcher.bench import masking, plan
-from launcher.bench.cpu import tree_seconds
-from launcher.bench.data_peer import need_peer
-from launcher.bench.errors import BenchError
+from cpu import tree_seconds
+from data_peer import need_peer
+from program import BenchError
 
 
 def quiet(_: str) -> None: ...
@@ -38,3 +40,16 @@ def test_a_missing_peer_is_named_with_the_way_to_install_it() -> None:
     with pytest.raises(BenchError, match="MosaicML Streaming, is not installed") as raised:
         need_peer()
     assert "pip install --no-deps mosaicml-streaming" in raised.value.remedy
+
+
+def test_a_program_ends_like_the_commands(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def main(workers: int = 1) -> None:
+        raise BenchError(f"{workers} workers are too few", remedy="give more")
+
+    monkeypatch.setattr(sys, "argv", ["main", "--workers", "3"])
+    with pytest.raises(SystemExit) as ended:
+        program.run(main)
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == "error: 3 workers are too few\nremedy: give more\n"

@@ -3,12 +3,10 @@
 from typing import get_args
 
 import pytest
+import step
 import torch
-
-from encoder_core.families.electra import ElectraConfig
-from launcher.bench import step
-from launcher.bench.step import Family, Setting, bench_step, render
-from launcher.bench.step_batch import (
+from step import Family, Setting, bench_step, render
+from step_batch import (
     IGNORED,
     Lengths,
     Permuted,
@@ -17,6 +15,8 @@ from launcher.bench.step_batch import (
     make_batch,
     row_lengths,
 )
+
+from encoder_core.families.electra import ElectraConfig
 
 SHAPE = {"layers": 2, "hidden": 32, "heads": 4, "feed_forward": 48, "vocab": 101}
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 from simulated_ranks import serve, small_ray
+from synthetic import NEVER_MASKED, SPECIAL, VOCABULARY, write_corpus
 
 from data_service.samples.spec import SourceSpec, StreamSpec, WindowSize
 from data_service.service.feed import FeedConfig
 from data_service.store.open import open_store
-from launcher.bench.synthetic import NEVER_MASKED, SPECIAL, VOCABULARY, write_corpus
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3600)]
 

@@ -16,9 +16,9 @@ import pytest
 import small_runs
 import transformers
 from rank_processes import run_group
+from recipes import RECIPES, prepare, tokenizer_kind
 from train_command import committed, kill, output, training, wait_for
 
-from launcher.bench.recipes import RECIPES, prepare, tokenizer_kind
 from launcher.cli.demo_text import write_jsonl
 from launcher.inspect.baselines import baselines
 from launcher.recipe.load import bundled, load

@@ -28,7 +28,7 @@ from checkpoints.layout import Mark
 from checkpoints.listing import committed, folders
 from data_service.store.base import Store
 from encoder_core.train.exchange import Control
-from launcher.bench.alone import InProcess
+from launcher.measure.rows import InProcess
 from launcher.rank.journal import Startup
 from launcher.rank.main import run_rank
 from launcher.run.history import read_history

@@ -13,7 +13,7 @@ from data_service.samples.samples import Samples, join_rows
 from data_service.samples.spec import StreamSpec
 from encoder_core.batch import Batch
 from encoder_core.objectives.losses import LossSums
-from launcher.bench.alone import InProcess
+from launcher.measure.rows import InProcess
 from launcher.rank.build import build_model
 
 _MARK = 11  # an id that the made-up text never has

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 import torch
+from step_batch import in_random_order, make_batch
 from torch import Tensor
 
 from data_service.samples.masking import MlmMasking
@@ -18,7 +19,6 @@ from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.objectives.losses import LossSums
 from encoder_core.objectives.losses import Objective as Module
 from encoder_core.objectives.replaced import ReplacedTokenConfig
-from launcher.bench.step_batch import in_random_order, make_batch
 from launcher.estimate.shape import Shape
 from launcher.recipe.objective import ExtraTerm, Objective, objective_module
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from synthetic import write_corpus
 from typer.testing import CliRunner
 
 from data_service.corpus.manifest import block_table
@@ -18,7 +19,6 @@ from data_service.stream.order import SpreadOrder
 from data_service.stream.plan import Plan
 from data_service.stream.radius import NEAR, Radius, expected_radius, radius
 from data_service.tokenizers.specials import SpecialIds
-from launcher.bench.synthetic import write_corpus
 from launcher.cli.main import app
 
 LARGE = [1e9, 4.8e9, 2.4e9, 1.9e9]  # roberta-large-160gb's sources, a quarter as large

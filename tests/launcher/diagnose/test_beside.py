@@ -16,7 +16,6 @@ from train_command import title
 
 from data_service.service.tasks import installed_only, lean
 from launcher.cluster.evaluators import Beside, evaluating, pending
-from launcher.cluster.nodes import lean
 from launcher.diagnose.results import evaluated
 from launcher.inspect.status import status
 from launcher.inspect.status_text import describe

@@ -1,6 +1,7 @@
 """`maskfleet estimate`: what it prints, what it refuses, and figures that must hang together."""
 
 import json
+import re
 
 import pytest
 from typer.testing import CliRunner
@@ -11,6 +12,7 @@ from launcher.estimate.cluster import Cluster
 from launcher.estimate.estimate import Estimate, estimate, halvings
 from launcher.estimate.gpus import find_gpu
 from launcher.estimate.render import render
+from launcher.format import human_bytes
 from launcher.recipe.load import bundled, load
 
 LARGE = ("roberta-large-160gb", "--nodes", "16", "--gpus-per-node", "8", "--gpu", "h100")
@@ -93,6 +95,33 @@ def test_recomputation_costs_a_third_and_saves_memory() -> None:
     assert plain.as_configured is not None
     assert recomputed.as_configured is not None
     assert recomputed.as_configured.bytes < 0.4 * plain.as_configured.bytes
+
+
+@pytest.mark.parametrize("name", ["roberta-large-160gb", "deberta-v3-base", "xlnet-base", "electra-base"])
+def test_the_tensors_below_the_bill_add_up_to_its_line(name: str) -> None:
+    found = of(name, "activation_checkpointing=false", nodes=1)
+    text = render(found)
+    assert found.as_configured is not None
+    activations = next(
+        part for part in found.as_configured.parts if part.formula == "the sum of the tensors below"
+    )
+    listed = text[text.index("Tensors kept for the backward pass") :].split("\n\n")[0].splitlines()[1:]
+    total = f"{human_bytes(activations.bytes)}  = the sum"
+    assert listed[-1].endswith(total)
+    sizes = [bytes_of(line) for line in listed[:-1]]
+    assert sum(sizes) == pytest.approx(activations.bytes, rel=0.02)
+
+
+def bytes_of(line: str) -> float:
+    """The result of an estimate's line, as it was rounded."""
+    number, unit = re.search(r"([\d.]+) (B|KiB|MiB|GiB)  = ", line).groups()  # type: ignore[union-attr]
+    return float(number) * 1024.0 ** ("B", "KiB", "MiB", "GiB").index(unit)
+
+
+def test_with_checkpointing_no_tensors_are_promised() -> None:
+    text = render(of("roberta-large-160gb", "activation_checkpointing=true"))
+    assert "the sum of the tensors below" not in text
+    assert "Tensors kept" not in text
 
 
 def test_memory_of_xlnet_counts() -> None:

@@ -1,5 +1,6 @@
 """This machine really measured, for a run that exists; stores that fail, hang or are somewhere else."""
 
+import resource
 import shutil
 import socket
 import time
@@ -13,7 +14,15 @@ from data_service.store.local import LocalStore
 from data_service.store.open import open_store
 from launcher.cli.main import app
 from launcher.preflight.findings import Finding, worst
-from launcher.preflight.measure import Subject, available_memory, examine, skew, subject
+from launcher.preflight.measure import (
+    Subject,
+    available_memory,
+    examine,
+    open_files,
+    raise_open_files,
+    skew,
+    subject,
+)
 from launcher.recipe.load import reload
 
 LIMIT_S = 3.0
@@ -31,6 +40,18 @@ def test_a_run_that_could_be_trained_here(fresh_run: str) -> None:
     names = {"memory", "/dev/shm", "open files", "temporary disk", "corpus text", "run's store", "clock"}
     assert found.keys() >= names | {"checkpoints' disk"}
     assert not list(open_store(fresh_run).list("preflight/")), "the probe is gone"
+
+
+def test_a_limit_that_we_may_raise_is_nothing_to_warn_of() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1000, hard))
+    try:
+        assert open_files().verdict == "failure"
+        raise_open_files()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (min(hard, 65_536), hard)
+        assert open_files().verdict == "ok"
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_folder_that_is_not_mounted_here_is_refused(fresh_run: str, tmp_path: Path) -> None:

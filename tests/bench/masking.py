@@ -1,4 +1,4 @@
-"""`maskfleet bench masking`: masked rows from a block against transformers' MLM collator, one core each.
+"""Masked rows from a block against transformers' MLM collator, one core each: python tests/bench/masking.py.
 
 Both get the same text cut into the same rows. Ours is timed from the block to rows ready to train on (cutting,
 special tokens, masking); the peer from ready rows, with the special tokens already marked, to a padded batch.
@@ -8,17 +8,18 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+import typer
+from program import BenchError, note, run
+from synthetic import NEVER_MASKED, SPECIAL, VOCABULARY, random_block
 
 from data_service.rng import stream_key
 from data_service.samples.make import block_key, cut, make_rows
 from data_service.samples.masking import MlmMasking
 from data_service.samples.packing import pack
 from data_service.samples.spec import SourceSpec, StreamSpec
-from launcher.bench.errors import BenchError
-from launcher.bench.synthetic import NEVER_MASKED, SPECIAL, VOCABULARY, random_block
 
 _KEY = stream_key("bench")
 _PEER_ROWS = 256  # a batch for the collator
@@ -138,3 +139,18 @@ def _spec(length: int, masking: MlmMasking) -> StreamSpec:
 
 def _medians(rates: dict[str, list[float]]) -> dict[str, float]:
     return {name: statistics.median(values) for name, values in rates.items()}
+
+
+def main(
+    length: Annotated[int, typer.Option(min=8, help="Tokens in a row.")] = 512,
+    rounds: Annotated[int, typer.Option(min=1, help="Timed rounds of each side.")] = 5,
+) -> None:
+    """Masking against transformers' MLM collator, on the same rows, one core each.
+
+    Needs transformers (the dev extra).
+    """
+    typer.echo(render(bench_masking(length, rounds, note)))
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,4 +1,4 @@
-"""The batch of `maskfleet bench step`: random ids, flat for us and as padded rectangles for transformers."""
+"""The batch of `step.py`: random ids, flat for us and as padded rectangles for transformers."""
 
 from dataclasses import dataclass, replace
 from typing import Literal, assert_never

@@ -1,4 +1,4 @@
-"""`maskfleet bench plan`: what it costs to know where every sample of a large corpus is.
+"""What it costs to know where every sample of a large corpus is: python tests/bench/plan.py.
 
 The plan and the seeks are measured on the manifest of a corpus that does not exist. What needs data, the counting
 pass and the first batch, is measured apart on a small real one.
@@ -10,8 +10,19 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+import typer
+from program import note, run
+from synthetic import (
+    BLOCK_TOKENS,
+    NEVER_MASKED,
+    SPECIAL,
+    VOCABULARY,
+    synthetic_manifest,
+    write_corpus,
+)
 
 from data_service.corpus.manifest_file import load_manifest, save_manifest
 from data_service.samples.spec import SourceSpec, StreamSpec, WindowSize
@@ -20,14 +31,6 @@ from data_service.stream.counts import count_range, count_rows
 from data_service.stream.plan import Plan
 from data_service.stream.sources import Corpora
 from data_service.stream.stream import Stream
-from launcher.bench.synthetic import (
-    BLOCK_TOKENS,
-    NEVER_MASKED,
-    SPECIAL,
-    VOCABULARY,
-    synthetic_manifest,
-    write_corpus,
-)
 
 _LENGTH = 512
 _BATCH = 8192
@@ -143,3 +146,16 @@ def _spec(uri: str) -> StreamSpec:
         seed=0,
         window=WindowSize(samples=16 * _BATCH),
     )
+
+
+def main(
+    tokens: Annotated[
+        int, typer.Option(min=1_000_000, help="Tokens of the synthetic manifest; no data is behind it.")
+    ] = 40_000_000_000,
+) -> None:
+    """What a data plan costs at scale: making it, a seek to any sample, the counting pass, the first batch."""
+    typer.echo(render(bench_plan(tokens, progress=note)))
+
+
+if __name__ == "__main__":
+    run(main)

@@ -10,8 +10,8 @@ import torch.distributed as dist
 
 from checkpoints.attempt import Attempt, claim
 from checkpoints.gather import Alone
-from data_service.stream.stream import Stream
 from encoder_core.train.exchange import Control
+from launcher.measure.rows import InProcess
 from launcher.rank.journal import Startup
 from launcher.rank.main import run_rank
 from launcher.run.record import Run
@@ -24,16 +24,6 @@ class Spent:
     tokens: int
     cpu_seconds: float
     figures: dict[str, float]
-
-
-class InProcess(Stream):
-    """A stream computed here, with nothing to announce or to close."""
-
-    def prefetch(self, ranges: object, steps: object = None) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""`maskfleet bench recipes`: the small forms of recipes on one text, at equal tokens and at equal CPU time.
+"""The small forms of recipes on one text, at equal tokens and at equal CPU time: python tests/bench/recipes.py.
 
 Each recipe is shrunk (`--tiny`) and trained by one rank as any run is, with its whole schedule: once to a number of
 tokens, once for a number of CPU seconds. Measured are the held-out figures, and a linear probe over all layers against
@@ -15,6 +15,11 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Annotated
+
+import typer
+from program import note, run
+from train_alone import train_alone
 
 from data_service.ingest.build import build_corpus
 from data_service.ingest.options import BuildOptions
@@ -23,7 +28,7 @@ from data_service.tokenizers.load import save_tokenizer
 from data_service.tokenizers.options import TokenizerOptions
 from data_service.tokenizers.tokenizer import Kind
 from data_service.tokenizers.train import train_tokenizer
-from launcher.bench.alone import train_alone
+from launcher.cli.options import InputsArgument
 from launcher.cli.texts import sample_texts
 from launcher.diagnose.figures import Figure
 from launcher.diagnose.frozen import open_checkpoint, untrained
@@ -272,3 +277,37 @@ def _spread(values: Sequence[float], form: str) -> str:
     return (
         f"{form.format(statistics.mean(values))} ({form.format(min(values))} to {form.format(max(values))})"
     )
+
+
+def main(
+    texts: InputsArgument,
+    task: Annotated[str, typer.Option(help="A task of classification for the probe: its name or YAML file.")],
+    out: Annotated[
+        Path, typer.Option(help="Folder for corpora, runs and results; an interrupted bench goes on.")
+    ],
+    data: Annotated[str | None, typer.Option(help="Folder or s3:// URI that holds the task's files.")] = None,
+    recipe: Annotated[
+        list[str] | None,
+        typer.Option("--recipe", help="A recipe to measure; again for more. Default: one a family."),
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each recipe.")] = 3,
+    tokens: Annotated[int, typer.Option(min=1000, help="Training tokens, for the first table.")] = 2_000_000,
+    cpu_seconds: Annotated[
+        float, typer.Option(min=1, help="CPU seconds of training, for the second.")
+    ] = 60.0,
+    vocabulary: Annotated[int, typer.Option(min=500, help="Ids of each kind of tokenizer.")] = 4096,
+    processes: Annotated[int, typer.Option(min=1, help="Runs at a time, of one thread each.")] = 2,
+) -> None:
+    """The small forms of recipes side by side: held-out losses, and a linear probe against untrained weights."""
+    names = recipe or list(RECIPES)
+    prepare(texts, out, vocabulary, names)
+    equal_tokens, equal_time = bench_recipes(
+        names, seeds, tokens, cpu_seconds, out, task, data, processes, note
+    )
+    typer.echo(render(f"At about {tokens:,} tokens", equal_tokens))
+    typer.echo()
+    typer.echo(render(f"At about {cpu_seconds:,.0f} CPU seconds", equal_time))
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,4 +1,4 @@
-"""The peer of `maskfleet bench data`: MosaicML Streaming with transformers' MLM collator."""
+"""The peer of `data.py`: MosaicML Streaming with transformers' MLM collator."""
 
 import tempfile
 from importlib.util import find_spec
@@ -6,10 +6,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from launcher.bench.cpu import tree_seconds
-from launcher.bench.errors import BenchError
-from launcher.bench.masking import mlm_collator
-from launcher.bench.synthetic import BLOCK_TOKENS, SPECIAL, random_block
+from cpu import tree_seconds
+from masking import mlm_collator
+from program import BenchError
+from synthetic import BLOCK_TOKENS, SPECIAL, random_block
 
 _BLOCKS = 16
 _WARM_UP = 10  # batches
@@ -20,7 +20,7 @@ def need_peer() -> None:
     """Raises BenchError where the peer cannot be imported."""
     if find_spec("streaming") is None or find_spec("torchvision") is None:
         raise BenchError(
-            "the peer of `bench data`, MosaicML Streaming, is not installed",
+            "the peer, MosaicML Streaming, is not installed",
             remedy="pip install --no-deps mosaicml-streaming Brotli catalogue python-snappy cramjam xxhash zstd "
             "matplotlib, and torchvision built for this torch (it is imported, not used: an empty module with "
             "datasets.VisionDataset and transforms.functional.to_tensor does)",

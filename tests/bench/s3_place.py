@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from unittest import mock
 
-from launcher.bench.errors import BenchError
+from program import BenchError
 
 _BUCKET = "bench"
 _ADDRESS = re.compile(r"Running on (http://127\.0\.0\.1:\d+)")

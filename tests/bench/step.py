@@ -1,4 +1,4 @@
-"""`maskfleet bench step`: one training step of each family against transformers', in the same process.
+"""One training step of each family against transformers', in the same process: python tests/bench/step.py FAMILY.
 
 Same weights, batch, dropout rates, threads and optimizer; fp32 on the CPU. The peer is timed as it ships (its head
 scores every position, rows are padded to the longest) and with its head on the masked positions only. Rounds
@@ -9,17 +9,19 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, assert_never
+from typing import Annotated, Literal, assert_never
 
 import torch
+import typer
+from program import note, run
+from step_batch import Lengths, make_batch, row_lengths
+from step_peers import MaskedPair, Pair, PairsPair, PermutedPair, ReplacedPair
 from torch import Tensor, nn
 
 from encoder_core.families import albert, bert, deberta, electra, roberta, xlnet
 from encoder_core.families.build import ModelConfig
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.xlnet import XlnetConfig
-from launcher.bench.step_batch import Lengths, make_batch, row_lengths
-from launcher.bench.step_peers import MaskedPair, Pair, PairsPair, PermutedPair, ReplacedPair
 
 Family = Literal["bert", "roberta", "albert", "spanbert", "electra", "deberta", "deberta_v2", "xlnet"]
 Size = Literal["small", "base"]
@@ -190,3 +192,27 @@ def _loss_gap(pair: Pair) -> float:
     pair.ours.train()
     pair.theirs.train()
     return gap
+
+
+def main(
+    family: Annotated[Family, typer.Argument(help="Which family.")] = "roberta",
+    size: Annotated[
+        Size, typer.Option(help="4 layers of 256 at length 128, or the family's base at length 512.")
+    ] = "small",
+    lengths: Annotated[
+        Lengths, typer.Option(help="Rows all equally long, or from an eighth of that to all of it.")
+    ] = "full",
+    layers: Annotated[int | None, typer.Option(min=1, help="Only so many layers of it.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Timed steps of each side.")] = 5,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of each side.")] = 1,
+) -> None:
+    """A training step against transformers' class of the family: same weights, batch, threads and optimizer.
+
+    Also shown: the peer with its head on masked positions only. Needs transformers (the dev extra).
+    """
+    chosen = setting(family, size, lengths, layers=layers, rounds=rounds, threads=threads)
+    typer.echo(render(bench_step(chosen, note)))
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,4 +1,4 @@
-"""`maskfleet bench data`: shards on S3 to masked microbatches in a trainer, against MosaicML Streaming.
+"""Shards on S3 to masked microbatches in a trainer, against MosaicML Streaming: python tests/bench/data.py.
 
 Counted is the CPU time of every process (Ray's own, workers, the trainer's side) except the S3 server, per million
 tokens. Ours reads blocks, cuts, shuffles, masks and delivers through Ray. The peer reads rows that were cut
@@ -10,9 +10,16 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import ray
 import torch
+import typer
+from cpu import tree_seconds
+from data_peer import measure_peer, need_peer
+from program import note, run
+from s3_place import Place, place
+from synthetic import BLOCK_TOKENS, NEVER_MASKED, SPECIAL, VOCABULARY, write_corpus
 
 from data_service.corpus.manifest import Manifest
 from data_service.samples.spec import SourceSpec, StreamSpec, WindowSize
@@ -20,10 +27,6 @@ from data_service.service.client import FeedClient
 from data_service.service.feed import FeedConfig, FeedHandle, start_feed
 from data_service.store.open import open_store
 from encoder_core.train.collate import to_batch
-from launcher.bench.cpu import tree_seconds
-from launcher.bench.data_peer import measure_peer, need_peer
-from launcher.bench.s3 import Place, place
-from launcher.bench.synthetic import BLOCK_TOKENS, NEVER_MASKED, SPECIAL, VOCABULARY, write_corpus
 
 LENGTH = 512
 ROWS = 64  # in a microbatch
@@ -118,3 +121,21 @@ def _spec(uri: str, manifest: Manifest, seed: int) -> StreamSpec:
 
 def _left_out(at: Place) -> frozenset[int]:
     return frozenset() if at.server is None else frozenset({at.server})
+
+
+def main(
+    uri: Annotated[
+        str | None,
+        typer.Argument(metavar="S3_URI", help="Where to write shards. Default: a server of its own."),
+    ] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Processes of each side.")] = 2,
+) -> None:
+    """Shards in object storage to masked microbatches, against MosaicML Streaming with transformers' collator.
+
+    CPU seconds per million tokens, of all processes. Needs the peer installed; says how if it is not.
+    """
+    typer.echo(render(bench_data(uri, workers, note)))
+
+
+if __name__ == "__main__":
+    run(main)

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from program import BenchError
+from step_batch import Permuted, Rectangle, in_random_order
 from torch import Tensor, nn
 
 from encoder_core.batch import Batch
@@ -26,8 +28,6 @@ from encoder_core.objectives.replaced import (
     stored_name,
 )
 from encoder_core.objectives.span_boundary import span_boundary_model
-from launcher.bench.errors import BenchError
-from launcher.bench.step_batch import Permuted, Rectangle, in_random_order
 
 
 class Pair(ABC):
@@ -250,7 +250,7 @@ def _build(their: Interchange) -> Any:
         import transformers
     except ImportError as error:
         raise BenchError(
-            "the peer of `bench step`, transformers, is not installed",
+            "the peer, transformers, is not installed",
             remedy="pip install -c infra/constraints.txt transformers",
         ) from error
     model_class = getattr(transformers, their.architecture)

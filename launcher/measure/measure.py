@@ -1,0 +1,310 @@
+"""`maskfleet estimate RECIPE --measure`: a recipe's steps on this machine, and what they say of the whole run.
+
+Each phase is measured by ranks in processes of their own. Where less than the recipe's own step was measured, the step
+follows from the parts: what a microbatch takes grows with its FLOPs and with their number, what comes once a step grows
+with the parameters.
+"""
+
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from data_service.corpus.manifest import PairTexts
+from data_service.samples.inputs import RepeatedSentences, TextPairs
+from data_service.samples.packing import EDGE_TOKENS
+from data_service.store.open import open_store
+from launcher.errors import EstimateError
+from launcher.estimate.assumptions import Utilisation
+from launcher.estimate.cluster import Cluster
+from launcher.estimate.flops import count, products
+from launcher.estimate.throughput import batch_rows, executed, microbatch_shape
+from launcher.measure.rows import RandomText, first_ordinary, random_tokenizer, write_corpus
+from launcher.measure.taken import Order, Step, Taken, read_taken
+from launcher.measure.trial import Machine, Trial, choose, expected_seconds, this_machine
+from launcher.recipe.schema import Phase, Recipe
+from launcher.recipe.summary import known, parameters
+from launcher.run.create import create_run
+
+_BLOCK_TOKENS = 500_000
+_BATCHES = 8  # at least so many in an epoch
+_TIMEOUT_S = 1800.0  # for all steps of one phase
+_SAID = 500  # characters of what a rank that failed said
+_ERROR = re.compile(
+    r"[\w.]+: "
+)  # how the last line of a traceback begins; what a message has below is indented
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One phase of a recipe on this machine.
+
+    Attributes:
+        phase: as in the recipe. trial: what was measured of it.
+        step: of the first rank, the median of each figure; `low` and `high` seconds of a step.
+        steps: how many were timed.
+        peak_bytes: of the rank that filled most. `peak_flops`: FLOP/s of a rank's device, None if not known.
+        mfu: median over the steps, None without `peak_flops`.
+        exchange: share of a step that collectives take. operators: the slowest, by their shares.
+        whole: seconds of the recipe's own step on this machine.
+        estimated: the same by the utilisation that `estimate` would have assumed; None without `peak_flops`.
+    """
+
+    phase: Phase
+    trial: Trial
+    step: Step
+    low: float
+    high: float
+    steps: int
+    peak_bytes: int
+    peak_flops: float | None
+    mfu: float | None
+    exchange: float
+    operators: tuple[tuple[str, float], ...]
+    whole: float
+    estimated: float | None
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.step.tokens / self.step.seconds
+
+    @property
+    def other(self) -> float:
+        """Seconds of a step that none of its parts took: signals and sums between ranks, and Python."""
+        step = self.step
+        return max(0.0, step.seconds - step.data - step.forward - step.backward - step.update)
+
+
+@dataclass(frozen=True)
+class Report:
+    """All phases of a recipe on a machine. `parameters`: of all networks, with the vocabulary that was taken."""
+
+    recipe: Recipe
+    machine: Machine
+    parameters: int
+    phases: tuple[Measured, ...]
+
+    @property
+    def seconds(self) -> float:
+        """Of the whole run on this machine, undisturbed."""
+        return sum(found.phase.steps * found.whole for found in self.phases)
+
+    @property
+    def estimated(self) -> float | None:
+        """The same as it was estimated beforehand."""
+        seconds = [found.estimated for found in self.phases]
+        if any(each is None for each in seconds):
+            return None
+        return sum(
+            found.phase.steps * (each or 0.0) for found, each in zip(self.phases, seconds, strict=True)
+        )
+
+
+def measure(recipe: Recipe, note: Callable[[str], None]) -> Report:
+    """Measure every phase of `recipe` on every device of this machine; `note` is told what is about to be done.
+
+    Raises:
+        EstimateError: not even a row fits into memory, or a rank failed.
+    """
+    machine = this_machine(recipe)
+    found: dict[tuple[int, int], Measured] = {}
+    phases = []
+    for phase in recipe.phases:
+        key = (phase.length, batch_rows(phase))  # phases that differ in steps only are measured once
+        if key not in found:
+            trial = choose(recipe, phase, machine)
+            note(announcement(phase, trial, machine))
+            found[key] = _measured(recipe, phase, machine, trial, _run(trial, machine))
+        phases.append(_again(found[key], phase))
+    return Report(recipe, machine, parameters(recipe), tuple(phases))
+
+
+def utilisations(report: Report, cluster: Cluster) -> list[Utilisation]:
+    """What `estimate` is to take for each phase on `cluster`; nothing for GPUs of another kind than was measured.
+
+    On just this machine the steps themselves; elsewhere the share that computing alone reached here, beside which the
+    network is estimated.
+    """
+    machine = report.machine
+    if machine.gpu is None or cluster.gpu != machine.gpu or machine.peak is None:
+        return []
+    here = (cluster.nodes, cluster.ranks) == (1, machine.ranks)
+    return [_utilisation(report.recipe, found, machine.peak, here=here) for found in report.phases]
+
+
+def _utilisation(recipe: Recipe, found: Measured, peak: float, *, here: bool) -> Utilisation:
+    trial, step = found.trial, found.step
+    if here:
+        share = trial.whole * _executed(_of(recipe, found.phase)) / (peak * found.whole)
+        return Utilisation(share, "measured here", measured=True, step=found.whole)
+    computing = max(1e-9, step.seconds * (1 - found.exchange) - step.data)
+    share = trial.rounds * _executed(trial.recipe) / (peak * computing)
+    return Utilisation(share, "measured here, exchange between ranks apart", measured=True)
+
+
+def announcement(phase: Phase, trial: Trial, machine: Machine) -> str:
+    """What is measured, and why not more."""
+    what = f"measuring rows of {phase.length} on {machine.ranks} rank(s)"
+    seconds = "" if trial.seconds is None else f", about {trial.seconds:.2g} s a step expected"
+    if not trial.smaller:
+        return f"{what}, microbatches of {trial.recipe.microbatch}{seconds}"
+    smaller = " and ".join(trial.smaller)
+    return f"{what}: the recipe's own would not fit into memory or take too long here, so {smaller}{seconds}"
+
+
+def _again(found: Measured, phase: Phase) -> Measured:
+    """The same figures for a phase of the same shape."""
+    return Measured(**{**vars(found), "phase": phase})
+
+
+def _measured(
+    recipe: Recipe, phase: Phase, machine: Machine, trial: Trial, ranks: Sequence[Taken]
+) -> Measured:
+    first = ranks[0]
+    seconds = [step.seconds for step in first.steps]
+    step = _median(first.steps)
+    estimated = expected_seconds(_of(recipe, phase), machine, trial.whole)
+    return Measured(
+        phase=phase,
+        trial=trial,
+        step=step,
+        low=min(seconds),
+        high=max(seconds),
+        steps=len(seconds),
+        peak_bytes=max(taken.peak_bytes for taken in ranks),
+        peak_flops=first.peak_flops,
+        mfu=statistics.median(first.mfu) if first.mfu else None,
+        exchange=first.exchange,
+        operators=first.operators,
+        whole=whole_step(recipe, phase, trial, step),
+        estimated=estimated,
+    )
+
+
+def whole_step(recipe: Recipe, phase: Phase, trial: Trial, step: Step) -> float:
+    """Seconds of the recipe's own step on as many ranks, from those of the trial's."""
+    if not trial.smaller and trial.rounds == trial.whole:
+        return step.seconds
+    own = _of(recipe, phase)
+    flops = _executed(own) / _executed(trial.recipe)
+    size = parameters(own) / parameters(trial.recipe)
+    # At ZeRO 0 and 1 gradients are exchanged in the last backward pass of a step, else in each.
+    others = trial.rounds - 1
+    each = (step.backward - step.last) / others if others else step.backward
+    once = max(0.0, step.last - each) if others and recipe.zero < 2 else 0.0
+    computing = trial.whole * flops * ((step.forward + step.backward - once) / trial.rounds)
+    rest = max(0.0, step.seconds - step.data - step.forward - step.backward)
+    return computing + size * (once + rest) + step.data
+
+
+def _of(recipe: Recipe, phase: Phase) -> Recipe:
+    """`recipe` as if it had this phase only, its vocabulary known."""
+    return recipe.model_copy(update={"model": known(recipe.model), "phases": (phase,)})
+
+
+def _executed(recipe: Recipe) -> int:
+    """FLOPs of a microbatch."""
+    return executed(recipe, count(products(recipe, microbatch_shape(recipe, recipe.phases[0]))))
+
+
+def _median(steps: Sequence[Step]) -> Step:
+    """Each figure's own median."""
+    middle = {name: statistics.median(getattr(step, name) for step in steps) for name in vars(steps[0])}
+    return Step(**middle | {"tokens": round(middle["tokens"])})
+
+
+def _run(trial: Trial, machine: Machine) -> list[Taken]:
+    """The trial on all ranks, in a folder that is gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="maskfleet-measure-") as folder:
+        run = prepare(trial, folder)
+        orders = [
+            Order(
+                run=run,
+                rank=rank,
+                world=machine.ranks,
+                device="cuda" if machine.device == "cuda" else "cpu",
+                threads=machine.threads,
+                meeting=f"{folder}/meet",
+                result=f"{folder}/rank{rank}.json",
+            )
+            for rank in range(machine.ranks)
+        ]
+        _start_and_await(orders, folder)
+        return [read_taken(Path(order.result)) for order in orders]
+
+
+def prepare(trial: Trial, folder: str) -> str:
+    """A run of the trial's recipe on synthetic rows, below `folder`; its URI."""
+    recipe = trial.recipe
+    corpus, vocabulary = f"{folder}/corpus", recipe.model.vocabulary
+    batch = batch_rows(recipe.phases[0]) * recipe.phases[0].length * recipe.input.texts
+    blocks = 1 + _BATCHES * batch // _BLOCK_TOKENS
+    tokenizer = random_tokenizer(vocabulary)
+    text = _text(recipe, vocabulary)
+    write_corpus(open_store(corpus), blocks, text, vocabulary=vocabulary, tokenizer=tokenizer)
+    uri = f"{folder}/run"
+    create_run(trial.at(corpus, f"{corpus}/tokenizer"), uri, datetime.now(UTC))
+    return uri
+
+
+def _text(recipe: Recipe, vocabulary: int) -> RandomText:
+    """Text whose rows are full: where a row holds whole texts, those are as long as they may be."""
+    ids, full = range(first_ordinary(), vocabulary), recipe.phases[0].length - EDGE_TOKENS
+    match recipe.input:
+        case TextPairs(negatives=negatives):
+            return RandomText(ids, _BLOCK_TOKENS, PairTexts(negatives), full)
+        case RepeatedSentences():
+            return RandomText(ids, _BLOCK_TOKENS, None, full)
+        case _:
+            return RandomText(ids, _BLOCK_TOKENS)
+
+
+def _start_and_await(orders: Sequence[Order], folder: str) -> None:
+    """Raises EstimateError with the last words of the rank that failed first."""
+    logs = [Path(folder, f"rank{order.rank}.log") for order in orders]
+    processes = [_start(order, log) for order, log in zip(orders, logs, strict=True)]
+    try:
+        for process in processes:
+            process.wait(_TIMEOUT_S)
+    except subprocess.TimeoutExpired as error:
+        raise EstimateError(
+            f"the steps were not done after {_TIMEOUT_S / 60:.0f} minutes",
+            remedy="measure a smaller form: --tiny, or fewer model.layers",
+        ) from error
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    failed = [(p.returncode, log) for p, log in zip(processes, logs, strict=True) if p.returncode]
+    if failed:
+        code, log = min(failed)  # a signal's number is negative: the one that was killed comes first
+        raise _failure(code, log.read_text("utf-8", errors="replace"))
+
+
+def _start(order: Order, log: Path) -> "subprocess.Popen[bytes]":
+    place = {"RANK": order.rank, "LOCAL_RANK": order.rank, "WORLD_SIZE": order.world}  # DeepSpeed insists
+    environment = os.environ | {name: str(value) for name, value in place.items()}
+    command = [sys.executable, "-P", "-m", "launcher.measure.rank", order.model_dump_json()]
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=environment
+        )
+
+
+def _failure(code: int, said: str) -> EstimateError:
+    if code < 0:
+        return EstimateError(
+            f"a rank was ended by signal {-code}; 9 most likely says that the machine ran out of memory",
+            remedy="measure a smaller form: --tiny, or fewer model.layers",
+        )
+    lines = said.strip().splitlines() or [f"code {code}"]
+    error = next((line for line in reversed(lines) if _ERROR.match(line)), lines[-1])
+    return EstimateError(
+        f"a rank failed: {error[:_SAID]}", remedy="measure a smaller form: --tiny, or fewer model.layers"
+    )
