@@ -24,10 +24,10 @@ from launcher.keeper import BEGAN
 from launcher.kept_tokenizer import keep
 from launcher.metrics import operator_event
 from launcher.objective import meta_module
+from launcher.outline import Origin
 from launcher.recipe import Recipe, reload
 from launcher.rewind import RECENT
 from launcher.runs import (
-    Origin,
     Run,
     RunRecord,
     absolute,

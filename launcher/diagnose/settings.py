@@ -4,8 +4,8 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveInt, model_validator
 
+from launcher.choice import Choice
 from launcher.diagnose.pooling import Pooling
-from launcher.objective import Choice
 
 Poolings = Annotated[list[Pooling], Field(min_length=1)]
 

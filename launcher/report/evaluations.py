@@ -10,11 +10,10 @@ from launcher.diagnose.figures import Figure, Form, named
 from launcher.diagnose.notes import ANISOTROPY
 from launcher.diagnose.results import Evaluated, Result
 from launcher.diagnose.settings import EvaluationTask
-from launcher.report.chart import Chart, Level, Series, draw
+from launcher.report.chart import TONES, Chart, Level, Series, draw
 from launcher.report.table import table
 from launcher.step_table import Record
 
-_TONES = 4  # curves that a chart can tell apart
 _TOKEN_LOSSES = ("mlm_loss", "plm_loss")
 _SHOWN = 12  # problems, the newest
 
@@ -108,7 +107,7 @@ def _chart(
     curve: _Curve, title: str, unit: str, kinds: Mapping[str, Figure], levels: tuple[Level, ...] = ()
 ) -> Chart:
     """A line for each of `kinds`, the last ones if there are too many."""
-    shown = list(kinds.items())[-_TONES:]
+    shown = list(kinds.items())[-TONES:]
     series = tuple(_series(curve, name, kind, tone) for tone, (name, kind) in enumerate(shown, start=1))
     return Chart(title, unit, series, x_end=float(curve.steps[-1]), levels=levels)
 

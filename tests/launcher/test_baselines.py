@@ -9,7 +9,8 @@ import pytest
 
 from data_service.samples.ragged import Samples
 from data_service.shards.block import Block
-from launcher.baselines import KEY, Pairs, Targets, baselines, compute, targets_of
+from launcher.baselines import Pairs, Targets, baselines, compute, targets_of
+from launcher.kept_baselines import KEY
 from launcher.runs import open_run
 
 

@@ -18,7 +18,8 @@ from encoder_core.train.fragments import Fragment
 from launcher.cli import app
 from launcher.errors import RunError
 from launcher.metrics import Journal, evaluation_record, operator_event
-from launcher.run_status import RunStatus, Unreadable, runs_at, status, statuses
+from launcher.outline import runs_at
+from launcher.run_status import RunStatus, Unreadable, status, statuses
 from launcher.runs import open_run
 from launcher.status_text import describe
 
