@@ -163,9 +163,10 @@ def buckets(x: Floats, y: Floats, count: int = _BUCKETS) -> tuple[Floats, Floats
 
 
 def _bounds(chart: Chart, drawn: Sequence[_Drawn]) -> tuple[float, float]:
-    """The y range: the curves' bulk (one spike must not flatten the rest) and every level."""
+    """The y range: the bulk of curves and bands (one spike must not flatten the rest) and every level."""
     means = np.concatenate([one.mean for one in drawn])
     edges = [float(means.min()), float(np.percentile(means, 99.5)), *(float(one.mean[-1]) for one in drawn)]
+    edges += [float(np.median(band)) for one in drawn for band in (one.low, one.high)]
     edges += [level.y for level in chart.levels] + ([0.0] if chart.zero else [])
     return min(edges), max(edges)
 

@@ -73,8 +73,9 @@ def drawings(subject: Subject, account: Account, axis: Axis = "steps", *, readin
     return f'<div class="charts">{"".join(curves)}{draw_timeline(account.events)}</div>'
 
 
-def sections(subject: Subject, account: Account) -> dict[str, str]:
-    """What stands below the curves, by name and in order; empty text where there is nothing to say."""
+def sections(subject: Subject, account: Account, *, folded: bool = False) -> dict[str, str]:
+    """What stands below the curves, by name and in order; empty text where there is nothing to say. `folded`: the
+    recipe is shown when somebody asks for it."""
     events = account.events
 
     def of(*kinds: str) -> list[Record]:
@@ -90,7 +91,7 @@ def sections(subject: Subject, account: Account) -> dict[str, str]:
         "nodes": tables.nodes(events),
         "damage": tables.damage(account.damage),
         "changes": tables.changes(of("identity_changed", "recipe_changed")),
-        "configuration": _configuration(subject),
+        "configuration": _configuration(subject, "" if folded else " open"),
     }
 
 
@@ -111,7 +112,7 @@ def figures_of(subject: Subject, account: Account) -> Iterator[tuple[str, str]]:
     figures = account.figures
     yield f"{figures.steps:,}", f"of {subject.total_steps:,} steps"
     if account.evaluations:
-        yield from _held_out(subject, account.evaluations[-1])
+        yield from held_out(subject, account.evaluations[-1])
     goodput = "-" if figures.goodput is None else f"{figures.goodput:.1%}"
     yield human_count(figures.tokens), "tokens trained on"
     yield human_count(figures.tokens_per_second), "tokens/s, median step"
@@ -123,7 +124,8 @@ def figures_of(subject: Subject, account: Account) -> Iterator[tuple[str, str]]:
         yield f"{figures.skipped:,}", "steps skipped, gradients not finite or far too large"
 
 
-def _held_out(subject: Subject, evaluation: Record) -> Iterator[tuple[str, str]]:
+def held_out(subject: Subject, evaluation: Record) -> Iterator[tuple[str, str]]:
+    """The figures of an evaluation."""
     loss = token_loss(evaluation)
     perplexity = evaluation.get("perplexity")
     what = "" if perplexity is None else f" on hidden tokens, perplexity {perplexity:.1f}"
@@ -134,7 +136,11 @@ def _held_out(subject: Subject, evaluation: Record) -> Iterator[tuple[str, str]]
 
 
 def tiles(figures: Iterator[tuple[str, str]]) -> str:
-    shown = (f'<div class="tile"><b>{escape(b)}</b><span>{escape(s)}</span></div>' for b, s in figures)
+    """Figures as HTML."""
+    shown = (
+        f'<div class="tile"><b>{escape(figure)}</b><span>{escape(what)}</span></div>'
+        for figure, what in figures
+    )
     return f'<div class="tiles">{"".join(shown)}</div>'
 
 
@@ -146,7 +152,9 @@ def _evaluated(rows: Sequence[Row]) -> str:
     return f'<h2>Evaluation</h2><p class="soft">{note}</p>' + table(heads()[1:], shown, 3)
 
 
-def _configuration(subject: Subject) -> str:
+def _configuration(subject: Subject, opened: str) -> str:
     rows = [(name, value) for name, value in subject.facts.items()]
     recipe = f"<summary>recipe.yaml, as resolved</summary><pre>{escape(subject.recipe)}</pre>"
-    return "<h2>Configuration</h2>" + table(("what", "value"), rows, 2) + f"<details open>{recipe}</details>"
+    return (
+        "<h2>Configuration</h2>" + table(("what", "value"), rows, 2) + f"<details{opened}>{recipe}</details>"
+    )
