@@ -118,6 +118,9 @@ class Steps:
             if found is not None:
                 values[place : place + len(part.steps)] = found
 
+        if len(self._parts) == 1:
+            fill(self._parts[0], 0)
+            return values
         with ThreadPoolExecutor(_READERS) as pool:
             for _ in pool.map(fill, self._parts, self._places):
                 pass
@@ -135,6 +138,7 @@ class History:
         repeated: number of step records superseded by a later attempt (work lost to interruptions).
         repeated_seconds: their wall time.
         damage: what could not be read, for people; it grows if a field of `steps` turns out to be damaged.
+        reached: the last segment of metrics that was read of each attempt.
     """
 
     steps: Steps
@@ -143,6 +147,7 @@ class History:
     repeated: int
     repeated_seconds: float
     damage: list[str] = field(default_factory=list)
+    reached: dict[int, int] = field(default_factory=dict)
 
 
 def read_history(store: Store, latest: int | None = None) -> History:
@@ -168,6 +173,7 @@ def read_history(store: Store, latest: int | None = None) -> History:
         lineage.repeated,
         lineage.repeated_seconds,
         lineage.damage,
+        lineage.reached,
     )
 
 
@@ -180,6 +186,7 @@ class _Lineage:
     damage: list[str] = field(default_factory=list)
     repeated: int = 0
     repeated_seconds: float = 0.0
+    reached: dict[int, int] = field(default_factory=dict)
 
     def add(self, table: StepTable, pack: Pack | None, after: int = -1) -> None:
         """The next records, those in segments after number `after`. Raises DamagedPack."""
@@ -246,6 +253,7 @@ def _read_attempt(store: Store, attempt: int, stretches: list[Stretch], lineage:
             _read_pack(store, stretch, reached, lineage)
         reached = stretch.last
     lineage.add(builder.build(), None)
+    lineage.reached[attempt] = reached
 
 
 def _read_pack(store: Store, stretch: Stretch, after: int, lineage: _Lineage) -> None:

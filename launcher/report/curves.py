@@ -33,7 +33,7 @@ def _short(value: float) -> str:
 
 
 def _hours(value: float) -> str:
-    return f"{value:.3g}"
+    return f"{value:.3g} h"
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def _chart(
     begun = [summary for summary in summaries if summary.records]
     start = min((float(summary.along(summary.first[:1], axis)[0]) for summary in begun), default=0.0)
     end = max((float(summary.along([summary.reached], axis)[0]) for summary in begun), default=1.0)
-    names = {"steps": "step", "tokens": "tokens", "hours": "hours"}
+    names = {"steps": "step", "tokens": "tokens", "hours": "of training"}
     formats = {"steps": human_count if end > _MANY else _whole, "tokens": human_count, "hours": _hours}
     return Chart(
         title,

@@ -41,6 +41,7 @@ svg{display:block;width:100%;height:auto;overflow:visible}
 .notch{stroke:var(--soft);stroke-width:1}
 .grid,.notch,.line,.level,.mark{vector-effect:non-scaling-stroke}
 .tick,.level-name{fill:var(--soft);font-size:10.5px}
+@container(min-width:560px){.tick,.level-name{font-size:8.5px}.dot{r:2px}}
 @container(max-width:400px){.tick,.level-name{font-size:12.5px}}
 @container(max-width:330px){.tick,.level-name{font-size:14.5px}}
 .level{stroke:var(--soft);stroke-width:1.2;stroke-dasharray:5 4}

@@ -23,7 +23,8 @@ def chosen(folder: SeenFolder, asked: Sequence[str]) -> dict[str, int]:
     names = sorted(folder.runs)
     known = [name for name in dict.fromkeys(asked) if name in folder.runs][:MOST]
     if not asked:
-        known = sorted(names, key=lambda name: _liveliness(folder.runs[name]))[:_AT_FIRST]
+        readable = [name for name in names if isinstance(folder.runs[name], RunStatus)]
+        known = sorted(readable, key=lambda name: _liveliness(folder.runs[name]))[:_AT_FIRST]
     tones: dict[str, int] = {}
     for name in sorted(known):  # a run keeps its colour whichever others are chosen, as far as that goes
         own = names.index(name) % TONES

@@ -40,20 +40,18 @@ class _Kept:
     def last_step(self) -> float:
         return float(self.summary.last[-1]) if self.summary.records else -1.0
 
-    def add(self, table: StepTable, attempt: int) -> bool:
-        """The next records of an attempt. False if they supersede some: then nothing is to be relied on."""
+    def add(self, table: StepTable) -> bool:
+        """The next records. False, and nothing is changed, if they supersede some, so that all must be read anew."""
         rows = table.columns.get("step", np.empty(0))
-        fresh = rows > self.last_step  # the same attempt's may have been read already, with the whole
         evaluations = [record for _, record in table.others]
-        old = not fresh.all() or any(record["step"] <= self._evaluated for record in evaluations)
-        if old and attempt > self.newest_attempt:
+        done = [self._evaluated, *(int(record["step"]) for record in evaluations)]
+        if np.any(np.diff(rows, prepend=self.last_step) <= 0) or np.any(np.diff(done) <= 0):
             return False
-        if np.any(np.diff(rows[fresh]) <= 0):
+        if len(rows) and self._evaluated > rows[0]:  # made after more steps than this one comes after
             return False
-        columns = {name: values[fresh] for name, values in table.columns.items()}
-        self.summary = self.summary.and_then(rows[fresh], columns, columns.__getitem__)
-        self.recent = _newest(self.recent, columns)
-        self.evaluations += [record for record in evaluations if record["step"] > self._evaluated]
+        self.summary = self.summary.and_then(rows, table.columns, table.columns.__getitem__)
+        self.recent = _newest(self.recent, table.columns)
+        self.evaluations += evaluations
         self.damage += table.damage
         return True
 
@@ -98,7 +96,7 @@ class Records:
             self._kept, self._events = None, _Events()
         if not self._go_on(listed):
             self._kept = None  # of what an error leaves half-way, nothing is kept
-            self._kept = _whole(self._store, listed)
+            self._kept = _whole(self._store)
         self._events.update(self._store, events)
         del self._kept.damage[_MOST_DAMAGE:]
         del self._events.damage[_MOST_DAMAGE:]
@@ -151,21 +149,21 @@ class Records:
                     return False
                 builder.add(stretch.first, f"{self._store.uri}/{stretch.key}", data)
                 after = stretch.last
-            if not kept.add(builder.build(), attempt):
+            if not kept.add(builder.build()):
                 return False
             kept.after[attempt] = after
         return True
 
 
-def _whole(store: Store, listed: dict[int, list[Stretch]]) -> _Kept:
-    """Everything, after `listed`: what came in between is met again, and known by its step."""
+def _whole(store: Store) -> _Kept:
+    """Everything that there is."""
     history = read_history(store)
     return _Kept(
         Summary.of(history.steps),
         history.steps.newest(RECENT),
         list(history.evaluations),
         history.repeated,
-        {attempt: _last(stretches) for attempt, stretches in listed.items()},
+        history.reached,
         history.damage,
     )
 

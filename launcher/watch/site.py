@@ -64,7 +64,7 @@ class Site:
         parts = urlsplit(target)
         if parts.path in self._files:
             return self._files[parts.path]
-        query = parse_qs(parts.query, max_num_fields=100)
+        query = parse_qs(parts.query, keep_blank_values=True, max_num_fields=100)
         page = self._page(parts.path, _axis(query), query.get("run", []))
         if page is None:
             return Answer(404, "text/plain", b"there is no such page\n")

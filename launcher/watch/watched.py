@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 from data_service.errors import UserError
 
 _EVERY_S = 2.0  # between two reads
-_SHARE = 10.0  # or so many times as long as the last one took: reading takes a tenth of a core at most
+_SHARE = 5.0  # or so many times as long as the last one took: reading takes a sixth of a core at most
 _IDLE_S = 60.0  # after the last look, reading ends
 _FIRST_S = 3.0  # a first look waits so long for the first read
 
