@@ -60,6 +60,38 @@ def status(
 
 
 @group.command()
+def watch(
+    place: Annotated[
+        str, typer.Argument(metavar="RUN|FOLDER", help="A run, or a folder of runs, local or s3://.")
+    ],
+    host: Annotated[
+        str, typer.Option("--host", help="Address to listen on. Whoever reaches it can read the runs.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0 takes a free one.")
+    ] = 8643,
+) -> None:
+    """Serve the report as a live page: curves, ranks, data service and events as they come.
+
+    A folder gives a table of its runs, and their curves over each other by steps, tokens or hours. Nothing is written,
+    and nothing is loaded from elsewhere. Ctrl-C ends it.
+
+    Example: `maskfleet runs watch runs/`
+    """
+    import os
+    import sys
+
+    from data_service.store.open import open_store
+    from launcher.watch.server import Server, serve
+    from launcher.watch.site import Site
+
+    store = open_store(place, patience_s=10.0)  # a page can wait, and says for what
+    serve(Server(Site(place, store), host, port), lambda url: typer.echo(f"{place} is shown at {url}"))
+    sys.stdout.flush()
+    os._exit(0)  # reads of a store that does not answer are not waited for
+
+
+@group.command()
 def stop(
     run: RunArgument,
     wait: Annotated[bool, typer.Option("--wait", help="Come back when it has ended.")] = False,

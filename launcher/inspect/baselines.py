@@ -13,13 +13,13 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict
 
 from data_service.samples.samples import Samples
-from data_service.store.errors import KeyMissing, StoreError
+from data_service.store.errors import StoreError
 from data_service.stream.sources import Corpora
 from data_service.stream.stream import Stream
 from data_service.types import Block
+from launcher.inspect.kept_baselines import KEY, Baselines, kept_baselines
 from launcher.run.inputs import unigram_probabilities
 from launcher.run.record import Run
 from launcher.run.streams import heldout_spec, stream_spec
@@ -29,27 +29,7 @@ Floats = NDArray[np.float64]
 
 _log = logging.getLogger(__name__)
 
-KEY = "baselines.json"
 _BIGRAM_TOKENS = 50_000_000  # of training text to count pairs in, taken evenly from all over
-
-
-class Baselines(BaseModel):
-    """Mean negative log-likelihood per held-out target, in nats.
-
-    Attributes:
-        targets: how many.
-        unigram, bigram: the two losses.
-        counted: training tokens that the pairs were counted in.
-        fingerprint: the run they belong to.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    targets: int
-    unigram: float
-    bigram: float
-    counted: int
-    fingerprint: str
 
 
 @dataclass(frozen=True)
@@ -66,12 +46,8 @@ def baselines(run: Run) -> Baselines:
     Raises:
         CorpusError, StoreError: the corpora cannot be read.
     """
-    try:
-        stored = Baselines.model_validate_json(run.store.get(KEY))
-        if stored.fingerprint == run.record.fingerprint:
-            return stored
-    except KeyMissing:
-        pass
+    if (stored := kept_baselines(run.store, run.record.fingerprint)) is not None:
+        return stored
     computed = compute(run)
     try:
         run.store.put(KEY, computed.model_dump_json().encode())

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -11,12 +11,11 @@ from checkpoints.layout import Manifest
 from checkpoints.listing import committed, read_manifest
 from checkpoints.presence import Presence, presence
 from data_service.errors import UserError
-from data_service.store.open import open_store
-from launcher.errors import RunError
+from data_service.store.base import Store
 from launcher.inspect.report.figures import Floats, Interruption, interruptions, measure, median, rate
-from launcher.run.history import Steps, read_history
+from launcher.run.history import History, Steps, read_history
 from launcher.run.log import token_loss
-from launcher.run.record import RECORD, Origin, Run, open_run
+from launcher.run.outline import Origin, open_outline, runs_at
 from launcher.run.step_table import Record
 from launcher.run.terms import running_mean, term_losses
 
@@ -24,6 +23,23 @@ State = Literal["never started", "running", "finished", "stopped", "failed", "de
 _RECENT = 100  # steps, whose median is the present rate
 _BRIEF = 16  # segments of metrics that a line of a table is made from
 _ENDS: dict[str, State] = {"stop": "stopped", "end": "finished", "failed": "failed"}
+
+
+class Subject(Protocol):
+    """A run, opened whole (`launcher.run.record`) or in outline."""
+
+    @property
+    def uri(self) -> str: ...
+    @property
+    def store(self) -> Store: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def total_steps(self) -> int: ...
+    @property
+    def flush_seconds(self) -> float: ...
+    @property
+    def origins(self) -> tuple[Origin, ...]: ...
 
 
 @dataclass(frozen=True)
@@ -101,33 +117,18 @@ class Unreadable:
     problem: str
 
 
-def runs_at(uri: str) -> list[str]:
-    """The URI of the run at `uri`, or those of the runs in the folder there, by name.
-
-    Raises:
-        RunError: there is none. StoreError: the store cannot be read.
-    """
-    store = open_store(uri)
-    if store.size(RECORD) is not None:
-        return [uri]
-    root = uri.rstrip("/")
-    names = [name for name in store.folders() if store.size(f"{name}/{RECORD}") is not None]
-    if not names:
-        raise RunError(
-            f"there is no run at {uri}, nor directly below it",
-            remedy="check the URI; maskfleet init RECIPE RUN creates a run",
-        )
-    return [f"{root}/{name}" for name in names]
-
-
-def status(run: Run, now: float, *, brief: bool = False) -> RunStatus:
+def status(run: Subject, now: float, *, brief: bool = False) -> RunStatus:
     """`brief`: from the newest metrics only, which is quick for a run of weeks, and without its interruptions.
 
     Raises StoreError: the store cannot be read.
     """
+    return status_by(run, read_history(run.store, _BRIEF if brief else None), now, brief=brief)
+
+
+def status_by(run: Subject, history: History, now: float, *, brief: bool) -> RunStatus:
+    """By a history that was read already, of the newest steps at least. Raises StoreError."""
     found = presence(run.store, now)
-    history = read_history(run.store, _BRIEF if brief else None)
-    manifest, problem = _newest(run)
+    manifest, problem = _newest(run.store)
     steps = history.steps
     step = max(int(steps.numbers[-1]) + 1 if len(steps) else 0, manifest.step if manifest else 0)
     state, reason = _state(run, found, history.events, step)
@@ -136,7 +137,7 @@ def status(run: Run, now: float, *, brief: bool = False) -> RunStatus:
     figures = None if brief else measure(history)
     return RunStatus(
         uri=run.uri,
-        name=run.recipe.name,
+        name=run.name,
         state=state,
         reason=reason,
         stop_requested=_asked(found, history.events) if state == "running" else None,
@@ -146,32 +147,32 @@ def status(run: Run, now: float, *, brief: bool = False) -> RunStatus:
         since=found.owner.started if found else None,
         heard=found.heard if found else None,
         step=step,
-        total_steps=run.recipe.total_steps,
+        total_steps=run.total_steps,
         tokens=_tokens(steps, manifest),
         loss=_mean(steps, "loss"),
         terms=_terms(steps),
-        flush_seconds=run.recipe.logging.flush_seconds,
+        flush_seconds=run.flush_seconds,
         heldout=token_loss(evaluation) if evaluation else None,
         perplexity=evaluation.get("perplexity") if evaluation else None,
         heldout_terms=term_losses(evaluation) if evaluation else {},
         evaluated=evaluation["step"] if evaluation else None,
         step_seconds=step_seconds,
         tokens_per_second=median(_recent(rate(steps))),
-        eta_seconds=step_seconds * (run.recipe.total_steps - step)
-        if step_seconds and state == "running"
-        else None,
+        eta_seconds=step_seconds * (run.total_steps - step) if step_seconds and state == "running" else None,
         checkpoint=Standing(manifest.step, manifest.created) if manifest else None,
         checkpoint_problem=problem,
         interruptions=None if brief else tuple(interruptions(history)),
         goodput=figures.goodput if figures else None,
         repeated_steps=figures.repeated if figures else None,
-        origins=run.record.origins,
+        origins=run.origins,
         evaluation_problem=_evaluation_problem(history.events),
         damage=tuple(history.damage),
     )
 
 
-def _state(run: Run, found: Presence | None, events: Sequence[Record], step: int) -> tuple[State, str | None]:
+def _state(
+    run: Subject, found: Presence | None, events: Sequence[Record], step: int
+) -> tuple[State, str | None]:
     """And why it ended, if it did and somebody said so."""
     if found is None:
         return "never started", None
@@ -179,7 +180,7 @@ def _state(run: Run, found: Presence | None, events: Sequence[Record], step: int
         return found.state, None
     last = next((event for event in reversed(events) if event["kind"] in _ENDS), None)
     if last is None or float(last["time"]) < found.owner.claimed:
-        return ("finished" if step >= run.recipe.total_steps else "stopped"), None
+        return ("finished" if step >= run.total_steps else "stopped"), None
     return _ENDS[last["kind"]], last.get("reason")
 
 
@@ -201,13 +202,13 @@ def _evaluation_problem(events: Sequence[Record]) -> str | None:
     return None
 
 
-def _newest(run: Run) -> tuple[Manifest | None, str | None]:
+def _newest(store: Store) -> tuple[Manifest | None, str | None]:
     """The newest checkpoint's manifest, and what is wrong with it."""
-    marks = committed(run.store)
+    marks = committed(store)
     if not marks:
         return None, None
     try:
-        return read_manifest(run.store, marks[0]), None
+        return read_manifest(store, marks[0]), None
     except DamagedCheckpoint as error:
         return None, error.problem
 
@@ -247,12 +248,12 @@ def statuses(uris: Sequence[str], now: float, *, brief: bool = False) -> Iterato
     """
     found = [run for uri in uris for run in runs_at(uri)]
     if len(found) == 1:
-        return iter([status(open_run(found[0]), now, brief=brief)])
+        return iter([status(open_outline(found[0]), now, brief=brief)])
     return (_one_of_several(run, now) for run in found)
 
 
 def _one_of_several(uri: str, now: float) -> RunStatus | Unreadable:
     try:
-        return status(open_run(uri), now, brief=True)
+        return status(open_outline(uri), now, brief=True)
     except UserError as error:
         return Unreadable(uri, error.problem)

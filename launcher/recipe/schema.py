@@ -31,8 +31,9 @@ from launcher.policies.elastic import Trainers
 from launcher.policies.spikes import Spikes
 from launcher.policies.stragglers import Stragglers
 from launcher.policies.watchdog import Watchdog
+from launcher.recipe.choice import Choice
 from launcher.recipe.evaluation import Tasks
-from launcher.recipe.objective import Choice, Objective
+from launcher.recipe.objective import Objective
 from launcher.recipe.operation import Events, Mlflow, Replicas, Wandb
 
 PLACEHOLDER = "s3://your-bucket/"

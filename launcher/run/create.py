@@ -17,8 +17,9 @@ from launcher.recipe.schema import Recipe
 from launcher.run.inputs import Inputs, read_inputs, refuse_placeholders
 from launcher.run.kept_tokenizer import keep
 from launcher.run.log import operator_event
+from launcher.run.outline import Origin
 from launcher.run.readiness import check_rows
-from launcher.run.record import RECIPE, RECORD, Origin, Run, RunRecord, dump
+from launcher.run.record import RECIPE, RECORD, Run, RunRecord, dump
 from launcher.tasks.measurable import check_tasks
 
 _VERSIONED = ("maskfleet", "torch", "deepspeed", "ray", "numpy", "tokenizers")

@@ -35,7 +35,8 @@ from launcher.run.inputs import read_inputs
 from launcher.run.kept_tokenizer import keep
 from launcher.run.left_out import RECENT
 from launcher.run.log import operator_event
-from launcher.run.record import BEGAN, Origin, Run, RunRecord
+from launcher.run.outline import Origin
+from launcher.run.record import BEGAN, Run, RunRecord
 
 _DATA = ("seed", "corpus.*", "input.*", "shuffle", "mixing.*")  # with the phases: which text each step takes
 _FIXED = ("model.*", "tokenizer (content)", "start")

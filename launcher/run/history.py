@@ -80,8 +80,22 @@ class Steps:
         table = builder.build()
         return cls([_Part(table.columns, 0, table.columns["step"])] if len(records) else ())
 
+    @classmethod
+    def of_columns(cls, columns: dict[str, Floats]) -> "Steps":
+        """Of columns at hand, [n] float64 each, one of them `step`, strictly increasing."""
+        return cls([_Part(columns, 0, columns["step"])] if len(columns["step"]) else ())
+
     def __len__(self) -> int:
         return len(self.numbers)
+
+    def newest(self, count: int) -> "Steps":
+        """The last `count` records, or all if there are fewer, read into memory. Raises StoreError."""
+        parts: list[_Part] = []
+        while len(parts) < len(self._parts) and sum(len(part.steps) for part in parts) < count:
+            parts.insert(0, self._parts[-1 - len(parts)])
+        last = Steps(parts, self._damage)
+        columns = {name: last.column(name)[-count:].copy() for name in last.fields}
+        return Steps.of_columns({**columns, "step": last.numbers[-count:].copy()})
 
     @property
     def fields(self) -> frozenset[str]:
@@ -104,6 +118,9 @@ class Steps:
             if found is not None:
                 values[place : place + len(part.steps)] = found
 
+        if len(self._parts) == 1:
+            fill(self._parts[0], 0)
+            return values
         with ThreadPoolExecutor(_READERS) as pool:
             for _ in pool.map(fill, self._parts, self._places):
                 pass
@@ -121,6 +138,7 @@ class History:
         repeated: number of step records superseded by a later attempt (work lost to interruptions).
         repeated_seconds: their wall time.
         damage: what could not be read, for people; it grows if a field of `steps` turns out to be damaged.
+        reached: the last segment of metrics that was read of each attempt.
     """
 
     steps: Steps
@@ -129,6 +147,7 @@ class History:
     repeated: int
     repeated_seconds: float
     damage: list[str] = field(default_factory=list)
+    reached: dict[int, int] = field(default_factory=dict)
 
 
 def read_history(store: Store, latest: int | None = None) -> History:
@@ -142,7 +161,11 @@ def read_history(store: Store, latest: int | None = None) -> History:
         _read_attempt(store, attempt, stretches, lineage)
     prefix = f"{EVENTS}/" if latest is None else segment_prefix(EVENTS, OPERATOR)
     listed = _selected(stored(store, prefix), latest)
-    events = [event for pair in listed.items() for event in _events(store, *pair, lineage.damage)]
+    events = [
+        event
+        for attempt, stretches in listed.items()
+        for event in read_events(store, attempt, stretches, stretches[0].first - 1, lineage.damage)
+    ]
     return History(
         Steps(lineage.parts, lineage.damage),
         tuple(lineage.evaluations),
@@ -150,6 +173,7 @@ def read_history(store: Store, latest: int | None = None) -> History:
         lineage.repeated,
         lineage.repeated_seconds,
         lineage.damage,
+        lineage.reached,
     )
 
 
@@ -162,6 +186,7 @@ class _Lineage:
     damage: list[str] = field(default_factory=list)
     repeated: int = 0
     repeated_seconds: float = 0.0
+    reached: dict[int, int] = field(default_factory=dict)
 
     def add(self, table: StepTable, pack: Pack | None, after: int = -1) -> None:
         """The next records, those in segments after number `after`. Raises DamagedPack."""
@@ -228,6 +253,7 @@ def _read_attempt(store: Store, attempt: int, stretches: list[Stretch], lineage:
             _read_pack(store, stretch, reached, lineage)
         reached = stretch.last
     lineage.add(builder.build(), None)
+    lineage.reached[attempt] = reached
 
 
 def _read_pack(store: Store, stretch: Stretch, after: int, lineage: _Lineage) -> None:
@@ -238,8 +264,12 @@ def _read_pack(store: Store, stretch: Stretch, after: int, lineage: _Lineage) ->
         lineage.damage.append(error.problem)
 
 
-def _events(store: Store, attempt: int, stretches: list[Stretch], damage: list[str]) -> Iterator[Record]:
-    for stretch, data in read(store, EVENTS, attempt, stretches, stretches[0].first - 1):
+def read_events(
+    store: Store, attempt: int, stretches: list[Stretch], after: int, damage: list[str]
+) -> Iterator[Record]:
+    """An attempt's events in segments after number `after`, of those that a listing found. What is none is added to
+    `damage`, for people. Raises StoreError."""
+    for stretch, data in read(store, EVENTS, attempt, stretches, after):
         for number, line in enumerate((data or b"").splitlines(), start=1):
             event = _event(line)
             if event is None:

@@ -18,32 +18,15 @@ from data_service.store.errors import KeyMissing
 from data_service.store.open import open_store
 from data_service.tokenizers.load import load_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
-from launcher.errors import RunError
 from launcher.recipe.load import loads
 from launcher.recipe.schema import Recipe
+from launcher.run import outline
 from launcher.run.inputs import Inputs
 from launcher.run.kept_tokenizer import kept
+from launcher.run.outline import Origin
 
-RECIPE, RECORD = "recipe.yaml", "run.json"
+RECIPE, RECORD = outline.RECIPE, outline.RECORD
 BEGAN = "checkpoints/began.json"  # there has been a commit: finding none later is an error, not a fresh start
-
-
-class Origin(BaseModel):
-    """The checkpoint of another run that a run began with (`launcher.run.fork`).
-
-    Attributes:
-        run, fingerprint: that run, and what it was.
-        step, attempt: which of its checkpoints.
-        changes: of identity, as readable lines.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    run: str
-    fingerprint: str
-    step: int
-    attempt: int
-    changes: tuple[str, ...]
 
 
 class RunRecord(BaseModel):
@@ -76,6 +59,24 @@ class Run:
     recipe: Recipe
     record: RunRecord
 
+    @property
+    def name(self) -> str:
+        return self.recipe.name
+
+    @property
+    def total_steps(self) -> int:
+        return self.recipe.total_steps
+
+    @property
+    def flush_seconds(self) -> float:
+        """How old records may be, at most, before they are in the store."""
+        return self.recipe.logging.flush_seconds
+
+    @property
+    def origins(self) -> tuple[Origin, ...]:
+        """What it was forked from, the oldest first."""
+        return self.record.origins
+
     def tokenizer(self) -> Tokenizer:
         """The one that it is recorded with, from its own copy. Raises as `launcher.run.kept_tokenizer.kept`."""
         return kept(self.store, self.record.inputs.tokenizer, self.recipe)
@@ -98,14 +99,9 @@ def open_run(uri: str) -> Run:
     try:
         record = RunRecord.model_validate_json(store.get(RECORD))
     except KeyMissing as error:
-        raise RunError(
-            f"there is no run at {uri}", remedy="check the URI; maskfleet init RECIPE RUN creates a run"
-        ) from error
+        raise outline.no_run(uri) from error
     except ValidationError as error:
-        raise RunError(
-            f"{uri.rstrip('/')}/{RECORD} is damaged or of another version: {error.errors()[0]['msg']}",
-            remedy="restore it from a copy, or use the version of maskfleet that created the run",
-        ) from error
+        raise outline.damaged_record(uri, error) from error
     return Run(uri, store, _stored_recipe(store), record)
 
 
@@ -113,9 +109,7 @@ def _stored_recipe(store: Store) -> Recipe:
     try:
         return loads(store.get(RECIPE).decode(errors="replace"), f"{store.uri.rstrip('/')}/{RECIPE}")
     except KeyMissing as error:
-        raise RunError(
-            f"{store.uri} has a {RECORD} and no {RECIPE}", remedy="restore recipe.yaml from a copy"
-        ) from error
+        raise outline.no_recipe(store.uri) from error
 
 
 def dump(record: RunRecord) -> bytes:

@@ -4,6 +4,7 @@ A run has up to a million steps and a chart some hundred pixels, so a series is 
 the bucket's mean, the band behind it runs from minimum to maximum.
 """
 
+import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -14,20 +15,25 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-WIDTH, HEIGHT = 520, 220
-_LEFT, _RIGHT, _TOP, _BOTTOM = 50, 12, 14, 28
+WIDTH, HEIGHT = 440, 216
+TONES = 8  # colours that the style has for series
+_LEFT, _RIGHT, _TOP, _BOTTOM = 56, 14, 16, 30
 _BUCKETS = 200
+_MOST_MARKS = 200
 
 
 @dataclass(frozen=True)
 class Series:
-    """A curve. `tone` (1-4) picks one of the page's series colours; `dots` marks every point."""
+    """A curve. `tone` (1-8) picks one of the page's series colours; `dots` marks every point. `low` and `high`: the
+    extremes around each point, if it stands for several."""
 
     name: str
     x: Floats
     y: Floats
     tone: int = 1
     dots: bool = False
+    low: Floats | None = None
+    high: Floats | None = None
 
 
 @dataclass(frozen=True)
@@ -39,16 +45,33 @@ class Level:
 
 
 @dataclass(frozen=True)
+class Mark:
+    """Something that happened at `x`, and what."""
+
+    x: float
+    text: str
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:.3g}"
+
+
+def _whole(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+@dataclass(frozen=True)
 class Chart:
     """One chart: curves over a shared x axis, reference levels, and x positions to mark.
 
     Attributes:
         title, unit: the heading, and what the y axis counts.
         x_end: right end of the x axis.
-        marks: x positions of interruptions, drawn as thin vertical lines.
+        marks: what happened on the way, drawn as thin vertical lines.
         x_start: left end of the x axis: a fork's first step.
         zero: whether the y axis starts at 0.
         format: how y values are written.
+        x_name, x_format: what the x axis counts ("step"), and how its values are written.
     """
 
     title: str
@@ -56,10 +79,12 @@ class Chart:
     series: tuple[Series, ...]
     x_end: float
     levels: tuple[Level, ...] = ()
-    marks: tuple[float, ...] = ()
+    marks: tuple[Mark, ...] = ()
     x_start: float = 0.0
     zero: bool = False
-    format: Callable[[float], str] = field(default=lambda value: f"{value:.3g}")
+    format: Callable[[float], str] = field(default=_three_digits)
+    x_name: str = "step"
+    x_format: Callable[[float], str] = field(default=_whole)
 
 
 @dataclass(frozen=True)
@@ -81,23 +106,50 @@ class _Frame:
         return " ".join(f"{self.x(x):.1f},{self.y(y):.1f}" for x, y in zip(xs, ys, strict=True))
 
 
-def draw(chart: Chart) -> str:
-    """The chart as an HTML figure; empty text if no series has a point."""
-    drawn = [series for series in chart.series if len(series.x)]
+@dataclass(frozen=True)
+class _Drawn:
+    """A series as it is drawn: [n] each, `low` and `high` None where every point stands for itself."""
+
+    series: Series
+    x: Floats
+    mean: Floats
+    low: Floats
+    high: Floats
+
+    @classmethod
+    def of(cls, series: Series) -> "_Drawn":
+        x, mean, low, high = buckets(series.x, series.y)
+        if series.low is not None and series.high is not None:
+            low, high = (
+                buckets(series.x, series.low)[2],
+                buckets(series.x, series.high)[3],
+            )
+        return cls(series, x, mean, low, high)
+
+
+def draw(chart: Chart, *, readings: bool = False) -> str:
+    """The chart as an HTML figure; empty text if no series has a point. `readings`: with the values and their places,
+    for a script that shows them where somebody points."""
+    drawn = [_Drawn.of(series) for series in chart.series if len(series.x)]
     if not drawn:
         return ""
     ticks = _ticks(*_bounds(chart, drawn))
-    frame = _Frame(chart.x_start, max(chart.x_end, chart.x_start + 1.0), ticks[0], ticks[-1])
-    marks = (mark for mark in chart.marks if mark >= chart.x_start)
-    body = [*_grid(frame, ticks, chart.format), *(_mark(frame, mark) for mark in marks)]
+    end = chart.x_end if chart.x_end > chart.x_start else chart.x_start + 1.0
+    frame = _Frame(chart.x_start, end, ticks[0], ticks[-1])
+    marks = [mark for mark in chart.marks if chart.x_start <= mark.x <= end][-_MOST_MARKS:]
+    body = [*_grid(frame, ticks, chart), *(_mark(frame, mark, chart) for mark in marks)]
     body += [_level(frame, level, chart.format) for level in chart.levels]
-    body += [shape for series in drawn for shape in _curve(frame, series, chart.format)]
-    box, name = f"0 0 {WIDTH} {HEIGHT}", escape(chart.title)
-    svg = f'<svg viewBox="{box}" role="img" aria-label="{name}">{"".join(body)}</svg>'
-    keys = "".join(f'<span class="key s{series.tone}">{escape(series.name)}</span>' for series in drawn)
+    body += [shape for one in drawn for shape in _curve(frame, one, chart)]
+    name = escape(chart.title)
+    svg = (
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(_spoken(chart, drawn))}">'
+        f"{''.join(body)}</svg>"
+    )
+    keys = "".join(f'<span class="key s{one.series.tone}">{escape(one.series.name)}</span>' for one in drawn)
     legend = f'<span class="legend">{keys}</span>' if len(drawn) > 1 else ""
     heading = f"<figcaption><b>{name}</b> <small>{escape(chart.unit)}</small>{legend}</figcaption>"
-    return f"<figure>{heading}{svg}</figure>"
+    data = f' data-readings="{escape(_readings(frame, drawn, marks, chart))}"' if readings else ""
+    return f'<figure class="chart" data-name="{name}"{data}>{heading}{svg}</figure>'
 
 
 def buckets(x: Floats, y: Floats, count: int = _BUCKETS) -> tuple[Floats, Floats, Floats, Floats]:
@@ -110,10 +162,11 @@ def buckets(x: Floats, y: Floats, count: int = _BUCKETS) -> tuple[Floats, Floats
     return mean_x, mean_y, np.minimum.reduceat(y, starts), np.maximum.reduceat(y, starts)
 
 
-def _bounds(chart: Chart, drawn: Sequence[Series]) -> tuple[float, float]:
-    """The y range: the curves' bulk (one spike must not flatten the rest) and every level."""
-    means = np.concatenate([buckets(series.x, series.y)[1] for series in drawn])
-    edges = [float(means.min()), float(np.percentile(means, 99.5)), float(means[-1])]
+def _bounds(chart: Chart, drawn: Sequence[_Drawn]) -> tuple[float, float]:
+    """The y range: the bulk of curves and bands (one spike must not flatten the rest) and every level."""
+    means = np.concatenate([one.mean for one in drawn])
+    edges = [float(means.min()), float(np.percentile(means, 99.5)), *(float(one.mean[-1]) for one in drawn)]
+    edges += [float(np.median(band)) for one in drawn for band in (one.low, one.high)]
     edges += [level.y for level in chart.levels] + ([0.0] if chart.zero else [])
     return min(edges), max(edges)
 
@@ -127,50 +180,79 @@ def _ticks(low: float, high: float) -> list[float]:
     return [step * index for index in range(first, max(last, first + 1) + 1)]
 
 
-def _grid(frame: _Frame, ticks: Sequence[float], label: Callable[[float], str]) -> list[str]:
+def _grid(frame: _Frame, ticks: Sequence[float], chart: Chart) -> list[str]:
     left, right, bottom = _LEFT, WIDTH - _RIGHT, HEIGHT - _BOTTOM
     shapes = []
     for tick in ticks:
-        y = frame.y(tick)
+        y, text = frame.y(tick), escape(chart.format(tick))
         shapes.append(f'<line class="grid" x1="{left}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        shapes.append(
-            f'<text class="tick" x="{left - 8}" y="{y + 3.5:.1f}" text-anchor="end">{label(tick)}</text>'
-        )
+        shapes.append(f'<text class="tick" x="{left - 8}" y="{y + 3.5:.1f}" text-anchor="end">{text}</text>')
     for tick in _ticks(frame.x_start, frame.x_end):
         if frame.x_start <= tick <= frame.x_end:
-            x = frame.x(tick)
+            x, text = frame.x(tick), escape(chart.x_format(tick))
             anchor = "end" if x > right - 20 else "middle"
             shapes.append(f'<line class="notch" x1="{x:.1f}" x2="{x:.1f}" y1="{bottom}" y2="{bottom + 4}"/>')
             shapes.append(
-                f'<text class="tick" x="{x:.1f}" y="{bottom + 17}" text-anchor="{anchor}">{tick:,.0f}</text>'
+                f'<text class="tick" x="{x:.1f}" y="{bottom + 19}" text-anchor="{anchor}">{text}</text>'
             )
     return shapes
 
 
-def _mark(frame: _Frame, x: float) -> str:
-    at = f"{frame.x(x):.1f}"
-    title = f"<title>interrupted at step {x:,.0f}</title>"
+def _mark(frame: _Frame, mark: Mark, chart: Chart) -> str:
+    at = f"{frame.x(mark.x):.1f}"
+    title = f"<title>{escape(mark.text)} at {escape(_place(chart, mark.x))}</title>"
     return f'<line class="mark" x1="{at}" x2="{at}" y1="{_TOP}" y2="{HEIGHT - _BOTTOM}">{title}</line>'
 
 
 def _level(frame: _Frame, level: Level, label: Callable[[float], str]) -> str:
     y, right = frame.y(level.y), WIDTH - _RIGHT
     line = f'<line class="level" x1="{_LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>'
-    text = f"{escape(level.name)} {label(level.y)}"
+    text = escape(f"{level.name} {label(level.y)}")
     return f'{line}<text class="level-name" x="{right}" y="{y - 5:.1f}" text-anchor="end">{text}</text>'
 
 
-def _curve(frame: _Frame, series: Series, label: Callable[[float], str]) -> list[str]:
-    x, mean, low, high = buckets(series.x, series.y)
-    low, mean, high = (np.clip(values, frame.low, frame.high) for values in (low, mean, high))
+def _curve(frame: _Frame, one: _Drawn, chart: Chart) -> list[str]:
+    tone, x = one.series.tone, one.x
+    low, mean, high = (np.clip(values, frame.low, frame.high) for values in (one.low, one.mean, one.high))
     shapes = []
-    if low is not high and not np.array_equal(low, high):
+    if not np.array_equal(low, high):
         outline = frame.points(np.concatenate([x, x[::-1]]), np.concatenate([high, low[::-1]]))
-        shapes.append(f'<polygon class="band s{series.tone}" points="{outline}"/>')
-    shapes.append(f'<polyline class="line s{series.tone}" points="{frame.points(x, mean)}"/>')
-    marked = zip(x, mean, strict=True) if series.dots else [(x[-1], mean[-1])]
+        shapes.append(f'<polygon class="band s{tone}" points="{outline}"/>')
+    shapes.append(f'<polyline class="line s{tone}" points="{frame.points(x, mean)}"/>')
+    marked = zip(x, mean, strict=True) if one.series.dots else [(x[-1], mean[-1])]
     for at, value in marked:
-        title = f"<title>{escape(series.name)} at step {at:,.0f}: {label(value)}</title>"
+        text = f"{one.series.name} at {_place(chart, at)}: {chart.format(value)}"
         place = f'cx="{frame.x(at):.1f}" cy="{frame.y(value):.1f}"'
-        shapes.append(f'<circle class="dot s{series.tone}" {place} r="3">{title}</circle>')
+        shapes.append(f'<circle class="dot s{tone}" {place} r="3"><title>{escape(text)}</title></circle>')
     return shapes
+
+
+def _place(chart: Chart, x: float) -> str:
+    """A point of the x axis in words."""
+    return f"step {x:,.0f}" if chart.x_name == "step" else f"{chart.x_format(x)} {chart.x_name}"
+
+
+def _spoken(chart: Chart, drawn: Sequence[_Drawn]) -> str:
+    """The chart for those who hear it."""
+    ends = (
+        f"{one.series.name} {chart.format(one.mean[-1])}, at first {chart.format(one.mean[0])}"
+        for one in drawn
+    )
+    return f"{chart.title}: {'; '.join(ends)}; up to {_place(chart, chart.x_end)}"
+
+
+def _readings(frame: _Frame, drawn: Sequence[_Drawn], marks: Sequence[Mark], chart: Chart) -> str:
+    """JSON: of each series its points in pixels with their texts, and the marks."""
+    series = [
+        {
+            "name": one.series.name,
+            "tone": one.series.tone,
+            "x": [round(frame.x(x), 1) for x in one.x],
+            "y": [round(frame.y(min(max(y, frame.low), frame.high)), 1) for y in one.mean],
+            "at": [_place(chart, x) for x in one.x],
+            "text": [chart.format(y) for y in one.mean],
+        }
+        for one in drawn
+    ]
+    told = [{"x": round(frame.x(mark.x), 1), "text": mark.text} for mark in marks]
+    return json.dumps({"series": series, "marks": told}, separators=(",", ":"))

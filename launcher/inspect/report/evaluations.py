@@ -8,12 +8,11 @@ import numpy as np
 
 from launcher.diagnose.figures import ANISOTROPY, Figure, Form, named
 from launcher.diagnose.results import Evaluated, Result
-from launcher.inspect.report.chart import Chart, Level, Series, draw
+from launcher.inspect.report.chart import TONES, Chart, Level, Series, draw
 from launcher.inspect.report.style import table
 from launcher.recipe.evaluation import EvaluationTask
 from launcher.run.step_table import Record
 
-_TONES = 4  # curves that a chart can tell apart
 _LOSSES = ("mlm_loss", "plm_loss", "contrastive_loss")  # of a run's terms, the one that its curves show
 _SHOWN = 12  # problems, the newest
 
@@ -107,7 +106,7 @@ def _chart(
     curve: _Curve, title: str, unit: str, kinds: Mapping[str, Figure], levels: tuple[Level, ...] = ()
 ) -> Chart:
     """A line for each of `kinds`, the last ones if there are too many."""
-    shown = list(kinds.items())[-_TONES:]
+    shown = list(kinds.items())[-TONES:]
     series = tuple(_series(curve, name, kind, tone) for tone, (name, kind) in enumerate(shown, start=1))
     return Chart(title, unit, series, x_end=float(curve.steps[-1]), levels=levels)
 

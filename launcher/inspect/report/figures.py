@@ -12,6 +12,9 @@ from launcher.run.step_table import Record
 
 Floats = NDArray[np.float64]
 
+SUMMED = ("seconds", "tokens", "data_wait", "skipped")
+"""Fields of a step whose sums `figures` needs."""
+
 _BEGINS = ("start", "resume")
 _ENDS = ("end",)
 _CAUSES = {
@@ -88,18 +91,27 @@ def column(records: Sequence[Record], name: str) -> Floats:
 def measure(history: History) -> Figures:
     """The figures of a history; zeros before the first step."""
     steps = history.steps
-    busy = float(np.nansum(steps.column("seconds")))
-    wall = _wall_seconds(history, busy)
-    commits = [event for event in history.events if event["kind"] == "commit"]
+    sums = {name: float(np.nansum(steps.column(name))) for name in SUMMED}
+    done = int(steps.numbers[-1]) + 1 if len(steps) else 0
+    return figures(done, sums, median(rate(steps)) or 0.0, history.events, history.repeated)
+
+
+def figures(
+    steps: int, sums: Mapping[str, float], tokens_per_second: float, events: Sequence[Record], repeated: int
+) -> Figures:
+    """`sums`: over all step records, of each field of `SUMMED`."""
+    busy = sums["seconds"]
+    wall = _wall_seconds(events, busy)
+    commits = [event for event in events if event["kind"] == "commit"]
     return Figures(
-        steps=int(steps.numbers[-1]) + 1 if len(steps) else 0,
-        tokens=int(np.nansum(steps.column("tokens"))),
-        tokens_per_second=median(rate(steps)) or 0.0,
-        data_wait=float(np.nansum(steps.column("data_wait"))) / busy if busy else 0.0,
+        steps=steps,
+        tokens=int(sums["tokens"]),
+        tokens_per_second=tokens_per_second,
+        data_wait=sums["data_wait"] / busy if busy else 0.0,
         wall_seconds=wall,
         goodput=min(1.0, busy / wall) if busy and wall else None,
-        repeated=history.repeated,
-        skipped=int(np.nansum(steps.column("skipped"))),
+        repeated=repeated,
+        skipped=int(sums["skipped"]),
         blocked_seconds=sum(float(event.get("blocked", 0.0)) for event in commits),
     )
 
@@ -120,13 +132,16 @@ def median(values: Floats) -> float | None:
 
 def interruptions(history: History) -> list[Interruption]:
     """Every gap between one attempt and the next, and the one that a stopped run is in."""
-    events = [
-        event for event in history.events if event["kind"] in (*_BEGINS, *_CAUSES, *_ENDS) or event["attempt"]
-    ]
+    return gaps(history.events)
+
+
+def gaps(of: Sequence[Record]) -> list[Interruption]:
+    """The same, from a run's events in order of time."""
+    events = [event for event in of if event["kind"] in (*_BEGINS, *_CAUSES, *_ENDS) or event["attempt"]]
     begins = [index for index, event in enumerate(events) if event["kind"] in _BEGINS]
     attempts = [events[begin:end] for begin, end in zip(begins, [*begins[1:], None], strict=False)]
-    gaps = (_interruption(*pair) for pair in zip(attempts, [*attempts[1:], []], strict=False))
-    return [gap for gap in gaps if gap is not None]
+    found = (_interruption(*pair) for pair in zip(attempts, [*attempts[1:], []], strict=False))
+    return [gap for gap in found if gap is not None]
 
 
 def _interruption(attempt: Sequence[Record], following: Sequence[Record]) -> Interruption | None:
@@ -163,6 +178,6 @@ def _cause(event: dict[str, Any] | None) -> str:
     return _CAUSES[event["kind"]] + (f": {reason}" if reason else "")
 
 
-def _wall_seconds(history: History, busy: float) -> float:
-    times = [float(event["time"]) for event in history.events if event["attempt"] > 0]
+def _wall_seconds(events: Sequence[Record], busy: float) -> float:
+    times = [float(event["time"]) for event in events if event["attempt"] > 0]
     return max(times) - min(times) if len(times) > 1 else busy

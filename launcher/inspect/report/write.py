@@ -2,16 +2,21 @@
 
 from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from launcher.diagnose.results import evaluated
 from launcher.evaluate.page import kept_rows
 from launcher.inspect.report.page import Subject, render
 from launcher.output import write_file
 from launcher.run.history import read_history
+from launcher.run.outline import Outline, open_outline
 from launcher.run.record import Run
 
+if TYPE_CHECKING:
+    from launcher.run.record import Run
 
-def write_report(run: Run, out: Path, *, with_baselines: bool, now: datetime) -> None:
+
+def write_report(run: "Run", out: Path, *, with_baselines: bool, now: datetime) -> None:
     """Write the page about `run` to the local file `out`.
 
     Raises:
@@ -21,40 +26,28 @@ def write_report(run: Run, out: Path, *, with_baselines: bool, now: datetime) ->
     write_file(out, render(subject(run, with_baselines=with_baselines), read_history(run.store), now))
 
 
-def subject(run: Run, *, with_baselines: bool) -> Subject:
+def subject(run: "Run", *, with_baselines: bool) -> Subject:
     """What the page says about the run besides its history."""
-    record = run.record
-    corpora = {
-        f"corpus {name}": f"{run.recipe.corpus.sources[name].uri} ({fingerprint[:12]})"
-        for name, fingerprint in record.inputs.corpora.items()
-    }
-    tokenizer = {"tokenizer": f"{run.recipe.tokenizer.uri} ({record.inputs.tokenizer[:12]})"}
-    origins = {
-        f"forked from{'' if number == 1 else f' ({number})'}": f"{origin.run} at step {origin.step:,}"
-        + (f", changed: {'; '.join(line[2:] for line in origin.changes)}" if origin.changes else "")
-        for number, origin in enumerate(reversed(record.origins), start=1)
-    }
-    computed = None
+    computed: dict[str, float] = {}
     if with_baselines and run.recipe.objective.contrastive is None:  # which hides no tokens to guess
         from launcher.inspect.baselines import (
             baselines,  # loads DeepSpeed, which a page without them does not need
         )
 
-        computed = baselines(run)
+        computed = baselines(run).named()
+    return outlined(open_outline(run.uri, run.store), computed)
+
+
+def outlined(run: Outline, baselines: dict[str, float]) -> Subject:
+    """The same of a run in outline. Raises StoreError."""
     return Subject(
-        name=run.recipe.name,
+        name=run.name,
         uri=run.uri,
-        created=record.created,
-        total_steps=run.recipe.total_steps,
-        recipe=run.recipe.to_yaml(),
-        facts={
-            "run fingerprint": record.fingerprint[:12],
-            **origins,
-            **corpora,
-            **tokenizer,
-            **record.versions,
-        },
+        created=run.record.created,
+        total_steps=run.total_steps,
+        recipe=run.recipe,
+        facts=run.facts(),
         evaluated=kept_rows(run.store),
-        baselines={"unigram": computed.unigram, "left bigram": computed.bigram} if computed else {},
+        baselines=baselines,
         beside=tuple(evaluated(run.store)),
     )

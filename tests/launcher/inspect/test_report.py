@@ -291,7 +291,7 @@ def test_what_was_found_wrong_with_machines_is_shown() -> None:
     assert "rank 3 held up the others, 2.2 times: it computes slowly" in page
     assert "node-9" in page
     assert "weights of two ranks differed" in page
-    assert page.count("weights differed between ranks") == 2, "as the causes of two interruptions"
+    assert page.count("<td>weights differed between ranks</td>") == 2, "as the causes of two interruptions"
 
 
 def test_going_back_is_shown_with_what_was_left_out() -> None:

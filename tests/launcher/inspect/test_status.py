@@ -17,9 +17,10 @@ from data_service.store.base import Store
 from encoder_core.train.zero_state import Fragment
 from launcher.cli.main import app
 from launcher.errors import RunError
-from launcher.inspect.status import RunStatus, Unreadable, runs_at, status, statuses
+from launcher.inspect.status import RunStatus, Unreadable, status, statuses
 from launcher.inspect.status_text import describe
 from launcher.run.log import Journal, evaluation_record, operator_event
+from launcher.run.outline import runs_at
 from launcher.run.record import open_run
 
 WAIT_S = 30.0

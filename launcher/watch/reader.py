@@ -1,0 +1,147 @@
+"""What a page shows of a run, or of a folder of runs, read from its store."""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+
+from data_service.errors import UserError
+from data_service.store.base import Store
+from launcher.diagnose.results import Evaluated, evaluated
+from launcher.evaluate.page import kept_rows
+from launcher.evaluate.table import Row
+from launcher.inspect.kept_baselines import kept_baselines
+from launcher.inspect.report.account import Account
+from launcher.inspect.report.page import Subject
+from launcher.inspect.status import RunStatus, Unreadable, status, status_by
+from launcher.run.outline import Outline, outline, read_files, runs_at
+from launcher.watch.records import Records
+
+_SELDOM_S = 30.0  # between looks at what changes seldom: results of evaluations, runs that have ended
+_READERS = 8  # runs of a folder at a time: on S3 a look is bound by latency
+
+
+@dataclass(frozen=True)
+class SeenRun:
+    """A run as it was when it was read.
+
+    Attributes:
+        waiting: share of the newest steps' time that their slowest rank waited for data; None before the first step.
+    """
+
+    subject: Subject
+    account: Account
+    status: RunStatus
+    waiting: float | None
+
+
+@dataclass(frozen=True)
+class SeenFolder:
+    """A folder's runs, by name: the last part of their URI."""
+
+    runs: dict[str, RunStatus | Unreadable]
+
+
+class _Sketch:
+    """A run in outline, parsed again only when its files have changed."""
+
+    def __init__(self, uri: str, store: Store) -> None:
+        self._uri, self._store = uri, store
+        self._files: tuple[bytes, bytes] | None = None
+        self._made: Outline | None = None
+
+    def read(self) -> Outline:
+        """Raises RunError, StoreError."""
+        files = read_files(self._uri, self._store)
+        if self._made is None or files != self._files:
+            self._made, self._files = outline(self._uri, self._store, *files), files
+        return self._made
+
+
+class RunReader:
+    """Reads a run again and again; each time what is new. `clock` in seconds since 1970."""
+
+    def __init__(self, uri: str, store: Store, clock: Callable[[], float] = time.time) -> None:
+        self._store, self._clock = store, clock
+        self._sketch, self._records = _Sketch(uri, store), Records(store)
+        self._beside: tuple[float, _Beside] | None = None
+
+    def read(self) -> SeenRun:
+        """Raises RunError: there is no run, or its files are damaged. StoreError: the store cannot be read."""
+        run = self._sketch.read()
+        self._records.update()
+        found = status_by(run, self._records.recent, self._clock(), brief=True)
+        account = self._records.account
+        if (
+            run.origins
+        ):  # what the runs before it trained on; too low where the newest checkpoint is not recent
+            before = float(found.tokens - account.figures.tokens)
+            self._records.tokens_before = max(self._records.tokens_before, before)
+        return SeenRun(self._subject(run), account, found, self._records.waiting)
+
+    def _subject(self, run: Outline) -> Subject:
+        if self._beside is None or self._clock() - self._beside[0] > _SELDOM_S:
+            self._beside = self._clock(), _Beside.read(run)
+        beside = self._beside[1]
+        return Subject(
+            name=run.name,
+            uri=run.uri,
+            created=run.record.created,
+            total_steps=run.total_steps,
+            recipe=run.recipe,
+            facts=run.facts(),
+            baselines=beside.baselines,
+            beside=beside.evaluated,
+            evaluated=beside.rows,
+        )
+
+
+@dataclass(frozen=True)
+class _Beside:
+    """What was measured of a run beside its training."""
+
+    baselines: dict[str, float]
+    evaluated: tuple[Evaluated, ...]
+    rows: list[Row]
+
+    @classmethod
+    def read(cls, run: Outline) -> "_Beside":
+        try:
+            baselines = kept_baselines(run.store, run.record.fingerprint)
+        except ValidationError:  # computed anew by the next report
+            baselines = None
+        return cls(baselines.named() if baselines else {}, tuple(evaluated(run.store)), kept_rows(run.store))
+
+
+class FolderReader:
+    """Reads the runs of a folder, those that have ended seldom."""
+
+    def __init__(self, uri: str, store: Store, clock: Callable[[], float] = time.time) -> None:
+        self._uri, self._store, self._clock = uri, store, clock
+        self._sketches: dict[str, _Sketch] = {}
+        self._known: dict[str, tuple[float, RunStatus | Unreadable]] = {}
+
+    def read(self) -> SeenFolder:
+        """Raises RunError: there is no run. StoreError: the folder cannot be read."""
+        names = [uri.rpartition("/")[2] for uri in runs_at(self._uri, self._store)]
+        with ThreadPoolExecutor(_READERS) as pool:
+            found = dict(zip(names, pool.map(self._look, names), strict=True))
+        for gone in self._known.keys() - found.keys():
+            del self._known[gone], self._sketches[gone]
+        return SeenFolder(found)
+
+    def _look(self, name: str) -> RunStatus | Unreadable:
+        now = self._clock()
+        at, known = self._known.get(name, (0.0, None))
+        if isinstance(known, RunStatus) and known.state != "running" and now - at < _SELDOM_S:
+            return known
+        uri = f"{self._uri.rstrip('/')}/{name}"
+        sketch = self._sketches.setdefault(name, _Sketch(uri, self._store.at(name)))
+        try:
+            seen: RunStatus | Unreadable = status(sketch.read(), now, brief=True)
+        except UserError as error:
+            seen = Unreadable(uri, error.problem)
+        self._known[name] = now, seen
+        return seen
