@@ -1,4 +1,4 @@
-"""`--json`: the keys that launcher/README.md promises to programs, and nothing else on standard output."""
+"""`--json`: the keys that infra/docs/records.md promises to programs, and nothing else on standard output."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from launcher import cli
 from launcher.cli import app
 from launcher.recipe import source_text
 
-README = Path(__file__).parents[2] / "launcher/README.md"
+RECORDS = Path(__file__).parents[2] / "infra/docs/records.md"
 
 
 def records(*arguments: str | Path) -> list[dict[str, object]]:
@@ -25,9 +25,9 @@ def records(*arguments: str | Path) -> list[dict[str, object]]:
 
 
 def promised(command: str) -> list[str]:
-    """The keys in the command's line of the README."""
+    """The keys in the line of the guide for the command."""
     name = ", ".join(f"`{part}`" for part in command.split(", "))
-    (line,) = [line for line in README.read_text().splitlines() if line.startswith(f"| {name} ")]
+    (line,) = [line for line in RECORDS.read_text().splitlines() if line.startswith(f"| {name} ")]
     return re.findall("`(.*?)`", line.split("|")[2].partition(";")[0])
 
 

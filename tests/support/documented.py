@@ -26,11 +26,23 @@ from sybil.parsers.markdown.lexers import RawFencedCodeBlockLexer
 ROOT = Path(__file__).parents[2]
 GUIDE = ROOT / "infra/docs"
 PROCESSES = ("train", "demo", "evaluate")  # of their own: they look after a tree of them
-STAND_INS = ("sbatch", "squeue", "kubectl", "aws", "ray", "docker", "pip", "git", "infra/quickstart", "infra/test")
+STAND_INS = (
+    "sbatch",
+    "squeue",
+    "kubectl",
+    "aws",
+    "ray",
+    "docker",
+    "pip",
+    "git",
+    "infra/quickstart",
+    "infra/test",
+)
 """Commands of other programs: their words are checked, and they are not run."""
 
 _INFO = re.compile(r"(?P<language>console|python|yaml)\b *(?P<how>[^\n]*)$\n", re.MULTILINE)
 _HOW = re.compile(r"(?P<long>long)|short: *(?P<short>.*)|exit: *(?P<exit>\d+)|")
+_ANY_LINES = r"(?:.*\n)*?"
 _NUMBER = re.compile(r"[-+]?\d[\d,.]*(e-?\d+)?\s*(%|B|KiB|MiB|GiB|KB|MB|GB|k|M|G|T|P|s|min|h|ms)?(?!\w)")
 
 
@@ -47,12 +59,18 @@ class Command:
         return shlex.split(self.text, comments=True)
 
 
-def commands(example_or_text: Example | str, line: int = 0) -> list[Command]:
+def document_blocks(path: Path) -> list[tuple[str, str]]:
+    """(language, text) of every fenced block of a page."""
+    lexer = RawFencedCodeBlockLexer(re.compile(r"(?P<language>\w*)[^\n]*$\n", re.MULTILINE))
+    document = Document(path.read_text("utf-8"), str(path))
+    return [(region.lexemes["language"], str(region.lexemes["source"])) for region in lexer(document)]
+
+
+def commands(text: str) -> list[Command]:
     """The commands of a console block."""
-    text = example_or_text if isinstance(example_or_text, str) else str(example_or_text.parsed)
     found: list[Command] = []
     continued = False
-    for number, shown in enumerate(text.splitlines(), line + 1):
+    for number, shown in enumerate(text.splitlines(), 1):
         if shown.startswith("$ "):
             found.append(Command(number, shown[2:], ()))
         elif continued:
@@ -69,12 +87,14 @@ def ensure_printed(said: str, shown: tuple[str, ...]) -> None:
     if not shown:
         return
     lines = [_plain(line) for line in shown if line.strip()]
-    pattern = "".join(
-        r"(?:[^\n]*\n)*?" if line == "..." else f"{re.escape(line).replace(re.escape('...'), '[^\n]*')}\n"
-        for line in lines
-    )
+    pattern = "".join(_ANY_LINES if line == "..." else _line(line) for line in lines)
     printed = "".join(f"{_plain(line)}\n" for line in said.splitlines() if line.strip())
-    assert re.fullmatch(pattern, printed), f"the page shows\n{'\n'.join(shown)}\nand this was printed\n{said}"
+    expected = "\n".join(shown)
+    assert re.fullmatch(pattern, printed), f"the page shows\n{expected}\nand this was printed\n{said}"
+
+
+def _line(shown: str) -> str:
+    return ".*".join(re.escape(part) for part in shown.split("...")) + "\n"
 
 
 def _plain(line: str) -> str:
@@ -102,7 +122,9 @@ class Page:
     def _parse(self, document: Document) -> Iterator[Region]:
         for region in RawFencedCodeBlockLexer(_INFO)(document):
             how = _HOW.fullmatch(region.lexemes["how"])
-            assert how is not None, f"{self.path.name}: a block is to be run in an unknown way: {region.lexemes['how']}"
+            assert how is not None, (
+                f"{self.path.name}: a block is to be run in an unknown way: {region.lexemes['how']}"
+            )
             if how["long"] and not self.as_written:
                 continue
             region.parsed = region.lexemes["source"]
@@ -123,7 +145,7 @@ class Page:
 
     def _evaluator(self, short: str, code: int):  # noqa: ANN202 - sybil's Evaluator
         def evaluate(example: Example) -> str | None:
-            for command in commands(example):
+            for command in commands(str(example.parsed)):
                 where = f"{self.path.name}:{example.line + command.line}: {command.text}"
                 ended, said = self._execute(command, [] if self.as_written else shlex.split(short))
                 assert ended == code, f"{where}\nended with {ended}\n{said}"
@@ -144,9 +166,8 @@ class Page:
         if words[0] in STAND_INS:
             return 0, "\n".join(command.printed)
         if words[0] != "maskfleet":
-            done = subprocess.run(
-                ["bash", "-euo", "pipefail", "-c", command.text], capture_output=True, text=True
-            )
+            shell = ["bash", "-euo", "pipefail", "-c", command.text]
+            done = subprocess.run(shell, capture_output=True, text=True)
             return done.returncode, done.stdout + done.stderr
         code, said = run_maskfleet([*words[1:], *more])
         if target is not None and code == 0:
@@ -161,7 +182,11 @@ def run_maskfleet(arguments: list[str]) -> tuple[int, str]:
         program = str(Path(sys.executable).with_name("maskfleet"))
         environment = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "110"}
         done = subprocess.run(
-            [program, *arguments], env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            [program, *arguments],
+            env=environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
         )
         return done.returncode, done.stdout
     from launcher.cli import main
