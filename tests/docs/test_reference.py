@@ -3,20 +3,18 @@
 import ast
 import re
 from collections.abc import Iterator
-from typing import Annotated, Any, get_args, get_origin
+from typing import get_args
 
-import pydantic
 from documented import GUIDE, ROOT
+from recipe_keys import schema
 
 from encoder_core.families.build import ModelConfig
 from launcher.contract import CODES
 from launcher.gauges import DESCRIPTIONS
 from launcher.identity import kind_of
-from launcher.recipe import Recipe
 from launcher.webhook import ROUTINE
 
 PACKAGES = ("launcher", "checkpoints", "data_service", "encoder_core")
-Keys = dict[str, list[pydantic.fields.FieldInfo]]
 
 
 def tables(page: str, heading: str | None = None) -> Iterator[tuple[list[str], list[str]]]:
@@ -38,32 +36,6 @@ def tables(page: str, heading: str | None = None) -> Iterator[tuple[list[str], l
 
 def table_rows(page: str, heading: str | None = None) -> Iterator[list[str]]:
     return (cells for _, cells in tables(page, heading))
-
-
-def keys_of(kind: Any, path: str = "") -> Iterator[tuple[str, pydantic.fields.FieldInfo]]:
-    """Dotted paths of every field below an annotation; list items and names of one's own are `*`."""
-    origin, inner = get_origin(kind), get_args(kind)
-    if isinstance(kind, type) and issubclass(kind, pydantic.BaseModel):
-        for name, field in kind.model_fields.items():
-            below = f"{path}.{name}" if path else name
-            yield below, field
-            yield from keys_of(field.annotation, below)
-    elif origin in (tuple, list):
-        yield from keys_of(inner[0], f"{path}.*")
-    elif origin is dict:
-        yield from keys_of(inner[1], f"{path}.*")
-    elif origin is Annotated:
-        yield from keys_of(inner[0], path)
-    else:
-        for one in inner:
-            yield from keys_of(one, path)
-
-
-def schema() -> Keys:
-    found: Keys = {}
-    for path, field in keys_of(Recipe):
-        found.setdefault(path, []).append(field)
-    return found
 
 
 def documented() -> dict[str, tuple[str, str]]:

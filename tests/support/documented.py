@@ -1,9 +1,10 @@
 """Pages of the guide as tests: their blocks run in order, in one folder, and print what the page says they print.
 
-A ```console block holds commands, each after `$ `, and below a command what it prints. `...` stands for anything: on a line of
-its own for any lines, at the end of one for its rest. Numbers, sizes and times may differ; words may not. What follows
-"console" tells how a block is tested: `short: OPTIONS` are added to its commands unless the page is run as it is
-written; `long` blocks run only then; `exit: 2` is the code that its commands end with. A ```python block is run as it is.
+A ```console block holds commands, each after `$ `, and below a command what it prints. `...` stands for anything: on a
+line of its own for any lines, at the end of one for its rest. Numbers, sizes and times may differ; words may not. What
+follows "console" tells how a block is tested: `short: OPTIONS` are added to its commands unless the page is run as it
+is written; `long` blocks run only then; `exit: 2` is the code that its commands end with. ```python blocks are run as
+they are; a ```yaml block whose first line is the comment `# NAME.yaml` is written to that file.
 """
 
 import contextlib
@@ -22,6 +23,7 @@ import yaml
 from sybil import Document, Example, Region
 from sybil.evaluators.python import PythonEvaluator
 from sybil.parsers.markdown.lexers import RawFencedCodeBlockLexer
+from sybil.typing import Evaluator
 
 ROOT = Path(__file__).parents[2]
 GUIDE = ROOT / "infra/docs"
@@ -56,7 +58,7 @@ class Command:
 
     @property
     def words(self) -> list[str]:
-        return shlex.split(self.text, comments=True)
+        return shlex.split(self.text.replace("\\\n", " "), comments=True)
 
 
 def document_blocks(path: Path) -> list[tuple[str, str]]:
@@ -143,7 +145,7 @@ class Page:
         if re.fullmatch(r"# [\w./-]+\.yaml", name):
             Path(name[2:]).write_text(str(example.parsed), encoding="utf-8")
 
-    def _evaluator(self, short: str, code: int):  # noqa: ANN202 - sybil's Evaluator
+    def _evaluator(self, short: str, code: int) -> Evaluator:
         def evaluate(example: Example) -> str | None:
             for command in commands(str(example.parsed)):
                 where = f"{self.path.name}:{example.line + command.line}: {command.text}"
