@@ -66,6 +66,15 @@ def test_files_that_are_named_exist(path: Path) -> None:
             assert there, f"{path.relative_to(ROOT)} names {name}"
 
 
+def test_documents_that_code_names_exist() -> None:
+    files = [
+        ROOT / name for name in tracked() if name.endswith((".py", ".yaml")) and name.split("/")[0] != "tests"
+    ]
+    for path in files:
+        for name in re.findall(r"\b((?:{})/[\w/-]+\.md)\b".format("|".join(TOP)), path.read_text("utf-8")):
+            assert (ROOT / name).exists(), f"{path.relative_to(ROOT)} names {name}"
+
+
 def named_paths(code: str) -> Iterator[str]:
     """Words of inline code that are paths of the repository: below a top folder, or modules."""
     for word in code.split():
