@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, JsonValue, Valid
 
 from checkpoints.errors import DamagedCheckpoint
 from data_service.store.verified import digest
-from encoder_core.train.refresh import MEMORY
+from encoder_core.train.memory_schedule import MEMORY
 
 ROOT = "checkpoints/"
 CHUNK = 4 << 20

@@ -26,7 +26,7 @@ from checkpoints.layout import Manifest, Mark
 from checkpoints.snapshot import Snapshot, take
 from data_service.store.base import Store
 from data_service.store.errors import TRANSIENT, StoreError
-from encoder_core.train.fragments import Fragment
+from encoder_core.train.zero_state import Fragment
 
 _log = logging.getLogger(__name__)
 

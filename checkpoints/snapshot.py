@@ -18,7 +18,7 @@ from torch import Tensor
 from checkpoints.errors import CheckpointError
 from checkpoints.layout import CHUNK, ITEM, File, Piece
 from data_service.store.verified import chunk_digests
-from encoder_core.train.fragments import Fragment
+from encoder_core.train.zero_state import Fragment
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
-from data_service.corpora import Corpora
-from data_service.samples.ragged import Samples
-from data_service.shards.block import Block
+from data_service.corpus.block import Block
+from data_service.samples.samples import Samples
 from data_service.store.errors import KeyMissing, StoreError
-from data_service.stream import Stream
+from data_service.stream.sources import Corpora
+from data_service.stream.stream import Stream
 from launcher.inputs import unigram_probabilities
 from launcher.runs import Run
 from launcher.session import heldout_spec, stream_spec

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from rich.table import Table
 from rich.text import Text
 
-from data_service.corpus import CorpusStats
-from data_service.radius import Radius
+from data_service.stream.radius import Radius
+from data_service.stream.statistics import CorpusStats
 from data_service.visible import one_line
 from launcher.human import human_bytes
 

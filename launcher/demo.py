@@ -14,11 +14,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from data_service.corpus import corpus_stats
 from data_service.errors import TokenizerError
 from data_service.ingest.build import build_corpus
 from data_service.ingest.inputs import list_inputs
 from data_service.ingest.options import BuildOptions
+from data_service.stream.statistics import corpus_stats
 from data_service.tokenizers.load import load_tokenizer, save_tokenizer
 from data_service.tokenizers.train import train_tokenizer
 from launcher import runs

@@ -1,4 +1,4 @@
-"""A run's figures for Prometheus, through Ray (`data_service.gauges`): what infra/grafana/maskfleet.json draws.
+"""A run's figures for Prometheus, through Ray (`data_service.service.gauges`): what infra/grafana/maskfleet.json draws.
 
 They show the present. What happened is in the run's records, and a process that dies takes its gauges with it.
 """
@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from data_service.gauges import StoreRetries, gauge
+from data_service.service.gauges import StoreRetries, gauge
 from launcher.terms import term_losses
 
 DESCRIPTIONS = {

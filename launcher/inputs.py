@@ -8,13 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
-from data_service.corpora import check_kind
+from data_service.corpus.layout import TOKENIZER
+from data_service.corpus.manifest import Manifest
+from data_service.corpus.manifest_file import load_manifest
 from data_service.errors import CorpusError, TokenizerError
-from data_service.ingest.layout import TOKENIZER
-from data_service.mixture import least_weight, unread
-from data_service.shards.manifest import Manifest
-from data_service.shards.manifest_file import load_manifest
 from data_service.store.open import open_store
+from data_service.stream.mixture import least_weight, unread
+from data_service.stream.sources import check_kind
 from data_service.tokenizers.tokenizer import Tokenizer
 from launcher.errors import RecipeError
 from launcher.recipe import Recipe

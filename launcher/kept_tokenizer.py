@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
+from data_service.corpus.layout import TOKENIZER
 from data_service.errors import TokenizerError
-from data_service.ingest.layout import TOKENIZER
 from data_service.store.base import Store
 from data_service.store.errors import StoreError
 from data_service.store.open import open_store

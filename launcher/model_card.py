@@ -8,8 +8,8 @@ import yaml
 
 from checkpoints.layout import Manifest
 from checkpoints.listing import committed, on, read_manifest
+from data_service.corpus.manifest_file import load_manifest
 from data_service.errors import CorpusError
-from data_service.shards.manifest_file import load_manifest
 from data_service.store.errors import StoreError
 from data_service.store.open import open_store
 from data_service.visible import one_line

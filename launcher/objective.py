@@ -17,10 +17,9 @@ from pydantic import (
 )
 from torch import nn
 
-from data_service.samples.masking import MlmMasking
-from data_service.samples.permuted import PermutedPrediction
-from data_service.samples.unmasked import NoMasking
-from data_service.spec import Masking
+from data_service.samples.masking import MlmMasking, NoMasking
+from data_service.samples.permutation_lm import PermutedPrediction
+from data_service.samples.spec import Masking
 from encoder_core.errors import ModelError
 from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bert import BertConfig
@@ -28,7 +27,7 @@ from encoder_core.families.build import AnyEncoder, ModelConfig
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.hf.interchange import Heads
 from encoder_core.families.xlnet import XlnetConfig
-from encoder_core.layers.meta import on_meta
+from encoder_core.layers.initialise import on_meta
 from encoder_core.objectives.contrastive import ContrastiveConfig, contrastive_model
 from encoder_core.objectives.gradient_disentangled import gradient_disentangled_detection
 from encoder_core.objectives.losses import Objective as ObjectiveModule

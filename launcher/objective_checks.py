@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from data_service.samples.inputs import Lanes, OrderedPairs, Packed, RepeatedSentences, TextPairs
-from data_service.samples.permuted import PermutedPrediction
+from data_service.samples.permutation_lm import PermutedPrediction
 from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bert import BertConfig
 from encoder_core.families.electra import ElectraConfig

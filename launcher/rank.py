@@ -14,17 +14,17 @@ from torch import Tensor
 from checkpoints.attempt import Attempt
 from checkpoints.gather import Peers
 from checkpoints.load import Good, Reader, newest_good
-from data_service.spec import StreamSpec
+from data_service.samples.spec import StreamSpec
 from data_service.store.local import LocalStore
 from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.objectives.losses import Objective
-from encoder_core.train.control import Control
 from encoder_core.train.engine import Engine
+from encoder_core.train.exchange import Control
 from encoder_core.train.loop import Trainer
 from encoder_core.train.memory import restore
-from encoder_core.train.replicas import CorruptReplica
 from encoder_core.train.state import TrainState
 from encoder_core.train.step import Memories
+from encoder_core.train.weight_check import CorruptReplica
 from encoder_core.train.zero_state import KINDS, MASTER
 from launcher import session
 from launcher.errors import RunError

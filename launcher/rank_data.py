@@ -9,14 +9,13 @@ from typing import Protocol
 
 import torch
 
-from data_service.positions import Positions, Range
-from data_service.samples.ragged import Samples
-from data_service.samples.rows import join_rows
-from data_service.slabs import Steps
+from data_service.samples.samples import Samples, join_rows
+from data_service.stream.positions import Positions, Range
+from data_service.stream.window import Steps
 from encoder_core.batch import Batch
 from encoder_core.train.collate import idle_batch, to_batch
 from encoder_core.train.loop import Fetched
-from encoder_core.train.refresh import Refresh
+from encoder_core.train.memory_schedule import Refresh
 from encoder_core.train.step import Microbatch, Work
 from launcher import session
 
@@ -25,7 +24,7 @@ ANNOUNCED = 64  # steps whose rows the data service is told of, renewed when hal
 
 
 class SampleStream(session.Measured, Protocol):
-    """A stream as ranks read it (`data_service.client.FeedClient`)."""
+    """A stream as ranks read it (`data_service.service.client.FeedClient`)."""
 
     def read(self, epoch: int, start: int, stop: int) -> Samples: ...
 

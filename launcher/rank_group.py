@@ -19,7 +19,7 @@ from ray.exceptions import RayError
 from ray.util import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from data_service.feed import FeedHandle
+from data_service.service.feed import FeedHandle
 from launcher.elastic import Sizing, Start
 from launcher.nodes import lost
 from launcher.recipe import Recipe

@@ -32,7 +32,7 @@ from encoder_core.optim.adamw import AdamWConfig
 from encoder_core.optim.lamb import LambConfig
 from encoder_core.optim.schedules import ScheduleConfig
 from encoder_core.train.engine_config import Precision
-from encoder_core.train.refresh import Refresh
+from encoder_core.train.memory_schedule import Refresh
 from launcher.diagnose.settings import Tasks
 from launcher.elastic import Trainers
 from launcher.errors import RecipeError

@@ -1,7 +1,7 @@
 """What a recipe comes to, in figures: model size, batches, tokens."""
 
 from encoder_core.families.build import ModelConfig
-from encoder_core.layers.meta import on_meta
+from encoder_core.layers.initialise import on_meta
 from encoder_core.objectives.networks import network
 from launcher.human import human_count
 from launcher.objective import meta_module, parameter_count

@@ -1,4 +1,4 @@
-"""How often all ranks compare their weights (`encoder_core.train.replicas` says what that finds)."""
+"""How often all ranks compare their weights (`encoder_core.train.weight_check` says what that finds)."""
 
 from typing import Literal
 

@@ -13,8 +13,8 @@ from checkpoints.layout import Manifest, Segment
 from checkpoints.listing import committed, on
 from checkpoints.load import newest_good
 from checkpoints.rewind import SKIPS, Rewind, Span, record, rewinds, skips
-from data_service.positions import Positions, Range
-from encoder_core.train.control import Control
+from data_service.stream.positions import Positions, Range
+from encoder_core.train.exchange import Control
 from encoder_core.train.metrics import StepReport, means
 from encoder_core.train.step import gather_sums
 from launcher import spikes

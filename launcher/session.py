@@ -5,9 +5,9 @@ from typing import Literal, Protocol
 
 import torch
 
-from data_service.positions import Axis, Phase, Positions, Range
 from data_service.samples.inputs import Lanes, RepeatedSentences, TextPairs
-from data_service.spec import SourceSpec, StreamSpec, WindowSize
+from data_service.samples.spec import SourceSpec, StreamSpec, WindowSize
+from data_service.stream.positions import Axis, Phase, Positions, Range
 from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.initialise import initialise
@@ -18,7 +18,7 @@ from encoder_core.optim.lamb import Lamb, LambConfig
 from encoder_core.optim.schedules import learning_rate
 from encoder_core.train.engine_config import EngineConfig
 from encoder_core.train.loop import Plan
-from encoder_core.train.seeding import draw_seed
+from encoder_core.train.step import draw_seed
 from launcher.objective import objective_module
 from launcher.recipe import Phase as RecipePhase
 from launcher.recipe import Recipe

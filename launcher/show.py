@@ -11,11 +11,11 @@ import numpy as np
 from rich.markup import escape
 from rich.text import Text
 
-from data_service.positions import Range
+from data_service.corpus.manifest import PairTexts
 from data_service.samples.inputs import Input, OrderedPairs, TextPairs
-from data_service.samples.ragged import Samples
-from data_service.shards.manifest import PairTexts
-from data_service.stream import Source, Stream
+from data_service.samples.samples import Samples
+from data_service.stream.positions import Range
+from data_service.stream.stream import Source, Stream
 from data_service.tokenizers.tokenizer import Tokenizer
 from data_service.visible import visible
 from launcher.errors import RunError

@@ -23,9 +23,9 @@ from checkpoints.errors import Superseded
 from checkpoints.gather import Alone
 from checkpoints.layout import Manifest
 from checkpoints.load import newest_good
-from data_service.feed import FeedConfig, FeedHandle, start_feed
+from data_service.service.feed import FeedConfig, FeedHandle, start_feed
+from data_service.service.tasks import installed_only
 from data_service.store.errors import StoreError
-from data_service.workers import installed_only
 from launcher.command import looked_after_by, output_into, saving
 from launcher.contract import FINISHED, JOIN_SECONDS
 from launcher.deaths import of_command

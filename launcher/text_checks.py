@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from data_service.samples.inputs import Lanes, RepeatedSentences, TextPairs
-from data_service.samples.unmasked import NoMasking
+from data_service.samples.masking import NoMasking
 from launcher.problem import Problem
 from launcher.recipe import Recipe
 

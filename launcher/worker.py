@@ -16,14 +16,14 @@ import torch.distributed as dist
 from checkpoints.attempt import Attempt
 from checkpoints.errors import CheckpointError, NoGoodCheckpoint, Superseded
 from checkpoints.gather import GROUP_TIMEOUT, GlooPeers
-from data_service.client import FeedClient
 from data_service.errors import CorpusError, CorruptBlock, InputError, PlanError, TokenizerError
-from data_service.gauges import StoreRetries
-from data_service.spec import StreamSpec
+from data_service.samples.spec import StreamSpec
+from data_service.service.client import FeedClient
+from data_service.service.gauges import StoreRetries
 from data_service.store.errors import TRANSIENT, StoreError
 from encoder_core.errors import ModelError, TrainingError
-from encoder_core.train.control import Control
-from encoder_core.train.replicas import CorruptReplica
+from encoder_core.train.exchange import Control
+from encoder_core.train.weight_check import CorruptReplica
 from launcher.errors import RecipeError, RunError
 from launcher.policy import Kind
 from launcher.preflight.measure import Subject

@@ -16,7 +16,7 @@ from data_service.store.base import Store
 from encoder_core.errors import ModelError
 from encoder_core.families.build import ModelConfig
 from encoder_core.families.hf.interchange import Heads, interchange
-from encoder_core.layers.meta import on_meta
+from encoder_core.layers.initialise import on_meta
 from encoder_core.objectives.networks import network
 
 Shape = tuple[int, ...]

@@ -16,7 +16,7 @@ from encoder_core.families.hf.interchange import Heads, interchange, read_config
 from encoder_core.families.hf.keys import KeyTable
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlnet import XlnetConfig
-from encoder_core.layers.meta import on_meta
+from encoder_core.layers.initialise import on_meta
 from encoder_core.objectives.networks import network
 
 CONFIG = "config.json"

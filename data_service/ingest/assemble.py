@@ -3,18 +3,17 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from data_service.corpus.layout import TOKENIZER, Layout, shard_key
+from data_service.corpus.manifest import BlockTable, HeldoutRule, Manifest, WrittenShard, block_table
 from data_service.errors import CorpusError
 from data_service.ingest.configuration import CONTENT, Configuration, content
 from data_service.ingest.heldout import bound
 from data_service.ingest.inputs import Listing
-from data_service.ingest.layout import TOKENIZER, Layout, shard_key
 from data_service.ingest.part import LENGTHS, PartSummary
 from data_service.ingest.progress import Progress, Report
 from data_service.ingest.scan import Scanned
 from data_service.ingest.skipped import LISTED, with_lines
 from data_service.ingest.write import Written
-from data_service.shards.manifest import BlockTable, HeldoutRule, Manifest, block_table
-from data_service.shards.written import WrittenShard
 from data_service.store.together import together
 from data_service.store.verified import digest
 from data_service.tokenizers.tokenizer import Tokenizer

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from data_service.corpus.block import Block
 from data_service.ingest.runs import encode_sentences
 from data_service.ingest.sentences import split_sentences
-from data_service.samples.ragged import Tokens
-from data_service.shards.block import Block
+from data_service.samples.samples import Tokens
 from data_service.tokenizers.tokenizer import Tokenizer
 
 

@@ -2,6 +2,9 @@
 
 from dataclasses import replace
 
+from data_service.corpus.layout import TOKENIZER, Layout
+from data_service.corpus.manifest import Manifest, PairTexts
+from data_service.corpus.manifest_file import save_manifest
 from data_service.errors import CorpusError
 from data_service.ingest.assemble import assemble
 from data_service.ingest.configuration import (
@@ -15,14 +18,11 @@ from data_service.ingest.configuration import (
     refuse_skipped,
 )
 from data_service.ingest.inputs import Listing, list_inputs
-from data_service.ingest.layout import TOKENIZER, Layout
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.passes import Passes, remove_scaffolding
 from data_service.ingest.pool import Pool
 from data_service.ingest.progress import Progress, Report
 from data_service.ingest.splits import streamed_files
-from data_service.shards.manifest import Manifest, PairTexts
-from data_service.shards.manifest_file import save_manifest
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing
 from data_service.store.open import open_store

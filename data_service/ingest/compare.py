@@ -7,9 +7,9 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from data_service.corpus.layout import Layout
 from data_service.ingest.hashing import BUCKETS, RECORD, hash_of
 from data_service.ingest.heldout import CANDIDATES, Documents, bound
-from data_service.ingest.layout import Layout
 from data_service.ingest.receipts import Receipt, write_receipt
 from data_service.ingest.scan import Scanned
 from data_service.ingest.tasks import Task

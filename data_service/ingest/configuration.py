@@ -4,14 +4,14 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 
+from data_service.corpus.layout import CONFIGURATION
+from data_service.corpus.manifest import MANIFEST, Manifest
+from data_service.corpus.manifest_file import load_manifest
 from data_service.errors import CorpusError, InputError
 from data_service.ingest.inputs import Listing
-from data_service.ingest.layout import CONFIGURATION
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.scan import Scanned
 from data_service.ingest.splits import Split
-from data_service.shards.manifest import MANIFEST, Manifest
-from data_service.shards.manifest_file import load_manifest
 from data_service.store.base import Store
 
 RULES = 2  # goes up whenever the same inputs and options would give other bytes than before

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_service.ingest.sentences import split_sentences
-from data_service.samples.ragged import Tokens
+from data_service.samples.samples import Tokens
 
 BUCKETS = 256
 

@@ -15,11 +15,11 @@ from itertools import groupby, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from data_service.corpus.manifest import HeldoutRule
 from data_service.errors import InputError
 from data_service.ingest.hashing import encoded_text, folded_text, is_blank
 from data_service.ingest.sentences import LONGEST as LONGEST_SENTENCE
 from data_service.ingest.sentences import split_sentences
-from data_service.shards.manifest import HeldoutRule
 
 ENOUGH = 128 * 1024  # bytes of text that are worth evaluating on
 MOST = 0.05  # but of little text no more than this share, unless more is asked for

@@ -5,9 +5,9 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from data_service.corpus.layout import BUILD, CONFIGURATION, TOKENIZER
+from data_service.corpus.manifest import MANIFEST
 from data_service.errors import InputError
-from data_service.ingest.layout import BUILD, CONFIGURATION, TOKENIZER
-from data_service.shards.manifest import MANIFEST
 from data_service.store.base import Store
 
 UNKNOWN_KIND = "a file of unknown kind"

@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
 
 MIB = 1 << 20
-# 0.6 MB a read, and a batch of 8,192 rows draws on 270 blocks: see `data_service.radius`.
+# 0.6 MB a read, and a batch of 8,192 rows draws on 270 blocks: see `data_service.stream.radius`.
 BLOCK_TOKENS = 1 << 18
 
 

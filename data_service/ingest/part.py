@@ -6,9 +6,9 @@ from types import TracebackType
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
+from data_service.corpus.manifest import WrittenShard
+from data_service.corpus.writer import ShardWriter
 from data_service.ingest.blocks import BlockBuilder, Encoded
-from data_service.shards.writer import ShardWriter
-from data_service.shards.written import WrittenShard
 
 LENGTHS = 40  # powers of two that a document's length in tokens can reach
 

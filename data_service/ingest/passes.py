@@ -11,13 +11,14 @@ no receipt.
 from collections import Counter
 from functools import partial
 
+from data_service.corpus.layout import BUILD, CONFIGURATION, Layout
+from data_service.corpus.manifest import HeldoutRule
 from data_service.errors import InputError
 from data_service.ingest.compare import Compared, compare, count_documents, drop_slices, plan_partitions
 from data_service.ingest.divide import Divided, DivideTask, divide
 from data_service.ingest.hashing import hash_of
 from data_service.ingest.heldout import Documents, by_documents, by_queries, by_stretches
 from data_service.ingest.inputs import InputFile
-from data_service.ingest.layout import BUILD, CONFIGURATION, Layout
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.pool import Pool, R, T, Work, run_stage
 from data_service.ingest.progress import Progress, Report
@@ -25,7 +26,6 @@ from data_service.ingest.scan import Scanned, ScanTask, scan
 from data_service.ingest.splits import plan_splits, streamed_files
 from data_service.ingest.streamed import Measured, MeasureTask, measure
 from data_service.ingest.write import Kept, WriteTask, Written, write
-from data_service.shards.manifest import HeldoutRule
 from data_service.store.base import Entry, Store
 from data_service.store.together import together
 

@@ -21,7 +21,7 @@ from data_service.ingest.inputs import InputFile
 from data_service.ingest.splits import Piece
 from data_service.ingest.streamed import PieceReader
 from data_service.ingest.tasks import SplitTask
-from data_service.workers import installed_only
+from data_service.service.tasks import installed_only
 
 _RETRIES = 8
 _OBJECT_STORE = 128 << 20  # tasks return receipts of a few KB

@@ -16,7 +16,7 @@ from itertools import accumulate, pairwise
 from typing import NamedTuple, TypeVar
 
 from data_service.ingest.sentences import LONGEST
-from data_service.samples.ragged import Tokens
+from data_service.samples.samples import Tokens
 from data_service.tokenizers.tokenizer import Tokenizer
 
 BATCH = 256 * 1024  # characters encoded at once: enough for speed, little beside a block

@@ -11,11 +11,11 @@ import sys
 from dataclasses import dataclass, replace
 from typing import BinaryIO
 
+from data_service.corpus.layout import Layout
 from data_service.errors import InputError
 from data_service.ingest.compressed import open_text
 from data_service.ingest.inputs import InputFile
 from data_service.ingest.jsonl import LINE_PER_DOCUMENT
-from data_service.ingest.layout import Layout
 from data_service.ingest.lines import skip_line
 from data_service.ingest.options import MIB, BuildOptions
 from data_service.ingest.receipts import Receipt, write_receipt

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import Self
 
-from data_service.ingest.layout import Layout
+from data_service.corpus.layout import Layout
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.splits import Piece, Split
 

@@ -11,19 +11,19 @@ from pathlib import Path
 
 import numpy as np
 
+from data_service.corpus.layout import TOKENIZER, shard_key, shard_name
+from data_service.corpus.manifest import HeldoutRule
 from data_service.errors import CorpusError, InputError
 from data_service.ingest.blocks import Encoded, encode_documents, encode_examples
 from data_service.ingest.compare import ORDINAL, Slice
 from data_service.ingest.documents import read_documents
 from data_service.ingest.hashing import hash_of, hash_texts, hash_tokens
 from data_service.ingest.heldout import divide_document, low_word
-from data_service.ingest.layout import TOKENIZER, shard_key, shard_name
 from data_service.ingest.part import Part, PartSummary
 from data_service.ingest.receipts import Receipt, write_receipt
 from data_service.ingest.runs import BATCH
 from data_service.ingest.tasks import SplitTask
 from data_service.ingest.text import Text
-from data_service.shards.manifest import HeldoutRule
 from data_service.store.base import Store
 from data_service.store.errors import OutOfSpace
 from data_service.tokenizers.load import load_tokenizer

@@ -3,7 +3,7 @@
 The text is the block's documents with an end-of-document token after each (the separator, where the tokenizer has
 none). Window k begins at its token `reuse * k` and holds `length - 3` tokens. A row is
 `[reuse][A <sep> B <sep> <cls>]`: the window's first `reuse` tokens, the text that follows as A, and as B either what
-follows A or another place of the block (`data_service.samples.reading`).
+follows A or another place of the block (`data_service.samples.lane_rows`).
 
 The reused parts of the rows that read forward hold every token of the block once, but for its last ones: with a window
 of W = `length - 3` tokens, W - reuse to W - 1 of them. The rows that read backward leave out W - reuse at the block's
@@ -15,11 +15,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from data_service.corpus.block import Block
 from data_service.errors import PlanError
 from data_service.samples.inputs import Lanes
-from data_service.samples.permuted import PermutedPrediction
-from data_service.samples.ragged import Tokens
-from data_service.shards.block import Block
+from data_service.samples.permutation_lm import PermutedPrediction
+from data_service.samples.samples import Tokens
 
 EDGE_TOKENS = 3  # <sep> after A, <sep> and <cls> after B
 MOST_TOKENS = 1 << 16  # in a row

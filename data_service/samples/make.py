@@ -6,6 +6,7 @@ from typing import assert_never
 import numpy as np
 from numpy.typing import NDArray
 
+from data_service.corpus.block import Block
 from data_service.rng import Key, stream_key
 from data_service.samples.inputs import (
     Lanes,
@@ -18,23 +19,16 @@ from data_service.samples.inputs import (
     TextPairs,
     TwoSegments,
 )
+from data_service.samples.lane_rows import permuted_rows
 from data_service.samples.lanes import LaneRows, lane_rows
-from data_service.samples.layout import lay_out
-from data_service.samples.masking import MlmMasking, mask_rows
-from data_service.samples.ordered import ordered_pairs
-from data_service.samples.packing import Rows, pack
-from data_service.samples.pairs import segment_pairs, sentence_pairs
-from data_service.samples.permuted import PermutedPrediction
-from data_service.samples.permuted_rows import permuted_rows
-from data_service.samples.ragged import Samples
-from data_service.samples.segments import Segments
-from data_service.samples.selection import Slots
+from data_service.samples.masking import MlmMasking, NoMasking, mask_rows
+from data_service.samples.packing import Rows, Segments, lay_out, pack
+from data_service.samples.pairs import ordered_pairs, segment_pairs, sentence_pairs, two_segments
+from data_service.samples.permutation_lm import PermutedPrediction
+from data_service.samples.samples import Samples
+from data_service.samples.selection import Slots, fixed_positions, token_units, word_units
+from data_service.samples.spec import StreamSpec
 from data_service.samples.texts import TextRows, pair_texts, repeated_sentences, text_rows
-from data_service.samples.two_segments import two_segments
-from data_service.samples.units import fixed_positions, token_units, word_units
-from data_service.samples.unmasked import NoMasking
-from data_service.shards.block import Block
-from data_service.spec import StreamSpec
 
 AnyRows = Rows | LaneRows | TextRows
 """Where a block is cut, whatever the input."""

@@ -1,21 +1,117 @@
-"""Masked language modelling: which tokens are hidden, and what stands in their place."""
+"""Masked language modelling: which tokens are hidden, and what stands in their place.
 
-from typing import Literal, Self, assert_never
+`NoMasking` hides none: contrastive training compares what a model makes of whole texts.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal, Self, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
-from data_service.rng import Key, draws32, draws64, stream_key
-from data_service.samples.layout import LaidOut
-from data_service.samples.lengths import ngram_lengths, span_lengths
-from data_service.samples.ragged import Samples
-from data_service.samples.replacement import Replacement, Vocabulary, replaced
-from data_service.samples.selection import Slots, select, select_drawn
-from data_service.samples.stretches import Stretches, select_stretches
-from data_service.samples.units import Units
+from data_service.rng import Key, draws32, draws64, scale, stream_key
+from data_service.samples.packing import LaidOut
+from data_service.samples.samples import Samples, Tokens
+from data_service.samples.selection import Slots, Units, select, select_drawn
+from data_service.samples.spans import Stretches, ngram_lengths, select_stretches, span_lengths
 
 _DRAWS = 1 << 32
+
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class Replacement(BaseModel):
+    """What stands where a target was: shares of the mask token, a random token, the token itself; sum 1.
+
+    A random token is any ordinary one alike, or drawn by its frequency in the corpora (SpanBERT).
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    mask: Share = 0.8
+    random: Share = 0.1
+    keep: Share = 0.1
+    random_from: Literal["vocabulary", "unigram"] = "vocabulary"
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> Self:
+        if abs(self.mask + self.random + self.keep - 1) > 1e-9:
+            raise ValueError(f"mask + random + keep is {self.mask + self.random + self.keep:g}, it must be 1")
+        if self.random_from == "unigram" and not self.random:
+            raise ValueError("random_from is given but random is 0; leave random_from out")
+        return self
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The ids that masking writes.
+
+    Attributes:
+        mask: the id of the mask token.
+        ordinary: [V] ids of ordinary tokens, ascending, in the corpus's dtype: the random replacements.
+        counts: [V] int64, how often each occurs in the corpora; None where all are drawn alike.
+    """
+
+    mask: int
+    ordinary: Tokens
+    counts: NDArray[np.int64] | None = None
+
+    def random(self, draws: NDArray[np.uint32]) -> Tokens:
+        """[N] ordinary ids from [N] uniform 32-bit draws: by frequency if counts are given, else all alike.
+
+        Frequencies are rounded to multiples of 2**-32.
+        """
+        if self.counts is None:
+            return self.ordinary[scale(draws, len(self.ordinary))]
+        upper = np.cumsum(self.counts)
+        edges = np.floor(upper[:-1] / upper[-1] * _DRAWS).astype(np.int64)
+        return self.ordinary[np.searchsorted(edges, draws.astype(np.int64), side="right")]
+
+
+def replaced(
+    target_ids: Tokens,
+    draws: NDArray[np.uint64],
+    leaders: NDArray[np.int64] | None,
+    replace: Replacement,
+    vocabulary: Vocabulary,
+) -> Tokens:
+    """[M] what stands in place of the targets.
+
+    Args:
+        target_ids: [M] the targets.
+        draws: [M] uniform 64-bit draws: the upper half says what happens to a target, the lower is its random id.
+        leaders: [M] whose draw says what happens to each target; None if everyone's own.
+        replace, vocabulary: see there.
+    """
+    action = draws >> np.uint64(32)
+    if leaders is not None:
+        action = action[leaders]
+    masked = action < round(replace.mask * _DRAWS)
+    randomised = np.flatnonzero(~masked & (action < round((replace.mask + replace.random) * _DRAWS)))
+    ids = target_ids.copy()
+    ids[masked] = vocabulary.mask
+    ids[randomised] = vocabulary.random(draws[randomised].astype(np.uint32))
+    return ids
+
+
+class NoMasking(BaseModel):
+    """Rows as they are, without targets; nothing is drawn, so all epochs have the same rows."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["none"] = "none"
+
+    @property
+    def unit(self) -> Literal["token"]:
+        """What masking would look at: words are not needed."""
+        return "token"
+
+    def mask_epoch(self, epoch: int) -> int:
+        """The epoch whose draws are used in `epoch`: one for all."""
+        return 0
+
+
 _LONGEST_NGRAM, _LONGEST_SPAN, _SPAN_P = 3, 10, 0.2
 
 

@@ -2,17 +2,79 @@
 
 Packed rows never share or lose a token: they are the pieces between consecutive `edges`. A row is laid out as
 `<s> text </s>`, with one more `</s>` before every document that begins inside it.
+
+Rows of two segments are stretches of a block: laid end to end, the segments of all rows are a text of their own, which
+lay-out and masking work on as they do on a block's. It may hold a token of the block more than once, or not at all.
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal, assert_never
+from typing import Literal, Self, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
 
-from data_service.samples.ragged import Samples, Tokens
-from data_service.samples.segments import Segments
-from data_service.shards.block import Block
+from data_service.corpus.block import Block
+from data_service.samples.samples import Samples, Tokens
+from data_service.tokenizers.specials import SpecialIds
+
+
+@dataclass(frozen=True)
+class Segments:
+    """The segments A and B of N rows.
+
+    Attributes:
+        starts: [N, 2] int64, offset in the block of the first token of each.
+        sizes: [N, 2] int64, tokens of each. A is never empty; B is, in a row of one segment.
+        labels: [N] int8, the sentence-pair label; None where there is none.
+    """
+
+    starts: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    labels: NDArray[np.int8] | None
+
+    @classmethod
+    def of(
+        cls,
+        first: tuple[NDArray[np.int64], NDArray[np.int64]],
+        second: tuple[NDArray[np.int64], NDArray[np.int64]],
+        labels: NDArray[np.int8] | None = None,
+    ) -> Self:
+        """From where in the block A and B start and stop, each [N] int64."""
+        starts, stops = (np.stack(ends, axis=1) for ends in zip(first, second, strict=True))
+        return cls(starts, stops - starts, labels)
+
+    def rows(self, start: int, stop: int) -> "Segments":
+        """Those of rows `start` to `stop`."""
+        labels = None if self.labels is None else self.labels[start:stop]
+        return Segments(self.starts[start:stop], self.sizes[start:stop], labels)
+
+    def text(self, block: Block) -> Tokens:
+        """The segments' tokens, end to end."""
+        return end_to_end(block, self.starts, self.sizes)
+
+    def sentence_starts(self, block: Block) -> NDArray[np.int64]:
+        """Offsets in `text` at which a sentence, or segment B of a row, begins, in no order; some come twice."""
+        starts, sizes = self.starts.ravel(), self.sizes.ravel()
+        before = np.cumsum(sizes) - sizes
+        low = np.searchsorted(block.sentences, starts)
+        counts = np.searchsorted(block.sentences, starts + sizes) - low
+        skipped = np.cumsum(counts) - counts
+        found = np.repeat(low - skipped, counts) + np.arange(int(counts.sum()))
+        inside = block.sentences[found] + np.repeat(before - starts, counts)
+        paired = self.sizes[:, 1] > 0
+        return np.concatenate([inside, before[1::2][paired]])
+
+
+def end_to_end(block: Block, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> Tokens:
+    """The tokens of stretches of a block, one after another; `starts` and `sizes` have one shape, read row by row."""
+    flat = sizes.ravel()
+    before = np.cumsum(flat) - flat
+    # Half-width indices are twice as fast to make and to follow.
+    dtype = np.int32 if len(block.tokens) + flat.sum() < np.iinfo(np.int32).max else np.int64
+    where = np.repeat((starts.ravel() - before).astype(dtype), flat)
+    where += np.arange(len(where), dtype=dtype)
+    return block.tokens[where]
+
 
 Packing = Literal["full_sentences", "doc_sentences", "contiguous"]
 """How `data_service.samples.inputs.Packed` cuts:
@@ -158,3 +220,53 @@ def _greedy_edges(
         at = jumps[at]
         taken.append(at)
     return sentences[taken]
+
+
+@dataclass(frozen=True)
+class LaidOut:
+    """N rows of text, T tokens in all, before masking.
+
+    Attributes:
+        tokens: [T] writable, each row `<s> text </s>` with a further `</s>` between documents or segments.
+        offsets: [N + 1] int64, row i is tokens[offsets[i]:offsets[i + 1]].
+        edges: [N + 1] int64, row i holds text tokens edges[i] to edges[i + 1], counted from the first row's.
+        separators: [K] int64, text offsets before which a separator stands, counted likewise.
+    """
+
+    tokens: Tokens
+    offsets: NDArray[np.int64]
+    edges: NDArray[np.int64]
+    separators: NDArray[np.int64]
+
+    def places(self, text: NDArray[np.int64], per_row: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Indices into `tokens` of sorted text offsets, of which `per_row` [N] lie in each row."""
+        shift = np.repeat(1 + EDGE_TOKENS * np.arange(len(per_row)), per_row)
+        if len(self.separators):
+            passed = np.searchsorted(text, self.separators)
+            shift += np.repeat(np.arange(len(passed) + 1), np.diff(passed, prepend=0, append=len(text)))
+        shift += text
+        return shift
+
+
+def lay_out(text: Tokens, rows: Rows, start: int, stop: int, special: SpecialIds) -> LaidOut:
+    """Rows `start` to `stop`, whose text is `text`."""
+    first, last = rows.edges[start], rows.edges[stop]
+    edges = rows.edges[start : stop + 1] - first
+    low, high = np.searchsorted(rows.separators, (first, last))
+    separators = rows.separators[low:high] - first
+    before = np.searchsorted(separators, edges)
+    offsets = edges + before + EDGE_TOKENS * np.arange(len(edges))
+    row_of = np.searchsorted(edges, separators, side="right")
+    between = separators + np.arange(len(separators)) + EDGE_TOKENS * row_of - 1
+
+    tokens = np.empty(offsets[-1], dtype=text.dtype)
+    is_text = np.ones(len(tokens), dtype=np.bool_)
+    for places, token in (
+        (offsets[:-1], special.cls),
+        (offsets[1:] - 1, special.sep),
+        (between, special.sep),
+    ):
+        tokens[places] = token
+        is_text[places] = False
+    tokens[is_text] = text
+    return LaidOut(tokens, offsets, edges, separators)

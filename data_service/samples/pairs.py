@@ -1,15 +1,28 @@
-"""Rows of two segments, of which the second follows the first or comes from another document (BERT's NSP).
+"""Rows of two segments: BERT's with next sentences, ALBERT's with their order, ELECTRA's without a label.
 
-The rule is google-research/bert, create_pretraining_data.py, within one block. A row longer than it may be loses
-tokens, so a long sentence is not seen whole; every sentence is seen in its place once a reading, and random second
-segments come besides.
+Next sentence: the second segment follows the first or comes from another document. The rule is google-research/bert,
+create_pretraining_data.py, within one block. A row longer than it may be loses tokens, so a long sentence is not seen
+whole; every sentence is seen in its place once a reading, and random second segments come besides.
+
+Sentence order: two consecutive segments, swapped or not, every token once a reading. The rule is
+google-research/albert, create_pretraining_data.py, except where that loses text: a chunk takes another sentence only
+while the row has room for it, and a sentence longer than a row is cut into full ones. Only its way with lone sentences
+(`lone_sentence: random`), which must make room for random text, loses tokens still.
+
+ELECTRA's: consecutive text in one or two segments, every token once a reading. The rule is google-research/electra,
+build_pretraining_dataset.py, with two differences. Where that cuts off what does not fit, a row here takes another
+sentence only while there is room, and a sentence longer than a row is cut into full ones. And once the second segment
+has begun, all that follows belongs to it; there, a short sentence may still go to the end of the first.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
+from data_service.corpus.block import Block
 from data_service.rng import Key
-from data_service.samples.chunks import (
+from data_service.samples.inputs import OrderedPairs, SegmentPairs, SentencePairs, TwoSegments
+from data_service.samples.packing import EDGE_TOKENS, Segments
+from data_service.samples.sentence_chunks import (
     PAIR_EDGES,
     Ends,
     Numbers,
@@ -21,9 +34,6 @@ from data_service.samples.chunks import (
     happens,
     truncated,
 )
-from data_service.samples.inputs import SegmentPairs, SentencePairs
-from data_service.samples.segments import Segments
-from data_service.shards.block import Block
 
 
 def segment_pairs(block: Block, config: SegmentPairs, length: int, key: Key) -> Segments:
@@ -75,3 +85,71 @@ def _paired(
     other = elsewhere(sentences, first, wanted, key)
     b = (np.where(random, other[0], b[0]), np.where(random, other[1], b[1]))
     return Segments.of(*truncated(a, b, room, key), random.astype(np.int8))
+
+
+def ordered_pairs(block: Block, config: OrderedPairs, length: int, key: Key) -> Segments:
+    """Chunks of sentences up to the row's target, cut in two at a random sentence. Label 1: B comes first in the text.
+
+    A chunk of one sentence is cut at a random token; of one token, it is a row of one segment, label 0. Or it gets
+    a random second segment (label 1), whatever is drawn for it.
+    """
+    room = length - PAIR_EDGES
+    sentences = Sentences.of(block, longest=room)
+    every = np.arange(len(sentences))
+    targets = document_targets(sentences, room, config.short, key)
+    end = np.minimum(sentences.fill(every, targets), sentences.fit(every, room))
+    first = follow(end)
+    end = end[first]
+    start, stop = sentences.span(first, end)
+    middle = _middles(sentences, first, end, key)
+    random = (end == first + 1) & (config.lone_sentence == "random")
+    middle = np.where(random, stop, middle)
+    swapped = (middle < stop) & happens(key, "swapped", first, config.swapped)
+    a, b = _halves(start, middle, stop, swapped)
+    if random.any():
+        other = elsewhere(sentences, first, targets[first] - (stop - start), key)
+        b = (np.where(random, other[0], b[0]), np.where(random, other[1], b[1]))
+        a, b = truncated(a, b, room, key)
+    return Segments.of(a, b, (swapped | random).astype(np.int8))
+
+
+def _middles(sentences: Sentences, first: Numbers, end: Numbers, key: Key) -> Numbers:
+    """[N] token offsets at which chunks are cut: between sentences; in a lone one, between tokens, if it has two."""
+    start, stop = sentences.span(first, end)
+    lone = end == first + 1
+    units = np.where(lone, stop - start, end - first)
+    cut = 1 + below(key, "split", first, np.maximum(units - 1, 1))
+    return np.where(lone, start + cut, sentences.edges[np.minimum(first + cut, end)])
+
+
+def _halves(start: Numbers, middle: Numbers, stop: Numbers, swapped: NDArray[np.bool_]) -> tuple[Ends, Ends]:
+    """What lies before and after `middle`, or the other way round."""
+    return (
+        (np.where(swapped, middle, start), np.where(swapped, stop, middle)),
+        (np.where(swapped, start, middle), np.where(swapped, middle, stop)),
+    )
+
+
+_SHORTEST = 5  # target of a short row, special tokens included
+
+
+def two_segments(block: Block, config: TwoSegments, length: int, key: Key) -> Segments:
+    """Chunks of sentences up to the row's target. The first sentence goes to A, and so do the next while A stays
+    shorter than half the target; the sentence that would end this goes to A in half of the rows, the rest to B.
+    """
+    sentences = Sentences.of(block, longest=length - PAIR_EDGES)
+    every = np.arange(len(sentences))
+    single = happens(key, "single", every, config.single)
+    short = happens(key, "short", every, config.short)
+    drawn = _SHORTEST + below(key, "short target", every, length - _SHORTEST + 1)
+    targets = np.where(short, drawn, length)
+    room = np.where(single, length - EDGE_TOKENS, length - PAIR_EDGES)
+    end = np.minimum(sentences.fill(every, targets), sentences.fit(every, room))
+    first = follow(end)
+    end, single = end[first], single[first]
+    half = (targets[first] - PAIR_EDGES) // 2
+    split = np.clip(np.searchsorted(sentences.edges, sentences.edges[first] + half) - 1, first + 1, end)
+    a_tokens = sentences.edges[split] - sentences.edges[first]
+    over = (split < end) & (a_tokens < half) & happens(key, "over half", first, 0.5)
+    split = np.where(single, end, split + over)
+    return Segments.of(sentences.span(first, split), sentences.span(split, end))

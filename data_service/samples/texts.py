@@ -10,11 +10,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from data_service.corpus.block import Block
 from data_service.errors import CorpusError
-from data_service.samples.packing import EDGE_TOKENS
-from data_service.samples.ragged import Samples, Tokens
-from data_service.samples.segments import end_to_end
-from data_service.shards.block import Block
+from data_service.samples.packing import EDGE_TOKENS, end_to_end
+from data_service.samples.samples import Samples, Tokens
 from data_service.tokenizers.specials import SpecialIds
 
 TextLayout = Literal["cls_first", "cls_last"]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
-from data_service.store.base import Entry
+from data_service.store.base import TEMPORARY, Entry, checked, child
 from data_service.store.errors import (
     AccessDenied,
     BadUri,
@@ -25,7 +25,6 @@ from data_service.store.errors import (
     StoreUnavailable,
     Truncated,
 )
-from data_service.store.keys import TEMPORARY, checked, child
 
 _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

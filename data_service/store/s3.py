@@ -24,7 +24,7 @@ from botocore.exceptions import ClientError
 from botocore.session import get_session
 
 from data_service.store import retries
-from data_service.store.base import Entry
+from data_service.store.base import Entry, checked, child
 from data_service.store.errors import (
     BadUri,
     CredentialsExpired,
@@ -33,12 +33,10 @@ from data_service.store.errors import (
     StoreError,
     StoreUnavailable,
 )
-from data_service.store.keys import checked, child
 from data_service.store.outage import outage_of
 from data_service.store.patience import Patience
-from data_service.store.s3_deletion import DELETED, Deletion
 from data_service.store.s3_errors import FAILURES, TRANSIENT, code, translated
-from data_service.store.s3_listing import Listing
+from data_service.store.s3_listing import DELETED, Deletion, Listing
 from data_service.store.s3_transfer import PART, WRITER, Buffers, Download, LocalFile, Source, Upload, head
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import tokenizers
 from numpy.typing import NDArray
 
 from data_service.errors import TokenizerError
-from data_service.samples.ragged import Tokens
+from data_service.samples.samples import Tokens
 from data_service.tokenizers.files import Definition, tokenizer_files
 from data_service.tokenizers.specials import END_OF_DOCUMENT, SpecialIds, SpecialNames, resolve_names
 from data_service.tokenizers.words import RULES, word_starts

@@ -7,9 +7,8 @@ from torch import nn
 
 from encoder_core.families.config import EncoderConfig
 from encoder_core.families.parts import encoder_layers
-from encoder_core.layers.embeddings import Embeddings
-from encoder_core.layers.encoder import Encoder
-from encoder_core.layers.kernels import Attend, automatic
+from encoder_core.layers.attention import Attend, automatic
+from encoder_core.layers.encoder import Embeddings, Encoder
 
 
 class AlbertConfig(EncoderConfig):

@@ -7,10 +7,8 @@ from pydantic import Field
 
 from encoder_core.families.config import EncoderConfig
 from encoder_core.families.parts import encoder_layers
-from encoder_core.layers.embeddings import Embeddings
-from encoder_core.layers.encoder import Encoder
-from encoder_core.layers.kernels import Attend, automatic
-from encoder_core.layers.relative_key import RelativeKeyAttention
+from encoder_core.layers.attention import Attend, RelativeKeyAttention, automatic
+from encoder_core.layers.encoder import Embeddings, Encoder
 
 
 class BertConfig(EncoderConfig):

@@ -11,10 +11,10 @@ from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlnet import XlnetConfig
-from encoder_core.layers.disentangled_encoder import DisentangledEncoder
+from encoder_core.layers.attention import Attend, automatic
+from encoder_core.layers.deberta_encoder import DisentangledEncoder
 from encoder_core.layers.encoder import Encoder
-from encoder_core.layers.kernels import Attend, automatic
-from encoder_core.layers.two_stream_encoder import TwoStreamEncoder
+from encoder_core.layers.xlnet_encoder import TwoStreamEncoder
 
 ModelConfig = Annotated[
     BertConfig | RobertaConfig | AlbertConfig | ElectraConfig | DebertaConfig | DebertaV2Config | XlnetConfig,

@@ -5,7 +5,7 @@ from typing import Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from encoder_core.errors import ModelError
-from encoder_core.layers.feed_forward import Activation
+from encoder_core.layers.encoder import Activation
 from encoder_core.layers.initialise import Initializer
 
 

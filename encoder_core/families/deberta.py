@@ -5,17 +5,16 @@ from typing import Literal
 from pydantic import Field
 
 from encoder_core.families.config import EncoderConfig
-from encoder_core.layers.disentangled import (
+from encoder_core.layers.deberta_attention import (
     AttendDisentangled,
     DisentangledAttention,
     FusedProjections,
+    RelativePositions,
     SharedProjections,
     automatic,
 )
-from encoder_core.layers.disentangled_encoder import Convolution, DisentangledEncoder, DisentangledLayer
-from encoder_core.layers.embeddings import Embeddings
-from encoder_core.layers.feed_forward import FeedForward
-from encoder_core.layers.relative import RelativePositions
+from encoder_core.layers.deberta_encoder import Convolution, DisentangledEncoder, DisentangledLayer
+from encoder_core.layers.encoder import Embeddings, FeedForward
 
 
 class DebertaConfig(EncoderConfig):

@@ -3,10 +3,8 @@
 from collections.abc import Callable
 
 from encoder_core.families.config import EncoderConfig
-from encoder_core.layers.attention import SelfAttention
-from encoder_core.layers.encoder import EncoderLayer
-from encoder_core.layers.feed_forward import FeedForward
-from encoder_core.layers.kernels import Attend
+from encoder_core.layers.attention import Attend, SelfAttention
+from encoder_core.layers.encoder import EncoderLayer, FeedForward
 
 
 def encoder_layers(config: EncoderConfig, count: int, kernel: Callable[[], Attend]) -> list[EncoderLayer]:

@@ -4,10 +4,8 @@ from typing import Literal
 
 from encoder_core.families.config import EncoderConfig
 from encoder_core.families.parts import encoder_layers
-from encoder_core.layers.embeddings import Embeddings
-from encoder_core.layers.encoder import Encoder
-from encoder_core.layers.feed_forward import Activation
-from encoder_core.layers.kernels import Attend, automatic
+from encoder_core.layers.attention import Attend, automatic
+from encoder_core.layers.encoder import Activation, Embeddings, Encoder
 
 
 class RobertaConfig(EncoderConfig):

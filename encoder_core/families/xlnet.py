@@ -5,8 +5,8 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from encoder_core.families.config import EncoderConfig
-from encoder_core.layers.two_stream import TwoStreamAttention
-from encoder_core.layers.two_stream_encoder import Recurrence, TwoStreamEncoder, TwoStreamLayer
+from encoder_core.layers.xlnet_attention import TwoStreamAttention
+from encoder_core.layers.xlnet_encoder import Recurrence, TwoStreamEncoder, TwoStreamLayer
 
 
 class XlnetConfig(EncoderConfig):

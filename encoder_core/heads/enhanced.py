@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from encoder_core.batch import Batch
-from encoder_core.layers.disentangled_encoder import DisentangledEncoder
+from encoder_core.layers.deberta_encoder import DisentangledEncoder
 
 PASSES = 2  # microsoft/DeBERTa, masked_language_model.py
 

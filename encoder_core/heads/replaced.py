@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from encoder_core.layers.feed_forward import Activation, activate
+from encoder_core.layers.encoder import Activation, activate
 
 
 class DetectionSums(NamedTuple):

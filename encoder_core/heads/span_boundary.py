@@ -5,7 +5,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from encoder_core.heads.cross_entropy import CrossEntropySums, linear_cross_entropy
-from encoder_core.layers.feed_forward import Activation, activate
+from encoder_core.layers.encoder import Activation, activate
 
 POSITION_WIDTH = 200
 MAX_TARGETS = 15

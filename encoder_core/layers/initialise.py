@@ -1,9 +1,9 @@
-"""Fresh weights, in one table.
+"""Fresh weights, in one table; and modules without memory, for their names, shapes and sizes (`on_meta`).
 
 | parameter                            | value                                              |
 |--------------------------------------|----------------------------------------------------|
 | Linear, Embedding and Conv1d weights | drawn                                              |
-| free weights (`free.py`)             | drawn                                              |
+| free weights (`parameters.py`)             | drawn                                              |
 | XLNet's attention biases             | drawn (zihangdai/xlnet, modeling.py)               |
 | an embedding's row of padding        | 0, where it has one (fairseq, init_bert_params)    |
 | LayerNorm weights                    | 1                                                  |
@@ -16,13 +16,33 @@ the families written in PyTorch. Where official code names no initializer (ELECT
 its last layer, XLNet's mask embedding) TensorFlow takes Glorot's; here they are drawn as the rest of their model.
 """
 
-from typing import Literal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
-from encoder_core.layers.embeddings import DifferenceEmbedding
-from encoder_core.layers.free import AttentionBias, IntoHeads, OutOfHeads, Weights
+from encoder_core.layers.encoder import DifferenceEmbedding
+from encoder_core.layers.parameters import AttentionBias, IntoHeads, OutOfHeads, Weights
+
+
+@contextmanager
+def on_meta() -> Iterator[None]:
+    """What is built inside is on the meta device."""
+    with _WithoutDraws(), torch.device("meta"):
+        yield
+
+
+class _WithoutDraws(TorchFunctionMode):
+    """Leaves out normal draws, which on the meta device draw nothing and yet import torch's compiler: a second."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is nn.init.normal_:
+            return kwargs["tensor"]
+        return func(*args, **(kwargs or {}))
+
 
 Initializer = Literal["truncated_normal", "normal"]
 

@@ -23,9 +23,9 @@ from torch.autograd.function import once_differentiable
 from encoder_core.batch import Batch
 from encoder_core.errors import ModelError
 from encoder_core.families.build import AnyEncoder, ModelConfig, build_encoder
-from encoder_core.layers.kernels import Attend, automatic
+from encoder_core.layers.attention import Attend, automatic
 from encoder_core.layers.rows import Rows
-from encoder_core.layers.two_stream_encoder import TwoStreamEncoder
+from encoder_core.layers.xlnet_encoder import TwoStreamEncoder
 from encoder_core.objectives.info_nce import Contrast, info_nce
 from encoder_core.objectives.losses import CoupledObjective, Everyone, LossSums, Term
 

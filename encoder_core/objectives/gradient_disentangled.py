@@ -14,8 +14,8 @@ from jaxtyping import Int
 from torch import Tensor
 
 from encoder_core.batch import Batch
-from encoder_core.layers.embeddings import Embeddings
-from encoder_core.layers.kernels import Attend, automatic
+from encoder_core.layers.attention import Attend, automatic
+from encoder_core.layers.encoder import Embeddings
 from encoder_core.objectives.losses import LossSums
 from encoder_core.objectives.mlm import masked_language_model
 from encoder_core.objectives.replaced import (

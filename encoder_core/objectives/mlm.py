@@ -10,8 +10,8 @@ from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.heads.cross_entropy import CrossEntropySums
 from encoder_core.heads.enhanced import EnhancedMaskDecoder
 from encoder_core.heads.mlm import MaskedLanguageModelHead
-from encoder_core.layers.disentangled_encoder import DisentangledEncoder
-from encoder_core.layers.kernels import Attend, automatic
+from encoder_core.layers.attention import Attend, automatic
+from encoder_core.layers.deberta_encoder import DisentangledEncoder
 from encoder_core.objectives.losses import LossSums, Objective, Term
 
 

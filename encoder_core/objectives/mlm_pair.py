@@ -14,8 +14,8 @@ from encoder_core.families.build import AnyEncoder, ModelConfig, build_encoder
 from encoder_core.heads.enhanced import EnhancedMaskDecoder
 from encoder_core.heads.mlm import MaskedLanguageModelHead
 from encoder_core.heads.pair import PairHead
-from encoder_core.layers.disentangled_encoder import DisentangledEncoder
-from encoder_core.layers.kernels import Attend, automatic
+from encoder_core.layers.attention import Attend, automatic
+from encoder_core.layers.deberta_encoder import DisentangledEncoder
 from encoder_core.objectives.losses import LossSums, Objective, Term
 from encoder_core.objectives.mlm import mask_decoder, tied_head
 

@@ -14,10 +14,9 @@ from encoder_core.families import deberta, electra
 from encoder_core.families.deberta import DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.heads.replaced import DetectionSums, ReplacedTokenHead, detection_sums
-from encoder_core.layers.disentangled_encoder import DisentangledEncoder
-from encoder_core.layers.embeddings import Embeddings
-from encoder_core.layers.encoder import Encoder
-from encoder_core.layers.kernels import Attend, automatic
+from encoder_core.layers.attention import Attend, automatic
+from encoder_core.layers.deberta_encoder import DisentangledEncoder
+from encoder_core.layers.encoder import Embeddings, Encoder
 from encoder_core.objectives.losses import LossSums, Objective, Term
 from encoder_core.objectives.mlm import MaskedLanguageModel, masked_language_model
 

@@ -1,7 +1,10 @@
-"""AdamW (Loshchilov & Hutter 2019), and BERT's form of it without bias correction."""
+"""AdamW (Loshchilov & Hutter 2019), and BERT's form of it without bias correction.
+
+Its two moments per tensor, under the names that checkpoints store, are LAMB's too.
+"""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, MutableMapping
 from typing import Annotated, Any, Literal
 
 import torch
@@ -10,8 +13,19 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 from torch.optim.optimizer import Optimizer
 
-from encoder_core.optim.moments import moments
 from encoder_core.optim.updates import ACTIVE, LR_SCALE, UPDATE, due, update_count
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def moments(state: MutableMapping[Tensor, dict[str, Tensor]], p: Tensor) -> dict[str, Tensor]:
+    """The moments of `p` by name, zeros before its first update."""
+    own = state[p]
+    for name in MOMENTS:
+        if name not in own:
+            own[name] = torch.zeros_like(p, memory_format=torch.preserve_format)
+    return own
+
 
 Decayed = Literal["no_bias_norm", "all", "xlnet"]
 """Which parameters weight decay acts on: all but biases and LayerNorm (google-research/bert, electra, albert;

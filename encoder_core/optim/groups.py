@@ -7,7 +7,7 @@ from typing import Any, assert_never
 
 from torch import nn
 
-from encoder_core.layers.free import AttentionBias
+from encoder_core.layers.parameters import AttentionBias
 from encoder_core.optim.adamw import Decayed
 from encoder_core.optim.lamb import TRUST_RATIO
 from encoder_core.optim.updates import LR_SCALE, TURN, WHOLE

@@ -16,8 +16,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from encoder_core.errors import TrainingError
-from encoder_core.optim.adamw import Beta, Decayed
-from encoder_core.optim.moments import moments
+from encoder_core.optim.adamw import Beta, Decayed, moments
 from encoder_core.optim.updates import ACTIVE, LR_SCALE, UPDATE, due, update_count
 
 TRUST_RATIO = "trust_ratio"

@@ -10,7 +10,7 @@ from encoder_core.batch import Batch
 
 
 class Rows(Protocol):
-    """The arrays of `data_service.samples.ragged.Samples`, by shape only: this package never imports the service."""
+    """The arrays of `data_service.samples.samples.Samples`, by shape only: this package never imports the service."""
 
     @property
     def tokens(self) -> NDArray[np.uint16] | NDArray[np.uint32]: ...

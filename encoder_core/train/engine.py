@@ -31,9 +31,9 @@ from encoder_core.optim.lamb import Lamb, Segment
 from encoder_core.optim.updates import TURN, WHOLE, set_update
 from encoder_core.train import zero_state
 from encoder_core.train.engine_config import EngineConfig
-from encoder_core.train.fragments import Fragment
-from encoder_core.train.pace import Stopwatch
-from encoder_core.train.replicas import Replicated
+from encoder_core.train.timing import Stopwatch
+from encoder_core.train.weight_check import Replicated
+from encoder_core.train.zero_state import Fragment
 
 if sys.modules["mlflow"] is None:
     del sys.modules["mlflow"]  # type: ignore[unreachable]

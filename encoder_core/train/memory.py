@@ -17,10 +17,9 @@ import torch
 
 from encoder_core.batch import Batch
 from encoder_core.train.engine import Engine
-from encoder_core.train.fragments import Fragment
-from encoder_core.train.refresh import MEMORY
+from encoder_core.train.memory_schedule import MEMORY
 from encoder_core.train.step import Memories, Work
-from encoder_core.train.zero_state import Read
+from encoder_core.train.zero_state import Fragment, Read
 
 Shapes = Mapping[str, tuple[int, ...]]
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from encoder_core.train.engine import Update
-from encoder_core.train.pace import Pace
-from encoder_core.train.signals import Signals
+from encoder_core.train.exchange import Signals
 from encoder_core.train.state import TrainState
+from encoder_core.train.timing import Pace
 
 TARGETS = "_targets"
 WEIGHTED = "_weighted"

@@ -1,10 +1,12 @@
 """One optimisation step: the global batch in logical microbatches, normalised by the step's own target counts.
 
 The global batch is cut into microbatches of a fixed number of rows whatever the world size, dealt round-robin to the
-ranks. Each draws its randomness from (seed, step, microbatch) and its loss sums are divided by the targets of the
-whole step, so the update is that of one process working through the batch alone, up to rounding.
+ranks. Each draws its randomness (dropout, generator sampling) from (seed, step, microbatch), never from the rank, and
+its loss sums are divided by the targets of the whole step, so the update is that of one process working through the
+batch alone, up to rounding.
 """
 
+import hashlib
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 
@@ -15,10 +17,21 @@ from encoder_core.batch import Batch
 from encoder_core.objectives.losses import CoupledObjective, LossSums
 from encoder_core.optim.updates import WHOLE
 from encoder_core.train.collate import idle_batch
-from encoder_core.train.control import Control
 from encoder_core.train.coupled import RankExamples
 from encoder_core.train.engine import Engine
-from encoder_core.train.seeding import seed_draws
+from encoder_core.train.exchange import Control
+
+
+def draw_seed(seed: int, step: int, microbatch: int, turn: str = WHOLE) -> int:
+    """A 63-bit seed, hashed so that neighbouring steps, turns and runs share nothing."""
+    place = f"{seed}/{step}/{microbatch}" + ("" if turn == WHOLE else f"/{turn}")
+    digest = hashlib.blake2b(place.encode(), digest_size=8, person=b"maskfleet-draws")
+    return int.from_bytes(digest.digest(), "little") >> 1
+
+
+def seed_draws(seed: int, step: int, microbatch: int, turn: str = WHOLE) -> None:
+    """Seed the default generators of the CPU and of every GPU for one logical microbatch in one turn of its step."""
+    torch.manual_seed(draw_seed(seed, step, microbatch, turn))
 
 
 @dataclass(frozen=True)

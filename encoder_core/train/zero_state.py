@@ -13,10 +13,29 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from jaxtyping import Float32
 from torch import Tensor, nn
 
-from encoder_core.optim.moments import MOMENTS
-from encoder_core.train.fragments import Fragment
+from encoder_core.optim.adamw import MOMENTS
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """Elements [start, start + length) of the flattened parameter (or memory) `name`.
+
+    Over all ranks the fragments of a name are disjoint and cover it.
+
+    Attributes:
+        name: the parameter's name, as `named_parameters` gives it.
+        start: index of the first element in the flattened parameter.
+        tensors: 1-D float32 tensors of equal length, one for each kind of state: "master" (the weight the
+            optimizer updates), "exp_avg", "exp_avg_sq"; of a memory "memory" alone. May share storage with the trainer.
+    """
+
+    name: str
+    start: int
+    tensors: dict[str, Float32[Tensor, " length"]]
+
 
 MASTER = "master"
 KINDS = (MASTER, *MOMENTS)

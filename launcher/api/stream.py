@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
-from data_service.samples.ragged import Samples
-from data_service.samples.rows import join_rows
-from data_service.stream import Stream
+from data_service.samples.samples import Samples, join_rows
+from data_service.stream.stream import Stream
 from encoder_core.train.collate import idle_batch, to_batch
 from launcher.errors import RunError
 from launcher.rank_data import Share

@@ -10,8 +10,8 @@ import torch.distributed as dist
 
 from checkpoints.attempt import Attempt, claim
 from checkpoints.gather import Alone
-from data_service.stream import Stream
-from encoder_core.train.control import Control
+from data_service.stream.stream import Stream
+from encoder_core.train.exchange import Control
 from launcher.rank import run_rank
 from launcher.runs import Run
 from launcher.startup import Startup

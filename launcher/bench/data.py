@@ -14,10 +14,10 @@ from pathlib import Path
 import ray
 import torch
 
-from data_service.client import FeedClient
-from data_service.feed import FeedConfig, FeedHandle, start_feed
-from data_service.shards.manifest import Manifest
-from data_service.spec import SourceSpec, StreamSpec, WindowSize
+from data_service.corpus.manifest import Manifest
+from data_service.samples.spec import SourceSpec, StreamSpec, WindowSize
+from data_service.service.client import FeedClient
+from data_service.service.feed import FeedConfig, FeedHandle, start_feed
 from data_service.store.open import open_store
 from encoder_core.train.collate import to_batch
 from launcher.bench.cpu import tree_seconds

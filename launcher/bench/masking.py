@@ -16,7 +16,7 @@ from data_service.rng import stream_key
 from data_service.samples.make import block_key, cut, make_rows
 from data_service.samples.masking import MlmMasking
 from data_service.samples.packing import pack
-from data_service.spec import SourceSpec, StreamSpec
+from data_service.samples.spec import SourceSpec, StreamSpec
 from launcher.bench.errors import BenchError
 from launcher.bench.synthetic import NEVER_MASKED, SPECIAL, VOCABULARY, random_block
 

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import numpy as np
 
-from data_service.corpora import Corpora
-from data_service.counts import count_range, count_rows
-from data_service.plan import Plan
-from data_service.shards.manifest_file import load_manifest, save_manifest
-from data_service.spec import SourceSpec, StreamSpec, WindowSize
+from data_service.corpus.manifest_file import load_manifest, save_manifest
+from data_service.samples.spec import SourceSpec, StreamSpec, WindowSize
 from data_service.store.open import open_store
-from data_service.stream import Stream
+from data_service.stream.counts import count_range, count_rows
+from data_service.stream.plan import Plan
+from data_service.stream.sources import Corpora
+from data_service.stream.stream import Stream
 from launcher.bench.synthetic import (
     BLOCK_TOKENS,
     NEVER_MASKED,

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from data_service.ingest.build import build_corpus
 from data_service.ingest.options import BuildOptions
-from data_service.stream import Stream
+from data_service.stream.stream import Stream
 from data_service.tokenizers.load import save_tokenizer
 from data_service.tokenizers.options import TokenizerOptions
 from data_service.tokenizers.tokenizer import Kind

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from data_service.shards.block import Block
-from data_service.shards.manifest import BlockTable, Manifest, block_table
-from data_service.shards.manifest_file import save_manifest
-from data_service.shards.writer import ShardWriter
+from data_service.corpus.block import Block
+from data_service.corpus.manifest import BlockTable, Manifest, block_table
+from data_service.corpus.manifest_file import save_manifest
+from data_service.corpus.writer import ShardWriter
 from data_service.store.base import Store
 from data_service.tokenizers.specials import SpecialIds
 

@@ -154,7 +154,7 @@ def _pairs(
 @group.command()
 def verify(corpus: CorpusArgument, as_json: JsonOption = False) -> None:
     """Read every byte and compare it with its hash. Names damaged files, blocks and gaps (exit code 1)."""
-    from data_service.corpus import verify_corpus
+    from data_service.corpus.corpus import verify_corpus
     from data_service.visible import one_line
     from launcher.human import human_bytes
 
@@ -182,7 +182,7 @@ def stats(
     """Count documents, sentences and tokens; duplicates dropped; document lengths; unigram entropy; the shuffle."""
     from dataclasses import asdict
 
-    from data_service.corpus import corpus_stats
+    from data_service.stream.statistics import corpus_stats
     from launcher.corpus_table import heldout_note, stats_tables
     from launcher.output import print_table
 
@@ -207,7 +207,7 @@ def show(
     """Print documents as training sees them: decoded from their tokens, a line a sentence, or a text of a pair."""
     from itertools import repeat
 
-    from data_service.corpus import show_documents
+    from data_service.corpus.corpus import show_documents
     from data_service.visible import visible
 
     for document in show_documents(corpus, split.value, index, count):

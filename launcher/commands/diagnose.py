@@ -75,7 +75,7 @@ def diagnose(
 
 
 def _show(subject: "Subject") -> None:
-    from launcher.diagnose.notes import ANISOTROPY
+    from launcher.diagnose.figures import ANISOTROPY
 
     typer.echo(f"{subject.title}")
     layered = [figure for figure in subject.figures if figure.layer is not None]

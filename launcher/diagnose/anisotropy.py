@@ -10,11 +10,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from data_service.corpora import Corpora
-from launcher.diagnose.figures import Figure, Form
+from data_service.stream.sources import Corpora
+from launcher.diagnose.figures import Figure, Form, Pooling
 from launcher.diagnose.frozen import Frozen
 from launcher.diagnose.isotropy import Whitening, effective_rank, iso_score, mean_cosine
-from launcher.diagnose.pooling import Pooling
 from launcher.diagnose.states import Row, pooled_states, rows_of_tokens
 from launcher.errors import RunError
 from launcher.runs import Run

@@ -8,6 +8,16 @@ from pydantic import BaseModel, ConfigDict, field_validator
 
 Form = Literal["raw", "whitened"]
 """Vectors as the encoder gives them, or whitened."""
+Pooling = Literal["cls", "mean", "max"]
+"""How a text's hidden states become one vector: the class token's; the mean, or the largest value in each dimension,
+over all tokens, special ones included."""
+
+ANISOTROPY = (
+    "A diagnosis, not an objective. Normalising vectors does not cure anisotropy: a cosine ignores how long they are. "
+    "Whitening does, fitted here on other texts than those measured. Less isotropy can serve a task better. IsoScore "
+    "is 0 for a line and 1 for equal variance in all directions; the effective rank counts directions."
+)
+"""What has to be said with those figures."""
 
 
 class Figure(BaseModel):

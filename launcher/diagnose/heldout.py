@@ -11,13 +11,13 @@ from collections.abc import Mapping
 import torch
 
 from data_service.samples.inputs import Lanes
-from data_service.spec import StreamSpec
-from data_service.stream import Stream
+from data_service.samples.spec import StreamSpec
+from data_service.stream.stream import Stream
+from encoder_core.objectives.losses import CoupledObjective
 from encoder_core.train.collate import to_batch
-from encoder_core.train.evaluate import EVALUATION
+from encoder_core.train.evaluate import sum_losses
 from encoder_core.train.metrics import means
-from encoder_core.train.seeding import seed_draws
-from encoder_core.train.step import Sums
+from encoder_core.train.step import Microbatch
 from launcher.diagnose.figures import Figure
 from launcher.diagnose.frozen import Checkpoint
 from launcher.session import heldout_spec
@@ -28,15 +28,18 @@ _SHORTEST = 32  # tokens of a row
 def held_out(checkpoint: Checkpoint, rows: int) -> list[Figure]:
     """Each term's `<term>_loss` (nats per target) and metrics, and the weighted `loss`, for each length and source.
 
-    `rows`: of the run's own length at most; of shorter ones as many as hold as many tokens.
+    `rows`: of the run's own length at most; of shorter ones as many as hold as many tokens, but where the loss couples
+    the rows of a batch: there a batch of another size would be another task.
 
     Raises CorpusError, PlanError, StoreError: the held-out text cannot be read.
     """
     spec = heldout_spec(checkpoint.run, checkpoint.frozen.tokenizer)
+    coupled = isinstance(checkpoint.objective, CoupledObjective)
     found = []
     for length in _lengths(spec):
         cut = StreamSpec.model_validate(spec.model_dump() | {"length": length})
-        figures = _evaluate(checkpoint, cut, rows * spec.length // length)
+        count = rows if coupled else rows * spec.length // length
+        figures = _evaluate(checkpoint, cut, count)
         found += [Figure(measure=name, value=value, length=length) for name, value in figures.items()]
     for source in spec.sources:
         alone = source.model_copy(update={"weight": None})
@@ -54,13 +57,12 @@ def _lengths(spec: StreamSpec) -> list[int]:
     return [*shorter, spec.length]
 
 
-@torch.no_grad()
 def _evaluate(checkpoint: Checkpoint, spec: StreamSpec, rows: int) -> Mapping[str, float]:
     run = checkpoint.run
     stream = Stream(spec, cache=run.store.at("cache"))
-    last, size, sums = min(rows, stream.samples_per_epoch), run.recipe.microbatch, Sums()
-    for index, first in enumerate(range(0, last, size)):
-        samples = stream.read(0, first, min(first + size, last))
-        seed_draws(run.recipe.seed, 0, index, EVALUATION)
-        sums.add(checkpoint.objective(to_batch(samples, torch.device("cpu"))))
-    return means(sums.collect())
+    last, size = min(rows, stream.samples_per_epoch), run.recipe.microbatch
+    microbatches = (
+        Microbatch(index, to_batch(stream.read(0, first, min(first + size, last)), torch.device("cpu")))
+        for index, first in enumerate(range(0, last, size))
+    )
+    return means(sum_losses(checkpoint.objective, checkpoint.objective, microbatches, run.recipe.seed))

@@ -10,7 +10,6 @@ kinds of objects are written once, by conditional put, and never changed: whoeve
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -19,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from checkpoints.layout import Mark
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing
+from data_service.store.together import together
 from launcher.diagnose.figures import Figure
 from launcher.diagnose.settings import EvaluationTask
 
@@ -27,7 +27,6 @@ VERSION = 1
 """Of the measures: another one where the same inputs would give other figures."""
 _COMMITS = f"{ROOT}commits/"
 _NAMED = 32  # hexadecimal digits of a hash in a name
-_THREADS = 8
 
 
 class _Object(BaseModel):
@@ -118,9 +117,7 @@ def write_result(store: Store, result: Result) -> bool:
 def results_of(store: Store, weights: str) -> list[Result]:
     """All that is known of some weights, by name. Raises StoreError."""
     keys = [entry.key for entry in store.list(_of_weights(weights))]
-    with ThreadPoolExecutor(_THREADS) as pool:
-        found = pool.map(lambda key: _read(store, key, Result), keys)
-        return [result for result in found if result is not None]
+    return [result for result in together(lambda key: _read(store, key, Result), keys) if result is not None]
 
 
 def unevaluated(store: Store, mark: Mark, tasks: Sequence[EvaluationTask]) -> bool:
@@ -138,8 +135,7 @@ def evaluated(store: Store) -> Iterator[Evaluated]:
     Raises StoreError.
     """
     keys = [entry.key for entry in store.list(_COMMITS)]
-    with ThreadPoolExecutor(_THREADS) as pool:
-        commits = [commit for commit in pool.map(lambda key: _read(store, key, Commit), keys) if commit]
+    commits = [commit for commit in together(lambda key: _read(store, key, Commit), keys) if commit]
     for commit in sorted(commits, key=lambda commit: (commit.step, commit.attempt)):
         yield Evaluated(commit, tuple(results_of(store, commit.weights)))
 

@@ -4,7 +4,7 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveInt, model_validator
 
-from launcher.diagnose.pooling import Pooling
+from launcher.diagnose.figures import Pooling
 from launcher.objective import Choice
 
 Poolings = Annotated[list[Pooling], Field(min_length=1)]

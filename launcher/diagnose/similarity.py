@@ -5,10 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from launcher.diagnose.figures import Figure, Form
+from launcher.diagnose.figures import Figure, Form, Pooling
 from launcher.diagnose.frozen import Frozen
 from launcher.diagnose.isotropy import Whitening
-from launcher.diagnose.pooling import Pooling
 from launcher.diagnose.states import pooled_states, rows_of_texts
 from launcher.errors import RunError
 from launcher.extras import EVALUATE, optional

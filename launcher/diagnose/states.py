@@ -15,9 +15,9 @@ from torch import Tensor
 
 from encoder_core.batch import Batch
 from encoder_core.families.build import AnyEncoder
-from encoder_core.layers.two_stream_encoder import TwoStreamEncoder
+from encoder_core.layers.xlnet_encoder import TwoStreamEncoder
+from launcher.diagnose.figures import Pooling
 from launcher.diagnose.frozen import Frozen
-from launcher.diagnose.pooling import Pooling
 
 Row = NDArray[np.int64]
 """Token ids of one row, special ones included."""

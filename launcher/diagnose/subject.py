@@ -7,10 +7,9 @@ from typing import get_args
 
 from data_service.store.open import open_store
 from launcher.diagnose.anisotropy import anisotropy, heldout_sentences
-from launcher.diagnose.figures import Figure
+from launcher.diagnose.figures import Figure, Pooling
 from launcher.diagnose.frozen import Checkpoint, Frozen, open_checkpoint, open_frozen
 from launcher.diagnose.heldout import held_out
-from launcher.diagnose.pooling import Pooling
 from launcher.diagnose.probe import linear_probe
 from launcher.diagnose.settings import HeldOutSettings, ProbeSettings, SimilaritySettings
 from launcher.diagnose.similarity import similarity

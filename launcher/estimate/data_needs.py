@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from data_service.ingest.options import BLOCK_TOKENS
-from data_service.radius import Radius, expected_radius
 from data_service.samples.inputs import Lanes, Packed, RepeatedSentences, TextPairs
+from data_service.stream.radius import Radius, expected_radius
 from launcher.recipe import Recipe
 from launcher.recipe_summary import tokens_per_step
 

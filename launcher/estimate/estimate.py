@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from data_service.radius import Radius
+from data_service.stream.radius import Radius
 from encoder_core.families.xlnet import XlnetConfig
 from launcher.errors import EstimateError
 from launcher.estimate import activations, memory

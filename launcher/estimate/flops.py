@@ -21,7 +21,7 @@ from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.heads.enhanced import PASSES
 from encoder_core.heads.span_boundary import POSITION_WIDTH
-from encoder_core.layers.relative import log_buckets
+from encoder_core.layers.deberta_attention import log_buckets
 from encoder_core.objectives.contrastive import ContrastiveConfig
 from launcher.estimate.products import (
     DisentangledSize,
@@ -191,7 +191,7 @@ def disentangled_size(model: Deberta, length: int) -> DisentangledSize:
 
 
 def places(model: Deberta, length: int) -> int:
-    """Rows of the position table that rows of `length` tokens reach (encoder_core/layers/relative.py)."""
+    """Rows of the position table that rows of `length` tokens reach (encoder_core/layers/deberta_attention.py)."""
     if isinstance(model, DebertaConfig):
         span, reach = model.max_length, length - 1
     else:
@@ -219,7 +219,7 @@ def _look_again(model: Deberta, shape: Shape, queries: int) -> Iterator[Product]
 
 
 def distances(model: XlnetConfig, length: int, backwards: bool) -> int:
-    """Distances that occur, from key to query (encoder_core/layers/two_stream_encoder.py)."""
+    """Distances that occur, from key to query (encoder_core/layers/xlnet_encoder.py)."""
     ahead, behind = length - 1, length - 1 + model.memory
     return (behind if backwards else ahead) + behind + 1
 

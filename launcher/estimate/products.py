@@ -100,7 +100,7 @@ def disentangled_layer(
     size: DisentangledSize, rows: int, length: int, queries: int | None = None
 ) -> Iterator[Product]:
     """One layer for `queries` of each row that look at all of it; None for the tokens themselves
-    (encoder_core/layers/disentangled.py, the padded kernel, which GPUs run)."""
+    (encoder_core/layers/deberta_attention.py, the padded kernel, which GPUs run)."""
     tokens, asked = rows * length, rows * (length if queries is None else queries)
     of_tokens, of_queries = (3, 3) if size.fused else (2, 1)
     yield from projections(tokens, size.hidden, of_tokens if queries is not None else 3)
@@ -141,7 +141,7 @@ def shared_keys(size: TwoStreamSize, rows: int, length: int) -> Iterator[Product
 
 
 def stream(size: TwoStreamSize, rows: int, length: int, queries: int) -> Iterator[Product]:
-    """One stream of `queries` of each row (encoder_core/layers/two_stream.py)."""
+    """One stream of `queries` of each row (encoder_core/layers/xlnet_attention.py)."""
     width = size.hidden // size.heads
     yield from projections(rows * queries, size.hidden, 2)
     yield Product("scores of relative positions", queries, width, size.places, rows * size.heads, layer=True)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from data_service.ingest.options import BLOCK_TOKENS
-from data_service.radius import Radius
+from data_service.stream.radius import Radius
 from launcher.estimate import activations, memory
 from launcher.estimate.assumptions import COPY_RATE, LINK_SHARE, RESTART, SAVE_FIXED, STORE_RATE
 from launcher.estimate.estimate import Estimate

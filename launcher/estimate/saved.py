@@ -2,7 +2,7 @@
 
 Kernels of attention differ in what they keep. `gpu` is FlashAttention for plain attention, and torch's memory-efficient
 attention with a bias for the other forms; both keep the sum of each row of scores, and no probabilities. `cpu` is what
-runs on a CPU in training: encoder_core/layers/blocked.py and blocked_disentangled.py, and torch's unfused attention. On
+runs on a CPU in training: encoder_core/layers/cpu_attention.py, and torch's unfused attention. On
 that the formulas are held to measurement. All else is the same list of tensors.
 
 Names as in `products`.

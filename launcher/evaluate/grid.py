@@ -15,9 +15,9 @@ from typing import Any
 
 import ray
 
+from data_service.service.tasks import died, installed_only, reason_of
+from data_service.service.tasks import lost as gone
 from data_service.store.errors import TRANSIENT, StoreError
-from data_service.workers import died, installed_only, reason_of
-from data_service.workers import lost as gone
 from launcher.errors import OptionError, TryAgain
 from launcher.evaluate.cell import Work
 from launcher.evaluate.claims import Claims

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import psutil
 
+from data_service.corpus.manifest import MANIFEST
 from data_service.errors import TokenizerError
-from data_service.shards.manifest import MANIFEST
 from data_service.store.base import Store
 from data_service.store.errors import StoreError, StoreUnavailable
 from data_service.store.local import LocalStore

@@ -6,8 +6,7 @@ from html import escape
 
 import numpy as np
 
-from launcher.diagnose.figures import Figure, Form, named
-from launcher.diagnose.notes import ANISOTROPY
+from launcher.diagnose.figures import ANISOTROPY, Figure, Form, named
 from launcher.diagnose.results import Evaluated, Result
 from launcher.diagnose.settings import EvaluationTask
 from launcher.report.chart import Chart, Level, Series, draw
@@ -15,7 +14,7 @@ from launcher.report.table import table
 from launcher.step_table import Record
 
 _TONES = 4  # curves that a chart can tell apart
-_TOKEN_LOSSES = ("mlm_loss", "plm_loss")
+_LOSSES = ("mlm_loss", "plm_loss", "contrastive_loss")  # of a run's terms, the one that its curves show
 _SHOWN = 12  # problems, the newest
 
 
@@ -76,7 +75,7 @@ def _same(result: Result) -> str:
 def _charts(curve: _Curve) -> Iterator[Chart]:
     task, newest = curve.task, curve.newest
     if task.heldout:
-        losses = [figure for figure in newest if figure.measure in _TOKEN_LOSSES]
+        losses = [figure for figure in newest if figure.measure in _LOSSES]
         lengths = {f"{figure.length:,} tokens": figure for figure in losses if figure.length is not None}
         sources = {figure.source: figure for figure in losses if figure.source is not None}
         yield _chart(curve, "Held-out loss by row length", "nats per target", lengths)

@@ -60,7 +60,7 @@ def loaded_with(modules: list[str]) -> set[str]:
 
 def test_the_streaming_path_never_loads_torch() -> None:
     """All of data_service but the writing of shards, which needs webdataset, which imports torch."""
-    writing = ("data_service.ingest", "data_service.shards.writer")
+    writing = ("data_service.ingest", "data_service.corpus.writer")
     names = [module_name(path) for path in sources("data_service")]
     loaded = loaded_with([name for name in names if not name.startswith(writing)])
     assert not loaded & {"torch", "deepspeed", "webdataset", "transformers", *PACKAGES} - {"data_service"}
@@ -105,7 +105,7 @@ def test_import_statements_follow_the_arrows(package: str, allowed: set[str]) ->
     [
         ("deepspeed", "encoder_core/train/engine.py"),
         ("boto3", "data_service/store/s3.py"),
-        ("webdataset", "data_service/shards/writer.py"),
+        ("webdataset", "data_service/corpus/writer.py"),
     ],
 )
 def test_a_library_is_imported_in_one_file(library: str, place: str) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from simulated_ranks import serve, small_ray
 
-from data_service.feed import FeedConfig
-from data_service.spec import SourceSpec, StreamSpec, WindowSize
+from data_service.samples.spec import SourceSpec, StreamSpec, WindowSize
+from data_service.service.feed import FeedConfig
 from data_service.store.open import open_store
 from launcher.bench.synthetic import NEVER_MASKED, SPECIAL, VOCABULARY, write_corpus
 

@@ -23,7 +23,7 @@ from checkpoints.rewind import Rewind, record, rewinds
 from checkpoints.stop import StopRequest, request_stop, stop_requested
 from checkpoints.verify import verify_all
 from data_service.store.base import Store
-from encoder_core.train.refresh import MEMORY
+from encoder_core.train.memory_schedule import MEMORY
 
 NEWEST = Mark(1, 20)
 ELSEWHERE = Owner(host="node-9", processes="another boot", pid=77, started=5.0, claimed=5.0)

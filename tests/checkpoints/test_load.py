@@ -17,7 +17,7 @@ from checkpoints.save import Saver
 from checkpoints.verify import verify_all
 from data_service.store.errors import StoreError, StoreUnavailable
 from data_service.store.local import LocalStore
-from encoder_core.train.fragments import Fragment
+from encoder_core.train.zero_state import Fragment
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from checkpoints.save import Saver
 from checkpoints.verify import verify
 from data_service.store.base import Store
 from data_service.store.open import open_store
-from encoder_core.train.fragments import Fragment
+from encoder_core.train.zero_state import Fragment
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ from data_service.store.base import Store
 from data_service.store.errors import OutOfSpace
 from data_service.store.local import LocalStore
 from data_service.store.open import open_store
-from encoder_core.train.fragments import Fragment
+from encoder_core.train.zero_state import Fragment
 
 
 @pytest.fixture

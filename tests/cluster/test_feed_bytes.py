@@ -14,16 +14,16 @@ import ray
 from corpus import block_of_pairs, random_block, source_of, spec_of, write_corpus
 from raw_text import small_tokenizer
 
-from data_service.client import FeedClient
 from data_service.errors import CorpusError, CorruptBlock
-from data_service.feed import FeedConfig, FeedHandle, start_feed
-from data_service.positions import Phase, Positions, Range
-from data_service.samples.ragged import Samples
-from data_service.slabs import Steps
-from data_service.spec import StreamSpec
+from data_service.samples.samples import Samples
+from data_service.samples.spec import StreamSpec
+from data_service.service.client import FeedClient
+from data_service.service.feed import FeedConfig, FeedHandle, start_feed
 from data_service.store.errors import Truncated
 from data_service.store.open import open_store
-from data_service.stream import Stream
+from data_service.stream.positions import Phase, Positions, Range
+from data_service.stream.stream import Stream
+from data_service.stream.window import Steps
 from data_service.tokenizers.load import save_tokenizer
 from launcher.rank_data import cut
 
@@ -271,7 +271,7 @@ def test_a_corpus_that_is_not_there_reaches_whoever_opens_it(uri: str) -> None:
 
 def test_a_client_is_told_of_a_long_count(uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The feed answers how far its pass is while the pass is under way."""
-    monkeypatch.setattr("data_service.client._LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("data_service.service.client._LOOK_SECONDS", 0.01)
     spec = spec_of(source_of(uri), window={"least_tokens": 30_000}, length=23)
     told: list[int] = []
     feed = start_feed(FeedConfig(workers=2, memory=10_000_000, cache=str(tmp_path / "cache")))

@@ -12,12 +12,12 @@ import ray
 from corpus import random_block, source_of, spec_of, write_corpus
 from simulated_ranks import small_ray
 
-from data_service.client import FeedClient
 from data_service.errors import BuildFailed
-from data_service.feed import FeedConfig, start_feed
-from data_service.spec import StreamSpec
-from data_service.stream import Stream
-from data_service.workers import died
+from data_service.samples.spec import StreamSpec
+from data_service.service.client import FeedClient
+from data_service.service.feed import FeedConfig, start_feed
+from data_service.service.tasks import died
+from data_service.stream.stream import Stream
 
 pytestmark = pytest.mark.cluster
 
@@ -83,7 +83,7 @@ def test_a_build_that_dies_again_and_again_is_named_with_a_remedy(spec: StreamSp
         "window 0 of epoch 1 of the train samples could not be built: 8 processes in a row"
         in raised.value.problem
     )
-    assert "lower data_service.workers" in raised.value.remedy
+    assert "lower data_service.service.tasks" in raised.value.remedy
     assert 8 <= len(killed) <= 9
     assert client.read(1, 0, 10).rows == 10, "what was cured is no longer a failure"
     client.close()

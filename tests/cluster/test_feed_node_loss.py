@@ -8,10 +8,10 @@ import ray
 from corpus import random_block, source_of, spec_of, write_corpus
 from ray.cluster_utils import Cluster
 
-from data_service.client import FeedClient
-from data_service.feed import FeedConfig, start_feed
-from data_service.spec import WindowSize
-from data_service.stream import Stream
+from data_service.samples.spec import WindowSize
+from data_service.service.client import FeedClient
+from data_service.service.feed import FeedConfig, start_feed
+from data_service.stream.stream import Stream
 
 pytestmark = pytest.mark.cluster
 

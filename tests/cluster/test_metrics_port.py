@@ -11,8 +11,8 @@ from corpus import random_block, source_of, spec_of, write_corpus
 from told_runs import step_record
 
 from checkpoints.attempt import Owner, claim
-from data_service.feed import FeedConfig, start_feed
-from data_service.gauges import DESCRIPTIONS as SERVICE
+from data_service.service.feed import FeedConfig, start_feed
+from data_service.service.gauges import DESCRIPTIONS as SERVICE
 from data_service.store.open import open_store
 from launcher.elastic import Sizing
 from launcher.gauges import DESCRIPTIONS

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from corpus import VOCABULARY, source_of, spec_of, write_corpus
 
+from data_service.corpus.block import Block
 from data_service.rng import stream_key
 from data_service.samples.inputs import Lanes
+from data_service.samples.lane_rows import permuted_rows
 from data_service.samples.lanes import lane_rows
 from data_service.samples.masking import MlmMasking
-from data_service.samples.permuted import PermutedPrediction
-from data_service.samples.permuted_rows import permuted_rows
-from data_service.samples.ragged import Samples
-from data_service.shards.block import Block
-from data_service.stream import Stream
+from data_service.samples.permutation_lm import PermutedPrediction
+from data_service.samples.samples import Samples
+from data_service.stream.stream import Stream
 from data_service.tokenizers.specials import SpecialIds
 
 GOLDEN = {

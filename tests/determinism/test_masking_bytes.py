@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 from corpus import VOCABULARY, source_of, spec_of, write_corpus
 
-from data_service.ingest.layout import TOKENIZER
-from data_service.samples.masking import MlmMasking
-from data_service.samples.replacement import Replacement
-from data_service.shards.block import Block
-from data_service.stream import Stream
+from data_service.corpus.block import Block
+from data_service.corpus.layout import TOKENIZER
+from data_service.samples.masking import MlmMasking, Replacement
+from data_service.stream.stream import Stream
 
 UNIGRAM = Replacement(random_from="unigram")
 GOLDEN = {

@@ -7,8 +7,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from data_service.samples.ragged import Samples
-from data_service.shards.block import Block
+from data_service.corpus.block import Block
+from data_service.samples.samples import Samples
 from launcher.baselines import KEY, Pairs, Targets, baselines, compute, targets_of
 from launcher.runs import open_run
 

@@ -14,6 +14,9 @@ from checkpoints.gather import Alone
 from checkpoints.load import Reader, newest_good
 from data_service.ingest.build import build_corpus
 from data_service.ingest.options import BuildOptions, PairFields
+from launcher.diagnose.figures import Figure
+from launcher.diagnose.frozen import open_checkpoint
+from launcher.diagnose.heldout import held_out
 from launcher.export import export_run
 from launcher.runs import open_run
 
@@ -68,6 +71,14 @@ def test_pairs_from_a_pretrained_run_to_a_sentence_transformer(folder: Path, tmp
     assert last["contrastive_loss"] < first["contrastive_loss"] < np.log(2 * first["contrastive_targets"])
     assert last["contrastive_accuracy"] > 0.3, "one of some forty queries finds its positive by chance"
     assert "perplexity" not in last
+
+    checkpoint = open_checkpoint(open_run(run))
+    figures = {
+        figure.of: figure.value for figure in held_out(checkpoint, checkpoint.run.recipe.evaluation.samples)
+    }
+    for name in ("contrastive_loss", "contrastive_accuracy", "loss"):
+        of_source = Figure(measure=name, value=None, source="text").of
+        assert figures[of_source] == pytest.approx(last[name], rel=1e-4), "as the ranks recorded it"
 
     exported = export_run(open_run(run), None, str(tmp_path / "model"))
     assert exported.models == {".": "RobertaModel"}

@@ -15,7 +15,7 @@ from checkpoints.errors import ExportError
 from checkpoints.gather import Alone
 from checkpoints.save import Saver
 from data_service.samples.masking import MlmMasking
-from data_service.samples.permuted import PermutedPrediction
+from data_service.samples.permutation_lm import PermutedPrediction
 from data_service.tokenizers.load import load_tokenizer
 from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bert import BertConfig
@@ -24,8 +24,7 @@ from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.objectives.replaced import ReplacedTokenConfig
-from encoder_core.train.fragments import Fragment
-from encoder_core.train.zero_state import MASTER
+from encoder_core.train.zero_state import MASTER, Fragment
 from launcher.export import export_run
 from launcher.metrics import Journal
 from launcher.objective import ExtraTerm, Objective

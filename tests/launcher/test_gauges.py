@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from told_runs import step_record
 
-from data_service.gauges import DESCRIPTIONS as SERVICE
+from data_service.service.gauges import DESCRIPTIONS as SERVICE
 from launcher import gauges
 from launcher.gauges import DESCRIPTIONS, Gauges
 

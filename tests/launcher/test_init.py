@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from small_runs import prepare_corpus, write_text
 
+from data_service.corpus.manifest_file import load_manifest, save_manifest
 from data_service.errors import CorpusError
 from data_service.ingest.build import build_corpus
 from data_service.ingest.options import BuildOptions
-from data_service.shards.manifest_file import load_manifest, save_manifest
 from data_service.store.open import open_store
 from launcher import cli
 from launcher.errors import RecipeError
@@ -174,7 +174,7 @@ def test_a_corpus_from_before_without_held_out_text_is_refused(
 ) -> None:
     from dataclasses import replace
 
-    from data_service.shards.manifest import block_table
+    from data_service.corpus.manifest import block_table
 
     manifest = load_manifest(open_store(corpora / "one"))
     without = replace(

@@ -13,8 +13,8 @@ from data_service.store.base import Store
 from data_service.store.errors import AccessDenied, OutOfSpace, StoreUnavailable
 from data_service.store.local import LocalStore
 from encoder_core.train.engine import Update
+from encoder_core.train.exchange import Signals
 from encoder_core.train.metrics import StepReport
-from encoder_core.train.signals import Signals
 from encoder_core.train.state import TrainState
 from launcher.history import read_history
 from launcher.metrics import Journal

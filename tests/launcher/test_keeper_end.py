@@ -17,9 +17,9 @@ from checkpoints.listing import committed
 from data_service.store.base import Store
 from data_service.store.errors import TRANSIENT, CredentialsExpired, OutOfSpace, StoreError, StoreUnavailable
 from data_service.store.open import open_store
-from encoder_core.train.fragments import Fragment
 from encoder_core.train.memory import Carried
 from encoder_core.train.state import TrainState
+from encoder_core.train.zero_state import Fragment
 from launcher.keeper import BEGAN
 
 

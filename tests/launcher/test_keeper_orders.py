@@ -17,10 +17,10 @@ from checkpoints.load import Reader, newest_good
 from checkpoints.rewind import Rewind, record, rewinds
 from data_service.store.base import Store
 from data_service.store.open import open_store
-from encoder_core.train.fragments import Fragment
 from encoder_core.train.memory import Carried
-from encoder_core.train.refresh import MEMORY
+from encoder_core.train.memory_schedule import MEMORY
 from encoder_core.train.state import TrainState
+from encoder_core.train.zero_state import Fragment
 from launcher.keeper import BEGAN
 
 _GRID = 3  # steps from one refresh of the memory to the next

@@ -15,7 +15,7 @@ from checkpoints.rewind import Rewind, record
 from checkpoints.save import Saver
 from data_service.store.base import Store
 from data_service.store.local import LocalStore
-from encoder_core.train.fragments import Fragment
+from encoder_core.train.zero_state import Fragment
 from launcher.lineage import Cursor, LineageFollower
 from launcher.metrics import encode
 from launcher.packing import pack_once

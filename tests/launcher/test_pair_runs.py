@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_service.stream import Stream
+from data_service.stream.stream import Stream
 from launcher import cli
 from launcher.api.stream import StepDataset
 from launcher.errors import RecipeError

@@ -6,9 +6,9 @@ import pytest
 import torch
 from corpus import random_block, source_of, spec_of, write_corpus
 
-from data_service.positions import Phase, Positions, Range
-from data_service.slabs import Steps
-from data_service.stream import Stream
+from data_service.stream.positions import Phase, Positions, Range
+from data_service.stream.stream import Stream
+from data_service.stream.window import Steps
 from launcher.rank_data import ANNOUNCED, RankData, Share
 
 STEPS, MICROBATCH = 150, 4

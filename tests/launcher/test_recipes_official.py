@@ -3,8 +3,8 @@
 import pytest
 from torch import nn
 
-from encoder_core.layers.free import AttentionBias
 from encoder_core.layers.initialise import initialise
+from encoder_core.layers.parameters import AttentionBias
 from encoder_core.objectives.losses import Objective
 from encoder_core.optim.groups import parameter_groups
 from launcher.estimate.cluster import Cluster

@@ -14,7 +14,7 @@ from checkpoints.gather import Alone
 from checkpoints.layout import Mark
 from checkpoints.save import Saver
 from data_service.store.base import Store
-from encoder_core.train.fragments import Fragment
+from encoder_core.train.zero_state import Fragment
 from launcher.cli import app
 from launcher.errors import RunError
 from launcher.metrics import Journal, evaluation_record, operator_event

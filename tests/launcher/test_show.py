@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from small_runs import new_run
 
-from data_service.positions import Positions
-from data_service.stream import Stream
+from data_service.stream.positions import Positions
+from data_service.stream.stream import Stream
 from data_service.tokenizers.load import load_tokenizer
 from launcher.errors import RunError
 from launcher.runs import Run, open_run

@@ -14,11 +14,10 @@ from checkpoints.gather import Alone
 from checkpoints.layout import Manifest, Mark
 from checkpoints.listing import committed, read_manifest
 from checkpoints.rewind import rewinds
-from data_service.positions import Phase, Positions
-from encoder_core.train.control import Control
+from data_service.stream.positions import Phase, Positions
 from encoder_core.train.engine import Update
+from encoder_core.train.exchange import Control, Signals
 from encoder_core.train.metrics import StepReport
-from encoder_core.train.signals import Signals
 from encoder_core.train.state import TrainState
 from launcher.errors import RunError
 from launcher.history import read_history

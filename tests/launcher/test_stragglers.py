@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from encoder_core.train.pace import Pace
+from encoder_core.train.timing import Pace
 from launcher.replicas import Replicas
 from launcher.stragglers import SUSTAINED, Detector, Straggler, Stragglers, slowness
 

@@ -10,7 +10,7 @@ from checkpoints.gather import Alone
 from data_service.errors import CorpusError, CorruptBlock, PlanError, TokenizerError
 from data_service.store.errors import AccessDenied, CredentialsExpired, OutOfSpace, StoreUnavailable
 from encoder_core.errors import ModelError, TrainingError
-from encoder_core.train.replicas import CorruptReplica
+from encoder_core.train.weight_check import CorruptReplica
 from launcher import worker
 from launcher.errors import RecipeError, RunError
 from launcher.preflight.nodes import Unfit

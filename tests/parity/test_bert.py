@@ -13,7 +13,7 @@ from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bert import BertConfig
 from encoder_core.families.build import ModelConfig
 from encoder_core.families.hf.interchange import Heads, interchange
-from encoder_core.layers.kernels import Attend, automatic, reference
+from encoder_core.layers.attention import Attend, automatic, reference
 from encoder_core.objectives.mlm import masked_language_model
 from encoder_core.objectives.mlm_pair import masked_language_model_with_pairs
 

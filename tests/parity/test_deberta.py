@@ -14,8 +14,13 @@ from encoder_core.errors import ModelError
 from encoder_core.families import deberta
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.hf.interchange import interchange, read_config
-from encoder_core.layers.disentangled import AttendDisentangled, automatic, padded, reference
-from encoder_core.layers.relative import log_buckets
+from encoder_core.layers.deberta_attention import (
+    AttendDisentangled,
+    automatic,
+    log_buckets,
+    padded,
+    reference,
+)
 from encoder_core.objectives.mlm import MaskedLanguageModel, masked_language_model
 
 Config = DebertaConfig | DebertaV2Config

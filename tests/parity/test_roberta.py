@@ -9,7 +9,7 @@ from transformers import RobertaForMaskedLM
 
 from encoder_core.families.hf.interchange import interchange
 from encoder_core.families.roberta import RobertaConfig
-from encoder_core.layers.kernels import Attend, automatic, reference
+from encoder_core.layers.attention import Attend, automatic, reference
 from encoder_core.objectives.mlm import MaskedLanguageModel, masked_language_model
 
 CONFIG = RobertaConfig(layers=3, hidden=48, heads=4, feed_forward=80, max_length=40, vocab=101)

@@ -17,7 +17,7 @@ from encoder_core.families import xlnet
 from encoder_core.families.hf import xlnet as hf
 from encoder_core.families.hf.interchange import Interchange
 from encoder_core.families.xlnet import XlnetConfig
-from encoder_core.layers.two_stream_encoder import Memory
+from encoder_core.layers.xlnet_encoder import Memory
 from encoder_core.objectives.plm import PermutedLanguageModel, permuted_language_model
 
 CONFIG = XlnetConfig(

@@ -4,7 +4,7 @@ from dataclasses import fields
 
 import numpy as np
 
-from data_service.samples.ragged import Samples
+from data_service.samples.samples import Samples
 
 
 def assert_same(left: Samples, right: Samples) -> None:

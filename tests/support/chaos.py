@@ -27,7 +27,7 @@ from checkpoints.gather import GlooPeers
 from checkpoints.layout import Mark
 from checkpoints.listing import committed, folders
 from data_service.store.base import Store
-from encoder_core.train.control import Control
+from encoder_core.train.exchange import Control
 from launcher.bench.alone import InProcess
 from launcher.history import read_history
 from launcher.rank import run_rank

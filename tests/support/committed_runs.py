@@ -9,8 +9,7 @@ from checkpoints.gather import Alone
 from checkpoints.layout import Mark
 from checkpoints.retention import tidy
 from checkpoints.save import Saver
-from encoder_core.train.fragments import Fragment
-from encoder_core.train.zero_state import KINDS
+from encoder_core.train.zero_state import KINDS, Fragment
 from launcher.runs import open_run
 from launcher.session import build_model
 

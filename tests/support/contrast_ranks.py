@@ -18,10 +18,10 @@ from encoder_core.layers.initialise import initialise
 from encoder_core.objectives.contrastive import ContrastiveConfig, ContrastiveModel, contrastive_model
 from encoder_core.optim.adamw import AdamW, AdamWConfig
 from encoder_core.optim.groups import parameter_groups
-from encoder_core.train.control import Control
 from encoder_core.train.engine import Engine
 from encoder_core.train.engine_config import EngineConfig
 from encoder_core.train.evaluate import evaluate
+from encoder_core.train.exchange import Control
 from encoder_core.train.step import Microbatch, Work, accumulate, gather_sums
 
 SEED, VOCAB = 5, 60

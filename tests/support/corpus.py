@@ -5,11 +5,11 @@ from pathlib import Path
 
 import numpy as np
 
-from data_service.shards.block import Block
-from data_service.shards.manifest import BlockTable, Manifest, PairTexts, block_table
-from data_service.shards.manifest_file import save_manifest
-from data_service.shards.writer import ShardWriter
-from data_service.spec import SourceSpec, StreamSpec
+from data_service.corpus.block import Block
+from data_service.corpus.manifest import BlockTable, Manifest, PairTexts, block_table
+from data_service.corpus.manifest_file import save_manifest
+from data_service.corpus.writer import ShardWriter
+from data_service.samples.spec import SourceSpec, StreamSpec
 from data_service.store.base import Store
 from data_service.store.open import open_store
 from data_service.tokenizers.specials import SpecialIds
@@ -81,7 +81,7 @@ def spec_of(*sources: SourceSpec, length: int = 32, seed: int = 7, **settings: o
 
 def source_of(uri: str, name: str = "text", weight: float | None = None) -> SourceSpec:
     """The source at `uri`, as it is now."""
-    from data_service.shards.manifest_file import load_manifest
+    from data_service.corpus.manifest_file import load_manifest
 
     fingerprint = load_manifest(open_store(uri)).fingerprint
     return SourceSpec(name=name, uri=uri, manifest_fingerprint=fingerprint, weight=weight)

@@ -27,12 +27,11 @@ from encoder_core.objectives.replaced import (
 )
 from encoder_core.optim.adamw import AdamW, AdamWConfig
 from encoder_core.optim.groups import parameter_groups
-from encoder_core.train.control import Control
 from encoder_core.train.engine import Engine
 from encoder_core.train.engine_config import EngineConfig
-from encoder_core.train.seeding import seed_draws
+from encoder_core.train.exchange import Control
 from encoder_core.train.state import TrainState
-from encoder_core.train.step import Microbatch, Work, accumulate
+from encoder_core.train.step import Microbatch, Work, accumulate, seed_draws
 from encoder_core.train.zero_state import KINDS
 
 STEPS, MICROBATCHES, SEED, RATE, CLIP = 10, 3, 5, 1e-3, 0.5

@@ -12,7 +12,7 @@ from small_runs import WORDS
 from checkpoints.hf.export import export_model
 from checkpoints.hf.pair import export_pair
 from data_service.samples.masking import MlmMasking
-from data_service.samples.permuted import PermutedPrediction
+from data_service.samples.permutation_lm import PermutedPrediction
 from data_service.store.open import open_store
 from data_service.tokenizers.options import TokenizerOptions
 from data_service.tokenizers.specials import Style

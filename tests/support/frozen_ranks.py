@@ -15,8 +15,8 @@ from checkpoints.load import Reader, newest_good
 from checkpoints.save import Saver
 from data_service.store.open import open_store
 from encoder_core.layers.initialise import initialise
-from encoder_core.train.control import Control
 from encoder_core.train.engine import Engine
+from encoder_core.train.exchange import Control
 from encoder_core.train.zero_state import KINDS
 
 STEPS = 2

@@ -10,7 +10,7 @@ from checkpoints.attempt import Attempt
 from checkpoints.gather import Alone, Peers
 from checkpoints.layout import Manifest
 from data_service.store.base import Store
-from encoder_core.train.fragments import Fragment
+from encoder_core.train.zero_state import Fragment
 from launcher.keeper import RunKeeper
 from launcher.rank_journal import RankJournal
 from launcher.recipe import Checkpointing, Every

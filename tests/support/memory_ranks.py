@@ -14,16 +14,15 @@ from encoder_core.objectives.plm import PermutedLanguageModel, permuted_language
 from encoder_core.optim.adamw import AdamW, AdamWConfig
 from encoder_core.optim.groups import parameter_groups
 from encoder_core.optim.updates import set_update
-from encoder_core.train.control import Control
 from encoder_core.train.engine import Engine
 from encoder_core.train.engine_config import EngineConfig
+from encoder_core.train.exchange import Control
 from encoder_core.train.loop import Fetched, Plan, Trainer
 from encoder_core.train.memory import Carried, restore
+from encoder_core.train.memory_schedule import MEMORY, Refresh
 from encoder_core.train.metrics import StepReport
-from encoder_core.train.refresh import MEMORY, Refresh
-from encoder_core.train.seeding import seed_draws
 from encoder_core.train.state import TrainState
-from encoder_core.train.step import Memories, Microbatch, Work
+from encoder_core.train.step import Memories, Microbatch, Work, seed_draws
 from encoder_core.train.zero_state import KINDS
 
 SEED, STEPS, RATE = 5, 8, 1e-3

@@ -3,9 +3,9 @@
 import numpy as np
 from corpus import spec_of
 
-from data_service.plan import Plan
-from data_service.shards.manifest import BlockTable, block_table
-from data_service.spec import SourceSpec
+from data_service.corpus.manifest import BlockTable, block_table
+from data_service.samples.spec import SourceSpec
+from data_service.stream.plan import Plan
 
 
 def table_of(rows: list[int]) -> BlockTable:

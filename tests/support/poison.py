@@ -9,9 +9,8 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from data_service.samples.ragged import Samples
-from data_service.samples.rows import join_rows
-from data_service.spec import StreamSpec
+from data_service.samples.samples import Samples, join_rows
+from data_service.samples.spec import StreamSpec
 from encoder_core.batch import Batch
 from encoder_core.objectives.losses import LossSums
 from launcher import session

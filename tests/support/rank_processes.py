@@ -164,7 +164,7 @@ def _rank(orders: dict[str, Any]) -> None:
 
     from checkpoints.attempt import Attempt, claim
     from checkpoints.gather import GlooPeers
-    from encoder_core.train.control import Control
+    from encoder_core.train.exchange import Control
     from launcher.rank import run_rank
     from launcher.rewind import Rewound
     from launcher.runs import open_run

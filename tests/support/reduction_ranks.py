@@ -11,9 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from encoder_core.layers.initialise import initialise
-from encoder_core.train.control import Control
-from encoder_core.train.seeding import seed_draws
-from encoder_core.train.step import Work, accumulate
+from encoder_core.train.exchange import Control
+from encoder_core.train.step import Work, accumulate, seed_draws
 
 MICROBATCHES = 8
 LARGE = 1000  # elements: more than any flag, norm or table, less than the gradients

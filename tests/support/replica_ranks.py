@@ -6,8 +6,8 @@ import small_training as small
 import torch
 
 from encoder_core.layers.initialise import initialise
-from encoder_core.train.control import Control
-from encoder_core.train.replicas import CorruptReplica, ensure_same
+from encoder_core.train.exchange import Control
+from encoder_core.train.weight_check import CorruptReplica, ensure_same
 
 DAMAGED = 1  # the rank
 

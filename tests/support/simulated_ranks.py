@@ -12,11 +12,11 @@ import psutil
 import pytest
 import ray
 
-from data_service.client import FeedClient
-from data_service.feed import FeedConfig, FeedHandle, start_feed
-from data_service.positions import Phase, Positions, Range
-from data_service.slabs import Steps
-from data_service.spec import StreamSpec
+from data_service.samples.spec import StreamSpec
+from data_service.service.client import FeedClient
+from data_service.service.feed import FeedConfig, FeedHandle, start_feed
+from data_service.stream.positions import Phase, Positions, Range
+from data_service.stream.window import Steps
 from launcher.rank_data import ANNOUNCED, Share
 
 NODE = 8  # ranks of a machine, which pull a slab once

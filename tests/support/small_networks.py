@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from data_service.samples.masking import MlmMasking
-from data_service.samples.permuted import PermutedPrediction
+from data_service.samples.permutation_lm import PermutedPrediction
 from encoder_core.batch import Batch
 from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bert import BertConfig

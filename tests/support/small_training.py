@@ -14,9 +14,9 @@ from encoder_core.objectives.losses import LossSums
 from encoder_core.objectives.mlm import masked_language_model
 from encoder_core.optim.adamw import AdamW, AdamWConfig
 from encoder_core.optim.groups import parameter_groups
-from encoder_core.train.control import Control
 from encoder_core.train.engine import Engine, Update
 from encoder_core.train.engine_config import EngineConfig
+from encoder_core.train.exchange import Control
 from encoder_core.train.step import Microbatch, Work, accumulate, gather_sums
 from encoder_core.train.zero_state import KINDS, MASTER
 

@@ -14,7 +14,7 @@ from checkpoints.hf.export import export_model
 from checkpoints.hf.pair import export_pair
 from checkpoints.save import Saver
 from data_service.samples.masking import MlmMasking
-from data_service.samples.permuted import PermutedPrediction
+from data_service.samples.permutation_lm import PermutedPrediction
 from data_service.store.open import open_store
 from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.batch import Batch
@@ -26,8 +26,7 @@ from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.hf.interchange import Heads
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlnet import XlnetConfig
-from encoder_core.train.fragments import Fragment
-from encoder_core.train.zero_state import MASTER
+from encoder_core.train.zero_state import MASTER, Fragment
 from launcher.objective import ExtraTerm, Objective
 from launcher.runs import Run, open_run
 from launcher.session import build_model

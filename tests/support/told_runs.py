@@ -9,7 +9,7 @@ from checkpoints.listing import committed, read_manifest
 from checkpoints.rewind import Rewind, record
 from checkpoints.save import Saver
 from data_service.store.base import Store
-from encoder_core.train.fragments import Fragment
+from encoder_core.train.zero_state import Fragment
 from launcher.metrics import Journal, evaluation_record
 
 

@@ -17,7 +17,7 @@ from checkpoints.layout import Manifest
 from checkpoints.load import Reader
 from checkpoints.save import Saver
 from data_service.store.base import Store
-from encoder_core.train.fragments import Fragment
+from encoder_core.train.zero_state import Fragment
 
 _T = TypeVar("_T")
 KINDS = ("master", "exp_avg", "exp_avg_sq")

@@ -5,7 +5,7 @@ from typing import Any
 from encoder_core.errors import ModelError
 from encoder_core.families.config import EncoderConfig
 from encoder_core.families.hf.keys import Pair
-from encoder_core.layers.feed_forward import Activation
+from encoder_core.layers.encoder import Activation
 
 ACTIVATIONS: dict[str, Activation] = {
     "gelu": "gelu",

@@ -14,12 +14,13 @@ import pytest
 import zstandard
 from raw_text import DOCUMENTS, build, files_of, write_jsonl
 
-from data_service.corpus import corpus_stats, show_documents
+from data_service.corpus.corpus import show_documents
 from data_service.errors import InputError
 from data_service.ingest.compressed import open_text
 from data_service.ingest.inputs import list_inputs
 from data_service.ingest.options import BuildOptions
 from data_service.store.errors import KeyMissing
+from data_service.stream.statistics import corpus_stats
 
 GOOD = json.dumps({"text": "A sentence. And another."}).encode() + b"\n"
 

@@ -22,17 +22,18 @@ from raw_text import (
 )
 from s3_server import S3Server
 
-from data_service.corpus import corpus_stats, open_corpus, show_documents, verify_corpus
+from data_service.corpus.corpus import open_corpus, show_documents, verify_corpus
+from data_service.corpus.manifest import BlockTable
+from data_service.corpus.reader import read_block
 from data_service.errors import CorpusError, InputError
 from data_service.ingest import compare
 from data_service.ingest.build import build_corpus
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.progress import Progress
 from data_service.ingest.sentences import split_sentences
-from data_service.shards.manifest import BlockTable
-from data_service.shards.reader import read_block
 from data_service.store.base import Store
 from data_service.store.errors import OutOfSpace
+from data_service.stream.statistics import corpus_stats
 from data_service.tokenizers.load import save_tokenizer
 from data_service.tokenizers.train import train_tokenizer
 

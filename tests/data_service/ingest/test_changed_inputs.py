@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from raw_text import DOCUMENTS, SMALL, build, files_of, ignore_progress, tokenizer_folder, write_jsonl
 
-from data_service.corpus import show_documents
+from data_service.corpus.corpus import show_documents
 from data_service.errors import CorpusError
 from data_service.ingest.build import build_corpus
 from data_service.ingest.progress import Progress

@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from raw_text import DOCUMENTS, build
 
-from data_service.corpus import corpus_stats
 from data_service.errors import InputError
 from data_service.ingest.documents import read_documents
 from data_service.ingest.inputs import list_inputs
 from data_service.ingest.options import MIB, BuildOptions
 from data_service.ingest.splits import plan_splits
+from data_service.stream.statistics import corpus_stats
 
 TEXTS = ["One.", "", 'Zwei, "drei"\nund\tvier', "五。", "an 'other'"]
 PACKED: dict[str, Callable[[bytes], bytes]] = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.compress}

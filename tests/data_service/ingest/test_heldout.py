@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from raw_text import DOCUMENTS, ignore_progress, small_tokenizer, write_jsonl
 
-from data_service.corpus import open_corpus
+from data_service.corpus.corpus import open_corpus
+from data_service.corpus.manifest import BlockTable, Manifest
+from data_service.corpus.reader import read_block
 from data_service.ingest.build import build_corpus
 from data_service.ingest.hashing import encoded_text, folded_text, hash_text, hash_tokens
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.sentences import split_sentences
-from data_service.shards.manifest import BlockTable, Manifest
-from data_service.shards.reader import read_block
 from data_service.store.base import Store
 from data_service.tokenizers.load import save_tokenizer
 from data_service.tokenizers.options import TokenizerOptions

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from raw_text import DOCUMENTS, build, files_of, small_tokenizer, tokenizer_folder, write_jsonl, write_parquet
 
-from data_service.corpus import corpus_stats, open_corpus
+from data_service.corpus.manifest import BlockTable, HeldoutRule, Manifest
+from data_service.corpus.reader import read_block
 from data_service.errors import InputError
 from data_service.ingest.build import build_corpus
 from data_service.ingest.hashing import hash_text
@@ -28,9 +29,8 @@ from data_service.ingest.heldout import (
     wanted_bytes,
 )
 from data_service.ingest.options import BuildOptions
-from data_service.shards.manifest import BlockTable, HeldoutRule, Manifest
-from data_service.shards.reader import read_block
 from data_service.store.open import open_store
+from data_service.stream.statistics import corpus_stats, open_corpus
 
 FRACTION = 0.0005  # the default
 

@@ -15,8 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from raw_text import DOCUMENTS, build, small_tokenizer
 
-from data_service.corpora import check_kind
-from data_service.corpus import corpus_stats, open_corpus, show_documents, verify_corpus
+from data_service.corpus.corpus import open_corpus, show_documents, verify_corpus
+from data_service.corpus.manifest import PairTexts
+from data_service.corpus.manifest_file import dump_manifest, parse_manifest
+from data_service.corpus.reader import read_block
 from data_service.errors import CorpusError, InputError
 from data_service.ingest.documents import read_records
 from data_service.ingest.hashing import hash_texts
@@ -25,9 +27,8 @@ from data_service.ingest.options import BuildOptions, PairFields
 from data_service.ingest.splits import plan_splits
 from data_service.ingest.text import BadRecord, Text
 from data_service.samples.inputs import Packed, RepeatedSentences, TextPairs
-from data_service.shards.manifest import PairTexts
-from data_service.shards.manifest_file import dump_manifest, parse_manifest
-from data_service.shards.reader import read_block
+from data_service.stream.sources import check_kind
+from data_service.stream.statistics import corpus_stats
 
 SENTENCES = [
     " ".join(part.split()) for text in DOCUMENTS for part in text.split(". ") if 20 < len(part) < 200

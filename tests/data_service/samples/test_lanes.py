@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from data_service.corpus.block import Block
 from data_service.errors import PlanError
 from data_service.rng import stream_key
 from data_service.samples.inputs import Lanes
+from data_service.samples.lane_rows import LaneText, Reading
 from data_service.samples.lanes import EDGE_TOKENS, LaneRows, check_lanes, count_lane_rows, lane_rows
-from data_service.samples.permuted import PermutedPrediction
-from data_service.samples.reading import LaneText, Reading
-from data_service.shards.block import Block
+from data_service.samples.permutation_lm import PermutedPrediction
 from data_service.tokenizers.specials import SpecialIds
 
 SPECIAL = SpecialIds(cls=0, sep=2, pad=1, mask=4, unk=3, eod=6)

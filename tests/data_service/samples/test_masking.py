@@ -7,16 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from data_service.corpus.block import Block
 from data_service.rng import Key, stream_key
 from data_service.samples.inputs import Packed
 from data_service.samples.make import make_rows
-from data_service.samples.masking import MlmMasking
+from data_service.samples.masking import MlmMasking, Replacement
 from data_service.samples.packing import Rows, pack
-from data_service.samples.ragged import Samples
-from data_service.samples.replacement import Replacement
-from data_service.samples.rows import slice_rows
-from data_service.shards.block import Block
-from data_service.spec import SourceSpec, StreamSpec
+from data_service.samples.samples import Samples, slice_rows
+from data_service.samples.spec import SourceSpec, StreamSpec
 
 SOURCE = SourceSpec(name="text", uri="nowhere", manifest_fingerprint="f" * 64)
 WORD_STARTS = np.arange(VOCABULARY) % 3 != 0  # about two thirds of the pieces start a word

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from corpus import NEVER_MASKED, SPECIAL, VOCABULARY, spec_of
 
+from data_service.corpus.block import Block
 from data_service.rng import stream_key
 from data_service.samples.make import make_rows
 from data_service.samples.masking import MlmMasking
 from data_service.samples.packing import pack
-from data_service.samples.ragged import Samples
-from data_service.shards.block import Block
-from data_service.spec import SourceSpec
+from data_service.samples.samples import Samples
+from data_service.samples.spec import SourceSpec
 
 ROWS, TURNS = 50_000, 20  # a million rows: the same text with twenty keys
 LEAST, MOST = 20, 40  # tokens of a row

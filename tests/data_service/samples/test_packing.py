@@ -6,8 +6,8 @@ from corpus import block_of, random_block
 from hypothesis import given
 from hypothesis import strategies as st
 
+from data_service.corpus.block import Block
 from data_service.samples.packing import Packing, Rows, contiguous_rows, pack
-from data_service.shards.block import Block
 
 PACKINGS: list[Packing] = ["full_sentences", "doc_sentences", "contiguous"]
 

@@ -6,13 +6,11 @@ from functools import cache
 import numpy as np
 import pytest
 
+from data_service.corpus.block import Block
 from data_service.rng import stream_key
 from data_service.samples.inputs import OrderedPairs, SegmentPairs, SentencePairs, TwoSegments
-from data_service.samples.ordered import ordered_pairs
-from data_service.samples.pairs import segment_pairs, sentence_pairs
-from data_service.samples.segments import Segments
-from data_service.samples.two_segments import two_segments
-from data_service.shards.block import Block
+from data_service.samples.packing import Segments
+from data_service.samples.pairs import ordered_pairs, segment_pairs, sentence_pairs, two_segments
 
 LENGTH = 64
 SENTENCE = 6  # tokens

@@ -8,15 +8,12 @@ from corpus import block_of, random_block
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from data_service.corpus.block import Block
 from data_service.rng import Key, stream_key
-from data_service.samples import chunks
+from data_service.samples import sentence_chunks as chunks
 from data_service.samples.inputs import OrderedPairs, SegmentPairs, SentencePairs, TwoSegments
-from data_service.samples.ordered import ordered_pairs
-from data_service.samples.packing import Rows
-from data_service.samples.pairs import segment_pairs, sentence_pairs
-from data_service.samples.segments import Segments
-from data_service.samples.two_segments import two_segments
-from data_service.shards.block import Block
+from data_service.samples.packing import Rows, Segments
+from data_service.samples.pairs import ordered_pairs, segment_pairs, sentence_pairs, two_segments
 
 Tokens = list[int]
 """Where tokens lie in the block: consecutive numbers."""

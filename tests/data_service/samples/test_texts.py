@@ -10,14 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from data_service.corpus.block import Block
 from data_service.errors import CorpusError
 from data_service.rng import stream_key
 from data_service.samples.make import cut, make_rows
-from data_service.samples.ragged import Samples
-from data_service.samples.rows import deal_rows, join_rows, slice_rows
+from data_service.samples.samples import Samples, deal_rows, join_rows, slice_rows
+from data_service.samples.spec import SourceSpec, StreamSpec
 from data_service.samples.texts import TextRows
-from data_service.shards.block import Block
-from data_service.spec import SourceSpec, StreamSpec
 
 NOWHERE = SourceSpec(name="text", uri="nowhere", manifest_fingerprint="f" * 64)
 KEY = stream_key("test")

@@ -5,13 +5,13 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from data_service.corpus.block import Block
 from data_service.rng import stream_key
 from data_service.samples.inputs import Lanes
+from data_service.samples.lane_rows import permuted_rows
 from data_service.samples.lanes import lane_rows
-from data_service.samples.permuted import PermutedPrediction
-from data_service.samples.permuted_rows import permuted_rows
-from data_service.samples.ragged import Samples
-from data_service.shards.block import Block
+from data_service.samples.permutation_lm import PermutedPrediction
+from data_service.samples.samples import Samples
 from data_service.tokenizers.specials import SpecialIds
 from encoder_core.batch import Batch
 from encoder_core.families import xlnet

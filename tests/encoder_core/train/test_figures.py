@@ -1,8 +1,8 @@
 """What a step and an evaluation report, from sums; and the counters of a run's state."""
 
 from encoder_core.train.engine import Update
+from encoder_core.train.exchange import Signals
 from encoder_core.train.metrics import StepReport, means
-from encoder_core.train.signals import Signals
 from encoder_core.train.state import TrainState
 
 ELECTRA = {

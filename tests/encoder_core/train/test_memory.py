@@ -8,7 +8,7 @@ import pytest
 from memory_ranks import Checkpoint, Job, Setting, Trace
 from ranks import run_ranks
 
-from encoder_core.train.refresh import MEMORY, Refresh
+from encoder_core.train.memory_schedule import MEMORY, Refresh
 
 STAGES = [Setting(stage) for stage in (0, 1, 2, 3)]
 SETTINGS = [*STAGES, Setting(2, "bf16")]

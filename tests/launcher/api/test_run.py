@@ -18,8 +18,8 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import maskfleet
-from data_service.slabs import Steps
-from data_service.stream import Stream
+from data_service.stream.stream import Stream
+from data_service.stream.window import Steps
 from data_service.tokenizers.load import load_tokenizer
 from launcher import runs
 from launcher.errors import MissingPackage, RunError

@@ -11,7 +11,7 @@ from wheel_install import ROOT, build, install, obstruct, run
 
 TASKS = """
 from data_service.ingest.ray_pool import cluster, run_on_ray
-from data_service.window import slab_rows
+from data_service.stream.window import slab_rows
 with cluster(2):
     print(*(rows for _, rows in run_on_ray(slab_rows, [1 << 18, 1 << 18], 2)))
 """

@@ -14,7 +14,7 @@ from committed_runs import Committing, task_files
 from small_runs import new_run, operate
 from train_command import title
 
-from data_service.workers import installed_only
+from data_service.service.tasks import installed_only
 from launcher.diagnose.beside import Beside, evaluating, pending
 from launcher.diagnose.results import evaluated
 from launcher.history import read_history

@@ -10,7 +10,7 @@ from committed_runs import Committing, task_files
 from small_runs import new_run
 
 from checkpoints.layout import Mark
-from data_service.stream import Stream
+from data_service.stream.stream import Stream
 from encoder_core.train.collate import to_batch
 from launcher.diagnose.evaluate import Outcome, evaluate_commit
 from launcher.diagnose.figures import Figure, named

@@ -9,9 +9,8 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from encoder_core.batch import Batch
-from encoder_core.layers.attention import SelfAttention
-from encoder_core.layers.disentangled import DisentangledAttention, padded
-from encoder_core.layers.kernels import reference
+from encoder_core.layers.attention import SelfAttention, reference
+from encoder_core.layers.deberta_attention import DisentangledAttention, padded
 from encoder_core.objectives.contrastive import ContrastiveConfig, ContrastiveModel
 from encoder_core.objectives.losses import Objective as Module
 from launcher.estimate.flops import count, joined, of_objective

@@ -1,0 +1,214 @@
+"""manifest.json: the manifest as compact columnar JSON under a hash of its own bytes.
+
+The hash covers the exact bytes of the content: a flipped byte is caught even where the JSON still parses.
+"""
+
+import hashlib
+import json
+import re
+from dataclasses import asdict
+from typing import Annotated, NoReturn
+
+import numpy as np
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    NonNegativeInt,
+    StringConstraints,
+    ValidationError,
+    model_validator,
+)
+
+from data_service.corpus.manifest import MANIFEST, BlockTable, HeldoutRule, Manifest, PairTexts
+from data_service.errors import CorpusError
+from data_service.store.base import Store
+from data_service.store.errors import KeyMissing
+
+VERSION = 1
+_HEAD = re.compile(rb'\{"format":"maskfleet-corpus","version":(\d+),"sha256":"([0-9a-f]{64})","content":')
+_TAIL = b"}\n"
+
+Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+
+class _Table(_Strict):
+    shards: list[str]
+    shard: list[NonNegativeInt]
+    offset: list[NonNegativeInt]
+    length: list[NonNegativeInt]
+    tokens: list[NonNegativeInt]
+    sentences: list[NonNegativeInt]
+    documents: list[NonNegativeInt]
+    digest: list[Digest]
+
+    @model_validator(mode="after")
+    def _columns_agree(self) -> "_Table":
+        columns = (self.offset, self.length, self.tokens, self.sentences, self.documents, self.digest)
+        if any(len(column) != len(self.shard) for column in columns):
+            raise ValueError("the columns of a block table differ in length")
+        if self.shard and max(self.shard) >= len(self.shards):
+            raise ValueError(f"a block names shard {max(self.shard)} of {len(self.shards)}")
+        return self
+
+
+class _Content(_Strict):
+    tokenizer_hash: str
+    vocab_size: NonNegativeInt
+    heldout_fraction: float
+    train: _Table
+    heldout: _Table
+    unigram: list[NonNegativeInt]
+    shard_sizes: dict[str, NonNegativeInt]
+    shard_digests: dict[str, Digest]
+    counts: dict[str, int]
+    options: dict[str, object]
+    document_lengths: list[NonNegativeInt]
+    tokenizer_files: dict[str, Digest]
+    heldout_rule: HeldoutRule | None = None
+    skipped: list[str] = []
+    left_out: list[str] = []
+    pairs: PairTexts | None = None
+
+    @model_validator(mode="after")
+    def _parts_agree(self) -> "_Content":
+        if len(self.unigram) != self.vocab_size:
+            raise ValueError(f"{len(self.unigram)} unigram counts for {self.vocab_size} ids")
+        shards = {*self.train.shards, *self.heldout.shards}
+        if shards != set(self.shard_sizes) or shards != set(self.shard_digests):
+            raise ValueError("the sizes and hashes are not those of the shards that hold the blocks")
+        for table in (self.train, self.heldout):
+            for shard, offset, length in zip(table.shard, table.offset, table.length, strict=True):
+                if offset + length > self.shard_sizes[table.shards[shard]]:
+                    raise ValueError(f"a block ends after its shard {table.shards[shard]}")
+        return self
+
+
+def dump_manifest(manifest: Manifest) -> bytes:
+    """The bytes of manifest.json: the same manifest always gives the same bytes."""
+    content: dict[str, object] = {
+        "tokenizer_hash": manifest.tokenizer_hash,
+        "vocab_size": manifest.vocab_size,
+        "heldout_fraction": manifest.heldout_fraction,
+        "train": _dump_table(manifest.train),
+        "heldout": _dump_table(manifest.heldout),
+        "unigram": manifest.unigram.tolist(),
+        "shard_sizes": manifest.shard_sizes,
+        "shard_digests": manifest.shard_digests,
+        "counts": manifest.counts,
+        "options": manifest.options,
+        "document_lengths": manifest.document_lengths,
+        "tokenizer_files": manifest.tokenizer_files,
+    }
+    if manifest.heldout_rule is not None:
+        content["heldout_rule"] = asdict(manifest.heldout_rule)
+    if manifest.pairs is not None:
+        content["pairs"] = asdict(manifest.pairs)
+    # Programs from before these keys read what has none of them.
+    content |= {key: names for key in ("skipped", "left_out") if (names := getattr(manifest, key))}
+    body = json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
+    checksum = hashlib.sha256(body).hexdigest()
+    head = f'{{"format":"maskfleet-corpus","version":{VERSION},"sha256":"{checksum}","content":'
+    return head.encode() + body + _TAIL
+
+
+def parse_manifest(data: bytes, place: str) -> Manifest:
+    """The manifest in `data`; `place` names the file in messages.
+
+    Raises:
+        CorpusError: the bytes are damaged, foreign, or of a version that this program does not know.
+    """
+    head = _HEAD.match(data)
+    if head is None or not data.endswith(_TAIL):
+        _damaged(place, "it does not begin and end as a corpus manifest does")
+    if int(head[1]) != VERSION:
+        raise CorpusError(
+            f"{place}: manifest version {int(head[1])}, this program reads version {VERSION}",
+            remedy="use the version of maskfleet that built the corpus, or build the corpus again",
+        )
+    body = data[head.end() : -len(_TAIL)]
+    if hashlib.sha256(body).hexdigest() != head[2].decode():
+        _damaged(place, "its bytes do not match its own hash")
+    try:
+        content = _Content.model_validate_json(body)
+    except ValidationError as error:
+        _damaged(place, str(error.errors()[0]["msg"]), error)
+    return _to_manifest(content)
+
+
+def save_manifest(store: Store, manifest: Manifest) -> None:
+    """Publish the corpus at the store's root: from here on it exists."""
+    store.put(MANIFEST, dump_manifest(manifest))
+
+
+def load_manifest(store: Store) -> Manifest:
+    """The manifest of the corpus at the store's root.
+
+    Raises:
+        CorpusError: no corpus there, or its manifest is damaged or of another version.
+        StoreError: the store cannot be read.
+    """
+    try:
+        data = store.get(MANIFEST)
+    except KeyMissing as error:
+        raise CorpusError(
+            f"no corpus at {store.uri}: it has no {MANIFEST}",
+            remedy="check the address; if a build was interrupted, give its `maskfleet corpus build` again",
+        ) from error
+    return parse_manifest(data, f"{store.uri.rstrip('/')}/{MANIFEST}")
+
+
+def _damaged(place: str, reason: str, cause: Exception | None = None) -> NoReturn:
+    raise CorpusError(
+        f"{place} is damaged: {reason}", remedy="restore the file from a copy, or build the corpus again"
+    ) from cause
+
+
+def _dump_table(table: BlockTable) -> dict[str, object]:
+    return {
+        "shards": table.shards,
+        "shard": table.shard.tolist(),
+        "offset": table.offset.tolist(),
+        "length": table.length.tolist(),
+        "tokens": table.tokens.tolist(),
+        "sentences": table.sentences.tolist(),
+        "documents": table.documents.tolist(),
+        "digest": table.digest,
+    }
+
+
+def _to_table(table: _Table) -> BlockTable:
+    return BlockTable(
+        shard=np.array(table.shard, dtype=np.int32),
+        offset=np.array(table.offset, dtype=np.int64),
+        length=np.array(table.length, dtype=np.int64),
+        tokens=np.array(table.tokens, dtype=np.int64),
+        sentences=np.array(table.sentences, dtype=np.int64),
+        documents=np.array(table.documents, dtype=np.int64),
+        digest=tuple(table.digest),
+        shards=tuple(table.shards),
+    )
+
+
+def _to_manifest(content: _Content) -> Manifest:
+    return Manifest(
+        tokenizer_hash=content.tokenizer_hash,
+        vocab_size=content.vocab_size,
+        heldout_fraction=content.heldout_fraction,
+        train=_to_table(content.train),
+        heldout=_to_table(content.heldout),
+        unigram=np.array(content.unigram, dtype=np.int64),
+        shard_sizes=content.shard_sizes,
+        shard_digests=content.shard_digests,
+        counts=content.counts,
+        options=content.options,
+        document_lengths=tuple(content.document_lengths),
+        tokenizer_files=content.tokenizer_files,
+        heldout_rule=content.heldout_rule,
+        skipped=tuple(content.skipped),
+        left_out=tuple(content.left_out),
+        pairs=content.pairs,
+    )

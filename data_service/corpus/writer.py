@@ -1,0 +1,75 @@
+"""Writes a shard: a plain WebDataset tar, one sample a block, the same blocks always the same bytes.
+
+The one place that imports webdataset (which imports torch): nothing that streams training data comes here.
+"""
+
+import hashlib
+import io
+from pathlib import Path
+
+from webdataset.writer import TarWriter
+
+from data_service.corpus.block import Block
+from data_service.corpus.manifest import WrittenBlock, WrittenShard
+from data_service.store.verified import digest
+
+_RECORD = 10240  # tar archives are padded to whole records
+
+
+class ShardWriter:
+    """Appends blocks to a new tar file at `path`; keys are `<name>-00000`, `<name>-00001`, ..."""
+
+    def __init__(self, path: Path, name: str) -> None:
+        self._file = path.open("wb")
+        self._name = name
+        self._hash = hashlib.blake2b(digest_size=16)
+        self._offset = 0
+        self._blocks: list[WrittenBlock] = []
+
+    def write(self, block: Block) -> None:
+        """Append one block. Raises OSError where the disk is full."""
+        data = _tar_sample(f"{self._name}-{len(self._blocks):05d}", block)
+        self._blocks.append(
+            WrittenBlock(
+                offset=self._offset,
+                length=len(data),
+                tokens=len(block.tokens),
+                sentences=len(block.sentences) - 1,
+                documents=len(block.documents) - 1,
+                digest=digest(data),
+            )
+        )
+        self._append(data)
+
+    def finish(self) -> WrittenShard:
+        """Write the end of the archive; the file is complete on disk when this returns."""
+        end = self._offset + 1024  # two zero blocks end an archive
+        self._append(bytes(-(-end // _RECORD) * _RECORD - self._offset))
+        self._file.close()
+        return WrittenShard(self._offset, self._hash.hexdigest(), tuple(self._blocks))
+
+    def close(self) -> None:
+        """Let go of the file, finished or not."""
+        self._file.close()
+
+    def _append(self, data: bytes | memoryview) -> None:
+        self._file.write(data)
+        self._hash.update(data)
+        self._offset += len(data)
+
+
+def _tar_sample(key: str, block: Block) -> memoryview:
+    """One sample as tar bytes without the archive's end: such pieces laid end to end are an archive."""
+    buffer = io.BytesIO()
+    writer = TarWriter(buffer, user="maskfleet", group="maskfleet", mtime=0)
+    writer.write(
+        {
+            "__key__": key,
+            "tokens.npy": block.tokens,
+            "sentences.npy": block.sentences,
+            "documents.npy": block.documents,
+        }
+    )
+    length = writer.tarstream.offset
+    writer.close()
+    return buffer.getbuffer()[:length]

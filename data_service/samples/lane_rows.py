@@ -1,0 +1,246 @@
+"""Rows for permuted language modelling: lanes of text, their targets and their factorisation order.
+
+Here it is settled where A ends, which B a row has and where words begin, in the direction in which it is read.
+
+The rule is that of zihangdai/xlnet, data_utils.py, `_split_a_and_b`: A ends with a sentence, and B is what follows
+or, as often as `random` says, begins with a sentence elsewhere in the block. Where it differs: there B is always
+random when no sentence ends inside the window, here A then ends anywhere; and there A is shortened to make room for
+the whole sentence in which B ends, here B ends with the window, so that every row with its own B is the window's
+whole text in order. As there, a row read backward is the row of the reversed text, `<sep>` and `<cls>` at its end.
+"""
+
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_service.corpus.block import Block
+from data_service.rng import Key, draws32, draws64, scale, stream_key
+from data_service.samples.lanes import EDGE_TOKENS, LaneRows
+from data_service.samples.permutation_lm import PermutedPrediction, choose_targets, factorisation_order
+from data_service.samples.samples import Samples, Tokens, join_rows
+from data_service.samples.selection import fixed_positions
+from data_service.tokenizers.specials import SpecialIds
+
+_DRAWS_PER_ROW = 3  # whether B is random, where A ends, where B begins
+_BEGINS, _FIXED = np.uint8(1), np.uint8(2)
+
+
+@dataclass(frozen=True)
+class LaneText:
+    """N rows laid out, as rectangles.
+
+    Attributes:
+        tokens: [N, length].
+        begins: [N, length] bool, a word begins here, in the direction in which the row is read.
+        fixed: [N, length] bool, special tokens, which are never predicted.
+        segment_starts: [N] int32, where B begins.
+        backward: [N] bool; None where no row is read backward.
+    """
+
+    tokens: Tokens
+    begins: NDArray[np.bool_]
+    fixed: NDArray[np.bool_]
+    segment_starts: NDArray[np.int32]
+    backward: NDArray[np.bool_] | None
+
+    @property
+    def functional(self) -> NDArray[np.bool_]:
+        """[N, length], each row's two `<sep>` and its `<cls>`, but not the ends of documents inside the text."""
+        found = np.zeros(self.tokens.shape, dtype=np.bool_)
+        found[:, -2:] = True
+        found[np.arange(len(found)), self.segment_starts - 1] = True
+        return found
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A block's text, forward and, where rows are read backward, once more from its last token to its first.
+
+    Attributes:
+        size: tokens of the text, ends of documents included.
+        tokens: [size] or [2 * size].
+        bounds: [B] int64, where sentences begin in it, ascending, and where it ends.
+        flags: as long as `tokens`, uint8: bit 0, a word begins here; bit 1, a special token.
+    """
+
+    size: int
+    tokens: Tokens
+    bounds: NDArray[np.int64]
+    flags: NDArray[np.uint8]
+
+    @classmethod
+    def of(
+        cls,
+        block: Block,
+        special: SpecialIds,
+        never: tuple[int, ...],
+        starts_word: NDArray[np.bool_] | None,
+        *,
+        backward: bool,
+    ) -> Self:
+        """`never` are the special ids; without a word-start table every token is a word."""
+        end = special.sep if special.eod is None else special.eod
+        text = _with_ends(block.tokens, block.sentences[block.documents[1:]], end)
+        document = np.repeat(np.arange(len(block.documents) - 1), np.diff(block.documents))
+        bounds = np.append(block.sentences[:-1] + document, len(text))
+        fixed = fixed_positions(text, (*never, end))
+        begins = np.ones(len(text) + 1, dtype=np.bool_)
+        if starts_word is not None:
+            begins[:-1] = starts_word[text]
+            for places in (bounds, fixed, fixed + 1):
+                begins[places] = True
+        flags = begins[:-1] * _BEGINS
+        flags[fixed] |= _FIXED
+        if not backward:
+            return cls(len(text), text, bounds, flags)
+        # Read backward, a word begins with its last piece.
+        mirrored = (begins[1:] * _BEGINS) | (flags & _FIXED)
+        return cls(
+            len(text),
+            np.concatenate([text, text[::-1]]),
+            np.concatenate([bounds, 2 * len(text) - bounds[-2::-1]]),
+            np.concatenate([flags, mirrored[::-1]]),
+        )
+
+    def lay_out(self, rows: LaneRows, start: int, stop: int, special: SpecialIds, key: Key) -> LaneText:
+        """Rows `start` to `stop`; `key` names the block and the epoch."""
+        numbers = np.arange(start, stop)
+        backward = numbers % rows.directions == 1
+        firsts = numbers // rows.directions * rows.reuse
+        window = rows.length - EDGE_TOKENS
+        firsts = np.where(backward, 2 * self.size - firsts - window, firsts)
+        sizes, seconds = self._split(
+            firsts + rows.reuse, window - rows.reuse, backward, rows.random, start, key
+        )
+        places = _places(firsts, sizes, seconds, rows)
+        between = rows.reuse + sizes
+        tokens, flags = self.tokens[places], self.flags[places]
+        tokens[:, -1] = special.cls
+        for columns in (between, rows.length - 2):
+            tokens[np.arange(len(tokens)), columns] = special.sep
+        flags[:, [0, rows.reuse]] |= _BEGINS
+        flags[np.arange(len(flags)), between + 1] |= _BEGINS
+        flags[:, -2:] = _BEGINS | _FIXED
+        flags[np.arange(len(flags)), between] = _BEGINS | _FIXED
+        return LaneText(
+            tokens,
+            (flags & _BEGINS).view(np.bool_),
+            (flags & _FIXED) > 0,
+            (between + 1).astype(np.int32),
+            backward if rows.directions == 2 else None,
+        )
+
+    def _split(
+        self,
+        places: NDArray[np.int64],
+        room: int,
+        backward: NDArray[np.bool_],
+        random: float,
+        first_row: int,
+        key: Key,
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Tokens of A, [N], and where B begins, [N], for second parts of `room` tokens that begin at `places`."""
+        stop = first_row + len(places)
+        draws = draws32(stream_key(key.hex(), "segments"), _DRAWS_PER_ROW * first_row, _DRAWS_PER_ROW * stop)
+        drawn, cut, place = draws.reshape(-1, _DRAWS_PER_ROW).T
+        low = np.searchsorted(self.bounds, places, side="right")
+        choices = np.searchsorted(self.bounds, places + room) - low
+        at_sentence = self.bounds[low + scale(cut, np.maximum(choices, 1))] - places
+        sizes = np.where(choices > 0, at_sentence, 1 + scale(cut, room - 1))
+        # A random B begins with a sentence, and early enough to fit.
+        anywhere = backward * self.size + scale(place, self.size - (room - sizes) + 1)
+        elsewhere = self.bounds[np.searchsorted(self.bounds, anywhere, side="right") - 1]
+        return sizes, np.where(drawn < round(random * (1 << 32)), elsewhere, places + sizes)
+
+
+def _with_ends(tokens: Tokens, ends: NDArray[np.int64], end: int) -> Tokens:
+    """`tokens` with an `end` before each offset in `ends`."""
+    is_end = np.zeros(len(tokens) + len(ends), dtype=np.bool_)
+    is_end[ends + np.arange(len(ends))] = True
+    text = np.full(len(is_end), end, dtype=tokens.dtype)
+    text[~is_end] = tokens
+    return text
+
+
+def _places(
+    firsts: NDArray[np.int64], sizes: NDArray[np.int64], seconds: NDArray[np.int64], rows: LaneRows
+) -> NDArray[np.int64]:
+    """[N, length], where in the reading each row's tokens stand; anywhere for `<sep>` and `<cls>`."""
+    columns = np.arange(rows.length)
+    between = rows.reuse + sizes
+    shift = seconds - between - 1
+    places = np.where(columns <= between[:, None], firsts[:, None], shift[:, None]) + columns
+    places[:, -2:] = 0
+    return places
+
+
+_TOKENS_AT_ONCE = 1 << 18  # so that the arrays of a piece stay in a cache
+
+
+def permuted_rows(
+    block: Block,
+    rows: LaneRows,
+    start: int,
+    stop: int,
+    config: PermutedPrediction,
+    special: SpecialIds,
+    never: tuple[int, ...],
+    key: Key,
+    starts_word: NDArray[np.bool_] | None,
+) -> Samples:
+    """Rows `start` to `stop` of a block. `never` are the ids never predicted; `key` names the block and the epoch."""
+    reading = Reading.of(block, special, never, starts_word, backward=rows.directions == 2)
+    size = max(1, _TOKENS_AT_ONCE // rows.length)
+    parts = []
+    for first in range(start, stop, size):
+        text = reading.lay_out(rows, first, min(first + size, stop), special, key)
+        targets, order = _predicted(text, rows.reuse, first, config, key)
+        parts.append(_samples(text, targets, order))
+    return join_rows(parts)
+
+
+def _samples(text: LaneText, targets: NDArray[np.bool_], order: NDArray[np.int32]) -> Samples:
+    count, length = text.tokens.shape
+    tokens, positions = text.tokens.ravel(), np.flatnonzero(targets)
+    return Samples(
+        tokens=tokens,
+        offsets=np.arange(count + 1) * length,
+        target_positions=positions,
+        target_ids=tokens[positions],
+        segment_starts=text.segment_starts,
+        order=order.ravel(),
+        reversed_rows=text.backward,
+    )
+
+
+def _predicted(
+    text: LaneText, reuse: int, first_row: int, config: PermutedPrediction, key: Key
+) -> tuple[NDArray[np.bool_], NDArray[np.int32]]:
+    """[N, length], the targets, and the order of all tokens, of `text`'s rows, numbered from `first_row` in their
+    block.
+    """
+    count, length = text.tokens.shape
+    of_ngrams = _draws(key, "ngrams", first_row, count, config.predict)
+    # One draw a token: its upper half selects single targets, its lower half is its place in the order.
+    of_tokens = _draws(key, "tokens", first_row, count, length)
+    selects, places = (of_tokens >> np.uint64(32)).astype(np.uint32), of_tokens.astype(np.uint32)
+    first_goal, second_goal = config.goals
+    targets = np.concatenate(
+        [
+            choose_targets(text.begins[:, part], text.fixed[:, part], goal, config, draws, selects[:, part])
+            for part, goal, draws in (
+                (slice(0, reuse), first_goal, of_ngrams[:, :first_goal]),
+                (slice(reuse, length), second_goal, of_ngrams[:, first_goal:]),
+            )
+        ],
+        axis=1,
+    )
+    return targets, factorisation_order(targets | text.functional, places, reuse, config.permutation)
+
+
+def _draws(key: Key, purpose: str, first_row: int, count: int, per_row: int) -> NDArray[np.uint64]:
+    """[count, per_row]: a fixed stretch of draws for each row of the block."""
+    draws = draws64(stream_key(key.hex(), purpose), per_row * first_row, per_row * (first_row + count))
+    return draws.reshape(count, per_row)

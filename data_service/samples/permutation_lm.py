@@ -1,0 +1,205 @@
+"""Permuted language modelling: which tokens are predicted, and in what order (Yang et al. 2019).
+
+Targets are n-grams, each in a context of its own, as many tokens as asked for. The rule is that of zihangdai/xlnet,
+data_utils.py, `_sample_mask`: again and again draw n with probability proportional to 1 / n, pass over a random part
+of the n-gram's context, take the n words that follow, and pass over the rest of the context; what is then missing is
+made up by single tokens. Where it differs: special tokens are never chosen and end an n-gram, and n words longer than
+what is left are as many as fit (there the count could be exceeded).
+"""
+
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+
+from data_service.rng import scale
+
+
+class PermutedPrediction(BaseModel):
+    """Targets and factorisation order of a row (zihangdai/xlnet, data_utils.py).
+
+    Attributes:
+        predict: targets of a row, half of them (rounded up) in its first part.
+        context, chosen: n * context / chosen tokens around an n-gram are not predicted (alpha 6, beta 1).
+        longest: longest n-gram; n is drawn with probability proportional to 1 / n.
+        unit: what an n-gram counts: whole words (the paper), or pieces from a word's start on (the official code).
+        permutation: tokens that are permuted together; those of a later group come after them.
+        copies: "dynamic" draws anew every epoch; a number k draws k times, used in turn.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["plm"] = "plm"
+    predict: PositiveInt = 85
+    context: PositiveInt = 6
+    chosen: PositiveInt = 1
+    longest: PositiveInt = 5
+    unit: Literal["whole_word", "piece"] = "whole_word"
+    permutation: PositiveInt = 256
+    copies: Literal["dynamic"] | PositiveInt = Field(default="dynamic")
+
+    def mask_epoch(self, epoch: int) -> int:
+        """The epoch whose draws are used in `epoch`."""
+        return epoch if self.copies == "dynamic" else epoch % self.copies
+
+    @property
+    def goals(self) -> tuple[int, int]:
+        """Targets of a row's two parts."""
+        return self.predict - self.predict // 2, self.predict // 2
+
+
+def factorisation_order(
+    ordered: NDArray[np.bool_], keys: NDArray[np.uint32], reuse: int, permutation: int
+) -> NDArray[np.int32]:
+    """[N, L] int32: as numbers, exactly what zihangdai/xlnet, data_utils.py, `_local_perm` lets each token see.
+
+    A row has two parts, the first of `reuse` tokens. Of each part the tokens that are neither targets nor functional
+    come first, together: they see each other and all of the part before. Then come its targets and functional tokens,
+    one after another in random order. So the first part sees nothing of the second.
+
+    Args:
+        ordered: [N, L] bool: targets, `<sep>` and `<cls>`.
+        keys: [N, L] random numbers.
+        reuse: tokens of the first part.
+        permutation: how many tokens of a part are permuted together. (The official code permutes all such groups of a
+            part alike, here each has an order of its own; at the published sizes a part is one group.)
+    """
+    first = _ranks(ordered[:, :reuse], keys[:, :reuse], permutation)
+    second = _ranks(ordered[:, reuse:], keys[:, reuse:], permutation)
+    return np.concatenate([first, first.max(axis=1, keepdims=True) + 1 + second], axis=1)
+
+
+def _ranks(ordered: NDArray[np.bool_], keys: NDArray[np.uint32], permutation: int) -> NDArray[np.int32]:
+    """[N, P] int32: the `ordered` tokens of each row numbered from 1 by group and key, the others 0."""
+    rows, columns = np.nonzero(ordered)
+    counts = ordered.sum(axis=1)
+    within = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+    # Group, key and column in one number: sorted by value, so that equal keys have one order on every machine.
+    keyed = ((columns // permutation) << 48).view(np.uint64) | (
+        keys[ordered].astype(np.uint64) << np.uint64(16)
+    )
+    places = np.full((len(ordered), int(counts.max(initial=0))), np.iinfo(np.uint64).max)
+    places[rows, within] = keyed | columns.view(np.uint64)
+    places.sort(axis=1)
+    ranks = np.zeros(ordered.shape, dtype=np.int32)
+    ranks[rows, (places[rows, within] & np.uint64(0xFFFF)).view(np.int64)] = within + 1
+    return ranks
+
+
+_NONE = np.uint64(0xFFFFFFFFFFFFFFFF)
+_LOW = np.uint64(0xFFFFFFFF)
+_SHIFT = np.uint64(32)
+
+
+def choose_targets(
+    begins: NDArray[np.bool_],
+    fixed: NDArray[np.bool_],
+    goal: int,
+    config: PermutedPrediction,
+    draws: NDArray[np.uint64],
+    keys: NDArray[np.uint32],
+) -> NDArray[np.bool_]:
+    """[N, P] bool: `goal` tokens of each row of P tokens, or all that are not fixed where those are fewer.
+
+    Args:
+        begins: [N, P] bool, a word begins here. Fixed tokens and what follows them count as beginnings.
+        fixed: [N, P] bool, never chosen.
+        goal: tokens to choose.
+        config: how n-grams are drawn.
+        draws: [N, D], one for each n-gram; `goal` are always enough.
+        keys: [N, P], for the single tokens.
+    """
+    chosen = choose_ngrams(begins, fixed, goal, config, draws)
+    free = ~(chosen | fixed)
+    missing = np.minimum(goal - chosen.sum(axis=1), free.sum(axis=1))
+    most = int(missing.max(initial=0))
+    if most:
+        columns = np.arange(free.shape[1], dtype=np.uint64)
+        order = np.where(free, (keys.astype(np.uint64) << _SHIFT) | columns, _NONE)
+        first = np.sort(np.partition(order, most - 1, axis=1)[:, :most], axis=1)
+        rows, number = np.nonzero(np.arange(most) < missing[:, None])
+        chosen[rows, (first[rows, number] & _LOW).view(np.int64)] = True
+    return chosen
+
+
+def choose_ngrams(
+    begins: NDArray[np.bool_],
+    fixed: NDArray[np.bool_],
+    goal: int,
+    config: PermutedPrediction,
+    draws: NDArray[np.uint64],
+) -> NDArray[np.bool_]:
+    """[N, P] bool, at most `goal` in a row: those in n-grams. Arguments as for `choose_targets`."""
+    rows, width = begins.shape
+    units = _Units(begins, fixed)
+    likely = _thresholds(config.longest)
+    row = np.arange(rows)
+    at, left = row * (width + 1), np.full(rows, goal)
+    marks = np.zeros(rows * (width + 1) + 1, dtype=np.int8)
+    # All rows at once, an n-gram at a time.
+    for of_turn in draws.T:
+        word = of_turn[row]
+        n = np.minimum(1 + np.searchsorted(likely, word >> _SHIFT, side="right"), left)
+        context = n * config.context // config.chosen
+        passed = scale(word.astype(np.uint32), context)
+        end_of_row = row * (width + 1) + width
+        start, stop = units.ngram(np.minimum(at + passed, end_of_row), n, left, config.unit == "whole_word")
+        found = (start < stop) & (stop < end_of_row)
+        marks[start[found]] += 1
+        marks[stop[found]] -= 1
+        at, left = stop + context - passed, left - (stop - start)
+        going = found & (left > 0) & (at < end_of_row)
+        row, at, left = row[going], at[going], left[going]
+        if not len(row):
+            break
+    inside = np.cumsum(marks[:-1], dtype=np.int8).reshape(rows, width + 1)
+    return inside[:, :width] > 0
+
+
+class _Units:
+    """The words and fixed tokens of rows, and an end after each row, which counts as fixed.
+
+    Places are counted over all rows, each with its end.
+    """
+
+    def __init__(self, begins: NDArray[np.bool_], fixed: NDArray[np.bool_]) -> None:
+        first = np.pad(begins, ((0, 0), (0, 1)), constant_values=True).ravel()
+        is_fixed = np.pad(fixed, ((0, 0), (0, 1)), constant_values=True).ravel()
+        self._places = np.flatnonzero(first)
+        self._from = np.cumsum(first, dtype=np.int32) - first  # the first unit at or after each place
+        number = np.arange(len(self._places))
+        barrier = is_fixed[self._places]
+        last = len(number) - 1
+        self._next_word = _following(np.where(barrier, last, number))
+        self._next_fixed = _following(np.where(barrier, number, last))
+
+    def ngram(
+        self, at: NDArray[np.int64], n: NDArray[np.int64], most: NDArray[np.int64], whole_words: bool
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Where the n-gram that follows each place `at` starts and stops; alike where none of `most` tokens fits.
+
+        n counts words or, from a word's beginning on, tokens.
+        """
+        unit = self._next_word[self._from[at]]
+        start, barrier = self._places[unit], self._next_fixed[unit]
+        if not whole_words:
+            return start, np.minimum(start + n, self._places[barrier])
+        last = np.minimum(unit + n, barrier)
+        stop = self._places[last]
+        while len(over := np.flatnonzero(stop - start > most)):
+            last[over] -= 1
+            stop[over] = self._places[last[over]]
+        return start, stop
+
+
+def _following(units: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The smallest of each number and those after it."""
+    smallest: NDArray[np.int64] = np.minimum.accumulate(units[::-1])[::-1]
+    return smallest
+
+
+def _thresholds(longest: int) -> NDArray[np.uint64]:
+    """[longest - 1]: a 32-bit draw at or above the k-th is an n-gram of more than k words."""
+    shares = 1 / np.arange(1, longest + 1)
+    return np.round(np.cumsum(shares / shares.sum())[:-1] * (1 << 32)).astype(np.uint64)

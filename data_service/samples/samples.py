@@ -1,0 +1,154 @@
+"""`Samples`: rows of different lengths, laid end to end. Padding is an attention backend's business.
+
+Rows are cut, joined and reordered here.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from typing import TypedDict, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+Tokens = NDArray[np.uint16] | NDArray[np.uint32]
+
+
+@dataclass(frozen=True)
+class Samples:
+    """N rows of training data with T tokens and M targets in all.
+
+    Attributes:
+        tokens: [T] uint16 or uint32, the rows' input ids after masking, row after row, special ones included.
+        offsets: [N + 1] int64, row i is tokens[offsets[i]:offsets[i + 1]].
+        target_positions: [M] int64, sorted flat indices into `tokens` that the model must predict.
+        target_ids: [M] same dtype as tokens, the original ids there.
+        segment_starts: [N] int32, where the second segment begins inside its row; the row's length if it
+            has none. None for single-segment inputs.
+        pair_label: [N] int8, the sentence-pair label (NSP, SOP); None without pairs.
+        order: [T] int32, factorisation order within the row (permuted LM); None otherwise. A token's content may
+            use tokens of no higher number, its prediction only those of lower number.
+        reversed_rows: [N] bool, rows whose text is laid out from last token to first; None where none can be.
+        text_starts: [N, G] int32, where each of the G texts of an example begins inside its row, the first at 0; each
+            has special tokens of its own. None where a row is no example of several texts.
+        cls_last: [N] bool, rows whose texts end with their classification token (XLNet); None where texts begin with
+            it, or rows are no examples.
+    """
+
+    tokens: Tokens
+    offsets: NDArray[np.int64]
+    target_positions: NDArray[np.int64]
+    target_ids: Tokens
+    segment_starts: NDArray[np.int32] | None = None
+    pair_label: NDArray[np.int8] | None = None
+    order: NDArray[np.int32] | None = None
+    reversed_rows: NDArray[np.bool_] | None = None
+    text_starts: NDArray[np.int32] | None = None
+    cls_last: NDArray[np.bool_] | None = None
+
+    @property
+    def rows(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def nbytes(self) -> int:
+        """Of all arrays."""
+        arrays = (getattr(self, field.name) for field in fields(self))
+        return sum(array.nbytes for array in arrays if array is not None)
+
+
+_T = TypeVar("_T", bound=np.generic)
+
+
+class _ByRow(TypedDict):
+    """What `Samples` has one of for each row."""
+
+    segment_starts: NDArray[np.int32] | None
+    pair_label: NDArray[np.int8] | None
+    reversed_rows: NDArray[np.bool_] | None
+    text_starts: NDArray[np.int32] | None
+    cls_last: NDArray[np.bool_] | None
+
+
+def slice_rows(samples: Samples, start: int, stop: int) -> Samples:
+    """Rows `start` to `stop`. Tokens are a view; positions count from the first row and are copied."""
+    first, last = samples.offsets[start], samples.offsets[stop]
+    low, high = np.searchsorted(samples.target_positions, (first, last))
+    return Samples(
+        tokens=samples.tokens[first:last],
+        offsets=samples.offsets[start : stop + 1] - first,
+        target_positions=samples.target_positions[low:high] - first,
+        target_ids=samples.target_ids[low:high],
+        order=None if samples.order is None else samples.order[first:last],
+        **_by_row(samples, slice(start, stop)),
+    )
+
+
+def join_rows(parts: Sequence[Samples]) -> Samples:
+    """All rows of `parts` (at least one), in order."""
+    if len(parts) == 1:
+        return parts[0]
+    shifts = np.cumsum([0, *(part.offsets[-1] for part in parts)])
+    shifted = list(zip(parts, shifts[:-1], strict=True))
+    return Samples(
+        tokens=np.concatenate([part.tokens for part in parts]),
+        offsets=np.concatenate([[0], *(part.offsets[1:] + shift for part, shift in shifted)]),
+        target_positions=np.concatenate([part.target_positions + shift for part, shift in shifted]),
+        target_ids=np.concatenate([part.target_ids for part in parts]),
+        segment_starts=_join([part.segment_starts for part in parts]),
+        pair_label=_join([part.pair_label for part in parts]),
+        order=_join([part.order for part in parts]),
+        reversed_rows=_join([part.reversed_rows for part in parts]),
+        text_starts=_join([part.text_starts for part in parts]),
+        cls_last=_join([part.cls_last for part in parts]),
+    )
+
+
+def deal_rows(samples: Samples, parts: Iterable[NDArray[np.int64]]) -> list[Samples]:
+    """Rows `part` [N], in that order, for each of `parts`."""
+    target_edges = np.searchsorted(samples.target_positions, samples.offsets)
+    return [_take_rows(samples, target_edges, part) for part in parts]
+
+
+def _take_rows(samples: Samples, target_edges: NDArray[np.int64], rows: NDArray[np.int64]) -> Samples:
+    where, offsets = _ragged_take(samples.offsets, rows)
+    targets, target_offsets = _ragged_take(target_edges, rows)
+    moved = np.repeat(offsets[:-1] - samples.offsets[rows], np.diff(target_offsets))
+    return Samples(
+        tokens=samples.tokens[where],
+        offsets=offsets,
+        target_positions=samples.target_positions[targets] + moved,
+        target_ids=samples.target_ids[targets],
+        order=None if samples.order is None else samples.order[where],
+        **_by_row(samples, rows),
+    )
+
+
+def _ragged_take(
+    edges: NDArray[np.int64], rows: NDArray[np.int64]
+) -> tuple[NDArray[np.int64] | NDArray[np.int32], NDArray[np.int64]]:
+    """Indices of the elements of `rows` of a ragged array with these row `edges`, and the new row edges."""
+    lengths = edges[rows + 1] - edges[rows]
+    offsets = np.append(0, np.cumsum(lengths))
+    # Half-width indices are twice as fast to make and to follow.
+    dtype = np.int32 if max(edges[-1], offsets[-1]) < np.iinfo(np.int32).max else np.int64
+    where = np.repeat((edges[rows] - offsets[:-1]).astype(dtype), lengths)
+    where += np.arange(len(where), dtype=dtype)
+    return where, offsets
+
+
+def _by_row(samples: Samples, rows: NDArray[np.int64] | slice) -> _ByRow:
+    def of(column: NDArray[_T] | None) -> NDArray[_T] | None:
+        return None if column is None else column[rows]
+
+    return _ByRow(
+        segment_starts=of(samples.segment_starts),
+        pair_label=of(samples.pair_label),
+        reversed_rows=of(samples.reversed_rows),
+        text_starts=of(samples.text_starts),
+        cls_last=of(samples.cls_last),
+    )
+
+
+def _join(columns: Sequence[NDArray[_T] | None]) -> NDArray[_T] | None:
+    present = [column for column in columns if column is not None]
+    return np.concatenate(present) if present else None

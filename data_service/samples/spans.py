@@ -1,0 +1,150 @@
+"""Stretches: words masked together, an n-gram (ALBERT) or a span (SpanBERT), for all rows at once.
+How many words one has is drawn from the scheme's own distribution.
+
+Every row goes through draws of its own, each of them a first word and a number of words, until its budget is
+spent. What a draw does depends on those before it, so the rows advance together, a draw a round. The draws are
+slots of a keyed stream as in `selection`: a row is selected alike alone or with others.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_service.rng import Key, draws64, scale, stream_key
+from data_service.samples.selection import Slots, Units, finish
+
+_DRAWS = 1 << 32
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """A distribution over 1 to L words.
+
+    Attributes:
+        edges: [L - 1] uint32, ascending; a uniform 32-bit draw below edges[0] means 1, below edges[1] means 2...
+    """
+
+    edges: NDArray[np.uint32]
+
+    @classmethod
+    def weighted(cls, weights: NDArray[np.float64]) -> "Lengths":
+        """Of n words with probability proportional to weights[n - 1] (positive)."""
+        # Sums and one division only, which every machine rounds alike: the same draws mean the same lengths.
+        upper = np.cumsum(weights)
+        return cls(np.rint(upper[:-1] / upper[-1] * _DRAWS).clip(0, _DRAWS - 1).astype(np.uint32))
+
+    @property
+    def longest(self) -> int:
+        return len(self.edges) + 1
+
+    def of(self, draws: NDArray[np.uint32]) -> NDArray[np.int64]:
+        """[N] int64 lengths from [N] uniform 32-bit draws."""
+        return np.searchsorted(self.edges, draws, side="right") + 1
+
+
+def ngram_lengths(longest: int) -> Lengths:
+    """p(n) proportional to 1 / n for n up to `longest` (Lan et al. 2019, section 3.1)."""
+    return Lengths.weighted(1 / np.arange(1, longest + 1))
+
+
+def span_lengths(p: float, longest: int) -> Lengths:
+    """Geometric(p) cut off after `longest` and renormalised (Joshi et al. 2020, section 3.1)."""
+    return Lengths.weighted(np.cumprod(np.append(p, np.full(longest - 1, 1 - p))))
+
+
+@dataclass(frozen=True)
+class Stretches:
+    """How stretches are chosen.
+
+    Attributes:
+        lengths: of a stretch, in words.
+        overlap: a stretch may run into what is chosen already, and they become one (spans); or it is given up
+            (n-grams). None ever begins there.
+    """
+
+    lengths: Lengths
+    overlap: bool
+
+
+def select_stretches(
+    units: Units,
+    separators: NDArray[np.int64],
+    budgets: NDArray[np.int64],
+    slots: Slots,
+    stretches: Stretches,
+    key: Key,
+) -> NDArray[np.bool_]:
+    """[U] bool, the selected words.
+
+    First words are uniform among the row's. A stretch ends early at the end of its row, before a separator or a
+    token that is never masked, and before the first word that would exceed the row's budget. So a row never has
+    more than its budget, and less only where no word that is left fits. Should the row's slots be used up first,
+    single words in random order take the rest.
+
+    Args:
+        units: words.
+        separators: sorted text offsets before which a special token stands inside a row.
+        budgets: [N] int64, most tokens to choose in each row.
+        slots, stretches: see there.
+        key: of the draws.
+    """
+    rounds = _Rounds(units, separators, budgets, stretches)
+    words = draws64(key, int(slots.edges[0]), int(slots.edges[-1]))
+    slot, end = slots.edges[:-1] - slots.edges[0], slots.edges[1:] - slots.edges[0]
+    active = np.flatnonzero((budgets > 0) & (np.diff(units.edges) > 0))
+    while len(active):
+        rounds.take(active, words[slot[active]])
+        slot[active] += 1
+        active = active[(rounds.left[active] > 0) & (slot[active] < end[active])]
+    chosen = rounds.chosen[: int(units.edges[-1])]
+    finish(chosen, units, rounds.left, slots.first_row, stream_key(key.hex(), "rest"))
+    return chosen
+
+
+class _Rounds:
+    """What is chosen so far, and what each row may still take.
+
+    `chosen` and `sizes` go on for one stretch past the last word, so that a stretch can be looked at as a
+    rectangle wherever it begins.
+    """
+
+    def __init__(
+        self, units: Units, separators: NDArray[np.int64], budgets: NDArray[np.int64], stretches: Stretches
+    ) -> None:
+        assert units.starts is not None  # words have both
+        assert units.sizes is not None
+        self._first, self._available = units.edges[:-1], np.diff(units.edges)
+        width = min(stretches.lengths.longest, int(self._available.max(initial=1)))
+        self._steps = np.arange(width)
+        self._sizes = np.append(units.sizes, np.zeros(width, dtype=np.int64))
+        self._ends = _ends(units.starts, units.sizes, units.edges, separators)
+        self._stretches = stretches
+        self.chosen = np.zeros(len(self._sizes), dtype=np.bool_)
+        self.left = budgets.copy()
+
+    def take(self, rows: NDArray[np.int64], draws: NDArray[np.uint64]) -> None:
+        """Each of `rows` takes what its draw gives, maybe nothing."""
+        start = self._first[rows] + scale((draws >> np.uint64(32)).astype(np.uint32), self._available[rows])
+        stop = start + self._stretches.lengths.of(draws.astype(np.uint32))
+        stop = np.minimum(stop, self._ends[np.searchsorted(self._ends, start, side="right")])
+        members = start[:, None] + self._steps
+        inside = members < stop[:, None]
+        before = self.chosen[members]
+        sizes = self._sizes[members] * (inside & ~before if self._stretches.overlap else inside)
+        taken = inside & (np.cumsum(sizes, axis=1) <= self.left[rows, None])
+        spoilt = before[:, 0] if self._stretches.overlap else (before & taken).any(1)
+        taken &= ~spoilt[:, None]
+        self.chosen[members[taken]] = True
+        self.left[rows] -= (sizes * taken).sum(1)
+
+
+def _ends(
+    starts: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    edges: NDArray[np.int64],
+    separators: NDArray[np.int64],
+) -> NDArray[np.int64]:
+    """Sorted numbers of the words at which a stretch that began before them has to end."""
+    gaps = np.flatnonzero(starts[1:] != starts[:-1] + sizes[:-1]) + 1
+    return np.unique(np.concatenate([edges, gaps, np.searchsorted(starts, separators)]))

@@ -1,0 +1,165 @@
+"""`StreamSpec`: all that decides what a stream of samples is. Equal specs give equal bytes anywhere."""
+
+import hashlib
+from functools import cached_property
+from typing import Annotated, Literal, Self
+
+import numpy as np
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
+
+from data_service.samples.inputs import Input, Lanes, Packed, RepeatedSentences, TextPairs
+from data_service.samples.lanes import check_lanes
+from data_service.samples.masking import MlmMasking, NoMasking, Vocabulary
+from data_service.samples.permutation_lm import PermutedPrediction
+from data_service.samples.texts import TextLayout
+from data_service.tokenizers.specials import SpecialIds
+
+WINDOW_BATCHES = 16  # batches that are shuffled together
+_LATER = ("layout", "one_source", "temperature")  # fields that came later: left out where nobody set them
+
+
+class _Config(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+Masking = Annotated[MlmMasking | PermutedPrediction | NoMasking, Field(discriminator="kind")]
+"""What is predicted, and what stands in its place."""
+
+
+class SourceSpec(_Config):
+    """One corpus of a mixture.
+
+    Attributes:
+        name: what the recipe calls it.
+        uri: where it is. Not part of the stream's identity: the same corpus elsewhere gives the same samples.
+        manifest_fingerprint: `Manifest.fingerprint` of the corpus that is meant.
+        weight: share of an epoch's samples, relative to the other sources'. None, for all sources alike: each
+            source is read once an epoch, so they mix by their rows (but see `StreamSpec.temperature`).
+    """
+
+    name: str
+    uri: str
+    manifest_fingerprint: str
+    weight: float | None = Field(default=None, gt=0)
+
+
+class WindowSize(_Config):
+    """How many samples are shuffled together. Part of the identity: the order depends on it.
+
+    Attributes:
+        samples: at least this many (16 global batches), and
+        least_tokens: at least this many tokens, but
+        most_tokens: at most about this many, so that memory is bounded (about 8 bytes a token to build).
+        stretches: rows that follow each other in the text are dealt to so many stretches of the window (`SpreadOrder`);
+            1: they fall anywhere in it.
+    """
+
+    samples: PositiveInt = 1
+    least_tokens: PositiveInt = 1 << 24
+    most_tokens: PositiveInt = 1 << 27
+    stretches: PositiveInt = 1
+
+    @classmethod
+    def of_batches(cls, rows: int, *, spread: bool) -> Self:
+        """The window for batches of so many rows, whose neighbours in the text are spread over it or not."""
+        return cls(samples=WINDOW_BATCHES * rows, stretches=WINDOW_BATCHES if spread else 1)
+
+
+class StreamSpec(_Config):
+    """An immutable array of samples, epoch after epoch.
+
+    Attributes:
+        sources: the corpora.
+        split: train, or heldout (evaluation).
+        input: how blocks are cut into rows.
+        length: most tokens in a row, or in each text of a row of several; special tokens included.
+        masking: the objective's half that happens here.
+        lanes: rows of a step, where each continues a row of the step before (`Lanes` input). None: rows stand alone
+            and are shuffled.
+        one_source: rows of a step, all of which come from one source (contrastive training, where a batch of several
+            would be told apart by its sources). None: batches mix them.
+        temperature: T: sources without weights are mixed in proportion to size ** (1 / T); 1: by size.
+        layout: where the classification token of each text of a row of several stands.
+        special: ids by role.
+        never_masked: ids that are neither targets nor random replacements: all special ones.
+        vocab_size: number of ids.
+        seed: of every draw.
+        window: extent of the shuffle.
+    """
+
+    sources: tuple[SourceSpec, ...] = Field(min_length=1)
+    split: Literal["train", "heldout"] = "train"
+    input: Input = Packed(packing="full_sentences")
+    length: int = Field(ge=8)
+    masking: Masking = MlmMasking()
+    lanes: PositiveInt | None = None
+    one_source: PositiveInt | None = None
+    temperature: float = Field(default=1.0, ge=1)
+    layout: TextLayout = "cls_first"
+    special: SpecialIds
+    never_masked: tuple[NonNegativeInt, ...]
+    vocab_size: PositiveInt
+    seed: NonNegativeInt
+    window: WindowSize = WindowSize()
+
+    @model_validator(mode="after")
+    def _weights_agree(self) -> Self:
+        weighted = [source.name for source in self.sources if source.weight is not None]
+        if weighted and len(weighted) < len(self.sources):
+            raise ValueError(
+                f"weights are given for {', '.join(weighted)} only; give one to every source or to none"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _input_and_masking_agree(self) -> Self:
+        lanes = self.input if isinstance(self.input, Lanes) else None
+        permuted = self.masking if isinstance(self.masking, PermutedPrediction) else None
+        if (lanes is None) != (permuted is None) or (self.lanes is not None and lanes is None):
+            raise ValueError("rows in lanes and permuted prediction go together, and with nothing else")
+        if lanes is not None and permuted is not None:
+            check_lanes(lanes, permuted, self.length, self.lanes)
+        if lanes is not None and self.one_source is not None:
+            raise ValueError("rows in lanes go on from step to step, so a step mixes its sources")
+        texts = isinstance(self.input, TextPairs | RepeatedSentences)
+        if texts != isinstance(self.masking, NoMasking):
+            raise ValueError("rows of several texts go with no masking, and with nothing else")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
+        """Specs from before a field came have the JSON, and so the fingerprint, that they had."""
+        fields = type(self).model_fields
+        unset = {name for name in _LATER if getattr(self, name) == fields[name].default}
+        return {name: value for name, value in serialize(self).items() if name not in unset}
+
+    @property
+    def row_length(self) -> int:
+        """Most tokens in a row, those of all its texts."""
+        return self.length * self.input.texts
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """sha256 (hex) of all that decides the samples; where the corpora lie does not."""
+        content = self.model_copy(
+            update={"sources": tuple(source.model_copy(update={"uri": ""}) for source in self.sources)}
+        )
+        return hashlib.sha256(content.model_dump_json().encode()).hexdigest()
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """The ids that masking writes."""
+        ordinary = np.delete(np.arange(self.vocab_size), self.never_masked)
+        narrow = self.vocab_size <= 1 << 16
+        return Vocabulary(
+            self.special.mask, ordinary.astype(np.uint16) if narrow else ordinary.astype(np.uint32)
+        )

@@ -1,0 +1,258 @@
+"""The feed: the one actor that owns the windows in the object store. It may restart, and is asked again.
+
+It knows streams and windows, not steps or ranks. A window that somebody needs is built at once; windows that
+will be needed are built ahead while there are workers and memory for them; those asked for least recently go
+first. Ray keeps an object only while its owner lives, so when the feed dies its windows are built again.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import ray
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+
+from data_service.samples.samples import Samples
+from data_service.samples.spec import StreamSpec
+from data_service.service.announced import EpochWindow
+from data_service.service.gauges import FeedGauges
+from data_service.service.tasks import SlabRefs, run_pass, submit_window
+from data_service.store.base import Store
+from data_service.store.open import open_store
+from data_service.stream.counts import RowCounts, Runner, count_rows, measure_rows
+from data_service.stream.plan import Grid, Plan
+from data_service.stream.sources import Corpora
+from data_service.stream.token_axis import TokenAxis
+from data_service.stream.window import SlabLayout, slab_rows
+
+FeedHandle = Any  # ray.actor.ActorHandle of a Feed; Ray's types do not name an actor's methods
+
+
+class FeedConfig(BaseModel):
+    """How much of a machine the data service may use. Changes nothing in the samples.
+
+    Attributes:
+        workers: most windows being built at the same time.
+        memory: bytes of finished windows to hold, over all streams. Two windows a stream are always allowed.
+        cpus: what a worker asks of Ray's scheduler, in cores.
+        slab_tokens: tokens in a slab, about: the unit in which samples travel.
+        cache: URI of a folder that keeps row counts between runs; None to count at every start.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    workers: PositiveInt
+    memory: PositiveInt
+    cpus: float = Field(default=0.25, gt=0)
+    slab_tokens: PositiveInt = 1 << 19
+    cache: str | None = None
+
+
+@dataclass(frozen=True)
+class OpenStream:
+    """What a client needs to know of a stream: where samples lie, how many windows may be held, and what a person
+    should know.
+    """
+
+    grid: Grid
+    slab_rows: int
+    windows_held: int
+    notes: tuple[str, ...] = ()
+
+
+class Wanted(NamedTuple):
+    """What a reader wants of a window: the slabs that it does not know yet, none if it only means to read on in it.
+
+    Attributes:
+        window: which.
+        layout: to build it with, unless it has been built with another.
+        slabs: numbers, in that layout.
+    """
+
+    window: EpochWindow
+    layout: SlabLayout
+    slabs: tuple[int, ...]
+
+
+class Build(NamedTuple):
+    """A window as it is being built, or has been.
+
+    Attributes:
+        name: of this build; another build of the same window has another.
+        layout: how it lies in slabs.
+        refs: the slabs that were asked for; none if it was built with another layout than was thought.
+    """
+
+    name: str
+    layout: SlabLayout
+    refs: "dict[int, ray.ObjectRef[Samples]]"
+
+
+class _Held(NamedTuple):
+    layout: SlabLayout
+    slabs: SlabRefs
+
+    @property
+    def name(self) -> str:
+        return str(self.slabs[0].hex())
+
+    def build(self, wanted: Wanted) -> Build:
+        known = wanted.slabs if wanted.layout == self.layout else ()
+        return Build(self.name, self.layout, {slab: self.slabs[slab] for slab in known})
+
+
+@dataclass(frozen=True)
+class _Failures:
+    """How many builds of a window failed one after another, of `most` that may, and the name of the last."""
+
+    last: str
+    count: int
+    most: int
+
+
+@dataclass(frozen=True)
+class _Stream:
+    spec_json: str
+    corpora: Corpora
+    counts: tuple[RowCounts, ...]
+    plan: Plan
+    opened: OpenStream
+
+
+_Key = tuple[str, int, int]  # stream, epoch, window
+
+
+class Feed:
+    """The actor's methods. Streams are named by their spec's JSON, so a restarted feed knows them."""
+
+    def __init__(self, config: FeedConfig) -> None:
+        self._config = config
+        self._run: Runner = partial(run_pass, cpus=config.cpus)
+        self._counted = 0
+        self._streams: dict[str, _Stream] = {}
+        self._builds: OrderedDict[_Key, _Held] = OrderedDict()
+        self._failures: dict[_Key, _Failures] = {}
+        self._axes: dict[str, ray.ObjectRef[TokenAxis]] = {}
+        self._gauges = FeedGauges()
+
+    def open(self, spec_json: str) -> OpenStream:
+        """Make a stream's plan; the first time, count its rows.
+
+        Raises:
+            CorpusError, PlanError, StoreError: corpora that are not there, or from which nothing can be made.
+        """
+        return self._stream(spec_json).opened
+
+    @ray.method(concurrency_group="progress")  # type: ignore[untyped-decorator]
+    def progress(self) -> int:
+        """Blocks that counting passes have gone through so far; answers while one is under way."""
+        return self._counted
+
+    def windows(self, spec_json: str, needed: Wanted, ahead: Sequence[Wanted]) -> dict[EpochWindow, Build]:
+        """The window `needed`, and those `ahead` for which there is room, in that order."""
+        stream = self._stream(spec_json)
+        asked = {_key(spec_json, wanted.window) for wanted in (needed, *ahead)}
+        for wanted in (needed, *ahead):
+            self._touch(stream, wanted, asked, must=wanted is needed)
+        self._gauges.update(len(self._builds) - self._unfinished())
+        return {
+            wanted.window: self._builds[key].build(wanted)
+            for wanted in (needed, *ahead)
+            if (key := _key(spec_json, wanted.window)) in self._builds
+        }
+
+    def token_axis(self, spec_json: str) -> "list[ray.ObjectRef[TokenAxis]]":
+        """The stream measured in tokens, once for all who ask: one object, which the ranks of a node share.
+
+        The first time, its rows' lengths are counted. Raises as `open` does.
+        """
+        if spec_json not in self._axes:
+            stream = self._stream(spec_json)
+            lengths = measure_rows(stream.corpora, self._cache(), self._run, self._count)
+            self._axes[spec_json] = ray.put(TokenAxis(stream.plan, stream.counts, lengths))
+        return [self._axes[spec_json]]
+
+    def forget(self, spec_json: str, window: EpochWindow, build: str, most: int = 0) -> int:
+        """A build of a window was lost, or failed: who asks next gets another.
+
+        Args:
+            spec_json, window: which.
+            build: its name.
+            most: if it failed, how many may do so one after another before its readers give up; then it is counted
+                anew. 0 if it was only lost.
+
+        Returns:
+            How many have failed up to this one.
+        """
+        key = _key(spec_json, window)
+        failures = self._failures.get(key)
+        if key in self._builds and self._builds[key].name == build:
+            del self._builds[key]
+            if most:
+                before = failures.count % most if failures is not None and failures.most == most else 0
+                failures = self._failures[key] = _Failures(build, before + 1, most)
+        return failures.count if failures is not None and failures.last == build else 0
+
+    def _stream(self, spec_json: str) -> _Stream:
+        if spec_json not in self._streams:
+            self._streams[spec_json] = self._open(spec_json)
+        return self._streams[spec_json]
+
+    def _open(self, spec_json: str) -> _Stream:
+        spec = StreamSpec.model_validate_json(spec_json)
+        corpora = Corpora(spec)
+        counts = count_rows(corpora, self._cache(), self._run, self._count)
+        plan = Plan(spec, corpora.tables, counts)
+        held = max(2, self._config.memory // max(1, plan.grid.window_bytes))
+        rows = slab_rows(spec.row_length, self._config.slab_tokens)
+        return _Stream(spec_json, corpora, counts, plan, OpenStream(plan.grid, rows, held, plan.notes))
+
+    def _count(self, blocks: int) -> None:
+        self._counted += blocks
+
+    def _cache(self) -> Store | None:
+        return None if self._config.cache is None else open_store(self._config.cache)
+
+    def _touch(self, stream: _Stream, wanted: Wanted, asked: set[_Key], *, must: bool) -> None:
+        """Mark a window as wanted now, and start it where there is room, or if it must be."""
+        key = _key(stream.spec_json, wanted.window)
+        if key not in self._builds:
+            if not self._make_room(stream, asked) and not must:
+                return
+            window = stream.plan.window(*wanted.window)
+            slabs = submit_window(stream.spec_json, window, wanted.layout, self._config.cpus)
+            self._builds[key] = _Held(wanted.layout, slabs)
+        self._builds.move_to_end(key)
+
+    def _make_room(self, stream: _Stream, asked: set[_Key]) -> bool:
+        """Let go of what was asked for longest ago until a window more fits; whether it may start."""
+        size = stream.plan.grid.window_bytes
+        for key in [key for key in self._builds if key not in asked]:
+            if self._fits(size):
+                break
+            del self._builds[key]
+        return self._fits(size) and self._unfinished() < self._config.workers
+
+    def _fits(self, size: int) -> bool:
+        held = sum(self._streams[spec_json].plan.grid.window_bytes for spec_json, _, _ in self._builds)
+        return held + size <= self._config.memory or len(self._builds) < 2
+
+    def _unfinished(self) -> int:
+        first = [held.slabs[0] for held in self._builds.values()]
+        if not first:
+            return 0
+        _, unfinished = ray.wait(first, num_returns=len(first), timeout=0, fetch_local=False)
+        return len(unfinished)
+
+
+def start_feed(config: FeedConfig) -> FeedHandle:
+    """Start the feed on the running Ray cluster. It lives as long as the handle, restarted wherever it dies."""
+    lasting = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1}
+    actor = ray.remote(**lasting, concurrency_groups={"progress": 1})(Feed)
+    return actor.remote(config)
+
+
+def _key(spec_json: str, window: EpochWindow) -> _Key:
+    return (spec_json, *window)

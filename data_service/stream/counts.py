@@ -1,0 +1,196 @@
+"""The counting pass: how many rows each block is cut into, known before any sample is needed.
+
+Contiguous packing, lanes and pairs need arithmetic only. Where sentence boundaries or draws decide, every block is
+looked at once per corpus, input and length, and the counts are kept under a key that names just those. Where batches
+are measured in tokens, the length of every row is kept likewise.
+
+A pass over a large corpus takes hours, so it is kept piece by piece as it is made, and goes on after a restart.
+
+A corpus that is cut in several ways (`Input.structures`, K of them) has K entries for each block, block after block.
+"""
+
+import hashlib
+import io
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_service.samples.inputs import Drawn, Lanes, Packed, TextPairs
+from data_service.samples.lanes import count_lane_rows
+from data_service.samples.make import AnyRows, cut, structure_key
+from data_service.samples.packing import contiguous_rows
+from data_service.samples.spec import StreamSpec
+from data_service.store.base import Store
+from data_service.store.errors import KeyMissing
+from data_service.stream.sources import Corpora
+
+RowCounts = NDArray[np.int64]
+"""[B * K] int64, rows of each entry of a source: entry b * K + k is block b, cut in way k."""
+
+RowLengths = NDArray[np.uint32]
+"""[N] uint32, tokens of each row of a source as the model sees it, entry after entry."""
+
+Found: TypeAlias = NDArray[np.int64] | NDArray[np.uint32]
+"""What a pass finds: row counts, or row lengths."""
+
+Pass = Callable[[Corpora, int, int, int], Found]
+"""(corpora, source, first block, last block) -> what is known of these blocks. `count_range` or `measure_range`."""
+
+Counted = Callable[[int], None]
+"""Told of so many more blocks that are done."""
+
+
+class Runner(Protocol):
+    """Runs a pass over some blocks of a source, by whatever means."""
+
+    def __call__(
+        self, job: Pass, corpora: Corpora, source: int, blocks: range, counted: Counted
+    ) -> Found: ...
+
+
+_log = logging.getLogger(__name__)
+_KEPT_TOGETHER = 2048  # blocks of a piece: minutes of one core's work
+_DIGEST = 32  # bytes
+
+
+def count_range(corpora: Corpora, source: int, start: int, stop: int) -> RowCounts:
+    """[(stop - start) * K] int64, rows of blocks `start` to `stop`."""
+    return np.array([len(rows) for rows in _cut_range(corpora, source, start, stop)], dtype=np.int64)
+
+
+def measure_range(corpora: Corpora, source: int, start: int, stop: int) -> RowLengths:
+    """[N] uint32, tokens of the rows of blocks `start` to `stop`."""
+    lengths = [rows.lengths.astype(np.uint32) for rows in _cut_range(corpora, source, start, stop)]
+    return np.concatenate([np.zeros(0, dtype=np.uint32), *lengths])
+
+
+def _cut_range(corpora: Corpora, source: int, start: int, stop: int) -> Iterator[AnyRows]:
+    """The rows of blocks `start` to `stop`, in every way in which each is cut."""
+    spec = corpora.spec
+    for number in range(start, stop):
+        block = corpora.read(source, number)
+        for structure in range(spec.input.structures):
+            yield cut(block, spec, structure_key(spec, source, number, structure))
+
+
+def run_here(job: Pass, corpora: Corpora, source: int, blocks: range, counted: Counted) -> Found:
+    """The runner that uses this process."""
+    found = job(corpora, source, blocks.start, blocks.stop)
+    counted(len(blocks))
+    return found
+
+
+def _ignore(blocks: int) -> None:
+    """Progress that nobody looks at."""
+
+
+def count_rows(
+    corpora: Corpora, cache: Store | None, run: Runner = run_here, counted: Counted = _ignore
+) -> tuple[RowCounts, ...]:
+    """The row counts of every source.
+
+    Args:
+        corpora: what to count.
+        cache: where counts are kept between runs; None to count anew.
+        run: how a source's blocks are gone through.
+        counted: told of blocks that are done, those included whose counts were kept.
+    """
+    spec = corpora.spec
+    if isinstance(spec.input, Packed) and spec.input.packing == "contiguous":
+        return tuple(contiguous_rows(table.tokens, table.documents, spec.length) for table in corpora.tables)
+    if isinstance(spec.input, TextPairs):
+        return tuple(table.documents for table in corpora.tables)
+    if isinstance(spec.input, Lanes):
+        lanes = spec.input
+        return tuple(
+            count_lane_rows(table.tokens, table.documents, lanes, spec.length) for table in corpora.tables
+        )
+    passing = _KeptPass("rows", count_range, corpora, cache, run, counted)
+    found = [passing.of(source) for source in range(len(corpora.tables))]
+    return tuple(counts.astype(np.int64, copy=False) for counts in found)
+
+
+def measure_rows(
+    corpora: Corpora, cache: Store | None, run: Runner = run_here, counted: Counted = _ignore
+) -> tuple[RowLengths, ...]:
+    """The row lengths of every source; arguments as for `count_rows`."""
+    passing = _KeptPass("lengths", measure_range, corpora, cache, run, counted)
+    found = [passing.of(source) for source in range(len(corpora.tables))]
+    return tuple(lengths.astype(np.uint32, copy=False) for lengths in found)
+
+
+@dataclass(frozen=True)
+class _KeptPass:
+    """A pass whose findings are kept in `cache`: each source's whole, and until that is there its pieces."""
+
+    kind: str
+    job: Pass
+    corpora: Corpora
+    cache: Store | None
+    run: Runner
+    counted: Counted
+
+    def of(self, source: int) -> Found:
+        name, blocks = f"{self.kind}/{_name(self.corpora.spec, source)}", len(self.corpora.tables[source])
+        kept = self._load(f"{name}.npy")
+        if kept is not None:
+            self.counted(blocks)
+            return kept
+        starts = range(0, blocks, _KEPT_TOGETHER)
+        pieces = {
+            f"{name}/{start}.npy": range(start, min(start + _KEPT_TOGETHER, blocks)) for start in starts
+        }
+        found = [self._piece(key, source, piece) for key, piece in pieces.items()]
+        whole: Found = np.concatenate([self.job(self.corpora, source, 0, 0), *found])
+        self._keep(f"{name}.npy", whole)
+        if self.cache is not None:
+            for key in pieces:
+                self.cache.delete(key)
+        return whole
+
+    def _piece(self, key: str, source: int, blocks: range) -> Found:
+        kept = self._load(key)
+        if kept is not None:
+            self.counted(len(blocks))
+            return kept
+        found = self.run(self.job, self.corpora, source, blocks, self.counted)
+        self._keep(key, found)
+        return found
+
+    def _load(self, key: str) -> Found | None:
+        """What is kept under the key; None if nothing is, or nothing that is known to be what was kept."""
+        if self.cache is None:
+            return None
+        try:
+            data = memoryview(self.cache.get(key))
+        except KeyMissing:
+            return None
+        body, digest = data[:-_DIGEST], data[-_DIGEST:]
+        if hashlib.sha256(body).digest() != digest:
+            _log.warning(
+                "%s is damaged, or of a version that kept no hash: counted again", self.cache.at(key).uri
+            )
+            return None
+        found: Found = np.load(io.BytesIO(body), allow_pickle=False)
+        return found
+
+    def _keep(self, key: str, found: Found) -> None:
+        """With its sha256 at the end."""
+        if self.cache is not None:
+            buffer = io.BytesIO()
+            np.save(buffer, found, allow_pickle=False)
+            buffer.write(hashlib.sha256(buffer.getbuffer()).digest())
+            self.cache.put(key, buffer.getvalue())
+
+
+def _name(spec: StreamSpec, source: int) -> str:
+    """What rows depend on, and nothing else."""
+    fingerprint = spec.sources[source].manifest_fingerprint
+    parts: tuple[str | int, ...] = (fingerprint, spec.split, spec.input.model_dump_json(), spec.length)
+    if isinstance(spec.input, Drawn):
+        parts += (spec.seed,)
+    return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()

@@ -1,0 +1,111 @@
+"""How many samples of an epoch each source gives."""
+
+from collections.abc import Sequence
+from decimal import Decimal, localcontext
+
+from data_service.errors import PlanError
+from data_service.samples.spec import SourceSpec
+
+_DIGITS = 28  # of the arithmetic of temperatures: the same on every machine
+
+
+def weights_of(sources: Sequence[SourceSpec], sizes: Sequence[int], temperature: float) -> list[float] | None:
+    """The sources' weights, or by temperature T those in proportion to size ** (1 / T) (Devlin 2018, multilingual BERT;
+    Conneau et al. 2020, section 3.1). None where each source is to be read once.
+    """
+    given = [source.weight for source in sources if source.weight is not None]
+    if given or temperature == 1:
+        return given or None
+    with localcontext() as context:
+        context.prec = _DIGITS
+        return [float(Decimal(size) ** (1 / Decimal(temperature))) for size in sizes]
+
+
+def quotas(
+    sources: Sequence[SourceSpec], weights: Sequence[float] | None, rows: Sequence[int], granule: int
+) -> tuple[int, ...]:
+    """Samples of each source in an epoch as long as all sources together, in multiples of `granule`; largest
+    remainders round up.
+
+    Args:
+        sources: for messages.
+        weights: of each source; None: each is read once.
+        rows: that each source has.
+        granule: rows of a step where they continue those of the step before, else 1.
+
+    Raises:
+        PlanError: a source has too little for one step of lanes.
+    """
+    if weights is None and granule == 1:
+        return tuple(rows)
+    steps = shares(weights or rows, sum(rows) // granule)
+    for source, share in zip(sources, steps, strict=True):
+        if not share and granule > 1:
+            raise PlanError(
+                f"source {source.name} ({source.uri}) has too little text, or weight, for one step of {granule} lanes "
+                f"an epoch",
+                remedy="use fewer sequences in a batch, a smaller input.reuse, or more text",
+            )
+    return tuple(share * granule for share in steps)
+
+
+def source_quotas(
+    sources: Sequence[SourceSpec], rows: Sequence[int], batch: int, temperature: float
+) -> tuple[int, ...]:
+    """Samples of each source in an epoch whose batches, of `batch` samples each, are of one source each.
+
+    An epoch has as many batches as there can be, in the proportion of the weights, without a row that comes twice. It
+    ends with the source that has least for its weight; the next epoch goes on with the others' rows. A source's size,
+    where it decides its weight, is the number of its whole batches; without a temperature all of these are taken.
+
+    Raises:
+        PlanError: a source has less than a batch, or less than a batch's weight in an epoch.
+    """
+    whole = [count // batch for count in rows]
+    for source, count in zip(sources, rows, strict=True):
+        if count < batch:
+            raise PlanError(
+                f"source {source.name} ({source.uri}) has {count:,} rows, less than one batch of {batch:,} of its "
+                "own",
+                remedy=f"use a batch of {count:,} or less, leave the source out, or let batches mix their sources",
+            )
+    weights = weights_of(sources, whole, temperature)
+    if weights is None:
+        return tuple(count * batch for count in whole)
+    total = int(min(count * sum(weights) / weight for count, weight in zip(whole, weights, strict=True)))
+    counts = [min(share, most) for share, most in zip(shares(weights, total), whole, strict=True)]
+    for number, (source, count) in enumerate(zip(sources, counts, strict=True)):
+        if not count:
+            raise PlanError(
+                f"source {source.name} ({source.uri}): of the {total:,} batches of an epoch, which ends when another "
+                f"source has no more rows for its weight, its own weight of {weights[number]:g} in {sum(weights):g} "
+                "is less than one",
+                remedy="raise its weight, lower that of a source with few rows, or use a smaller batch",
+            )
+    return tuple(count * batch for count in counts)
+
+
+def unread(weights: Sequence[float], rows: int) -> dict[int, str]:
+    """The sources whose weight is less than a row of an epoch of so many, by number, each with the arithmetic."""
+    total = sum(weights)
+    return {
+        source: f"of the {rows:,} rows of an epoch, its weight of {weights[source]:g} in {total:g} is "
+        f"{rows * weights[source] / total:.2g} rows, so none is ever read"
+        for source, share in enumerate(shares(weights, rows))
+        if not share
+    }
+
+
+def least_weight(weights: Sequence[float], source: int, rows: int) -> float:
+    """With which a source gives a row of an epoch."""
+    return (sum(weights) - weights[source]) / max(rows - 1, 1)
+
+
+def shares(weights: Sequence[float], total: int) -> list[int]:
+    """`total` divided in proportion to `weights`, in whole numbers; the largest remainders round up."""
+    exact = [total * weight / sum(weights) for weight in weights]
+    counts = [int(share) for share in exact]
+    by_remainder = sorted(range(len(exact)), key=lambda source: counts[source] - exact[source])
+    for source in by_remainder[: total - sum(counts)]:
+        counts[source] += 1
+    return counts

@@ -1,0 +1,213 @@
+"""Orders as functions of a place: constant memory, and a seek costs nothing.
+
+`Permutation`: a random order of any number of things.
+
+A Feistel network permutes the smallest power of two that holds the domain; results outside it are permuted
+again until they fall inside (cycle walking: Black and Rogaway, "Ciphers with arbitrary finite domains",
+2002). Fewer than two rounds of walking are needed on average.
+
+The order of a window whose rows go on from step to step (XLNet's recurrence): no permutation, but lanes.
+
+A window of S steps is read as L lanes, each a stretch of S rows of the window's blocks laid end to end: lane i of
+step s + 1 continues lane i of step s. With both directions, lanes 2j and 2j + 1 read the same stretch, the second
+backward and from its last row to its first, so that it goes on too.
+
+Where a lane comes to the end of a block it goes on with another, and where a window ends all lanes do: there its
+memory is of other text, as it is wherever one document follows another. With windows of S steps that is one step in
+S: `WindowSize` decides, and at 8,192 rows of 512 tokens its bound of memory allows 32.
+
+The order of a window in which the text's neighbours go to different batches: random, but for that.
+
+In an even shuffle of a window of 16 batches, one row in 16 has its continuation in its own batch, however small the
+blocks are: row and continuation are in the window together. So the window is cut into stretches (about a batch each),
+and things that follow each other are dealt to them in turn, with a stride near the golden ratio's. With 16 stretches
+the stride is 7: two rows in one stretch are at least 16 apart in the text, two in adjacent ones (a batch may lie
+across both) at least 7. Within a stretch the order is random.
+
+The order of a window whose batches are of one source each.
+
+In contrastive training the other examples of a batch are the negatives. Where sources mix, a model tells them apart by
+their sources, which is easy and teaches nothing (Nussbaum et al. 2024, "Nomic Embed", section 3.2). So a batch is of
+one source, and the sources take turns in random order.
+"""
+
+from dataclasses import dataclass
+from math import gcd
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_service.rng import Key, draws64, stream_key
+
+_ROUNDS = 6
+
+
+@dataclass(frozen=True)
+class Permutation:
+    """The order of `size` things that `key` names: position `i` holds thing `at(i)`."""
+
+    size: int
+    key: Key
+
+    @classmethod
+    def of(cls, size: int, *name: int | str) -> "Permutation":
+        return cls(size, stream_key(*name))
+
+    def at(self, position: int) -> int:
+        return int(self.many(np.array([position]))[0])
+
+    def many(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """[N] int64 things at `positions`, each in [0, size). Raises IndexError for a position outside."""
+        check_positions(positions, self.size)
+        bits = max(2, (self.size - 1).bit_length())
+        round_keys = draws64(self.key, 0, _ROUNDS)
+        things = _feistel(positions.astype(np.uint64), bits, round_keys)
+        outside = np.flatnonzero(things >= self.size)
+        while len(outside):
+            walked = _feistel(things[outside], bits, round_keys)
+            things[outside] = walked
+            outside = outside[walked >= self.size]
+        return things.astype(np.int64)
+
+
+def check_positions(positions: NDArray[np.int64], size: int) -> None:
+    """Raises IndexError unless all positions are in [0, size)."""
+    if len(positions) and not (positions.min() >= 0 and positions.max() < size):
+        raise IndexError(f"positions {positions.min()}..{positions.max()} outside a permutation of {size}")
+
+
+def _feistel(values: NDArray[np.uint64], bits: int, round_keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """A bijection on `bits`-bit values: each round XORs one half with a hash of the other."""
+    low_bits = np.uint64(bits // 2)
+    high_mask, low_mask = (np.uint64((1 << n) - 1) for n in (bits - bits // 2, bits // 2))
+    high, low = values >> low_bits, values & low_mask
+    for index, round_key in enumerate(round_keys):
+        if index % 2:
+            low = low ^ (_mix(high, round_key) & low_mask)
+        else:
+            high = high ^ (_mix(low, round_key) & high_mask)
+    return (high << low_bits) | low
+
+
+def _mix(values: NDArray[np.uint64], round_key: np.uint64) -> NDArray[np.uint64]:
+    """Stafford's 64-bit finaliser, variant 13 (SplitMix64's): an input bit flips half of the output bits."""
+    mixed = values + round_key
+    mixed ^= mixed >> np.uint64(30)
+    mixed *= np.uint64(0xBF58476D1CE4E5B9)
+    mixed ^= mixed >> np.uint64(27)
+    mixed *= np.uint64(0x94D049BB133111EB)
+    mixed ^= mixed >> np.uint64(31)
+    return mixed
+
+
+@dataclass(frozen=True)
+class LaneOrder:
+    """`size` rows, a multiple of `lanes`, each `directions` (1 or 2) of which are one window of text.
+
+    Position i holds row `at(i)`; a step's rows are `lanes` consecutive positions.
+    """
+
+    size: int
+    lanes: int
+    directions: int
+
+    def at(self, position: int) -> int:
+        return int(self.many(np.array([position]))[0])
+
+    def many(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """[N] int64 rows at `positions`, each in [0, size). Raises IndexError for a position outside."""
+        check_positions(positions, self.size)
+        steps = self.size // self.lanes
+        step, lane = np.divmod(positions, self.lanes)
+        stretch, direction = np.divmod(lane, self.directions)
+        step = np.where(direction == 1, steps - 1 - step, step)
+        rows: NDArray[np.int64] = (stretch * steps + step) * self.directions + direction
+        return rows
+
+
+_GOLDEN = (3 - 5**0.5) / 2  # 0.38: its multiples stay as far from whole numbers as those of any
+
+
+@dataclass(frozen=True)
+class SpreadOrder:
+    """`size` things, dealt to `stretches` of about as many positions, as `name` says: position i holds thing `at(i)`.
+
+    Things d apart share a stretch only if d is a multiple of `stretches`.
+    """
+
+    size: int
+    stretches: int
+    name: tuple[int | str, ...]
+
+    def at(self, position: int) -> int:
+        return int(self.many(np.array([position]))[0])
+
+    def many(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """[N] int64 things at `positions`, each in [0, size). Raises IndexError for a position outside."""
+        check_positions(positions, self.size)
+        residues = self._residues()
+        sizes = (self.size - residues + self.stretches - 1) // self.stretches
+        starts = np.append(0, np.cumsum(sizes))
+        stretch = np.searchsorted(starts, positions, side="right") - 1
+        things = np.empty(len(positions), dtype=np.int64)
+        for number in np.unique(stretch).tolist():
+            here, residue = stretch == number, int(residues[number])
+            order = Permutation.of(int(sizes[number]), *self.name, residue)
+            things[here] = order.many(positions[here] - starts[number]) * self.stretches + residue
+        return things
+
+    def _residues(self) -> NDArray[np.int64]:
+        """[stretches] int64: stretch k holds the things that leave residues[k] when divided by `stretches`."""
+        first = int(draws64(stream_key("stretches", *self.name), 0, 1)[0] % np.uint64(self.stretches))
+        dealt = (first + _stride(self.stretches) * np.arange(self.stretches)) % self.stretches
+        return np.argsort(dealt)
+
+
+def _stride(stretches: int) -> int:
+    """The number nearest to the golden share of `stretches` that shares no divisor with it."""
+    coprime = (n for n in range(1, stretches + 1) if gcd(n, stretches) == 1)
+    return min(coprime, key=lambda n: abs(n - _GOLDEN * stretches))
+
+
+@dataclass(frozen=True)
+class SourceOrder:
+    """Rows of several sources laid end to end; position i holds row `at(i)`.
+
+    Attributes:
+        sizes: rows of each source, multiples of `batch`.
+        batch: consecutive positions, from 0 on, that are of one source.
+        stretches: as of `WindowSize`, within each source.
+        name: what names the draws.
+    """
+
+    sizes: tuple[int, ...]
+    batch: int
+    stretches: int
+    name: tuple[int | str, ...]
+
+    @property
+    def size(self) -> int:
+        return sum(self.sizes)
+
+    def at(self, position: int) -> int:
+        return int(self.many(np.array([position]))[0])
+
+    def many(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """[N] int64 rows at `positions`, each in [0, size). Raises IndexError for a position outside."""
+        check_positions(positions, self.size)
+        turn, row = np.divmod(positions, self.batch)
+        batches = Permutation.of(self.size // self.batch, "batches", *self.name).many(turn)
+        ends = np.cumsum(self.sizes) // self.batch
+        source = np.searchsorted(ends, batches, side="right")
+        rows = np.empty(len(positions), dtype=np.int64)
+        for number in np.unique(source).tolist():
+            here, size = source == number, self.sizes[number]
+            start = int(ends[number]) * self.batch - size
+            rows[here] = start + self._within(number).many(batches[here] * self.batch - start + row[here])
+        return rows
+
+    def _within(self, source: int) -> Permutation | SpreadOrder:
+        """The order of one source's rows: random, but for neighbours, which go to different batches if so asked."""
+        size, name = self.sizes[source], ("source", source, *self.name)
+        stretches = min(self.stretches, size // self.batch)
+        return SpreadOrder(size, stretches, name) if stretches > 1 else Permutation.of(size, *name)

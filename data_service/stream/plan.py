@@ -1,0 +1,300 @@
+"""The plan: which block and row is sample `n` of epoch `e`. Arithmetic and prefix sums; nothing is iterated.
+
+Every source is an endless line of rows: its blocks in a new random order each time it is read. A corpus that is
+cut in K ways (`Input.structures`) is read in each of them in turn, with other rows each time, and one round of its
+line is K readings. An epoch takes the next `quota` rows of each line. It is cut into windows, and window `w` of `W`
+takes the `w`-th of `W` even slices of every source's quota, so a mixture is exact to one sample in every window.
+The samples of a window are then put in random order, neighbours in the text apart if the spec says so.
+
+Where each batch is of one source (`spec.one_source`), no row may come twice in an epoch: a batch that holds an example
+twice would take it for its own negative. So an epoch takes from no source more than it has, and a source's blocks have
+one order for all readings: any stretch of its line that is no longer than a reading holds each row once.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_service.corpus.manifest import BlockTable
+from data_service.errors import PlanError
+from data_service.samples.inputs import Lanes
+from data_service.samples.masking import NoMasking
+from data_service.samples.permutation_lm import PermutedPrediction
+from data_service.samples.spec import StreamSpec
+from data_service.stream.counts import RowCounts
+from data_service.stream.mixture import least_weight, quotas, source_quotas, unread, weights_of
+from data_service.stream.order import LaneOrder, Permutation, SourceOrder, SpreadOrder
+
+_BYTES_PER_TARGET = 8  # its position
+_BYTES_PER_ORDER = 4
+_BYTES_PER_ROW = 16  # where it begins, and its second segment and label
+_BYTES_PER_TEXT = 4  # where it begins
+_LINES_KEPT = 2  # a source
+_WORD = 1 << 32
+_GOLDEN = 0x9E3779B9  # of a word: its multiples lie evenly
+
+
+@dataclass(frozen=True)
+class Grid:
+    """How an epoch falls into windows: all that a reader of samples needs to know.
+
+    Attributes:
+        quotas: samples of each source in an epoch.
+        windows: windows in an epoch.
+        window_bytes: most bytes that a window's samples take, to a good estimate.
+        granule: samples of each source in each window are a multiple of it: the rows of a step where they continue
+            those of the step before or are of one source, else 1. Quotas are multiples of it too.
+        staggered: sources begin their slices of an epoch at different places, so that small ones do not all give their
+            few batches to the same window.
+    """
+
+    quotas: tuple[int, ...]
+    windows: int
+    window_bytes: int
+    granule: int = 1
+    staggered: bool = False
+
+    @property
+    def samples_per_epoch(self) -> int:
+        return sum(self.quotas)
+
+    def start(self, window: int) -> int:
+        """The first sample of a window. `start(windows)` is the end of the epoch."""
+        return sum(self.before(source, window) for source in range(len(self.quotas)))
+
+    def before(self, source: int, window: int) -> int:
+        """Samples of a source that come before a window."""
+        shift = (source * _GOLDEN % _WORD) * self.windows // _WORD if self.staggered else 0
+        return (self.quotas[source] // self.granule * window + shift) // self.windows * self.granule
+
+    def window_of(self, sample: int) -> int:
+        """The window that holds a sample."""
+        window = sample * self.windows // self.samples_per_epoch
+        while self.start(window) > sample:
+            window -= 1
+        while self.start(window + 1) <= sample:
+            window += 1
+        return window
+
+    def spans(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+        """(window, first, last): samples `start` to `stop` of an epoch, by window and counted within it."""
+        if not 0 <= start <= stop <= self.samples_per_epoch:
+            raise IndexError(f"samples {start} to {stop} of an epoch of {self.samples_per_epoch}")
+        while start < stop:
+            window = self.window_of(start)
+            base, end = self.start(window), min(stop, self.start(window + 1))
+            yield window, start - base, end - base
+            start = end
+
+    def size(self, window: int) -> int:
+        """Samples in a window."""
+        return self.start(window + 1) - self.start(window)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Rows `start` to `stop` of block `block` of a source, the `epoch`-th time it is read (from 0)."""
+
+    source: int
+    block: int
+    epoch: int
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+Order = Permutation | SpreadOrder | LaneOrder | SourceOrder
+
+
+@dataclass(frozen=True)
+class Window:
+    """What a window is made of: sample `i` is row `order.at(i)` of its pieces laid end to end."""
+
+    pieces: tuple[Piece, ...]
+    order: Order
+
+
+class Line(NamedTuple):
+    """A source's blocks in the order of one reading.
+
+    Attributes:
+        blocks: [B] int64, their indices.
+        ends: [B] int64, rows up to the end of each.
+    """
+
+    blocks: NDArray[np.int64]
+    ends: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a sample comes from: a row of a block of a source, the `epoch`-th time it is read (from 0)."""
+
+    source: int
+    block: int
+    row: int
+    epoch: int
+
+
+class Plan:
+    """The samples of a spec over corpora whose blocks hold so many rows.
+
+    Raises:
+        PlanError: a source without a single row, with less than one of each lane, or whose weight is less than a row of
+            an epoch.
+    """
+
+    def __init__(
+        self, spec: StreamSpec, tables: tuple[BlockTable, ...], counts: tuple[RowCounts, ...]
+    ) -> None:
+        for source, rows in zip(spec.sources, counts, strict=True):
+            if not rows.sum():
+                text = f"block of {spec.length} tokens" if isinstance(spec.input, Lanes) else "text"
+                raise PlanError(
+                    f"source {source.name} ({source.uri}) has no {text} in its {spec.split} split",
+                    remedy="leave the source out, or build it from more text",
+                )
+        self.spec = spec
+        self._structures = spec.input.structures
+        self._counts = tuple(rows.reshape(-1, self._structures) for rows in counts)
+        self._starts = tuple(np.append(0, np.cumsum(rows.sum(axis=0))) for rows in self._counts)
+        totals = tuple(int(starts[-1]) for starts in self._starts)
+        self.grid = _grid(spec, totals, sum(int(table.tokens.sum()) for table in tables))
+        self.notes = _check_all_read(spec, totals, self.grid.samples_per_epoch)
+        """What a person should know of this plan."""
+        self._lines: dict[tuple[int, int], Line] = {}
+
+    def window(self, epoch: int, window: int) -> Window:
+        """What window `window` of `epoch` is made of."""
+        stretches = [
+            range(
+                epoch * quota + self.grid.before(source, window),
+                epoch * quota + self.grid.before(source, window + 1),
+            )
+            for source, quota in enumerate(self.grid.quotas)
+        ]
+        pieces = [
+            piece
+            for source, rows in enumerate(stretches)
+            for piece in self._pieces(source, rows.start, rows.stop)
+        ]
+        corpora = (source.manifest_fingerprint for source in self.spec.sources)
+        name = ("window", self.spec.seed, epoch, window, *corpora, self.spec.split)
+        return Window(tuple(pieces), self._order(tuple(map(len, stretches)), name))
+
+    def _order(self, sizes: tuple[int, ...], name: tuple[int | str, ...]) -> Order:
+        if self.spec.one_source is not None:
+            return SourceOrder(sizes, self.spec.one_source, self.spec.window.stretches, name)
+        size = sum(sizes)
+        if self.spec.lanes is not None and isinstance(self.spec.input, Lanes):
+            return LaneOrder(size, self.spec.lanes, 2 if self.spec.input.both_directions else 1)
+        if self.spec.window.stretches > 1:
+            return SpreadOrder(size, self.spec.window.stretches, name)
+        return Permutation.of(size, *name)
+
+    def origin(self, epoch: int, sample: int) -> Origin:
+        """Where sample `sample` of `epoch` comes from."""
+        ((window, position, _),) = self.grid.spans(sample, sample + 1)
+        found = self.window(epoch, window)
+        thing = found.order.at(position)
+        ends = np.cumsum([len(piece) for piece in found.pieces])
+        piece = found.pieces[int(np.searchsorted(ends, thing, side="right"))]
+        before = int(np.sum([len(other) for other in found.pieces[: found.pieces.index(piece)]]))
+        return Origin(piece.source, piece.block, piece.start + thing - before, piece.epoch)
+
+    def rows(self, piece: Piece) -> int:
+        """All rows of a piece's block, as it is cut in that reading."""
+        return int(self._counts[piece.source][piece.block, piece.epoch % self._structures])
+
+    def _pieces(self, source: int, start: int, stop: int) -> Iterator[Piece]:
+        """Rows `start` to `stop` of a source's endless line."""
+        while start < stop:
+            epoch, row = self.reading(source, start)
+            blocks, ends = self.line(source, epoch)
+            end = min(row + stop - start, int(ends[-1]))
+            counts = self._counts[source][:, epoch % self._structures]
+            index = int(np.searchsorted(ends, row, side="right"))
+            start += end - row
+            while row < end:
+                block, block_end = int(blocks[index]), int(ends[index])
+                base = block_end - int(counts[block])
+                yield Piece(source, block, epoch, row - base, min(end, block_end) - base)
+                row, index = min(end, block_end), index + 1
+
+    def reading(self, source: int, row: int) -> tuple[int, int]:
+        """Which reading of a source row `row` of its line falls into, and which row of that it is."""
+        starts = self._starts[source]
+        round_, rest = divmod(row, int(starts[-1]))
+        structure = int(np.searchsorted(starts, rest, side="right")) - 1
+        return round_ * self._structures + structure, rest - int(starts[structure])
+
+    def line(self, source: int, epoch: int) -> Line:
+        """The blocks of one reading of a source. The last few are remembered."""
+        if (source, epoch) not in self._lines:
+            while len(self._lines) >= _LINES_KEPT * len(self._counts):
+                del self._lines[next(iter(self._lines))]
+            self._lines[source, epoch] = self._draw_line(source, epoch)
+        return self._lines[source, epoch]
+
+    def _draw_line(self, source: int, epoch: int) -> Line:
+        structure = epoch % self._structures
+        counts = self._counts[source][:, structure]
+        reading = epoch if self.spec.one_source is None else structure
+        name = (self.spec.seed, reading, self.spec.sources[source].manifest_fingerprint, self.spec.split)
+        blocks = Permutation.of(len(counts), "blocks", *name).many(np.arange(len(counts)))
+        return Line(blocks, np.cumsum(counts[blocks]))
+
+
+def _grid(spec: StreamSpec, totals: tuple[int, ...], text_tokens: int) -> Grid:
+    granule = spec.lanes or spec.one_source or 1
+    if spec.one_source is None:
+        counted = quotas(spec.sources, weights_of(spec.sources, totals, spec.temperature), totals, granule)
+    else:
+        counted = source_quotas(spec.sources, totals, spec.one_source, spec.temperature)
+    rows = sum(counted)
+    row_tokens = max(1, int(text_tokens * spec.input.structures * spec.input.repeats) // sum(totals))
+    row_tokens = min(row_tokens, spec.row_length) if isinstance(spec.masking, NoMasking) else row_tokens
+    if isinstance(spec.input, Lanes):
+        row_tokens = spec.length  # all are as long, and share text
+    wanted = max(spec.window.samples, spec.window.least_tokens // row_tokens)
+    wanted = min(wanted, max(1, spec.window.most_tokens // row_tokens))
+    windows = max(1, rows // max(wanted, granule))
+    most = min(spec.row_length, row_tokens + 8 * spec.input.texts)
+    window_bytes = round(-(-rows // windows) * _row_bytes(spec, most))
+    return Grid(counted, windows, window_bytes, granule, staggered=spec.one_source is not None)
+
+
+def _row_bytes(spec: StreamSpec, tokens: int) -> float:
+    """Of a row of so many tokens, as `Samples` holds it."""
+    token = spec.vocabulary.ordinary.itemsize
+    if isinstance(spec.masking, NoMasking):
+        return _BYTES_PER_ROW + spec.input.texts * _BYTES_PER_TEXT + tokens * token
+    if isinstance(spec.masking, PermutedPrediction):
+        targets = float(spec.masking.predict)
+    else:
+        targets = min(spec.masking.rate * tokens + 1, spec.masking.max_predictions or tokens)
+    size = _BYTES_PER_ROW + tokens * token + targets * (token + _BYTES_PER_TARGET)
+    return size + tokens * _BYTES_PER_ORDER if isinstance(spec.input, Lanes) else size
+
+
+def _check_all_read(spec: StreamSpec, totals: tuple[int, ...], rows: int) -> tuple[str, ...]:
+    """Which sources are never read, by their weight: in evaluation only. Raises PlanError where it is training."""
+    weights = weights_of(spec.sources, totals, spec.temperature) or []
+    notes: list[str] = []
+    if spec.one_source is not None:  # checked by `source_quotas`
+        return ()
+    for number, why in unread(weights, rows).items():
+        source = spec.sources[number]
+        problem = f"source {source.name} ({source.uri}), {spec.split} split: {why}"
+        if spec.split == "train":
+            least = least_weight(weights, number, rows)
+            raise PlanError(
+                problem, remedy=f"raise its weight to {least:.2g} or more, or leave the source out"
+            )
+        notes.append(problem)
+    return tuple(notes)

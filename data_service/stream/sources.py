@@ -1,0 +1,132 @@
+"""The corpora behind a stream, as found where the spec says they are."""
+
+from collections.abc import Callable
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_service.corpus.block import Block
+from data_service.corpus.layout import TOKENIZER
+from data_service.corpus.manifest import BlockTable, Manifest
+from data_service.corpus.manifest_file import load_manifest
+from data_service.corpus.reader import read_block
+from data_service.errors import CorpusError
+from data_service.samples.inputs import Input, TextPairs
+from data_service.samples.spec import SourceSpec, StreamSpec
+from data_service.store.base import Store
+from data_service.store.open import open_store
+from data_service.tokenizers.load import load_tokenizer
+
+Opener = Callable[[str], Store]
+
+
+class Corpora:
+    """Reads the blocks of a spec's sources. Safe to share between threads.
+
+    Raises:
+        CorpusError: a corpus that is absent or damaged, or is not the one that the spec means.
+        StoreError: a store that cannot be read.
+    """
+
+    def __init__(self, spec: StreamSpec, opener: Opener = open_store) -> None:
+        self.spec = spec
+        self._stores = [opener(source.uri) for source in spec.sources]
+        manifests = [load_manifest(store) for store in self._stores]
+        for source, manifest in zip(spec.sources, manifests, strict=True):
+            _check(spec, source, manifest)
+        self.tables = tuple(_split(spec, manifest) for manifest in manifests)
+        self._counts = [manifest.unigram for manifest in manifests]
+        self._word_rules = min(manifest.word_rules for manifest in manifests)
+        self._tokenizer_hash = manifests[0].tokenizer_hash
+        for source, manifest in zip(spec.sources, manifests, strict=True):
+            if manifest.tokenizer_hash != self._tokenizer_hash:
+                raise CorpusError(
+                    f"source {source.name} ({source.uri}) was built with tokenizer "
+                    f"{manifest.tokenizer_hash[:12]}, source {spec.sources[0].name} "
+                    f"with {self._tokenizer_hash[:12]}",
+                    remedy="build all sources of a mixture with one tokenizer",
+                )
+
+    def read(self, source: int, block: int) -> Block:
+        """One block, verified. Raises CorruptBlock besides."""
+        return read_block(self._stores[source], self.tables[source], block)
+
+    @cached_property
+    def starts_word(self) -> NDArray[np.bool_] | None:
+        """[vocab_size] bool, the tokenizer's word-start table, if the objective masks whole words.
+
+        By the rules of the oldest of the corpora, so that a run keeps its masks.
+
+        Raises CorpusError: no ordinary piece of the vocabulary begins a word.
+        """
+        unit = self.spec.masking.unit
+        if unit == "token":
+            return None
+        tokenizer = load_tokenizer(self._stores[0].at(TOKENIZER).uri)
+        starts = tokenizer.word_starts_by(self._word_rules)
+        if not starts[self.spec.vocabulary.ordinary].any():
+            raise CorpusError(
+                f"masking by {unit} needs words, and no piece of this corpus's tokenizer begins one",
+                remedy="mask by token, or build the corpus with a tokenizer that marks where words begin",
+            )
+        return starts
+
+    @cached_property
+    def unigram(self) -> NDArray[np.int64] | None:
+        """[vocab_size] int64, the sources' token counts together, if random replacements are drawn by them.
+
+        Raises CorpusError: no ordinary token was counted.
+        """
+        masking = self.spec.masking
+        if masking.kind != "mlm" or masking.replace.random_from != "unigram":
+            return None
+        counts: NDArray[np.int64] = np.sum(self._counts, axis=0)
+        if not counts[self.spec.vocabulary.ordinary].any():
+            raise CorpusError(
+                "the manifests count no ordinary token, so random replacements cannot follow their frequency",
+                remedy="build the corpus again, or set objective.mlm.replace.random_from to vocabulary",
+            )
+        return counts
+
+
+def check_kind(manifest: Manifest, uri: str, rows: Input) -> None:
+    """Raises CorpusError where a corpus of pairs is read as text, one of text as pairs, or pairs lack negatives."""
+    pairs = manifest.pairs
+    if not isinstance(rows, TextPairs):
+        if pairs is not None:
+            raise CorpusError(
+                f"{uri} is a corpus of pairs, and input.packing {rows.packing} makes rows of running text",
+                remedy="set input.packing to pairs, or build a corpus of the text with `maskfleet corpus build`",
+            )
+    elif pairs is None:
+        raise CorpusError(
+            f"{uri} is a corpus of running text, and input.packing pairs needs queries with their positives",
+            remedy="build it with `maskfleet corpus build --texts pairs`, or set input.packing to sentences, which "
+            "pairs a text with itself",
+        )
+    elif pairs.negatives < rows.negatives:
+        raise CorpusError(
+            f"{uri} has {pairs.negatives} negatives for each query, and input.negatives asks for {rows.negatives}",
+            remedy=f"set input.negatives to {pairs.negatives}, or build the corpus with --negatives {rows.negatives}",
+        )
+
+
+def _check(spec: StreamSpec, source: SourceSpec, manifest: Manifest) -> None:
+    if manifest.fingerprint != source.manifest_fingerprint:
+        raise CorpusError(
+            f"source {source.name}: the corpus at {source.uri} has fingerprint {manifest.fingerprint[:12]}, "
+            f"expected {source.manifest_fingerprint[:12]}",
+            remedy="give the address of the corpus that the run was made with, or start a new run on it",
+        )
+    check_kind(manifest, source.uri, spec.input)
+    if manifest.vocab_size != spec.vocab_size:
+        raise CorpusError(
+            f"source {source.name}: the corpus at {source.uri} has {manifest.vocab_size} ids, "
+            f"expected {spec.vocab_size}",
+            remedy="use the tokenizer that the corpus was built with",
+        )
+
+
+def _split(spec: StreamSpec, manifest: Manifest) -> BlockTable:
+    return manifest.train if spec.split == "train" else manifest.heldout

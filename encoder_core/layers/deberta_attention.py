@@ -1,0 +1,299 @@
+"""Disentangled attention (He et al. 2021, DeBERTa, section 3.1): scores from contents, and from contents and
+relative positions either way round.
+
+    score(q, k) = (Q_q . K_k  +  Q_q . PK_d  +  PQ_d . K_k) / sqrt(3 D),    d the place of the distance q - k
+
+A fourth term, PQ_d . PK_d, is the section's position to position, which it leaves out; with it, sqrt(4 D).
+Relative positions are a table of learned vectors, one per distance or bucket of distances.
+
+Shapes: T tokens, M queries, H hidden, N heads, D head width, P places; R rows, K longest row, Q most queries.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from encoder_core.layers.cpu_attention import blocked_disentangled
+from encoder_core.layers.dropout import Dropout
+from encoder_core.layers.parameters import Bias
+from encoder_core.layers.rows import Rows
+
+
+@dataclass(frozen=True)
+class Relations:
+    """Where each query and key of a batch stand to each other; the same for all layers.
+
+    Attributes:
+        table: [P, H], the part of the table that rows this long can reach.
+        places: [2 K - 1] int64, row of `table` for each distance from key to query, the most negative first.
+        index: [R or 1, Q, K] int64, row of `table` for each query and key.
+    """
+
+    table: Float[Tensor, "places hidden"]
+    places: Int[Tensor, " distances"]
+    index: Int[Tensor, "#rows queries keys"]
+
+
+class RelativePositions(nn.Module):
+    """The table, and which of its rows belongs to which distance.
+
+    With `buckets` None every distance below `longest` has its own row (DeBERTa, section 3.1), else distances share
+    `buckets` rows each way, one each up to half of them and logarithmically beyond (DeBERTa v2). `norm` puts a
+    LayerNorm over the table's rows (v2).
+    """
+
+    def __init__(
+        self, longest: int, hidden: int, *, buckets: int | None = None, norm: bool = False, eps: float
+    ) -> None:
+        super().__init__()
+        self.steps = tuple(range(longest)) if buckets is None else log_buckets(buckets, longest)
+        self.span = longest if buckets is None else buckets
+        self.embedding = nn.Embedding(2 * self.span, hidden)
+        self.norm = nn.LayerNorm(hidden, eps=eps) if norm else None
+
+    def forward(self, places_P: Int[Tensor, " places"]) -> Float[Tensor, "places hidden"]:
+        """Rows of the table."""
+        table_PH: Tensor = self.embedding(places_P)
+        return table_PH if self.norm is None else self.norm(table_PH)
+
+    def relate(self, queries: Int[Tensor, " tokens"], rows: Rows, query_rows: Rows) -> Relations:
+        """Relations of queries at positions `queries` (in their rows, laid out by `query_rows`) to all tokens."""
+        reach = self.steps[rows.max_length - 1]
+        low, high = max(0, self.span - reach), min(2 * self.span, self.span + reach + 1)
+        table_PH = self(torch.arange(low, high, device=queries.device))
+        keys_K = torch.arange(rows.max_length, device=queries.device)
+        if query_rows is rows:
+            distance = (keys_K[:, None] - keys_K)[None]
+        else:
+            distance = query_rows.pad(queries)[:, :, None] - keys_K
+        ahead = torch.tensor(self.steps[: rows.max_length], dtype=torch.int64, device=queries.device)
+        steps = torch.cat([-ahead[1:].flip(0), ahead])
+        places = (steps + self.span).clamp(0, 2 * self.span - 1) - low
+        return Relations(table_PH, places, places[distance + rows.max_length - 1])
+
+
+def log_buckets(buckets: int, longest: int) -> tuple[int, ...]:
+    """The bucket of each distance 0 .. longest - 1: the distance itself up to half of `buckets`, then
+    logarithmic so that longest - 1 has the last (microsoft/DeBERTa, da_utils.py)."""
+    exact = buckets // 2
+    if longest - 1 <= exact:
+        return tuple(range(longest))
+    whole = math.log((longest - 1) / exact)
+    return tuple(
+        d if d <= exact else math.ceil(math.log(d / exact) / whole * (exact - 1)) + exact
+        for d in range(longest)
+    )
+
+
+@dataclass(frozen=True)
+class Operands:
+    """What the attention of one layer multiplies.
+
+    Attributes:
+        q: [M, N, D] of the queries; k, v: [T, N, D] of all tokens.
+        position_q, position_k: [P, N, D] of the relative positions.
+        position_scores: [P, N], their products with each other; None to leave that term out.
+    """
+
+    q: Float[Tensor, "queries heads width"]
+    k: Float[Tensor, "tokens heads width"]
+    v: Float[Tensor, "tokens heads width"]
+    position_q: Float[Tensor, "places heads width"]
+    position_k: Float[Tensor, "places heads width"]
+    position_scores: Float[Tensor, "places heads"] | None = None
+
+    @property
+    def scale(self) -> float:
+        terms = 3 if self.position_scores is None else 4
+        return float((terms * self.q.shape[-1]) ** -0.5)
+
+    def with_position_scores(self) -> "Operands":
+        """The same, and the term between positions."""
+        return replace(self, position_scores=(self.position_q * self.position_k).sum(-1))
+
+
+AttendDisentangled = Callable[[Operands, Relations, Rows, Rows, float], Tensor]
+"""(operands, relations, rows of the queries, rows, dropout) -> context [M, N, D]; dropout acts on probabilities."""
+
+
+def automatic(
+    operands: Operands, relations: Relations, query_rows: Rows, rows: Rows, dropout: float
+) -> Float[Tensor, "queries heads width"]:
+    """`blocked` on a CPU where the tokens themselves are the queries, `padded` otherwise."""
+    if query_rows is rows and operands.q.device.type == "cpu" and len(operands.q):
+        return blocked(operands, relations, query_rows, rows, dropout)
+    return padded(operands, relations, query_rows, rows, dropout)
+
+
+def blocked(
+    operands: Operands, relations: Relations, query_rows: Rows, rows: Rows, dropout: float
+) -> Float[Tensor, "queries heads width"]:
+    """Row by row in cache-sized pieces, without padding or gathers; the queries are the tokens themselves."""
+    assert query_rows is rows
+    offsets = relations.places.flip(0)  # from the query to the key: the negative distance
+    position_k_NED = operands.position_k.index_select(0, offsets).transpose(0, 1).contiguous()
+    position_q_NED = operands.position_q.index_select(0, relations.places).transpose(0, 1).contiguous()
+    scores_NE = None
+    if operands.position_scores is not None:
+        scores_NE = operands.position_scores.index_select(0, offsets).T * operands.scale
+    return blocked_disentangled(
+        operands.q * operands.scale,
+        operands.k,
+        operands.v,
+        position_k_NED,
+        position_q_NED * operands.scale,
+        scores_NE,
+        rows.bounds,
+        dropout,
+    )
+
+
+def padded(
+    operands: Operands, relations: Relations, query_rows: Rows, rows: Rows, dropout: float
+) -> Float[Tensor, "queries heads width"]:
+    """Rows padded to a rectangle; the position scores join torch's fused attention as a bias."""
+    q_RNQD, k_RNKD, v_RNKD = (
+        r.pad(x).transpose(1, 2)
+        for r, x in ((query_rows, operands.q), (rows, operands.k), (rows, operands.v))
+    )
+    position_q_NDP, position_k_NDP = (p.permute(1, 2, 0) for p in (operands.position_q, operands.position_k))
+    index_R1QK = relations.index[:, None]
+    shape = (rows.count, q_RNQD.shape[1], q_RNQD.shape[2], k_RNKD.shape[2])
+    to_position = (q_RNQD @ position_k_NDP).gather(-1, index_R1QK.expand(shape))
+    of_position = (
+        (k_RNKD @ position_q_NDP).gather(-1, index_R1QK.expand(shape).transpose(2, 3)).transpose(2, 3)
+    )
+    bias_RNQK = to_position + of_position
+    if operands.position_scores is not None:
+        bias_RNQK = bias_RNQK + operands.position_scores[relations.index].movedim(-1, 1)
+    bias_RNQK = bias_RNQK * operands.scale
+    if rows.mask is not None:
+        bias_RNQK = bias_RNQK.masked_fill(~rows.mask, float("-inf"))
+    context_RNQD = F.scaled_dot_product_attention(
+        q_RNQD, k_RNKD, v_RNKD, attn_mask=bias_RNQK, dropout_p=dropout, scale=operands.scale
+    )
+    return query_rows.unpad(context_RNQD.transpose(1, 2))
+
+
+def reference(
+    operands: Operands, relations: Relations, query_rows: Rows, rows: Rows, dropout: float
+) -> Float[Tensor, "queries heads width"]:
+    """The formula, one row after the other, with a position vector per pair of tokens; for tests."""
+    contexts = []
+    for row, ((q0, q1), (k0, k1)) in enumerate(zip(query_rows.bounds, rows.bounds, strict=True)):
+        index_QK = relations.index[min(row, len(relations.index) - 1), : q1 - q0, : k1 - k0]
+        q, k, v = operands.q[q0:q1], operands.k[k0:k1], operands.v[k0:k1]
+        scores_NQK = (
+            torch.einsum("qnd,knd->nqk", q, k)
+            + torch.einsum("qnd,qknd->nqk", q, operands.position_k[index_QK])
+            + torch.einsum("qknd,knd->nqk", operands.position_q[index_QK], k)
+        )
+        if operands.position_scores is not None:
+            scores_NQK = scores_NQK + torch.einsum(
+                "qknd,qknd->nqk", operands.position_q[index_QK], operands.position_k[index_QK]
+            )
+        weights_NQK = F.dropout((scores_NQK * operands.scale).softmax(-1), dropout)
+        contexts.append(torch.einsum("nqk,knd->qnd", weights_NQK, v))
+    return torch.cat(contexts)
+
+
+class FusedProjections(nn.Module):
+    """DeBERTa v1's: one matrix for query, key and value, head by head; biases for query and value only; position
+    projections of their own."""
+
+    def __init__(self, hidden: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.content = nn.Linear(hidden, 3 * hidden, bias=False)
+        self.query = Bias(hidden)
+        self.value = Bias(hidden)
+        self.position_key = nn.Linear(hidden, hidden, bias=False)
+        self.position_query = nn.Linear(hidden, hidden)
+
+    def forward(self, queries_MH: Tensor | None, x_TH: Tensor, table_PH: Tensor) -> Operands:
+        q, k, v = self._contents(x_TH)
+        if queries_MH is not None:  # two thirds of this product go unused, but the queries are few
+            q, _, _ = self._contents(queries_MH)
+        return Operands(
+            self._split(self.query(q)),
+            self._split(k),
+            self._split(self.value(v)),
+            self._split(self.position_query(table_PH)),
+            self._split(self.position_key(table_PH)),
+        )
+
+    def _contents(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, key and value, [tokens, H] each, heads end to end."""
+        q, k, v = self.content(x).view(len(x), self.heads, 3, x.shape[-1] // self.heads).unbind(2)
+        return q.flatten(1), k.flatten(1), v.flatten(1)
+
+    def _split(self, x: Tensor) -> Tensor:
+        return x.view(*x.shape[:-1], self.heads, x.shape[-1] // self.heads)
+
+
+class SharedProjections(nn.Module):
+    """DeBERTa v2's and v3's: query, key and value projections, the first two also for relative positions."""
+
+    def __init__(self, hidden: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query = nn.Linear(hidden, hidden)
+        self.key = nn.Linear(hidden, hidden)
+        self.value = nn.Linear(hidden, hidden)
+
+    def forward(self, queries_MH: Tensor | None, x_TH: Tensor, table_PH: Tensor) -> Operands:
+        projected = (
+            self.query(x_TH if queries_MH is None else queries_MH),
+            self.key(x_TH),
+            self.value(x_TH),
+            self.query(table_PH),
+            self.key(table_PH),
+        )
+        return Operands(*(x.view(len(x), self.heads, x.shape[-1] // self.heads) for x in projected))
+
+
+class DisentangledAttention(nn.Module):
+    """Projections, the kernel, and the output projection. `dropout` acts on the position table, anew in each layer;
+    `position_to_position` adds the term between positions."""
+
+    def __init__(
+        self,
+        projections: FusedProjections | SharedProjections,
+        hidden: int,
+        *,
+        dropout: float,
+        attention_dropout: float,
+        position_to_position: bool,
+        attend: AttendDisentangled,
+    ) -> None:
+        super().__init__()
+        self.projections = projections
+        self.output = nn.Linear(hidden, hidden)
+        self.position_dropout = Dropout(dropout)
+        self.attention_dropout = attention_dropout
+        self.position_to_position = position_to_position
+        self.attend = attend
+
+    def forward(
+        self,
+        queries_MH: Float[Tensor, "queries hidden"] | None,
+        x_TH: Float[Tensor, "tokens hidden"],
+        relations: Relations,
+        query_rows: Rows,
+        rows: Rows,
+    ) -> Float[Tensor, "queries hidden"]:
+        """Queries look at all tokens of their rows; None for the tokens themselves."""
+        operands = self.projections(queries_MH, x_TH, self.position_dropout(relations.table))
+        if self.position_to_position:
+            operands = operands.with_position_scores()
+        dropout = self.attention_dropout if self.training else 0.0
+        context_MND = self.attend(operands, relations, query_rows, rows, dropout)
+        if not len(x_TH):  # of no tokens kernels leave the positions out of the graph, where ZeRO needs them
+            context_MND = context_MND + 0.0 * (operands.position_q.sum() + operands.position_k.sum())
+        output_MH: Tensor = self.output(context_MND.flatten(-2))
+        return output_MH

@@ -1,0 +1,172 @@
+"""DeBERTa's encoder: post-LayerNorm layers with disentangled attention over one shared table of positions.
+
+Shapes: T tokens, M queries, H hidden.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from encoder_core.batch import Batch
+from encoder_core.layers.deberta_attention import DisentangledAttention, Relations, RelativePositions
+from encoder_core.layers.dropout import Dropout
+from encoder_core.layers.encoder import Activation, Embeddings, FeedForward, activate
+from encoder_core.layers.rows import Rows
+
+
+class DisentangledLayer(nn.Module):
+    """Attention and feed-forward, each followed by dropout, residual sum and LayerNorm."""
+
+    def __init__(
+        self,
+        attention: DisentangledAttention,
+        feed_forward: FeedForward,
+        hidden: int,
+        *,
+        eps: float,
+        dropout: float,
+    ) -> None:
+        super().__init__()
+        self.attention = attention
+        self.attention_norm = nn.LayerNorm(hidden, eps=eps)
+        self.feed_forward = feed_forward
+        self.feed_forward_norm = nn.LayerNorm(hidden, eps=eps)
+        self.dropout = Dropout(dropout)
+
+    def forward(
+        self,
+        queries_MH: Float[Tensor, "queries hidden"] | None,
+        x_TH: Float[Tensor, "tokens hidden"],
+        relations: Relations,
+        query_rows: Rows,
+        rows: Rows,
+    ) -> Float[Tensor, "queries hidden"]:
+        """New states of the queries, which look at all tokens of their rows; None for the tokens themselves."""
+        residual = x_TH if queries_MH is None else queries_MH
+        attended = self.attention(queries_MH, x_TH, relations, query_rows, rows)
+        y_MH = self.attention_norm(residual + self.dropout(attended))
+        z_MH: Tensor = self.feed_forward_norm(y_MH + self.dropout(self.feed_forward(y_MH)))
+        return z_MH
+
+
+class Convolution(nn.Module):
+    """A convolution over neighbouring embeddings, added to the first layer's output (DeBERTa v2, 1536 wide)."""
+
+    def __init__(
+        self, hidden: int, kernel: int, *, activation: Activation, eps: float, dropout: float
+    ) -> None:
+        super().__init__()
+        self.activation: Activation = activation
+        self.convolution = nn.Conv1d(hidden, hidden, kernel, padding=kernel // 2)
+        self.norm = nn.LayerNorm(hidden, eps=eps)
+        self.dropout = Dropout(dropout)
+
+    def forward(
+        self, embedded_TH: Float[Tensor, "tokens hidden"], x_TH: Float[Tensor, "tokens hidden"], rows: Rows
+    ) -> Float[Tensor, "tokens hidden"]:
+        """Rows end in zeros, as the padding of a rectangle is."""
+        mixed_RHL = self.convolution(rows.pad(embedded_TH).transpose(1, 2))
+        mixed_TH = self.dropout(rows.unpad(mixed_RHL.transpose(1, 2)))
+        y_TH: Tensor = self.norm(x_TH + activate(mixed_TH, self.activation))
+        return y_TH
+
+
+class DisentangledEncoder(nn.Module):
+    """Embeddings without absolute positions, then layers; `convolution`, if any, joins after the first.
+
+    With `checkpoint_activations` each layer keeps only its input and runs again in the backward pass.
+    """
+
+    def __init__(
+        self,
+        embeddings: Embeddings,
+        positions: RelativePositions,
+        layers: Sequence[DisentangledLayer],
+        *,
+        convolution: Convolution | None = None,
+        checkpoint_activations: bool = False,
+    ) -> None:
+        super().__init__()
+        self.embeddings = embeddings
+        self.positions = positions
+        self.layers = nn.ModuleList(layers)
+        self.convolution = convolution
+        self.checkpoint_activations = checkpoint_activations
+
+    def forward(self, batch: Batch) -> Float[Tensor, "tokens hidden"]:
+        """The last layer's output."""
+        for hidden_TH in self.states(batch):
+            last_TH = hidden_TH
+        return last_TH
+
+    def states(self, batch: Batch) -> Iterator[Float[Tensor, "tokens hidden"]]:
+        """The hidden states from the embeddings to the last layer, one more than there are layers."""
+        embedded_TH: Tensor = self.embeddings(batch)
+        yield embedded_TH
+        rows = Rows.of(batch)
+        relations = self.positions.relate(batch.positions, rows, rows)
+        x_TH = embedded_TH
+        for depth in range(len(self.layers)):
+            x_TH = self._layer(depth, None, x_TH, relations, rows, rows)
+            if depth == 0 and self.convolution is not None:
+                x_TH = self.convolution(embedded_TH, x_TH, rows)
+            yield x_TH
+
+    def at(self, at_M: Int[Tensor, " queries"], batch: Batch) -> Float[Tensor, "queries hidden"]:
+        """The last layer's output at flat token indices `at_M` (sorted). That layer runs for those tokens only."""
+        if self.convolution is not None and len(self.layers) == 1:
+            x_TH = self.forward(batch)  # the convolution comes after, over whole rows
+            return x_TH.index_select(0, at_M)
+        x_TH = self.before_last(batch)
+        return self.look_again(x_TH.index_select(0, at_M), at_M, x_TH, batch, 1)
+
+    def before_last(self, batch: Batch) -> Float[Tensor, "tokens hidden"]:
+        """What the last layer is given."""
+        return next(islice(self.states(batch), len(self.layers) - 1, None))
+
+    def look_again(
+        self,
+        queries_MH: Float[Tensor, "queries hidden"],
+        at_M: Int[Tensor, " queries"],
+        x_TH: Float[Tensor, "tokens hidden"],
+        batch: Batch,
+        times: int,
+    ) -> Float[Tensor, "queries hidden"]:
+        """Run the last layer `times` times for queries that stand at flat token indices `at_M` (sorted) and look at
+        `x_TH` each time."""
+        rows = Rows.of(batch)
+        query_rows = rows_of(at_M, batch)
+        relations = self.positions.relate(batch.positions[at_M], rows, query_rows)
+        for _ in range(times):
+            queries_MH = self._layer(len(self.layers) - 1, queries_MH, x_TH, relations, query_rows, rows)
+        return queries_MH
+
+    def _layer(
+        self,
+        depth: int,
+        queries_MH: Tensor | None,
+        x_TH: Tensor,
+        relations: Relations,
+        query_rows: Rows,
+        rows: Rows,
+    ) -> Tensor:
+        inputs = (queries_MH, x_TH, relations, query_rows, rows)
+        if self.checkpoint_activations and self.training:
+            y_MH: Tensor = checkpoint(self.layers[depth], *inputs, use_reentrant=False)
+        else:
+            y_MH = self.layers[depth](*inputs)
+        return y_MH
+
+
+def rows_of(at_M: Int[Tensor, " queries"], batch: Batch) -> Rows:
+    """The queries at sorted flat token indices `at_M` as rows of their own, one (maybe empty) for each row."""
+    edges = torch.searchsorted(at_M, batch.cu_seqlens.long())
+    counts = edges.diff()
+    order = torch.arange(at_M.numel(), device=at_M.device)
+    first = edges[:-1].repeat_interleave(counts, output_size=at_M.numel())
+    longest = max(1, int(counts.max())) if counts.numel() else 1
+    return Rows(edges.int(), order - first, longest)

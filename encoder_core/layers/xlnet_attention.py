@@ -1,0 +1,133 @@
+"""XLNet's attention (Yang et al. 2019): relative positions, relative segments, and two streams over one memory.
+
+The content stream h knows the token it stands on, the query stream g only where it stands. Both look at the same keys:
+the carried memory and the content states of their row.
+
+    score(i, j) = ((q_i + b_w) . k_j  +  (q_i + b_r) . r_{i-j}  +  (q_i + b_s) . s_{same or other segment}) / sqrt(D)
+
+A token sees another only if that one comes no later in the factorisation order; a query stream only if it comes before.
+
+Shapes: T tokens, M targets, H hidden, N heads, D head width; R rows, L longest row, C carried tokens, K = C + L keys,
+Q queries of a row, P distances.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from encoder_core.layers.dropout import Dropout, dropout
+from encoder_core.layers.parameters import AttentionBias, IntoHeads, OutOfHeads, Weights
+from encoder_core.layers.rows import Rows
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What the queries of one stream see, the same in all layers.
+
+    Attributes:
+        rows: how the queries lie in rows.
+        distance: [R or 1, Q, K] int64, row of the distance table from key to query.
+        visible: [R, Q or 1, K] bool.
+        other: [R, Q, K] bool, query and key are in different segments; None without segments.
+    """
+
+    rows: Rows
+    distance: Int[Tensor, "#rows queries keys"]
+    visible: Bool[Tensor, "#rows #queries keys"]
+    other: Bool[Tensor, "rows queries keys"] | None
+
+
+class TwoStreamAttention(nn.Module):
+    """Projections, biases and the residual LayerNorm, shared by both streams."""
+
+    def __init__(
+        self, hidden: int, heads: int, *, eps: float, dropout: float, attention_dropout: float
+    ) -> None:
+        super().__init__()
+        width = hidden // heads
+        self.query, self.key, self.value, self.distance = (IntoHeads(hidden, heads) for _ in range(4))
+        self.output = OutOfHeads(hidden, heads)
+        self.content_bias, self.distance_bias, self.segment_bias = (
+            AttentionBias(heads, width) for _ in range(3)
+        )
+        self.segment = Weights(2, heads, width)
+        self.norm = nn.LayerNorm(hidden, eps=eps)
+        self.dropout = Dropout(dropout)
+        self.attention_dropout = attention_dropout
+
+    def keys(self, content_RKH: Float[Tensor, "rows keys hidden"]) -> tuple[Tensor, Tensor]:
+        """Keys and values, [R, N, K, D] each, of the memory and the content states, in rows."""
+        return self.key(content_RKH).transpose(1, 2), self.value(content_RKH).transpose(1, 2)
+
+    def distances(
+        self, table_PH: Float[Tensor, "distances hidden"]
+    ) -> Float[Tensor, "heads distances width"]:
+        """Keys of the distances."""
+        distances_NPD: Tensor = self.distance(table_PH).transpose(0, 1)
+        return distances_NPD
+
+    def forward(
+        self,
+        x_MH: Float[Tensor, "queries hidden"],
+        keys: tuple[Tensor, Tensor],
+        distances_NPD: Float[Tensor, "heads distances width"],
+        sight: Sight,
+    ) -> Float[Tensor, "queries hidden"]:
+        """One stream's new states, before its feed-forward."""
+        query_MND = self.query(x_MH)
+        context_MND = sight.rows.unpad(self._context(query_MND, keys, distances_NPD, sight).transpose(1, 2))
+        y_MH: Tensor = self.norm(x_MH + self.dropout(self.output(context_MND)))
+        return y_MH
+
+    def _context(
+        self, query_MND: Tensor, keys: tuple[Tensor, Tensor], distances_NPD: Tensor, sight: Sight
+    ) -> Float[Tensor, "rows heads queries width"]:
+        """Everything but the content scores joins torch's fused attention as a bias. Who sees nobody gets zeros."""
+        key_RNKD, value_RNKD = keys
+        scale = key_RNKD.shape[-1] ** -0.5
+        shape = (len(key_RNKD), key_RNKD.shape[1], sight.distance.shape[1], key_RNKD.shape[2])
+        to_content_RNQD = self._rectangle(self.content_bias(query_MND), sight)
+        to_distance_RNQD = self._rectangle(self.distance_bias(query_MND), sight)
+        scores_RNQP = to_distance_RNQD @ distances_NPD.transpose(1, 2)
+        bias_RNQK = scores_RNQP.gather(-1, sight.distance[:, None].expand(shape))
+        if sight.other is not None:
+            to_segment_RNQD = self._rectangle(self.segment_bias(query_MND), sight)
+            same, other = torch.einsum("rnqd,snd->srnq", to_segment_RNQD, self.segment()).unsqueeze(-1)
+            bias_RNQK = bias_RNQK + torch.where(sight.other[:, None], other, same)
+        blind = ~sight.visible.any(-1, keepdim=True)[:, None]
+        hidden = ~(sight.visible[:, None] | blind)
+        context_RNQD = _attend(
+            to_content_RNQD * scale,
+            key_RNKD,
+            value_RNKD,
+            (bias_RNQK * scale).masked_fill(hidden, float("-inf")),
+            self.attention_dropout if self.training else 0.0,
+        )
+        return context_RNQD.masked_fill(blind, 0.0)
+
+    @staticmethod
+    def _rectangle(x_MND: Tensor, sight: Sight) -> Float[Tensor, "rows heads queries width"]:
+        return sight.rows.pad(x_MND).transpose(1, 2)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, rate: float) -> Tensor:
+    """softmax(q k' + bias) v, all [R, N, ., .], `rate` on the probabilities: torch's fused attention, except that on a
+    CPU it has no dropout, and falls back to one that costs several times as much; and that without rows (an idle
+    batch) it leaves the bias out of the graph, and so parameters that ZeRO waits for on every rank."""
+    if len(q) and (q.device.type != "cpu" or not rate):
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=rate, scale=1.0)
+    scores = torch.baddbmm(bias.flatten(0, 1), q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2))
+    weights = dropout(scores.softmax(-1), rate)
+    return torch.bmm(weights, v.flatten(0, 1)).view(*q.shape[:-1], v.shape[-1])
+
+
+def sinusoids(first: int, last: int, hidden: int, device: torch.device) -> Float[Tensor, "distances hidden"]:
+    """[last - first + 1, H] fp32: sines, then cosines, of the distances first .. last (Dai et al. 2019)."""
+    exponents = torch.arange(0, hidden, 2, device=device).float() / hidden
+    angles = torch.arange(first, last + 1, device=device).float()[:, None] * (
+        1 / torch.pow(10_000, exponents)
+    )
+    return torch.cat([angles.sin(), angles.cos()], dim=-1)

@@ -1,0 +1,260 @@
+"""XLNet's encoder: Transformer-XL layers with recurrence, run by one stream or by two.
+
+Shapes: T tokens, M targets, H hidden; R rows, L longest row, C carried tokens, K = C + L keys.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from encoder_core.batch import Batch
+from encoder_core.errors import ModelError
+from encoder_core.layers.deberta_encoder import rows_of
+from encoder_core.layers.dropout import Dropout
+from encoder_core.layers.encoder import Activation, activate
+from encoder_core.layers.parameters import Weights
+from encoder_core.layers.rows import Rows
+from encoder_core.layers.xlnet_attention import Sight, TwoStreamAttention, sinusoids
+
+Memory = tuple[Tensor, ...]
+"""For each layer, [R, C, H]: what it was last given for the tokens before these rows, without gradient."""
+
+
+@dataclass(frozen=True)
+class Recurrence:
+    """How much is carried on: the first `reuse` tokens of each row join the memory, which keeps its last `length`."""
+
+    reuse: int
+    length: int
+
+
+@dataclass(frozen=True)
+class Streams:
+    """What comes out.
+
+    Attributes:
+        content: [T, H].
+        query: [M, H], at the batch's targets; None where the batch has no factorisation order.
+        memory: to pass with the same rows' next tokens; empty without recurrence.
+    """
+
+    content: Float[Tensor, "tokens hidden"]
+    query: Float[Tensor, "targets hidden"] | None
+    memory: Memory
+
+
+class TwoStreamLayer(nn.Module):
+    """Attention and feed-forward, both streams through the same weights."""
+
+    def __init__(
+        self,
+        attention: TwoStreamAttention,
+        hidden: int,
+        inner: int,
+        *,
+        activation: Activation,
+        eps: float,
+        dropout: float,
+    ) -> None:
+        super().__init__()
+        self.activation: Activation = activation
+        self.attention = attention
+        self.up = nn.Linear(hidden, inner)
+        self.down = nn.Linear(inner, hidden)
+        self.norm = nn.LayerNorm(hidden, eps=eps)
+        self.dropout = Dropout(dropout)
+
+    def forward(
+        self,
+        content_TH: Float[Tensor, "tokens hidden"],
+        query_MH: Float[Tensor, "targets hidden"] | None,
+        carried_RCH: Float[Tensor, "rows carried hidden"] | None,
+        table_PH: Float[Tensor, "distances hidden"],
+        sights: tuple[Sight, Sight | None],
+    ) -> tuple[Tensor, Tensor | None]:
+        of_content, of_query = sights
+        content_RKH = of_content.rows.pad(content_TH)
+        if carried_RCH is not None:
+            content_RKH = torch.cat([carried_RCH, content_RKH], dim=1)
+        keys, distances_NPD = self.attention.keys(content_RKH), self.attention.distances(table_PH)
+        content_TH = self._feed_forward(self.attention(content_TH, keys, distances_NPD, of_content))
+        if query_MH is not None and of_query is not None:
+            query_MH = self._feed_forward(self.attention(query_MH, keys, distances_NPD, of_query))
+        return content_TH, query_MH
+
+    def _feed_forward(self, x: Tensor) -> Tensor:
+        inner = self.dropout(activate(self.up(x), self.activation))
+        y: Tensor = self.norm(x + self.dropout(self.down(inner)))
+        return y
+
+
+class WordEmbeddings(nn.Module):
+    """Word embeddings and dropout; positions and segments are the attention's business."""
+
+    def __init__(self, vocab: int, hidden: int, dropout: float) -> None:
+        super().__init__()
+        self.word = nn.Embedding(vocab, hidden)
+        self.dropout = Dropout(dropout)
+
+    def forward(self, batch: Batch) -> Float[Tensor, "tokens hidden"]:
+        embedded_TH: Tensor = self.dropout(self.word(batch.tokens))
+        return embedded_TH
+
+
+class TwoStreamEncoder(nn.Module):
+    """Word embeddings and layers; the query stream starts from one learned vector.
+
+    With `recurrence` the encoder carries memory on; with `checkpoint_activations` each layer keeps only its inputs
+    and runs again in the backward pass.
+    """
+
+    def __init__(
+        self,
+        vocab: int,
+        hidden: int,
+        layers: Sequence[TwoStreamLayer],
+        *,
+        recurrence: Recurrence | None,
+        dropout: float,
+        checkpoint_activations: bool = False,
+    ) -> None:
+        super().__init__()
+        self.embeddings = WordEmbeddings(vocab, hidden, dropout)
+        self.mask = Weights(1, 1, hidden)
+        self.layers = nn.ModuleList(layers)
+        self.dropout = Dropout(dropout)
+        self.recurrence = recurrence
+        self.checkpoint_activations = checkpoint_activations
+
+    def forward(self, batch: Batch) -> Float[Tensor, "tokens hidden"]:
+        """The content stream's last states, without memory; what fine-tuning builds on."""
+        return self.streams(batch).content
+
+    def streams(self, batch: Batch, memory: Memory | None = None) -> Streams:
+        """Both streams where the batch has a factorisation order, else the content stream, which sees every token.
+
+        `memory` is that of the same rows' previous tokens, () for the first; None to remember nothing.
+
+        Raises:
+            ModelError: memory of other rows or layers, or rows too short to carry `recurrence.reuse` tokens on.
+        """
+        last = self.states(batch, memory)[-1]
+        query = None if last.query is None else self.dropout(last.query)
+        return replace(last, content=self.dropout(last.content), query=query)
+
+    def states(self, batch: Batch, memory: Memory | None = None) -> list[Streams]:
+        """Both streams from the embeddings to the last layer, before the final dropout; memory with the last."""
+        recurrence = self.recurrence if memory is not None and batch.rows else None
+        memory = memory or ()
+        self._check(batch, memory, recurrence)
+        content_TH: Tensor = self.embeddings(batch)
+        query_MH = None if batch.order is None else self.dropout(self._first_query(batch))
+        sights = self._sights(batch, memory[0].shape[1] if memory else 0)
+        table_PH = self.dropout(self._table(batch, memory).to(content_TH.dtype))
+        streams, carried = [Streams(content_TH, query_MH, ())], []
+        for depth in range(len(self.layers)):
+            before = memory[depth] if memory else None
+            if recurrence is not None:
+                carried.append(_carry(recurrence, before, sights[0].rows.pad(content_TH)))
+            content_TH, query_MH = self._layer(depth, content_TH, query_MH, before, table_PH, sights)
+            streams.append(Streams(content_TH, query_MH, tuple(carried)))
+        return streams
+
+    def _first_query(self, batch: Batch) -> Tensor:
+        mask_1H: Tensor = self.mask().view(1, -1)
+        return mask_1H.expand(batch.target_positions.numel(), -1)
+
+    def _table(self, batch: Batch, memory: Memory) -> Tensor:
+        first, last = _reach(batch, memory[0].shape[1] if memory else 0)
+        return sinusoids(first, last, self.embeddings.word.embedding_dim, batch.tokens.device)
+
+    def _sights(self, batch: Batch, carried: int) -> tuple[Sight, Sight | None]:
+        rows = Rows.of(batch)
+        content = _sight(
+            batch, rows, rows, torch.arange(batch.tokens.numel(), device=batch.tokens.device), carried
+        )
+        if batch.order is None:
+            return content, None
+        targets = rows_of(batch.target_positions, batch)
+        return content, _sight(batch, rows, targets, batch.target_positions, carried)
+
+    def _layer(
+        self,
+        depth: int,
+        content_TH: Tensor,
+        query_MH: Tensor | None,
+        carried: Tensor | None,
+        table_PH: Tensor,
+        sights: tuple[Sight, Sight | None],
+    ) -> tuple[Tensor, Tensor | None]:
+        inputs = (content_TH, query_MH, carried, table_PH, sights)
+        if self.checkpoint_activations and self.training:
+            recomputed: tuple[Tensor, Tensor | None] = checkpoint(
+                self.layers[depth], *inputs, use_reentrant=False
+            )
+            return recomputed
+        streams: tuple[Tensor, Tensor | None] = self.layers[depth](*inputs)
+        return streams
+
+    def _check(self, batch: Batch, memory: Memory, recurrence: Recurrence | None) -> None:
+        if memory and (len(memory) != len(self.layers) or len(memory[0]) != batch.rows):
+            raise ModelError(
+                f"memory of {len(memory)} layers and {len(memory[0])} rows for {len(self.layers)} layers and "
+                f"{batch.rows} rows",
+                remedy="carry memory from the same rows' previous tokens, or none",
+            )
+        if recurrence is not None and int(batch.cu_seqlens.diff().min()) < recurrence.reuse:
+            raise ModelError(
+                f"a row shorter than the {recurrence.reuse} tokens that are carried on",
+                remedy="give rows of one length, at least `reuse`, or a model without memory",
+            )
+
+
+def _reach(batch: Batch, carried: int) -> tuple[int, int]:
+    """Smallest and largest distance from key to query; rows that run backwards count theirs the other way."""
+    ahead = max(batch.max_length - 1, 0)
+    behind = ahead + carried
+    return (-ahead, behind) if batch.reversed_rows is None else (-behind, behind)
+
+
+def _sight(batch: Batch, rows: Rows, query_rows: Rows, at: Tensor, carried: int) -> Sight:
+    """What queries at flat token indices `at` see. The content stream's `query_rows` are the rows themselves."""
+    of_content = query_rows is rows
+    keys_K = torch.arange(-carried, rows.max_length, device=at.device)
+    queries_RQ = keys_K[None, carried:] if of_content else query_rows.pad(batch.positions[at])
+    distance = queries_RQ[:, :, None] - keys_K
+    if batch.reversed_rows is not None:
+        distance = torch.where(batch.reversed_rows[:, None, None], -distance, distance)
+    visible = _keys_present(rows, carried)
+    if batch.order is not None:
+        key_order, query_order = (
+            rows.pad(batch.order)[:, None, :],
+            query_rows.pad(batch.order[at])[:, :, None],
+        )
+        in_order = key_order <= query_order if of_content else key_order < query_order
+        visible = visible & F.pad(in_order, (carried, 0), value=True)
+    other = None
+    if batch.segments is not None:  # the memory counts as segment 0, as in the published code
+        key_segment = F.pad(rows.pad(batch.segments), (carried, 0))
+        other = query_rows.pad(batch.segments[at])[:, :, None] != key_segment[:, None, :]
+    first, _ = _reach(batch, carried)
+    return Sight(query_rows, distance - first, visible, other)
+
+
+def _keys_present(rows: Rows, carried: int) -> Tensor:
+    """[R, 1, K]: true for memory and for tokens, false for padding."""
+    lengths = rows.cu_seqlens.diff()[:, None]
+    columns = torch.arange(rows.max_length, device=lengths.device)
+    return F.pad(columns < lengths, (carried, 0), value=True)[:, None, :]
+
+
+@torch.no_grad()
+def _carry(recurrence: Recurrence, before: Tensor | None, content_RLH: Tensor) -> Tensor:
+    fresh = content_RLH[:, : recurrence.reuse]
+    joined = fresh if before is None else torch.cat([before, fresh], dim=1)
+    return joined[:, -recurrence.length :].detach().clone()

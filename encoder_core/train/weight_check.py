@@ -1,0 +1,128 @@
+"""Silent corruption: weights that must be the same on every rank, compared.
+
+A memory cell or a link that flips a bit raises no error; the loss may not even show it. Every rank adds up the bits of
+its working weights, on the device, and all compare. The sums are of integers modulo 2**64, so the order of addition
+does not matter and one flipped bit always changes them.
+
+What it finds depends on the ZeRO stage. Stage 0: weights live on from step to step, so damage is found at the next
+comparison, however late. Stages 1 and 2: working weights are rebuilt from the sharded master weights by every update,
+so damage is found only if they are compared before the next one; master weights and moments exist once and cannot be
+compared. Stage 3 has nothing twice. A rank that computes wrongly, from good weights, spoils the gradient of all alike:
+that, no comparison of weights can find.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from encoder_core.train.exchange import Control
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_HALF = 1 << 32
+
+Digest = tuple[int, ...]
+
+
+class CorruptReplica(Exception):
+    """Weights differ between ranks. Nothing computed from them may be kept: start again from the last commit.
+
+    Not a user's mistake. The same on all ranks.
+
+    Attributes:
+        step: steps done before the one in which it was found.
+        ranks: those that deviate from the majority; empty if there is none, as with two ranks.
+        tensor: the first weight that differs; None if an update has overwritten it since.
+    """
+
+    def __init__(self, step: int, ranks: tuple[int, ...], tensor: str | None) -> None:
+        super().__init__(step, ranks, tensor)
+        self.step, self.ranks, self.tensor = step, ranks, tensor
+
+    def __str__(self) -> str:
+        who = f"of rank {', '.join(map(str, self.ranks))}" if self.ranks else "of some rank, unknown which,"
+        return f"the weights {who} were not what the others had at step {self.step} ({self.tensor or 'some'})"
+
+
+@dataclass(frozen=True)
+class Replicated:
+    """What every rank should hold alike; empty where nothing is held twice.
+
+    Attributes:
+        buffers: all of it, in as few tensors as there are.
+        named: the same by parameter, to say where a difference is.
+    """
+
+    buffers: Sequence[Tensor] = ()
+    named: Sequence[tuple[str, Tensor]] = ()
+
+    def digest(self) -> Int64[Tensor, " 0_or_1"]:
+        """One integer for all buffers, on their device; none for no buffers."""
+        if not self.buffers:
+            return torch.empty(0, dtype=torch.int64)
+        sums = sums_of_bits(self.buffers)
+        places = torch.arange(1, 2 * len(sums), 2, device=sums.device)  # odd factors keep every bit
+        return (sums * places).sum()[None]
+
+
+def sums_of_bits(tensors: Iterable[Tensor]) -> Int64[Tensor, " tensors"]:
+    """Each tensor's bits, read as integers and added up modulo 2**64. On the tensors' device; nothing is copied."""
+    return torch.stack([_sum_of_bits(tensor.detach().flatten()) for tensor in tensors])
+
+
+def ensure_same(replicated: Replicated, control: Control, step: int) -> None:
+    """Collective. Raises CorruptReplica on all ranks if the weights are not the same bits on all."""
+    if control.world > 1 and replicated.buffers:
+        table = control.table(halves([replicated.digest()]))
+        ensure_same_digests([whole(row) for row in table.tolist()], replicated, control, step)
+
+
+def ensure_same_digests(
+    digests: Sequence[Digest], replicated: Replicated, control: Control, step: int
+) -> None:
+    """As `ensure_same`, given all ranks' digests. Collective only if they differ.
+
+    Raises:
+        CorruptReplica: on all ranks.
+    """
+    if len(set(digests)) > 1:
+        raise CorruptReplica(step, deviating(digests), _first_difference(replicated, control))
+
+
+def deviating(digests: Sequence[Digest]) -> tuple[int, ...]:
+    """The ranks whose digest is not that of more than half of all; none if there is no such majority."""
+    (common, count), *_ = Counter(digests).most_common(1)
+    if 2 * count <= len(digests):
+        return ()
+    return tuple(rank for rank, digest in enumerate(digests) if digest != common)
+
+
+def halves(digests: Sequence[Int64[Tensor, " n"]]) -> list[float]:
+    """64-bit integers in two halves each, for a gather that carries float64."""
+    values = torch.cat([digest.cpu() for digest in digests]).tolist() if digests else []
+    return [half for value in values for half in divmod(value, _HALF)]
+
+
+def whole(row: Sequence[float]) -> Digest:
+    """A rank's halves, to compare."""
+    return tuple(int(half) for half in row)
+
+
+def _first_difference(replicated: Replicated, control: Control) -> str | None:
+    sums = sums_of_bits(tensor for _, tensor in replicated.named)
+    table = control.table(halves([sums])).view(control.world, -1, 2)
+    differs = (table != table[0]).any(dim=2).any(dim=0).tolist()
+    return next((name for (name, _), other in zip(replicated.named, differs, strict=True) if other), None)
+
+
+def _sum_of_bits(flat: Tensor) -> Int64[Tensor, ""]:
+    """Eight bytes at a time where they lie on eight-byte boundaries, element by element at the ends."""
+    per_word, integers = 8 // flat.element_size(), _INTEGERS[flat.element_size()]
+    head = min(flat.numel(), -flat.storage_offset() % per_word)
+    stop = flat.numel() - (flat.numel() - head) % per_word
+    pieces = ((flat[:head], integers), (flat[head:stop], torch.int64), (flat[stop:], integers))
+    found = [piece.view(kind).sum(dtype=torch.int64) for piece, kind in pieces if piece.numel()]
+    return sum(found[1:], start=found[0]) if found else torch.zeros((), dtype=torch.int64, device=flat.device)

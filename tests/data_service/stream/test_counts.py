@@ -1,0 +1,73 @@
+"""Row counts are kept between runs; what is kept is believed only if it is what was put there."""
+
+import io
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from corpus import random_block, source_of, spec_of, write_corpus
+
+from data_service.store.open import open_store
+from data_service.stream.counts import Runner, count_rows, measure_rows, run_here
+from data_service.stream.sources import Corpora
+
+KINDS = [count_rows, measure_rows]
+
+
+@pytest.fixture(scope="module")
+def corpora(tmp_path_factory: pytest.TempPathFactory) -> Corpora:
+    uri = write_corpus(tmp_path_factory.mktemp("c") / "c", [random_block(seed, 900) for seed in range(3)])
+    return Corpora(spec_of(source_of(uri)))
+
+
+def watched(blocks: list[int]) -> Runner:
+    """The usual runner, and how many blocks it has gone through."""
+
+    def run(job, corpora, source, which, counted):
+        blocks.append(len(which))
+        return run_here(job, corpora, source, which, counted)
+
+    return run
+
+
+@pytest.mark.parametrize("count", KINDS)
+def test_what_is_kept_is_not_counted_again(corpora: Corpora, count, tmp_path: Path) -> None:
+    cache, gone_through = open_store(tmp_path), list[int]()
+    first = count(corpora, cache, watched(gone_through))
+    second = count(corpora, cache, watched(gone_through))
+    assert gone_through == [3]
+    np.testing.assert_array_equal(first[0], second[0])
+    assert first[0].dtype == second[0].dtype
+
+
+@pytest.mark.parametrize("count", KINDS)
+def test_damage_of_any_kind_is_found_and_said(
+    corpora: Corpora, count, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache, draws = open_store(tmp_path), random.Random(5)
+    true = count(corpora, cache)
+    (entry,) = cache.list()
+    whole = cache.get(entry.key)
+    for _ in range(60):
+        damaged = bytearray(whole)
+        damaged[draws.randrange(len(whole))] ^= 1 << draws.randrange(8)
+        cut = draws.choice([len(whole), draws.randrange(len(whole))])
+        cache.put(entry.key, bytes(damaged[:cut]))
+        caplog.clear()
+        np.testing.assert_array_equal(count(corpora, cache)[0], true[0])
+        assert "is damaged" in caplog.text
+        assert cache.get(entry.key) == whole
+
+
+def test_counts_of_a_version_that_kept_no_hash_are_made_again(
+    corpora: Corpora, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache = open_store(tmp_path)
+    true = count_rows(corpora, cache)
+    (entry,) = cache.list()
+    other = io.BytesIO()
+    np.save(other, true[0] + 1)
+    cache.put(entry.key, other.getvalue())
+    np.testing.assert_array_equal(count_rows(corpora, cache)[0], true[0])
+    assert "kept no hash" in caplog.text

@@ -1,0 +1,225 @@
+"""Batches of one source each: exact at any place, in proportion, and no row twice in an epoch, whatever the sizes."""
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from alike import assert_same
+from corpus import block_of_pairs, source_of, spec_of, write_corpus
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plans import plan_of, rows_of_epoch
+
+from data_service.errors import PlanError
+from data_service.samples.samples import join_rows, slice_rows
+from data_service.stream.mixture import weights_of
+from data_service.stream.order import SourceOrder
+from data_service.stream.plan import Plan
+from data_service.stream.positions import Phase, Positions, Range
+from data_service.stream.sources import Corpora
+from data_service.stream.stream import Stream
+from data_service.stream.window import SlabLayout, build_window
+
+weights = st.one_of(st.none(), st.lists(st.floats(0.2, 5), min_size=4, max_size=4))
+stretches = st.sampled_from([1, 16])
+
+
+@st.composite
+def plans(draw: st.DrawFn, split: str = "train") -> Plan:
+    """Up to four sources of one or more batches each, in blocks of any size."""
+    batch = draw(st.integers(1, 9))
+    blocks = st.lists(st.integers(1, 40), min_size=1, max_size=8)
+    rows = draw(st.lists(blocks.filter(lambda counts: sum(counts) >= batch), min_size=1, max_size=4))
+    given_weights = draw(weights)
+    samples = draw(st.integers(1, 60))
+    try:
+        return plan_of(
+            rows,
+            None if given_weights is None else given_weights[: len(rows)],
+            one_source=batch,
+            temperature=1.0 if given_weights else draw(st.sampled_from([1.0, 1.5, 2.0, 7.0])),
+            window={"samples": samples, "least_tokens": 1, "stretches": draw(stretches)},
+        )
+    except PlanError:  # a weight that is less than a batch
+        return plan_of(rows, None, one_source=batch)
+
+
+def batches(plan: Plan, epoch: int) -> Iterator[list[tuple[int, int, int, int]]]:
+    rows, batch = rows_of_epoch(plan, epoch), plan.spec.one_source
+    assert batch is not None
+    assert len(rows) % batch == 0
+    return (rows[start : start + batch] for start in range(0, len(rows), batch))
+
+
+@settings(deadline=None)
+@given(plans(), st.integers(0, 5))
+def test_every_batch_is_of_one_source_and_no_row_comes_twice_in_an_epoch(plan: Plan, epoch: int) -> None:
+    seen: Counter[tuple[int, int, int]] = Counter()
+    for batch in batches(plan, epoch):
+        assert len({source for source, _, _, _ in batch}) == 1
+        seen.update(row[:3] for row in batch)
+    assert set(seen.values()) == {1}
+    assert len(seen) == plan.grid.samples_per_epoch
+
+
+@settings(deadline=None, max_examples=25)
+@given(plans())
+def test_rows_of_a_source_come_alike_often_over_the_epochs(plan: Plan) -> None:
+    """What an epoch leaves over, the next begins with: nothing is left out for good."""
+    seen = Counter(row[:3] for epoch in range(5) for row in rows_of_epoch(plan, epoch))
+    for source, quota in enumerate(plan.grid.quotas):
+        counts = [count for (number, _, _), count in seen.items() if number == source]
+        rows = int(plan.line(source, 0).ends[-1])
+        assert max(counts) - (min(counts) if len(counts) == rows else 0) <= 1
+        assert sum(counts) == 5 * quota
+
+
+@settings(deadline=None)
+@given(plans(), st.integers(0, 3), st.data())
+def test_a_sample_is_found_alone(plan: Plan, epoch: int, data: st.DataObject) -> None:
+    sample = data.draw(st.integers(0, plan.grid.samples_per_epoch - 1))
+    origin = plan.origin(epoch, sample)
+    expected = rows_of_epoch(plan, epoch)[sample]
+    assert (origin.source, origin.block, origin.row, origin.epoch) == expected
+
+
+@settings(deadline=None)
+@given(plans())
+def test_sources_have_their_share_of_an_epoch_and_of_every_window(plan: Plan) -> None:
+    """To a batch; and one batch more in proportion would take more rows than some source has."""
+    spec, batch = plan.spec, plan.spec.one_source
+    assert batch is not None
+    rows = [int(plan.line(source, 0).ends[-1]) for source in range(len(spec.sources))]
+    whole = [count // batch for count in rows]
+    share = weights_of(spec.sources, whole, spec.temperature) or whole
+    counts = [quota // batch for quota in plan.grid.quotas]
+    total = sum(counts)
+    assert all(0 < count <= most for count, most in zip(counts, whole, strict=True))
+    for count, weight in zip(counts, share, strict=True):
+        assert abs(count - total * weight / sum(share)) < 1.001
+    longest = min(most * sum(share) / weight for most, weight in zip(whole, share, strict=True))
+    assert longest - 1.001 <= total <= longest + 1e-6
+    for window in range(plan.grid.windows):
+        sizes = [0] * len(rows)
+        for piece in plan.window(0, window).pieces:
+            sizes[piece.source] += len(piece)
+        for size, count in zip(sizes, counts, strict=True):
+            assert abs(size / batch - count / plan.grid.windows) < 1
+
+
+@settings(deadline=None)
+@given(plans(), st.integers(1, 12), st.lists(st.integers(0, 11), max_size=4), st.data())
+def test_every_step_of_a_run_is_of_one_source_though_steps_are_skipped(
+    plan: Plan, steps: int, skipped: list[int], data: st.DataObject
+) -> None:
+    batch, size = plan.spec.one_source, plan.grid.samples_per_epoch
+    assert batch is not None
+    phases = [Phase.of_samples(steps, batch, size), Phase.of_samples(3, batch, size)]
+    whole = Positions(phases)
+    skips = [lost for step in skipped if step < whole.steps for lost in whole.ranges(step)]
+    positions = Positions(phases, skips)
+    step = data.draw(st.integers(0, positions.steps - 1))
+    (found,) = positions.ranges(step)
+    assert isinstance(found, Range)
+    rows = rows_of_epoch(plan, found.epoch)[found.start : found.stop]
+    assert len(rows) == batch
+    assert len({source for source, _, _, _ in rows}) == 1
+
+
+@given(
+    st.lists(st.integers(0, 12), min_size=1, max_size=5).filter(any), st.integers(1, 7), stretches, st.data()
+)
+def test_the_order_of_a_window_is_a_permutation_that_any_part_of_is_found_alone(
+    counts: list[int], batch: int, stretches: int, data: st.DataObject
+) -> None:
+    order = SourceOrder(tuple(count * batch for count in counts), batch, stretches, ("name", 3))
+    every = order.many(np.arange(order.size))
+    assert sorted(every.tolist()) == list(range(order.size))
+    chosen = data.draw(st.lists(st.integers(0, order.size - 1), max_size=20))
+    assert order.many(np.array(chosen, dtype=np.int64)).tolist() == every[chosen].tolist()
+    source = np.searchsorted(np.cumsum(order.sizes), every, side="right").reshape(-1, batch)
+    assert (source == source[:, :1]).all()
+    with pytest.raises(IndexError):
+        order.at(order.size)
+
+
+def test_sources_take_turns_at_random_and_small_ones_are_not_all_in_one_window() -> None:
+    plan = plan_of([[400]] * 2 + [[20]] * 10, one_source=10, window={"samples": 160, "least_tokens": 1})
+    turns = np.array([batch[0][0] for batch in batches(plan, 0)])
+    assert (turns[1:] != turns[:-1]).sum() > 20
+    sizes = [plan.grid.size(window) for window in range(plan.grid.windows)]
+    assert max(sizes) < 1.5 * min(sizes)
+
+
+def test_neighbours_in_the_text_go_to_different_batches() -> None:
+    plan = plan_of(
+        [[800], [800]], one_source=50, window={"samples": 1600, "least_tokens": 1, "stretches": 16}
+    )
+    for batch in batches(plan, 0):
+        rows = np.sort([row for _, _, row, _ in batch])
+        assert np.diff(rows).min() >= 16
+
+
+def test_a_source_with_less_than_a_batch_is_named() -> None:
+    with pytest.raises(PlanError, match=r"source s1 \(u1\) has 7 rows, less than one batch of 8"):
+        plan_of([[30], [7]], one_source=8)
+
+
+def test_a_source_whose_weight_is_less_than_a_batch_is_named() -> None:
+    with pytest.raises(PlanError, match=r"source s0 \(u0\): of the 2 batches of an epoch"):
+        plan_of([[30], [30]], [0.01, 1.0], one_source=15)
+
+
+@pytest.mark.parametrize(("temperature", "ratio"), [(1.0, 16.0), (2.0, 4.0), (4.0, 2.0)])
+def test_temperature_flattens_the_shares_of_sources(temperature: float, ratio: float) -> None:
+    plan = plan_of([[1600], [100]], one_source=1, temperature=temperature)
+    assert plan.grid.quotas == (100 * ratio, 100)
+    mixed = plan_of([[1600], [100]], temperature=temperature)
+    assert mixed.grid.samples_per_epoch == 1700
+    assert abs(mixed.grid.quotas[0] - 1700 * ratio / (1 + ratio)) <= 1
+
+
+@pytest.fixture(scope="module")
+def corpora(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    folder = tmp_path_factory.mktemp("pairs")
+    return (
+        write_corpus(folder / "a", [block_of_pairs(seed, 40, 3) for seed in range(4)], negatives=1),
+        write_corpus(folder / "b", [block_of_pairs(seed, 30, 2) for seed in range(9, 12)], negatives=0),
+    )
+
+
+def stream_of(corpora: tuple[str, str], **more: object) -> Stream:
+    sources = (source_of(uri, name) for uri, name in zip(corpora, "ab", strict=True))
+    texts = {"input": {"packing": "pairs"}, "masking": {"kind": "none"}, "one_source": 8}
+    return Stream(spec_of(*sources, window={"samples": 64, "least_tokens": 1}, **texts, **more), windows=99)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 2), st.data())
+def test_any_part_of_a_stream_is_read_alone(
+    corpora: tuple[str, str], epoch: int, data: st.DataObject
+) -> None:
+    stream = stream_of(corpora, temperature=2.0)
+    whole = stream.read(epoch, 0, stream.samples_per_epoch)
+    start = data.draw(st.integers(0, stream.samples_per_epoch - 1))
+    stop = data.draw(st.integers(start + 1, stream.samples_per_epoch))
+    assert_same(stream_of(corpora, temperature=2.0).read(epoch, start, stop), slice_rows(whole, start, stop))
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(1, 40))
+def test_windows_are_the_same_in_any_slabs(corpora: tuple[str, str], rows: int) -> None:
+    stream = stream_of(corpora)
+    window = stream.plan.window(0, 0)
+    layout = SlabLayout.sliced(window.order.size, rows)
+    slabs = build_window(Corpora(stream.spec), window, layout)
+    assert_same(join_rows(slabs), stream.read(0, 0, stream.plan.grid.start(1)))
+
+
+def test_a_window_takes_the_memory_it_was_planned_to_take(corpora: tuple[str, str], tmp_path: Path) -> None:
+    for length in (8, 64):
+        grid = stream_of(corpora, length=length).plan.grid
+        window = stream_of(corpora, length=length).read(0, grid.start(0), grid.start(1))
+        assert 0.5 * grid.window_bytes < window.nbytes < 1.2 * grid.window_bytes

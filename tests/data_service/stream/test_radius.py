@@ -1,0 +1,131 @@
+"""The shuffle's radius: what a batch draws on, at real size, and the order that keeps neighbours apart."""
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from data_service.corpus.manifest import block_table
+from data_service.errors import PlanError
+from data_service.ingest.options import BLOCK_TOKENS
+from data_service.samples.spec import SourceSpec, StreamSpec, WindowSize
+from data_service.store.open import open_store
+from data_service.stream.order import SpreadOrder
+from data_service.stream.plan import Plan
+from data_service.stream.radius import NEAR, Radius, expected_radius, radius
+from data_service.tokenizers.specials import SpecialIds
+from launcher.bench.synthetic import write_corpus
+from launcher.cli import app
+
+LARGE = [1e9, 4.8e9, 2.4e9, 1.9e9]  # roberta-large-160gb's sources, a quarter as large
+FORMER_BLOCK = 1 << 20
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(1, 300), st.integers(1, 40), st.integers(0, 9))
+def test_a_spread_order_holds_every_thing_once(size: int, stretches: int, seed: int) -> None:
+    order = SpreadOrder(size, stretches, ("test", seed))
+    everything = order.many(np.arange(size))
+    assert sorted(everything.tolist()) == list(range(size))
+    assert [order.at(position) for position in range(0, size, 7)] == everything[::7].tolist()
+    with pytest.raises(IndexError):
+        order.at(size)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(17, 5000), st.integers(0, 9))
+def test_what_follows_is_never_in_the_same_stretch_or_the_next(size: int, seed: int) -> None:
+    """Of 16: a batch as long as a stretch may lie across two."""
+    things = SpreadOrder(size, 16, ("test", seed)).many(np.arange(size))
+    begins = np.append(True, np.diff(things % 16) != 0)
+    assert begins.sum() == 16
+    stretch = np.empty(size, dtype=np.int64)
+    stretch[things] = np.cumsum(begins)
+    for apart in range(1, 7):
+        assert np.abs(stretch[apart:] - stretch[:-apart]).min() >= 2
+
+
+def test_orders_differ_by_name_and_are_not_regular() -> None:
+    first, second = (SpreadOrder(16_000, 16, ("test", n)).many(np.arange(16_000)) for n in (0, 1))
+    assert (first == second).mean() < 0.01
+    assert Counter(np.diff(first[:1000]).tolist()).most_common(1)[0][1] < 20
+
+
+def at_large_batches(*, spread: bool, block_tokens: int) -> Radius:
+    return expected_radius(LARGE, batch=8192, length=512, spread=spread, block_tokens=block_tokens)
+
+
+def test_at_160_gb_no_row_has_its_continuation_beside_it() -> None:
+    """What was: 65 to 75 blocks, 6 % of the rows beside their continuation, whatever the size of a block."""
+    before = at_large_batches(spread=False, block_tokens=FORMER_BLOCK)
+    smaller = at_large_batches(spread=False, block_tokens=BLOCK_TOKENS)
+    now = at_large_batches(spread=True, block_tokens=BLOCK_TOKENS)
+    assert before.regions < 80
+    assert min(before.continued, smaller.continued) > 0.055
+    assert max(now.continued, now.near) < 0.005
+    assert now.regions > 200
+    assert now.largest < 0.01
+    assert now.amplification <= before.amplification
+    assert now.read_bytes > 500_000
+
+
+def test_larger_blocks_of_existing_corpora_are_spread_too() -> None:
+    assert at_large_batches(spread=True, block_tokens=FORMER_BLOCK).continued < 0.005
+
+
+@pytest.mark.parametrize(("batch", "length"), [(256, 128), (30_000, 512)])
+def test_other_batches_are_spread_too(batch: int, length: int) -> None:
+    found = expected_radius([1e9], batch=batch, length=length, spread=True, block_tokens=BLOCK_TOKENS)
+    assert found.continued < 0.005
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.lists(st.integers(50, 400), min_size=1, max_size=6), st.integers(1, 12), st.sampled_from([1, 4]))
+def test_the_measure_is_what_counting_by_hand_finds(blocks: list[int], batch: int, stretches: int) -> None:
+    table = block_table([(0, 0, 10 * n, n, 1, 1) for n in blocks], [""] * len(blocks), ["s"])
+    spec = StreamSpec(
+        sources=(SourceSpec(name="a", uri="", manifest_fingerprint="a"),),
+        length=16,
+        special=SpecialIds(0, 1, 2, 3, 4),
+        never_masked=(0,),
+        vocab_size=100,
+        seed=1,
+        window=WindowSize(samples=3 * batch, least_tokens=1, stretches=stretches),
+    )
+    plan = Plan(spec, (table,), (np.array([-(-n // 14) for n in blocks]),))
+    total = plan.grid.samples_per_epoch
+    if batch > total:
+        with pytest.raises(PlanError, match="larger than an epoch"):
+            radius(plan, [table], batch)
+        return
+    found = radius(plan, [table], batch)
+    continued, near, regions = [], [], []
+    for start in np.unique(np.linspace(0, total // batch - 1, 16, dtype=np.int64)) * batch:
+        origins = [plan.origin(0, sample) for sample in range(int(start), int(start) + batch)]
+        places = {(one.block, one.row) for one in origins}
+        continued += [(block, row + 1) in places for block, row in places]
+        near += [any((b, r + d) in places for d in range(-NEAR, NEAR + 1) if d) for b, r in places]
+        regions.append(len({block for block, _ in places}))
+    assert found.continued == pytest.approx(np.mean(continued))
+    assert found.near == pytest.approx(np.mean(near))
+    assert found.regions == pytest.approx(np.mean(regions))
+    assert found.amplification >= 1
+
+
+def test_stats_and_estimate_print_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    write_corpus(open_store(tmp_path / "corpus"), 3)
+    small = CliRunner().invoke(app, ["corpus", "stats", str(tmp_path / "corpus"), "--batch", "64"])
+    assert "a batch of 64 rows" in small.output
+    assert "beside their continuation" in small.output
+    large = CliRunner().invoke(app, ["corpus", "stats", str(tmp_path / "corpus")])
+    assert large.exit_code == 0
+    assert "beside" not in large.output  # less text than one batch of 8,192
+    machines = ("--nodes", "16", "--gpus-per-node", "8", "--gpu", "h100")
+    estimate = CliRunner().invoke(app, ["estimate", "roberta-large-160gb", *machines])
+    assert "0.00%  = rows whose text goes on in their batch" in estimate.output
+    assert "beside" not in CliRunner().invoke(app, ["estimate", "xlnet-large", *machines]).output

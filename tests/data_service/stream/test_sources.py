@@ -1,0 +1,91 @@
+"""What masking knows of the corpora: where words begin, and how often each token occurs."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from corpus import NEVER_MASKED, SPECIAL, VOCABULARY, random_block, source_of, spec_of, write_corpus
+
+from data_service.corpus.block import Block
+from data_service.corpus.layout import TOKENIZER
+from data_service.corpus.manifest import MANIFEST
+from data_service.corpus.manifest_file import load_manifest, save_manifest
+from data_service.errors import CorpusError
+from data_service.store.open import open_store
+from data_service.stream.sources import Corpora
+from data_service.stream.stream import Stream
+
+ALWAYS_RANDOM = {"mask": 0, "random": 1, "keep": 0, "random_from": "unigram"}
+
+
+def write_vocabulary(uri: str, pieces: list[str]) -> None:
+    """A WordPiece tokenizer of special and these further pieces, where a corpus keeps its own."""
+    folder = Path(uri) / TOKENIZER
+    folder.mkdir()
+    special = ["[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]"]
+    (folder / "vocab.txt").write_text("\n".join([*special, *pieces]) + "\n", "utf-8")
+
+
+def test_random_tokens_are_as_frequent_as_in_all_sources_together(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    sources = []
+    for name, low, high in (("a", 5, 60), ("b", 40, 120)):
+        skewed = low + (rng.random(120_000) ** 2 * (high - low)).astype(np.uint16)
+        block = Block(skewed.astype(np.uint16), np.arange(0, 120_001, 20), np.array([0, 3000, 6000]))
+        sources.append(source_of(write_corpus(tmp_path / name, [block]), name))
+    spec = spec_of(*sources, masking={"kind": "mlm", "rate": 0.5, "replace": ALWAYS_RANDOM})
+    stream = Stream(spec)
+    rows = stream.read(0, 0, stream.samples_per_epoch)
+    found = np.bincount(rows.tokens[rows.target_positions], minlength=VOCABULARY)
+    text = rows.tokens.copy()
+    text[rows.target_positions] = rows.target_ids
+    counts = np.bincount(text[~np.isin(text, NEVER_MASKED)], minlength=VOCABULARY)
+    assert not found[counts == 0].any()
+    expected = (counts / counts.sum() * found.sum())[counts > 0]
+    statistic = ((found[counts > 0] - expected) ** 2 / expected).sum()
+    assert statistic < len(expected) + 5 * np.sqrt(2 * len(expected))
+
+
+def test_frequencies_of_nothing_are_refused(tmp_path: Path) -> None:
+    unknown = Block(np.full(100, SPECIAL.unk, dtype=np.uint16), np.array([0, 100]), np.array([0, 1]))
+    uri = write_corpus(tmp_path / "c", [unknown])
+    with pytest.raises(CorpusError, match="random_from"):
+        Stream(spec_of(source_of(uri), masking={"kind": "mlm", "replace": ALWAYS_RANDOM})).read(0, 0, 1)
+
+
+@pytest.mark.parametrize("unit", ["whole_word", "ngram", "span"])
+def test_words_are_refused_where_no_piece_begins_one(tmp_path: Path, unit: str) -> None:
+    uri = write_corpus(tmp_path / "c", [random_block(1, 500)])
+    write_vocabulary(uri, [f"##p{number}" for number in range(VOCABULARY - 5)])
+    with pytest.raises(CorpusError, match=f"masking by {unit} needs words"):
+        Stream(spec_of(source_of(uri), masking={"kind": "mlm", "unit": unit})).read(0, 0, 1)
+
+
+def test_only_what_a_scheme_needs_is_read(tmp_path: Path) -> None:
+    """A corpus without a tokenizer serves masking by token."""
+    uri = write_corpus(tmp_path / "c", [random_block(1, 500)])
+    corpora = Corpora(spec_of(source_of(uri)))
+    assert corpora.starts_word is None
+    assert corpora.unigram is None
+
+
+def test_words_of_an_older_corpus_stay_as_they_were(tmp_path: Path) -> None:
+    """Scripts without spaces have words in corpora built by the newer rules; together with an older one, in neither."""
+    block = random_block(1, 500)
+    for name in ("old", "new"):
+        write_vocabulary(
+            write_corpus(tmp_path / name, [block]), [f"p{i}" for i in range(VOCABULARY - 6)] + ["##日"]
+        )
+    store = open_store(str(tmp_path / "new"))
+    built = replace(load_manifest(store), options={"rules": 2})
+    store.delete(MANIFEST)
+    save_manifest(store, built)
+    old, new = (source_of(str(tmp_path / name), name) for name in ("old", "new"))
+    assert old.manifest_fingerprint != new.manifest_fingerprint
+    flags = []
+    for sources in ((old,), (new,), (old, new)):
+        starts = Corpora(spec_of(*sources, masking={"kind": "mlm", "unit": "whole_word"})).starts_word
+        assert starts is not None
+        flags.append(bool(starts[-1]))
+    assert flags == [False, True, False]

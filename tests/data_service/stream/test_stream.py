@@ -1,0 +1,265 @@
+"""The stream over real shards: every token once, any cut the same bytes, and clear refusals."""
+
+import itertools
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from corpus import NEVER_MASKED, random_block, source_of, spec_of, write_corpus
+
+from data_service.errors import CorpusError, CorruptBlock, PlanError
+from data_service.samples.masking import MlmMasking
+from data_service.samples.packing import Packing
+from data_service.samples.samples import Samples, join_rows
+from data_service.samples.spec import SourceSpec, StreamSpec
+from data_service.store.open import open_store
+from data_service.stream.counts import count_rows, measure_rows, run_here
+from data_service.stream.sources import Corpora
+from data_service.stream.stream import Stream
+
+BLOCKS = [random_block(seed, 900 + 100 * seed) for seed in range(6)]
+OTHER = [random_block(seed, 700) for seed in range(100, 103)]
+HELDOUT = [random_block(200, 400)]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_corpus(tmp_path_factory.mktemp("corpus"), BLOCKS, HELDOUT)
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_corpus(tmp_path_factory.mktemp("other"), OTHER)
+
+
+def text_of(samples: Samples) -> np.ndarray:
+    tokens = samples.tokens.copy()
+    tokens[samples.target_positions] = samples.target_ids
+    return tokens[~np.isin(tokens, NEVER_MASKED)]
+
+
+def assert_same(left: Samples, right: Samples) -> None:
+    for column in ("tokens", "offsets", "target_positions", "target_ids"):
+        ours, theirs = getattr(left, column), getattr(right, column)
+        np.testing.assert_array_equal(ours, theirs)
+        assert ours.dtype == theirs.dtype
+
+
+@pytest.mark.parametrize("packing", ["full_sentences", "doc_sentences", "contiguous"])
+@pytest.mark.parametrize("epoch", [0, 3])
+def test_every_token_once_an_epoch(corpus: str, other: str, packing: Packing, epoch: int) -> None:
+    stream = Stream(spec_of(source_of(corpus), source_of(other, "other"), input={"packing": packing}))
+    samples = stream.read(epoch, 0, stream.samples_per_epoch)
+    expected = np.bincount(np.concatenate([block.tokens for block in BLOCKS + OTHER]))
+    np.testing.assert_array_equal(np.bincount(text_of(samples)), expected)
+
+
+def test_any_cut_and_any_order_of_reading_gives_the_same_bytes(corpus: str) -> None:
+    spec = spec_of(source_of(corpus))
+    stream = Stream(spec)
+    count = stream.samples_per_epoch
+    whole = stream.read(1, 0, count)
+    rng = np.random.default_rng(0)
+    cuts = np.unique(np.concatenate([[0, count], rng.integers(0, count, 25)])).tolist()
+    ranges = list(itertools.pairwise(cuts))
+    fresh = Stream(spec, windows=1)
+    parts = {}
+    for index in rng.permutation(len(ranges)).tolist():
+        parts[index] = fresh.read(1, *ranges[index])
+    assert_same(join_rows([parts[index] for index in range(len(ranges))]), whole)
+
+
+def test_epochs_differ_in_order_and_in_masks(corpus: str) -> None:
+    stream = Stream(spec_of(source_of(corpus)))
+    first, second = (stream.read(epoch, 0, stream.samples_per_epoch) for epoch in (0, 1))
+    assert not np.array_equal(text_of(first), text_of(second))
+    origins = {epoch: row_masks(stream, epoch) for epoch in (0, 1)}
+    same = sum(np.array_equal(origins[0][row], origins[1][row]) for row in origins[0])
+    assert same < len(origins[0]) * 0.2
+
+
+def row_masks(stream: Stream, epoch: int) -> dict[tuple[int, int], np.ndarray]:
+    """Target positions by (block, row)."""
+    found = {}
+    for sample in range(stream.samples_per_epoch):
+        source = stream.source(epoch, sample)
+        found[source.block, source.row] = stream.read(epoch, sample, sample + 1).target_positions
+    return found
+
+
+def test_static_copies_come_back_in_turn(corpus: str) -> None:
+    stream = Stream(spec_of(source_of(corpus), masking=MlmMasking(copies=2)))
+    masks = [row_masks(stream, epoch) for epoch in range(3)]
+    assert all(np.array_equal(masks[0][row], masks[2][row]) for row in masks[0])
+    assert not all(np.array_equal(masks[0][row], masks[1][row]) for row in masks[0])
+
+
+def test_a_sample_knows_its_text(corpus: str) -> None:
+    stream = Stream(spec_of(source_of(corpus)))
+    for sample in range(0, stream.samples_per_epoch, 17):
+        source = stream.source(2, sample)
+        np.testing.assert_array_equal(source.tokens, text_of(stream.read(2, sample, sample + 1)))
+        (stretch,) = source.stretches
+        np.testing.assert_array_equal(source.tokens, BLOCKS[source.block].tokens[stretch])
+
+
+def test_weights_repeat_the_small_source_with_other_masks(corpus: str, other: str) -> None:
+    stream = Stream(spec_of(source_of(corpus, weight=1.0), source_of(other, "other", weight=3.0)))
+    quotas = stream.plan.grid.quotas
+    assert abs(quotas[1] / sum(quotas) - 0.75) < 0.01
+    seen = Counter(
+        (source.block, source.row)
+        for source in (stream.source(0, n) for n in range(stream.samples_per_epoch))
+        if source.name == "other"
+    )
+    assert max(seen.values()) - min(seen.values()) <= 1
+    assert max(seen.values()) > 1
+
+
+def test_the_heldout_split_is_another_array(corpus: str) -> None:
+    stream = Stream(spec_of(source_of(corpus), split="heldout"))
+    text = text_of(stream.read(0, 0, stream.samples_per_epoch))
+    assert sorted(text.tolist()) == sorted(HELDOUT[0].tokens.tolist())
+
+
+def test_masks_belong_to_the_row_not_to_its_neighbours(tmp_path: Path) -> None:
+    """The same corpus with windows of another size: other order, same masked rows."""
+    uri = write_corpus(tmp_path / "c", BLOCKS)
+    small, large = (Stream(spec_of(source_of(uri), window={"least_tokens": n})) for n in (500, 5000))
+    count = small.samples_per_epoch
+
+    def rows(stream: Stream) -> set[bytes]:
+        return {stream.read(0, n, n + 1).tokens.tobytes() for n in range(count)}
+
+    assert rows(small) == rows(large)
+    assert not np.array_equal(small.read(0, 0, count).tokens, large.read(0, 0, count).tokens)
+
+
+def test_counts_are_kept_and_used(corpus: str, tmp_path: Path) -> None:
+    spec, cache = spec_of(source_of(corpus)), open_store(tmp_path / "cache")
+
+    def never(*_: object) -> np.ndarray:
+        raise AssertionError("counted again")
+
+    corpora = Corpora(spec)
+    (counted,) = count_rows(corpora, cache)
+    (kept,) = count_rows(corpora, cache, never)
+    np.testing.assert_array_equal(kept, counted)
+    (lengths,) = measure_rows(corpora, cache)
+    np.testing.assert_array_equal(measure_rows(corpora, cache, never)[0], lengths)
+    assert len(lengths) == counted.sum()
+    with pytest.raises(AssertionError, match="counted again"):
+        count_rows(Corpora(spec_of(source_of(corpus), length=40)), cache, never)
+
+
+@pytest.mark.parametrize("count", [count_rows, measure_rows])
+def test_a_pass_that_was_interrupted_goes_on(
+    corpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: Any
+) -> None:
+    monkeypatch.setattr("data_service.stream.counts._KEPT_TOGETHER", 2)
+    corpora, cache = Corpora(spec_of(source_of(corpus))), open_store(tmp_path / "cache")
+    blocks, done = len(corpora.tables[0]), []
+
+    def dies_at_the_third(job: Any, corpora: Corpora, source: int, part: range, counted: Any) -> Any:
+        if len(done) == 2:
+            raise KeyboardInterrupt
+        done.append(part)
+        return run_here(job, corpora, source, part, counted)
+
+    with pytest.raises(KeyboardInterrupt):
+        count(corpora, cache, dies_at_the_third)
+    again: list[range] = []
+
+    def noted(job: Any, corpora: Corpora, source: int, part: range, counted: Any) -> Any:
+        again.append(part)
+        return run_here(job, corpora, source, part, counted)
+
+    told: list[int] = []
+    (found,) = count(corpora, cache, noted, told.append)
+    assert done == [range(0, 2), range(2, 4)]
+    assert again[0] == range(4, 6)
+    assert sum(told) == blocks
+    np.testing.assert_array_equal(found, count(corpora, None)[0])
+    assert len(list(cache.list())) == 1
+
+
+def test_damaged_counts_are_made_again(corpus: str, tmp_path: Path) -> None:
+    corpora, cache = Corpora(spec_of(source_of(corpus))), open_store(tmp_path / "cache")
+    (counted,) = count_rows(corpora, cache)
+    (entry,) = cache.list()
+    cache.put(entry.key, cache.get(entry.key)[:20])
+    np.testing.assert_array_equal(count_rows(corpora, cache)[0], counted)
+
+
+def test_contiguous_packing_counts_without_reading(corpus: str) -> None:
+    def never(*_: object) -> np.ndarray:
+        raise AssertionError("read")
+
+    corpora = Corpora(spec_of(source_of(corpus), input={"packing": "contiguous"}))
+    (counts,) = count_rows(corpora, None, never)
+    assert counts.sum() == len(measure_rows(corpora, None)[0])
+
+
+def test_counts_of_another_corpus_are_noticed(corpus: str, tmp_path: Path) -> None:
+    spec, cache = spec_of(source_of(corpus)), open_store(tmp_path / "cache")
+    count_rows(Corpora(spec), cache)
+    (entry,) = cache.list()
+    longer = spec_of(source_of(corpus), length=16)
+    counted = tmp_path / "longer"
+    count_rows(Corpora(longer), open_store(counted))
+    (long_entry,) = open_store(counted).list()
+    cache.put(entry.key, open_store(counted).get(long_entry.key))
+    stream = Stream(spec, cache=cache)
+    with pytest.raises(CorpusError, match=r"rows, the plan counts on at least"):
+        stream.read(0, 0, stream.samples_per_epoch)
+
+
+def test_another_corpus_at_the_address_is_refused(corpus: str, other: str) -> None:
+    moved = source_of(corpus).model_copy(update={"uri": other})
+    with pytest.raises(CorpusError, match=r"source text: the corpus at .* has fingerprint .* expected"):
+        Stream(spec_of(moved))
+
+
+def test_a_corpus_of_another_vocabulary_is_refused(corpus: str) -> None:
+    with pytest.raises(CorpusError, match="has 500 ids, expected 600"):
+        Stream(spec_of(source_of(corpus), vocab_size=600))
+
+
+def test_an_empty_split_is_refused(other: str) -> None:
+    with pytest.raises(PlanError, match="no text in its heldout split"):
+        Stream(spec_of(source_of(other), split="heldout"))
+
+
+def test_a_damaged_block_is_named(tmp_path: Path) -> None:
+    uri = write_corpus(tmp_path / "c", BLOCKS)
+    shard = tmp_path / "c" / "train" / "000000.tar"
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    with pytest.raises(CorruptBlock, match=r"train/000000\.tar, block \d"):
+        Stream(spec_of(source_of(uri)), windows=1).read(0, 0, 40 * 5)
+
+
+@pytest.mark.parametrize(("start", "stop"), [(0, 0), (5, 4), (-1, 3), (0, 10**6)])
+def test_ranges_outside_are_refused(corpus: str, start: int, stop: int) -> None:
+    with pytest.raises(IndexError):
+        Stream(spec_of(source_of(corpus))).read(0, start, stop)
+
+
+def test_the_spec_survives_json_and_tells_what_matters_from_what_does_not(corpus: str) -> None:
+    spec = spec_of(source_of(corpus))
+    assert StreamSpec.model_validate_json(spec.model_dump_json()) == spec
+    moved = spec.sources[0].model_copy(update={"uri": "s3://elsewhere"})
+    assert spec.model_copy(update={"sources": (moved,)}).fingerprint == spec.fingerprint
+    for change in ({"seed": 8}, {"length": 33}, {"masking": MlmMasking(rate=0.2)}, {"split": "heldout"}):
+        assert StreamSpec.model_validate(spec.model_dump() | change).fingerprint != spec.fingerprint
+
+
+def test_weights_for_some_sources_only_are_refused() -> None:
+    named = [
+        SourceSpec(name=n, uri=n, manifest_fingerprint=n, weight=w) for n, w in (("a", 1.0), ("b", None))
+    ]
+    with pytest.raises(ValueError, match="weights are given for a only"):
+        spec_of(*named)

@@ -1,0 +1,109 @@
+"""Slabs: every sample of a window in one of them, found again by arithmetic, whatever steps they are laid for."""
+
+import time
+
+import numpy as np
+import pytest
+from corpus import random_block, source_of, spec_of, write_corpus
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data_service.samples.samples import join_rows, slice_rows
+from data_service.service.announced import Announced
+from data_service.stream.plan import Grid
+from data_service.stream.sources import Corpora
+from data_service.stream.stream import Stream
+from data_service.stream.window import SlabLayout, Steps, build_window
+
+layouts = st.builds(
+    lambda quotas, windows, window, epoch, rows, steps: SlabLayout.of(
+        Grid(tuple(quotas), windows, 1), epoch, window % windows, rows=rows, steps=steps
+    ),
+    st.lists(st.integers(8, 60), min_size=1, max_size=3),
+    st.integers(1, 8),
+    st.integers(0, 7),
+    st.integers(0, 5),
+    st.integers(1, 40),
+    st.none() | st.builds(Steps, st.integers(1, 50), st.integers(0, 5), st.integers(0, 200)),
+)
+
+
+@given(layouts)
+def test_every_sample_lies_in_one_slab(layout: SlabLayout) -> None:
+    slabs = [layout.positions(slab) for slab in range(layout.slabs)]
+    assert all(len(slab) for slab in slabs)
+    assert sorted(np.concatenate(slabs).tolist()) == list(range(layout.size))
+
+
+@given(layouts, st.data())
+def test_any_range_is_found_in_its_slabs(layout: SlabLayout, data: st.DataObject) -> None:
+    first = data.draw(st.integers(0, layout.size))
+    last = data.draw(st.integers(first, layout.size))
+    slabs = [layout.positions(slab) for slab in range(layout.slabs)]
+    pieces = list(layout.pieces(first, last))
+    found = [position for slab, start, stop in pieces for position in slabs[slab][start:stop].tolist()]
+    assert found == list(range(first, last))
+    assert set(layout.slabs_of(first, last)) == {slab for slab, _, _ in pieces}
+
+
+@given(st.integers(1, 12), st.integers(0, 3), st.integers(0, 500), st.integers(1, 40))
+def test_a_share_of_every_step_lies_in_few_slabs(ranks: int, epoch: int, sample: int, rows: int) -> None:
+    """Whatever the window and wherever steps begin: the rows of one rank are in as many slabs as those of one step."""
+    share, grid = 6, Grid((4000,), 3, 1)
+    steps = Steps(share * ranks, 0, sample)
+    for window in range(3):
+        layout = SlabLayout.of(grid, epoch, window, rows=rows, steps=steps)
+        origin = epoch * 4000 + grid.start(window)
+        first = (
+            -(-(origin - sample) // steps.rows) * steps.rows + sample - origin
+        )  # the first step that begins here
+        mine = [
+            (start + 2 * (ranks - 1), start + 2 * (ranks - 1) + share)
+            for start in range(first, layout.size - steps.rows, steps.rows)
+        ]
+        needed = [layout.slabs_of(*part) for part in mine]
+        assert all(slabs == needed[0] for slabs in needed)
+        assert len(needed[0]) <= share // layout.stripe + 2
+
+
+@pytest.mark.parametrize("steps", [None, Steps(30, 1, 17), Steps(7, 0, 0)])
+def test_a_window_built_in_any_layout_holds_the_stream(tmp_path, steps: Steps | None) -> None:
+    spec = spec_of(source_of(write_corpus(tmp_path / "c", [random_block(seed, 4000) for seed in range(4)])))
+    stream, corpora = Stream(spec), Corpora(spec)
+    grid = stream.plan.grid
+    layout = SlabLayout.of(grid, 2, 1, rows=9, steps=steps)
+    slabs = build_window(corpora, stream.plan.window(2, 1), layout)
+    ours = join_rows(
+        [slice_rows(slabs[slab], low, high) for slab, low, high in layout.pieces(0, layout.size)]
+    )
+    theirs = stream.read(2, grid.start(1), grid.start(2))
+    np.testing.assert_array_equal(ours.tokens, theirs.tokens)
+    np.testing.assert_array_equal(ours.target_positions, theirs.target_positions)
+    np.testing.assert_array_equal(ours.offsets, theirs.offsets)
+
+
+def test_as_many_reads_as_a_long_run_has_cost_the_same_each() -> None:
+    """While memory is full, what comes next is looked at by every read: 400,000 of them ended the process once."""
+
+    def spans():
+        for number in range(10):
+            yield (0, number), 0, 10
+
+    began = time.process_time()
+    announced = Announced(spans(), 2, lambda window: SlabLayout.sliced(10, 5))
+    for _ in range(500_000):
+        announced.move_on({(0, 0)})
+    assert list(announced.windows) == [(0, 0), (0, 1)]
+    announced.move_on({(0, 1)})
+    assert list(announced.windows) == [(0, 1), (0, 2)]
+    assert time.process_time() - began < 60
+
+
+def test_a_window_with_another_layout_than_was_thought() -> None:
+    thought, built = SlabLayout.sliced(100, 10), SlabLayout(100, 20, 0, 2)
+    announced = Announced([((0, 0), start, start + 2) for start in (4, 24, 44)], 2, lambda window: thought)
+    announced.move_on(set())
+    part = announced.windows[0, 0]
+    assert list(part.slabs) == [0, 2, 4]
+    part.lay(built)
+    assert list(part.slabs) == [2]

@@ -1,0 +1,129 @@
+"""The kernels of disentangled attention against the formula: values, gradients, and what dropout does."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from encoder_core.layers import cpu_attention as blocked_module
+from encoder_core.layers import cpu_attention as kernel_module
+from encoder_core.layers.deberta_attention import (
+    AttendDisentangled,
+    Operands,
+    Relations,
+    RelativePositions,
+    blocked,
+    padded,
+    reference,
+)
+from encoder_core.layers.rows import Rows
+
+LENGTHS = {"mixed": [5, 9, 1, 9, 2], "equal": [7, 7, 7], "one_row": [11]}
+HEADS, WIDTH = 3, 4
+
+
+def rows_of(lengths: list[int]) -> Rows:
+    return Rows(
+        torch.tensor([0, *lengths]).cumsum(0).to(torch.int32),
+        torch.cat([torch.arange(length) for length in lengths]),
+        max(lengths),
+    )
+
+
+def related(rows: Rows, buckets: int | None) -> Relations:
+    positions = RelativePositions(12, HEADS * WIDTH, buckets=buckets, eps=1e-7)
+    return positions.relate(rows.positions, rows, rows)
+
+
+def random_inputs(rows: Rows, relations: Relations, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    draws = torch.Generator().manual_seed(1)
+    places = len(relations.table)
+    return [
+        torch.randn(count, HEADS, WIDTH, generator=draws, dtype=torch.float64).to(dtype).requires_grad_()
+        for count in (*[rows.positions.numel()] * 3, places, places)
+    ]
+
+
+def outcome(
+    attend: AttendDisentangled,
+    rows: Rows,
+    relations: Relations,
+    inputs: list[Tensor],
+    *,
+    between_positions: bool = False,
+) -> list[Tensor]:
+    """The context, and gradients of a weighted sum of it."""
+    operands = Operands(*inputs)
+    if between_positions:
+        operands = operands.with_position_scores()
+    context = attend(operands, relations, rows, rows, 0.0)
+    weights = torch.linspace(-1, 2, context.numel(), dtype=context.dtype).view_as(context)
+    return [context, *torch.autograd.grad((context * weights).sum(), inputs)]
+
+
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+@pytest.mark.parametrize("buckets", [None, 4, 256])
+@pytest.mark.parametrize("attend", [padded, blocked])
+@pytest.mark.parametrize("between_positions", [False, True])
+def test_equals_the_formula(
+    between_positions: bool, attend: AttendDisentangled, buckets: int | None, lengths: list[int]
+) -> None:
+    rows = rows_of(lengths)
+    relations = related(rows, buckets)
+    inputs = random_inputs(rows, relations)
+    expected = outcome(reference, rows, relations, inputs, between_positions=between_positions)
+    actual = outcome(attend, rows, relations, inputs, between_positions=between_positions)
+    for found, wanted in zip(actual, expected, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+    if between_positions:
+        assert not torch.equal(expected[0], outcome(reference, rows, relations, inputs)[0])
+
+
+@pytest.mark.parametrize("block", [1, 3, 8])
+@pytest.mark.parametrize("piece", [1, 200])
+def test_blocked_is_the_same_however_it_is_cut(
+    piece: int, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blocked_module, "PIECE", piece)
+    monkeypatch.setattr(kernel_module, "BLOCK", block)
+    rows = rows_of(LENGTHS["mixed"])
+    relations = related(rows, None)
+    inputs = random_inputs(rows, relations)
+    expected = outcome(reference, rows, relations, inputs)
+    for actual, wanted in zip(outcome(blocked, rows, relations, inputs), expected, strict=True):
+        torch.testing.assert_close(actual, wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_gradients_are_those_of_the_drawn_mask() -> None:
+    rows = rows_of([4, 3])
+    relations = related(rows, 4)
+
+    def attend(*inputs: Tensor) -> Tensor:
+        torch.manual_seed(3)
+        return blocked(Operands(*inputs), relations, rows, rows, 0.4)
+
+    assert torch.autograd.gradcheck(attend, random_inputs(rows, relations))
+
+
+def test_dropout_keeps_the_mean() -> None:
+    """With operands of zero all probabilities are 1/L, so a value of ones gives kept / (L (1 - rate))."""
+    length, rate = 12, 0.1
+    rows = rows_of([length] * 800)
+    relations = related(rows, None)
+    zeros, none = torch.zeros(800 * length, HEADS, WIDTH), torch.zeros(len(relations.table), HEADS, WIDTH)
+    torch.manual_seed(0)
+    context = blocked(Operands(zeros, zeros, torch.ones_like(zeros), none, none), relations, rows, rows, rate)
+    kept = context[..., 0] * (1 - rate)
+    draws = 800 * length * length * HEADS
+    assert abs(kept.mean().item() - (1 - rate)) < 4 * (rate * (1 - rate) / draws) ** 0.5
+    assert torch.allclose(kept * length, (kept * length).round(), atol=1e-2)
+
+
+def test_bf16_is_near_the_formula() -> None:
+    rows = rows_of(LENGTHS["mixed"])
+    relations = related(rows, 4)
+    inputs = random_inputs(rows, relations, torch.bfloat16)
+    exact = [x.detach().double().requires_grad_() for x in inputs]
+    expected = outcome(reference, rows, relations, exact)
+    for actual, wanted in zip(outcome(blocked, rows, relations, inputs), expected, strict=True):
+        assert actual.dtype == torch.bfloat16
+        assert (actual.double() - wanted).abs().max() / wanted.abs().max() < 0.03
