@@ -4,6 +4,7 @@ import re
 import shlex
 import subprocess
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from recipe_keys import schema
 from launcher.cli import app
 
 HISTORY = {"CHANGELOG.md"}  # what was there then
+EVERYWHERE = ("__init__.py", "errors.py")  # of every package, and the same in each
 OF_OTHERS = {"run_mlm.py", "pretrain_bert.py", "tools/preprocess_data.py", "convert_dataset.py", "main.py"}
 TOP = ("encoder_core", "data_service", "checkpoints", "launcher", "infra", "tests")
 _FENCED = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
@@ -64,6 +66,27 @@ def test_files_that_are_named_exist(path: Path) -> None:
             there = (ROOT / name).exists() or (path.parent / name).exists()
             there = there or any(file.endswith(f"/{name}") for file in files)
             assert there, f"{path.relative_to(ROOT)} names {name}"
+
+
+PACKAGES = [
+    path for path in documents() if path.name == "README.md" and (path.parent / "__init__.py").exists()
+]
+
+
+@pytest.mark.parametrize("path", PACKAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_packages_readme_names_its_modules_and_rooms_and_no_others(path: Path) -> None:
+    """In a table or in a drawing; a name with a star stands for several."""
+    text = path.read_text("utf-8")
+    named = set(re.findall(r"[\w*]+(?:/[\w*]+)*(?:\.py\b|/)", text))
+    below = [name.removeprefix(f"{path.parent.relative_to(ROOT)}/") for name in tracked()]
+    here = [name for name in below if (path.parent / name).exists() and not name.endswith(EVERYWHERE)]
+    parts = {name for name in here if re.fullmatch(r"\w+\.py", name)}
+    parts |= {f"{name.split('/')[0]}/" for name in here if "/" in name and name.endswith(".py")}
+    unnamed = sorted(part for part in parts if not any(fnmatch(part, name) for name in named))
+    assert unnamed == [], f"{path.relative_to(ROOT)} does not name {unnamed}"
+    drawn = {name for _, block in document_blocks(path) for name in re.findall(r"[\w*/]+\.py\b", block)}
+    gone = sorted(name for name in drawn if not any(fnmatch(f"/{file}", f"*/{name}") for file in here))
+    assert gone == [], f"{path.relative_to(ROOT)} draws {gone}"
 
 
 def test_documents_that_code_names_exist() -> None:
