@@ -61,7 +61,7 @@ class StepReport:
         return {turn: update.applied for turn, update in self.updates.items()}
 
     def record(self) -> dict[str, Any]:
-        """The line of the metrics file (schema in launcher/README.md). Losses are per target, in nats.
+        """The line of the metrics file (schema in infra/docs/records.md). Losses are per target, in nats.
 
         Ranks begin their first step at different times, so another's wait may be longer than this rank's step.
         """

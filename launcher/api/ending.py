@@ -23,7 +23,7 @@ class Ending:
     """How a start of a run ended.
 
     Attributes:
-        code: of the command (launcher/README.md).
+        code: of the command (infra/docs/runbook.md).
         how: `finished`; `stopped`, by `maskfleet runs stop`; `mistake`: in what it was given, or what no repetition
             cures, and `said` tells which; `again`: anything else, so call `train` again to go on.
         step: of the newest checkpoint.

@@ -75,7 +75,7 @@ class Run:
 
     def metrics(self) -> "pd.DataFrame":
         """The step records of the committed lineage: a row for each step, indexed by `step`, a float64 column for every
-        figure (launcher/README.md names them), NaN where a record has no number.
+        figure (infra/docs/records.md names them), NaN where a record has no number.
 
         Raises MissingPackage: pandas is not installed.
         """

@@ -72,7 +72,7 @@ CorpusArgument = Annotated[str, typer.Argument(metavar="CORPUS", help="The corpu
 
 
 def print_json(records: Iterable[Mapping[str, object]]) -> None:
-    """One strict JSON object a line. launcher/README.md says which keys each command has; they stay."""
+    """One strict JSON object a line. infra/docs/records.md says which keys each command has; they stay."""
     from launcher.run.log import encode
 
     for record in records:

@@ -33,7 +33,7 @@ class Watch:
         self._task = TaskID(0)
 
     def update(self, status: "Status") -> None:
-        """Shows the newest records, each once; the records' schema is in launcher/README.md."""
+        """Shows the newest records, each once; the records' schema is in infra/docs/records.md."""
         if status.record is not None and self._is_new(status.record):
             self._step(status.record)
         if status.evaluation is not None and self._is_new(status.evaluation):

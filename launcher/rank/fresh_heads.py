@@ -3,7 +3,7 @@
 Its decoder is tied to the table of the model that the run starts from, and nothing has kept that table's rows short:
 those of a distilled model never were a decoder. Behind a fresh LayerNorm the logits spread as far as the rows are long,
 and half of the square of that spread is lost in nats: 15.8 at the first step where frequencies alone give 6.2, and
-still 14.2 after ten steps of a slow warmup (figures in `launcher/README.md`).
+still 14.2 after ten steps of a slow warmup (figures in `tests/bench/RESULTS-runs.md`).
 
 So the head begins as a guess by frequency: its bias is the logarithm of the corpora's unigram, and the gain of its last
 LayerNorm lets the logits spread by half a nat around that, whatever the scale of the table.

@@ -80,7 +80,7 @@ class Journal:
         self._packer = Packer(store, attempt)
 
     def metric(self, record: Mapping[str, object]) -> None:
-        """A step's or an evaluation's record; the schema is in launcher/README.md."""
+        """A step's or an evaluation's record; the schema is in infra/docs/records.md."""
         self._metrics.append(record)
 
     def event(self, kind: str, time: float, **fields: object) -> None:

@@ -9,7 +9,7 @@ _SUFFIXES = ("loss", "accuracy", "precision", "recall", "replaced", "similarity"
 def figures(record: Mapping[str, Any]) -> dict[str, float]:
     """A step's (`train/...`) or an evaluation's (`heldout/...`) figures; those that were not finite are left out.
 
-    The records' schema is in launcher/README.md.
+    The records' schema is in infra/docs/records.md.
     """
     found = {name: value for name, value in record.items() if name.endswith(_SUFFIXES)}
     if record["kind"] == "evaluation":

@@ -1,15 +1,15 @@
-"""What launcher/README.md promises to programs that read `--json`."""
+"""What infra/docs/records.md promises to programs that read `--json`."""
 
 import re
 from pathlib import Path
 
-README = Path(__file__).parents[2] / "launcher/README.md"
+RECORDS = Path(__file__).parents[2] / "infra/docs/records.md"
 
 
 def promised(command: str) -> list[str]:
-    """The keys in the command's line of the README."""
+    """The keys in the command's line of the guide."""
     name = ", ".join(f"`{part}`" for part in command.split(", "))
-    (line,) = [line for line in README.read_text().splitlines() if line.startswith(f"| {name} ")]
+    (line,) = [line for line in RECORDS.read_text().splitlines() if line.startswith(f"| {name} ")]
     return re.findall("`(.*?)`", line.split("|")[2].partition(";")[0])
 
 

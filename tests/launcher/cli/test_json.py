@@ -1,4 +1,4 @@
-"""`--json`: the keys that launcher/README.md promises to programs, and nothing else on standard output."""
+"""`--json`: the keys that infra/docs/records.md promises to programs, and nothing else on standard output."""
 
 import json
 from pathlib import Path

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from launcher.cli import main as cli
 
-README = Path(__file__).parents[3] / "launcher/README.md"
+RECORDS = Path(__file__).parents[3] / "infra/docs/records.md"
 
 
 def run(*arguments: str) -> str:
@@ -21,8 +21,8 @@ def run(*arguments: str) -> str:
 
 
 def promised(command: str) -> list[str]:
-    """The keys in the command's line of the README."""
-    (line,) = [line for line in README.read_text().splitlines() if line.startswith(f"| `{command}` ")]
+    """The keys in the line of the guide for the command."""
+    (line,) = [line for line in RECORDS.read_text().splitlines() if line.startswith(f"| `{command}` ")]
     return re.findall("`(.*?)`", line.split("|")[2])
 
 

@@ -1,0 +1,174 @@
+"""What the guide lists is what the code has: a recipe's keys, kinds of events, exit codes, gauges, families."""
+
+import ast
+import re
+from collections.abc import Iterator
+from typing import get_args
+
+from documented import GUIDE, ROOT
+from recipe_keys import schema
+
+from encoder_core.families.build import ModelConfig
+from launcher.cluster.gauges import DESCRIPTIONS
+from launcher.contract import CODES
+from launcher.recipe.identity import kind_of
+from launcher.trackers.webhook import ROUTINE
+
+PACKAGES = ("launcher", "checkpoints", "data_service", "encoder_core")
+
+
+def tables(page: str, heading: str | None = None) -> Iterator[tuple[list[str], list[str]]]:
+    """Every row of the tables below `heading` (to the next one of its level): its table's header, and its cells."""
+    text = (GUIDE / page).read_text("utf-8")
+    if heading is not None:
+        level = heading.split(" ")[0]
+        text = re.split(rf"^#{{1,{len(level)}}} ", text.split(f"{heading}\n", 1)[1], flags=re.MULTILINE)[0]
+    header: list[str] = []
+    lines = text.splitlines()
+    for line, following in zip(lines, [*lines[1:], ""], strict=True):
+        if line.startswith("| "):
+            cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+            if following.startswith("|---"):
+                header = cells
+            else:
+                yield header, cells
+
+
+def table_rows(page: str, heading: str | None = None) -> Iterator[list[str]]:
+    return (cells for _, cells in tables(page, heading))
+
+
+def documented() -> dict[str, tuple[str, str]]:
+    """Key -> its default and the part of the page that it stands in."""
+    found: dict[str, tuple[str, str]] = {}
+    for heading, kind in (("### What the run is", "identity"), ("### How it is operated", "operational")):
+        for keys, default, _ in table_rows("recipes.md", heading):
+            names = re.findall(r"`([\w.*]+)`", keys)
+            defaults = (
+                default.split(", ") if default.count(", ") == len(names) - 1 else [default] * len(names)
+            )
+            for name, value in zip(names, defaults, strict=True):
+                assert name not in found, f"{name} is explained twice"
+                found[name] = (value, kind)
+    return found
+
+
+def test_every_key_of_a_recipe_is_explained_and_none_is_invented() -> None:
+    known = schema()
+    leaves = {path for path in known if not any(other.startswith(f"{path}.") for other in known)}
+    assert sorted(leaves - documented().keys()) == []
+    assert sorted(documented().keys() - known.keys()) == []
+
+
+def test_keys_stand_where_they_belong_and_their_defaults_are_true() -> None:
+    known = schema()
+    for path, (default, kind) in documented().items():
+        assert kind_of(path) == kind, path
+        fields = known[path]
+        if len({repr(field.default) for field in fields}) > 1:
+            assert default in ("the family", "the packing"), path
+        elif fields[0].is_required():
+            assert default == "required", path
+        else:
+            assert _spelt(fields[0].default) == default, path
+
+
+def _spelt(value: object) -> str:
+    match value:
+        case None | bool():
+            return {None: "null", True: "true", False: "false"}[value]
+        case [*_]:
+            return " and ".join(map(str, value)) or "none"
+        case _:
+            return str(value)
+
+
+def event_kinds() -> dict[str, str]:
+    """Kind -> where it is written: the first constant of calls that record an event, and of records made whole."""
+    found: dict[str, str] = {}
+    for path in (path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            for kind in _kinds(node):
+                found[kind] = f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}"
+    return found
+
+
+def _kinds(node: ast.AST) -> Iterator[str]:
+    match node:
+        case ast.Call(func=ast.Attribute(attr="event") | ast.Name(id="operator_event"), args=args):
+            for argument in args[:2]:
+                yield from _constants(argument)
+        case ast.Dict(keys=keys, values=values):
+            named = {
+                key.value: value
+                for key, value in zip(keys, values, strict=True)
+                if isinstance(key, ast.Constant)
+            }
+            if {"kind", "time", "attempt"} <= named.keys():
+                yield from _constants(named["kind"])
+
+
+def _constants(node: ast.expr) -> Iterator[str]:
+    match node:
+        case ast.Constant(value=str(value)):
+            yield value
+        case ast.IfExp(body=body, orelse=orelse):
+            yield from _constants(body)
+            yield from _constants(orelse)
+
+
+def test_every_kind_of_event_is_in_the_runbook_and_none_is_invented() -> None:
+    written = event_kinds()
+    assert len(written) > 25
+    in_runbook = {
+        kind
+        for header, row in tables("runbook.md")
+        if header[1] == "event"
+        for kind in re.findall(r"`(\w+)`", row[1])
+    }
+    assert sorted(written.keys() - in_runbook) == []
+    assert sorted(in_runbook - written.keys()) == []
+    assert written.keys() >= ROUTINE
+
+
+def test_every_kind_of_event_has_its_fields_in_the_records() -> None:
+    kinds = {kind for row in table_rows("records.md", "## Events") for kind in re.findall(r"`(\w+)`", row[0])}
+    assert kinds == event_kinds().keys()
+
+
+def test_every_exit_code_is_in_the_runbook() -> None:
+    codes = [int(row[0]) for row in table_rows("runbook.md", "## Exit codes")]
+    assert codes == list(CODES)
+
+
+def test_every_gauge_is_explained() -> None:
+    modules = (path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+    named = (re.findall(r'\bgauge\(\s*"(\w+)"', path.read_text("utf-8")) for path in modules)
+    made = {*DESCRIPTIONS, *(name for names in named for name in names)}
+    rows = [row[0] for row in table_rows("operating.md", "## Gauges")]
+    assert len(made) > len(DESCRIPTIONS)
+    assert {name for row in rows for name in re.findall(r"`(?:ray_maskfleet)?_(\w+)", row)} == made
+
+
+def test_every_family_is_in_the_table_of_what_goes_together() -> None:
+    families = {one.model_fields["family"].default for one in get_args(get_args(ModelConfig)[0])}
+    said = re.search(r"`model.family` is ([^\n]+)", (GUIDE / "recipes.md").read_text("utf-8"))
+    assert said is not None
+    assert set(re.findall(r"`(\w+)`", said[1])) == families
+
+
+def test_the_glossary_has_the_words_that_the_guide_needs() -> None:
+    entries = re.findall(r"^\*\*(.+?)\.\*\*", (GUIDE / "glossary.md").read_text("utf-8"), re.MULTILINE)
+    words = {word.strip().lower() for entry in entries for word in entry.split(",")}
+    asked = {
+        "run",
+        "attempt",
+        "commit",
+        "lineage",
+        "window",
+        "slab",
+        "lane",
+        "update group",
+        "logical microbatch",
+    }
+    assert asked <= words
