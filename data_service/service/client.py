@@ -263,7 +263,7 @@ class FeedClient:
             need = 2 * self._opened.grid.window_bytes >> 20
             raise BuildFailed(
                 f"{name} could not be built: {deaths} processes in a row died of it; the last: {reason}",
-                remedy=f"a build takes about {need + 1} MiB: lower data_service.service.tasks, or give the nodes more "
+                remedy=f"a build takes about {need + 1} MiB: lower data_service.workers, or give the nodes more "
                 f"memory; {SEE_RAY}",
             ) from error
         if deaths:

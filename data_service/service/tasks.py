@@ -109,7 +109,7 @@ def _uncounted(corpora: Corpora, source: int, part: range, error: Exception) -> 
     return BuildFailed(
         f"{uri}, blocks {part.start} to {part.stop - 1}: {DEATHS} processes in a row died while they counted rows; "
         f"the last: {reason}",
-        remedy=f"lower data_service.service.tasks, or give the nodes more memory; {SEE_RAY}",
+        remedy=f"lower data_service.workers, or give the nodes more memory; {SEE_RAY}",
     )
 
 

@@ -1,7 +1,4 @@
-"""`maskfleet doctor`: checks this machine, and stores, before a long run does.
-
-`maskfleet preflight`: what every node checks before its ranks train, by hand.
-"""
+"""`maskfleet doctor` and `preflight`: is this machine, or a node of a run, fit for a long run? Before it is one."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated

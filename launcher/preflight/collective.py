@@ -1,8 +1,7 @@
-"""Which code a node runs: versions of what computes, and a hash of our own sources, which a version does not tell.
+"""The preflight of a group of ranks: one of each node examines it, all hear of all, and agree on what is unfit.
 
-How fast data comes from another node: one message around the ring of nodes, timed where it arrives.
-
-The preflight of a group of ranks: one of each node examines it, all hear of all, and agree on what is unfit.
+Compared are the code that nodes run (versions of what computes, and a hash of our own sources, which a version does not
+tell) and how fast data comes from another node: one message around the ring of nodes, timed where it arrives.
 """
 
 import hashlib

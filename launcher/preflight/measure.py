@@ -1,6 +1,6 @@
-"""A store tried out: what a run does to it, once each, and by how much its clock differs from ours.
+"""What is measured on a machine before it trains: limits, room, the stores that a run reads and writes.
 
-What is measured on a machine before it trains: limits, room, the stores that a run reads and writes.
+A store is tried out: what a run does to it, once each, and by how much its clock differs from ours.
 """
 
 import os

@@ -2,10 +2,9 @@
 
 scratch, another run (its newest checkpoint), or a folder in the transformers format; a pair of networks lies in
 `generator/` and `discriminator/`. The encoder must be there whole; heads that are not keep their fresh values, and the
-record of the start says which. Where the model's tokenizer is not the run's, rows follow their pieces
-(`launcher.rank.initial_weights`). A fresh head begins with the corpus' frequencies (`launcher.rank.fresh_heads`).
-
-Rows of tables indexed by one vocabulary, for another: copied where both know a piece, else the mean of its parts.
+record of the start says which. Where the model's tokenizer is not the run's, rows of tables follow their pieces: copied
+where both vocabularies know a piece, else the mean of its parts. A fresh head begins with the corpus' frequencies
+(`launcher.rank.fresh_heads`).
 """
 
 import os

@@ -1,6 +1,6 @@
-"""Where the time goes between a command, or a rank's process, and the end of the first step.
+"""What a rank writes down: rank 0 keeps metrics, events and TensorBoard; every rank gives signs of life.
 
-What a rank writes down: rank 0 keeps metrics, events and TensorBoard; every rank gives signs of life.
+`Startup` says where the time went between a command, or a rank's process, and the end of the first step.
 """
 
 import math

@@ -5,11 +5,12 @@ from collections.abc import Iterator
 from data_service.samples.inputs import Lanes
 from data_service.tokenizers.tokenizer import Tokenizer
 from launcher.policies.elastic import Trainers
-from launcher.recipe.objective_checks import Problem, mismatches, text_problems
+from launcher.recipe.objective_checks import mismatches, text_problems
+from launcher.recipe.parts import RecipeIssue
 from launcher.recipe.schema import Recipe
 
 
-def impossible(recipe: Recipe) -> list[Problem]:
+def impossible(recipe: Recipe) -> list[RecipeIssue]:
     """Every impossible combination in `recipe`; empty when it can run."""
     return [
         *_weights(recipe),
@@ -25,113 +26,113 @@ def impossible(recipe: Recipe) -> list[Problem]:
     ]
 
 
-def unsuitable(recipe: Recipe, tokenizer: Tokenizer) -> list[Problem]:
+def unsuitable(recipe: Recipe, tokenizer: Tokenizer) -> list[RecipeIssue]:
     """What keeps `tokenizer` from being used with `recipe`."""
     return [*_vocabulary(recipe, tokenizer), *_words(recipe, tokenizer)]
 
 
-def _vocabulary(recipe: Recipe, tokenizer: Tokenizer) -> Iterator[Problem]:
+def _vocabulary(recipe: Recipe, tokenizer: Tokenizer) -> Iterator[RecipeIssue]:
     vocab, size = recipe.model.vocab, tokenizer.vocab_size
     if vocab is not None and vocab < size:
-        yield Problem(
+        yield RecipeIssue(
             ("model", "vocab"),
             f"the tokenizer has {size:,} ids, the model's vocabulary only {vocab:,}",
             f"set model.vocab to {size} or more, or to null to take the tokenizer's size",
         )
 
 
-def _words(recipe: Recipe, tokenizer: Tokenizer) -> Iterator[Problem]:
+def _words(recipe: Recipe, tokenizer: Tokenizer) -> Iterator[RecipeIssue]:
     masking = recipe.objective.masking
     if masking.unit not in ("token", "piece") and not tokenizer.word_starts[~tokenizer.special_mask].any():
-        yield Problem(
+        yield RecipeIssue(
             ("objective", masking.kind, "unit"),
             f"masking by {masking.unit} needs words, and no piece of the tokenizer begins one",
             "mask by token, or train a tokenizer that marks where words begin",
         )
 
 
-def _weights(recipe: Recipe) -> Iterator[Problem]:
+def _weights(recipe: Recipe) -> Iterator[RecipeIssue]:
     automatic = [name for name, source in recipe.corpus.sources.items() if source.weight == "auto"]
     if automatic and len(automatic) < len(recipe.corpus.sources):
-        yield Problem(
+        yield RecipeIssue(
             ("corpus", "sources", automatic[0], "weight"),
             "some sources have a weight and others auto",
             "give every source a weight, or all of them auto (each is then read once an epoch)",
         )
 
 
-def _batches(recipe: Recipe) -> Iterator[Problem]:
+def _batches(recipe: Recipe) -> Iterator[RecipeIssue]:
     for index, phase in enumerate(recipe.phases):
         rows, tokens = phase.batch.sequences, phase.batch.tokens
         if rows is not None and rows % recipe.microbatch:
-            yield Problem(
+            yield RecipeIssue(
                 ("phases", index, "batch", "sequences"),
                 f"a batch of {rows} rows does not divide into microbatches of {recipe.microbatch}",
                 f"use a multiple of {recipe.microbatch}, or change microbatch",
             )
         if tokens is not None and tokens < phase.length:
-            yield Problem(
+            yield RecipeIssue(
                 ("phases", index, "batch", "tokens"),
                 f"a batch of {tokens} tokens cannot hold one row of {phase.length}",
                 f"use at least {phase.length} tokens",
             )
 
 
-def _lengths(recipe: Recipe) -> Iterator[Problem]:
+def _lengths(recipe: Recipe) -> Iterator[RecipeIssue]:
     for index, phase in enumerate(recipe.phases):
         if phase.length > recipe.model.max_length:
-            yield Problem(
+            yield RecipeIssue(
                 ("phases", index, "length"),
                 f"rows of {phase.length} tokens exceed the model's max_length of {recipe.model.max_length}",
                 "shorten the phase's length or raise model.max_length",
             )
 
 
-def _schedule(recipe: Recipe) -> Iterator[Problem]:
+def _schedule(recipe: Recipe) -> Iterator[RecipeIssue]:
     if recipe.schedule.warmup > recipe.total_steps:
-        yield Problem(
+        yield RecipeIssue(
             ("schedule", "warmup"),
             f"a warmup of {recipe.schedule.warmup:,} steps is longer than the run's {recipe.total_steps:,}",
             "shorten the warmup or add steps to the phases",
         )
 
 
-def _shuffle(recipe: Recipe) -> Iterator[Problem]:
+def _shuffle(recipe: Recipe) -> Iterator[RecipeIssue]:
     if recipe.shuffle == "spread" and isinstance(recipe.input, Lanes):
-        yield Problem(
+        yield RecipeIssue(
             ("shuffle",),
             "rows in lanes go on from step to step, so they are not shuffled",
             "set shuffle to uniform",
         )
 
 
-def _precision(recipe: Recipe) -> Iterator[Problem]:
+def _precision(recipe: Recipe) -> Iterator[RecipeIssue]:
     if recipe.precision == "bf16" and recipe.zero == 0:
-        yield Problem(
+        yield RecipeIssue(
             ("zero",),
             "bf16 at ZeRO stage 0 would accumulate gradients in bf16, and lose small ones",
             "use zero: 1 (the default), 2 or 3, or precision: fp32",
         )
     if recipe.precision == "fp32" and recipe.reduce_dtype == "bf16":
-        yield Problem(
+        yield RecipeIssue(
             ("reduce_dtype",),
             "ranks would add up fp32 gradients in bf16, and lose what fp32 is for",
             "use reduce_dtype: fp32, or precision: bf16",
         )
 
 
-def _trainers(recipe: Recipe) -> Iterator[Problem]:
+def _trainers(recipe: Recipe) -> Iterator[RecipeIssue]:
     if isinstance(recipe.trainers, Trainers) and recipe.trainers.min > recipe.microbatches:
-        yield Problem(
+        yield RecipeIssue(
             ("trainers", "min"),
             f"{recipe.trainers.min} ranks cannot share {recipe.microbatches} microbatches, the most that a step has",
             f"set trainers.min to {recipe.microbatches} or less, or cut the batch finer by a smaller microbatch",
         )
 
 
-def _evaluation(recipe: Recipe) -> Iterator[Problem]:
+def _evaluation(recipe: Recipe) -> Iterator[RecipeIssue]:
     if recipe.corpus.heldout.fraction == 0:
-        yield Problem(
+        yield RecipeIssue(
             ("corpus", "heldout", "fraction"),
             "evaluation needs held-out documents, and none are kept",
             "build the corpora with a held-out fraction above 0 and state it here",

@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveInt, model_validator
 
-from launcher.recipe.choice import Choice
+from launcher.recipe.parts import Choice
 
 Pooling = Literal["cls", "mean", "max"]
 """How a text's hidden states become one vector: the class token's; the mean, or the largest value in each dimension,

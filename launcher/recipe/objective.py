@@ -34,7 +34,7 @@ from encoder_core.objectives.replaced import (
     replaced_token_detection,
 )
 from encoder_core.objectives.span_boundary import span_boundary_model
-from launcher.recipe.choice import Choice
+from launcher.recipe.parts import Choice
 
 
 class ExtraTerm(BaseModel):

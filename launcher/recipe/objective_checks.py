@@ -1,12 +1,8 @@
-"""What `recipe_checks` and `objective_checks` report.
-
-Inputs, objectives and models that do not go together.
-
-Rows of several texts, and batches of one source: what they do not go with.
+"""Inputs, objectives and models that do not go together; what rows of several texts and batches of one source do not go
+with.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from data_service.samples.inputs import Lanes, OrderedPairs, Packed, RepeatedSentences, TextPairs
 from data_service.samples.masking import NoMasking
@@ -16,25 +12,15 @@ from encoder_core.families.bert import BertConfig
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.objectives.contrastive import ContrastiveConfig
-from launcher.recipe.document import Path
 from launcher.recipe.objective import misfit
+from launcher.recipe.parts import RecipeIssue
 from launcher.recipe.schema import Recipe
-
-
-@dataclass(frozen=True)
-class Problem:
-    """What is wrong at `path`, and what to do about it."""
-
-    path: Path
-    what: str
-    remedy: str
-
 
 LANE_SPECIALS = 3  # two separators and <cls> in every row of a lane
 LEAST_SEGMENTS = 2  # tokens: one for each of a row's new segments
 
 
-def mismatches(recipe: Recipe) -> Iterator[Problem]:
+def mismatches(recipe: Recipe) -> Iterator[RecipeIssue]:
     """Every mismatch in `recipe`."""
     yield from _family(recipe)
     yield from _pair_tasks(recipe)
@@ -50,10 +36,10 @@ def mismatches(recipe: Recipe) -> Iterator[Problem]:
             yield from _predictions(recipe, recipe.input, recipe.objective.plm)
 
 
-def _family(recipe: Recipe) -> Iterator[Problem]:
+def _family(recipe: Recipe) -> Iterator[RecipeIssue]:
     wrong = misfit(recipe.model, recipe.objective)
     if wrong is not None:
-        yield Problem(
+        yield RecipeIssue(
             ("objective",),
             wrong,
             "xlnet goes with plm, electra with mlm and rtd, deberta_v2 with mlm or mlm and rtd, the others with mlm "
@@ -62,33 +48,33 @@ def _family(recipe: Recipe) -> Iterator[Problem]:
         )
 
 
-def _pair_tasks(recipe: Recipe) -> Iterator[Problem]:
+def _pair_tasks(recipe: Recipe) -> Iterator[RecipeIssue]:
     packing = recipe.input.packing
     if recipe.objective.nsp is not None and packing not in ("segment_pair", "sentence_pair"):
-        yield Problem(
+        yield RecipeIssue(
             ("objective", "nsp"),
             f"next sentence prediction needs two segments and a label, which {packing} rows do not have",
             "set input.packing to segment_pair or sentence_pair, or leave nsp out",
         )
     if recipe.objective.sop is not None and not isinstance(recipe.input, OrderedPairs):
-        yield Problem(
+        yield RecipeIssue(
             ("objective", "sop"),
             f"sentence order prediction needs rows that may be swapped, which {packing} rows are not",
             "set input.packing to ordered_pair, or leave sop out",
         )
 
 
-def _spans(recipe: Recipe) -> Iterator[Problem]:
+def _spans(recipe: Recipe) -> Iterator[RecipeIssue]:
     mlm = recipe.objective.mlm
     if recipe.objective.sbo is not None and mlm is not None and mlm.unit != "span":
-        yield Problem(
+        yield RecipeIssue(
             ("objective", "sbo"),
             f"the span boundary objective needs masked spans, and masks are drawn by {mlm.unit}",
             "set objective.mlm.unit to span, or leave sbo out",
         )
 
 
-def _token_types(recipe: Recipe) -> Iterator[Problem]:
+def _token_types(recipe: Recipe) -> Iterator[RecipeIssue]:
     """A family without token types (RoBERTa, DeBERTa) tells segments apart by the separator alone, which works."""
     model = recipe.model
     if (
@@ -96,41 +82,41 @@ def _token_types(recipe: Recipe) -> Iterator[Problem]:
         and model.token_types < 2
         and not isinstance(recipe.input, Packed | TextPairs | RepeatedSentences)
     ):
-        yield Problem(
+        yield RecipeIssue(
             ("model", "token_types"),
             f"{recipe.input.packing} rows have two segments, the model has one token type",
             "set model.token_types to 2, or pack rows of one segment",
         )
 
 
-def _order(recipe: Recipe) -> Iterator[Problem]:
+def _order(recipe: Recipe) -> Iterator[RecipeIssue]:
     permuted = recipe.objective.plm is not None
     if permuted and not isinstance(recipe.input, Lanes):
-        yield Problem(
+        yield RecipeIssue(
             ("objective", "plm"),
             f"permuted language modelling needs rows that go on from step to step, which {recipe.input.packing} "
             "rows do not",
             "set input.packing to lanes",
         )
     if isinstance(recipe.input, Lanes) and not permuted:
-        yield Problem(
+        yield RecipeIssue(
             ("input", "packing"),
             "lanes are laid out for permuted language modelling, and the objective is another",
             "set objective to plm, or input.packing to full_sentences",
         )
 
 
-def _contrast(recipe: Recipe, contrastive: ContrastiveConfig) -> Iterator[Problem]:
+def _contrast(recipe: Recipe, contrastive: ContrastiveConfig) -> Iterator[RecipeIssue]:
     model = recipe.model
     widest = max(contrastive.matryoshka or (0,))
     if widest > model.hidden:
-        yield Problem(
+        yield RecipeIssue(
             ("objective", "contrastive", "matryoshka"),
             f"the first {widest} numbers of a vector are asked for, and it has {model.hidden}",
             f"give widths of at most {model.hidden}",
         )
     if isinstance(recipe.input, RepeatedSentences) and not model.dropout and not model.attention_dropout:
-        yield Problem(
+        yield RecipeIssue(
             ("model", "dropout"),
             "the two texts of an example are the same, and differ by dropout alone, which is 0",
             "set model.dropout and model.attention_dropout above 0 (SimCSE: 0.1)",
@@ -138,31 +124,31 @@ def _contrast(recipe: Recipe, contrastive: ContrastiveConfig) -> Iterator[Proble
     if recipe.input.texts == 2:
         for index, phase in enumerate(recipe.phases):
             if phase.batch.sequences == 1:
-                yield Problem(
+                yield RecipeIssue(
                     ("phases", index, "batch", "sequences"),
                     "the negatives of an example are the others of its batch, and there are none",
                     "use a larger batch",
                 )
 
 
-def _lanes(recipe: Recipe, lanes: Lanes) -> Iterator[Problem]:
+def _lanes(recipe: Recipe, lanes: Lanes) -> Iterator[RecipeIssue]:
     least = lanes.reuse + LANE_SPECIALS + LEAST_SEGMENTS
     for index, phase in enumerate(recipe.phases):
         rows = phase.batch.sequences
         if rows is None:
-            yield Problem(
+            yield RecipeIssue(
                 ("phases", index, "batch"),
                 "lanes have a fixed number of rows a step, and the batch is given in tokens",
                 "give the batch in sequences",
             )
         elif lanes.both_directions and rows % 2:
-            yield Problem(
+            yield RecipeIssue(
                 ("phases", index, "batch", "sequences"),
                 f"every second lane is read backwards, and {rows} lanes are no pairs",
                 "use an even number of sequences, or set input.both_directions to false",
             )
         if phase.length < least:
-            yield Problem(
+            yield RecipeIssue(
                 ("phases", index, "length"),
                 f"a row of {phase.length} tokens has no place for {lanes.reuse} reused tokens, two new segments "
                 f"and {LANE_SPECIALS} special tokens",
@@ -170,17 +156,17 @@ def _lanes(recipe: Recipe, lanes: Lanes) -> Iterator[Problem]:
             )
 
 
-def _memory(recipe: Recipe, lanes: Lanes) -> Iterator[Problem]:
+def _memory(recipe: Recipe, lanes: Lanes) -> Iterator[RecipeIssue]:
     model = recipe.model
     if isinstance(model, XlnetConfig) and model.memory and model.reuse != lanes.reuse:
-        yield Problem(
+        yield RecipeIssue(
             ("model", "reuse"),
             f"the model remembers {model.reuse} tokens of each row, and the next row begins {lanes.reuse} later",
             f"set model.reuse to {lanes.reuse}, as input.reuse",
         )
     keep = recipe.checkpoint.keep_every
     if isinstance(model, XlnetConfig) and model.memory and keep and keep.steps % model.memory_refresh:
-        yield Problem(
+        yield RecipeIssue(
             ("checkpoint", "keep_every", "steps"),
             f"checkpoints fall on multiples of {model.memory_refresh} steps, where memory is recomputed, and few of "
             f"them on multiples of {keep.steps}",
@@ -188,12 +174,12 @@ def _memory(recipe: Recipe, lanes: Lanes) -> Iterator[Problem]:
         )
 
 
-def _predictions(recipe: Recipe, lanes: Lanes, plm: PermutedPrediction) -> Iterator[Problem]:
+def _predictions(recipe: Recipe, lanes: Lanes, plm: PermutedPrediction) -> Iterator[RecipeIssue]:
     first = -(-plm.predict // 2)
     for index, phase in enumerate(recipe.phases):
         new = phase.length - lanes.reuse - LANE_SPECIALS
         if first > lanes.reuse or plm.predict - first > new > 0:
-            yield Problem(
+            yield RecipeIssue(
                 ("objective", "plm", "predict"),
                 f"{plm.predict} targets, half in each part, do not fit the {lanes.reuse} reused and {new} new "
                 f"tokens of a row in phase {index}",
@@ -202,31 +188,31 @@ def _predictions(recipe: Recipe, lanes: Lanes, plm: PermutedPrediction) -> Itera
             )
 
 
-def text_problems(recipe: Recipe) -> Iterator[Problem]:
+def text_problems(recipe: Recipe) -> Iterator[RecipeIssue]:
     """Every mismatch in `recipe`."""
     yield from _objective(recipe)
     yield from _batches(recipe)
     yield from _mixing(recipe)
 
 
-def _objective(recipe: Recipe) -> Iterator[Problem]:
+def _objective(recipe: Recipe) -> Iterator[RecipeIssue]:
     texts = isinstance(recipe.input, TextPairs | RepeatedSentences)
     compared = isinstance(recipe.objective.masking, NoMasking)
     if texts and not compared:
-        yield Problem(
+        yield RecipeIssue(
             ("input", "packing"),
             f"{recipe.input.packing} rows hold whole texts to be compared, and the objective predicts tokens",
             "set objective to contrastive, or input.packing to full_sentences",
         )
     if compared and not texts:
-        yield Problem(
+        yield RecipeIssue(
             ("input", "packing"),
             f"a contrastive objective compares texts, and {recipe.input.packing} rows are running text",
             "set input.packing to pairs (a corpus of pairs) or sentences (SimCSE, from plain text)",
         )
 
 
-def _batches(recipe: Recipe) -> Iterator[Problem]:
+def _batches(recipe: Recipe) -> Iterator[RecipeIssue]:
     for index, phase in enumerate(recipe.phases):
         if phase.batch.sequences is not None:
             continue
@@ -236,19 +222,21 @@ def _batches(recipe: Recipe) -> Iterator[Problem]:
             why = "batches of one source each are counted in rows"
         else:
             continue
-        yield Problem(("phases", index, "batch"), f"{why}: tokens will not do", "give the batch in sequences")
+        yield RecipeIssue(
+            ("phases", index, "batch"), f"{why}: tokens will not do", "give the batch in sequences"
+        )
 
 
-def _mixing(recipe: Recipe) -> Iterator[Problem]:
+def _mixing(recipe: Recipe) -> Iterator[RecipeIssue]:
     if recipe.mixing.batches == "one_source" and isinstance(recipe.input, Lanes):
-        yield Problem(
+        yield RecipeIssue(
             ("mixing", "batches"),
             "rows in lanes go on from step to step, so that every batch has rows of all sources",
             "set mixing.batches to mixed",
         )
     weighted = [name for name, source in recipe.corpus.sources.items() if source.weight != "auto"]
     if weighted and recipe.mixing.temperature != 1:
-        yield Problem(
+        yield RecipeIssue(
             ("mixing", "temperature"),
             f"sources have weights of their own ({', '.join(weighted)}), and a temperature decides those that are auto",
             "set the weights to auto, or mixing.temperature to 1",

@@ -31,10 +31,10 @@ from launcher.policies.elastic import Trainers
 from launcher.policies.spikes import Spikes
 from launcher.policies.stragglers import Stragglers
 from launcher.policies.watchdog import Watchdog
-from launcher.recipe.choice import Choice
 from launcher.recipe.evaluation import Tasks
 from launcher.recipe.objective import Objective
 from launcher.recipe.operation import Events, Mlflow, Replicas, Wandb
+from launcher.recipe.parts import Choice
 
 PLACEHOLDER = "s3://your-bucket/"
 """What stands in recipes in place of a bucket."""

@@ -1,11 +1,8 @@
-"""Runs a scheduler's own command line tool. They hold the user's login; we never see it.
+"""What a launch is asked for, whatever the scheduler (each adds what only it needs), and how it is rendered and submitted.
 
-Fills the templates of infra/. A value enters a template through a filter that quotes it, or is a number.
-
-What a launch is asked for, whatever the scheduler. Each backend adds what only it needs.
-
-Nothing here may hold a secret: environment variables and tokens are named, and every scheduler hands over their
-values by its own means.
+Nothing here may hold a secret: environment variables and tokens are named, and every scheduler hands over their values
+by its own means; their own command line tools, which submit, hold the user's login. A value enters a template of infra/
+through a filter that quotes it, or is a number.
 """
 
 import json

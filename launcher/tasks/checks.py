@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from launcher.recipe.objective_checks import Problem
+from launcher.recipe.parts import RecipeIssue
 from launcher.tasks.schema import (
     FORMATS,
     LABELLED,
@@ -18,95 +18,103 @@ from launcher.tasks.schema import (
 )
 
 
-def impossible(task: Description) -> list[Problem]:
+def impossible(task: Description) -> list[RecipeIssue]:
     """All that is wrong with a task whose single values are valid."""
     return [*_kind(task), *_labels(task), *_splits(task), *_fields(task), *_files(task)]
 
 
-def _kind(task: Description) -> Iterator[Problem]:
+def _kind(task: Description) -> Iterator[RecipeIssue]:
     if task.format not in FORMATS[task.kind]:
         known = ", ".join(FORMATS[task.kind])
-        yield Problem(("format",), f"{task.format} does not hold {task.kind}", f"use one of {known}")
+        yield RecipeIssue(("format",), f"{task.format} does not hold {task.kind}", f"use one of {known}")
     for index, metric in enumerate(task.metrics):
         if metric not in METRICS[task.kind]:
             known = ", ".join(METRICS[task.kind])
-            yield Problem(("metrics", index), f"{metric} is no metric of {task.kind}", f"use some of {known}")
+            yield RecipeIssue(
+                ("metrics", index), f"{metric} is no metric of {task.kind}", f"use some of {known}"
+            )
         elif metric in task.metrics[:index]:
-            yield Problem(("metrics", index), f"{metric} is given twice", "keep one")
+            yield RecipeIssue(("metrics", index), f"{metric} is given twice", "keep one")
         elif metric == "f1" and len(task.labels) != 2:
             what = f"f1 is of two labels, the second being the positive one, not of {len(task.labels)}"
-            yield Problem(("metrics", index), what, "use macro_f1")
+            yield RecipeIssue(("metrics", index), what, "use macro_f1")
     if task.after == task.name:
-        yield Problem(("after",), "a task cannot start from itself", "name another task, or leave after out")
+        yield RecipeIssue(
+            ("after",), "a task cannot start from itself", "name another task, or leave after out"
+        )
     if task.no_answer and task.kind != "span":
-        yield Problem(("no_answer",), f"{task.kind} has no answers", "leave no_answer out")
+        yield RecipeIssue(("no_answer",), f"{task.kind} has no answers", "leave no_answer out")
 
 
-def _labels(task: Description) -> Iterator[Problem]:
+def _labels(task: Description) -> Iterator[RecipeIssue]:
     if task.kind in LABELLED and len(task.labels) < 2:
-        yield Problem(("labels",), f"{task.kind} needs at least two labels", "list them in `labels`")
+        yield RecipeIssue(("labels",), f"{task.kind} needs at least two labels", "list them in `labels`")
     if task.kind not in LABELLED and task.labels:
-        yield Problem(("labels",), f"{task.kind} has no labels", "leave labels out")
+        yield RecipeIssue(("labels",), f"{task.kind} has no labels", "leave labels out")
     for index, label in enumerate(task.labels):
         if label in task.labels[:index]:
-            yield Problem(("labels", index), f"the label {label!r} is given twice", "keep one")
+            yield RecipeIssue(("labels", index), f"the label {label!r} is given twice", "keep one")
         if label in task.skip_labels:
             what = f"the label {label!r} is in skip_labels, too"
-            yield Problem(("labels", index), what, "leave it out of one of the two")
+            yield RecipeIssue(("labels", index), what, "leave it out of one of the two")
     if task.score_range is None:
         return
     if task.kind not in SCORED:
-        yield Problem(("score_range",), f"{task.kind} has no scores", "leave score_range out")
+        yield RecipeIssue(("score_range",), f"{task.kind} has no scores", "leave score_range out")
     elif not task.score_range[0] < task.score_range[1]:
-        yield Problem(
+        yield RecipeIssue(
             ("score_range",), "the first is not less than the second", "give the least, the greatest"
         )
 
 
-def _splits(task: Description) -> Iterator[Problem]:
+def _splits(task: Description) -> Iterator[RecipeIssue]:
     made = [name for name, share in task.held_out if share]
     if made and "train" not in task.files:
-        yield Problem(
+        yield RecipeIssue(
             ("held_out",), "it takes from the split train, which files lacks", "name train in files"
         )
     if made and task.kind == "retrieval":
-        yield Problem(("held_out",), "retrieval cannot be divided", "leave held_out out")
+        yield RecipeIssue(("held_out",), "retrieval cannot be divided", "leave held_out out")
     for name in made:
         if name in task.files:
             what = f"the split {name} is in files, too"
-            yield Problem(("held_out", name), what, "leave it out of one of the two")
+            yield RecipeIssue(("held_out", name), what, "leave it out of one of the two")
     if task.held_out.dev + task.held_out.test >= 1:
-        yield Problem(("held_out",), "nothing is left of train", "hold out smaller shares")
+        yield RecipeIssue(("held_out",), "nothing is left of train", "hold out smaller shares")
     for index, name in enumerate(task.unlabelled):
         if name not in task.files:
             what = f"{name} is no split of files"
-            yield Problem(("unlabelled", index), what, f"files has {', '.join(task.files)}")
+            yield RecipeIssue(("unlabelled", index), what, f"files has {', '.join(task.files)}")
     if not task.splits:
-        yield Problem(("unlabelled",), "no split is left that has labels", "a task needs one")
+        yield RecipeIssue(("unlabelled",), "no split is left that has labels", "a task needs one")
 
 
-def _fields(task: Description) -> Iterator[Problem]:
+def _fields(task: Description) -> Iterator[RecipeIssue]:
     given = task.fields.named()
     if task.format not in TABLES:
         if given:
-            yield Problem(("fields",), f"format {task.format} has fields of its own", "leave fields out")
+            yield RecipeIssue(("fields",), f"format {task.format} has fields of its own", "leave fields out")
         return
     for name in _needed(task):
         if name not in given:
             what = f"no field {name!r}, which {task.kind} needs"
-            yield Problem(("fields",), what, "give its name, or in a table without names its column's number")
+            yield RecipeIssue(
+                ("fields",), what, "give its name, or in a table without names its column's number"
+            )
     numbers = [name for name, place in given.items() if isinstance(place, int)]
     may_have_numbers = task.format in ("tsv", "csv", "columns")
     if numbers and (len(numbers) < len(given) or not may_have_numbers):
         what = "some are numbers" if may_have_numbers else f"numbers do not name fields of {task.format}"
-        yield Problem(
+        yield RecipeIssue(
             ("fields",), what, "give names throughout, or in tsv, csv and columns numbers throughout"
         )
     if task.format == "columns" and len(numbers) < len(given):
-        yield Problem(("fields",), "the fields of columns are numbers", "number the columns from 1")
+        yield RecipeIssue(("fields",), "the fields of columns are numbers", "number the columns from 1")
     for name in numbers:
         if int(given[name]) < 1:
-            yield Problem(("fields", name), f"there is no column {given[name]}", "number the columns from 1")
+            yield RecipeIssue(
+                ("fields", name), f"there is no column {given[name]}", "number the columns from 1"
+            )
 
 
 def _needed(task: Description) -> tuple[str, ...]:
@@ -124,18 +132,18 @@ def _needed(task: Description) -> tuple[str, ...]:
             return ("first", *(("second",) if task.kind in PAIRS else ()), *(() if apart else ("label",)))
 
 
-def _files(task: Description) -> Iterator[Problem]:
+def _files(task: Description) -> Iterator[RecipeIssue]:
     for split, given in task.files.items():
         for index, file in enumerate(task.sources(split)):
             path = ("files", split, index) if isinstance(given, list) else ("files", split)
             if reason := _unfit(task, file):
-                yield Problem(path, *reason)
+                yield RecipeIssue(path, *reason)
         if not task.sources(split):
-            yield Problem(("files", split), "no file", "name one, or leave the split out")
+            yield RecipeIssue(("files", split), "no file", "name one, or leave the split out")
 
 
 def _unfit(task: Description, file: File) -> tuple[str, str] | None:
-    """Problem and remedy of one file."""
+    """RecipeIssue and remedy of one file."""
     if isinstance(file, Judged) != (task.kind == "retrieval"):
         remedy = "retrieval has {corpus, queries, qrels}, other kinds have paths"
         return f"not a file of {task.kind}", remedy

@@ -9,7 +9,7 @@ from data_service.errors import UserError
 from data_service.store.errors import StoreError
 from launcher.errors import RecipeError, RunError, TaskError
 from launcher.recipe.evaluation import EvaluationTask, ProbeSettings, SimilaritySettings
-from launcher.recipe.objective_checks import Problem
+from launcher.recipe.parts import RecipeIssue
 from launcher.tasks.schema import SCORED
 from launcher.tasks.task import Task, load_task
 
@@ -51,7 +51,7 @@ def check_tasks(tasks: Sequence[EvaluationTask]) -> None:
     _refuse([problem for index, task in enumerate(tasks) for problem in _file_problems(index, task)])
 
 
-def _refuse(problems: Sequence[Problem]) -> None:
+def _refuse(problems: Sequence[RecipeIssue]) -> None:
     if problems:
         raise RecipeError(
             "\n".join(f"{'.'.join(map(str, problem.path))}: {problem.what}" for problem in problems),
@@ -59,16 +59,16 @@ def _refuse(problems: Sequence[Problem]) -> None:
         )
 
 
-def _name_problems(index: int, measure: EvaluationTask) -> Iterator[Problem]:
+def _name_problems(index: int, measure: EvaluationTask) -> Iterator[RecipeIssue]:
     try:
         _task(measure)
     except StoreError:
         raise
     except UserError as error:
-        yield Problem(_path(index, measure, "task"), error.problem, error.remedy)
+        yield RecipeIssue(_path(index, measure, "task"), error.problem, error.remedy)
 
 
-def _file_problems(index: int, measure: EvaluationTask) -> Iterator[Problem]:
+def _file_problems(index: int, measure: EvaluationTask) -> Iterator[RecipeIssue]:
     task = _task(measure)
     if task is None:
         return
@@ -76,14 +76,14 @@ def _file_problems(index: int, measure: EvaluationTask) -> Iterator[Problem]:
     if task.root is None:
         what = f"where the files of {task.name} are is not said"
         remedy = f"give the folder or s3:// URI that holds them; they are published at {task.published}"
-        yield Problem(path, what, remedy)
+        yield RecipeIssue(path, what, remedy)
         return
     for split in ("train", "dev", "test") if measure.probe else (measured_split(task),):
         try:
             if split != "test" or split in task.splits:
                 task.check_files(split)
         except TaskError as error:
-            yield Problem(path, error.problem, error.remedy)
+            yield RecipeIssue(path, error.problem, error.remedy)
 
 
 def _task(measure: EvaluationTask) -> Task | None:

@@ -129,3 +129,29 @@ def test_importing_maskfleet_waits_for_nothing() -> None:
 def test_the_command_line_starts_without_heavy_libraries() -> None:
     loaded = loaded_with(["launcher.cli.main"])
     assert not loaded & {"torch", "ray", "deepspeed", "numpy", "boto3", "pydantic", "tokenizers"}
+
+
+LIGHT = {
+    "recipe list": (),
+    "runs status": ("launcher.inspect.status", "launcher.inspect.status_text"),
+    "runs watch": ("launcher.watch.server",),
+    "tasks list": ("launcher.tasks.summary",),
+}
+"""Commands that only look, and what they import of ours."""
+SHOWING = (
+    "launcher.run.record",
+    "launcher.inspect.show",
+    "launcher.inspect.report.write",
+    "launcher.recipe.summary",
+)
+"""What commands import that read a recipe, whose types are those of modules."""
+
+
+def test_commands_that_look_do_not_wait_for_torch() -> None:
+    loaded = loaded_with(["launcher.cli.main", *(name for names in LIGHT.values() for name in names)])
+    assert not loaded & {"torch", "ray", "deepspeed", "transformers"}
+
+
+def test_reading_a_recipe_loads_neither_deepspeed_nor_torchs_compiler() -> None:
+    loaded = loaded_with(list(SHOWING))
+    assert not loaded & {"ray", "deepspeed", "torch._dynamo", "torch._inductor", "transformers"}

@@ -83,7 +83,7 @@ def test_a_build_that_dies_again_and_again_is_named_with_a_remedy(spec: StreamSp
         "window 0 of epoch 1 of the train samples could not be built: 8 processes in a row"
         in raised.value.problem
     )
-    assert "lower data_service.service.tasks" in raised.value.remedy
+    assert "lower data_service.workers" in raised.value.remedy
     assert 8 <= len(killed) <= 9
     assert client.read(1, 0, 10).rows == 10, "what was cured is no longer a failure"
     client.close()

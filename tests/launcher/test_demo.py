@@ -9,7 +9,7 @@ import pytest
 import typer
 from rich.console import Console
 
-from launcher.cli.demo import Demo
+from launcher.cli.demo_path import Demo
 from launcher.cli.main import app
 
 

@@ -166,8 +166,6 @@ def test_data_workers_are_counted_by_the_cluster_not_by_the_machine_that_starts_
         node("c", alive=False, CPU=96),
     ]
     cores = cores_of(cluster)
-    assert data_workers(recipe("data_service.service.tasks=auto"), cores, ranks=16) == 64, "four a rank"
-    assert data_workers(recipe("data_service.service.tasks=auto"), cores, ranks=128) == 97, (
-        "half of the cores"
-    )
-    assert data_workers(recipe("data_service.service.tasks=auto"), 1, ranks=1) == 1
+    assert data_workers(recipe("data_service.workers=auto"), cores, ranks=16) == 64, "four a rank"
+    assert data_workers(recipe("data_service.workers=auto"), cores, ranks=128) == 97, "half of the cores"
+    assert data_workers(recipe("data_service.workers=auto"), 1, ranks=1) == 1

@@ -1,6 +1,10 @@
-"""Settings of which some are given. Apart from the recipe, which loads torch, so that readers of results need not."""
+"""Small parts that readers of settings share. Apart from the recipe, which loads torch, so that they need not."""
+
+from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer
+
+from launcher.recipe.document import Path
 
 
 class Choice(BaseModel):
@@ -11,3 +15,12 @@ class Choice(BaseModel):
     @model_serializer(mode="wrap")
     def _given(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
         return {name: value for name, value in serialize(self).items() if value is not None}
+
+
+@dataclass(frozen=True)
+class RecipeIssue:
+    """What is wrong at `path`, and what to do about it."""
+
+    path: Path
+    what: str
+    remedy: str

@@ -1,0 +1,66 @@
+"""The rooms of each package, and who may import whom: downwards only, as the READMEs draw them."""
+
+import pytest
+from rooms import PACKAGES, arrows, circle
+
+DRAWN = {
+    "launcher": """
+        command -> cli
+        maskfleet -> api inspect
+        api -> export inspect rank recipe run
+        cli -> cluster diagnose embed estimate evaluate export finetune inspect measure preflight rank recipe run
+        cli -> schedulers tasks watch
+        watch -> diagnose evaluate inspect run
+        inspect -> diagnose evaluate recipe run
+        evaluate -> cluster embed finetune recipe run tasks
+        cluster -> diagnose policies preflight rank recipe run trackers
+        diagnose -> finetune rank recipe run tasks
+        embed -> export finetune recipe tasks
+        finetune -> export run tasks
+        export -> recipe run
+        measure -> estimate preflight rank recipe run
+        rank -> estimate policies preflight recipe run trackers
+        trackers -> recipe run
+        preflight -> recipe run
+        run -> recipe tasks
+        tasks -> recipe
+        schedulers -> recipe
+        estimate -> recipe
+        recipe -> policies
+    """,
+    "data_service": """
+        ingest -> corpus service store tokenizers
+        service -> samples store stream
+        stream -> corpus samples store tokenizers
+        corpus -> store tokenizers
+        samples -> tokenizers
+        tokenizers -> store
+    """,
+    "encoder_core": """
+        train -> objectives optim
+        objectives -> families heads layers optim
+        heads -> layers
+        families -> layers
+        optim -> layers
+    """,
+    "checkpoints": "",
+}
+
+
+def drawn(package: str) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for line in filter(str.strip, DRAWN[package].splitlines()):
+        room, _, others = line.partition("->")
+        found.setdefault(room.strip(), set()).update(others.split())
+    return found
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_rooms_import_as_drawn_and_in_no_circle(package: str) -> None:
+    assert arrows(package) == drawn(package)
+    assert circle(arrows(package)) == []
+
+
+def test_a_circle_is_found() -> None:
+    assert circle({"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "e": {"a"}}) == ["a", "b", "c", "e"]
+    assert circle({"a": {"b", "c"}, "b": {"c"}}) == []

@@ -1,0 +1,51 @@
+"""Rooms (a package's folders) and the arrows between them, by the imports: `python tests/support/rooms.py`."""
+
+import ast
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("launcher", "data_service", "encoder_core", "checkpoints")
+
+
+def arrows(package: str) -> dict[str, set[str]]:
+    """Room -> the rooms of the same package that it imports, imports inside functions included. A module that lies in
+    no room counts as one where it imports rooms."""
+    found: dict[str, set[str]] = {}
+    for path in sorted((ROOT / package).rglob("*.py")):
+        own = path.relative_to(ROOT / package).parts[0].removesuffix(".py")
+        rooms = {room for name in _imported(path) if (room := _room(package, name)) is not None}
+        if rooms - {own}:
+            found.setdefault(own, set()).update(rooms - {own})
+    return found
+
+
+def circle(graph: Mapping[str, set[str]]) -> list[str]:
+    """Rooms that import each other in a circle; empty if none do."""
+    left = {room: others & graph.keys() for room, others in graph.items()}
+    while free := {room for room, others in left.items() if not others}:
+        left = {room: others - free for room, others in left.items() if room not in free}
+    return sorted(left)
+
+
+def _imported(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _room(package: str, name: str) -> str | None:
+    """The room of `package` that the imported `name` lies in; None if it is elsewhere, or in no room."""
+    first, _, rest = name.partition(".")
+    room = rest.partition(".")[0]
+    return room if first == package and (ROOT / package / room).is_dir() and room else None
+
+
+if __name__ == "__main__":
+    for package in PACKAGES:
+        graph = arrows(package)
+        print(f"{package}: {sum(map(len, graph.values()))} arrows")
+        for room, others in sorted(graph.items()):
+            print(f"  {room:12} -> {' '.join(sorted(others))}")
