@@ -48,22 +48,29 @@ def ray_pool(workers: int, piece_bytes: int) -> Iterator["RayPool"]:
 
 
 def _connect(workers: int, piece_bytes: int) -> None:
-    if "RAY_ADDRESS" in os.environ:
-        ray.init(log_to_driver=False, logging_level=logging.ERROR, job_config=installed_only())
-        return
+    """Raises CorpusError: no Ray that answers in time."""
+    local: dict[str, Any] = {
+        "address": "local",
+        "num_cpus": workers,
+        "object_store_memory": _OBJECT_STORE + piece_bytes * (workers + _ahead(workers) + 1),
+        "include_dashboard": False,
+    }
     os.environ.setdefault(
         "RAY_worker_niceness", "0"
     )  # Ray's own is 15: beside other work, slower than one process
-    with lean():
-        ray.init(
-            address="local",
-            num_cpus=workers,
-            object_store_memory=_OBJECT_STORE + piece_bytes * (workers + _ahead(workers) + 1),
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            job_config=installed_only(),
-        )
+    try:
+        with lean():
+            ray.init(
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                job_config=installed_only(),
+                **({} if "RAY_ADDRESS" in os.environ else local),
+            )
+    except Exception as error:  # Ray raises this very class where a busy machine takes too long
+        raise CorpusError(
+            f"Ray did not start: {error}",
+            remedy="give the same command again, which goes on where this one was, or build with --workers 1",
+        ) from error
 
 
 class RayPool:

@@ -7,12 +7,13 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import ray
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from raw_text import DOCUMENTS, SMALL, build, files_of, tokenizer_folder, write_jsonl
 
-from data_service.errors import InputError
+from data_service.errors import CorpusError, InputError
 from data_service.ingest.build import build_corpus
 from data_service.ingest.documents import read_documents
 from data_service.ingest.inputs import list_inputs
@@ -170,3 +171,17 @@ def test_damage_is_found_before_any_text_is_used(tmp_path: Path, big: Path) -> N
     assert files_of(tmp_path / "corpus") == {}
     (inputs / source.name).write_bytes(source.read_bytes())
     assert build(inputs, tmp_path / "corpus", FINE).counts["documents_read"] == len(TEXTS)
+
+
+def test_a_ray_that_does_not_start_is_an_error_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def too_slow(**_: object) -> None:
+        raise Exception("The current node timed out during startup.")
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(ray, "init", too_slow)
+    write_jsonl(tmp_path / "inputs/a.jsonl", DOCUMENTS)
+    with pytest.raises(CorpusError, match=r"Ray did not start: The current node timed out") as failure:
+        build(tmp_path / "inputs", tmp_path / "corpus", SMALL.model_copy(update={"workers": 2}))
+    assert "--workers 1" in failure.value.remedy
