@@ -78,7 +78,7 @@ class Demo:
 
     def say_next(self) -> None:
         """Commands to go on with, as they can be given here."""
-        program = "maskfleet" if shutil.which("maskfleet") else os.path.relpath(sys.argv[0])
+        program = "maskfleet" if shutil.which("maskfleet") else _this_program()
         run, corpus, other = (shlex.quote(str(self.out / name)) for name in ("run", "corpus", "deberta"))
         rows = [
             (f"show {run} --step 100", "a row that was trained on, and what was masked in it"),
@@ -233,3 +233,9 @@ class Demo:
 
     def _say(self, text: str) -> None:
         self.console.print(f"      {text}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _this_program() -> str:
+    """How it was called, where no `maskfleet` is on the path."""
+    called = Path(sys.argv[0])
+    return f"{sys.executable} -m maskfleet" if called.name == "__main__.py" else os.path.relpath(called)

@@ -37,7 +37,7 @@ WARM_UP = 3  # steps, the last of them profiled
 _FEWEST, _MOST = 3, 100  # timed steps
 ENOUGH_S = 5.0  # of timed steps, if there are the fewest
 _OPERATORS = 5  # the slowest ones are told
-_EXCHANGE = ("gloo:", "nccl:", "ncclDev", "ncclKernel")  # how collectives, and their kernels, are called
+_COLLECTIVES, _KERNELS = "gloo:", ("ncclDev", "ncclKernel")  # how they are called, on a CPU and on a GPU
 _STATUS, _HIGH_WATER = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
@@ -45,6 +45,7 @@ def take_steps(run: Run, control: Control, seconds: float = ENOUGH_S) -> Taken:
     """Train `run` for about so many seconds, from fresh weights. Collective; torch's group is there, and its device
     chosen."""
     tokenizer, recipe = run.tokenizer(), run.recipe
+    torch.set_deterministic_debug_mode("error" if recipe.deterministic else "default")
     memory = _Memory()
     model = build_model(recipe, tokenizer)
     engine = TimedEngine(model, build_optimizer(recipe, model), engine_config(recipe))
@@ -209,7 +210,7 @@ class _Profiled:
         cuda = any(event.self_device_time_total for event in events)
         exchange, taken = 0.0, Counter[str]()
         for event in events:
-            if event.key.startswith(_EXCHANGE):  # gloo's are no operators, and have no time of their own
+            if event.key.startswith(_KERNELS if cuda else _COLLECTIVES):  # gloo's have no time of their own
                 exchange += event.self_device_time_total if cuda else event.cpu_time_total
             elif event.key.startswith("aten::"):
                 spent = event.self_device_time_total if cuda else event.self_cpu_time_total

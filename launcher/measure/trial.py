@@ -120,15 +120,10 @@ def choose(recipe: Recipe, phase: Phase, machine: Machine) -> Trial:
 
     Raises EstimateError: one row through one layer needs more memory than there is.
     """
-    trial = None
-    for candidate in _candidates(recipe, phase, machine):
-        if candidate.bytes > machine.memory:
-            trial = candidate
-            continue
-        trial = candidate
-        if candidate.seconds is None or candidate.seconds <= STEP_S:
-            return candidate
-    assert trial is not None  # there is at least one candidate
+    for trial in _candidates(recipe, phase, machine):  # the last is the smallest
+        soon = trial.seconds is None or trial.seconds <= STEP_S
+        if trial.bytes <= machine.memory and soon:
+            return trial
     if trial.bytes > machine.memory:
         raise EstimateError(
             f"{recipe.name} cannot be measured here: {' and '.join(trial.smaller) or 'as it is'}, it still needs "

@@ -80,6 +80,7 @@ def test_the_command_measures_and_tells_the_run() -> None:
     assert "measuring rows of 32" in ended.stderr
 
 
+@pytest.mark.long
 def test_a_rank_that_fails_is_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("launcher.measure.measure.this_machine", lambda recipe: replace(MACHINE, ranks=1))
     monkeypatch.setattr("launcher.measure.measure.prepare", lambda trial, folder: f"{folder}/nowhere")

@@ -41,7 +41,7 @@ def test_a_large_machine_measures_the_recipes_own_microbatch(name: str) -> None:
         assert batch_rows(trial.recipe.phases[0]) == trial.recipe.microbatch * trial.rounds * 2
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=20)
 @given(
     recipe=st.sampled_from(RECIPES),
     ranks=st.integers(1, 8),
