@@ -31,7 +31,7 @@ KINDS = (
     "similarity",
     "retrieval",
 )
-TRAIN, DEV = 1500, 400  # examples at most
+TRAIN, DEV = 2000, 500  # examples at most
 _WORDS_LEAST, _WORDS_MOST = 6, 24  # of a sentence
 _CODE = re.compile(r"``([^`\n]+)``|`([^`\n]+)`")
 _MARKED = re.compile(r"[<>\[\]|*{}`_\\]|::|:\w+:|https?:")  # what is left of markup
@@ -39,11 +39,6 @@ _SENTENCES = re.compile(r"(?<=[.!?])\s+(?=[A-Z`])")
 _WORD = re.compile(r"[A-Za-z0-9'-]+|[^\sA-Za-z0-9]")
 _TITLE = re.compile(r"^Title: (.+)$", re.MULTILINE)
 
-_SCORES = """fields: {first: 2, second: 3, label: 1}
-format: tsv
-score_range: [0, 5]
-skip_labels: [""]
-"""
 _YAML = {
     "classification": """fields: {first: text, label: label}
 format: jsonl
@@ -52,14 +47,20 @@ metrics: [accuracy]
 """,
     "pair_classification": """fields: {first: text, second: other, label: label}
 format: jsonl
-labels: [apart, follows]
+labels: [precedes, follows]
 metrics: [accuracy]
 """,
-    "regression": f"""files: {{train: sts/2014-headlines.test.tsv, dev: sts/2015-headlines.test.tsv}}
-{_SCORES}metrics: [pearson]
+    "regression": """fields: {first: text, label: score}
+format: jsonl
+score_range: [0, 1]
+metrics: [pearson]
 """,
-    "similarity": f"""files: {{train: sts/2014-headlines.test.tsv, dev: sts/2015-headlines.test.tsv}}
-{_SCORES}metrics: [spearman]
+    "similarity": """files: {train: sts/2014-headlines.test.tsv, dev: sts/2015-headlines.test.tsv}
+fields: {first: 2, second: 3, label: 1}
+format: tsv
+score_range: [0, 5]
+skip_labels: [""]
+metrics: [spearman]
 """,
     "tagging": """fields: {words: words, tags: tags}
 format: jsonl
@@ -143,7 +144,12 @@ def _write(path: Path, records: Sequence[Record]) -> None:
 def _examples(kind: str, folder: Path, split: str) -> list[Record]:
     chosen = [document for document in documents(folder) if document.dev == (split == "dev")]
     draw = random.Random(kind)
-    makers = {"pair_classification": _pairs, "tagging": _tagged, "span": _questions}
+    makers = {
+        "pair_classification": _pairs,
+        "regression": _placed,
+        "tagging": _tagged,
+        "span": _questions,
+    }
     records = _reviews(folder, split) if kind == "classification" else list(makers[kind](chosen, draw))
     draw.shuffle(records)
     return [
@@ -162,23 +168,23 @@ def _bare(sentence: str) -> str:
 
 
 def _pairs(chosen: list[Document], draw: random.Random) -> Iterator[Record]:
-    """Whether the second text follows the first one in its document, or is of another one."""
-    halves = [
-        (
-            document.name,
-            *(" ".join(_bare(" ".join(half)).split()[:_WORDS_MOST]) for half in (part[:1], part[1:])),
-        )
-        for document in chosen
-        for part in document.paragraphs
-        if len(part) > 1
-    ]
-    for name, first, second in halves:
-        if draw.random() < 0.5:
-            yield {"text": first, "other": second, "label": "follows"}
-        else:
-            others = (draw.choice(halves) for _ in range(100))
-            other = next(other for other in others if other[0] != name)
-            yield {"text": first, "other": other[2], "label": "apart"}
+    """Whether the second text follows the first one, or the other way round: the first two sentences of a paragraph."""
+    for document in chosen:
+        for part in document.paragraphs:
+            if len(part) > 1:
+                texts = [" ".join(_bare(sentence).split()[:_WORDS_MOST]) for sentence in part[:2]]
+                follows = draw.random() < 0.5
+                first, second = texts if follows else reversed(texts)
+                yield {"text": first, "other": second, "label": "follows" if follows else "precedes"}
+
+
+def _placed(chosen: list[Document], draw: random.Random) -> Iterator[Record]:
+    """How far down its document a paragraph is, of documents with ten and more."""
+    for document in chosen:
+        last = len(document.paragraphs) - 1
+        for number, part in enumerate(document.paragraphs if last >= 9 else ()):
+            text = " ".join(_bare(" ".join(part)).split()[: 2 * _WORDS_MOST])
+            yield {"text": text, "score": round(number / last, 3)}
 
 
 def _sentences(chosen: list[Document]) -> Iterator[Sentence]:
