@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Sequence
 from html import escape
 
+from data_service.visible import visible
+
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]], first_number: int) -> str:
     """An HTML table. Columns from `first_number` on that hold numbers only are set right-aligned."""
@@ -14,7 +16,10 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], first_number: int
     }
 
     def cells(tag: str, row: Sequence[str]) -> str:
-        marked = ((' class="n"' if index in numeric else "", escape(cell)) for index, cell in enumerate(row))
+        marked = (
+            (' class="n"' if index in numeric else "", escape(visible(cell)))
+            for index, cell in enumerate(row)
+        )
         return "".join(f"<{tag}{mark}>{cell}</{tag}>" for mark, cell in marked)
 
     lines = "".join(f"<tr>{cells('td', row)}</tr>" for row in body)
