@@ -55,7 +55,7 @@ svg{display:block;width:100%;height:auto;overflow:visible}
 .table{overflow-x:auto;background:var(--card);border:1px solid var(--faint);border-radius:10px}
 table{border-collapse:collapse;width:100%;font-size:14px}
 th,td{text-align:left;padding:7px 14px;border-top:1px solid var(--faint);vertical-align:top}
-td{overflow-wrap:break-word}
+td{overflow-wrap:break-word}td:first-child:not(:only-child){white-space:nowrap}
 th{color:var(--soft);font-weight:500;font-size:13px;border-top:0;white-space:nowrap}
 td.n,th.n{text-align:right;white-space:nowrap}
 .time{fill:var(--s1)}.idle{fill:var(--faint)}.commit{stroke:var(--s3);stroke-width:1.6;vector-effect:non-scaling-stroke}

@@ -1,6 +1,6 @@
 """The live page of a run: the report's tiles, curves and tables, and how it stands now."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from launcher.human import human_count, human_duration
 from launcher.report import page
@@ -93,7 +93,7 @@ def _ranks(seen: SeenRun) -> Iterator[tuple[str, str]]:
         yield "evaluation", f'<span class="bad">failed at {text(status.evaluation_problem)}</span>'
 
 
-def _machines(events: tuple[Record, ...] | list[Record]) -> list[str]:
+def _machines(events: Sequence[Record]) -> list[str]:
     """Those that the newest start examined."""
     found = [event for event in events if event["kind"] == "preflight"]
     newest = max((event["attempt"] for event in found), default=0)
@@ -112,14 +112,14 @@ def _data(seen: SeenRun) -> Iterator[tuple[str, str]]:
         if event["kind"] == "straggler" and event.get("doing") == "data"
     ]
     if late:
-        yield "data came late", text(f"{len(late):,} times, the last: {spell(late[-1])}")
+        yield "data came late", text(f"{len(late):,}x, the last time: {spell(late[-1])}")
     yield "corpora", text("; ".join(value for name, value in seen.subject.facts.items() if "corpus" in name))
     if seen.status.heldout_terms:
         held_out = spell_losses(seen.status.heldout_terms, seen.status.perplexity)
         yield "held out", text(f"after step {seen.status.evaluated:,}: {held_out}")
 
 
-def _events(events: tuple[Record, ...] | list[Record]) -> str:
+def _events(events: Sequence[Record]) -> str:
     """The newest, the newest first."""
     told = [event for event in events if event["kind"] not in _ROUTINE]
     if not told:

@@ -72,7 +72,7 @@ class Server(ThreadingHTTPServer):
 
     def process_request(self, request: socket.socket | tuple[bytes, socket.socket], client: object) -> None:
         if self._room.acquire(blocking=False):
-            super().process_request(request, client)  # type: ignore[arg-type]
+            super().process_request(request, client)
         else:
             self.shutdown_request(request)
 
@@ -80,7 +80,7 @@ class Server(ThreadingHTTPServer):
         self, request: socket.socket | tuple[bytes, socket.socket], client: object
     ) -> None:
         try:
-            super().process_request_thread(request, client)  # type: ignore[arg-type]
+            super().process_request_thread(request, client)
         finally:
             self._room.release()
 
