@@ -95,11 +95,10 @@ class Records:
         if _restarted(self._events.after, events):
             self._kept, self._events = None, _Events()
         if not self._go_on(listed):
-            self._kept = None  # of what an error leaves half-way, nothing is kept
-            self._kept = _whole(self._store)
+            self._kept = None
+        kept = self._kept = self._kept or _whole(self._store)
         self._events.update(self._store, events)
-        assert self._kept is not None
-        del self._kept.damage[_MOST_DAMAGE:]
+        del kept.damage[_MOST_DAMAGE:]
         del self._events.damage[_MOST_DAMAGE:]
 
     @property

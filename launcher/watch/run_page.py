@@ -112,7 +112,7 @@ def _data(seen: SeenRun) -> Iterator[tuple[str, str]]:
         if event["kind"] == "straggler" and event.get("doing") == "data"
     ]
     if late:
-        yield "data came late", text(f"{len(late):,} times, the last: {spell(late[-1])}")
+        yield "data came late", text(f"{len(late):,}x, the last time: {spell(late[-1])}")
     yield "corpora", text("; ".join(value for name, value in seen.subject.facts.items() if "corpus" in name))
     if seen.status.heldout_terms:
         held_out = spell_losses(seen.status.heldout_terms, seen.status.perplexity)

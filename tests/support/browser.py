@@ -14,7 +14,7 @@ from typing import Any
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 ABSENT = "no chromium here (Debian: apt-get install chromium)"
-_PATIENCE_S = 120.0  # a busy machine
+_PATIENCE_S = 40.0  # a busy machine
 _OPTIONS = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"),
     *(
@@ -61,7 +61,7 @@ class Browser:
     def wait(self, condition: str) -> Any:
         """Until `condition`, JavaScript, is true; its value."""
         deadline = time.monotonic() + _PATIENCE_S
-        while not (found := self.value(condition)):
+        while (found := self.value(condition)) in (None, False, 0, ""):  # an element comes as {}
             assert time.monotonic() < deadline, f"never: {condition}\n{self.value('document.body.innerText')}"
             self.value("new Promise((done) => setTimeout(done, 50))")
         return found
@@ -120,7 +120,7 @@ def browser(folder: Path) -> Iterator[Browser]:
     out, its_out = os.pipe()
 
     command = [CHROMIUM, *_OPTIONS, f"--user-data-dir={folder}", "about:blank"]
-    shell = ["/bin/sh", "-c", f'exec "$@" 3<&{its_in} 4>&{its_out}', "sh", *command]
+    shell = ["bash", "-c", f'exec "$@" 3<&{its_in} 4>&{its_out}', "bash", *command]
     process = subprocess.Popen(
         shell,
         pass_fds=(its_in, its_out),

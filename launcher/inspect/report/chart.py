@@ -13,6 +13,8 @@ from html import escape
 import numpy as np
 from numpy.typing import NDArray
 
+from data_service.visible import visible
+
 Floats = NDArray[np.float64]
 
 WIDTH, HEIGHT = 440, 216
@@ -140,15 +142,15 @@ def draw(chart: Chart, *, readings: bool = False) -> str:
     body = [*_grid(frame, ticks, chart), *(_mark(frame, mark, chart) for mark in marks)]
     body += [_level(frame, level, chart.format) for level in chart.levels]
     body += [shape for one in drawn for shape in _curve(frame, one, chart)]
-    name = escape(chart.title)
+    name = _text(chart.title)
     svg = (
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(_spoken(chart, drawn))}">'
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{_text(_spoken(chart, drawn))}">'
         f"{''.join(body)}</svg>"
     )
-    keys = "".join(f'<span class="key s{one.series.tone}">{escape(one.series.name)}</span>' for one in drawn)
+    keys = "".join(f'<span class="key s{one.series.tone}">{_text(one.series.name)}</span>' for one in drawn)
     legend = f'<span class="legend">{keys}</span>' if len(drawn) > 1 else ""
-    heading = f"<figcaption><b>{name}</b> <small>{escape(chart.unit)}</small>{legend}</figcaption>"
-    data = f' data-readings="{escape(_readings(frame, drawn, marks, chart))}"' if readings else ""
+    heading = f"<figcaption><b>{name}</b> <small>{_text(chart.unit)}</small>{legend}</figcaption>"
+    data = f' data-readings="{_text(_readings(frame, drawn, marks, chart))}"' if readings else ""
     return f'<figure class="chart" data-name="{name}"{data}>{heading}{svg}</figure>'
 
 
@@ -184,12 +186,12 @@ def _grid(frame: _Frame, ticks: Sequence[float], chart: Chart) -> list[str]:
     left, right, bottom = _LEFT, WIDTH - _RIGHT, HEIGHT - _BOTTOM
     shapes = []
     for tick in ticks:
-        y, text = frame.y(tick), escape(chart.format(tick))
+        y, text = frame.y(tick), _text(chart.format(tick))
         shapes.append(f'<line class="grid" x1="{left}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
         shapes.append(f'<text class="tick" x="{left - 8}" y="{y + 3.5:.1f}" text-anchor="end">{text}</text>')
     for tick in _ticks(frame.x_start, frame.x_end):
         if frame.x_start <= tick <= frame.x_end:
-            x, text = frame.x(tick), escape(chart.x_format(tick))
+            x, text = frame.x(tick), _text(chart.x_format(tick))
             anchor = "end" if x > right - 20 else "middle"
             shapes.append(f'<line class="notch" x1="{x:.1f}" x2="{x:.1f}" y1="{bottom}" y2="{bottom + 4}"/>')
             shapes.append(
@@ -200,14 +202,14 @@ def _grid(frame: _Frame, ticks: Sequence[float], chart: Chart) -> list[str]:
 
 def _mark(frame: _Frame, mark: Mark, chart: Chart) -> str:
     at = f"{frame.x(mark.x):.1f}"
-    title = f"<title>{escape(mark.text)} at {escape(_place(chart, mark.x))}</title>"
+    title = f"<title>{_text(mark.text)} at {_text(_place(chart, mark.x))}</title>"
     return f'<line class="mark" x1="{at}" x2="{at}" y1="{_TOP}" y2="{HEIGHT - _BOTTOM}">{title}</line>'
 
 
 def _level(frame: _Frame, level: Level, label: Callable[[float], str]) -> str:
     y, right = frame.y(level.y), WIDTH - _RIGHT
     line = f'<line class="level" x1="{_LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>'
-    text = escape(f"{level.name} {label(level.y)}")
+    text = _text(f"{level.name} {label(level.y)}")
     return f'{line}<text class="level-name" x="{right}" y="{y - 5:.1f}" text-anchor="end">{text}</text>'
 
 
@@ -223,8 +225,13 @@ def _curve(frame: _Frame, one: _Drawn, chart: Chart) -> list[str]:
     for at, value in marked:
         text = f"{one.series.name} at {_place(chart, at)}: {chart.format(value)}"
         place = f'cx="{frame.x(at):.1f}" cy="{frame.y(value):.1f}"'
-        shapes.append(f'<circle class="dot s{tone}" {place} r="3"><title>{escape(text)}</title></circle>')
+        shapes.append(f'<circle class="dot s{tone}" {place} r="3"><title>{_text(text)}</title></circle>')
     return shapes
+
+
+def _text(value: str) -> str:
+    """Escaped, controls and marks of direction visible."""
+    return escape(visible(value))
 
 
 def _place(chart: Chart, x: float) -> str:

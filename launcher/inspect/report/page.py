@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from html import escape
 
+from data_service.visible import visible
 from launcher.diagnose.results import Evaluated
 from launcher.evaluate.render import heads, lines
 from launcher.evaluate.table import Row
@@ -60,7 +61,7 @@ def render(subject: Subject, history: History, now: datetime) -> str:
             *sections(subject, account).values(),
         ]
     )
-    title = escape(f"{subject.name} - Maskfleet")
+    title = escape(visible(f"{subject.name} - Maskfleet"))
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>'
     page = f"<body><main>{body}</main></body>"
     return f'<!doctype html><html lang="en"><head>{head}<style>{CSS}</style></head>{page}</html>\n'
@@ -99,10 +100,10 @@ def _header(subject: Subject, account: Account, now: datetime) -> str:
     ended = [event["kind"] for event in account.events if event["kind"] in ("start", "resume", "stop")]
     state = "finished" if done else "stopped" if ended[-1:] == ["stop"] else "not finished"
     badge = f'<span class="state{"" if done else " open"}">{state}</span>'
-    when = f"created {escape(subject.created)}, report of {now.astimezone(UTC).isoformat(timespec='seconds')}"
+    when = f"created {escape(visible(subject.created))}, report of {now.astimezone(UTC).isoformat(timespec='seconds')}"
     return (
-        f"<header><h1>{escape(subject.name)}</h1>{badge}</header>"
-        f'<p class="soft"><code>{escape(subject.uri)}</code><br>{when}</p>'
+        f"<header><h1>{escape(visible(subject.name))}</h1>{badge}</header>"
+        f'<p class="soft"><code>{escape(visible(subject.uri))}</code><br>{when}</p>'
     )
 
 
@@ -137,7 +138,7 @@ def held_out(subject: Subject, evaluation: Record) -> Iterator[tuple[str, str]]:
 def tiles(figures: Iterator[tuple[str, str]]) -> str:
     """Figures as HTML."""
     shown = (
-        f'<div class="tile"><b>{escape(figure)}</b><span>{escape(what)}</span></div>'
+        f'<div class="tile"><b>{escape(visible(figure))}</b><span>{escape(visible(what))}</span></div>'
         for figure, what in figures
     )
     return f'<div class="tiles">{"".join(shown)}</div>'
@@ -153,7 +154,7 @@ def _evaluated(rows: Sequence[Row]) -> str:
 
 def _configuration(subject: Subject, opened: str) -> str:
     rows = [(name, value) for name, value in subject.facts.items()]
-    recipe = f"<summary>recipe.yaml, as resolved</summary><pre>{escape(subject.recipe)}</pre>"
+    recipe = f"<summary>recipe.yaml, as resolved</summary><pre>{escape(visible(subject.recipe))}</pre>"
     return (
         "<h2>Configuration</h2>" + table(("what", "value"), rows, 2) + f"<details{opened}>{recipe}</details>"
     )

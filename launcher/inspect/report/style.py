@@ -4,6 +4,8 @@ their tables."""
 from collections.abc import Iterable, Sequence
 from html import escape
 
+from data_service.visible import visible
+
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]], first_number: int) -> str:
     """An HTML table. Columns from `first_number` on that hold numbers only are set right-aligned."""
@@ -15,7 +17,10 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], first_number: int
     }
 
     def cells(tag: str, row: Sequence[str]) -> str:
-        marked = ((' class="n"' if index in numeric else "", escape(cell)) for index, cell in enumerate(row))
+        marked = (
+            (' class="n"' if index in numeric else "", escape(visible(cell)))
+            for index, cell in enumerate(row)
+        )
         return "".join(f"<{tag}{mark}>{cell}</{tag}>" for mark, cell in marked)
 
     lines = "".join(f"<tr>{cells('td', row)}</tr>" for row in body)
@@ -77,7 +82,7 @@ svg{display:block;width:100%;height:auto;overflow:visible}
 .table{overflow-x:auto;background:var(--card);border:1px solid var(--faint);border-radius:10px}
 table{border-collapse:collapse;width:100%;font-size:14px}
 th,td{text-align:left;padding:7px 14px;border-top:1px solid var(--faint);vertical-align:top}
-td{overflow-wrap:break-word}
+td{overflow-wrap:break-word}td:first-child:not(:only-child){white-space:nowrap}
 th{color:var(--soft);font-weight:500;font-size:13px;border-top:0;white-space:nowrap}
 td.n,th.n{text-align:right;white-space:nowrap}
 .time{fill:var(--s1)}.idle{fill:var(--faint)}.commit{stroke:var(--s3);stroke-width:1.6;vector-effect:non-scaling-stroke}

@@ -44,6 +44,7 @@ def run(tmp_path: Path) -> ToldRun:
     run.evaluation(1, 400, 5.0)
     run.begin(2, step=300)
     run.steps(2, 300, 500, mlm_loss=4.0)
+    run.evaluation(2, 500, 5.0)
     run.event("failed", reason=HOSTILE)
     return run
 
@@ -105,7 +106,7 @@ def test_runs_are_compared(run: ToldRun, tab: Browser) -> None:
         tab.wait("document.querySelector('figure .line.s2') && !document.querySelector('figure .line.s1')")
         assert tab.value("location.search") == "?run=two"
         tab.value("document.querySelector('a[href=\"/run/one\"]').click()")
-        tab.wait("document.body.innerText.includes('step 500 of 1,000')")
+        tab.wait("document.body?.innerText.includes('step 500 of 1,000')")
 
 
 @pytest.mark.parametrize("width", [1280, 768, 360])
