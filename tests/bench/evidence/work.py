@@ -1,0 +1,35 @@
+"""What each kind of job does."""
+
+from filelock import FileLock
+
+from launcher.baselines import baselines
+from launcher.runs import Run
+
+from .jobs import Job
+from .measuring import measure_finetuned, measure_frozen
+from .place import Place
+from .pretraining import prepare, recipe_of, trained
+from .vectors import train_vectors
+
+
+def do(place: Place, job: Job) -> None:
+    """All of it, or what is left of it. Raises kinds of UserError: it cannot be done."""
+    locks = place.root / "locks"
+    locks.mkdir(exist_ok=True)
+    with FileLock(locks / f"{job.family}-{job.seed}"):  # the system frees it when its process dies
+        run = _pretrained(place, job)
+        match job.kind:
+            case "pretrain":
+                measure_frozen(place, run)
+                baselines(run)
+            case "finetune":
+                measure_finetuned(place, job.family, job.seed, run)
+            case "vectors":
+                train_vectors(place, job.family, job.seed, run)
+
+
+def _pretrained(place: Place, job: Job) -> Run:
+    family = place.family(job.family)
+    with FileLock(place.root / "locks" / place.vocabulary(family).name):
+        prepare(place, family)
+    return trained(recipe_of(place, job.family, job.seed), place.run(job.family, job.seed))
