@@ -7,8 +7,8 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from data_service.errors import UserError
 from encoder_core.errors import UserError as ModelError
-from launcher.errors import UserError
 
 from .jobs import INTERRUPTED, Job, Lanes, interruptible, jobs_of, parse_job
 from .place import Place

@@ -93,7 +93,10 @@ def write_tasks(
 
 
 def _descriptions(domain: Domain) -> dict[str, dict[str, object]]:
-    pair = {"kind": "pair_classification", "fields": {"first": "first", "second": "second", "label": "label"}}
+    pair: dict[str, object] = {
+        "kind": "pair_classification",
+        "fields": {"first": "first", "second": "second", "label": "label"},
+    }
     special: dict[str, dict[str, object]] = {
         "section": {
             "kind": "classification",

@@ -9,7 +9,6 @@ from pathlib import Path
 from checkpoints.listing import committed
 from data_service.ingest.build import build_corpus
 from data_service.ingest.options import BuildOptions, PairFields
-from data_service.samples.inputs import Lanes
 from data_service.store.open import open_store
 from data_service.tokenizers.load import save_tokenizer
 from data_service.tokenizers.options import TokenizerOptions
@@ -53,14 +52,16 @@ def recipe_of(place: Place, name: str, seed: int) -> Recipe:
     family, wanted = place.family(name), place.comparison.pretraining
     recipe = tiny(load(family.recipe))
     every = {"steps": wanted.steps // wanted.points}
-    lanes = isinstance(recipe.input, Lanes)
-    batch = {"sequences": wanted.batch // wanted.length} if lanes else {"tokens": wanted.batch}
+    batch, short = {"tokens": wanted.batch}, round(wanted.steps * wanted.short.share)
     settings: dict[str, object] = {
         "name": f"{name}-{seed}",
         "seed": seed,
         **inputs_of(place, family, TEXTS),
         "model.max_length": wanted.length,
-        "phases": [{"steps": wanted.steps, "length": wanted.length, "batch": batch}],
+        "phases": [
+            {"steps": short, "length": wanted.short.length, "batch": batch},
+            {"steps": wanted.steps - short, "length": wanted.length, "batch": batch},
+        ],
         "schedule.warmup": round(wanted.steps * wanted.warmup),
         "checkpoint": {"every": every, "keep_last": wanted.points},
         "evaluation.every": {"steps": max(1, wanted.steps // wanted.points // 2)},

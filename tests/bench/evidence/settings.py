@@ -17,11 +17,19 @@ class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+class Short(_Part):
+    """Rows of the first `share` of the steps have `length` tokens."""
+
+    length: PositiveInt
+    share: Share
+
+
 class Pretraining(_Part):
     """What every run has in common.
 
     Attributes:
-        tokens: trained on, special ones included. batch: of them a step. length: of them a row.
+        tokens: trained on, special ones included. batch: of them a step.
+        short: rows at first. length: tokens of the rows after that.
         warmup: share of the steps.
         points: checkpoints that are kept, evenly spaced.
         seeds: a run each.
@@ -30,6 +38,7 @@ class Pretraining(_Part):
 
     tokens: PositiveInt
     batch: PositiveInt
+    short: Short
     length: PositiveInt
     warmup: Share
     points: PositiveInt
