@@ -19,7 +19,8 @@ DOMAIN = Domain(
     dev=0.2,
     test=0.3,
     train_examples=30,
-    other_examples=10,
+    dev_examples=10,
+    test_examples=10,
     sections={"why": ("motivation", "rationale"), "what": ("design",), "open": ("open issues",)},
 )
 PLAIN = "This sentence has enough of plain words to be taken for a passage of prose by anyone"

@@ -1,6 +1,7 @@
 """The program's command line; see `__main__.py`."""
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,7 +26,7 @@ def main(arguments: Sequence[str]) -> int:
     place = Place(given.workdir.resolve(), given.comparison.resolve())
     try:
         if given.job is not None:
-            return _work(place, parse_job(given.job))
+            return _work(place, parse_job(given.job), given.core)
         return _page(place, given) if given.only_page else _all(place, given)
     except (UserError, ModelError) as error:
         print(f"{error.problem}\n  remedy: {error.remedy}", file=sys.stderr)
@@ -44,6 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--page", type=Path, help="where the page goes (WORKDIR/RESULTS.md)")
     parser.add_argument("--only-page", action="store_true", help="write the page of what is there")
     parser.add_argument("--job", help=argparse.SUPPRESS)
+    parser.add_argument("--core", type=int, help=argparse.SUPPRESS)
     return parser
 
 
@@ -70,17 +72,14 @@ def _page(place: Place, given: argparse.Namespace) -> int:
     return 0
 
 
-def _work(place: Place, job: Job) -> int:
-    """One job, in a process that does nothing else."""
+def _work(place: Place, job: Job, core: int | None) -> int:
+    """One job, in a process that does nothing else, on one core where one is given."""
+    if core is not None:
+        os.sched_setaffinity(0, {core})
     from . import work
 
-    with interruptible() as interrupted:
-        try:
-            work.do(place, job)
-        except KeyboardInterrupt:
-            return INTERRUPTED
-        except UserError:
-            if interrupted():
-                return INTERRUPTED
-            raise
+    try:
+        work.do(place, job, interruptible())
+    except KeyboardInterrupt:
+        return INTERRUPTED
     return 0

@@ -81,13 +81,13 @@ def write_tasks(
         "markup": {split: list(_tagged(found, names)) for split, found in by_split.items()},
     }
     described = _descriptions(domain)
+    most = {"train": domain.train_examples, "dev": domain.dev_examples, "test": domain.test_examples}
     for name, splits in examples.items():
         for split, records in splits.items():
             draw.shuffle(records)
             if name == "markup":  # few have names of authors: those are the first that are taken
                 records.sort(key=lambda record: "B-NAME" not in str(record["tags"]))
-            most = domain.train_examples if split == "train" else domain.other_examples
-            _write_lines(folder / name / f"{split}.jsonl", records[:most])
+            _write_lines(folder / name / f"{split}.jsonl", records[: most[split]])
         (folder / f"{name}.yaml").write_text(yaml.safe_dump(described[name], sort_keys=False), "utf-8")
     return {name: folder / f"{name}.yaml" for name in examples}
 

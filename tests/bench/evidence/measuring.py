@@ -48,7 +48,7 @@ def frozen_tasks(place: Place) -> tuple[EvaluationTask, ...]:
 
 
 def measure_frozen(place: Place, run: Run) -> None:
-    """The beginning and every kept checkpoint, with the run.
+    """The beginning and every checkpoint that the comparison keeps, with the run.
 
     Raises RunError: what could not be measured. DamagedCheckpoint, StoreError.
     """
@@ -57,7 +57,8 @@ def measure_frozen(place: Place, run: Run) -> None:
     write_commit(run.store, BEGINNING, beginning.frozen.digest)
     _check(run, evaluate_checkpoint(beginning, tasks))
     for mark in sorted(committed(run.store)):
-        _check(run, evaluate_commit(run, mark, tasks))
+        if mark.step in place.comparison.pretraining.measured:
+            _check(run, evaluate_commit(run, mark, tasks))
 
 
 def _check(run: Run, outcome: Outcome) -> None:

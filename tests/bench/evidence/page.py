@@ -9,7 +9,7 @@ from .found import Found, Seen
 from .measuring import DOMAIN
 from .place import Place
 from .published import FILE as PUBLISHED
-from .tables import difference, figure, table
+from .tables import curve, difference, figure, table
 from .vectors import METHODS, folder_of
 
 _CLEAR = 3  # seeds at least
@@ -52,8 +52,9 @@ def _equal(place: Place, found: Found) -> str:
         f"- Text: {_size(place.text / 'technical')} of technical prose, and the sentences of SST-2's training split "
         f"without labels ({_size(place.text / 'reviews')}); {weights} of what is trained on. No sentence of SST-2's "
         "dev or test split, and no proposal that a dev or test passage is from, is in it.",
-        f"- Tokens: {wanted.tokens:,} for each run, in rows of {wanted.length}, {wanted.batch:,} a step, "
-        f"{wanted.steps:,} steps (on record: {span}). XLNet's rows repeat half of the row before.",
+        f"- Tokens: {wanted.tokens:,} for each run, {wanted.batch:,} a step, {wanted.steps:,} steps (on record: "
+        f"{span}). Rows have {wanted.short.length} tokens in the first {wanted.short.share:.0%} of the steps, "
+        f"{wanted.length} after that; XLNet's always {wanted.length}, half of them those of the row before.",
         "- Network: the small form of each family's recipe (two layers of 128), "
         f"{place.comparison.vocabulary:,} pieces.",
         f"- Fine-tuning: {_settings(place)}; the epoch is chosen on dev, the figure is of test. From scratch: the same "
@@ -120,7 +121,7 @@ def _losses(place: Place, found: Found, names: Sequence[str]) -> str:
             else ""
         )
         rows.append([name, str(len(runs)), unigram, bigram, *(_loss(one) for one in seen[:-1])])
-        rows[-1] += [figure(seen[-1], "{:.2f}") if seen else "", judged]
+        rows[-1] += [figure(seen[-1], "{:.2f}") if seen else "", curve(seen), judged]
     batch = place.comparison.pretraining.batch
     heads = ["family", "n", "unigrams", "bigrams", *(f"{step * batch / 1e6:.1f} M" for step in steps)]
     text = (
@@ -128,9 +129,10 @@ def _losses(place: Place, found: Found, names: Sequence[str]) -> str:
         "Nats for each hidden token; losses of different tokenizers and kinds of masks cannot be compared with each "
         "other, so each stands beside what counting achieves on the same targets. Of ELECTRA and DeBERTa v3 it is the "
         "generator's; `detection` is the share of tokens that the discriminator judges right (that calling all of them "
-        "original judges right).\n\n"
+        "original judges right). Held-out rows are the long ones; positions that short rows do not have are learned at "
+        "the end.\n\n"
     )
-    return text + table([*heads, "detection"], rows) if names else ""
+    return text + table([*heads, "curve", "detection"], rows) if names else ""
 
 
 def _loss(seen: Seen) -> str:
@@ -169,13 +171,18 @@ def _similarity(place: Place, found: Found, names: Sequence[str]) -> str:
 
 def _by_step(place: Place, found: Found, names: Sequence[str], what: str) -> str:
     wanted = place.comparison.pretraining
-    steps = [wanted.steps * point // wanted.points for point in range(wanted.points + 1)]
     rows = []
     for name in names:
-        seen = [found.frozen(name, step, what) for step in steps]
+        seen = [found.frozen(name, step, what) for step in wanted.measured]
         rows.append([name, str(seen[-1].n), *(figure(one, "{:.1f}", 100) for one in seen)])
-        rows[-1].append(difference(seen[-1].less(seen[0]), "{:+.1f}", 100))
-    heads = ["family", "n", *(f"{step * wanted.batch / 1e6:.1f} M" for step in steps), "gain"]
+        rows[-1] += [curve(seen), difference(seen[-1].less(seen[0]), "{:+.1f}", 100)]
+    heads = [
+        "family",
+        "n",
+        *(f"{step * wanted.batch / 1e6:.1f} M" for step in wanted.measured),
+        "curve",
+        "gain",
+    ]
     return table(heads, rows)
 
 

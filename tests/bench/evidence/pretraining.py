@@ -1,10 +1,10 @@
 """Tokenizers, corpora and runs: what `maskfleet tokenizer train`, `corpus build`, `init` and `train` do."""
 
 import json
-import time
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
+from threading import Event
 
 from checkpoints.listing import committed
 from data_service.ingest.build import build_corpus
@@ -63,7 +63,7 @@ def recipe_of(place: Place, name: str, seed: int) -> Recipe:
             {"steps": wanted.steps - short, "length": wanted.length, "batch": batch},
         ],
         "schedule.warmup": round(wanted.steps * wanted.warmup),
-        "checkpoint": {"every": every, "keep_last": wanted.points},
+        "checkpoint": {"every": every, "keep_last": 1, "keep_every": every},
         "evaluation.every": {"steps": max(1, wanted.steps // wanted.points // 2)},
     }
     return changed(recipe, settings | wanted.settings | family.settings)
@@ -86,10 +86,11 @@ def changed(recipe: Recipe, settings: dict[str, object]) -> Recipe:
     return reload(recipe, tuple(f"{key}={json.dumps(value)}" for key, value in settings.items()))
 
 
-def trained(recipe: Recipe, uri: Path) -> runs.Run:
+def trained(recipe: Recipe, uri: Path, interrupted: Event) -> runs.Run:
     """The run of `recipe` at `uri`, created if it is not there, trained to its end or from where it is.
 
-    Raises RunError: it cannot be trained. RunChanged: it is there with another recipe.
+    Raises KeyboardInterrupt: `interrupted` was set, and a checkpoint committed. RunError: it cannot be trained.
+    RunChanged: it is there with another recipe.
     """
     now = datetime.now(UTC)
     if open_store(str(uri)).size(runs.RECORD) is None:
@@ -97,7 +98,7 @@ def trained(recipe: Recipe, uri: Path) -> runs.Run:
     else:
         run = runs.reconcile(runs.open_run(str(uri)), recipe=recipe, accept_changes=False, now=now)
     if not is_complete(run):
-        _train(run)
+        _train(run, interrupted)
     return run
 
 
@@ -107,7 +108,7 @@ def is_complete(run: runs.Run) -> bool:
     return bool(marks) and marks[0].step >= run.recipe.total_steps
 
 
-def _train(run: runs.Run) -> None:
+def _train(run: runs.Run, interrupted: Event) -> None:
     """Started again while it goes on. Another command that trains the run is waited for, while it does."""
     step, left = -1, _TRIES
     while left:
@@ -118,5 +119,6 @@ def _train(run: runs.Run) -> None:
             break
         left = _TRIES if ending.step > step else left - 1
         step = ending.step
-        time.sleep(_PAUSE_S)
+        if interrupted.wait(_PAUSE_S):
+            raise KeyboardInterrupt
     raise RunError(f"{run.uri} ended at step {ending.step}: {ending.said}", remedy="see what it said")

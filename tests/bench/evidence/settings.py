@@ -50,6 +50,11 @@ class Pretraining(_Part):
         """A multiple of `points`."""
         return max(1, self.tokens // self.batch // self.points) * self.points
 
+    @property
+    def measured(self) -> range:
+        """The steps after which weights are measured, the beginning included."""
+        return range(0, self.steps + 1, self.steps // self.points)
+
 
 class Family(_Part):
     """A bundled recipe, the kind of tokenizer it was published with, and its special tokens (None: the kind's usual).
@@ -68,13 +73,14 @@ class Domain(_Part):
 
     Attributes:
         dev, test: shares of the proposals.
-        train_examples, other_examples: most of a task's splits.
+        train_examples, dev_examples, test_examples: most of a task's splits.
     """
 
     dev: Share
     test: Share
     train_examples: PositiveInt
-    other_examples: PositiveInt
+    dev_examples: PositiveInt
+    test_examples: PositiveInt
     sections: dict[str, tuple[str, ...]]
 
 

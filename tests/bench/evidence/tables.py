@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 from .found import Seen
 
+_HEIGHTS = "▁▂▃▄▅▆▇█"
+
 
 def figure(seen: Seen, form: str, scale: float = 1.0) -> str:
     """`63.5 (62.9 to 64.0)`; of one seed the figure alone, of none a dash."""
@@ -16,6 +18,15 @@ def figure(seen: Seen, form: str, scale: float = 1.0) -> str:
 def difference(seen: Seen, form: str, scale: float = 1.0) -> str:
     """As `figure`; the form has a sign."""
     return figure(seen, form, scale)
+
+
+def curve(seen: Sequence[Seen]) -> str:
+    """Means as a line of blocks, from the row's lowest to its highest; a point for what there is."""
+    means = [one.mean for one in seen if one]
+    if not means or min(means) == max(means):
+        return ""
+    steps = (len(_HEIGHTS) - 1) / (max(means) - min(means))
+    return "".join(_HEIGHTS[round((one.mean - min(means)) * steps)] if one else "." for one in seen)
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -6,6 +6,7 @@ The pairs are a section's heading, with its document's title, and the first pass
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from threading import Event
 
 from data_service.store.open import open_store
 from launcher.embed.evaluate import CellSettings
@@ -30,10 +31,17 @@ SUITE = "vectors"
 _DROPOUT = 0.1
 
 
-def train_vectors(place: Place, family: str, seed: int, run: Run) -> None:
-    """Trains by every method, and measures similarity of the result, of the checkpoint, and of untrained weights."""
+def train_vectors(place: Place, family: str, seed: int, run: Run, interrupted: Event) -> None:
+    """Trains by every method, and measures similarity of the result, of the checkpoint, and of untrained weights.
+
+    Raises as `trained`.
+    """
     runs = [
-        trained(recipe_of_vectors(place, method, family, seed, run), folder_of(place, method, family, seed))
+        trained(
+            recipe_of_vectors(place, method, family, seed, run),
+            folder_of(place, method, family, seed),
+            interrupted,
+        )
         for method in METHODS
     ]
     results = Results(open_store(str(place.results)))

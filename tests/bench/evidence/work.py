@@ -1,5 +1,7 @@
 """What each kind of job does."""
 
+from threading import Event
+
 from filelock import FileLock
 
 from launcher.baselines import baselines
@@ -12,24 +14,26 @@ from .pretraining import prepare, recipe_of, trained
 from .vectors import train_vectors
 
 
-def do(place: Place, job: Job) -> None:
-    """All of it, or what is left of it. Raises kinds of UserError: it cannot be done."""
+def do(place: Place, job: Job, interrupted: Event) -> None:
+    """All of it, or what is left of it.
+
+    Raises KeyboardInterrupt: `interrupted` was set. Kinds of UserError: it cannot be done.
+    """
     locks = place.root / "locks"
     locks.mkdir(exist_ok=True)
     with FileLock(locks / f"{job.family}-{job.seed}"):  # the system frees it when its process dies
-        run = _pretrained(place, job)
+        run = _pretrained(place, job, interrupted)
         match job.kind:
-            case "pretrain":
+            case "run":
                 measure_frozen(place, run)
                 baselines(run)
-            case "finetune":
                 measure_finetuned(place, job.family, job.seed, run)
             case "vectors":
-                train_vectors(place, job.family, job.seed, run)
+                train_vectors(place, job.family, job.seed, run, interrupted)
 
 
-def _pretrained(place: Place, job: Job) -> Run:
+def _pretrained(place: Place, job: Job, interrupted: Event) -> Run:
     family = place.family(job.family)
     with FileLock(place.root / "locks" / place.vocabulary(family).name):
         prepare(place, family)
-    return trained(recipe_of(place, job.family, job.seed), place.run(job.family, job.seed))
+    return trained(recipe_of(place, job.family, job.seed), place.run(job.family, job.seed), interrupted)
