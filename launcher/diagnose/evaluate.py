@@ -53,6 +53,11 @@ def evaluate_commit(run: Run, mark: Mark, tasks: Sequence[EvaluationTask]) -> Ou
     if checkpoint is None:
         return Outcome(gone=True)
     write_commit(run.store, mark, checkpoint.frozen.digest)
+    return evaluate_checkpoint(checkpoint, tasks)
+
+
+def evaluate_checkpoint(checkpoint: Checkpoint, tasks: Sequence[EvaluationTask]) -> Outcome:
+    """The same for weights in memory, which need not be those of a commit. Raises StoreError."""
     outcome = Outcome()
     for task in tasks:
         outcome = _evaluate(checkpoint, task, outcome)

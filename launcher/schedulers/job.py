@@ -1,4 +1,4 @@
-"""What a launch is asked for, whatever the scheduler (each adds what only it needs), and how it is rendered and submitted.
+"""What a launch is asked for, whatever the scheduler (each adds what only it needs), rendered and submitted.
 
 Nothing here may hold a secret: environment variables and tokens are named, and every scheduler hands over their values
 by its own means; their own command line tools, which submit, hold the user's login. A value enters a template of infra/

@@ -60,7 +60,18 @@ def test_files_and_functions_stay_small() -> None:
 
 EVERYTHING = "catches everything"
 # Where a process ends, or a thread that nobody waits for: there every failure is turned into a word and a code.
-LAST_RESORTS = ("launcher/cluster/operate.py", "launcher/run/recording.py", "launcher/cluster/evaluators.py")
+LAST_RESORTS = (
+    "launcher/cluster/operate.py",
+    "launcher/cluster/evaluators.py",
+    "launcher/embed/model.py",  # transformers and tokenizers raise errors of any kind about files
+    "launcher/finetune/export.py",
+    "launcher/finetune/inputs.py",
+    "launcher/finetune/network.py",
+    "launcher/finetune/sentences.py",
+    "launcher/run/recording.py",
+    "launcher/watch/server.py",
+    "launcher/watch/watched.py",
+)
 
 
 def test_packages_have_no_unfinished_or_dangerous_code() -> None:

@@ -1,0 +1,99 @@
+"""Vectors of text trained on from a checkpoint: SimCSE, and pairs with labels that exist; similarity before and after.
+
+The pairs are a section's heading, with its document's title, and the first passage of that section.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from threading import Event
+
+from data_service.store.open import open_store
+from launcher.embed.evaluate import CellSettings
+from launcher.evaluate.cell import Measure
+from launcher.evaluate.computing import compute
+from launcher.evaluate.evaluation import plan
+from launcher.evaluate.measures import Vectors
+from launcher.evaluate.results import GridRecord, Results
+from launcher.finetune.pretrained import open_pretrained
+from launcher.rank.initial_weights import check_start
+from launcher.recipe.load import load
+from launcher.recipe.schema import Recipe
+from launcher.run.record import Run
+from launcher.tasks.task import load_task, task_digest
+
+from .measuring import both
+from .place import Place
+from .pretraining import PAIRS, TEXTS, changed, inputs_of, trained
+
+METHODS = {"simcse": ("simcse-base", TEXTS), "pairs": ("contrastive-base", (PAIRS,))}
+"""By name: the recipe, and the kinds of text that it is trained on."""
+SUITE = "vectors"
+_DROPOUT = 0.1
+
+
+def train_vectors(place: Place, family: str, seed: int, run: Run, interrupted: Event) -> None:
+    """Trains by every method, and measures similarity of the result, of the checkpoint, and of untrained weights.
+
+    Raises as `trained`.
+    """
+    runs = [
+        trained(
+            recipe_of_vectors(place, method, family, seed, run),
+            folder_of(place, method, family, seed),
+            interrupted,
+        )
+        for method in METHODS
+    ]
+    results = Results(open_store(str(place.results)))
+    with ExitStack() as stack:
+        models = [*stack.enter_context(both(place, family, seed, run))]
+        models += [stack.enter_context(open_pretrained(one.uri)) for one in runs]
+        works = plan(models, list(similarity_measures(place)), [0])
+        results.keep_grid(GridRecord(suite=SUITE, cells=tuple(work.cell for work in works)))
+        folders = {model.digest: model for model in models}
+        for work in works:
+            compute(work, folders[work.cell.weights], results.store.uri, place.root / "shared")
+
+
+def folder_of(place: Place, method: str, family: str, seed: int) -> Path:
+    """The run of a method."""
+    return place.root / "vectors" / f"{method}-{family}-{seed}"
+
+
+def similarity_measures(place: Place) -> Iterator[Measure]:
+    """Every STS file; vectors are pooled as the model says, and by their mean where it says nothing."""
+    for file in sorted(place.tasks.glob("sts-*.yaml")):
+        task = load_task(str(file))
+        yield Vectors(task, CellSettings(), task_digest(task))
+
+
+def recipe_of_vectors(place: Place, method: str, family: str, seed: int, run: Run) -> Recipe:
+    """The recipe of the method for the network of `run`, from its last checkpoint."""
+    wanted, (recipe, kinds) = place.comparison.vectors, METHODS[method]
+    model = run.recipe.model.model_dump(mode="json")
+    settings: dict[str, object] = {
+        "name": f"{method}-{family}-{seed}",
+        "seed": seed,
+        "start": run.uri,
+        **inputs_of(place, place.family(family), kinds),
+        "model": model | {"dropout": _DROPOUT, "attention_dropout": _DROPOUT},
+        "objective.contrastive.pooling": "mean",
+        "objective.contrastive.temperature": 0.05,
+        "phases": [
+            {"steps": wanted.steps, "length": model["max_length"], "batch": {"sequences": wanted.batch}}
+        ],
+        "optimizer.adamw.lr": wanted.lr,
+        "schedule.warmup": wanted.steps // 10,
+        "precision": "fp32",
+        "microbatch": wanted.batch,
+        "checkpoint": {"every": {"steps": wanted.steps}, "keep_last": 1},
+        "evaluation": {"every": {"steps": wanted.steps}, "samples": 4 * wanted.batch},
+        "mixing.batches": "mixed",
+    }
+    common = {
+        key: value for key, value in place.comparison.pretraining.settings.items() if key != "microbatch"
+    }
+    made = changed(load(recipe), settings | common)
+    check_start(made)
+    return made

@@ -1,0 +1,39 @@
+"""What each kind of job does."""
+
+from threading import Event
+
+from filelock import FileLock
+
+from launcher.inspect.baselines import baselines
+from launcher.run.record import Run
+
+from .jobs import Job
+from .measuring import measure_finetuned, measure_frozen
+from .place import Place
+from .pretraining import prepare, recipe_of, trained
+from .vectors import train_vectors
+
+
+def do(place: Place, job: Job, interrupted: Event) -> None:
+    """All of it, or what is left of it.
+
+    Raises KeyboardInterrupt: `interrupted` was set. Kinds of UserError: it cannot be done.
+    """
+    locks = place.root / "locks"
+    locks.mkdir(exist_ok=True)
+    with FileLock(locks / f"{job.family}-{job.seed}"):  # the system frees it when its process dies
+        run = _pretrained(place, job, interrupted)
+        match job.kind:
+            case "run":
+                measure_frozen(place, run)
+                baselines(run)
+                measure_finetuned(place, job.family, job.seed, run)
+            case "vectors":
+                train_vectors(place, job.family, job.seed, run, interrupted)
+
+
+def _pretrained(place: Place, job: Job, interrupted: Event) -> Run:
+    family = place.family(job.family)
+    with FileLock(place.root / "locks" / place.vocabulary(family).name):
+        prepare(place, family)
+    return trained(recipe_of(place, job.family, job.seed), place.run(job.family, job.seed), interrupted)
