@@ -24,7 +24,7 @@ from encoder_core.layers.rows import Rows
 
 
 @dataclass(frozen=True)
-class Sight:
+class AttentionScope:
     """What the queries of one stream see, the same in all layers.
 
     Attributes:
@@ -74,7 +74,7 @@ class TwoStreamAttention(nn.Module):
         x_MH: Float[Tensor, "queries hidden"],
         keys: tuple[Tensor, Tensor],
         distances_NPD: Float[Tensor, "heads distances width"],
-        sight: Sight,
+        sight: AttentionScope,
     ) -> Float[Tensor, "queries hidden"]:
         """One stream's new states, before its feed-forward."""
         query_MND = self.query(x_MH)
@@ -83,7 +83,7 @@ class TwoStreamAttention(nn.Module):
         return y_MH
 
     def _context(
-        self, query_MND: Tensor, keys: tuple[Tensor, Tensor], distances_NPD: Tensor, sight: Sight
+        self, query_MND: Tensor, keys: tuple[Tensor, Tensor], distances_NPD: Tensor, sight: AttentionScope
     ) -> Float[Tensor, "rows heads queries width"]:
         """Everything but the content scores joins torch's fused attention as a bias. Who sees nobody gets zeros."""
         key_RNKD, value_RNKD = keys
@@ -109,7 +109,7 @@ class TwoStreamAttention(nn.Module):
         return context_RNQD.masked_fill(blind, 0.0)
 
     @staticmethod
-    def _rectangle(x_MND: Tensor, sight: Sight) -> Float[Tensor, "rows heads queries width"]:
+    def _rectangle(x_MND: Tensor, sight: AttentionScope) -> Float[Tensor, "rows heads queries width"]:
         return sight.rows.pad(x_MND).transpose(1, 2)
 
 

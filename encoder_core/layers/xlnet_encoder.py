@@ -19,7 +19,7 @@ from encoder_core.layers.dropout import Dropout
 from encoder_core.layers.encoder import Activation, activate
 from encoder_core.layers.parameters import Weights
 from encoder_core.layers.rows import Rows
-from encoder_core.layers.xlnet_attention import Sight, TwoStreamAttention, sinusoids
+from encoder_core.layers.xlnet_attention import AttentionScope, TwoStreamAttention, sinusoids
 
 Memory = tuple[Tensor, ...]
 """For each layer, [R, C, H]: what it was last given for the tokens before these rows, without gradient."""
@@ -75,7 +75,7 @@ class TwoStreamLayer(nn.Module):
         query_MH: Float[Tensor, "targets hidden"] | None,
         carried_RCH: Float[Tensor, "rows carried hidden"] | None,
         table_PH: Float[Tensor, "distances hidden"],
-        sights: tuple[Sight, Sight | None],
+        sights: tuple[AttentionScope, AttentionScope | None],
     ) -> tuple[Tensor, Tensor | None]:
         of_content, of_query = sights
         content_RKH = of_content.rows.pad(content_TH)
@@ -173,7 +173,7 @@ class TwoStreamEncoder(nn.Module):
         first, last = _reach(batch, memory[0].shape[1] if memory else 0)
         return sinusoids(first, last, self.embeddings.word.embedding_dim, batch.tokens.device)
 
-    def _sights(self, batch: Batch, carried: int) -> tuple[Sight, Sight | None]:
+    def _sights(self, batch: Batch, carried: int) -> tuple[AttentionScope, AttentionScope | None]:
         rows = Rows.of(batch)
         content = _sight(
             batch, rows, rows, torch.arange(batch.tokens.numel(), device=batch.tokens.device), carried
@@ -190,7 +190,7 @@ class TwoStreamEncoder(nn.Module):
         query_MH: Tensor | None,
         carried: Tensor | None,
         table_PH: Tensor,
-        sights: tuple[Sight, Sight | None],
+        sights: tuple[AttentionScope, AttentionScope | None],
     ) -> tuple[Tensor, Tensor | None]:
         inputs = (content_TH, query_MH, carried, table_PH, sights)
         if self.checkpoint_activations and self.training:
@@ -222,7 +222,7 @@ def _reach(batch: Batch, carried: int) -> tuple[int, int]:
     return (-ahead, behind) if batch.reversed_rows is None else (-behind, behind)
 
 
-def _sight(batch: Batch, rows: Rows, query_rows: Rows, at: Tensor, carried: int) -> Sight:
+def _sight(batch: Batch, rows: Rows, query_rows: Rows, at: Tensor, carried: int) -> AttentionScope:
     """What queries at flat token indices `at` see. The content stream's `query_rows` are the rows themselves."""
     of_content = query_rows is rows
     keys_K = torch.arange(-carried, rows.max_length, device=at.device)
@@ -243,7 +243,7 @@ def _sight(batch: Batch, rows: Rows, query_rows: Rows, at: Tensor, carried: int)
         key_segment = F.pad(rows.pad(batch.segments), (carried, 0))
         other = query_rows.pad(batch.segments[at])[:, :, None] != key_segment[:, None, :]
     first, _ = _reach(batch, carried)
-    return Sight(query_rows, distance - first, visible, other)
+    return AttentionScope(query_rows, distance - first, visible, other)
 
 
 def _keys_present(rows: Rows, carried: int) -> Tensor:

@@ -33,7 +33,7 @@ def parameter_groups(
     fine-tuning).
     """
     plain = _plain(model)
-    spared = _spared(model, decayed, plain)
+    exclude_nodes = _spared(model, decayed, plain)
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     depth = 1 + max((_layer(name) for name, _ in trained), default=-1)
     order = list(turns or (WHOLE,))
@@ -41,7 +41,7 @@ def parameter_groups(
     groups: dict[tuple[str, bool, bool, float], list[nn.Parameter]] = defaultdict(list)
     for name, p in trained:
         scale = layer_decay ** _below_heads(name, depth)
-        groups[turn_of.get(id(p), WHOLE), id(p) in spared, id(p) in plain, scale].append(p)
+        groups[turn_of.get(id(p), WHOLE), id(p) in exclude_nodes, id(p) in plain, scale].append(p)
     return [
         {
             "params": params,

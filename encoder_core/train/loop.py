@@ -16,7 +16,7 @@ from encoder_core.train.exchange import Control, Signals, exchange
 from encoder_core.train.memory import Carried, carry, recall
 from encoder_core.train.metrics import StepReport
 from encoder_core.train.state import TrainState
-from encoder_core.train.step import Memories, Microbatch, Work, accumulate
+from encoder_core.train.step import Memories, Microbatch, RankBatch, accumulate
 from encoder_core.train.timing import Pace
 from encoder_core.train.weight_check import Digest, ensure_same, ensure_same_digests, halves, whole
 
@@ -24,7 +24,7 @@ _PACE = 3  # columns
 
 
 @dataclass(frozen=True)
-class Settled:
+class StepResults:
     """What all ranks know after a step.
 
     Attributes:
@@ -38,13 +38,15 @@ class Settled:
     digests: tuple[Digest, ...]
 
 
-def settle(control: Control, sums: Mapping[str, float], pace: Pace, digests: Sequence[Tensor]) -> Settled:
+def gather_step_results(
+    control: Control, sums: Mapping[str, float], pace: Pace, digests: Sequence[Tensor]
+) -> StepResults:
     """Tell and hear. Collective: every rank passes the same names, and as many digests."""
     names = sorted(sums)
     row = [*(sums[name] for name in names), pace.data, pace.forward, pace.tokens, *halves(digests)]
     table = control.table(row)
     totals, rest = table[:, : len(names)].sum(dim=0).tolist(), table[:, len(names) :].tolist()
-    return Settled(
+    return StepResults(
         sums=dict(zip(names, totals, strict=True)),
         paces=tuple(
             Pace(data, forward, int(tokens)) for data, forward, tokens in (row[:_PACE] for row in rest)
@@ -68,13 +70,13 @@ class Fetched:
             before it. None to go on with what is there.
     """
 
-    work: Work
+    work: RankBatch
     counts: Mapping[str, int]
     tokens: int
     digest: int
     samples: tuple[tuple[int, int, int], ...]
     wait: float
-    before: tuple[Work, ...] | None = None
+    before: tuple[RankBatch, ...] | None = None
 
 
 class Data(Protocol):
@@ -185,7 +187,7 @@ class Trainer:
                 updates[turn] = self.engine.update(learning_rate, state.next_update(turn), turn, limit)
                 sums |= own
             pace = Pace(fetching, self.engine.forwards.take(), fetched.tokens)
-            settled = settle(self.control, sums, pace, digests)
+            settled = gather_step_results(self.control, sums, pace, digests)
             ensure_same_digests(settled.digests, self.engine.replicated, self.control, state.step)
             report = StepReport(
                 state,

@@ -18,13 +18,13 @@ import torch
 from encoder_core.batch import Batch
 from encoder_core.train.engine import Engine
 from encoder_core.train.memory_schedule import MEMORY
-from encoder_core.train.step import Memories, Work
+from encoder_core.train.step import Memories, RankBatch
 from encoder_core.train.zero_state import Fragment, Read
 
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-def recall(engine: Engine, before: Sequence[Work], memories: Memories) -> None:
+def recall(engine: Engine, before: Sequence[RankBatch], memories: Memories) -> None:
     """Forget, then remember the steps `before`: in order, with the present weights, without dropout. Collective."""
     memories.clear()
     engine.training(False)

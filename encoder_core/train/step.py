@@ -43,7 +43,7 @@ class Microbatch:
 
 
 @dataclass(frozen=True)
-class Work:
+class RankBatch:
     """A rank's part of a step.
 
     Attributes:
@@ -73,7 +73,7 @@ Memories = MutableMapping[int, tuple[Tensor, ...]]
 
 def accumulate(
     engine: Engine,
-    work: Work,
+    work: RankBatch,
     counts: Mapping[str, float],
     seed: int,
     memories: Memories,
@@ -98,7 +98,7 @@ def accumulate(
     return sums.collect()
 
 
-def _first_pass(engine: Engine, work: Work, seed: int, turn: str) -> dict[int, tuple[Tensor, ...]]:
+def _first_pass(engine: Engine, work: RankBatch, seed: int, turn: str) -> dict[int, tuple[Tensor, ...]]:
     """By logical microbatch, what a coupled objective's second pass needs; nothing for any other. Collective."""
     if not isinstance(engine.objective, CoupledObjective):
         return {}

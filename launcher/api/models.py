@@ -13,7 +13,7 @@ from launcher.errors import RunError
 from launcher.export.export import export_run
 from launcher.extras import optional
 from launcher.recipe.objective import objective_module
-from launcher.run.checkpoint import chosen_checkpoint
+from launcher.run.checkpoint import select_checkpoint
 from launcher.run.record import Run
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def module(run: Run, step: int | None) -> nn.Module:
     """See `launcher.api.run.Run.module`."""
-    manifest = chosen_checkpoint(run, step)
+    manifest = select_checkpoint(run, step)
     tokenizer = run.tokenizer()
     config = run.recipe.model.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
     made = objective_module(config, run.recipe.objective)

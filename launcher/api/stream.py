@@ -16,7 +16,7 @@ from data_service.samples.samples import Samples, join_rows
 from data_service.stream.stream import Stream
 from encoder_core.train.collate import idle_batch, to_batch
 from launcher.errors import RunError
-from launcher.rank.data import Share
+from launcher.rank.data import RankShard
 from launcher.run.left_out import left_out
 from launcher.run.record import Run, open_run
 from launcher.run.streams import sample_positions, stream_spec
@@ -41,7 +41,7 @@ class RunData:
 
     def microbatches(self, step: int, rank: int, world: int) -> list[Samples]:
         """The logical microbatches of `step` that rank `rank` of `world` trains on, in order."""
-        mine, _ = Share(rank, world, self._rows).deal(self._positions.ranges(step))
+        mine, _ = RankShard(rank, world, self._rows).deal(self._positions.ranges(step))
         return [
             join_rows([self._streams[r.phase].read(r.epoch, r.start, r.stop) for r in ranges])
             for _, ranges in mine

@@ -25,7 +25,7 @@ from launcher.cluster.nodes import draining, on_thread, staying
 from launcher.cluster.operator_log import OperatorLog
 from launcher.cluster.standing import Fatal, Orders, Status
 from launcher.cluster.tenure import Tenure
-from launcher.cluster.world_size import Nodes, Roster
+from launcher.cluster.world_size import Nodes, WorldSizeTracker
 from launcher.policies.elastic import Sizing, Start
 from launcher.policies.failures import Failure, Kind, Restart, Stop
 from launcher.policies.watchdog import Place
@@ -55,7 +55,7 @@ class MonitorState:
         last: int | None,
         failures: Sequence[Failure] = (),
     ) -> None:
-        self._roster = Roster(sizing, last)
+        self._roster = WorldSizeTracker(sizing, last)
         self._lock = threading.RLock()
         self._notes: deque[str] = deque()
         self._log = OperatorLog(attempt.store, self.note)

@@ -10,7 +10,7 @@ from ray.exceptions import GetTimeoutError, RayActorError
 from launcher.cluster.nodes import lost
 from launcher.cluster.rank_group import Assignment, RankGroup
 from launcher.cluster.standing import Status
-from launcher.cluster.stuck_ranks import Guard
+from launcher.cluster.stuck_ranks import StuckRankKiller
 from launcher.errors import TryAgain
 from launcher.policies.elastic import Sizing, Start
 from launcher.run.record import Run
@@ -35,7 +35,7 @@ class MonitorLost(Exception):
     """The monitor's process is dead, or does not answer any more."""
 
 
-class Follow:
+class FitLoop:
     """Stays with the ranks, through as many groups as it takes, while one monitor lives.
 
     Attributes:
@@ -46,7 +46,7 @@ class Follow:
         self.status = Status()
         self._steps = run.recipe.total_steps
         self._monitor, self._display = monitor, display
-        self._guard = Guard(run, monitor, display.note)
+        self._guard = StuckRankKiller(run, monitor, display.note)
         self._heard = self._looked = time.monotonic()
 
     def ranks(self, assignment: Assignment, sizing: Sizing) -> None:

@@ -22,7 +22,7 @@ _KILL_S = 10.0  # for the nodes to carry out a kill; a node that does not answer
 _SHOWN = 8  # ranks that a message names: when one of a thousand hangs, all do
 
 
-class Guard:
+class StuckRankKiller:
     """Watches the ranks through all starts of a command. A group whose processes it kills is over.
 
     It needs no store: what is to be recorded is told to the monitor, and the ranks are killed whatever comes of that.

@@ -29,7 +29,7 @@ from data_service.store.errors import StoreError
 from launcher.cluster.coordinator import start_monitor
 from launcher.cluster.deaths import of_command
 from launcher.cluster.evaluators import evaluating, pending
-from launcher.cluster.fit_loop import NOT_SAVED, Display, Follow, MonitorLost
+from launcher.cluster.fit_loop import NOT_SAVED, Display, FitLoop, MonitorLost
 from launcher.cluster.nodes import logs, lost, room_for
 from launcher.cluster.rank_group import Assignment
 from launcher.cluster.resources import Resources, cores_of, data_workers, gpus_of, plan_resources, sizing
@@ -145,7 +145,7 @@ class _Start:
             refresh = self.run.recipe.memory_refresh
             grid, before = refresh.every if refresh else 1, self.startup.seconds
             assignment = Assignment(self.run.store.uri, monitor, feed, self.run.recipe, grid, before)
-            follow = Follow(self.run, monitor, self.display)
+            follow = FitLoop(self.run, monitor, self.display)
             with saving(), self.stopping.telling(monitor.stop.remote):
                 follow.ranks(assignment, size)
             return follow.status

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.policies.elastic import Sizing, cause, grows, places, spared, start
+from launcher.policies.elastic import Sizing, cause, exclude_nodes, grows, places, start
 
 _REMIND_S = 60.0  # between two lines that tell the operator what is waited for
 
@@ -22,7 +22,7 @@ class Change:
     cause: str
 
 
-class Roster:
+class WorldSizeTracker:
     """The number of ranks through one command.
 
     Args:
@@ -50,7 +50,7 @@ class Roster:
 
     def leave_out(self, nodes: Nodes, bad: frozenset[str]) -> bool:
         """Do without the `bad` nodes, as far as enough places remain; whether that goes for all of them."""
-        self.without = spared(nodes, self._sizing, self.without, bad)
+        self.without = exclude_nodes(nodes, self._sizing, self.without, bad)
         return bad <= self.without
 
     def start(self, nodes: Nodes) -> int | None:

@@ -22,7 +22,7 @@ from encoder_core.objectives.losses import Objective
 from launcher.finetune.pretrained import Pretrained, open_pretrained
 from launcher.rank.build import build_model
 from launcher.recipe.objective import task_encoder
-from launcher.run.checkpoint import chosen_checkpoint
+from launcher.run.checkpoint import select_checkpoint
 from launcher.run.record import RECORD, Run, open_run
 
 
@@ -89,8 +89,8 @@ def frozen_folder(pretrained: Pretrained) -> Frozen:
 
 
 def open_checkpoint(run: Run, step: int | None = None) -> Checkpoint:
-    """A run's checkpoint, copied into memory. Raises as `launcher.run.checkpoint.chosen_checkpoint`."""
-    return read_checkpoint(run, chosen_checkpoint(run, step))
+    """A run's checkpoint, copied into memory. Raises as `launcher.run.checkpoint.select_checkpoint`."""
+    return read_checkpoint(run, select_checkpoint(run, step))
 
 
 def read_checkpoint(run: Run, manifest: Manifest) -> Checkpoint:

@@ -20,7 +20,7 @@ from encoder_core.objectives.replaced import DetectorConfig, Part
 from launcher.export.model_card import Network, facts_of, render
 from launcher.export.sentence_transformer import write_sentence_transformer
 from launcher.recipe.objective import Objective, exported_heads
-from launcher.run.checkpoint import chosen_checkpoint
+from launcher.run.checkpoint import select_checkpoint
 from launcher.run.record import Run
 
 
@@ -51,7 +51,7 @@ def export_run(run: Run, step: int | None, out: str, *, licence: str | None = No
     """
     target = open_store(out)
     removable(target)  # known before the checkpoint is read
-    manifest = chosen_checkpoint(run, step)
+    manifest = select_checkpoint(run, step)
     tokenizer = run.tokenizer()
     files = tokenizer.save_files()
     config = run.recipe.model.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)

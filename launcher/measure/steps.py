@@ -28,7 +28,7 @@ from encoder_core.train.timing import Stopwatch
 from launcher.measure.rows import InProcess
 from launcher.measure.taken import Step, Taken
 from launcher.rank.build import build_model, build_optimizer, engine_config, training_plan
-from launcher.rank.data import RankData, Share
+from launcher.rank.data import RankData, RankShard
 from launcher.rank.utilisation import peak, utilisation
 from launcher.run.record import Run
 from launcher.run.streams import sample_positions, stream_spec
@@ -52,7 +52,7 @@ def take_steps(run: Run, control: Control, seconds: float = ENOUGH_S) -> Taken:
     speed = peak(engine.device, recipe.precision)
     stream = InProcess(stream_spec(run, tokenizer, 0))
     positions = sample_positions(run, [stream], ())
-    share = Share(control.rank, control.world, recipe.microbatch)
+    share = RankShard(control.rank, control.world, recipe.microbatch)
     data = RankData(
         [stream],
         positions,

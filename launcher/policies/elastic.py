@@ -96,7 +96,7 @@ def grows(sizing: Sizing, found: int, world: int, worked: float, unchanged: floa
     return min(found, sizing.most) > world and worked >= sizing.grow and unchanged >= sizing.wait
 
 
-def spared(
+def exclude_nodes(
     nodes: Sequence[Mapping[str, Any]], sizing: Sizing, out: frozenset[str], bad: frozenset[str]
 ) -> frozenset[str]:
     """The nodes to do without: those in `out` already, and the `bad` ones, as far as enough places remain."""

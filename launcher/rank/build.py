@@ -54,7 +54,7 @@ def engine_config(recipe: Recipe) -> EngineConfig:
 
 def training_plan(recipe: Recipe) -> Plan:
     """What is done at which step."""
-    compare_every = recipe.replicas.interval(recipe.zero)
+    compare_every = recipe.weight_check.interval(recipe.zero)
     return Plan(
         recipe.seed, recipe.total_steps, schedule(recipe), recipe.evaluation.every.steps, compare_every
     )

@@ -28,7 +28,7 @@ _SAVING, _TIDYING = "saving", "tidying"  # what a rank says that it is doing
 _TIDY_S = 60.0  # to wait for the last deletions
 
 
-class Alongside(Protocol):
+class ExtraState(Protocol):
     """What a checkpoint holds beside the trainer's state, and which checkpoints that may call for."""
 
     def state(self) -> dict[str, JsonValue]: ...
@@ -38,7 +38,7 @@ class Alongside(Protocol):
         ...
 
 
-class RunKeeper:
+class RunCheckpointer:
     """One rank's hand on the run's checkpoints. Whether and when it saves changes nothing in the training.
 
     A save that fails is recorded and tried again at the next one due; only at the end is it an error. All but the
@@ -52,7 +52,7 @@ class RunKeeper:
         peers: Peers,
         settings: Checkpointing,
         journal: RankJournal,
-        alongside: Alongside,
+        alongside: ExtraState,
         resumed: Manifest | None,
         grid: int = 1,
         clock: Callable[[], float] = time.monotonic,

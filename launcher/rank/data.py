@@ -16,14 +16,14 @@ from encoder_core.batch import Batch
 from encoder_core.train.collate import idle_batch, to_batch
 from encoder_core.train.loop import Fetched
 from encoder_core.train.memory_schedule import Refresh
-from encoder_core.train.step import Microbatch, Work
-from launcher.run.streams import Measured
+from encoder_core.train.step import Microbatch, RankBatch
+from launcher.run.streams import StreamLength
 
 AHEAD = 2  # steps whose rows are read before they are needed
 ANNOUNCED = 64  # steps whose rows the data service is told of, renewed when half of them are done
 
 
-class SampleStream(Measured, Protocol):
+class SampleStream(StreamLength, Protocol):
     """A stream as ranks read it (`data_service.service.client.FeedClient`)."""
 
     def read(self, epoch: int, start: int, stop: int) -> Samples: ...
@@ -34,7 +34,7 @@ class SampleStream(Measured, Protocol):
 
 
 @dataclass(frozen=True)
-class Share:
+class RankShard:
     """Which microbatches are this rank's: number `rank`, `rank + world`, ..."""
 
     rank: int
@@ -78,7 +78,7 @@ class RankData:
         streams: Sequence[SampleStream],
         positions: Positions,
         heldout: tuple[SampleStream, int],
-        share: Share,
+        share: RankShard,
         device: torch.device,
         count: Callable[[Batch], dict[str, int]],
         refresh: Refresh | None = None,
@@ -139,11 +139,11 @@ class RankData:
             return None
         return self._refresh.before(step, self._positions.phase_start(step))
 
-    def _work(self, step: int) -> Work:
+    def _work(self, step: int) -> RankBatch:
         batches = (
             Microbatch(index, to_batch(samples, self._device)) for index, samples in self._rows[step].result()
         )
-        return Work(step, tuple(batches), self.microbatches(step))
+        return RankBatch(step, tuple(batches), self.microbatches(step))
 
     def _let_go(self, step: int) -> None:
         """Keep only the rows of the steps that the next step's memory may be recomputed from."""

@@ -30,8 +30,8 @@ from launcher.errors import RunError
 from launcher.policies.stragglers import Detector
 from launcher.preflight.collective import Report
 from launcher.rank.build import build_model, build_optimizer, engine_config, training_plan
-from launcher.rank.checkpointing import RunKeeper
-from launcher.rank.data import RankData, SampleStream, Share
+from launcher.rank.checkpointing import RunCheckpointer
+from launcher.rank.data import RankData, RankShard, SampleStream
 from launcher.rank.initial_weights import Start, initial_weights
 from launcher.rank.journal import Link, RankJournal, Startup
 from launcher.rank.spike_guard import SpikeGuard
@@ -91,8 +91,8 @@ def run_rank(
     losses = SpikeGuard(run, attempt, control, peers, journal, positions, resumed, lost)
     refresh = run.recipe.memory_refresh
     grid = refresh.every if refresh else 1
-    keeper = RunKeeper(run.store, attempt, peers, run.recipe.checkpoint, journal, losses, resumed, grid)
-    share = Share(control.rank, control.world, run.recipe.microbatch)
+    keeper = RunCheckpointer(run.store, attempt, peers, run.recipe.checkpoint, journal, losses, resumed, grid)
+    share = RankShard(control.rank, control.world, run.recipe.microbatch)
     heldout = _heldout(run, tokenizer, open_stream)
     data = RankData(streams, positions, heldout, share, engine.device, model.target_counts, refresh)
     plan = training_plan(run.recipe)
@@ -161,7 +161,7 @@ def _heldout(run: Run, tokenizer: Tokenizer, open_stream: OpenStream) -> tuple[S
     return heldout, min(run.recipe.evaluation.samples, heldout.samples_per_epoch)
 
 
-def _memories(run: Run, engine: Engine, good: Good | None, data: RankData, share: Share) -> Memories:
+def _memories(run: Run, engine: Engine, good: Good | None, data: RankData, share: RankShard) -> Memories:
     """What this rank's microbatches remember where the run goes on; nothing if it is recomputed there.
 
     Raises RunError: the checkpoint does not have it, because the recipe was changed.

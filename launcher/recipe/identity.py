@@ -46,7 +46,7 @@ FIELDS: tuple[tuple[str, Kind], ...] = (
     ("logging.*", "operational"),
     ("watchdog.*", "operational"),
     ("spikes.*", "operational"),
-    ("replicas.*", "operational"),
+    ("weight_check.*", "operational"),
     ("stragglers.*", "operational"),
     ("events.*", "operational"),
 )

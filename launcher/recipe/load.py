@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from difflib import get_close_matches
 from importlib import resources
 from pathlib import Path
@@ -12,6 +13,7 @@ from launcher.recipe.document import Document, override, parse, validate, with_s
 from launcher.recipe.schema import Recipe
 
 _log = logging.getLogger(__name__)
+_FORMER_KEYS = {"replicas": "weight_check"}
 
 
 def bundled() -> dict[str, str]:
@@ -47,6 +49,7 @@ def loads(text: str, name: str) -> Recipe:
 
 def from_document(document: Document) -> Recipe:
     """Types and ranges first, then the combinations. Raises RecipeError."""
+    document = _renamed(document)
     recipe = validate(Recipe, document)
     _say_intervals(recipe, document)
     problems = impossible(recipe)
@@ -56,6 +59,12 @@ def from_document(document: Document) -> Recipe:
             remedy="; ".join(dict.fromkeys(problem.remedy for problem in problems)),
         )
     return recipe
+
+
+def _renamed(document: Document) -> Document:
+    """Keys by their names of today: runs of older versions, and recipes written for them, stay what they are."""
+    today = {former: key for former, key in _FORMER_KEYS.items() if key not in document.data}
+    return replace(document, data={today.get(key, key): value for key, value in document.data.items()})
 
 
 def _say_intervals(recipe: Recipe, document: Document) -> None:

@@ -67,7 +67,7 @@ class Events(BaseModel):
     webhook_env: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
 
 
-class Replicas(BaseModel):
+class WeightCheck(BaseModel):
     """Steps from one comparison of the ranks' weights to the next; every commit has one, whatever this says.
 
     Attributes:

@@ -33,7 +33,7 @@ from launcher.policies.stragglers import Stragglers
 from launcher.policies.watchdog import Watchdog
 from launcher.recipe.evaluation import Tasks
 from launcher.recipe.objective import Objective
-from launcher.recipe.operation import Events, Mlflow, Replicas, Wandb
+from launcher.recipe.operation import Events, Mlflow, Wandb, WeightCheck
 from launcher.recipe.parts import Choice
 
 PLACEHOLDER = "s3://your-bucket/"
@@ -220,7 +220,7 @@ class Recipe(Strict):
     logging: Logging = Logging()
     watchdog: Watchdog = Watchdog()
     spikes: Spikes = Spikes()
-    replicas: Replicas = Replicas()
+    weight_check: WeightCheck = WeightCheck()
     stragglers: Stragglers = Stragglers()
     events: Events = Events()
 

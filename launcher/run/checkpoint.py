@@ -12,7 +12,7 @@ from launcher.run.record import Run
 _log = logging.getLogger(__name__)
 
 
-def chosen_checkpoint(run: Run, step: int | None) -> Manifest:
+def select_checkpoint(run: Run, step: int | None) -> Manifest:
     """Of `step`, the newest attempt's if several took it; None: the newest that verifies. Newer ones that do not are
     named in a warning of the log.
 

@@ -21,7 +21,7 @@ from launcher.errors import RunChanged, RunError
 from launcher.recipe.load import reload
 from launcher.recipe.objective import meta_module
 from launcher.recipe.schema import Recipe
-from launcher.run.checkpoint import chosen_checkpoint
+from launcher.run.checkpoint import select_checkpoint
 from launcher.run.create import (
     absolute,
     changed_fields,
@@ -69,7 +69,7 @@ def fork(
     """
     store = free_place(uri)
     recipe = absolute(reload(source.recipe, tuple(assignments)))
-    manifest = chosen_checkpoint(source, step)
+    manifest = select_checkpoint(source, step)
     tokenizer = source.tokenizer_under(recipe)
     inputs, past = read_inputs(recipe, tokenizer), source.record
     wanted = record_of(recipe, inputs, now, data_begins=past.data_begins)

@@ -14,7 +14,7 @@ from launcher.run.record import Run
 LANES_WINDOW_BATCHES = 64  # every lane breaks off where a window ends
 
 
-class Measured(Protocol):
+class StreamLength(Protocol):
     """How long a stream's epochs are, in samples and in tokens."""
 
     @property
@@ -45,13 +45,13 @@ def heldout_spec(run: Run, tokenizer: Tokenizer) -> StreamSpec:
     return spec.model_copy(update={"input": run.recipe.input.once()})
 
 
-def sample_positions(run: Run, streams: Sequence[Measured], skips: Sequence[Range]) -> Positions:
+def sample_positions(run: Run, streams: Sequence[StreamLength], skips: Sequence[Range]) -> Positions:
     """From step to samples, given each phase's stream, without the ranges that the run leaves out."""
     phases = [_phase(phase, stream) for phase, stream in zip(run.recipe.phases, streams, strict=True)]
     return Positions(phases, skips, begin=run.record.data_begins)
 
 
-def _phase(phase: RecipePhase, stream: Measured) -> Phase:
+def _phase(phase: RecipePhase, stream: StreamLength) -> Phase:
     if phase.batch.sequences is not None:
         return Phase.of_samples(phase.steps, phase.batch.sequences, stream.samples_per_epoch)
     assert phase.batch.tokens is not None  # the recipe has exactly one

@@ -16,7 +16,7 @@ from faulty_store import FaultyStore, set_fault
 
 from checkpoints.attempt import Owner, claim
 from launcher.cluster.coordinator import start_monitor
-from launcher.cluster.stuck_ranks import Guard
+from launcher.cluster.stuck_ranks import StuckRankKiller
 from launcher.cluster.worker import RayLink, here
 from launcher.policies.elastic import Sizing
 from launcher.policies.watchdog import Place, Watchdog
@@ -77,7 +77,7 @@ def test_a_frozen_rank_is_killed_though_the_store_hangs(store: FaultyStore) -> N
     set_fault(store, "hangs")
     notes: list[str] = []
     run: Any = SimpleNamespace(recipe=SimpleNamespace(watchdog=Watchdog(silence=2)))
-    guard = Guard(run, monitor, notes.append)
+    guard = StuckRankKiller(run, monitor, notes.append)
     os.kill(place.pid, signal.SIGSTOP)
 
     def looked() -> bool:

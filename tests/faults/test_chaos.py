@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3600)]
 SEED = 20
 SETTINGS = (
     "checkpoint={every: {steps: 3}, keep_last: 3}",
-    "replicas={every: 1}",
+    "weight_check={every: 1}",
     "evaluation={every: {steps: 50}, samples: 20}",
 )
 

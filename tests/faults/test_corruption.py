@@ -8,7 +8,7 @@ from rank_processes import FLIPPED, run_group
 
 pytestmark = pytest.mark.cluster
 
-SETTINGS = ("checkpoint={every: {steps: 4}, keep_last: 3}", "replicas={every: 1}")
+SETTINGS = ("checkpoint={every: {steps: 4}, keep_last: 3}", "weight_check={every: 1}")
 STEP = 6
 
 
@@ -46,7 +46,7 @@ def test_a_flipped_bit_is_found_and_undone(folder: Path, stage: int, tensor: str
 
 def test_no_commit_is_made_of_damaged_weights(folder: Path) -> None:
     """Looked at commits only: at stage 0 damage stays until then. Of two ranks, nobody knows which is right."""
-    settings = ("checkpoint={every: {steps: 4}, keep_last: 3}", "replicas={every: null}", "zero=0")
+    settings = ("checkpoint={every: {steps: 4}, keep_last: 3}", "weight_check={every: null}", "zero=0")
     run = small_runs.new_run(folder, "at-commits", *settings)
     assert run_group(run, 2, flip=(0, 5)).codes != [0, 0]
     assert corruption(run)["step"] == 8

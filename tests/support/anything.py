@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 from fault_draws import GROUP, OUTAGES, STARTS, STORE, Fault, Phase
 from fault_proxy import FaultProxy
-from run_observer import COMMAND, MARK, Processes, Sight, listens
+from run_observer import COMMAND, MARK, AttentionScope, Processes, listens
 
 from launcher.contract import REPEAT, STOPPED
 
@@ -57,7 +57,7 @@ class Disturbed:
     def __post_init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="mf-", dir=_SHORT))
         self._processes = Processes(f"{MARK}={self._folder.name}")
-        self._sight = Sight(self.uri, self.every)
+        self._sight = AttentionScope(self.uri, self.every)
         self._seen = self._struck = self._began = self._sight.look()
         self._tick = threading.Event()
         self._barren = self._wrong = self._ends = 0

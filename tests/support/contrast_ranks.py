@@ -22,7 +22,7 @@ from encoder_core.train.engine import Engine
 from encoder_core.train.engine_config import EngineConfig
 from encoder_core.train.evaluate import evaluate
 from encoder_core.train.exchange import Control
-from encoder_core.train.step import Microbatch, Work, accumulate, gather_sums
+from encoder_core.train.step import Microbatch, RankBatch, accumulate, gather_sums
 
 SEED, VOCAB = 5, 60
 EXAMPLES = 32
@@ -103,7 +103,7 @@ def named(objective: ContrastiveModel) -> list[tuple[str, torch.nn.Parameter]]:
     return [(name, p) for name, p in objective.named_parameters() if p.requires_grad]
 
 
-def heldout_of(work: Work, world: int) -> Iterator[Microbatch]:
+def heldout_of(work: RankBatch, world: int) -> Iterator[Microbatch]:
     """The step's own examples, a rank that has fewer microbatches idling at the end."""
     return (work.microbatch(i, torch.device("cpu")) for i in range(work.rounds(world)))
 
@@ -128,7 +128,7 @@ def fresh_model(case: Case) -> ContrastiveModel:
     return model
 
 
-def share(control: Control, case: Case) -> Work:
+def share(control: Control, case: Case) -> RankBatch:
     """This rank's microbatches of the one batch."""
     total = -(-EXAMPLES // case.microbatch)
     texts = examples(case.group)
@@ -136,7 +136,7 @@ def share(control: Control, case: Case) -> Work:
         Microbatch(index, to_rows(texts[index * case.microbatch : (index + 1) * case.microbatch]))
         for index in range(control.rank, total, control.world)
     )
-    return Work(0, tuple(mine), total)
+    return RankBatch(0, tuple(mine), total)
 
 
 def examples(group: int) -> list[list[torch.Tensor]]:
@@ -199,7 +199,7 @@ def peak_of_step(rank: int, world: int, pairs: int, microbatch: int) -> int:
     )
     Path("/proc/self/clear_refs").write_text("5")  # the peak is from here on
     before = psutil.Process().memory_info().rss
-    work = Work(0, microbatches, len(microbatches))
+    work = RankBatch(0, microbatches, len(microbatches))
     accumulate(engine, work, dict.fromkeys(objective.terms, float(pairs)), SEED, {})
     peak = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert peak is not None
@@ -229,7 +229,7 @@ def _both_passes(control: Control, model: ModelConfig) -> bool:
     objective.embed = watched  # type: ignore[method-assign]
     text = torch.arange(10)
     mine = range(control.rank, 4, control.world)
-    work = Work(3, tuple(Microbatch(index, to_rows([[text, text]] * 8)) for index in mine), 4)
+    work = RankBatch(3, tuple(Microbatch(index, to_rows([[text, text]] * 8)) for index in mine), 4)
     accumulate(engine, work, dict.fromkeys(objective.terms, 32.0), SEED, {})
     different = torch.cat([v.flatten(0, 1) for v in seen[True]]).unique(dim=0)
     same = all(torch.equal(a, b) for a, b in zip(*seen.values(), strict=True))

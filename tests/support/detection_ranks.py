@@ -31,7 +31,7 @@ from encoder_core.train.engine import Engine
 from encoder_core.train.engine_config import EngineConfig
 from encoder_core.train.exchange import Control
 from encoder_core.train.state import TrainState
-from encoder_core.train.step import Microbatch, Work, accumulate, seed_draws
+from encoder_core.train.step import Microbatch, RankBatch, accumulate, seed_draws
 from encoder_core.train.zero_state import KINDS
 
 STEPS, MICROBATCHES, SEED, RATE, CLIP = 10, 3, 5, 1e-3, 0.5
@@ -156,7 +156,7 @@ def _step(
     memories: dict[int, tuple[Tensor, ...]] = {}
     updates = {}
     for turn in engine.turns:
-        accumulate(engine, Work(step, mine, MICROBATCHES), _counts(everything), SEED, memories, turn)
+        accumulate(engine, RankBatch(step, mine, MICROBATCHES), _counts(everything), SEED, memories, turn)
         updates[turn] = engine.update(RATE, state.next_update(turn), turn)
     assert not memories
     applied = {turn: update.applied for turn, update in updates.items()}

@@ -11,7 +11,7 @@ from checkpoints.gather import Alone, Peers
 from checkpoints.layout import Manifest
 from data_service.store.base import Store
 from encoder_core.train.zero_state import Fragment
-from launcher.rank.checkpointing import RunKeeper
+from launcher.rank.checkpointing import RunCheckpointer
 from launcher.rank.journal import RankJournal, Startup
 from launcher.recipe.schema import Checkpointing, Every
 
@@ -52,10 +52,12 @@ def keeper_of(
     every: Every | None = None,
     grid: int = 1,
     clock: Callable[[], float] = time.monotonic,
-) -> RunKeeper:
+) -> RunCheckpointer:
     settings = Checkpointing(every=every or Every(steps=10), keep_last=keep_last)
     journal = RankJournal(link, Startup(), None, None)
-    return RunKeeper(store, attempt, peers or Alone(), settings, journal, Nothing(), resumed, grid, clock)
+    return RunCheckpointer(
+        store, attempt, peers or Alone(), settings, journal, Nothing(), resumed, grid, clock
+    )
 
 
 class Engine:

@@ -22,7 +22,7 @@ from encoder_core.train.memory import Carried, restore
 from encoder_core.train.memory_schedule import MEMORY, Refresh
 from encoder_core.train.metrics import StepReport
 from encoder_core.train.state import TrainState
-from encoder_core.train.step import Memories, Microbatch, Work, seed_draws
+from encoder_core.train.step import Memories, Microbatch, RankBatch, seed_draws
 from encoder_core.train.zero_state import KINDS
 
 SEED, STEPS, RATE = 5, 8, 1e-3
@@ -174,9 +174,9 @@ class Lanes:
     def heldout(self) -> Iterator[Microbatch]:
         return iter([microbatch(1000, self._control.rank)])
 
-    def _work(self, step: int) -> Work:
+    def _work(self, step: int) -> RankBatch:
         mine = range(self._control.rank, MICROBATCHES, self._control.world)
-        return Work(step, tuple(microbatch(step, index) for index in mine), MICROBATCHES)
+        return RankBatch(step, tuple(microbatch(step, index) for index in mine), MICROBATCHES)
 
 
 def microbatch(step: int, index: int) -> Microbatch:

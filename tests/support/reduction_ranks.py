@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from encoder_core.layers.initialise import initialise
 from encoder_core.train.exchange import Control
-from encoder_core.train.step import Work, accumulate, seed_draws
+from encoder_core.train.step import RankBatch, accumulate, seed_draws
 
 MICROBATCHES = 8
 LARGE = 1000  # elements: more than any flag, norm or table, less than the gradients
@@ -79,7 +79,7 @@ def _reduce(control: Control, setting: Setting) -> Reduced:
     mine = tuple(small.microbatch(0, i) for i in range(MICROBATCHES) if i % control.world == control.rank)
     counts = {"mlm": float(control.table([sum(m.batch.target_ids.numel() for m in mine)]).sum())}
     with Sums() as sums:
-        accumulate(engine, Work(0, mine, MICROBATCHES), counts, small.SEED, {})
+        accumulate(engine, RankBatch(0, mine, MICROBATCHES), counts, small.SEED, {})
         engine.update(1e-3, 1)
     gradient = [(f.name, f.start, f.tensors["exp_avg"].numpy() / (1 - 0.9)) for f in engine.fragments()]
     return Reduced(sums.dtypes, gradient)

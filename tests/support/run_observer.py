@@ -133,7 +133,7 @@ class Seen:
     unfinished: frozenset[Mark]
 
 
-class Sight:
+class AttentionScope:
     """Looks at the store of the run at `uri`, which evaluates after every `every` steps."""
 
     def __init__(self, uri: str, every: int) -> None:

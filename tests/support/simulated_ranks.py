@@ -17,7 +17,7 @@ from data_service.service.client import FeedClient
 from data_service.service.feed import FeedConfig, FeedHandle, start_feed
 from data_service.stream.positions import Phase, Positions, Range
 from data_service.stream.window import Steps
-from launcher.rank.data import ANNOUNCED, Share
+from launcher.rank.data import ANNOUNCED, RankShard
 
 NODE = 8  # ranks of a machine, which pull a slab once
 
@@ -51,7 +51,7 @@ class Host:
     """Some of the ranks, whole machines of them, in one process."""
 
     def __init__(
-        self, feed: FeedHandle, spec: StreamSpec, ranks: range, shares: list[Share], steps: int
+        self, feed: FeedHandle, spec: StreamSpec, ranks: range, shares: list[RankShard], steps: int
     ) -> None:
         self._clients = [FeedClient(feed, spec) for _ in ranks]
         self._shares = shares
@@ -77,7 +77,7 @@ class Host:
         self._look()
         return [sum(pulled.values()) for pulled in self._pulled]
 
-    def _announce(self, client: FeedClient, share: Share, step: int) -> None:
+    def _announce(self, client: FeedClient, share: RankShard, step: int) -> None:
         coming = [
             self._positions.ranges(n) for n in range(step, min(step + ANNOUNCED, self._positions.steps))
         ]
@@ -114,7 +114,7 @@ def serve(
 ) -> Served:
     """Let `ranks` ranks read `rows` rows of each step, on the Ray that runs."""
     feed = start_feed(config)
-    shares = [Share(rank, ranks, rows) for rank in range(ranks)]
+    shares = [RankShard(rank, ranks, rows) for rank in range(ranks)]
     each = -(-ranks // processes // NODE) * NODE
     parts = [range(first, min(first + each, ranks)) for first in range(0, ranks, each)]
     actor = ray.remote(num_cpus=0)(Host)

@@ -17,7 +17,7 @@ from encoder_core.optim.groups import parameter_groups
 from encoder_core.train.engine import Engine, Update
 from encoder_core.train.engine_config import EngineConfig
 from encoder_core.train.exchange import Control
-from encoder_core.train.step import Microbatch, Work, accumulate, gather_sums
+from encoder_core.train.step import Microbatch, RankBatch, accumulate, gather_sums
 from encoder_core.train.zero_state import KINDS, MASTER
 
 VOCAB, MICROBATCHES, SEED = 61, 3, 5
@@ -142,7 +142,7 @@ def step_of(
     engine: Engine, control: Control, number: int, largest_norm: float = math.inf
 ) -> tuple[float, Update]:
     mine = tuple(microbatch(number, i) for i in range(MICROBATCHES) if i % control.world == control.rank)
-    work = Work(number, mine, MICROBATCHES)
+    work = RankBatch(number, mine, MICROBATCHES)
     targets = sum(m.batch.target_ids.numel() for m in mine)
     count = float(control.table([targets]).sum())
     sums = accumulate(engine, work, {"mlm": count}, SEED, {})

@@ -22,7 +22,7 @@ from data_service.stream.stream import Stream
 from data_service.stream.window import Steps
 from data_service.tokenizers.load import load_tokenizer
 from launcher.errors import MissingPackage, RunError
-from launcher.rank.data import RankData, Share, checksum
+from launcher.rank.data import RankData, RankShard, checksum
 from launcher.run.record import open_run
 from launcher.run.streams import heldout_spec, sample_positions, stream_spec
 
@@ -134,7 +134,7 @@ def test_the_stream_is_what_the_runs_ranks_get(run: maskfleet.Run, uri: str, wor
     tokenizer = load_tokenizer(opened.recipe.tokenizer.uri)
     for rank in range(world):
         streams = [Local(stream_spec(opened, tokenizer, phase)) for phase in range(2)]
-        share = Share(rank, world, opened.recipe.microbatch)
+        share = RankShard(rank, world, opened.recipe.microbatch)
         heldout = (Local(heldout_spec(opened, tokenizer)), 4)
         steps = sample_positions(opened, streams, ())
         data = RankData(streams, steps, heldout, share, torch.device("cpu"), lambda batch: {})

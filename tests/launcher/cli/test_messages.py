@@ -163,7 +163,7 @@ def test_a_checkpoint_that_is_passed_over_is_named(
 
     monkeypatch.setattr(chosen, "newest_good", lambda *_: Found)
     with caplog.at_level(logging.WARNING):
-        assert chosen.chosen_checkpoint(open_run(fresh_run), None).step == 6
+        assert chosen.select_checkpoint(open_run(fresh_run), None).step == 6
     assert "step 9 (attempt 2): w.safetensors is cut short" in caplog.text
     assert "the checkpoint of step 6 is taken" in caplog.text
 

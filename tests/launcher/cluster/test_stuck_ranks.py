@@ -7,7 +7,7 @@ import pytest
 
 from launcher.cluster import stuck_ranks as guard
 from launcher.cluster.standing import Status
-from launcher.cluster.stuck_ranks import Guard
+from launcher.cluster.stuck_ranks import StuckRankKiller
 from launcher.policies.watchdog import Beat, Place, Watchdog
 
 PLACES = [Place("a", 1, "one"), Place("b", 2, "two")]
@@ -37,7 +37,7 @@ class World:
 
     def __init__(self, monitor: Monitor, group: int = 1) -> None:
         self.now = 0.0
-        self.guard = Guard(RUN, monitor, lambda text: None, lambda: self.now)
+        self.guard = StuckRankKiller(RUN, monitor, lambda text: None, lambda: self.now)
         self.count, self.frozen, self.group = 1, False, group
 
     def status(self, **more: Any) -> Status:

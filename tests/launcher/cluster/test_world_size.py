@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from launcher.cluster.world_size import Change, Roster
+from launcher.cluster.world_size import Change, WorldSizeTracker
 from launcher.policies.elastic import Sizing
 
 SIZING = Sizing(least=1, most=12, expected=8, wait=60, grow=1800, each={"GPU": 1})
@@ -19,9 +19,9 @@ def machines(count: int) -> list[dict[str, Any]]:
     return [{"NodeID": str(i), "Alive": True, "Resources": {"GPU": 4}} for i in range(count)]
 
 
-def roster(last: int | None = None) -> tuple[Roster, Clock]:
+def roster(last: int | None = None) -> tuple[WorldSizeTracker, Clock]:
     clock = Clock()
-    return Roster(SIZING, last, clock), clock
+    return WorldSizeTracker(SIZING, last, clock), clock
 
 
 def test_a_machine_is_lost_and_comes_back() -> None:

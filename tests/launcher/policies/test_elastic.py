@@ -6,7 +6,7 @@ import pytest
 
 from launcher.cluster.resources import cores_of, data_workers, gpus_of, plan_resources, sizing
 from launcher.errors import RecipeError
-from launcher.policies.elastic import Sizing, Trainers, grows, places, spared, start
+from launcher.policies.elastic import Sizing, Trainers, exclude_nodes, grows, places, start
 from launcher.recipe.load import load
 from launcher.recipe.schema import Recipe
 
@@ -82,10 +82,12 @@ def test_places_are_counted_on_living_nodes_only() -> None:
 def test_a_bad_node_is_left_out_if_enough_places_remain() -> None:
     nodes = [node(name, GPU=4) for name in "abc"]
     four = frozenset[str]()
-    assert spared(nodes, FIXED, four, frozenset("a")) == {"a"}
-    assert spared(nodes, FIXED, frozenset("b"), frozenset("a")) == {"a", "b"}
-    assert spared(nodes, FIXED, frozenset("bc"), frozenset("a")) == {"b", "c"}, "no place would remain"
-    assert spared(nodes, FIXED, four, frozenset("abc")) == {"a", "b"}, "as many as can be spared"
+    assert exclude_nodes(nodes, FIXED, four, frozenset("a")) == {"a"}
+    assert exclude_nodes(nodes, FIXED, frozenset("b"), frozenset("a")) == {"a", "b"}
+    assert exclude_nodes(nodes, FIXED, frozenset("bc"), frozenset("a")) == {"b", "c"}, "no place would remain"
+    assert exclude_nodes(nodes, FIXED, four, frozenset("abc")) == {"a", "b"}, (
+        "as many as can be exclude_nodes"
+    )
 
 
 def recipe(*assignments: str) -> Recipe:

@@ -6,7 +6,7 @@ import pytest
 
 from encoder_core.train.timing import Pace
 from launcher.policies.stragglers import SUSTAINED, Detector, Straggler, Stragglers, slowness
-from launcher.recipe.operation import Replicas
+from launcher.recipe.operation import WeightCheck
 
 TOKENS, SECOND = 1000, 1.0
 SETTINGS = Stragglers(window=4, ratio=1.5)
@@ -103,4 +103,4 @@ def test_forward_passes_that_wait_for_others_say_nothing() -> None:
     ],
 )
 def test_how_often_weights_are_compared(every: object, zero: int, interval: int | None) -> None:
-    assert Replicas.model_validate({"every": every}).interval(zero) == interval
+    assert WeightCheck.model_validate({"every": every}).interval(zero) == interval

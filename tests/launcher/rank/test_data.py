@@ -9,7 +9,7 @@ from corpus import random_block, source_of, spec_of, write_corpus
 from data_service.stream.positions import Phase, Positions, Range
 from data_service.stream.stream import Stream
 from data_service.stream.window import Steps
-from launcher.rank.data import ANNOUNCED, RankData, Share
+from launcher.rank.data import ANNOUNCED, RankData, RankShard
 
 STEPS, MICROBATCH = 150, 4
 
@@ -34,7 +34,7 @@ def told(uri: str, rank: int, world: int, phase: Phase, skips: list[Range]) -> T
     """What rank `rank` has announced at its first step."""
     stream = Told(spec_of(source_of(uri)))
     positions = Positions([phase], skips)
-    share = Share(rank, world, MICROBATCH)
+    share = RankShard(rank, world, MICROBATCH)
     data = RankData([stream], positions, (stream, 4), share, torch.device("cpu"), lambda batch: {"mlm": 1})
     with closing(data):
         data.fetch(0)

@@ -211,3 +211,15 @@ def test_the_same_corpus_elsewhere_is_the_same(fresh_run: str, inputs: Path, tmp
 def test_the_record_is_plain_json(fresh_run: str) -> None:
     record = json.loads(Path(fresh_run, RECORD).read_text())
     assert record["identity"]["model.layers"] == 2
+
+
+def test_a_run_of_an_older_version_has_its_keys_by_their_names_of_today(fresh_run: str) -> None:
+    store = open_run(fresh_run).store
+    text = store.get("recipe.yaml").decode()
+    assert "weight_check:\n  every: auto" in text
+    store.put("recipe.yaml", text.replace("weight_check:\n  every: auto", "replicas:\n  every: 7").encode())
+    assert open_run(fresh_run).recipe.weight_check.every == 7
+    both = text + "replicas:\n  every: 7\n"
+    store.put("recipe.yaml", both.encode())
+    with pytest.raises(RecipeError, match="replicas"):
+        open_run(fresh_run)
