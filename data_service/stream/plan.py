@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from data_service.corpus.manifest import BlockTable
 from data_service.errors import PlanError
+from data_service.recent import Recent
 from data_service.samples.inputs import Lanes
 from data_service.samples.masking import NoMasking
 from data_service.samples.permutation_lm import PermutedPrediction
@@ -167,7 +168,7 @@ class Plan:
         self.grid = _grid(spec, totals, sum(int(table.tokens.sum()) for table in tables))
         self.notes = _check_all_read(spec, totals, self.grid.samples_per_epoch)
         """What a person should know of this plan."""
-        self._lines: dict[tuple[int, int], Line] = {}
+        self._lines: Recent[tuple[int, int], Line] = Recent(_LINES_KEPT * len(counts))
 
     def window(self, epoch: int, window: int) -> Window:
         """What window `window` of `epoch` is made of."""
@@ -235,11 +236,7 @@ class Plan:
 
     def line(self, source: int, epoch: int) -> Line:
         """The blocks of one reading of a source. The last few are remembered."""
-        if (source, epoch) not in self._lines:
-            while len(self._lines) >= _LINES_KEPT * len(self._counts):
-                del self._lines[next(iter(self._lines))]
-            self._lines[source, epoch] = self._draw_line(source, epoch)
-        return self._lines[source, epoch]
+        return self._lines.get((source, epoch), lambda: self._draw_line(source, epoch))
 
     def _draw_line(self, source: int, epoch: int) -> Line:
         structure = epoch % self._structures

@@ -1,8 +1,8 @@
 """`Stream`: sample `n` of epoch `e`, computed here and now: the definition of what the service delivers."""
 
-from collections import OrderedDict
 from dataclasses import dataclass
 
+from data_service.recent import Recent
 from data_service.samples.make import cut, structure_key
 from data_service.samples.samples import Samples, join_rows, slice_rows
 from data_service.samples.spec import StreamSpec
@@ -58,8 +58,7 @@ class Stream:
         self._cache = cache
         self._counts = count_rows(self._corpora, cache)
         self.plan = Plan(spec, self._corpora.tables, self._counts)
-        self._kept: OrderedDict[tuple[int, int], list[Samples]] = OrderedDict()
-        self._capacity = windows
+        self._kept: Recent[tuple[int, int], list[Samples]] = Recent(windows)
         self._slab_rows = slab_rows(spec.row_length)
 
     @property
@@ -103,11 +102,7 @@ class Stream:
         return SlabLayout.sliced(self.plan.grid.size(window), self._slab_rows)
 
     def _window(self, epoch: int, window: int) -> list[Samples]:
-        key = (epoch, window)
-        if key not in self._kept:
-            made = self.plan.window(epoch, window)
-            self._kept[key] = build_window(self._corpora, made, self._layout(window))
-            while len(self._kept) > self._capacity:
-                self._kept.popitem(last=False)
-        self._kept.move_to_end(key)
-        return self._kept[key]
+        def build() -> list[Samples]:
+            return build_window(self._corpora, self.plan.window(epoch, window), self._layout(window))
+
+        return self._kept.get((epoch, window), build)

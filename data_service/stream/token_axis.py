@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_service.errors import CorpusError
+from data_service.recent import Recent
 from data_service.stream.counts import RowCounts, RowLengths
 from data_service.stream.plan import Plan
 
@@ -49,7 +50,7 @@ class TokenAxis:
             np.append(0, np.cumsum(np.diff(up_to).reshape(-1, self._structures).sum(axis=0)))
             for up_to in self._up_to
         )  # tokens before each reading of a round
-        self._kept: dict[tuple[int, int], NDArray[np.int64]] = {}
+        self._kept: Recent[tuple[int, int], NDArray[np.int64]] = Recent(_WINDOWS_KEPT)
 
     def unit(self, epoch: int, sample: int) -> int:
         """Tokens before a sample, from the start of epoch 0. One past the last sample is the next epoch's start."""
@@ -92,19 +93,18 @@ class TokenAxis:
 
     def _within(self, epoch: int, window: int) -> NDArray[np.int64]:
         """[N + 1] int64, tokens before each sample of a window, and in all of it."""
-        if (epoch, window) not in self._kept:
-            while len(self._kept) >= _WINDOWS_KEPT:
-                del self._kept[next(iter(self._kept))]
-            found = self._plan.window(epoch, window)
-            parts = [
-                self._lengths[piece.source][first + piece.start : first + piece.stop]
-                for piece in found.pieces
-                for entry in (piece.block * self._structures + piece.epoch % self._structures,)
-                for first in (int(self._first_row[piece.source][entry]),)
-            ]
-            lengths = np.concatenate(parts)[found.order.many(np.arange(found.order.size))]
-            self._kept[epoch, window] = np.append(0, np.cumsum(lengths, dtype=np.int64))
-        return self._kept[epoch, window]
+        return self._kept.get((epoch, window), lambda: self._count_within(epoch, window))
+
+    def _count_within(self, epoch: int, window: int) -> NDArray[np.int64]:
+        found = self._plan.window(epoch, window)
+        parts = [
+            self._lengths[piece.source][first + piece.start : first + piece.stop]
+            for piece in found.pieces
+            for entry in (piece.block * self._structures + piece.epoch % self._structures,)
+            for first in (int(self._first_row[piece.source][entry]),)
+        ]
+        lengths = np.concatenate(parts)[found.order.many(np.arange(found.order.size))]
+        return np.append(0, np.cumsum(lengths, dtype=np.int64))
 
 
 def _narrow(lengths: RowLengths, most: int) -> NDArray[np.uint16] | RowLengths:

@@ -1,5 +1,7 @@
 """Batches in tokens: the axis against counting the tokens of every sample."""
 
+import random
+from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
 from pathlib import Path
 
@@ -8,6 +10,7 @@ import pytest
 from corpus import random_block, source_of, spec_of, write_corpus
 from hypothesis import given
 from hypothesis import strategies as st
+from switching import switching_often
 
 from data_service.corpus.manifest import block_table
 from data_service.samples.spec import SourceSpec
@@ -79,3 +82,21 @@ def test_blocks_of_no_row_and_rows_of_any_length(rows: list[int], seed: int, len
         origin = plan.origin(1, sample)
         before += int(lengths[first[origin.block] + origin.row])
     assert axis.unit(2, 0) - axis.unit(1, 0) == before == int(lengths.sum())
+
+
+def test_threads_share_a_stream_and_its_axis(uris: list[str]) -> None:
+    """A rank reads steps ahead on several threads, which share what is remembered: a run of hours died of that."""
+    stream = stream_of(uris, (None, None))
+    axis, alone = stream.token_axis(), stream_of(uris, (None, None))
+    far, draw = axis.unit(900, 0), random.Random(1)
+    expected = {unit: alone.token_axis().locate(unit) for unit in draw.choices(range(far), k=40)}
+    rows = {place: alone.read(*place, place[1] + 1).tokens for place in expected.values()}
+
+    def ask(number: int) -> None:
+        for unit in random.Random(number).choices(list(expected), k=60):
+            assert axis.locate(unit) == expected[unit]
+            epoch, sample = expected[unit]
+            np.testing.assert_array_equal(stream.read(epoch, sample, sample + 1).tokens, rows[epoch, sample])
+
+    with switching_often(), ThreadPoolExecutor(8) as threads:
+        list(threads.map(ask, range(8)))

@@ -1,0 +1,27 @@
+"""The last few results of a function, for any number of threads."""
+
+from collections.abc import Callable, Mapping
+from typing import Generic, TypeVar
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class Recent(Generic[K, V]):
+    """Remembers the `most` results that were asked for last.
+
+    Threads share it without a lock: what is remembered is never changed, only replaced by another mapping. Two threads
+    that miss at once both compute, and one result may be forgotten early. It can be pickled, unlike functools' cache.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._kept: Mapping[K, V] = {}
+
+    def get(self, key: K, make: Callable[[], V]) -> V:
+        """The result for `key`, made if it is not remembered."""
+        kept = self._kept
+        value = kept[key] if key in kept else make()
+        others = [item for item in kept.items() if item[0] != key]
+        self._kept = dict([*others[max(0, len(others) + 1 - self._most) :], (key, value)])
+        return value
