@@ -7,14 +7,7 @@ masked) goes to the data service, its device half (the losses) is the module tha
 
 from typing import Self
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    SerializerFunctionWrapHandler,
-    model_serializer,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import nn
 
 from data_service.samples.masking import MlmMasking
@@ -42,16 +35,7 @@ from encoder_core.objectives.replaced import (
     replaced_token_detection,
 )
 from encoder_core.objectives.span_boundary import span_boundary_model
-
-
-class Choice(BaseModel):
-    """Optional fields of which some are given; those that are not stay out of the YAML."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    @model_serializer(mode="wrap")
-    def _given(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
-        return {name: value for name, value in serialize(self).items() if value is not None}
+from launcher.choice import Choice
 
 
 class ExtraTerm(BaseModel):

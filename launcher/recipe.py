@@ -33,10 +33,11 @@ from encoder_core.optim.lamb import LambConfig
 from encoder_core.optim.schedules import ScheduleConfig
 from encoder_core.train.engine_config import Precision
 from encoder_core.train.refresh import Refresh
+from launcher.choice import Choice
 from launcher.diagnose.settings import Tasks
 from launcher.elastic import Trainers
 from launcher.errors import RecipeError
-from launcher.objective import Choice, Objective
+from launcher.objective import Objective
 from launcher.recipe_yaml import Document, override, parse, validate, with_sections
 from launcher.replicas import Replicas
 from launcher.spikes import Spikes
