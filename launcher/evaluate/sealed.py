@@ -8,6 +8,7 @@ measured of their checkpoints.
 """
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import TypeVar
 
@@ -19,15 +20,15 @@ from data_service.store.together import together
 from data_service.store.verified import ATTEMPTS, digest
 
 
-class Sealed(BaseModel):
+class Sealed(BaseModel, ABC):
     """What is stored as such an object."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     @property
+    @abstractmethod
     def path(self) -> str:
         """Where it is in its store."""
-        raise NotImplementedError
 
 
 M = TypeVar("M", bound=Sealed)
