@@ -122,18 +122,20 @@ def _steps(given: list[str] | None) -> list[int] | None:
 def _measures(
     suite: str, data: str | None, names: list[str] | None, assignments: list[str] | None
 ) -> "list[Measure]":
-    """Of the suite's tasks, or of those that are called so."""
-    from launcher.evaluate.measures import measures
-    from launcher.tasks.suite import load_suite
+    """Of the suite's tasks and frozen measures, or of those that are called so."""
+    from launcher.evaluate.measures import frozen_measures, measures
+    from launcher.tasks.suite import load_frozen, load_suite
 
-    tasks = load_suite(_everywhere(suite), None if data is None else _everywhere(data))
-    known = [task.name for task in tasks]
+    places = _everywhere(suite), None if data is None else _everywhere(data)
+    tasks, frozen = load_suite(*places), load_frozen(*places)
+    known = [task.name for task in tasks] + [task.name for task in frozen]
     unknown = [name for name in names or () if name not in known]
     if unknown:
         raise OptionError(
             f"--task {unknown[0]}: {suite} has no such task", remedy=f"its tasks: {', '.join(known)}"
         )
-    return measures([task for task in tasks if not names or task.name in names], assignments or ())
+    learnt = measures([task for task in tasks if not names or task.name in names], assignments or ())
+    return learnt + frozen_measures([task for task in frozen if not names or task.name in names])
 
 
 def _everywhere(place: str) -> str:

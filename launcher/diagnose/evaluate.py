@@ -3,8 +3,6 @@
 The weights are read into memory first; after that the checkpoint may be deleted.
 """
 
-import hashlib
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -19,13 +17,11 @@ from launcher.diagnose.anisotropy import anisotropy, heldout_sentences
 from launcher.diagnose.figures import Figure
 from launcher.diagnose.frozen import Checkpoint, read_checkpoint
 from launcher.diagnose.heldout import held_out
-from launcher.diagnose.probe import linear_probe
+from launcher.diagnose.own_data import hash_of, own_data
 from launcher.diagnose.results import Cell, Result, read_result, write_commit, write_result
-from launcher.diagnose.similarity import similarity
-from launcher.diagnose.task_data import SAMPLED_BY, probe_splits, similarity_pairs
+from launcher.diagnose.task_data import SAMPLED_BY
 from launcher.recipe.evaluation import EvaluationTask
 from launcher.run.record import Run
-from launcher.tasks.examples import digest
 
 
 @dataclass(frozen=True)
@@ -98,39 +94,28 @@ class _Measure:
 
     def __init__(self, checkpoint: Checkpoint, task: EvaluationTask) -> None:
         self._checkpoint, self._task = checkpoint, task
-        self._splits = probe_splits(task.probe) if task.probe else None
-        self._pairs = similarity_pairs(task.similarity) if task.similarity else None
+        self._own = own_data(task)
 
     @property
     def cell(self) -> Cell:
         weights, recipe = self._checkpoint.frozen.digest, self._checkpoint.run.recipe
         seed = recipe.seed if self._task.heldout else SAMPLED_BY
-        return Cell(weights=weights, task=self._task, data=self._data(), seed=seed)
+        data = self._heldout() if self._own is None else self._own.digest
+        return Cell(weights=weights, task=self._task, data=data, seed=seed)
 
     def figures(self) -> list[Figure]:
         checkpoint, frozen, task = self._checkpoint, self._checkpoint.frozen, self._task
-        if task.probe and self._splits:
-            return linear_probe(frozen, self._splits, task.probe.pooling)
-        if task.similarity and self._pairs:
-            return similarity(frozen, self._pairs, task.similarity.poolings)
+        if self._own is not None:
+            return self._own.figures(frozen)
         if task.anisotropy:
             rows = heldout_sentences(checkpoint.run, frozen, task.anisotropy.texts)
             return anisotropy(frozen, rows, task.anisotropy.poolings)
         assert task.heldout  # a task has exactly one measure
         return held_out(checkpoint, task.heldout.rows)
 
-    def _data(self) -> str:
-        """Digest of the examples; of the corpora and how they are cut and masked, for what is measured on those."""
-        if self._splits:
-            parts = (self._splits.train, self._splits.dev, self._splits.test)
-            return _hash([digest(part) for part in parts])
-        if self._pairs:
-            return digest(self._pairs)
+    def _heldout(self) -> str:
+        """Digest of the corpora and how they are cut and masked."""
         recipe = self._checkpoint.run.recipe
         inputs, last = self._checkpoint.run.record.inputs, recipe.phases[-1].length
         cut = [recipe.input.model_dump(mode="json"), recipe.objective.model_dump(mode="json"), last]
-        return _hash([inputs.corpora, inputs.tokenizer, cut])
-
-
-def _hash(content: object) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        return hash_of([inputs.corpora, inputs.tokenizer, cut])

@@ -7,9 +7,9 @@ import numpy as np
 
 from launcher.diagnose.probe import Splits
 from launcher.errors import RunError
-from launcher.recipe.evaluation import ProbeSettings, SimilaritySettings
+from launcher.recipe.evaluation import AnisotropySettings, ProbeSettings, SimilaritySettings
 from launcher.tasks.examples import Sentences
-from launcher.tasks.measurable import compared, measured_split, probed
+from launcher.tasks.measurable import compared, measured_split, probed, with_texts
 from launcher.tasks.task import Task
 
 SAMPLED_BY = 0
@@ -41,6 +41,14 @@ def similarity_pairs(settings: SimilaritySettings) -> Sentences:
             f"{task.name} has no pairs of texts with a score each", remedy="give a task of kind similarity"
         )
     return pairs
+
+
+def texts_of(settings: AnisotropySettings) -> tuple[str, ...]:
+    """The first texts of a task's dev split, or of test where there is no dev. Raises as `probe_splits`."""
+    task = with_texts(settings)
+    examples = task.read("dev" if "dev" in task.splits else measured_split(task))
+    assert isinstance(examples, Sentences)  # of those kinds
+    return at_most(examples, settings.texts).first
 
 
 def _classified(task: Task, split: str, most: int) -> Sentences:

@@ -9,14 +9,14 @@
 Names are no part of it: a checkpoint that was moved, or a task under another name, has its results already.
 """
 
-import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict
+
+from launcher.run.sealed import Sealed, name_of
 
 if TYPE_CHECKING:
     from launcher.finetune.pretrained import Pretrained
@@ -53,9 +53,7 @@ class Cell(BaseModel):
     @property
     def key(self) -> str:
         """32 hexadecimal digits, over all but names."""
-        parts = [self.weights, self.measure, self.data, self.settings, self.seed]
-        text = json.dumps(parts, sort_keys=True, separators=(",", ":"), allow_nan=False)
-        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+        return name_of([self.weights, self.measure, self.data, self.settings, self.seed])
 
     @property
     def checkpoint(self) -> str:
@@ -119,7 +117,7 @@ class Work:
     measure: Measure
 
 
-class Result(BaseModel):
+class Result(Sealed):
     """A cell that was computed.
 
     Attributes:
@@ -127,10 +125,13 @@ class Result(BaseModel):
         versions: of the libraries that computed it.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     format: Literal[1] = 1
     rules: int
     cell: Cell
     measured: Measured
     versions: dict[str, str]
+
+    @property
+    def path(self) -> str:
+        """By rules and key."""
+        return f"rules-{self.rules}/{self.cell.key}.json"

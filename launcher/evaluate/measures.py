@@ -1,10 +1,15 @@
-"""What cells do: fine-tune on a task that is learnt, measure a model's vectors on one that is not."""
+"""What cells do: fine-tune on a task that is learnt, measure a model's vectors on one that is not, or its frozen
+hidden states layer by layer."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from launcher.diagnose.figures import Figure
+from launcher.diagnose.frozen import frozen_folder
+from launcher.diagnose.own_data import OwnData, own_data
+from launcher.diagnose.results import VERSION
 from launcher.embed.evaluate import CellSettings, embed_cell
 from launcher.errors import TaskError
 from launcher.evaluate.cell import Measure, Measured
@@ -14,6 +19,7 @@ from launcher.finetune.pretrained import Pretrained
 from launcher.finetune.run import finetune
 from launcher.finetune.settings import Settings, candidates
 from launcher.recipe.document import Document, override
+from launcher.recipe.evaluation import EvaluationTask
 from launcher.tasks.task import Task, load_task, task_digest
 
 _VECTORS = ("similarity", "retrieval")
@@ -91,11 +97,81 @@ class Vectors:
         return Measured(metrics=finite(embed_cell(pretrained, self.wanted, self.chosen, seed)))
 
 
+@dataclass(frozen=True)
+class FrozenMeasure:
+    """A linear probe, similarity or anisotropy of all layers (`launcher.diagnose`); `data` as in `Finetuning`."""
+
+    wanted: EvaluationTask
+    data: str
+
+    seeded = False
+
+    @property
+    def kind(self) -> str:
+        return self.wanted.measure
+
+    @property
+    def task(self) -> str:
+        return self.wanted.name
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """Where a task's data lie decides nothing."""
+        (chosen,) = self.wanted.model_dump(mode="json").values()
+        kept = {name: value for name, value in chosen.items() if name not in ("task", "data")}
+        return {**kept, "version": VERSION}
+
+    def measure(self, pretrained: Pretrained, seed: int, place: Path) -> Measured:
+        """What the last layer comes to, or all of them together; every figure is in the details.
+
+        Raises: as the measures do; TaskError as `Finetuning.measure`.
+        """
+        own = _own(self.wanted)
+        _check_digest(own.digest, self.data, self.task)
+        figures = own.figures(frozen_folder(pretrained))
+        details: dict[str, object] = {"figures": [figure.model_dump(exclude_none=True) for figure in figures]}
+        return Measured(metrics=headline(figures), details=details)
+
+
+def headline(figures: Sequence[Figure]) -> dict[str, float | None]:
+    """Of each measure the figure of all layers together, else of the last; where there are several poolings or forms,
+    the first has the measure's plain name."""
+    whole = {figure.measure for figure in figures if figure.layer is None}
+    last = max((figure.layer for figure in figures if figure.layer is not None), default=None)
+    found: dict[str, float | None] = {}
+    for figure in figures:
+        if figure.layer is None or (figure.layer == last and figure.measure not in whole):
+            plain = figure.measure not in found
+            name = figure.measure if plain else f"{figure.measure} ({figure.pooling}, {figure.form})"
+            found[name] = figure.value
+    return found
+
+
+def frozen_measures(tasks: Sequence[EvaluationTask]) -> list[Measure]:
+    """Of a suite's `frozen`. Raises as `launcher.diagnose.own_data`, since the data are read; TaskError: one that only
+    a run can be measured by."""
+    return [FrozenMeasure(task, _own(task).digest) for task in tasks]
+
+
+def _own(task: EvaluationTask) -> OwnData:
+    own = own_data(task)
+    if own is None:
+        raise TaskError(
+            f"{task.name} is measured on a run's held-out text, which a model in a suite need not have",
+            remedy="name a task in it: anisotropy: {task: sst2}; or ask for it in a recipe's evaluation.tasks",
+        )
+    return own
+
+
 def check_data(task: Task, digest: str) -> None:
     """Raises TaskError: what the files of `task` hold here is not what `digest` was made of."""
-    if task_digest(task) != digest:
+    _check_digest(task_digest(task), digest, f"{task.name} at {task.root}")
+
+
+def _check_digest(here: str, planned: str, of: str) -> None:
+    if here != planned:
         raise TaskError(
-            f"the files of the task {task.name} at {task.root} are others on this machine than where the command runs",
+            f"the files of the task {of} are others on this machine than where the command runs",
             remedy="give every machine the same files: an s3:// URI or a shared folder as --data",
         )
 

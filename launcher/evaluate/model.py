@@ -4,7 +4,6 @@ A checkpoint's digest is that of its export, so that a run and its export share 
 digest that one had is kept with the results, by all that decided it. A grid that is complete exports nothing.
 """
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib import metadata
@@ -18,6 +17,7 @@ from launcher.errors import RunError, TryAgain
 from launcher.evaluate.results import KnownModel, Results
 from launcher.finetune.pretrained import Pretrained, open_pretrained
 from launcher.run.record import RECORD, Run, open_run
+from launcher.run.sealed import name_of
 
 _DECIDES = ("maskfleet", "transformers", "safetensors")  # how files come out
 
@@ -36,7 +36,7 @@ class Model:
         self._opened: Pretrained | None = None
         commit = _commit(source, step)
         self._name = None if commit is None else _name(*commit)
-        known = results.known_model(self._name)
+        known = None if self._name is None else results.known_model(self._name)
         if known is not None:
             self.step, self.digest = known.step, known.weights
             return
@@ -45,7 +45,8 @@ class Model:
         if (
             commit is not None and self._name is not None and commit[1].step == self.step
         ):  # else it was damaged
-            results.keep_model(self._name, KnownModel(source=source, step=self.step, weights=self.digest))
+            known = KnownModel(name=self._name, source=source, step=self.step, weights=self.digest)
+            results.keep_model(known)
 
     def files(self) -> Pretrained:
         """On this machine's disk, as long as `opened` lasts.
@@ -103,5 +104,4 @@ def _name(run: Run, mark: Mark) -> str | None:
         return None
     recipe = [run.recipe.model.model_dump(mode="json"), run.recipe.objective.model_dump(mode="json")]
     versions = [metadata.version(name) for name in _DECIDES]
-    text = json.dumps([digest(manifest), recipe, run.record.inputs.tokenizer, versions], sort_keys=True)
-    return digest(text.encode())
+    return name_of([digest(manifest), recipe, run.record.inputs.tokenizer, versions])

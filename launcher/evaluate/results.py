@@ -8,18 +8,15 @@ claims/<key>/               who computes it (launcher.evaluate.claims)
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from pydantic import BaseModel, ConfigDict
-
 from data_service.store.base import Entry, Store
-from data_service.store.together import together
 from data_service.store.verified import digest
 from launcher.evaluate.cell import RULES, Cell, Result
-from launcher.evaluate.sealed import read, seal
+from launcher.run.sealed import Sealed, keep, read, read_all, seal
 
 _RULES, _GRIDS, _MODELS = "rules-", "grids/", "models/"
 
 
-class GridRecord(BaseModel):
+class GridRecord(Sealed):
     """What one command asked for.
 
     Attributes:
@@ -27,20 +24,31 @@ class GridRecord(BaseModel):
         cells: all of them, in the order of the table.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     suite: str
     cells: tuple[Cell, ...]
 
+    @property
+    def path(self) -> str:
+        return f"{_GRIDS}{digest(seal(self))}.json"
 
-class KnownModel(BaseModel):
-    """A run's checkpoint that was exported once. `source` and `step` as in `Cell`; `weights`: the export's digest."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class KnownModel(Sealed):
+    """A run's checkpoint that was exported once.
 
+    Attributes:
+        name: a digest of all that decides the export.
+        source, step: as in `Cell`.
+        weights: the export's digest.
+    """
+
+    name: str
     source: str
     step: int | None
     weights: str
+
+    @property
+    def path(self) -> str:
+        return f"{_MODELS}{self.name}.json"
 
 
 class Results:
@@ -52,25 +60,17 @@ class Results:
 
     def find(self, key: str) -> Result | None:
         """None if it was not computed, or what is stored is no result of this cell."""
-        result = read(self.store, self._key(key), Result)
-        return result if result is not None and result.cell.key == key else None
+        return read(self.store, self._path(key), Result)
 
     def find_all(self, keys: Iterable[str]) -> dict[str, Result]:
         """Those that there are, by key. One listing, and a request for each that there is."""
         there = {entry.key.partition("/")[2].removesuffix(".json") for entry in self._listed()}
-        wanted = [key for key in dict.fromkeys(keys) if key in there]
-        found = zip(wanted, together(self.find, wanted), strict=True)
-        return {key: result for key, result in found if result is not None}
+        wanted = [self._path(key) for key in dict.fromkeys(keys) if key in there]
+        return {result.cell.key: result for result in read_all(self.store, wanted, Result)}
 
     def keep(self, result: Result) -> Result:
         """Store it, unless somebody was faster: then theirs, which stays. Bytes that are no result give way."""
-        name = self._key(result.cell.key)
-        while not self.store.put_if_absent(name, seal(result)):
-            theirs = self.find(result.cell.key)
-            if theirs is not None:
-                return theirs
-            self.store.delete(name)
-        return result
+        return keep(self.store, result)
 
     def under_other_rules(self, keys: Iterable[str]) -> dict[int, int]:
         """How many of these cells have results of other versions of the rules, by version."""
@@ -86,8 +86,7 @@ class Results:
 
     def keep_grid(self, grid: GridRecord) -> None:
         """Put on record what was asked for. The same grid again is the same object."""
-        data = seal(grid)
-        self.store.put_if_absent(f"{_GRIDS}{digest(data)}.json", data)
+        keep(self.store, grid)
 
     def grids(self) -> Iterator[GridRecord]:
         """All on record, the oldest first; passes over what is none."""
@@ -98,19 +97,19 @@ class Results:
             if grid is not None:
                 yield grid
 
-    def known_model(self, name: str | None) -> KnownModel | None:
+    def known_model(self, name: str) -> KnownModel | None:
         """What was kept under that name."""
-        return None if name is None else read(self.store, f"{_MODELS}{name}.json", KnownModel)
+        return read(self.store, f"{_MODELS}{name}.json", KnownModel)
 
-    def keep_model(self, name: str, model: KnownModel) -> None:
-        """For `known_model`. A damaged one gives way."""
-        self.store.put(f"{_MODELS}{name}.json", seal(model))
+    def keep_model(self, model: KnownModel) -> None:
+        """For `known_model`."""
+        keep(self.store, model)
 
     def forget_model(self, name: str) -> None:
         """It turned out to be another."""
         self.store.delete(f"{_MODELS}{name}.json")
 
-    def _key(self, key: str) -> str:
+    def _path(self, key: str) -> str:
         return f"{_RULES}{self.rules}/{key}.json"
 
     def _listed(self) -> Iterator[Entry]:

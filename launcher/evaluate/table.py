@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from itertools import groupby
 from statistics import mean, median
 
-from pydantic import BaseModel, ConfigDict
-
 from launcher.evaluate.cell import Cell, Result
+from launcher.run.sealed import Sealed, name_of
 
+ROWS = "tables/"
 _NO_FIGURE = -math.inf
 
 
-class Row(BaseModel):
+class Row(Sealed):
     """One checkpoint on one task.
 
     Attributes:
@@ -31,8 +31,6 @@ class Row(BaseModel):
         metrics: medians of all metrics, under these settings.
         cells, missing: of the grid, for this checkpoint and task, and how many of them have no result.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     checkpoint: str
     step: int | None
@@ -50,6 +48,11 @@ class Row(BaseModel):
     metrics: dict[str, float | None]
     cells: int
     missing: int
+
+    @property
+    def path(self) -> str:
+        """Beside a run, by what it is about."""
+        return f"{ROWS}{name_of([self.weights, self.step, self.measure, self.task, self.data])}.json"
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,17 @@ class HeldOutSettings(_Settings):
 
 
 class AnisotropySettings(_Settings):
-    """Of so many sentences of the held-out text, half of them to fit the whitening on."""
+    """Of so many texts, half of them to fit the whitening on.
 
+    Attributes:
+        task: name of a bundled task, or the path of a task's file, whose texts they are (dev); None: sentences of the
+            run's held-out text.
+        data: folder or s3:// URI with the files that the task names.
+        texts: how many at most.
+    """
+
+    task: str | None = None
+    data: str | None = None
     texts: PositiveInt = 2000
     poolings: Poolings = ["cls", "mean"]
 
@@ -68,18 +77,28 @@ class EvaluationTask(Choice):
         return self
 
     @property
-    def named_task(self) -> ProbeSettings | SimilaritySettings | None:
+    def measure(self) -> str:
+        """Which one it is, by its field's name."""
+        return next(name for name in type(self).model_fields if getattr(self, name) is not None)
+
+    @property
+    def named_task(self) -> ProbeSettings | SimilaritySettings | AnisotropySettings | None:
         """The settings that name a task with data of its own, if any do."""
-        return self.probe or self.similarity
+        return self.probe or self.similarity or (self.anisotropy if self.task_name else None)
+
+    @property
+    def task_name(self) -> str | None:
+        """Of that task, or its file's path."""
+        of = self.probe or self.similarity or self.anisotropy
+        return None if of is None else of.task
 
     @property
     def name(self) -> str:
         """For people: `heldout`, `probe sst2`."""
-        (measure,) = (name for name in type(self).model_fields if getattr(self, name) is not None)
-        named = self.named_task
-        return (
-            measure if named is None else f"{measure} {named.task.rpartition('/')[2].removesuffix('.yaml')}"
-        )
+        name = self.task_name
+        if name is None:
+            return self.measure
+        return f"{self.measure} {name.rpartition('/')[2].removesuffix('.yaml')}"
 
 
 def _spelt(value: object) -> object:

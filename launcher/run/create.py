@@ -163,7 +163,7 @@ def _placed(task: EvaluationTask) -> EvaluationTask:
     if named is None:
         return task
     changes = {} if named.data is None else {"data": _absolute(named.data)}
-    if Path(named.task).suffix in (".yaml", ".yml"):
+    if named.task is not None and Path(named.task).suffix in (".yaml", ".yml"):
         changes["task"] = _absolute(named.task)
     (field,) = task.model_fields_set
     return task.model_copy(update={field: named.model_copy(update=changes)})

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from data_service.errors import UserError
 from data_service.store.errors import StoreError
 from launcher.errors import RecipeError, RunError, TaskError
-from launcher.recipe.evaluation import EvaluationTask, ProbeSettings, SimilaritySettings
+from launcher.recipe.evaluation import AnisotropySettings, EvaluationTask, ProbeSettings, SimilaritySettings
 from launcher.recipe.parts import RecipeIssue
-from launcher.tasks.schema import SCORED
+from launcher.tasks.schema import SCORED, TEXTS
 from launcher.tasks.task import Task, load_task
 
 
@@ -31,6 +31,18 @@ def compared(settings: SimilaritySettings) -> Task:
     if task.kind not in SCORED:
         raise RunError(
             f"{task.name} has no pairs of texts with a score each", remedy="give a task of kind similarity"
+        )
+    return task
+
+
+def with_texts(settings: AnisotropySettings) -> Task:
+    """The task whose texts anisotropy is measured on. Raises TaskError: no such task; RunError: one without texts."""
+    assert settings.task is not None
+    task = load_task(settings.task, settings.data)
+    if task.kind not in TEXTS:
+        raise RunError(
+            f"{task.name} is a task of {task.kind}, which has no texts to measure anisotropy on",
+            remedy="give one of classification or similarity",
         )
     return task
 
@@ -78,19 +90,29 @@ def _file_problems(index: int, measure: EvaluationTask) -> Iterator[RecipeIssue]
         remedy = f"give the folder or s3:// URI that holds them; they are published at {task.published}"
         yield RecipeIssue(path, what, remedy)
         return
-    for split in ("train", "dev", "test") if measure.probe else (measured_split(task),):
+    for split in _splits(measure, task):
         try:
-            if split != "test" or split in task.splits:
-                task.check_files(split)
+            task.check_files(split)
         except TaskError as error:
             yield RecipeIssue(path, error.problem, error.remedy)
+
+
+def _splits(measure: EvaluationTask, task: Task) -> tuple[str, ...]:
+    """Those that are read."""
+    if measure.probe:
+        return ("train", "dev", *(("test",) if "test" in task.splits else ()))
+    if measure.anisotropy and "dev" in task.splits:
+        return ("dev",)
+    return (measured_split(task),)
 
 
 def _task(measure: EvaluationTask) -> Task | None:
     if measure.probe:
         return probed(measure.probe)
-    return compared(measure.similarity) if measure.similarity else None
+    if measure.similarity:
+        return compared(measure.similarity)
+    return with_texts(measure.anisotropy) if measure.anisotropy and measure.anisotropy.task else None
 
 
 def _path(index: int, measure: EvaluationTask, field: str) -> tuple[str | int, ...]:
-    return ("evaluation", "tasks", index, "probe" if measure.probe else "similarity", field)
+    return ("evaluation", "tasks", index, measure.measure, field)

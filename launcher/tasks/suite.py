@@ -5,15 +5,21 @@ tasks:
   - sst2
   - {task: rte, finetune: {epochs: 5}, after: null}
   - mine/news.yaml
+frozen:
+  - probe: {task: sst2}
+  - similarity: {task: stsb}
+  - anisotropy: {task: sst2}
 """
 
 import difflib
 from collections.abc import Mapping
+from typing import Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from launcher.errors import TaskError
 from launcher.recipe.document import Words, parse, validate
+from launcher.recipe.evaluation import EvaluationTask
 from launcher.tasks.schema import Name, Part, Setting
 from launcher.tasks.task import Task, bundled_tasks, bundled_texts, home_of, load_task, read_yaml
 
@@ -37,11 +43,23 @@ class Entry(Part):
 
 
 class Suite(Part):
-    """What a suite's YAML says."""
+    """What a suite's YAML says.
+
+    Attributes:
+        tasks: what models are fine-tuned for, or their vectors measured on.
+        frozen: what their hidden states are measured on, layer by layer.
+    """
 
     name: Name
     about: str = ""
-    tasks: list[str | Entry] = Field(min_length=1)
+    tasks: tuple[str | Entry, ...] = ()
+    frozen: tuple[EvaluationTask, ...] = ()
+
+    @model_validator(mode="after")
+    def _some(self) -> Self:
+        if not self.tasks and not self.frozen:
+            raise ValueError("a suite needs tasks, or frozen measures")
+        return self
 
     @property
     def entries(self) -> list[Entry]:
@@ -74,6 +92,33 @@ def load_suite(name_or_path: str, data: str | None = None) -> tuple[Task, ...]:
     return tuple(tasks.values())
 
 
+def load_frozen(name_or_path: str, data: str | None = None) -> list[EvaluationTask]:
+    """The frozen measures of a suite, with absolute places of their tasks' files; a task has none.
+
+    `data` and errors: as `load_suite`; TaskError: the same measure of the same task twice.
+    """
+    suite = read_suite(name_or_path)
+    home = None if name_or_path in bundled_suites() else home_of(name_or_path)
+    found = [_placed(task, home, data) for task in suite.frozen] if suite else []
+    names = [task.name for task in found]
+    if again := [name for name in names if names.count(name) > 1]:
+        raise TaskError(f"the suite {name_or_path} has {again[0]} twice", remedy="leave one of them out")
+    return found
+
+
+def _placed(measure: EvaluationTask, home: str | None, data: str | None) -> EvaluationTask:
+    named = measure.named_task
+    if named is None or named.task is None:
+        return measure
+    root, task = data if named.data is None else named.data, named.task
+    if not task.endswith((".yaml", ".yml")):
+        root = home if root is None else root
+    elif home is not None and not task.startswith("/") and "://" not in task:
+        task = f"{home}/{task}"
+    placed = named.model_copy(update={"task": task, "data": root})
+    return measure.model_copy(update={measure.measure: placed})
+
+
 def read_suite(name_or_path: str) -> Suite | None:
     """The suite of that name or in that file; None where it is a task.
 
@@ -93,7 +138,7 @@ def read_suite(name_or_path: str) -> Suite | None:
             remedy=f"{guess}suites: {', '.join(suites)}; tasks: {', '.join(tasks)}; or give the path of a .yaml file",
         )
     document = parse(read_yaml(name_or_path), name_or_path, WORDS)
-    return validate(Suite, document) if "tasks" in document.data else None
+    return validate(Suite, document) if {"tasks", "frozen"} & document.data.keys() else None
 
 
 def bundled_suites() -> Mapping[str, str]:

@@ -12,7 +12,7 @@ DRAWN = {
         cli -> schedulers tasks watch
         watch -> diagnose evaluate inspect run
         inspect -> diagnose evaluate recipe run
-        evaluate -> cluster embed finetune recipe run tasks
+        evaluate -> cluster diagnose embed finetune recipe run tasks
         cluster -> diagnose policies preflight rank recipe run trackers
         diagnose -> finetune rank recipe run tasks
         embed -> export finetune recipe tasks

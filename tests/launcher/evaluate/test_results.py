@@ -15,7 +15,7 @@ from data_service.store.base import Store
 from data_service.store.open import open_store
 from launcher.evaluate.cell import Cell, Measured, Result
 from launcher.evaluate.results import GridRecord, Results
-from launcher.evaluate.sealed import seal
+from launcher.run.sealed import seal
 
 
 def result(of: Cell, accuracy: float, rules: int = 1) -> Result:

@@ -1,0 +1,97 @@
+"""Results as small JSON objects that carry the digest of their content, so that damage is never taken for a figure.
+
+{"digest": "...", "content": {...}}
+
+An object's path follows from its content, so whoever computes the same writes to the same place. It is written once,
+by conditional put, and what stands under another's path is nothing. Grids keep their results so, and runs what was
+measured of their checkpoints.
+"""
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from data_service.store.base import Store
+from data_service.store.errors import KeyMissing
+from data_service.store.together import together
+from data_service.store.verified import ATTEMPTS, digest
+
+
+class Sealed(BaseModel, ABC):
+    """What is stored as such an object."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @property
+    @abstractmethod
+    def path(self) -> str:
+        """Where it is in its store."""
+
+
+M = TypeVar("M", bound=Sealed)
+
+
+class _Stored(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    digest: str
+    content: dict[str, object]
+
+
+def name_of(parts: object) -> str:
+    """32 hexadecimal digits of plain JSON, the same for the same values."""
+    text = json.dumps(parts, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return digest(text.encode())
+
+
+def seal(content: Sealed) -> bytes:
+    """The object's bytes: the same for the same content."""
+    data = content.model_dump_json()
+    return f'{{"digest": "{digest(data.encode())}", "content": {data}}}\n'.encode()
+
+
+def keep(store: Store, content: M) -> M:
+    """Store it, unless somebody was faster: then theirs, which stays. Bytes that are no such object give way.
+
+    Raises StoreError kinds.
+    """
+    while not store.put_if_absent(content.path, seal(content)):
+        theirs = read(store, content.path, type(content))
+        if theirs is not None:
+            return theirs
+        store.delete(content.path)
+    return content
+
+
+def read(store: Store, path: str, kind: type[M]) -> M | None:
+    """What is stored at `path`. None if it is absent, or is no such object, however often it is read: damaged, of
+    another version, or one that belongs elsewhere.
+
+    Raises StoreError kinds, but KeyMissing.
+    """
+    for _ in range(ATTEMPTS):
+        try:
+            data = store.get(path)
+        except KeyMissing:
+            return None
+        found = _unsealed(data, kind)
+        if found is not None:
+            return found if found.path == path else None
+    return None
+
+
+def read_all(store: Store, paths: Iterable[str], kind: type[M]) -> list[M]:
+    """Those of `paths` that can be read, in their order. Raises as `read`."""
+    return [found for found in together(lambda path: read(store, path, kind), paths) if found is not None]
+
+
+def _unsealed(data: bytes, kind: type[M]) -> M | None:
+    try:
+        stored = _Stored.model_validate_json(data)
+        found = kind.model_validate(stored.content)
+    except ValidationError:
+        return None
+    return found if digest(found.model_dump_json().encode()) == stored.digest else None
