@@ -47,7 +47,7 @@ metrics: [accuracy]
 """,
     "pair_classification": """fields: {first: text, second: other, label: label}
 format: jsonl
-labels: [precedes, follows]
+labels: [middle, opening]
 metrics: [accuracy]
 """,
     "regression": """fields: {first: text, label: score}
@@ -168,14 +168,13 @@ def _bare(sentence: str) -> str:
 
 
 def _pairs(chosen: list[Document], draw: random.Random) -> Iterator[Record]:
-    """Whether the second text follows the first one, or the other way round: the first two sentences of a paragraph."""
+    """Whether the second text opens the document of that title, or is of its middle."""
     for document in chosen:
-        for part in document.paragraphs:
-            if len(part) > 1:
-                texts = [" ".join(_bare(sentence).split()[:_WORDS_MOST]) for sentence in part[:2]]
-                follows = draw.random() < 0.5
-                first, second = texts if follows else reversed(texts)
-                yield {"text": first, "other": second, "label": "follows" if follows else "precedes"}
+        last = len(document.paragraphs) - 1
+        for label, number in (("opening", 0), ("middle", draw.randint(1, max(1, last)))):
+            if number <= last:
+                text = " ".join(_bare(" ".join(document.paragraphs[number])).split()[: 2 * _WORDS_MOST])
+                yield {"text": document.title.lower(), "other": text, "label": label}
 
 
 def _placed(chosen: list[Document], draw: random.Random) -> Iterator[Record]:
