@@ -106,12 +106,13 @@ def build(
     """
     from rich.console import Console
 
-    from data_service.ingest.build import build_corpus
     from data_service.ingest.options import BuildOptions
     from launcher.cli.build_progress import BuildWatch
     from launcher.cli.texts import automatic_workers, list_texts
 
     listing = list_texts(inputs)
+    from data_service.ingest.build import build_corpus  # imports torch: a wrong path is said before
+
     options = settings(
         BuildOptions,
         called={"heldout_fraction": "--heldout", "pairs": "--texts pairs"},
