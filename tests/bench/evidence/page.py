@@ -210,20 +210,11 @@ def _vectors(place: Place, found: Found) -> str:
     rows = []
     for family in wanted.families:
         for file in sorted(place.tasks.glob("sts-*.yaml")):
-            folders = {
-                "untrained": lambda seed, family=family: place.untrained(family, seed),
-                "pretrained": lambda seed, family=family: place.run(family, seed),
-            } | {
-                method: lambda seed, method=method, family=family: folder_of(place, method, family, seed)
-                for method in METHODS
-            }
-            seen = [
-                _seen(found, {seed: folder(seed) for seed in seeds}, file.stem) for folder in folders.values()
-            ]
-            if seen[-1]:
-                rows.append(
-                    [family, file.stem, str(seen[-1].n), *(figure(one, "{:.1f}", 100) for one in seen)]
-                )
+            columns = zip(*(_sources(place, family, seed) for seed in seeds), strict=True)
+            seen = [_seen(found, dict(zip(seeds, folders, strict=True)), file.stem) for folders in columns]
+            if any(seen):
+                n = max(one.n for one in seen)
+                rows.append([family, file.stem, str(n), *(figure(one, "{:.1f}", 100) for one in seen)])
     if not rows:
         return ""
     heads = ["family", "sentences", "n", "untrained", "pretrained", "after SimCSE", "after pairs"]
@@ -233,6 +224,12 @@ def _vectors(place: Place, found: Found) -> str:
         "last checkpoint: SimCSE on sentences of the same text; pairs of what a section is called and how it "
         "begins.\n\n" + table(heads, rows)
     )
+
+
+def _sources(place: Place, family: str, seed: int) -> list[Path]:
+    """The models that are compared, before and after."""
+    after = (folder_of(place, method, family, seed) for method in METHODS)
+    return [place.untrained(family, seed), place.run(family, seed), *after]
 
 
 def _seen(found: Found, folders: dict[int, Path], task: str) -> Seen:
