@@ -1,5 +1,6 @@
 """The page: what was held equal, what was found, with n and spread, and what that shows."""
 
+import json
 import os
 import platform
 from collections.abc import Sequence
@@ -162,7 +163,8 @@ def _similarity(place: Place, found: Found, names: Sequence[str]) -> str:
     return "\n\n".join(
         [
             "## Similarity by tokens trained on",
-            "Spearman's correlation (x 100) of cosines with people's scores; vectors are the mean of the last layer.",
+            "Spearman's correlation (x 100) of cosines with people's scores; vectors are the mean of the last layer. "
+            "Without training they are almost a bag of words, which suits headlines that share words.",
             *parts,
         ]
     )
@@ -190,7 +192,8 @@ def _domain(place: Place, found: Found, names: Sequence[str]) -> str:
         "## Fine-tuned on tasks of the text's own domain, against fine-tuned from scratch",
         "`section`: which of eleven sections a passage begins (accuracy). `proposal`: whether two passages are of one "
         "proposal. `order`: whether two consecutive passages are in order. `markup`: which words are code, or names of "
-        "authors (F1 of entities). All x 100, on passages of proposals that nobody was trained on.",
+        "authors (F1 of entities). All x 100, on passages of proposals that nobody was trained on. By chance alone, an "
+        "accuracy of 1,000 passages has a standard error of up to 1.6.",
     ]
     for task in DOMAIN:
         rows = []
@@ -201,8 +204,27 @@ def _domain(place: Place, found: Found, names: Sequence[str]) -> str:
                 cells = [figure(scratch, "{:.1f}", 100), figure(trained, "{:.1f}", 100)]
                 rows.append([name, str(trained.n), *cells, figure(gain, "{:+.1f}", 100)])
         if rows:
-            parts += [f"`{task}`:", table(["family", "n", "from scratch", "pretrained", "gain"], rows)]
+            parts += [
+                f"`{task}`, {_examples(place, task)}:",
+                table(["family", "n", "from scratch", "pretrained", "gain"], rows),
+            ]
     return "\n\n".join(parts) if len(parts) > 2 else ""
+
+
+def _examples(place: Place, task: str) -> str:
+    """How many there are in its test split, and what is reached by naming the label that train has most often."""
+    train, test = (
+        [
+            json.loads(line).get("label")
+            for line in (place.tasks / task / f"{split}.jsonl").open(encoding="utf-8")
+        ]
+        for split in ("train", "test")
+    )
+    common = max(train, key=train.count)
+    majority = (
+        "" if common is None else f" (the most frequent label: {100 * test.count(common) / len(test):.1f})"
+    )
+    return f"{len(test):,} passages or pairs{majority}"
 
 
 def _vectors(place: Place, found: Found) -> str:
