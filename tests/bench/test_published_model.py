@@ -15,8 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
+from evidence.published import theirs
 
 from launcher.embed.evaluate import CellSettings, embed_cell
 from launcher.finetune.pretrained import open_pretrained
@@ -50,16 +49,6 @@ def data() -> Path:
     if folder is None:
         pytest.skip(f"{STS} does not name the folder of {' and '.join(FILES)}")
     return Path(folder)
-
-
-def theirs(model: Path, file: Path) -> float:
-    """Spearman's correlation by sentence-transformers alone, the file read here."""
-    rows = [line.split("\t") for line in file.read_text("utf-8").splitlines()]
-    scored = [row for row in rows if row[0]]
-    evaluator = EmbeddingSimilarityEvaluator(
-        [row[1] for row in scored], [row[2] for row in scored], [float(row[0]) for row in scored]
-    )
-    return float(evaluator(SentenceTransformer(str(model), device="cpu"))["spearman_cosine"])
 
 
 @pytest.mark.long

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -63,10 +64,11 @@ def test_killed_workers_are_replaced(tmp_path: Path, inputs: Path, alone: dict[s
         if progress.stage != "writing" or len(killed) >= 3:
             return
         for process in psutil.Process().children(recursive=True):
-            if process.pid not in killed and "_alone" in process.name() + " ".join(process.cmdline()):
-                os.kill(process.pid, signal.SIGKILL)
-                killed.append(process.pid)
-                return
+            with suppress(psutil.NoSuchProcess):  # some end meanwhile
+                if process.pid not in killed and "_alone" in process.name() + " ".join(process.cmdline()):
+                    os.kill(process.pid, signal.SIGKILL)
+                    killed.append(process.pid)
+                    return
 
     tokenizer = tokenizer_folder(inputs.parent / "tokenizer")
     options = SMALL.model_copy(update={"workers": 3})

@@ -185,7 +185,7 @@ def run_maskfleet(arguments: list[str]) -> tuple[int, str]:
     """Exit code, and all that was printed. In this process where the command needs none of its own."""
     if arguments[0] in PROCESSES:
         return _as_a_scheduler_would(arguments)
-    from launcher.cli import main
+    from launcher.cli.main import main
 
     printed = io.StringIO()
     with pytest.MonkeyPatch.context() as patch:

@@ -1,6 +1,5 @@
 """What was measured so far, read back from the runs and the grid; nothing is computed."""
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,6 +18,7 @@ from launcher.run.record import RECORD, Run, open_run
 from .measuring import DOMAIN, domain_measures
 from .place import Place
 from .pretraining import is_complete
+from .published import Published, read_published
 
 
 @dataclass(frozen=True)
@@ -155,11 +155,10 @@ class Found:
         files = sorted((self._place.root / "failures").glob("*.txt"))
         return {file.stem: file.read_text("utf-8").strip().splitlines()[-1] for file in files}
 
-    def published(self, file: str) -> dict[str, dict[str, float]]:
-        """By task: ours and theirs; empty if it was not measured."""
-        path = self._place.root / file
-        found: dict[str, dict[str, float]] = json.loads(path.read_text())["figures"] if path.exists() else {}
-        return found
+    @property
+    def published(self) -> Published | None:
+        """None if none was measured."""
+        return read_published(self._place)
 
 
 def _read(run: Run) -> Trained:

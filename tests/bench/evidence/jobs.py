@@ -48,14 +48,18 @@ def parse_job(text: str) -> Job:
 
 
 def jobs_of(place: Place) -> list[Job]:
-    """All of the first seed before any of the second."""
+    """All of the first seed before any of the second; families that are trained on from come first, and that next."""
     wanted = place.comparison
+    first = wanted.vectors.families
+    others = [family for family in wanted.families if family not in first]
     return [
-        Job(kind, family, seed)
+        job
         for seed in wanted.pretraining.seeds
-        for kind in get_args(Kind)
-        for family in wanted.families
-        if kind != "vectors" or family in wanted.vectors.families
+        for job in (
+            *(Job("run", family, seed) for family in first),
+            *(Job("vectors", family, seed) for family in first),
+            *(Job("run", family, seed) for family in others),
+        )
     ]
 
 

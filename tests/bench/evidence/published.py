@@ -1,8 +1,9 @@
 """A published model whose figures are known: ours beside those of sentence-transformers' own evaluator."""
 
 import csv
-import json
 from pathlib import Path
+
+from pydantic import BaseModel
 
 from launcher.embed.evaluate import CellSettings, embed_cell
 from launcher.extras import EVALUATE, optional
@@ -11,26 +12,41 @@ from launcher.tasks.task import load_task
 
 from .place import Place
 
-FILE = "published.json"
+_FILE = "published.json"
+
+
+class Both(BaseModel):
+    """Spearman's correlation of one file, by our evaluation and by theirs."""
+
+    ours: float
+    theirs: float
+
+
+class Published(BaseModel):
+    """The name of the model's folder, and figures by task."""
+
+    model: str
+    figures: dict[str, Both]
 
 
 def measure_published(place: Place, folder: Path) -> None:
-    """Spearman's correlation on every STS file, by both, kept in `published.json`. Raises as `open_pretrained`."""
-    kept = place.root / FILE
-    if kept.exists():
+    """Every STS file, once. Raises as `open_pretrained`."""
+    if read_published(place) is not None:
         return
-    found = {"model": folder.parent.name if folder.name == "model" else folder.name, "figures": {}}
-    figures = found["figures"]
-    assert isinstance(figures, dict)
+    figures = {}
     with open_pretrained(str(folder)) as pretrained:
         for file in sorted(place.tasks.glob("sts-*.yaml")):
             task = load_task(str(file))
             ours = embed_cell(pretrained, task, CellSettings(batch=64), seed=0)["spearman"]
-            figures[task.name] = {
-                "ours": ours,
-                "theirs": theirs(folder, place.tasks / task.name / "test.tsv"),
-            }
-    kept.write_text(json.dumps(found, indent=1), "utf-8")
+            figures[task.name] = Both(ours=ours, theirs=theirs(folder, place.tasks / task.name / "test.tsv"))
+    name = folder.parent.name if folder.name == "model" else folder.name
+    (place.root / _FILE).write_text(Published(model=name, figures=figures).model_dump_json(indent=1), "utf-8")
+
+
+def read_published(place: Place) -> Published | None:
+    """What was measured; None if nothing was."""
+    path = place.root / _FILE
+    return Published.model_validate_json(path.read_bytes()) if path.exists() else None
 
 
 def theirs(model: Path, file: Path) -> float:

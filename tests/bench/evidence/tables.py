@@ -15,11 +15,6 @@ def figure(seen: Seen, form: str, scale: float = 1.0) -> str:
     return mean if seen.n == 1 else f"{mean} ({low} to {high})"
 
 
-def difference(seen: Seen, form: str, scale: float = 1.0) -> str:
-    """As `figure`; the form has a sign."""
-    return figure(seen, form, scale)
-
-
 def curve(seen: Sequence[Seen]) -> str:
     """Means as a line of blocks, from the row's lowest to its highest; a point for what there is."""
     means = [one.mean for one in seen if one]

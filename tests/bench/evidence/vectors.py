@@ -3,8 +3,7 @@
 The pairs are a section's heading, with its document's title, and the first passage of that section.
 """
 
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from threading import Event
 
@@ -15,7 +14,7 @@ from launcher.evaluate.computing import compute
 from launcher.evaluate.evaluation import plan
 from launcher.evaluate.measures import Vectors
 from launcher.evaluate.results import GridRecord, Results
-from launcher.finetune.pretrained import open_pretrained
+from launcher.finetune.pretrained import Pretrained, open_pretrained
 from launcher.rank.initial_weights import check_start
 from launcher.recipe.load import load
 from launcher.recipe.schema import Recipe
@@ -37,23 +36,22 @@ def train_vectors(place: Place, family: str, seed: int, run: Run, interrupted: E
 
     Raises as `trained`.
     """
-    runs = [
-        trained(
-            recipe_of_vectors(place, method, family, seed, run),
-            folder_of(place, method, family, seed),
-            interrupted,
-        )
-        for method in METHODS
-    ]
+    with both(place, family, seed, run) as models:
+        _measure(place, models)
+    for method in METHODS:
+        recipe = recipe_of_vectors(place, method, family, seed, run)
+        after = trained(recipe, folder_of(place, method, family, seed), interrupted)
+        with open_pretrained(after.uri) as model:
+            _measure(place, [model])
+
+
+def _measure(place: Place, models: Sequence[Pretrained]) -> None:
     results = Results(open_store(str(place.results)))
-    with ExitStack() as stack:
-        models = [*stack.enter_context(both(place, family, seed, run))]
-        models += [stack.enter_context(open_pretrained(one.uri)) for one in runs]
-        works = plan(models, list(similarity_measures(place)), [0])
-        results.keep_grid(GridRecord(suite=SUITE, cells=tuple(work.cell for work in works)))
-        folders = {model.digest: model for model in models}
-        for work in works:
-            compute(work, folders[work.cell.weights], results.store.uri, place.root / "shared")
+    works = plan(models, list(similarity_measures(place)), [0])
+    results.keep_grid(GridRecord(suite=SUITE, cells=tuple(work.cell for work in works)))
+    folders = {model.digest: model for model in models}
+    for work in works:
+        compute(work, folders[work.cell.weights], results.store.uri, place.root / "shared")
 
 
 def folder_of(place: Place, method: str, family: str, seed: int) -> Path:

@@ -112,7 +112,7 @@ def test_folders_without_code_are_in_nobodys_way(installed: Path, tmp_path: Path
 
 def test_templates_and_recipes_are_found_outside_a_checkout(installed: Path, tmp_path: Path) -> None:
     code = "import maskfleet, launcher.schedulers.job as t; from importlib.resources import files; "
-    code += "print(t.folder()); print(len(list((files('launcher') / 'recipes').iterdir())))"
+    code += "print(t.folder()); print(len(list((files('launcher') / 'recipe' / 'library').iterdir())))"
     folder, recipes = run(installed / "python", "-c", code, cwd=tmp_path).stdout.split()
     assert Path(folder).is_relative_to(installed.parent)
     assert (Path(folder) / "slurm" / "job.sh").is_file()

@@ -15,7 +15,7 @@ CODE = [
     for package in ("launcher", "data_service", "checkpoints", "encoder_core")
     for path in sorted((ROOT / package).rglob("*.py"))
 ]
-RECIPES = sorted((ROOT / "launcher/recipes").glob("*.yaml"))
+RECIPES = sorted((ROOT / "launcher/recipe/library").glob("*.yaml"))
 
 _COMMAND = re.compile(r"(?<!of )\bmaskfleet ((?:[a-z]+(?:-[a-z]+)*)(?: [a-z]+(?:-[a-z]+)*)?)")
 _OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
