@@ -127,8 +127,11 @@ def test_the_page_about_clusters(bucket: str, s3: S3Server, tmp_path: Path) -> N
     s3.client().upload_file(str(tmp_path / "text.jsonl"), bucket, "raw/text.jsonl")
     page = Page(GUIDE / "clusters.md", tmp_path)
     page.run()
-    for manifest in ("job.yaml", "stack.yaml", "cluster.yaml"):
+    for manifest in ("job.yaml", "stack.yaml"):
         assert "s3://bucket/runs/base" in (tmp_path / manifest).read_text("utf-8").replace("\\/", "/")
+    assert "--num-cpus=90 --num-gpus=8" in (tmp_path / "cluster.yaml").read_text("utf-8"), (
+        "its job is submitted later"
+    )
     assert "maskfleet train s3://bucket/runs/base --nodes 4" in (tmp_path / "job.sh").read_text("utf-8")
 
 
