@@ -4,18 +4,22 @@ import base64
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 import zstandard
 from raw_text import DOCUMENTS, SMALL, build, files_of, tokenizer_folder
+from tenacity import Retrying, stop_after_delay, wait_fixed
 
 from data_service.ingest.options import BuildOptions
 from data_service.store.open import open_store
@@ -56,6 +60,18 @@ class Kill(NamedTuple):
     after_s: float
     stage: int = 0
     tasks: int = 0
+
+
+@contextmanager
+def folder_of_its_own() -> Iterator[str]:
+    """Not kept, as pytest keeps its own. What a killed start leaves of Ray writes a while longer."""
+    folder = tempfile.mkdtemp(prefix="maskfleet-")
+    try:
+        yield folder
+    finally:
+        for attempt in Retrying(stop=stop_after_delay(60), wait=wait_fixed(0.5), reraise=True):
+            with attempt:
+                shutil.rmtree(folder)
 
 
 def write_rounds(path: Path) -> None:
@@ -152,7 +168,7 @@ def test_each_start_goes_on_where_the_last_one_was(request: pytest.FixtureReques
         Kill(draw.uniform(0, 10), WRITING, draw.randint(1, 3)),
         Kill(0, WRITING, 1),
     ]
-    with tempfile.TemporaryDirectory(prefix="maskfleet-") as folder:  # not kept, as pytest keeps its own
+    with folder_of_its_own() as folder:
         inputs = Path(folder, "inputs")
         inputs.mkdir()
         write_big(inputs / "big.jsonl.zst", request.config.getoption("--big-file-mb") * 1_000_000)
