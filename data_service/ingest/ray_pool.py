@@ -55,11 +55,8 @@ def _connect(workers: int, piece_bytes: int) -> None:
         "object_store_memory": _OBJECT_STORE + piece_bytes * (workers + _ahead(workers) + 1),
         "include_dashboard": False,
     }
-    os.environ.setdefault(
-        "RAY_worker_niceness", "0"
-    )  # Ray's own is 15: beside other work, slower than one process
     try:
-        with lean():
+        with lean(), _urgent():
             ray.init(
                 log_to_driver=False,
                 logging_level=logging.ERROR,
@@ -71,6 +68,21 @@ def _connect(workers: int, piece_bytes: int) -> None:
             f"Ray did not start: {error}",
             remedy="give the same command again, which goes on where this one was, or build with --workers 1",
         ) from error
+
+
+@contextmanager
+def _urgent() -> Iterator[None]:
+    """A Ray that starts meanwhile gives its workers this process's niceness, unless the user says which. Its own is 15:
+    beside other work, many workers are then slower than one process."""
+    name = "RAY_worker_niceness"
+    if name in os.environ:
+        yield
+        return
+    os.environ[name] = "0"
+    try:
+        yield
+    finally:
+        del os.environ[name]
 
 
 class RayPool:
