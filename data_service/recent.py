@@ -8,7 +8,7 @@ V = TypeVar("V")
 
 
 class Recent(Generic[K, V]):
-    """Remembers the `most` results that were asked for last.
+    """Remembers the `most` results that were made last.
 
     Threads share it without a lock: what is remembered is never changed, only replaced by another mapping. Two threads
     that miss at once both compute, and one result may be forgotten early. It can be pickled, unlike functools' cache.
@@ -21,7 +21,8 @@ class Recent(Generic[K, V]):
     def get(self, key: K, make: Callable[[], V]) -> V:
         """The result for `key`, made if it is not remembered."""
         kept = self._kept
-        value = kept[key] if key in kept else make()
-        others = [item for item in kept.items() if item[0] != key]
-        self._kept = dict([*others[max(0, len(others) + 1 - self._most) :], (key, value)])
+        if key in kept:
+            return kept[key]
+        value = make()
+        self._kept = dict([*self._kept.items(), (key, value)][-self._most :])
         return value

@@ -183,7 +183,7 @@ def _keep_for_reports(sources: list[str], table: "list[Row]") -> None:
     """The rows about each run go where `maskfleet report` finds them; the table is printed by then."""
     from data_service.store.errors import StoreError
     from data_service.store.open import open_store
-    from launcher.evaluate.page import keep_rows
+    from launcher.evaluate.table import keep_rows
     from launcher.run.record import RECORD
 
     for source in sources if table else ():

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from itertools import groupby
 from statistics import mean, median
 
+from data_service.store.base import Store
 from launcher.evaluate.cell import Cell, Result
-from launcher.run.sealed import Sealed, name_of
+from launcher.run.sealed import Sealed, name_of, read_all, seal
 
 ROWS = "tables/"
 _NO_FIGURE = -math.inf
@@ -159,3 +160,16 @@ def averages(table: Sequence[Row]) -> list[tuple[str, int | None, float]]:
         if len(medians) > 1 and len(known) == len(medians):
             found.append((checkpoint, step, mean(known)))
     return found
+
+
+def keep_rows(store: Store, rows: Sequence[Row]) -> None:
+    """Put with the run at `store`, for its report: `tables/<digest>.json`, one each; a row about the same weights, task
+    and measure gives way. Raises StoreError."""
+    for row in rows:
+        store.put(row.path, seal(row))
+
+
+def kept_rows(store: Store) -> list[Row]:
+    """By step, then by task. What is no row is passed over. Raises StoreError kinds."""
+    found = read_all(store, (entry.key for entry in store.list(ROWS)), Row)
+    return sorted(found, key=lambda row: (row.step or 0, row.task, row.data))

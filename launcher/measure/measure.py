@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -35,6 +35,7 @@ from launcher.run.create import create_run
 _BLOCK_TOKENS = 500_000
 _BATCHES = 8  # at least so many in an epoch
 _TIMEOUT_S = 1800.0  # for all steps of one phase
+_SMALLER = "measure a smaller form: --tiny, or fewer model.layers"
 _SAID = 500  # characters of what a rank that failed said
 _ERROR = re.compile(
     r"[\w.]+: "
@@ -121,7 +122,7 @@ def measure(recipe: Recipe, note: Callable[[str], None]) -> Report:
             trial = choose(recipe, phase, machine)
             note(announcement(phase, trial, machine))
             found[key] = _measured(recipe, phase, machine, trial, _run(trial, machine))
-        phases.append(_again(found[key], phase))
+        phases.append(replace(found[key], phase=phase))
     return Report(recipe, machine, parameters(recipe), tuple(phases))
 
 
@@ -156,11 +157,6 @@ def announcement(phase: Phase, trial: Trial, machine: Machine) -> str:
         return f"{what}, microbatches of {trial.recipe.microbatch}{seconds}"
     smaller = " and ".join(trial.smaller)
     return f"{what}: the recipe's own would not fit into memory or take too long here, so {smaller}{seconds}"
-
-
-def _again(found: Measured, phase: Phase) -> Measured:
-    """The same figures for a phase of the same shape."""
-    return Measured(**{**vars(found), "phase": phase})
 
 
 def _measured(
@@ -275,7 +271,7 @@ def _start_and_await(orders: Sequence[Order], folder: str) -> None:
     except subprocess.TimeoutExpired as error:
         raise EstimateError(
             f"the steps were not done after {_TIMEOUT_S / 60:.0f} minutes",
-            remedy="measure a smaller form: --tiny, or fewer model.layers",
+            remedy=_SMALLER,
         ) from error
     finally:
         for process in processes:
@@ -301,10 +297,8 @@ def _failure(code: int, said: str) -> EstimateError:
     if code < 0:
         return EstimateError(
             f"a rank was ended by signal {-code}; 9 most likely says that the machine ran out of memory",
-            remedy="measure a smaller form: --tiny, or fewer model.layers",
+            remedy=_SMALLER,
         )
     lines = said.strip().splitlines() or [f"code {code}"]
     error = next((line for line in reversed(lines) if _ERROR.match(line)), lines[-1])
-    return EstimateError(
-        f"a rank failed: {error[:_SAID]}", remedy="measure a smaller form: --tiny, or fewer model.layers"
-    )
+    return EstimateError(f"a rank failed: {error[:_SAID]}", remedy=_SMALLER)

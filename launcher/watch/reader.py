@@ -2,16 +2,15 @@
 
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from pydantic import ValidationError
 
 from data_service.errors import UserError
 from data_service.store.base import Store
+from data_service.store.together import together
 from launcher.diagnose.results import Evaluated, evaluated
-from launcher.evaluate.page import kept_rows
-from launcher.evaluate.table import Row
+from launcher.evaluate.table import Row, kept_rows
 from launcher.inspect.kept_baselines import kept_baselines
 from launcher.inspect.report.account import Account
 from launcher.inspect.report.page import Subject
@@ -20,7 +19,6 @@ from launcher.run.outline import Outline, outline, read_files, runs_at
 from launcher.watch.records import Records
 
 _SELDOM_S = 30.0  # between looks at what changes seldom: results of evaluations, runs that have ended
-_READERS = 8  # runs of a folder at a time: on S3 a look is bound by latency
 
 
 @dataclass(frozen=True)
@@ -126,8 +124,7 @@ class FolderReader:
     def read(self) -> SeenFolder:
         """Raises RunError: there is no run. StoreError: the folder cannot be read."""
         names = [uri.rpartition("/")[2] for uri in runs_at(self._uri, self._store)]
-        with ThreadPoolExecutor(_READERS) as pool:
-            found = dict(zip(names, pool.map(self._look, names), strict=True))
+        found = dict(zip(names, together(self._look, names), strict=True))
         for gone in self._known.keys() - found.keys():
             del self._known[gone], self._sketches[gone]
         return SeenFolder(found)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.diagnose.results import evaluated
-from launcher.evaluate.page import kept_rows
+from launcher.evaluate.table import kept_rows
 from launcher.inspect.report.page import Subject, render
 from launcher.output import write_file
 from launcher.run.history import read_history

@@ -8,8 +8,7 @@ from small_cells import cell
 
 from data_service.store.open import open_store
 from launcher.evaluate.cell import Measured, Result
-from launcher.evaluate.page import keep_rows, kept_rows
-from launcher.evaluate.table import Row, rows
+from launcher.evaluate.table import Row, keep_rows, kept_rows, rows
 from launcher.inspect.report.page import Subject, render
 from launcher.run.history import read_history
 
