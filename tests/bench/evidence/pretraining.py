@@ -19,7 +19,8 @@ from launcher.errors import RunError
 from launcher.recipe.load import load, reload
 from launcher.recipe.schema import Recipe
 from launcher.recipe.tiny import tiny
-from launcher.run import record as runs
+from launcher.run.create import create_run, reconcile
+from launcher.run.record import RECORD, Run, open_run
 
 from .place import Place
 from .settings import Family
@@ -87,29 +88,29 @@ def changed(recipe: Recipe, settings: dict[str, object]) -> Recipe:
     return reload(recipe, tuple(f"{key}={json.dumps(value)}" for key, value in settings.items()))
 
 
-def trained(recipe: Recipe, uri: Path, interrupted: Event) -> runs.Run:
+def trained(recipe: Recipe, uri: Path, interrupted: Event) -> Run:
     """The run of `recipe` at `uri`, created if it is not there, trained to its end or from where it is.
 
     Raises KeyboardInterrupt: `interrupted` was set, and a checkpoint committed. RunError: it cannot be trained.
     RunChanged: it is there with another recipe.
     """
     now = datetime.now(UTC)
-    if open_store(str(uri)).size(runs.RECORD) is None:
-        run = runs.init(recipe, str(uri), now)
+    if open_store(str(uri)).size(RECORD) is None:
+        run = create_run(recipe, str(uri), now)
     else:
-        run = runs.reconcile(runs.open_run(str(uri)), recipe=recipe, accept_changes=False, now=now)
+        run = reconcile(open_run(str(uri)), recipe=recipe, accept_changes=False, now=now)
     if not is_complete(run):
         _train(run, interrupted)
     return run
 
 
-def is_complete(run: runs.Run) -> bool:
+def is_complete(run: Run) -> bool:
     """Whether its last step is committed. Raises StoreError."""
     marks = committed(run.store)
     return bool(marks) and marks[0].step >= run.recipe.total_steps
 
 
-def _train(run: runs.Run, interrupted: Event) -> None:
+def _train(run: Run, interrupted: Event) -> None:
     """Started again while it goes on. Another command that trains the run is waited for, while it does."""
     step, left = -1, _TRIES
     while left:

@@ -37,7 +37,7 @@ from launcher.embed.train import train_on_rows
 from launcher.finetune.pretrained import Pretrained, open_pretrained
 from launcher.finetune.run import finetune
 from launcher.finetune.settings import Settings
-from launcher.run import record as runs
+from launcher.run.create import create_run
 from launcher.run.inputs import sections_for
 from launcher.tasks.examples import Examples, Questions, Retrieval, Sentences, Tagged
 from launcher.tasks.metrics import score
@@ -121,7 +121,7 @@ def pretrain(family: str, text: Path, home: Path) -> None:
     )
     sections = sections_for([f"{inputs}/corpus"], f"{inputs}/tokenizer")
     recipe = load_recipe(RECIPES[family], list(SHAPE), tiny=True, sections=sections)
-    runs.init(recipe, f"{home}/{family}", datetime.now(UTC))
+    create_run(recipe, f"{home}/{family}", datetime.now(UTC))
     ended = run_group(f"{home}/{family}", 1, timeout=3000)
     assert ended.codes == [0], ended.output
 
