@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from encoder_core.families.build import ModelConfig
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.xlnet import XlnetConfig
-from launcher.estimate.gpus import Gpu
+from launcher.estimate.gpus import GIB, Gpu
 
+CONTEXT = 1 * GIB  # of a GPU's memory, for CUDA, cuBLAS and NCCL: a guess
+FRAGMENTED = 0.05  # share of a GPU's memory that the allocator cannot use: a guess
 LINK_SHARE = 0.8  # of a link's rate that a collective reaches: a guess
 COPY_RATE = 10e9  # bytes/s from a GPU to its host while training waits: PCIe 4.0 x16 reaches about twice that; a guess
 STORE_RATE = 1e9  # bytes/s from one node to object storage: a guess; 10 Gbit/s of its network
@@ -16,6 +18,11 @@ SAVE_FIXED = (
 RESTART = 60.0  # s from a failure to the next step, loading apart: Ray's restart took 10-26 s on 2 cores; NCCL on top
 MTBF_HOURS = 54 * 24 * 2048 / 419
 """Of a node: Llama 3 405B had 419 interruptions in 54 days on 2,048 nodes of 8 H100. Spot machines last far less."""
+
+
+def usable(memory: int) -> int:
+    """Of a GPU's memory, after what is assumed to be lost."""
+    return int(memory * (1 - FRAGMENTED)) - CONTEXT
 
 
 @dataclass(frozen=True)

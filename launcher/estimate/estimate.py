@@ -4,25 +4,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from data_service.stream.radius import Radius
+from encoder_core.cost import memory
+from encoder_core.cost.memory import STAGES, Part, Stage
+from encoder_core.cost.products import Shape
+from encoder_core.cost.saved import Kernel
 from encoder_core.families.xlnet import XlnetConfig
 from launcher.errors import EstimateError
-from launcher.estimate import activations, memory
 from launcher.estimate.assumptions import (
     COPY_RATE,
     RESTART,
     SAVE_FIXED,
     STORE_RATE,
     Utilisation,
+    usable,
     utilisation,
 )
 from launcher.estimate.cluster import Cluster
 from launcher.estimate.data_needs import DataNeeds, data_needs, shuffle_radius
-from launcher.estimate.flops import reads_backwards
 from launcher.estimate.goodput import Saving, best_interval, daly, goodput, young
-from launcher.estimate.memory import STAGES, Part, Stage
-from launcher.estimate.saved import Kernel
-from launcher.estimate.shape import Shape
 from launcher.estimate.throughput import PhaseTime, phase_time
+from launcher.estimate.workload import microbatch_activations
 from launcher.recipe.schema import Recipe
 from launcher.recipe.summary import known, parameters
 
@@ -155,7 +156,7 @@ def halvings(rows: int) -> list[int]:
 
 def _fit(recipe: Recipe, cluster: Cluster, count: int, stage: Stage, shape: Shape, rounds: int) -> Fit:
     parts = bill(recipe, count, cluster.ranks, stage, shape=shape, rounds=rounds)
-    return Fit(stage, shape.rows, parts, memory.total(parts) <= memory.usable(cluster.gpu.memory))
+    return Fit(stage, shape.rows, parts, memory.total(parts) <= usable(cluster.gpu.memory))
 
 
 def bill(
@@ -171,14 +172,11 @@ def bill(
 ) -> tuple[Part, ...]:
     """What fills the memory of one of `ranks` that train `count` parameters, `rounds` microbatches of `shape` a step.
 
-    `kernel`, `bucket`: as in `activations.turns` and `memory.kept`.
+    `kernel`, `bucket`: as in `encoder_core.cost.saved` and `memory.kept`.
     """
     kept = memory.kept(count, ranks, stage, recipe.precision, recipe.reduce_dtype, bucket=bucket)
-    turns = activations.turns(
-        recipe.model, recipe.objective, shape, kernel, backwards=reads_backwards(recipe.input)
-    )
     added = memory.of_microbatch(
-        turns,
+        microbatch_activations(recipe, shape, kernel),
         recipe.precision,
         checkpointed=recipe.activation_checkpointing,
         logits=recipe.objective.contrastive is None,

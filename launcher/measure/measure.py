@@ -23,8 +23,7 @@ from data_service.store.open import open_store
 from launcher.errors import EstimateError
 from launcher.estimate.assumptions import Utilisation
 from launcher.estimate.cluster import Cluster
-from launcher.estimate.flops import count, products
-from launcher.estimate.throughput import batch_rows, executed, microbatch_shape
+from launcher.estimate.workload import batch_rows, executed, microbatch_flops, microbatch_shape
 from launcher.measure.rows import RandomText, first_ordinary, random_tokenizer, write_corpus
 from launcher.measure.taken import Order, Step, Taken, read_taken
 from launcher.measure.trial import Machine, Trial, choose, expected_seconds, this_machine
@@ -206,7 +205,7 @@ def _of(recipe: Recipe, phase: Phase) -> Recipe:
 
 def _executed(recipe: Recipe) -> int:
     """FLOPs of a microbatch."""
-    return executed(recipe, count(products(recipe, microbatch_shape(recipe, recipe.phases[0]))))
+    return executed(recipe, microbatch_flops(recipe, microbatch_shape(recipe, recipe.phases[0])))
 
 
 def _median(steps: Sequence[Step]) -> Step:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from launcher.estimate.throughput import batch_rows
+from launcher.estimate.workload import batch_rows
 from launcher.format import human_bytes, human_count, human_duration
 from launcher.measure.measure import Measured, Report
 

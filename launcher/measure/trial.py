@@ -14,17 +14,16 @@ import psutil
 import torch
 
 from data_service.samples.inputs import Lanes
+from encoder_core.cost import memory
+from encoder_core.cost.saved import Kernel
 from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.build import ModelConfig
 from encoder_core.families.deberta import DebertaV2Config
 from launcher.errors import EstimateError
-from launcher.estimate import memory
-from launcher.estimate.assumptions import utilisation
+from launcher.estimate.assumptions import usable, utilisation
 from launcher.estimate.estimate import bill
-from launcher.estimate.flops import count, products
 from launcher.estimate.gpus import Gpu, gpu_of_device
-from launcher.estimate.saved import Kernel
-from launcher.estimate.throughput import batch_rows, executed, microbatch_shape
+from launcher.estimate.workload import batch_rows, executed, microbatch_flops, microbatch_shape
 from launcher.format import human_bytes
 from launcher.measure.rows import HELDOUT
 from launcher.preflight.measure import available_memory
@@ -106,7 +105,7 @@ def this_machine(recipe: Recipe) -> Machine:
     if gpus:
         found = torch.cuda.get_device_properties(0)
         device, gpu = torch.device("cuda", 0), gpu_of_device(found.name, found.total_memory)
-        room = memory.usable(found.total_memory)
+        room = usable(found.total_memory)
         return Machine(ranks, "cuda", found.name, threads, room, peak(device, recipe.precision), gpu)
     torch.set_num_threads(threads)
     speed = peak(torch.device("cpu"), recipe.precision)
@@ -223,7 +222,7 @@ def expected_seconds(recipe: Recipe, machine: Machine, rounds: int) -> float | N
     share = _CPU_SHARE
     if machine.gpu is not None:
         share = utilisation(recipe.model, phase.length, machine.gpu).share
-    done = executed(recipe, count(products(recipe, microbatch_shape(recipe, phase))))
+    done = executed(recipe, microbatch_flops(recipe, microbatch_shape(recipe, phase)))
     return rounds * done / (machine.peak * share)
 
 

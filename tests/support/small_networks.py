@@ -9,6 +9,8 @@ from torch import Tensor
 from data_service.samples.masking import MlmMasking
 from data_service.samples.permutation_lm import PermutedPrediction
 from encoder_core.batch import Batch
+from encoder_core.cost.flops import ObjectiveTerms
+from encoder_core.cost.products import Shape
 from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bert import BertConfig
 from encoder_core.families.build import ModelConfig
@@ -19,7 +21,7 @@ from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.objectives.losses import LossSums
 from encoder_core.objectives.losses import Objective as Module
 from encoder_core.objectives.replaced import ReplacedTokenConfig
-from launcher.estimate.shape import Shape
+from launcher.estimate.workload import terms
 from launcher.recipe.objective import ExtraTerm, Objective, objective_module
 
 SHAPE = Shape(rows=3, length=40, targets_per_row=6)
@@ -34,6 +36,10 @@ class Network:
     name: str
     model: ModelConfig
     objective: Objective
+
+    @property
+    def terms(self) -> ObjectiveTerms:
+        return terms(self.objective)
 
 
 def _mlm(name: str, model: ModelConfig, **extra: object) -> Network:

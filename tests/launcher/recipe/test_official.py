@@ -10,7 +10,7 @@ from encoder_core.optim.groups import parameter_groups
 from launcher.estimate.cluster import Cluster
 from launcher.estimate.estimate import estimate
 from launcher.estimate.gpus import find_gpu
-from launcher.estimate.throughput import targets_per_row
+from launcher.estimate.workload import targets_per_row
 from launcher.rank.build import optimizer_settings
 from launcher.recipe.load import bundled, load
 from launcher.recipe.objective import objective_module

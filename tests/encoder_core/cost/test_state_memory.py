@@ -6,8 +6,8 @@ import pytest
 import state_ranks
 from ranks import run_ranks
 
+from encoder_core.cost.memory import kept, total
 from encoder_core.train.engine_config import Precision
-from launcher.estimate.memory import kept, total
 
 pytestmark = pytest.mark.cluster
 

@@ -8,9 +8,9 @@ from small_networks import NETWORKS, SHAPE, Network, build, full_rows, memory
 from torch import Tensor
 
 from encoder_core.batch import Batch
+from encoder_core.cost.activations import Activations, of_update_groups
 from encoder_core.objectives.losses import LossSums
 from encoder_core.objectives.losses import Objective as Module
-from launcher.estimate.activations import Activations, turns
 
 STATE = torch.float32.itemsize
 SIGHT = ("places of distances", "segments differ")
@@ -44,7 +44,7 @@ def measured(network: Network, module: Module, batch: Batch, remembered: tuple[T
 
 
 def expected(network: Network) -> list[Activations]:
-    return turns(network.model, network.objective, SHAPE, "cpu", backwards=True)
+    return of_update_groups(network.model, network.terms, SHAPE, "cpu", backwards=True)
 
 
 @pytest.mark.parametrize("network", NETWORKS, ids=lambda network: network.name)

@@ -9,18 +9,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from encoder_core.cost.activations import Activations, head_peak
 from encoder_core.train.engine_config import Precision
-from launcher.estimate.activations import Activations, head_peak
-from launcher.estimate.gpus import GIB
 
 Stage = Literal[0, 1, 2, 3]
 STAGES: tuple[Stage, ...] = (0, 1, 2, 3)
 
 BUCKET = 500_000_000  # elements that ZeRO gathers gradients in before they reduce them (DeepSpeed's default)
 LIVE = 1_000_000_000  # elements of gathered parameters that ZeRO 3 keeps for their next use (DeepSpeed's default)
-
-CONTEXT = 1 * GIB  # assumed: CUDA, cuBLAS and NCCL
-FRAGMENTED = 0.05  # assumed: share of a GPU's memory that the allocator cannot use
 
 
 @dataclass(frozen=True)
@@ -96,27 +92,27 @@ def _bucket(precision: Precision, reduce_dtype: Precision, size: int) -> list[Pa
 
 
 def of_microbatch(
-    turns: Iterable[Activations], precision: Precision, *, checkpointed: bool, logits: bool = True
+    groups: Iterable[Activations], precision: Precision, *, checkpointed: bool, logits: bool = True
 ) -> list[Part]:
-    """What one microbatch adds at its peak; of several turns of a step, the largest. `logits`: tokens are predicted."""
+    """What one microbatch adds at its peak: of the update groups of a step, the one that needs most.
+
+    `logits`: tokens are predicted.
+    """
     state = 2 if precision == "bf16" else 4
     head = Part("a chunk of the head's logits", "2^24 logits, fp32 and working precision", head_peak(state))
-    return max(([*_of_turn(turn, state, checkpointed), *[head] * logits] for turn in turns), key=total)
+    return max(
+        ([*_of_activations(kept, state, checkpointed), *[head] * logits] for kept in groups), key=total
+    )
 
 
-def _of_turn(turn: Activations, state: int, checkpointed: bool) -> list[Part]:
+def _of_activations(kept: Activations, state: int, checkpointed: bool) -> list[Part]:
     if not checkpointed:
-        return [Part("activations", "the sum of the tensors below", turn.bytes(state))]
+        return [Part("activations", "the sum of the tensors below", kept.bytes(state))]
     return [
-        Part("activations, checkpointed", "layers' inputs, and what is outside", turn.checkpointed(state)),
-        Part("one layer, computed again", "the largest", turn.one_layer(state)),
+        Part("activations, checkpointed", "layers' inputs, and what is outside", kept.checkpointed(state)),
+        Part("one layer, computed again", "the largest", kept.one_layer(state)),
     ]
 
 
 def total(parts: Iterable[Part]) -> int:
     return sum(part.bytes for part in parts)
-
-
-def usable(memory: int) -> int:
-    """Of a GPU's memory, after what is assumed to be lost."""
-    return int(memory * (1 - FRAGMENTED)) - CONTEXT
