@@ -4,11 +4,10 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from checkpoints.chunks import read_chunk
 from checkpoints.errors import CheckpointError, DamagedCheckpoint
 from checkpoints.layout import File, Manifest, Mark, Segment, encode
 from checkpoints.listing import read_manifest
-from checkpoints.verify import verify
+from checkpoints.verify import read_chunk, verify
 from data_service.store.base import Store
 from data_service.store.errors import OutOfSpace
 

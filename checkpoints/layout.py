@@ -19,7 +19,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, JsonValue, ValidationError
 
 from checkpoints.errors import DamagedCheckpoint
-from data_service.store.verified import digest
+from data_service.store.base import digest
 from encoder_core.train.memory_schedule import MEMORY
 
 ROOT = "checkpoints/"
@@ -70,7 +70,7 @@ class File(Strict):
         key: relative to the run's root.
         size: bytes.
         chunk: bytes in each chunk, the last one excepted.
-        hashes: `data_service.store.verified.digest` of each chunk.
+        hashes: `data_service.store.base.digest` of each chunk.
     """
 
     key: str

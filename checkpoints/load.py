@@ -12,12 +12,11 @@ from jaxtyping import Float32
 from pydantic import JsonValue, TypeAdapter
 from torch import Tensor
 
-from checkpoints.chunks import read_chunk
 from checkpoints.errors import CheckpointError, DamagedCheckpoint, NoGoodCheckpoint
 from checkpoints.gather import Peers, first_or_raise, gather_or_raise
 from checkpoints.layout import ITEM, Manifest, Mark, Piece, elements
 from checkpoints.listing import committed, read_manifest
-from checkpoints.verify import verify_files
+from checkpoints.verify import read_chunk, verify_files
 from data_service.store.base import Store
 
 _CACHED = 16  # chunks (64 MiB): neighbours of a small parameter come with it

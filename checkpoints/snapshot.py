@@ -17,7 +17,7 @@ from torch import Tensor
 
 from checkpoints.errors import CheckpointError
 from checkpoints.layout import CHUNK, ITEM, File, Piece
-from data_service.store.verified import chunk_digests
+from data_service.store.base import chunk_digests
 from encoder_core.train.zero_state import Fragment
 
 

@@ -1,14 +1,37 @@
-"""Whether a stored checkpoint is what its manifest says."""
+"""Verified reads of stored chunks: nothing reaches a caller that does not match the manifest's hash.
+
+Whether a stored checkpoint is what its manifest says.
+"""
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from checkpoints.chunks import read_chunk
 from checkpoints.errors import DamagedCheckpoint
 from checkpoints.layout import File, Manifest, Mark, problems
 from checkpoints.listing import committed, read_manifest
-from data_service.store.base import Store
+from data_service.store.base import Store, read_verified
+from data_service.store.errors import KeyMissing, Truncated
+
+
+def read_chunk(store: Store, file: File, index: int) -> bytes:
+    """Chunk `index` of a file: bytes from index * file.chunk on.
+
+    Raises:
+        DamagedCheckpoint: the file is missing, too short, or holds other bytes there.
+    """
+    start = index * file.chunk
+    length = min(file.chunk, file.size - start)
+    where = f"{store.uri}/{file.key}"
+    remedy = "see `maskfleet checkpoints verify`; an earlier checkpoint is used instead"
+    wrong = DamagedCheckpoint(
+        f"{where} does not match its hash in bytes {start} to {start + length}", remedy=remedy
+    )
+    try:
+        return read_verified(store, file.key, start, length, file.hashes[index], wrong)
+    except (KeyMissing, Truncated) as error:
+        raise DamagedCheckpoint(error.problem, remedy=remedy) from error
+
 
 _THREADS = 8  # requests at once: object stores answer one in tens of milliseconds
 

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from data_service.corpus.manifest import BlockTable, Manifest
 from data_service.corpus.reader import read_block_bytes, to_block
 from data_service.errors import CorruptBlock
-from data_service.store.base import Store
+from data_service.store.base import Store, digest
 from data_service.store.errors import KeyMissing, Truncated
-from data_service.store.verified import digest
 
 _SHARDS_AT_ONCE = 4  # each holds one block
 _FOLDERS = ("train/", "heldout/", "tokenizer/")

@@ -9,13 +9,11 @@ from data_service.errors import CorpusError
 from data_service.ingest.configuration import CONTENT, Configuration, content
 from data_service.ingest.heldout import bound
 from data_service.ingest.inputs import Listing
-from data_service.ingest.part import LENGTHS, PartSummary
-from data_service.ingest.progress import Progress, Report
+from data_service.ingest.pool import Progress, Report
+from data_service.ingest.records import LISTED, with_lines
 from data_service.ingest.scan import Scanned
-from data_service.ingest.skipped import LISTED, with_lines
-from data_service.ingest.write import Written
-from data_service.store.together import together
-from data_service.store.verified import digest
+from data_service.ingest.write import LENGTHS, PartSummary, Written
+from data_service.store.base import digest, together
 from data_service.tokenizers.tokenizer import Tokenizer
 
 

@@ -10,11 +10,9 @@ from numpy.typing import NDArray
 from data_service.corpus.layout import Layout
 from data_service.ingest.hashing import BUCKETS, RECORD, hash_of
 from data_service.ingest.heldout import CANDIDATES, Documents, bound
-from data_service.ingest.receipts import Receipt, write_receipt
 from data_service.ingest.scan import Scanned
-from data_service.ingest.tasks import Task
-from data_service.store.base import Store
-from data_service.store.together import together
+from data_service.ingest.tasks import Receipt, Task, write_receipt
+from data_service.store.base import Store, together
 
 PARTITION_DOCUMENTS = 2_000_000  # about 200 MB while they are sorted
 ORDINAL = np.dtype("<u4")

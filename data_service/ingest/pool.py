@@ -1,15 +1,39 @@
-"""Runs a build's tasks, stage by stage, here or on Ray."""
+"""What a build says while it works.
+
+Runs a build's tasks, stage by stage, here or on Ray.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
-from data_service.ingest.progress import Progress, Report, Stage
-from data_service.ingest.receipts import Receipt, find_receipts
 from data_service.ingest.streamed import PieceReader
-from data_service.ingest.tasks import SplitTask, Task
+from data_service.ingest.tasks import Receipt, SplitTask, Task, find_receipts
 from data_service.store.base import Store
+
+Stage = Literal[
+    "measuring", "reading", "comparing", "dividing", "writing", "assembling", "already built", "clearing up"
+]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Tasks done of a stage, and bytes of its input; what an interrupted build had done counts as done.
+
+    Stages come in the order of `Stage`. "measuring" is of big compressed files only. A corpus that is complete gives
+    one "already built", and "clearing up" if an interrupted build left something to clear up.
+    """
+
+    stage: Stage
+    done: int
+    total: int
+    bytes_done: int
+    bytes_total: int
+
+
+Report = Callable[[Progress], None]
+
 
 if TYPE_CHECKING:
     from data_service.ingest.ray_pool import RayPool

@@ -5,10 +5,8 @@ from array import array
 
 from data_service.ingest.documents import read_records
 from data_service.ingest.hashing import BUCKETS, bucket_starts, hash_of, hash_texts, sorted_records
-from data_service.ingest.receipts import Receipt, write_receipt
-from data_service.ingest.skipped import LISTED, SkippedRecord, skipped_record
-from data_service.ingest.tasks import SplitTask
-from data_service.ingest.text import BadRecord
+from data_service.ingest.records import LISTED, BadRecord, SkippedRecord, skipped_record
+from data_service.ingest.tasks import Receipt, SplitTask, write_receipt
 
 _SKIPPED = "+skipped"
 

@@ -13,14 +13,12 @@ from typing import BinaryIO
 
 from data_service.corpus.layout import Layout
 from data_service.errors import InputError
-from data_service.ingest.compressed import open_text
+from data_service.ingest.files import open_text
+from data_service.ingest.formats import LINE_PER_DOCUMENT, skip_line
 from data_service.ingest.inputs import InputFile
-from data_service.ingest.jsonl import LINE_PER_DOCUMENT
-from data_service.ingest.lines import skip_line
 from data_service.ingest.options import MIB, BuildOptions
-from data_service.ingest.receipts import Receipt, write_receipt
 from data_service.ingest.splits import Piece
-from data_service.ingest.tasks import Task
+from data_service.ingest.tasks import Receipt, Task, write_receipt
 
 
 @dataclass(frozen=True)

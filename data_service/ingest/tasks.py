@@ -1,12 +1,20 @@
-"""What every task of a build is: frozen, picklable, and finished once its receipt is there."""
+"""What every task of a build is: frozen, picklable, and finished once its receipt is there.
+
+Receipts: what a finished task left, written last. A build that continues trusts them and nothing else.
+"""
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from data_service.corpus.layout import Layout
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.splits import Piece, Split
+from data_service.store.base import Store, together
+from data_service.store.errors import KeyMissing
 
 
 class Task(ABC):
@@ -45,3 +53,57 @@ class SplitTask(Task):
     def handed(self, piece: Piece) -> Self:
         """The same task with the text of its streamed piece."""
         return replace(self, split=Split((piece,)))
+
+
+class Receipt(BaseModel):
+    """What a finished task left.
+
+    Attributes:
+        source: what it was made from, as `Task.sources` says it; a receipt made from something else is none.
+        files: the objects the task wrote, with their sizes in bytes.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    source: str
+    files: dict[str, int]
+
+
+R = TypeVar("R", bound=Receipt)
+
+
+def write_receipt(store: Store, key: str, receipt: Receipt) -> None:
+    """Record that a task is finished. The objects it names must be there already."""
+    store.put(key, receipt.model_dump_json().encode())
+
+
+def find_receipts(store: Store, tasks: Sequence[Task], kind: type[R]) -> list[R | None]:
+    """For each task its receipt, or None if it must be done again.
+
+    A receipt counts if it was made from the same sources, and all it names is there in full.
+    """
+    written = _sizes(store, [task.receipt for task in tasks])
+
+    def read(task: Task) -> R | None:
+        found = _read(store, task.receipt, kind) if task.receipt in written else None
+        return found if found is not None and found.source in task.sources else None
+
+    receipts = list(together(read, tasks))
+    stored = _sizes(store, [name for receipt in receipts if receipt for name in receipt.files])
+    return [
+        receipt if receipt and all(stored.get(name) == size for name, size in receipt.files.items()) else None
+        for receipt in receipts
+    ]
+
+
+def _read(store: Store, key: str, kind: type[R]) -> R | None:
+    try:
+        return kind.model_validate_json(store.get(key))
+    except (KeyMissing, ValidationError):
+        return None
+
+
+def _sizes(store: Store, keys: Iterable[str]) -> dict[str, int]:
+    """Sizes of all objects in the folders of these keys: one request lists a thousand."""
+    folders = {key.rpartition("/")[0] + "/" for key in keys}
+    return {entry.key: entry.size for folder in folders for entry in store.list(folder)}

@@ -23,7 +23,6 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 from botocore.session import get_session
 
-from data_service.store import retries
 from data_service.store.base import Entry, checked, child
 from data_service.store.errors import (
     BadUri,
@@ -33,8 +32,7 @@ from data_service.store.errors import (
     StoreError,
     StoreUnavailable,
 )
-from data_service.store.outage import outage_of
-from data_service.store.patience import Patience
+from data_service.store.patience import Patience, count_retry, outage_of
 from data_service.store.s3_errors import FAILURES, TRANSIENT, code, translated
 from data_service.store.s3_listing import DELETED, Deletion, Listing
 from data_service.store.s3_transfer import PART, WRITER, Buffers, Download, LocalFile, Source, Upload, head
@@ -304,7 +302,7 @@ class S3Store:
                 silent = max(began, patience.since)
                 outage.failed(error, began=silent, pause=pause, patience_s=patience.seconds)
                 _log.debug("%s; again in %.1f s", error.problem, pause)
-                retries.count()
+                count_retry()
                 time.sleep(pause)
             except StoreError:
                 outage.answered()

@@ -39,7 +39,7 @@ from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.heads.cross_entropy import CHUNK
-from encoder_core.heads.span_boundary import POSITION_WIDTH
+from encoder_core.heads.prediction import POSITION_WIDTH
 from encoder_core.objectives.contrastive import ContrastiveConfig
 
 

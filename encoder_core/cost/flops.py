@@ -31,8 +31,7 @@ from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlnet import XlnetConfig
-from encoder_core.heads.enhanced import PASSES
-from encoder_core.heads.span_boundary import POSITION_WIDTH
+from encoder_core.heads.prediction import PASSES, POSITION_WIDTH
 from encoder_core.layers.deberta_attention import log_buckets
 from encoder_core.objectives.contrastive import ContrastiveConfig
 from encoder_core.objectives.replaced import ReplacedTokenConfig

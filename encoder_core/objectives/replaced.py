@@ -13,7 +13,7 @@ from encoder_core.batch import Batch
 from encoder_core.families import deberta, electra
 from encoder_core.families.deberta import DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
-from encoder_core.heads.replaced import DetectionSums, ReplacedTokenHead, detection_sums
+from encoder_core.heads.classification import DetectionSums, ReplacedTokenHead, detection_sums
 from encoder_core.layers.attention import Attend, automatic
 from encoder_core.layers.deberta_encoder import DisentangledEncoder
 from encoder_core.layers.encoder import Embeddings, Encoder

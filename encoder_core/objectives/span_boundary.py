@@ -8,8 +8,7 @@ from torch import Tensor
 
 from encoder_core.batch import Batch
 from encoder_core.families.build import AnyEncoder, ModelConfig, build_encoder
-from encoder_core.heads.mlm import MaskedLanguageModelHead
-from encoder_core.heads.span_boundary import MAX_TARGETS, SpanBoundaryHead
+from encoder_core.heads.prediction import MAX_TARGETS, MaskedLanguageModelHead, SpanBoundaryHead
 from encoder_core.layers.attention import Attend, automatic
 from encoder_core.objectives.losses import LossSums, Objective, Term
 from encoder_core.objectives.mlm import tied_head

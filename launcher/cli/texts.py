@@ -10,9 +10,8 @@ from data_service.errors import InputError
 from data_service.ingest.documents import read_records
 from data_service.ingest.inputs import Listing, list_inputs
 from data_service.ingest.options import BuildOptions
-from data_service.ingest.skipped import LISTED, skipped_record, with_lines
+from data_service.ingest.records import LISTED, BadRecord, skipped_record, with_lines
 from data_service.ingest.splits import Split, plan_splits
-from data_service.ingest.text import BadRecord
 from data_service.visible import one_line
 
 _SMALL = 64 << 20  # bytes

@@ -18,11 +18,11 @@ import ray
 from ray.exceptions import RayError
 
 from checkpoints.attempt import Attempt, Heartbeat, Owner, claim, end_all
-from checkpoints.claiming import await_claim
 from checkpoints.errors import Superseded
 from checkpoints.gather import Alone
 from checkpoints.layout import Manifest
 from checkpoints.load import newest_good
+from checkpoints.ownership import await_claim
 from data_service.service.feed import FeedConfig, FeedHandle, start_feed
 from data_service.service.tasks import installed_only, lean
 from data_service.store.errors import StoreError

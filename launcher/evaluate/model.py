@@ -10,9 +10,9 @@ from importlib import metadata
 
 from checkpoints.layout import Mark
 from checkpoints.listing import committed
+from data_service.store.base import digest
 from data_service.store.errors import KeyMissing
 from data_service.store.open import open_store
-from data_service.store.verified import digest
 from launcher.errors import RunError, TryAgain
 from launcher.evaluate.results import KnownModel, Results
 from launcher.finetune.pretrained import Pretrained, open_pretrained

@@ -9,7 +9,7 @@ import numpy as np
 from checkpoints.errors import DamagedCheckpoint
 from checkpoints.layout import Manifest
 from checkpoints.listing import committed, read_manifest
-from checkpoints.presence import Presence, presence
+from checkpoints.ownership import Presence, presence
 from data_service.errors import UserError
 from data_service.store.base import Store
 from launcher.inspect.report.figures import Floats, Interruption, interruptions, measure, median, rate

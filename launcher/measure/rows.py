@@ -16,8 +16,7 @@ from data_service.corpus.layout import TOKENIZER
 from data_service.corpus.manifest import BlockTable, Manifest, PairTexts, block_table
 from data_service.corpus.manifest_file import save_manifest
 from data_service.corpus.writer import ShardWriter
-from data_service.store.base import Store
-from data_service.store.verified import digest
+from data_service.store.base import Store, digest
 from data_service.stream.stream import Stream
 from data_service.stream.window import Steps
 from data_service.tokenizers.load import save_tokenizer

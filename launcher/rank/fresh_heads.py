@@ -15,8 +15,7 @@ from collections.abc import Callable, Collection, Iterator
 import torch
 from torch import Tensor, nn
 
-from encoder_core.heads.mlm import MaskedLanguageModelHead
-from encoder_core.heads.span_boundary import SpanBoundaryHead
+from encoder_core.heads.prediction import MaskedLanguageModelHead, SpanBoundaryHead
 from launcher.recipe.schema import Recipe
 from launcher.run.inputs import unigram_probabilities
 

@@ -14,10 +14,8 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from data_service.store.base import Store
+from data_service.store.base import ATTEMPTS, Store, digest, together
 from data_service.store.errors import KeyMissing
-from data_service.store.together import together
-from data_service.store.verified import ATTEMPTS, digest
 
 
 class Sealed(BaseModel, ABC):

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from data_service.ingest.compressed import open_text
+from data_service.ingest.files import open_text
 from data_service.ingest.inputs import Compression, InputFile
 from data_service.store.open import open_store
 from launcher.errors import TaskError

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pydantic import ValidationError
 
 from data_service.errors import UserError
-from data_service.store.base import Store
-from data_service.store.together import together
+from data_service.store.base import Store, together
 from launcher.diagnose.results import Evaluated, evaluated
 from launcher.evaluate.table import Row, kept_rows
 from launcher.inspect.kept_baselines import kept_baselines

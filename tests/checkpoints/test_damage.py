@@ -18,9 +18,8 @@ from checkpoints.gather import Alone
 from checkpoints.layout import Mark, sealed, unsealed
 from checkpoints.listing import read_manifest, rows
 from checkpoints.load import newest_good
-from checkpoints.presence import presence
+from checkpoints.ownership import StopRequest, presence, request_stop, stop_requested
 from checkpoints.rewind import Rewind, record, rewinds
-from checkpoints.stop import StopRequest, request_stop, stop_requested
 from checkpoints.verify import verify_all
 from data_service.store.base import Store
 from encoder_core.train.memory_schedule import MEMORY

@@ -15,7 +15,7 @@ from raw_text import DOCUMENTS, SMALL, build, files_of, tokenizer_folder, write_
 
 from data_service.errors import InputError
 from data_service.ingest.build import build_corpus
-from data_service.ingest.progress import Progress
+from data_service.ingest.pool import Progress
 from data_service.store.open import open_store
 
 pytestmark = pytest.mark.cluster

@@ -12,7 +12,7 @@ from raw_text import DOCUMENTS, build, ignore_progress, tokenizer_folder
 from data_service.errors import CorpusError, InputError
 from data_service.ingest.build import build_corpus
 from data_service.ingest.options import BuildOptions
-from data_service.ingest.progress import Progress
+from data_service.ingest.pool import Progress
 from data_service.stream.statistics import corpus_stats
 
 SKIP = BuildOptions(

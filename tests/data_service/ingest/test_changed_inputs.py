@@ -9,7 +9,7 @@ from raw_text import DOCUMENTS, SMALL, build, files_of, ignore_progress, tokeniz
 from data_service.corpus.corpus import show_documents
 from data_service.errors import CorpusError
 from data_service.ingest.build import build_corpus
-from data_service.ingest.progress import Progress
+from data_service.ingest.pool import Progress
 from data_service.store.base import Store
 
 OPTIONS = SMALL.model_copy(update={"heldout_fraction": 0})

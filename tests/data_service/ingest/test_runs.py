@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from published import published_folder
 from writing import SCRIPTS, scripts_text
 
-from data_service.ingest.runs import encode_sentences
+from data_service.ingest.blocks import encode_sentences
 from data_service.ingest.sentences import LONGEST, split_sentences
 from data_service.tokenizers.load import load_tokenizer
 from data_service.tokenizers.options import TokenizerOptions

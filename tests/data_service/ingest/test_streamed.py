@@ -18,7 +18,7 @@ from data_service.ingest.build import build_corpus
 from data_service.ingest.documents import read_documents
 from data_service.ingest.inputs import list_inputs
 from data_service.ingest.options import BuildOptions
-from data_service.ingest.progress import Progress
+from data_service.ingest.pool import Progress
 from data_service.ingest.splits import Piece, Split
 from data_service.ingest.streamed import PieceReader
 

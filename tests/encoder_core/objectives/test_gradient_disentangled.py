@@ -10,7 +10,7 @@ from torch import nn
 from encoder_core.batch import Batch
 from encoder_core.families.deberta import DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
-from encoder_core.heads.replaced import ReplacedTokenHead
+from encoder_core.heads.classification import ReplacedTokenHead
 from encoder_core.layers.initialise import initialise
 from encoder_core.objectives.gradient_disentangled import (
     GradientDisentangledDetection,

@@ -15,8 +15,7 @@ from train_command import committed, output, training, wait_for
 from typer.testing import CliRunner
 
 from checkpoints.attempt import Attempt, Owner, claim, end_all
-from checkpoints.presence import presence
-from checkpoints.stop import stop_requested
+from checkpoints.ownership import presence, stop_requested
 from data_service.store.base import Store
 from data_service.store.open import open_store
 from launcher.cli.main import app

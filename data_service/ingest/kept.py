@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 from data_service.ingest.hashing import encoded_text
 from data_service.ingest.heldout import candidates_below, stretch_length, stretches
-from data_service.ingest.receipts import Receipt, write_receipt
-from data_service.ingest.tasks import SplitTask
+from data_service.ingest.tasks import Receipt, SplitTask, write_receipt
 from data_service.ingest.write import Kept, read_kept
 
 

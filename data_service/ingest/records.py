@@ -1,12 +1,20 @@
-"""Bytes to text: UTF-8 or a clear error. Records that cannot be used are refused or handed on as bad, as asked."""
+"""Bytes to text: UTF-8 or a clear error. Records that cannot be used are refused or handed on as bad, as asked.
 
-from collections.abc import Callable
-from dataclasses import dataclass
+Examples of a corpus of pairs: the fields of a record that are its texts, query first.
+
+Records that were left out because they are bad: kept in receipts, told to the user with file and line.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal, ParamSpec, Protocol
 
+from pydantic import BaseModel, ConfigDict
+
 from data_service.errors import InputError
+from data_service.ingest.files import open_text
 from data_service.ingest.inputs import InputFile
-from data_service.ingest.options import BuildOptions
+from data_service.ingest.options import BuildOptions, PairFields
 
 _REMEDY = "convert the file to UTF-8, or build with --on-bad-bytes replace (each bad byte becomes U+FFFD)"
 _SKIP_REMEDY = "; or leave bad records out with --on-bad-records skip"
@@ -155,3 +163,126 @@ def too_long(place: Place, limit: int) -> BadRecord:
         "cut it into documents (.txt with blank lines between them: --txt-documents blank_line), or "
         "raise --max-document-bytes",
     )
+
+
+_FIELDS = "name the fields with --query-field, --positive-field and --negatives-field"
+
+
+def example(record: Mapping[str, object], pairs: PairFields, options: BuildOptions, place: Place) -> Text:
+    """Query, positive and the first `pairs.count` negatives of a record, whose values are text, bytes, lists of these,
+    or None, as where a field is missing.
+
+    Negatives come from all fields named for them, in order; blank ones are none.
+
+    Raises:
+        BadRecord: not one query and one positive, too few negatives, values that are no text, or too much of it.
+    """
+    query, positive = (_one(record, name, options, place) for name in (pairs.query, pairs.positive))
+    names = pairs.negatives if pairs.count else ()
+    negatives = [
+        text for name in names for text in _texts(record.get(name), name, options, place) if not text.blank
+    ]
+    if len(negatives) < pairs.count:
+        raise BadRecord(
+            place,
+            f"{len(negatives)} negatives in {' and '.join(map(repr, names))}, and each example has {pairs.count}",
+            f"ask for fewer with --negatives, give more, or {_FIELDS}",
+        )
+    found = (query, positive, *negatives[: pairs.count])
+    made = replace(
+        query, others=tuple(text.text for text in found[1:]), replaced=any(text.replaced for text in found)
+    )
+    if made.size > options.max_document_bytes:
+        raise BadRecord(
+            place,
+            f"an example of more than {options.max_document_bytes:,} bytes",
+            "shorten its texts, whose ends training cuts off anyway, or raise --max-document-bytes",
+        )
+    return made
+
+
+def _one(record: Mapping[str, object], name: str, options: BuildOptions, place: Place) -> Text:
+    if record.get(name) is None:
+        there = "it is null" if name in record else f"it has {', '.join(map(repr, record))}"
+        raise BadRecord(place, f"no field {name!r} ({there})", _FIELDS)
+    found = list(_texts(record[name], name, options, place))
+    if len(found) != 1:
+        raise BadRecord(
+            place,
+            f"field {name!r} holds {len(found)} texts, and an example has one",
+            "write a record for each of them",
+        )
+    return found[0]
+
+
+def _texts(value: object, name: str, options: BuildOptions, place: Place) -> Iterator[Text]:
+    """The texts in a field's value; none in None."""
+    match value:
+        case None:
+            return
+        case str():
+            yield checked(value, options, place)
+        case bytes():
+            raw = decode(value, options, place)
+            yield replace(checked(raw.text, options, place), replaced=raw.replaced)
+        case list():
+            for item in value:
+                yield from _texts(item, name, options, place)
+        case _:
+            raise BadRecord(place, f"field {name!r} holds {type(value).__name__}, not text", _FIELDS)
+
+
+LISTED = 100
+_CHUNK = 1 << 20
+
+
+class SkippedRecord(BaseModel):
+    """One bad record: `number` counts `unit`s in the file at `uri`, as in `text.Place`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    uri: str
+    unit: Unit
+    number: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.uri}{f', {self.unit} {self.number}' if self.unit else ''}: {self.reason}"
+
+
+def skipped_record(bad: BadRecord) -> SkippedRecord:
+    """What is kept of a bad record. Does not read its file again."""
+    place = bad.place
+    return SkippedRecord(uri=place.file.uri, unit=place.unit, number=place.number, reason=bad.reason)
+
+
+def with_lines(records: Sequence[SkippedRecord], files: Iterable[InputFile]) -> list[SkippedRecord]:
+    """The records, those placed by byte placed by line. Reads each of their files once, to the last such place.
+
+    Raises:
+        InputError, StoreError: as `open_text`.
+    """
+    by_uri: dict[str, list[int]] = {}
+    for record in records:
+        if record.unit == "byte":
+            by_uri.setdefault(record.uri, []).append(record.number)
+    lines = {file.uri: _lines_at(file, by_uri[file.uri]) for file in files if file.uri in by_uri}
+    return [
+        record.model_copy(update={"unit": "line", "number": lines[record.uri][record.number]})
+        if record.uri in lines and record.unit == "byte"
+        else record
+        for record in records
+    ]
+
+
+def _lines_at(file: InputFile, offsets: Iterable[int]) -> dict[int, int]:
+    """The number of the line, from 1, that holds each byte."""
+    lines: dict[int, int] = {}
+    position, line = 0, 1
+    with open_text(file) as stream:
+        for offset in sorted(set(offsets)):
+            while position < offset and (data := stream.read(min(_CHUNK, offset - position))):
+                position += len(data)
+                line += data.count(b"\n")
+            lines[offset] = line
+    return lines
