@@ -1,13 +1,9 @@
-"""Whether a run is being trained right now, from what its newest start has left in the store.
+"""Who trains a run: whether it is being trained now, asking it to stop, and claiming it when that is known to be over.
 
-Asking a run to stop, from any machine that can write to its store.
+    attempts/stop.json    which attempt is to end, who asks, and when
 
-    attempts/stop.json    which start is to end, who asks, and when
-
-A request is for the start that it names and the starts of the same command before it. A later command finds an older
-number, and goes on.
-
-Claiming a run whose last start may still live on another machine: it is watched until that is known.
+A request to stop is for the attempt that it names and for the earlier attempts of the same command. A later command
+has a higher attempt number, so the old request does not stop it.
 """
 
 import logging
@@ -22,6 +18,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from checkpoints.attempt import LEASE_S, Attempt, Owner, Unsure, newest_attempt, try_claim
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing
+
+_log = logging.getLogger(__name__)
+_KEY = "attempts/stop.json"
+_POLL_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -57,11 +57,6 @@ def presence(store: Store, now: float, lease_s: float = LEASE_S) -> Presence | N
     return Presence(number, owner, heard, None, "running" if alive else "dead")
 
 
-_log = logging.getLogger(__name__)
-
-_KEY = "attempts/stop.json"
-
-
 class StopRequest(BaseModel):
     """Attributes: attempt: the newest when it was asked for. by: who asks, for people. time: seconds since 1970."""
 
@@ -88,9 +83,6 @@ def stop_requested(store: Store, first: int) -> StopRequest | None:
         _log.warning("%s/%s cannot be read: ask again for the run to stop", store.uri, _KEY)
         return None
     return request if request.attempt >= first else None
-
-
-_POLL_S = 2.0
 
 
 def await_claim(

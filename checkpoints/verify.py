@@ -1,6 +1,5 @@
-"""Verified reads of stored chunks: nothing reaches a caller that does not match the manifest's hash.
-
-Whether a stored checkpoint is what its manifest says.
+"""Whether a stored checkpoint is what its manifest says, and reads that check it: no caller gets bytes that do not
+match the manifest's hash.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,6 +11,8 @@ from checkpoints.layout import File, Manifest, Mark, problems
 from checkpoints.listing import committed, read_manifest
 from data_service.store.base import Store, read_verified
 from data_service.store.errors import KeyMissing, Truncated
+
+_THREADS = 8  # requests at once: object stores answer one in tens of milliseconds
 
 
 def read_chunk(store: Store, file: File, index: int) -> bytes:
@@ -31,9 +32,6 @@ def read_chunk(store: Store, file: File, index: int) -> bytes:
         return read_verified(store, file.key, start, length, file.hashes[index], wrong)
     except (KeyMissing, Truncated) as error:
         raise DamagedCheckpoint(error.problem, remedy=remedy) from error
-
-
-_THREADS = 8  # requests at once: object stores answer one in tens of milliseconds
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,7 @@
-"""What a model and its tokenizer's files have to say of each other.
+"""Writes a model in the transformers format: model.safetensors, config.json, the tokenizer's files and a model card.
 
-Write a model in the transformers format: model.safetensors, config.json, the tokenizer's files and a model card.
-
-The folder is built beside and read back through our own importer, compared bit for bit; then it is published as a whole
-(`checkpoints.hf.publish`).
+The folder is built in a temporary place and read back through our own importer, compared bit for bit. Then it is
+published as a whole (`checkpoints.hf.publish`).
 """
 
 import json
@@ -27,6 +25,7 @@ from encoder_core.families.xlnet import XlnetConfig
 
 _CONFIG, _DEFINITION = "tokenizer_config.json", "tokenizer.json"
 _ROLES = {"bos_token_id": ("bos_token", "cls_token"), "eos_token_id": ("eos_token", "sep_token")}
+CARD = "README.md"
 
 
 def for_model(tokenizer_files: Mapping[str, bytes], config: ModelConfig) -> dict[str, bytes]:
@@ -64,9 +63,6 @@ def _first(configured: dict[str, Any], roles: tuple[str, ...]) -> str | None:
         if token is not None:
             return str(token["content"] if isinstance(token, dict) else token)
     return None
-
-
-CARD = "README.md"
 
 
 def export_model(

@@ -1,16 +1,18 @@
-"""Encodes sentences one by one so that, laid end to end, they are the tokens of the whole document.
+"""From text to blocks: documents are cut into sentences, encoded in batches, and laid into blocks whole.
 
-What a tokenizer makes of a sentence depends on what stands before it. After a space it does not: words begin at
-spaces, and a sentence keeps the space before it. So sentences behind a space are encoded alone. Where there is no
-space between two, as in Chinese, SentencePiece would put a space mark before the second that the document does not
-have, and byte-level BPE may have a piece across both. Those are encoded together, as a run, and cut where their
-text begins; a piece across the boundary belongs to the first. WordPiece splits at every mark, so it has no runs, and
-GPT-2's byte-level BPE between a mark and a letter, so it has few.
+Sentences are encoded so that their tokens, laid end to end, are those of the whole document. What a tokenizer makes of
+a sentence may depend on the text before it:
 
-A run is at most `LONGEST` characters long, since tokenizers need memory for it at once. The next one is encoded with
+- Behind a space it does not, because words begin at spaces and a sentence keeps the space before it. Such sentences are
+  encoded alone.
+- Without a space, as in Chinese, it does: SentencePiece would put a space mark before the second sentence that the
+  document does not have, and byte-level BPE may have a piece across the boundary. Such sentences are encoded together,
+  as a run, and the tokens are cut where the sentences' text begins. A piece across a boundary belongs to the first.
+- WordPiece splits at every mark, so it has no runs. GPT-2's byte-level BPE splits between a mark and a letter, so it
+  has few.
+
+A run is at most `LONGEST` characters long, since tokenizers need memory for it at once. The next run is encoded with
 the end of the one before it in front, whose tokens are then dropped.
-
-From text to blocks: documents are cut into sentences, encoded in batches, and laid into blocks whole.
 """
 
 from collections.abc import Iterator, Sequence

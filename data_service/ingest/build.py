@@ -1,13 +1,12 @@
-"""`build_corpus`: raw text to a corpus of shards, in two passes over splits of the input (`passes.py`).
+"""`build_corpus`: raw text to a corpus of shards, in two passes over splits of the input.
 
-The passes of a build over the splits of its input.
+1. Big compressed files are measured, so that they can be cut into splits like others (`streamed.py`).
+2. The first pass hashes every document (`scan.py`). The hashes are compared, one range at a time (`compare.py`), and
+   then it is decided what is held out (`heldout.py`).
+3. The second pass encodes the documents that are no later copies (`write.py`). The manifest comes last (`assemble.py`).
 
-Big compressed files are measured first, so that they can be cut into splits like others (`streamed.py`).
-
-The first pass hashes every document; the hashes are compared, a range at a time; then it is settled what is held out;
-the second pass encodes what is not a later copy. Every task is a pure function of the inputs and the options and
-leaves a receipt, so any number of workers writes the same bytes, and a build that was interrupted does only what has
-no receipt.
+Every task is a pure function of the inputs and the options and leaves a receipt. So any number of workers writes the
+same bytes, and a build that was interrupted does again only what has no receipt.
 """
 
 from collections import Counter
@@ -33,18 +32,20 @@ from data_service.ingest.configuration import (
 from data_service.ingest.hashing import hash_of
 from data_service.ingest.heldout import Documents, by_documents, by_queries, by_stretches
 from data_service.ingest.inputs import InputFile, Listing, list_inputs
-from data_service.ingest.kept import Divided, DivideTask, divide
+from data_service.ingest.kept import Divided, DivideTask, Kept, divide
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.pool import Pool, Progress, R, Report, T, Work, run_stage
 from data_service.ingest.scan import Scanned, ScanTask, scan
 from data_service.ingest.splits import plan_splits, streamed_files
 from data_service.ingest.streamed import Measured, MeasureTask, measure
-from data_service.ingest.write import Kept, WriteTask, Written, write
+from data_service.ingest.write import WriteTask, Written, write
 from data_service.store.base import Entry, Store, together
 from data_service.store.errors import KeyMissing
 from data_service.store.open import open_store
 from data_service.tokenizers.load import load_tokenizer, save_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
+
+_DELETED = 1000  # objects that one request deletes
 
 
 def build_corpus(
@@ -131,9 +132,6 @@ def _refuse_other_text(
 
 def _pool(listing: Listing, options: BuildOptions) -> Pool:
     return Pool(options.workers, options.split_bytes if streamed_files(listing.files, options) else 0)
-
-
-_DELETED = 1000  # objects that one request deletes
 
 
 class Passes:

@@ -1,8 +1,8 @@
-"""Documents of a piece of the input, in order: one reader per format, all streaming.
+"""Documents of a split, in order, whatever the format of its files. Files of lines are read in `formats`, Parquet files
+and Arrow streams here: one document a row, in one column of strings, a few hundred rows at a time.
 
-Parquet files and Arrow streams: one document a row, in one column of strings. Read a few hundred rows at a time.
-
-Strings are taken as bytes and decoded here: Arrow hands over whatever a file holds as text, UTF-8 or not.
+Strings of tables are taken as bytes and decoded here, because Arrow hands over whatever a file holds as text, UTF-8 or
+not.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,6 +21,14 @@ from data_service.ingest.inputs import InputFile
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.records import BadRecord, Numbered, Text, accept, checked, decode, example
 from data_service.ingest.splits import Piece, Split
+
+_ROWS = 256
+_READ_AHEAD = 64 * 1024
+_COLUMNS = (
+    "name the column that holds the text with --text-field (of pairs: --query-field, --positive-field, "
+    "--negatives-field)"
+)
+_FILE_MAGIC = b"ARROW1"  # of the form with a footer; streams, as `datasets` writes them, have none
 
 
 def read_records(split: Split, options: BuildOptions) -> Iterator[Text | BadRecord]:
@@ -59,15 +67,6 @@ def _read_piece(piece: Piece, options: BuildOptions) -> Iterator[Text | BadRecor
             return read_arrow(piece, options)
         case other:
             assert_never(other)
-
-
-_ROWS = 256
-_READ_AHEAD = 64 * 1024
-_COLUMNS = (
-    "name the column that holds the text with --text-field (of pairs: --query-field, --positive-field, "
-    "--negatives-field)"
-)
-_FILE_MAGIC = b"ARROW1"  # of the form with a footer; streams, as `datasets` writes them, have none
 
 
 def read_parquet(piece: Piece, options: BuildOptions) -> Iterator[Text | BadRecord]:

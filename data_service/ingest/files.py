@@ -1,6 +1,7 @@
-"""A stored object as a file: read by ranges of a few MiB, so memory does not depend on its size.
+"""A stored object as a file, with the text inside .gz and .zst files as a stream.
 
-The text inside .gz and .zst files as a stream. Damage and truncation are errors, never a shorter text.
+Files are read by ranges of a few MiB, so memory does not depend on their size. Damaged or truncated compressed data is
+an error, never a shorter text.
 """
 
 import gzip
@@ -19,6 +20,7 @@ from data_service.store.base import Store
 from data_service.store.open import open_store
 
 _CHUNK = 4 * MIB
+_BUFFER = 1 << 20
 
 
 class _RangedFile(io.RawIOBase):
@@ -80,9 +82,6 @@ def line_start(file: InputFile, position: int) -> int:
             return start + newline + 1
         stop = start
     return 0
-
-
-_BUFFER = 1 << 20
 
 
 def open_text(file: InputFile, *, start: int = 0) -> BinaryIO:

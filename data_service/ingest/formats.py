@@ -1,13 +1,10 @@
-"""Lines of a byte stream with their offsets, each of bounded length.
+"""Documents of files that are made of lines: .txt, JSON lines, CSV and TSV. Lines have bounded length.
 
-Plain text: a file is a document, or blank lines separate the documents of a file.
-
-JSON lines: one object a line, the document in one of its fields. Blank lines are skipped.
-
-CSV and TSV: a first line with the names of the columns, then one document a row, in one of them.
-
-As RFC 4180 and spreadsheets have it: a field that begins with a quotation mark ends with one, may hold line ends, and
-doubles the marks inside. So only the beginning of a file is surely the beginning of a row, and a file is one piece.
+- .txt: the file is one document, or blank lines separate the documents.
+- JSON lines: one object a line, the document in one of its fields. Blank lines are skipped.
+- CSV and TSV: a first line with the names of the columns, then one document a row, in one of them. As in RFC 4180 and
+  spreadsheets, a field that begins with a quotation mark ends with one, may hold line ends, and doubles the marks
+  inside. Only the beginning of such a file is surely the beginning of a row, so it is read by one task.
 """
 
 import csv
@@ -36,6 +33,12 @@ from data_service.ingest.records import (
 from data_service.ingest.splits import Piece
 
 _SKIP = 1 << 20
+# A line may be this many times its document: escapes take six bytes, other fields the rest.
+LINE_PER_DOCUMENT = 8
+_DELIMITERS = {"csv": ",", "tsv": "\t"}
+_QUOTES = "quote fields as RFC 4180 says (pandas' to_csv does), or convert the file to JSON lines"
+_TOO_LONG = '"a line too long"to be held\n'  # breaks the rules wherever it stands, so that its row is bad
+_ROW_PER_DOCUMENT = 8  # a line may be this many times its document: other fields, doubled marks
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,10 +146,6 @@ def _separate(lines: Iterator[Line], limit: int) -> Iterator[tuple[int, bytes]]:
         yield first, b"".join(run)
 
 
-# A line may be this many times its document: escapes take six bytes, other fields the rest.
-LINE_PER_DOCUMENT = 8
-
-
 def read_jsonl(piece: Piece, options: BuildOptions) -> Iterator[Text | BadRecord]:
     """The documents of the lines that begin inside the piece.
 
@@ -209,12 +208,6 @@ def _one_a_line(text: str) -> str:
     if text.strip() in ("{", "["):  # the first line of a file that is one value
         return "make it JSON lines, one object a line, for example with `jq -c`"
     return "correct the line or remove it"
-
-
-_DELIMITERS = {"csv": ",", "tsv": "\t"}
-_QUOTES = "quote fields as RFC 4180 says (pandas' to_csv does), or convert the file to JSON lines"
-_TOO_LONG = '"a line too long"to be held\n'  # breaks the rules wherever it stands, so that its row is bad
-_ROW_PER_DOCUMENT = 8  # a line may be this many times its document: other fields, doubled marks
 
 
 def read_delimited(piece: Piece, options: BuildOptions) -> Iterator[Text | BadRecord]:

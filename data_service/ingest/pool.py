@@ -1,7 +1,4 @@
-"""What a build says while it works.
-
-Runs a build's tasks, stage by stage, here or on Ray.
-"""
+"""Runs a build's tasks, stage by stage, in this process or on Ray, and reports progress."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -15,6 +12,8 @@ from data_service.store.base import Store
 Stage = Literal[
     "measuring", "reading", "comparing", "dividing", "writing", "assembling", "already built", "clearing up"
 ]
+T = TypeVar("T", bound=Task)
+R = TypeVar("R", bound=Receipt)
 
 
 @dataclass(frozen=True)
@@ -37,9 +36,6 @@ Report = Callable[[Progress], None]
 
 if TYPE_CHECKING:
     from data_service.ingest.ray_pool import RayPool
-
-T = TypeVar("T", bound=Task)
-R = TypeVar("R", bound=Receipt)
 
 
 @dataclass(frozen=True)

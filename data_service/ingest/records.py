@@ -1,8 +1,7 @@
-"""Bytes to text: UTF-8 or a clear error. Records that cannot be used are refused or handed on as bad, as asked.
+"""What a record of the input becomes: a document, an example of a corpus of pairs, or a bad record.
 
-Examples of a corpus of pairs: the fields of a record that are its texts, query first.
-
-Records that were left out because they are bad: kept in receipts, told to the user with file and line.
+Bytes become text if they are UTF-8; else there is a clear error. Bad records are refused, or counted and left out, as
+the options say. Those left out are kept in receipts and shown to the user with file and line.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,6 +21,9 @@ _BOM = b"\xef\xbb\xbf"
 _P = ParamSpec("_P")
 
 Unit = Literal["", "byte", "line", "row"]
+_FIELDS = "name the fields with --query-field, --positive-field and --negatives-field"
+LISTED = 100
+_CHUNK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,9 +167,6 @@ def too_long(place: Place, limit: int) -> BadRecord:
     )
 
 
-_FIELDS = "name the fields with --query-field, --positive-field and --negatives-field"
-
-
 def example(record: Mapping[str, object], pairs: PairFields, options: BuildOptions, place: Place) -> Text:
     """Query, positive and the first `pairs.count` negatives of a record, whose values are text, bytes, lists of these,
     or None, as where a field is missing.
@@ -230,10 +229,6 @@ def _texts(value: object, name: str, options: BuildOptions, place: Place) -> Ite
                 yield from _texts(item, name, options, place)
         case _:
             raise BadRecord(place, f"field {name!r} holds {type(value).__name__}, not text", _FIELDS)
-
-
-LISTED = 100
-_CHUNK = 1 << 20
 
 
 class SkippedRecord(BaseModel):

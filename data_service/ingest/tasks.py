@@ -1,6 +1,7 @@
-"""What every task of a build is: frozen, picklable, and finished once its receipt is there.
+"""Tasks of a build, and the receipts that they leave.
 
-Receipts: what a finished task left, written last. A build that continues trusts them and nothing else.
+A task is frozen and picklable, and it is finished once its receipt is there. A receipt is written last. A build that
+continues trusts receipts and nothing else.
 """
 
 from abc import ABC, abstractmethod

@@ -1,10 +1,8 @@
-"""One part of a split, training or held-out: documents become blocks, blocks a shard in a local file.
-
-Second pass over a split: drop later copies, encode, and write its training and its held-out shard.
+"""Second pass over a split: the documents that are kept become tokens, blocks, and one shard for training and one held
+out.
 """
 
 import errno
-import hashlib
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,13 +17,12 @@ from pydantic import BaseModel, ConfigDict
 from data_service.corpus.layout import TOKENIZER, shard_key, shard_name
 from data_service.corpus.manifest import HeldoutRule, WrittenShard
 from data_service.corpus.writer import ShardWriter
-from data_service.errors import CorpusError, InputError
+from data_service.errors import CorpusError
 from data_service.ingest.blocks import BATCH, BlockBuilder, Encoded, encode_documents, encode_examples
-from data_service.ingest.compare import ORDINAL, Slice
-from data_service.ingest.documents import read_documents
-from data_service.ingest.hashing import hash_of, hash_texts, hash_tokens
+from data_service.ingest.compare import ORDINAL
+from data_service.ingest.hashing import hash_of, hash_tokens
 from data_service.ingest.heldout import divide_document, low_word
-from data_service.ingest.records import Text
+from data_service.ingest.kept import Kept, read_kept
 from data_service.ingest.tasks import Receipt, SplitTask, write_receipt
 from data_service.store.base import Store
 from data_service.store.errors import OutOfSpace
@@ -33,6 +30,8 @@ from data_service.tokenizers.load import load_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
 
 LENGTHS = 40  # powers of two that a document's length in tokens can reach
+_Piece = tuple[tuple[str, ...], bool]
+"""The texts of a document, of a stretch of one, or of an example; and whether it is held out."""
 
 
 class PartSummary(BaseModel):
@@ -97,47 +96,6 @@ class Part:
             self._writer = ShardWriter(self.path, self._name)
         self._writer.write(block)
         self.unigram += np.bincount(block.tokens, minlength=len(self.unigram))
-
-
-_Piece = tuple[tuple[str, ...], bool]
-"""The texts of a document, of a stretch of one, or of an example; and whether it is held out."""
-
-
-@dataclass(frozen=True)
-class Kept:
-    """The documents of a split that are no later copies.
-
-    `drops` say which are copies; `digest` is the hash of all hashes of the first pass; `source` covers both.
-    """
-
-    drops: tuple[Slice, ...]
-    digest: str
-    source: str
-
-
-def read_kept(task: SplitTask, kept: Kept) -> Iterator[tuple[Text, bytes]]:
-    """(document, hash) of each document of the task's split that is kept.
-
-    Raises:
-        InputError: the text changed since the first pass; else as `read_documents`.
-    """
-    drops = _read_drops(task.layout.open(), kept.drops)
-    seen = hashlib.sha256()
-    ordinal = 0
-    for document in read_documents(task.split, task.options):
-        if document.blank:
-            continue
-        digest = hash_texts(document.texts)
-        seen.update(digest)
-        if ordinal not in drops:
-            yield document, digest
-        ordinal += 1
-    if seen.hexdigest() != kept.digest:
-        raise InputError(
-            f"{task.split.pieces[0].file.uri} (or one of the {len(task.split.pieces)} inputs read with it) "
-            "changed while the corpus was built",
-            remedy="give the same command again when the inputs stay as they are: it reads anew what changed",
-        )
 
 
 @dataclass(frozen=True)
@@ -243,12 +201,6 @@ def _batches(documents: Iterator[_Piece]) -> Iterator[list[_Piece]]:
             batch, characters = [], 0
     if batch:
         yield batch
-
-
-def _read_drops(store: Store, slices: tuple[Slice, ...]) -> set[int]:
-    """Numbers of the documents to leave out."""
-    ordinals = (np.frombuffer(store.get_range(s.key, s.start, s.length), dtype=ORDINAL) for s in slices)
-    return {ordinal for part in ordinals for ordinal in part.tolist()}
 
 
 def _store_parts(

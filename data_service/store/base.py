@@ -1,12 +1,11 @@
-"""The object store as everything else sees it: keys under one root, whole or by range, put once or replaced.
+"""The object store as everything else sees it: keys under one root, read whole or by range, put once or replaced.
 
 Local folders and S3 behave alike: a put is atomic (readers see the old bytes or the new ones), a key is
 a slash-separated relative path, and there are no directories (but a folder cannot hold both `a` and `a/b`).
 What a key may look like is the same for every store, so that a run can move from one to another.
 
-Many small requests at once: an answer takes tens of milliseconds, and thousands of them one by one minutes.
-
-Reads that check what they read, so that a bad copy on the way costs a second read, not a run.
+Here, too, are helpers for every store: many small requests at once (`together`), the digest of everything stored
+(`digest`), and reads that check it (`read_verified`).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,6 +19,10 @@ from typing import Protocol, TypeVar
 from data_service.store.errors import BadUri
 
 TEMPORARY = ".tmp-"  # names of files still being written start like this; no store lists them
+_REQUESTS = 32  # on their way at the same time: as many connections as a client keeps
+T = TypeVar("T")
+R = TypeVar("R")
+ATTEMPTS = 4
 
 
 def checked(root: str, key: str) -> str:
@@ -137,12 +140,6 @@ class Store(Protocol):
         ...
 
 
-_REQUESTS = 32  # on their way at the same time: as many connections as a client keeps
-
-T = TypeVar("T")
-R = TypeVar("R")
-
-
 def together(request: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
     """What `request` returns for each item, in their order; so many answers at most are kept for a slow reader.
 
@@ -159,9 +156,6 @@ def together(request: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
         finally:
             for future in begun:
                 future.cancel()
-
-
-ATTEMPTS = 4
 
 
 def digest(data: bytes | memoryview) -> str:

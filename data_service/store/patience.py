@@ -1,13 +1,11 @@
-"""How long a failing store is tried again: until an operation has got no further for the store's patience.
+"""How long a failing store is tried again, what is said meanwhile, and how many requests were repeated.
 
-Progress renews patience, so a long upload is not given up because it is long. Work that is only done again is no
-progress: an operation that never gets beyond the same point ends.
+An operation is tried again until it has made no progress for the store's patience. Progress renews patience, so a long
+upload is not given up because it is long. Repeating the same work is no progress: an operation that never gets beyond
+the same point ends.
 
-What is said while a store does not answer: one sentence when that has lasted, one when it is over.
-
-Both are log records of level WARNING, one line each, which the command line prints as they are.
-
-How often this process has had to ask a store again: for whoever watches how well a store answers.
+An outage that lasts is announced by one log record of level WARNING, and its end by another. The command line prints
+them as they are.
 """
 
 import logging
@@ -27,6 +25,10 @@ _FEWEST_ATTEMPTS = 3  # however long one took: a process may have been stopped m
 _FIRST_CREDENTIALS_S = 20.0  # for a process that never had any: most likely there are none
 _LONGEST_PAUSE_S = 15.0
 _JITTER = SystemRandom()  # its draws differ between processes that were forked, and disturb no seeded ones
+_log = logging.getLogger(__name__)
+QUIET_S = 5.0  # what passes sooner needs no words
+_lock = threading.Lock()
+_total = 0
 
 
 def default_patience_s() -> float:
@@ -79,10 +81,7 @@ class Patience:
         return _JITTER.uniform(0, min(longest, 0.2 * 2 ** min(self._failures, 10)))
 
 
-_log = logging.getLogger(__name__)
 _log.addHandler(logging.NullHandler())  # without a listener nothing is printed
-
-QUIET_S = 5.0  # what passes sooner needs no words
 
 
 class Outage:
@@ -117,10 +116,6 @@ class Outage:
 def outage_of(uri: str) -> Outage:
     """The one of this process for the store at `uri`."""
     return Outage(uri)
-
-
-_lock = threading.Lock()
-_total = 0
 
 
 def count_retry() -> None:

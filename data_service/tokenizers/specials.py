@@ -1,6 +1,5 @@
-"""Special tokens by role, and the names, order and layout each model family gives them.
-
-What `transformers` puts around one or two texts, per family. Training packs rows itself, without it.
+"""Special tokens by role; the names, order and layout that each model family gives them; and the templates by which
+`transformers` puts them around one or two texts. Training packs rows itself, without templates.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,4 @@
-"""What the configurations of all families share.
-
-Parts that several families put together the same way.
-"""
+"""What all families share: the configuration of an encoder, and its layers."""
 
 from collections.abc import Callable
 from typing import Self

@@ -1,6 +1,5 @@
-"""The sentence-pair head: next sentence (BERT) or sentence order (ALBERT). Shapes: R rows, T tokens, H hidden.
-
-The replaced-token-detection heads of ELECTRA and DeBERTa v3. Shapes: T tokens, H hidden.
+"""Heads that choose between two classes: sentence pairs (BERT's next sentence, ALBERT's order), and whether a token was
+replaced (ELECTRA, DeBERTa v3). Shapes: R rows, T tokens, H hidden.
 """
 
 from typing import NamedTuple

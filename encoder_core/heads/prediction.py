@@ -1,12 +1,7 @@
-"""The masked-language-model head. Shapes: T tokens, M targets, H hidden, E embedding width, V vocabulary.
+"""Heads that predict token ids: masked tokens (BERT, and DeBERTa's enhanced mask decoder), permuted tokens (XLNet),
+spans from their boundaries (SpanBERT).
 
-XLNet's prediction: scores of all ids straight from a state. Shapes: M targets, H hidden, V vocabulary.
-
-DeBERTa's enhanced mask decoder (He et al. 2021, section 3.2): absolute positions enter just before the softmax.
-
-Shapes: T tokens, M targets, H hidden.
-
-SpanBERT's span-boundary head. Shapes: B targets, H hidden, P position width, V vocabulary.
+Shapes: T tokens, M or B targets, H hidden, E embedding width, P position width, V vocabulary.
 """
 
 import torch
@@ -17,6 +12,11 @@ from encoder_core.batch import Batch
 from encoder_core.heads.cross_entropy import CrossEntropySums, linear_cross_entropy
 from encoder_core.layers.deberta_encoder import DisentangledEncoder
 from encoder_core.layers.encoder import Activation, activate
+
+PASSES = 2  # microsoft/DeBERTa, masked_language_model.py
+POSITION_WIDTH = 200
+MAX_TARGETS = 15
+"""Tokens of one span that are predicted from its boundary, at most (official code)."""
 
 
 class MaskedLanguageModelHead(nn.Module):
@@ -78,9 +78,6 @@ class PermutationHead(nn.Module):
         return linear_cross_entropy(query_MH, self.decoder.weight, self.decoder.bias, ids_M)
 
 
-PASSES = 2  # microsoft/DeBERTa, masked_language_model.py
-
-
 class EnhancedMaskDecoder(nn.Module):
     """The encoder's last layer, run twice with queries that know where they stand.
 
@@ -104,11 +101,6 @@ class EnhancedMaskDecoder(nn.Module):
         at_M = batch.target_positions
         queries_MH = x_TH.index_select(0, at_M) + self.position(batch.positions[at_M])
         return encoder.look_again(queries_MH, at_M, x_TH, batch, PASSES)
-
-
-POSITION_WIDTH = 200
-MAX_TARGETS = 15
-"""Tokens of one span that are predicted from its boundary, at most (official code)."""
 
 
 class SpanBoundaryHead(nn.Module):
