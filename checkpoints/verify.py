@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from checkpoints.errors import DamagedCheckpoint
-from checkpoints.layout import File, Manifest, Mark, problems
+from checkpoints.layout import CheckpointManifest, CheckpointName, File, problems
 from checkpoints.listing import committed, read_manifest
 from data_service.store.base import Store, read_verified
 from data_service.store.errors import KeyMissing, Truncated
@@ -35,30 +35,32 @@ def read_chunk(store: Store, file: File, index: int) -> bytes:
 
 
 @dataclass(frozen=True)
-class Report:
+class Verification:
     """What verification found; `problems` is empty for a good checkpoint."""
 
-    mark: Mark
+    mark: CheckpointName
     problems: tuple[str, ...]
 
 
-def verify_all(store: Store, *, full: bool = True) -> Iterator[Report]:
+def verify_all(store: Store, *, full: bool = True) -> Iterator[Verification]:
     """Verifies every checkpoint of the run in `store`, newest first, one at a time."""
     for mark in committed(store):
         try:
             found = verify(store, read_manifest(store, mark), full=full)
         except DamagedCheckpoint as error:
             found = [error.problem]
-        yield Report(mark, tuple(found))
+        yield Verification(mark, tuple(found))
 
 
-def verify(store: Store, manifest: Manifest, *, full: bool = True) -> list[str]:
+def verify(store: Store, manifest: CheckpointManifest, *, full: bool = True) -> list[str]:
     """What is wrong with the checkpoint. Not `full`: only whether its files exist, with the right sizes."""
     wrong = problems(manifest)
     return wrong + verify_files(store, manifest, manifest.files, full=full)
 
 
-def verify_files(store: Store, manifest: Manifest, files: Sequence[File], *, full: bool) -> list[str]:
+def verify_files(
+    store: Store, manifest: CheckpointManifest, files: Sequence[File], *, full: bool
+) -> list[str]:
     """What is wrong with some of the checkpoint's files, each problem naming the file."""
     sizes = {entry.key: entry.size for entry in store.list(manifest.mark.folder)}
     wrong = []

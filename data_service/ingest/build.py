@@ -13,8 +13,8 @@ from collections import Counter
 from dataclasses import replace
 from functools import partial
 
-from data_service.corpus.layout import BUILD, CONFIGURATION, TOKENIZER, Layout
-from data_service.corpus.manifest import HeldoutRule, Manifest, PairTexts
+from data_service.corpus.layout import BUILD, CONFIGURATION, TOKENIZER, BuildLayout
+from data_service.corpus.manifest import CorpusManifest, HeldoutRule, PairTexts
 from data_service.corpus.manifest_file import save_manifest
 from data_service.errors import CorpusError, InputError
 from data_service.ingest.assemble import assemble
@@ -31,13 +31,13 @@ from data_service.ingest.configuration import (
 )
 from data_service.ingest.hashing import hash_of
 from data_service.ingest.heldout import Documents, by_documents, by_queries, by_stretches
-from data_service.ingest.inputs import InputFile, Listing, list_inputs
+from data_service.ingest.inputs import InputFile, InputListing, list_inputs
 from data_service.ingest.kept import Divided, DivideTask, Kept, divide
 from data_service.ingest.options import BuildOptions
-from data_service.ingest.pool import Pool, Progress, R, Report, T, Work, run_stage
+from data_service.ingest.pool import Pool, Progress, R, ReportProgress, StageTasks, T, run_stage
 from data_service.ingest.scan import Scanned, ScanTask, scan
 from data_service.ingest.splits import plan_splits, streamed_files
-from data_service.ingest.streamed import Measured, MeasureTask, measure
+from data_service.ingest.streamed import MeasuredFile, MeasureTask, measure
 from data_service.ingest.write import WriteTask, Written, write
 from data_service.store.base import Entry, Store, together
 from data_service.store.errors import KeyMissing
@@ -49,8 +49,8 @@ _DELETED = 1000  # objects that one request deletes
 
 
 def build_corpus(
-    inputs: list[str], output: str, tokenizer: str, options: BuildOptions, progress: Report
-) -> Manifest:
+    inputs: list[str], output: str, tokenizer: str, options: BuildOptions, progress: ReportProgress
+) -> CorpusManifest:
     """Build a corpus, or continue or find the same one.
 
     Args:
@@ -92,14 +92,14 @@ def build_corpus(
 
 def _build(
     store: Store,
-    listing: Listing,
+    listing: InputListing,
     tokenizer: Tokenizer,
     wanted: Configuration,
     options: BuildOptions,
-    progress: Report,
-) -> Manifest:
+    progress: ReportProgress,
+) -> CorpusManifest:
     with _pool(listing, options) as pool:
-        passes = Passes(Layout(store.uri, identity(wanted)), listing.files, options, pool, progress)
+        passes = Passes(BuildLayout(store.uri, identity(wanted)), listing.files, options, pool, progress)
         scanned = passes.scan()
         heldout, kept = passes.settle(scanned)
         save_tokenizer(tokenizer, store.at(TOKENIZER).uri)
@@ -113,15 +113,15 @@ def _build(
 
 def _refuse_other_text(
     store: Store,
-    listing: Listing,
-    manifest: Manifest,
+    listing: InputListing,
+    manifest: CorpusManifest,
     wanted: Configuration,
     options: BuildOptions,
-    progress: Report,
+    progress: ReportProgress,
 ) -> None:
     """Read inputs that may have changed since a corpus was completed. Raises CorpusError if they have."""
     with _pool(listing, options) as pool:
-        passes = Passes(Layout(store.uri, identity(wanted)), listing.files, options, pool, progress)
+        passes = Passes(BuildLayout(store.uri, identity(wanted)), listing.files, options, pool, progress)
         scanned = passes.scan()
     try:
         refuse_other_text(store, manifest, passes.splits, scanned)
@@ -130,7 +130,7 @@ def _refuse_other_text(
         raise
 
 
-def _pool(listing: Listing, options: BuildOptions) -> Pool:
+def _pool(listing: InputListing, options: BuildOptions) -> Pool:
     return Pool(options.workers, options.split_bytes if streamed_files(listing.files, options) else 0)
 
 
@@ -148,25 +148,25 @@ class Passes:
 
     def __init__(
         self,
-        layout: Layout,
+        layout: BuildLayout,
         files: tuple[InputFile, ...],
         options: BuildOptions,
         pool: Pool,
-        progress: Report,
+        progress: ReportProgress,
     ) -> None:
         self._options, self._pool, self._progress = options, pool, progress
         self.layout = layout
         sizes = self._measure(streamed_files(files, options))
         if sizes:  # they decide where splits begin
             lengths = (f"{size} {uri}" for uri, size in sorted(sizes.items()))
-            self.layout = Layout(layout.output, hash_of([layout.build, *lengths])[:16])
+            self.layout = BuildLayout(layout.output, hash_of([layout.build, *lengths])[:16])
         self.splits = plan_splits(files, options, sizes)
 
     def scan(self) -> list[Scanned]:
         """The first pass."""
         tasks = [ScanTask(self.layout, i, split, self._options) for i, split in enumerate(self.splits)]
         try:
-            scanned = self._run(Work("reading", tasks, scan, Scanned))
+            scanned = self._run(StageTasks("reading", tasks, scan, Scanned))
             if not any(split.documents for split in scanned):
                 remove_scaffolding(self.layout.open(), self._progress)
                 raise _no_text(scanned)
@@ -181,7 +181,7 @@ class Passes:
         """
         fraction = self._options.heldout_fraction
         compared = self._run(
-            Work("comparing", plan_partitions(self.layout, scanned, fraction), compare, Compared)
+            StageTasks("comparing", plan_partitions(self.layout, scanned, fraction), compare, Compared)
         )
         dropped = [part.digest for part in compared]
         kept = [
@@ -204,7 +204,7 @@ class Passes:
             WriteTask(self.layout, i, split, self._options, kept[i], tokenizer_hash, heldout)
             for i, split in enumerate(self.splits)
         ]
-        return self._run(Work("writing", tasks, write, Written))
+        return self._run(StageTasks("writing", tasks, write, Written))
 
     def _measure(self, files: list[InputFile]) -> dict[str, int]:
         """Decompressed sizes by URI. They take a pass of decompression alone, of all files at once."""
@@ -212,7 +212,7 @@ class Passes:
             return {}
         tasks = [MeasureTask(self.layout, index, file) for index, file in enumerate(files)]
         try:
-            measured = self._run(Work("measuring", tasks, measure, Measured))
+            measured = self._run(StageTasks("measuring", tasks, measure, MeasuredFile))
         except InputError:
             self._let_go()
             raise
@@ -224,11 +224,11 @@ class Passes:
             for i, split in enumerate(self.splits)
         ]
         candidates: Counter[int] = Counter()
-        for divided in self._run(Work("dividing", tasks, divide, Divided)):
+        for divided in self._run(StageTasks("dividing", tasks, divide, Divided)):
             candidates.update(dict(divided.candidates))
         return by_stretches(candidates, found.size, self._options.heldout_fraction)
 
-    def _run(self, work: Work[T, R]) -> list[R]:
+    def _run(self, work: StageTasks[T, R]) -> list[R]:
         return run_stage(work, self.layout.open(), self._pool, self._progress)
 
     def _let_go(self) -> None:
@@ -250,7 +250,7 @@ def _no_text(scanned: list[Scanned]) -> InputError:
     )
 
 
-def remove_scaffolding(store: Store, progress: Report) -> None:
+def remove_scaffolding(store: Store, progress: ReportProgress) -> None:
     """Take down what only the build needed."""
     entries = list(store.list(BUILD))
     batches = [entries[start : start + _DELETED] for start in range(0, len(entries), _DELETED)]

@@ -20,7 +20,7 @@ from data_service.ingest.formats import read_delimited, read_jsonl, read_txt
 from data_service.ingest.inputs import InputFile
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.records import BadRecord, Numbered, Text, accept, checked, decode, example
-from data_service.ingest.splits import Piece, Split
+from data_service.ingest.splits import FilePiece, Split
 
 _ROWS = 256
 _READ_AHEAD = 64 * 1024
@@ -48,7 +48,7 @@ def read_documents(split: Split, options: BuildOptions) -> Iterator[Text]:
     return (record for record in read_records(split, options) if isinstance(record, Text))
 
 
-def _read_piece(piece: Piece, options: BuildOptions) -> Iterator[Text | BadRecord]:
+def _read_piece(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRecord]:
     match piece.file.format:
         case "txt":
             if options.pairs is not None:
@@ -69,7 +69,7 @@ def _read_piece(piece: Piece, options: BuildOptions) -> Iterator[Text | BadRecor
             assert_never(other)
 
 
-def read_parquet(piece: Piece, options: BuildOptions) -> Iterator[Text | BadRecord]:
+def read_parquet(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRecord]:
     """The documents of the row groups that begin inside the piece. Bad is what is null, not UTF-8 or too long.
 
     Raises:
@@ -94,7 +94,7 @@ def read_parquet(piece: Piece, options: BuildOptions) -> Iterator[Text | BadReco
             first += rows
 
 
-def read_arrow(piece: Piece, options: BuildOptions) -> Iterator[Text | BadRecord]:
+def read_arrow(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRecord]:
     """The documents of a whole .arrow file, a stream or with a footer. Records are bad as in Parquet.
 
     Raises:

@@ -15,7 +15,7 @@ import pyarrow as pa
 from data_service.errors import InputError
 from data_service.ingest.inputs import InputFile
 from data_service.ingest.options import MIB
-from data_service.ingest.splits import Piece
+from data_service.ingest.splits import FilePiece
 from data_service.store.base import Store
 from data_service.store.open import open_store
 
@@ -97,7 +97,7 @@ def open_text(file: InputFile, *, start: int = 0) -> BinaryIO:
     return cast(BinaryIO, io.BufferedReader(plain, buffer_size=_BUFFER))
 
 
-def open_piece(piece: Piece, start: int) -> BinaryIO:
+def open_piece(piece: FilePiece, start: int) -> BinaryIO:
     """The text of a piece from byte `start` of its file on: what was handed over, or else read from the file.
 
     Raises:

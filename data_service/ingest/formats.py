@@ -20,7 +20,7 @@ from data_service.ingest.options import BuildOptions
 from data_service.ingest.records import (
     BadRecord,
     Numbered,
-    Place,
+    RecordPlace,
     Text,
     Unit,
     accept,
@@ -30,7 +30,7 @@ from data_service.ingest.records import (
     too_long,
     without_mark,
 )
-from data_service.ingest.splits import Piece
+from data_service.ingest.splits import FilePiece
 
 _SKIP = 1 << 20
 # A line may be this many times its document: escapes take six bytes, other fields the rest.
@@ -42,7 +42,7 @@ _ROW_PER_DOCUMENT = 8  # a line may be this many times its document: other field
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class InputLine:
     """A line's bytes, its newline included, and the offset of the first in the (decompressed) file.
 
     Of a line that is too long there is one byte more than is allowed.
@@ -76,10 +76,10 @@ class LinePlace:
         return f"{self.file.uri}, line {newlines + 1}"
 
 
-def read_lines(stream: BinaryIO, offset: int, limit: int) -> Iterator[Line]:
+def read_lines(stream: BinaryIO, offset: int, limit: int) -> Iterator[InputLine]:
     """All lines from the stream's position on, byte `offset` of the file; at most `limit` + 1 bytes of each."""
     while data := stream.readline(limit + 1):
-        yield Line(offset, data)
+        yield InputLine(offset, data)
         offset += len(data)
         if not data.endswith(b"\n"):
             offset += skip_line(stream)
@@ -95,7 +95,7 @@ def skip_line(stream: BinaryIO) -> int:
     return skipped
 
 
-def read_txt(piece: Piece, options: BuildOptions) -> Iterator[Text | BadRecord]:
+def read_txt(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRecord]:
     """The documents of a piece of a .txt file. One is bad if it is not UTF-8 or too long."""
     if options.txt_documents == "blank_line":
         yield from _read_separated(piece, options)
@@ -105,7 +105,7 @@ def read_txt(piece: Piece, options: BuildOptions) -> Iterator[Text | BadRecord]:
         yield accept(options, _document, data, 0, Numbered(piece.file), options)
 
 
-def _read_separated(piece: Piece, options: BuildOptions) -> Iterator[Text | BadRecord]:
+def _read_separated(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRecord]:
     """Documents whose first line begins inside the piece, each to its end, which may lie behind the piece."""
     file, limit = piece.file, options.max_document_bytes
     start = piece.text_start
@@ -120,14 +120,14 @@ def _read_separated(piece: Piece, options: BuildOptions) -> Iterator[Text | BadR
                 yield accept(options, _document, data, first, LinePlace(file, first), options)
 
 
-def _document(data: bytes, offset: int, place: Place, options: BuildOptions) -> Text:
+def _document(data: bytes, offset: int, place: RecordPlace, options: BuildOptions) -> Text:
     if len(data) > options.max_document_bytes:
         raise too_long(place, options.max_document_bytes)
     data, offset = without_mark(data, offset)
     return decode(data, options, place, offset)
 
 
-def _separate(lines: Iterator[Line], limit: int) -> Iterator[tuple[int, bytes]]:
+def _separate(lines: Iterator[InputLine], limit: int) -> Iterator[tuple[int, bytes]]:
     """(offset, bytes) of each run of lines that are not blank; of one too long a little more than `limit` bytes."""
     run: list[bytes] = []
     first = size = 0
@@ -146,7 +146,7 @@ def _separate(lines: Iterator[Line], limit: int) -> Iterator[tuple[int, bytes]]:
         yield first, b"".join(run)
 
 
-def read_jsonl(piece: Piece, options: BuildOptions) -> Iterator[Text | BadRecord]:
+def read_jsonl(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRecord]:
     """The documents of the lines that begin inside the piece.
 
     A record is bad if its line is not UTF-8, not a JSON object, without the field, or if that is not text; and if the
@@ -167,7 +167,7 @@ def read_jsonl(piece: Piece, options: BuildOptions) -> Iterator[Text | BadRecord
                 yield accept(options, _document_of_line, line, LinePlace(file, line.offset), options)
 
 
-def _document_of_line(line: Line, place: LinePlace, options: BuildOptions) -> Text:
+def _document_of_line(line: InputLine, place: LinePlace, options: BuildOptions) -> Text:
     if len(line.data) > options.max_document_bytes * LINE_PER_DOCUMENT:
         raise too_long(place, options.max_document_bytes * LINE_PER_DOCUMENT)
     data, offset = without_mark(line.data, line.offset)
@@ -210,7 +210,7 @@ def _one_a_line(text: str) -> str:
     return "correct the line or remove it"
 
 
-def read_delimited(piece: Piece, options: BuildOptions) -> Iterator[Text | BadRecord]:
+def read_delimited(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRecord]:
     """The documents of a whole file.
 
     A record is bad if it has another number of fields than the first line, breaks the rules of quotation, or holds text

@@ -17,7 +17,7 @@ from data_service.ingest.documents import read_documents
 from data_service.ingest.hashing import encoded_text, hash_texts
 from data_service.ingest.heldout import candidates_below, stretch_length, stretches
 from data_service.ingest.records import Text
-from data_service.ingest.tasks import Receipt, SplitTask, write_receipt
+from data_service.ingest.tasks import SplitTask, TaskReceipt, write_receipt
 from data_service.store.base import Store
 
 
@@ -85,7 +85,7 @@ class DivideTask(SplitTask):
         return (self.kept.source,)
 
 
-class Divided(Receipt):
+class Divided(TaskReceipt):
     """`candidates`: (low word, bytes of the stretches that end with this paragraph), of the words below the bound."""
 
     candidates: list[tuple[int, int]]

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
 from data_service.ingest.streamed import PieceReader
-from data_service.ingest.tasks import Receipt, SplitTask, Task, find_receipts
+from data_service.ingest.tasks import BuildTask, SplitTask, TaskReceipt, find_receipts
 from data_service.store.base import Store
 
 Stage = Literal[
     "measuring", "reading", "comparing", "dividing", "writing", "assembling", "already built", "clearing up"
 ]
-T = TypeVar("T", bound=Task)
-R = TypeVar("R", bound=Receipt)
+T = TypeVar("T", bound=BuildTask)
+R = TypeVar("R", bound=TaskReceipt)
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Progress:
     bytes_total: int
 
 
-Report = Callable[[Progress], None]
+ReportProgress = Callable[[Progress], None]
 
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Work(Generic[T, R]):
+class StageTasks(Generic[T, R]):
     """A stage: its tasks, the module-level function that does one, and the type of receipt it returns."""
 
     stage: Stage
@@ -85,7 +85,7 @@ def _run_here(function: Callable[[T], R], tasks: Sequence[T]) -> Iterator[tuple[
         yield index, function(task)
 
 
-def run_stage(work: Work[T, R], store: Store, pool: Pool, report: Report) -> list[R]:
+def run_stage(work: StageTasks[T, R], store: Store, pool: Pool, report: ReportProgress) -> list[R]:
     """Receipts of all tasks, in their order. What has a receipt already is not done again.
 
     Raises:

@@ -53,7 +53,7 @@ class Text:
         return any(not text or text.isspace() for text in self.texts)
 
 
-class Place(Protocol):
+class RecordPlace(Protocol):
     """Where a record is. As a string it names file and line or row, which may take a look at the file.
 
     `number` counts what `unit` says: lines from 1, rows from 0, bytes from 0 to where a line begins. A whole file has
@@ -85,7 +85,7 @@ class Numbered:
 class BadRecord(Exception):
     """A record that cannot be used, in a file that can: `reason` says why, `remedy` what to do about it."""
 
-    def __init__(self, place: Place, reason: str, remedy: str) -> None:
+    def __init__(self, place: RecordPlace, reason: str, remedy: str) -> None:
         super().__init__(reason)
         self.place, self.reason, self.remedy = place, reason, remedy
 
@@ -117,7 +117,7 @@ def without_mark(raw: bytes, offset: int) -> tuple[bytes, int]:
     return raw, offset
 
 
-def decode(raw: bytes, options: BuildOptions, place: Place, base: int | None = None) -> Text:
+def decode(raw: bytes, options: BuildOptions, place: RecordPlace, base: int | None = None) -> Text:
     """The text of `raw`, which begins at byte `base` of the (decompressed) file, or is a value of a table.
 
     Raises:
@@ -135,7 +135,7 @@ def decode(raw: bytes, options: BuildOptions, place: Place, base: int | None = N
         raise BadRecord(place, reason, _REMEDY) from error
 
 
-def checked(text: str, options: BuildOptions, place: Place) -> Text:
+def checked(text: str, options: BuildOptions, place: RecordPlace) -> Text:
     r"""Text that was a string already, if it is one that can be kept.
 
     JSON can spell half a surrogate pair ("\ud800"), which is no character and cannot be written as UTF-8.
@@ -157,7 +157,7 @@ def checked(text: str, options: BuildOptions, place: Place) -> Text:
     return Text(text, replaced)
 
 
-def too_long(place: Place, limit: int) -> BadRecord:
+def too_long(place: RecordPlace, limit: int) -> BadRecord:
     """What is wrong with a document at `place` that is longer than `limit` bytes."""
     return BadRecord(
         place,
@@ -167,7 +167,9 @@ def too_long(place: Place, limit: int) -> BadRecord:
     )
 
 
-def example(record: Mapping[str, object], pairs: PairFields, options: BuildOptions, place: Place) -> Text:
+def example(
+    record: Mapping[str, object], pairs: PairFields, options: BuildOptions, place: RecordPlace
+) -> Text:
     """Query, positive and the first `pairs.count` negatives of a record, whose values are text, bytes, lists of these,
     or None, as where a field is missing.
 
@@ -200,7 +202,7 @@ def example(record: Mapping[str, object], pairs: PairFields, options: BuildOptio
     return made
 
 
-def _one(record: Mapping[str, object], name: str, options: BuildOptions, place: Place) -> Text:
+def _one(record: Mapping[str, object], name: str, options: BuildOptions, place: RecordPlace) -> Text:
     if record.get(name) is None:
         there = "it is null" if name in record else f"it has {', '.join(map(repr, record))}"
         raise BadRecord(place, f"no field {name!r} ({there})", _FIELDS)
@@ -214,7 +216,7 @@ def _one(record: Mapping[str, object], name: str, options: BuildOptions, place: 
     return found[0]
 
 
-def _texts(value: object, name: str, options: BuildOptions, place: Place) -> Iterator[Text]:
+def _texts(value: object, name: str, options: BuildOptions, place: RecordPlace) -> Iterator[Text]:
     """The texts in a field's value; none in None."""
     match value:
         case None:

@@ -11,14 +11,14 @@ from typing import Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from data_service.corpus.layout import Layout
+from data_service.corpus.layout import BuildLayout
 from data_service.ingest.options import BuildOptions
-from data_service.ingest.splits import Piece, Split
+from data_service.ingest.splits import FilePiece, Split
 from data_service.store.base import Store, together
 from data_service.store.errors import KeyMissing
 
 
-class Task(ABC):
+class BuildTask(ABC):
     """A piece of work that leaves a receipt under the key `receipt`.
 
     `sources` are hashes of what it is made from: a receipt is only good if its own is one of them. So what depends on
@@ -39,10 +39,10 @@ class Task(ABC):
 
 
 @dataclass(frozen=True)
-class SplitTask(Task):
+class SplitTask(BuildTask):
     """Work on split `index` of the input."""
 
-    layout: Layout
+    layout: BuildLayout
     index: int
     split: Split
     options: BuildOptions
@@ -51,16 +51,16 @@ class SplitTask(Task):
     def input_bytes(self) -> int:
         return self.split.size
 
-    def handed(self, piece: Piece) -> Self:
+    def handed(self, piece: FilePiece) -> Self:
         """The same task with the text of its streamed piece."""
         return replace(self, split=Split((piece,)))
 
 
-class Receipt(BaseModel):
+class TaskReceipt(BaseModel):
     """What a finished task left.
 
     Attributes:
-        source: what it was made from, as `Task.sources` says it; a receipt made from something else is none.
+        source: what it was made from, as `BuildTask.sources` says it; a receipt made from something else is none.
         files: the objects the task wrote, with their sizes in bytes.
     """
 
@@ -70,22 +70,22 @@ class Receipt(BaseModel):
     files: dict[str, int]
 
 
-R = TypeVar("R", bound=Receipt)
+R = TypeVar("R", bound=TaskReceipt)
 
 
-def write_receipt(store: Store, key: str, receipt: Receipt) -> None:
+def write_receipt(store: Store, key: str, receipt: TaskReceipt) -> None:
     """Record that a task is finished. The objects it names must be there already."""
     store.put(key, receipt.model_dump_json().encode())
 
 
-def find_receipts(store: Store, tasks: Sequence[Task], kind: type[R]) -> list[R | None]:
+def find_receipts(store: Store, tasks: Sequence[BuildTask], kind: type[R]) -> list[R | None]:
     """For each task its receipt, or None if it must be done again.
 
     A receipt counts if it was made from the same sources, and all it names is there in full.
     """
     written = _sizes(store, [task.receipt for task in tasks])
 
-    def read(task: Task) -> R | None:
+    def read(task: BuildTask) -> R | None:
         found = _read(store, task.receipt, kind) if task.receipt in written else None
         return found if found is not None and found.source in task.sources else None
 

@@ -23,7 +23,7 @@ from data_service.ingest.compare import ORDINAL
 from data_service.ingest.hashing import hash_of, hash_tokens
 from data_service.ingest.heldout import divide_document, low_word
 from data_service.ingest.kept import Kept, read_kept
-from data_service.ingest.tasks import Receipt, SplitTask, write_receipt
+from data_service.ingest.tasks import SplitTask, TaskReceipt, write_receipt
 from data_service.store.base import Store
 from data_service.store.errors import OutOfSpace
 from data_service.tokenizers.load import load_tokenizer
@@ -50,7 +50,7 @@ class PartSummary(BaseModel):
     lengths: list[int]
 
 
-class Part:
+class PartWriter:
     """Writes the blocks of one part to `path`, which comes into being with the first of them.
 
     `unigram` is the [vocab_size] int64 count of its tokens.
@@ -66,7 +66,7 @@ class Part:
         self._text_bytes = 0
         self._lengths = [0] * LENGTHS
 
-    def __enter__(self) -> "Part":
+    def __enter__(self) -> "PartWriter":
         return self
 
     def __exit__(
@@ -119,7 +119,7 @@ class WriteTask(SplitTask):
         return hash_of([self.kept.source, repr(self.heldout)])
 
 
-class Written(Receipt):
+class Written(TaskReceipt):
     """The shards of a split; `without_tokens` counts documents whose text has none for the tokenizer."""
 
     train: PartSummary
@@ -140,8 +140,8 @@ def write(task: WriteTask) -> Written:
     with tempfile.TemporaryDirectory(prefix="maskfleet-") as folder, _room_in(folder):
         name, block_tokens = shard_name(task.index), task.options.block_tokens
         with (
-            Part(Path(folder, "train.tar"), name, tokenizer.vocab_size, block_tokens) as train,
-            Part(Path(folder, "heldout.tar"), name, tokenizer.vocab_size, block_tokens) as heldout,
+            PartWriter(Path(folder, "train.tar"), name, tokenizer.vocab_size, block_tokens) as train,
+            PartWriter(Path(folder, "heldout.tar"), name, tokenizer.vocab_size, block_tokens) as heldout,
         ):
             without_tokens = _fill(task, tokenizer, (train, heldout))
             summaries = (train.finish(), heldout.finish())
@@ -158,7 +158,7 @@ def write(task: WriteTask) -> Written:
     return written
 
 
-def _fill(task: WriteTask, tokenizer: Tokenizer, parts: tuple[Part, Part]) -> int:
+def _fill(task: WriteTask, tokenizer: Tokenizer, parts: tuple[PartWriter, PartWriter]) -> int:
     """Put every kept document into its part, or its stretches into theirs; the number of those without a token."""
     without_tokens = 0
     for batch in _batches(_pieces(task)):
@@ -204,7 +204,10 @@ def _batches(documents: Iterator[_Piece]) -> Iterator[list[_Piece]]:
 
 
 def _store_parts(
-    store: Store, task: WriteTask, parts: tuple[Part, Part], summaries: tuple[PartSummary, PartSummary]
+    store: Store,
+    task: WriteTask,
+    parts: tuple[PartWriter, PartWriter],
+    summaries: tuple[PartSummary, PartSummary],
 ) -> dict[str, int]:
     """Upload what the parts wrote; key and size of everything stored."""
     files: dict[str, int] = {}

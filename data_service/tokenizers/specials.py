@@ -11,7 +11,7 @@ from tokenizers import AddedToken, processors
 from data_service.errors import TokenizerError
 
 Style = Literal["roberta", "bert", "albert", "xlnet", "deberta"]
-Layout = Literal["bert", "roberta", "xlnet"]
+TemplateLayout = Literal["bert", "roberta", "xlnet"]
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class SpecialStyle:
 
     pieces: tuple[str, ...]
     names: SpecialNames
-    layout: Layout
+    layout: TemplateLayout
 
 
 _BERT = SpecialNames(cls="[CLS]", sep="[SEP]", pad="[PAD]", mask="[MASK]", unk="[UNK]")
@@ -130,7 +130,7 @@ def post_processor(style: SpecialStyle) -> processors.TemplateProcessing:
 
 
 def row_template(
-    layout: Layout, cls_token: tuple[str, int], sep_token: tuple[str, int]
+    layout: TemplateLayout, cls_token: tuple[str, int], sep_token: tuple[str, int]
 ) -> processors.TemplateProcessing:
     """The template of a layout, with the family's token types after the colons; tokens are (piece, id)."""
     cls, sep = cls_token[0], sep_token[0]

@@ -11,10 +11,10 @@ from encoder_core.heads.cross_entropy import CrossEntropySums
 from encoder_core.heads.prediction import EnhancedMaskDecoder, MaskedLanguageModelHead
 from encoder_core.layers.attention import Attend, automatic
 from encoder_core.layers.deberta_encoder import DisentangledEncoder
-from encoder_core.objectives.losses import LossSums, Objective, Term
+from encoder_core.objectives.losses import LossSums, ObjectiveModule, Term
 
 
-class MaskedLanguageModel(Objective):
+class MaskedLanguageModel(ObjectiveModule):
     """Cross-entropy of the original ids at the target positions (BERT, section 3.1; RoBERTa).
 
     Terms: "mlm".

@@ -20,7 +20,7 @@ from ray.exceptions import RayError
 from checkpoints.attempt import Attempt, Heartbeat, Owner, claim, end_all
 from checkpoints.errors import Superseded
 from checkpoints.gather import Alone
-from checkpoints.layout import Manifest
+from checkpoints.layout import CheckpointManifest
 from checkpoints.load import newest_good
 from checkpoints.ownership import await_claim
 from data_service.service.feed import FeedConfig, FeedHandle, start_feed
@@ -95,7 +95,7 @@ def _evaluate_the_last(run: Run, display: Display, stopping: Stopping) -> None:
             pass
 
 
-def _newest(run: Run) -> Manifest | None:
+def _newest(run: Run) -> CheckpointManifest | None:
     """The newest checkpoint. Every rank verifies it before it is used."""
     good = newest_good(run.store, Alone(), full=False)
     return good.manifest if good else None
@@ -110,7 +110,7 @@ class _Start:
     stopping: Stopping
     owner: Owner
     startup: Startup
-    last: Manifest | None
+    last: CheckpointManifest | None
 
     def supervise(self, attempt: Attempt, nodes: int) -> Outcome:
         """From Ray to the end of the ranks."""

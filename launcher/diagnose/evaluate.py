@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from checkpoints.errors import DamagedCheckpoint
-from checkpoints.layout import Mark
+from checkpoints.layout import CheckpointName
 from checkpoints.listing import read_manifest
 from data_service.errors import UserError as DataError
 from data_service.store.errors import KeyMissing
@@ -40,7 +40,7 @@ class Outcome:
     failed: dict[str, str] = field(default_factory=dict)
 
 
-def evaluate_commit(run: Run, mark: Mark, tasks: Sequence[EvaluationTask]) -> Outcome:
+def evaluate_commit(run: Run, mark: CheckpointName, tasks: Sequence[EvaluationTask]) -> Outcome:
     """Measure what was not measured yet, each result on record as soon as it is there.
 
     Raises DamagedCheckpoint, StoreError: the commit cannot be read, or a result not be written.
@@ -65,7 +65,7 @@ def measure(checkpoint: Checkpoint, task: EvaluationTask) -> list[Figure]:
     return _Measure(checkpoint, task).figures()
 
 
-def _read(run: Run, mark: Mark) -> Checkpoint | None:
+def _read(run: Run, mark: CheckpointName) -> Checkpoint | None:
     """None if it is not there any more."""
     try:
         return read_checkpoint(run, read_manifest(run.store, mark))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict
 
-from checkpoints.layout import Mark
+from checkpoints.layout import CheckpointName
 from data_service.store.base import Store
 from launcher.diagnose.figures import Figure
 from launcher.recipe.evaluation import EvaluationTask
@@ -34,7 +34,7 @@ class Commit(Sealed):
 
     @property
     def path(self) -> str:
-        return _commit_path(Mark(self.attempt, self.step))
+        return _commit_path(CheckpointName(self.attempt, self.step))
 
 
 class Cell(BaseModel):
@@ -85,12 +85,12 @@ class Evaluated:
     results: tuple[Result, ...]
 
 
-def read_commit(store: Store, mark: Mark) -> Commit | None:
+def read_commit(store: Store, mark: CheckpointName) -> Commit | None:
     """What is known of a commit; None if nothing is. Raises StoreError."""
     return read(store, _commit_path(mark), Commit)
 
 
-def write_commit(store: Store, mark: Mark, weights: str) -> None:
+def write_commit(store: Store, mark: CheckpointName, weights: str) -> None:
     """Raises StoreError."""
     keep(store, Commit(step=mark.step, attempt=mark.attempt, weights=weights))
 
@@ -110,7 +110,7 @@ def results_of(store: Store, weights: str) -> list[Result]:
     return read_all(store, (entry.key for entry in store.list(_of_weights(weights))), Result)
 
 
-def unevaluated(store: Store, mark: Mark, tasks: Sequence[EvaluationTask]) -> bool:
+def unevaluated(store: Store, mark: CheckpointName, tasks: Sequence[EvaluationTask]) -> bool:
     """Whether one of `tasks` has no result of this commit's weights yet. Raises StoreError."""
     commit = read_commit(store, mark)
     if commit is None:
@@ -129,7 +129,7 @@ def evaluated(store: Store) -> Iterator[Evaluated]:
         yield Evaluated(commit, tuple(results_of(store, commit.weights)))
 
 
-def _commit_path(mark: Mark) -> str:
+def _commit_path(mark: CheckpointName) -> str:
     return f"{_COMMITS}step-{mark.step:08d}-a{mark.attempt:06d}.json"
 
 

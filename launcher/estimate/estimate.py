@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from data_service.stream.radius import Radius
 from encoder_core.cost import memory
-from encoder_core.cost.memory import STAGES, Part, Stage
+from encoder_core.cost.memory import STAGES, MemoryPart, Stage
 from encoder_core.cost.products import Shape
 from encoder_core.cost.saved import Kernel
 from encoder_core.families.xlnet import XlnetConfig
@@ -36,7 +36,7 @@ class Fit:
 
     stage: Stage
     rows: int
-    parts: tuple[Part, ...]
+    parts: tuple[MemoryPart, ...]
     fits: bool
 
     @property
@@ -169,7 +169,7 @@ def bill(
     rounds: int,
     kernel: Kernel = "gpu",
     bucket: int = memory.BUCKET,
-) -> tuple[Part, ...]:
+) -> tuple[MemoryPart, ...]:
     """What fills the memory of one of `ranks` that train `count` parameters, `rounds` microbatches of `shape` a step.
 
     `kernel`, `bucket`: as in `encoder_core.cost.saved` and `memory.kept`.
@@ -186,12 +186,12 @@ def bill(
     return (*kept, *added)
 
 
-def _remembered(model: XlnetConfig, rows: int, precision: str) -> Part:
+def _remembered(model: XlnetConfig, rows: int, precision: str) -> MemoryPart:
     """Of all microbatches of a rank."""
     state = 2 if precision == "bf16" else 4
     formula = f"{state} B x {rows} rows x {model.memory} tokens x {model.hidden} x {model.layers} layers"
     numbers = rows * model.memory * model.hidden * model.layers
-    return Part("memory of earlier tokens", formula, state * numbers)
+    return MemoryPart("memory of earlier tokens", formula, state * numbers)
 
 
 def _checkpoints(recipe: Recipe, cluster: Cluster, count: int, step: float) -> Checkpoints:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib import metadata
 
-from checkpoints.layout import Mark
+from checkpoints.layout import CheckpointName
 from checkpoints.listing import committed
 from data_service.store.base import digest
 from data_service.store.errors import KeyMissing
@@ -86,7 +86,7 @@ def _steps(source: str, steps: Sequence[int] | None) -> Sequence[int | None]:
     return sorted({mark.step for mark in committed(open_run(source).store)})
 
 
-def _commit(source: str, step: int | None) -> tuple[Run, Mark] | None:
+def _commit(source: str, step: int | None) -> tuple[Run, CheckpointName] | None:
     """The run's commit that is meant, be it good or damaged; None if there is none."""
     if open_store(source).size(RECORD) is None:
         return None
@@ -96,7 +96,7 @@ def _commit(source: str, step: int | None) -> tuple[Run, Mark] | None:
     return None if found is None else (run, found)
 
 
-def _name(run: Run, mark: Mark) -> str | None:
+def _name(run: Run, mark: CheckpointName) -> str | None:
     """By all that decides the files of its export; the manifest has the hashes of the weights. None if it is gone."""
     try:
         manifest = run.store.get(mark.manifest)

@@ -10,7 +10,7 @@ from pathlib import Path
 from checkpoints.hf.export import export_model, published, write_model
 from checkpoints.hf.pair import export_pair
 from checkpoints.hf.publish import removable
-from checkpoints.layout import Manifest
+from checkpoints.layout import CheckpointManifest
 from checkpoints.load import Reader
 from data_service.store.open import open_store
 from encoder_core.families.build import ModelConfig
@@ -83,7 +83,7 @@ def _write_vectors(folder: Path, contrastive: ContrastiveConfig, config: ModelCo
     )
 
 
-def _networks(manifest: Manifest, config: ModelConfig, objective: Objective) -> dict[str, Network]:
+def _networks(manifest: CheckpointManifest, config: ModelConfig, objective: Objective) -> dict[str, Network]:
     """By folder."""
     if objective.rtd is not None and isinstance(config, DetectorConfig):
         pair: dict[str, tuple[ModelConfig, Heads]] = {
@@ -97,7 +97,7 @@ def _networks(manifest: Manifest, config: ModelConfig, objective: Objective) -> 
     return {".": Network(their.architecture, None, tuple(sorted(left_out)))}
 
 
-def _described(manifest: Manifest, networks: Mapping[str, Network]) -> Exported:
+def _described(manifest: CheckpointManifest, networks: Mapping[str, Network]) -> Exported:
     models = {folder: network.architecture for folder, network in networks.items()}
     left_out = {part for network in networks.values() for part in network.left_out}
     return Exported(manifest.step, models, tuple(sorted(left_out)))

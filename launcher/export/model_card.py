@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import yaml
 
-from checkpoints.layout import Manifest
+from checkpoints.layout import CheckpointManifest
 from checkpoints.listing import committed, on, read_manifest
 from data_service.corpus.manifest_file import load_manifest
 from data_service.errors import CorpusError
@@ -61,7 +61,7 @@ class Facts:
     data: tuple[str, ...]
 
 
-def facts_of(run: Run, manifest: Manifest) -> Facts:
+def facts_of(run: Run, manifest: CheckpointManifest) -> Facts:
     """Raises StoreError, CheckpointError: the run's own records cannot be read. A corpus that is gone is said to be."""
     records = read_history(run.store).evaluations if _of_the_history(run, manifest) else ()
     before = [record for record in records if record["step"] <= manifest.step]
@@ -86,7 +86,7 @@ def render(facts: Facts, network: Network, licence: str | None) -> str:
     return "\n".join(parts)
 
 
-def _of_the_history(run: Run, manifest: Manifest) -> bool:
+def _of_the_history(run: Run, manifest: CheckpointManifest) -> bool:
     """Whether the run's evaluations are this checkpoint's: not if the run went on from an earlier one."""
     newest = committed(run.store)[0]
     return on(read_manifest(run.store, newest).lineage, manifest.mark)

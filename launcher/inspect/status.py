@@ -7,7 +7,7 @@ from typing import Literal, Protocol
 import numpy as np
 
 from checkpoints.errors import DamagedCheckpoint
-from checkpoints.layout import Manifest
+from checkpoints.layout import CheckpointManifest
 from checkpoints.listing import committed, read_manifest
 from checkpoints.ownership import Presence, presence
 from data_service.errors import UserError
@@ -202,7 +202,7 @@ def _evaluation_problem(events: Sequence[Record]) -> str | None:
     return None
 
 
-def _newest(store: Store) -> tuple[Manifest | None, str | None]:
+def _newest(store: Store) -> tuple[CheckpointManifest | None, str | None]:
     """The newest checkpoint's manifest, and what is wrong with it."""
     marks = committed(store)
     if not marks:
@@ -213,7 +213,7 @@ def _newest(store: Store) -> tuple[Manifest | None, str | None]:
         return None, error.problem
 
 
-def _tokens(steps: Steps, manifest: Manifest | None) -> int:
+def _tokens(steps: Steps, manifest: CheckpointManifest | None) -> int:
     """Of the committed past, by its checkpoint, and of the steps since."""
     before = manifest.state.get("tokens", 0) if manifest else 0
     assert isinstance(before, int)

@@ -18,7 +18,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
-from checkpoints.layout import Mark
+from checkpoints.layout import CheckpointName
 from checkpoints.rewind import Rewind
 from launcher.policies.failures import Stop
 
@@ -129,12 +129,12 @@ def describe(recent: Recent, loss: float, grad_norm: float) -> str:
 class Verdict:
     """What follows a spike: going back to a checkpoint, if there is one; and the end of the run, if `stop` is given."""
 
-    to: Mark | None
+    to: CheckpointName | None
     stop: Stop | None
 
 
 def decide(
-    settings: Spikes, began: int, cause: str, history: Sequence[Mark], gone_back: Sequence[Rewind]
+    settings: Spikes, began: int, cause: str, history: Sequence[CheckpointName], gone_back: Sequence[Rewind]
 ) -> Verdict:
     """What follows a spike that began with step `began`.
 

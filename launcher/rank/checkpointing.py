@@ -12,7 +12,7 @@ from checkpoints.attempt import Attempt
 from checkpoints.commit import Committed, Failed, Outcome
 from checkpoints.errors import CheckpointError, SaveFailed
 from checkpoints.gather import Peers
-from checkpoints.layout import Manifest, Mark
+from checkpoints.layout import CheckpointManifest, CheckpointName
 from checkpoints.retention import Tidied, tidy
 from checkpoints.save import Saver
 from data_service.store.base import Store
@@ -53,7 +53,7 @@ class RunCheckpointer:
         settings: Checkpointing,
         journal: RankJournal,
         alongside: ExtraState,
-        resumed: Manifest | None,
+        resumed: CheckpointManifest | None,
         grid: int = 1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -157,7 +157,7 @@ class RunCheckpointer:
         self._tidied()
         self._tidying = self._pool.submit(self._tidy_now, way_back, self._proven)
 
-    def _tidy_now(self, way_back: int, proven: frozenset[Mark]) -> Tidied:
+    def _tidy_now(self, way_back: int, proven: frozenset[CheckpointName]) -> Tidied:
         every = self._settings.keep_every.steps if self._settings.keep_every else None
         self._store.put_if_absent(BEGAN, b"{}\n")
         return tidy(

@@ -17,7 +17,7 @@ from checkpoints.load import Good, Reader, newest_good
 from data_service.samples.spec import StreamSpec
 from data_service.store.local import LocalStore
 from data_service.tokenizers.tokenizer import Tokenizer
-from encoder_core.objectives.losses import Objective
+from encoder_core.objectives.losses import ObjectiveModule
 from encoder_core.train.engine import Engine
 from encoder_core.train.exchange import Control
 from encoder_core.train.loop import Trainer
@@ -129,7 +129,7 @@ def _resume_point(run: Run, peers: Peers) -> Good | None:
 
 def _build(
     run: Run, tokenizer: Tokenizer, peers: Peers, good: Good | None
-) -> tuple[Objective, Engine, Start | None]:
+) -> tuple[ObjectiveModule, Engine, Start | None]:
     """The model, the engine around it, and what a fresh run begins from if that is not chance."""
     model = build_model(run.recipe, tokenizer)
     begin = None if good else initial_weights(run, tokenizer, model, peers)

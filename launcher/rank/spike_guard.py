@@ -9,7 +9,7 @@ from pydantic import JsonValue
 from checkpoints.attempt import Attempt
 from checkpoints.errors import CheckpointError
 from checkpoints.gather import Peers, first_or_raise
-from checkpoints.layout import Manifest, Segment
+from checkpoints.layout import CheckpointManifest, LineageSegment
 from checkpoints.listing import committed, on
 from checkpoints.rewind import SKIPS, Rewind, Span, record
 from data_service.stream.positions import Positions, Range
@@ -44,7 +44,7 @@ class SpikeGuard:
     peers: Peers
     journal: RankJournal
     positions: Positions
-    resumed: Manifest | None
+    resumed: CheckpointManifest | None
     lost: Lost
     recent: Recent = field(init=False)
     _turns: dict[str, float] = field(default_factory=dict)  # figures of the present step's turns
@@ -110,7 +110,7 @@ class SpikeGuard:
     def _decide(self, began: int, reached: int, cause: str) -> JsonValue:
         """Rank 0's: the verdict, on record, as `_go_back` reads it."""
         begun_at, past = (self.resumed.step, self.resumed.lineage) if self.resumed else (0, ())
-        lineage = (*past, Segment(attempt=self.attempt.number, start=begun_at, stop=reached))
+        lineage = (*past, LineageSegment(attempt=self.attempt.number, start=begun_at, stop=reached))
         history = [mark for mark in committed(self.run.store) if on(lineage, mark)]
         verdict = spikes.decide(self._settings, began, cause, history, self.lost.gone_back)
         if verdict.to is not None:

@@ -23,7 +23,7 @@ from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.initialise import on_meta
 from encoder_core.objectives.contrastive import ContrastiveConfig, contrastive_model
 from encoder_core.objectives.gradient_disentangled import gradient_disentangled_detection
-from encoder_core.objectives.losses import Objective as ObjectiveModule
+from encoder_core.objectives.losses import ObjectiveModule as ObjectiveModule
 from encoder_core.objectives.mlm import masked_language_model
 from encoder_core.objectives.mlm_pair import masked_language_model_with_pairs
 from encoder_core.objectives.plm import permuted_language_model

@@ -14,7 +14,7 @@ from trainers import SHAPES, assert_holds, commit_steps, cut, random_state
 from checkpoints.attempt import Attempt, claim
 from checkpoints.commit import Committed
 from checkpoints.gather import Alone
-from checkpoints.layout import Manifest, Mark
+from checkpoints.layout import CheckpointManifest, CheckpointName
 from checkpoints.listing import folders
 from checkpoints.load import newest_good
 from checkpoints.retention import tidy
@@ -25,7 +25,7 @@ from data_service.store.local import LocalStore
 from data_service.store.open import open_store
 
 
-def resume(store: Store) -> tuple[Attempt, Manifest]:
+def resume(store: Store) -> tuple[Attempt, CheckpointManifest]:
     attempt = claim(store)
     good = newest_good(store, Alone())
     assert good is not None
@@ -121,6 +121,6 @@ def test_a_full_disk_costs_one_checkpoint_and_says_so(tmp_path: Path) -> None:
     assert "no space left to write" in getattr(outcome, "reason", "")
     good = newest_good(store, Alone())
     assert good is not None
-    assert good.manifest.mark == Mark(1, 10)
+    assert good.manifest.mark == CheckpointName(1, 10)
     saver.begin(21, cut(random_state(21), (), 0), SHAPES, {})
     assert isinstance(saver.commit(), Committed)

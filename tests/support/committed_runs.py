@@ -6,7 +6,7 @@ import torch
 
 from checkpoints.attempt import Attempt, Owner, claim
 from checkpoints.gather import Alone
-from checkpoints.layout import Mark
+from checkpoints.layout import CheckpointName
 from checkpoints.retention import tidy
 from checkpoints.save import Saver
 from encoder_core.train.zero_state import KINDS, Fragment
@@ -23,7 +23,7 @@ class Committing:
         self._saver = Saver(self.run.store, self.attempt, Alone())
         self._model = build_model(self.run.recipe, self.run.tokenizer())
 
-    def commit(self, step: int) -> Mark:
+    def commit(self, step: int) -> CheckpointName:
         """Weights that depend on `step` alone."""
         shapes, fragments = {}, []
         for name, parameter in self._model.named_parameters():
@@ -34,7 +34,7 @@ class Committing:
         self._saver.begin(step, fragments, shapes, {"step": step})
         self._saver.wait()
         self._saver.commit()
-        return Mark(self.attempt.number, step)
+        return CheckpointName(self.attempt.number, step)
 
     def keep_last(self, count: int) -> None:
         """Delete all but the newest `count`."""

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data_service.corpus.manifest import BlockTable, Manifest, PairTexts, block_table
+from data_service.corpus.manifest import BlockTable, CorpusManifest, PairTexts, block_table
 from data_service.corpus.manifest_file import save_manifest
 from data_service.corpus.writer import ShardWriter
 from data_service.samples.spec import SourceSpec, StreamSpec
@@ -56,7 +56,7 @@ def write_corpus(
         tables.append(table)
         sizes[key], digests[key] = size, digest
     unigram = np.bincount(np.concatenate([block.tokens for block in blocks]), minlength=VOCABULARY)
-    manifest = Manifest("0" * 64, VOCABULARY, 0.1, *tables, unigram, sizes, digests, {}, {})
+    manifest = CorpusManifest("0" * 64, VOCABULARY, 0.1, *tables, unigram, sizes, digests, {}, {})
     if negatives is not None:
         manifest = replace(manifest, pairs=PairTexts(negatives))
     save_manifest(store, manifest)

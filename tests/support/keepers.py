@@ -8,7 +8,7 @@ from trainers import SHAPES, cut, random_state
 
 from checkpoints.attempt import Attempt
 from checkpoints.gather import Alone, Peers
-from checkpoints.layout import Manifest
+from checkpoints.layout import CheckpointManifest
 from data_service.store.base import Store
 from encoder_core.train.zero_state import Fragment
 from launcher.rank.checkpointing import RunCheckpointer
@@ -45,7 +45,7 @@ def keeper_of(
     store: Store,
     attempt: Attempt,
     link: Silent,
-    resumed: Manifest | None = None,
+    resumed: CheckpointManifest | None = None,
     *,
     keep_last: int = 3,
     peers: Peers | None = None,

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
 
-from data_service.corpus.manifest import Manifest
+from data_service.corpus.manifest import CorpusManifest
 from data_service.ingest.build import build_corpus
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.pool import Progress
@@ -64,7 +64,7 @@ def write_mixture(folder: Path) -> Path:
     return folder
 
 
-def build(inputs: Path, output: Path | str, options: BuildOptions = SMALL) -> Manifest:
+def build(inputs: Path, output: Path | str, options: BuildOptions = SMALL) -> CorpusManifest:
     """A corpus of everything in a folder; the tokenizer's folder is put beside it."""
     return build_corpus(
         [str(inputs)], str(output), tokenizer_folder(inputs.parent / "tokenizer"), options, ignore_progress

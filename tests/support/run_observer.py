@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from checkpoints.layout import Mark
+from checkpoints.layout import CheckpointName
 from checkpoints.listing import folders
 from data_service.errors import UserError
 from data_service.store.open import open_store
@@ -130,7 +130,7 @@ class Seen:
     done: int
     evaluates: bool
     committed: int
-    unfinished: frozenset[Mark]
+    unfinished: frozenset[CheckpointName]
 
 
 class AttentionScope:

@@ -19,7 +19,7 @@ from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.objectives.losses import LossSums
-from encoder_core.objectives.losses import Objective as Module
+from encoder_core.objectives.losses import ObjectiveModule as Module
 from encoder_core.objectives.replaced import ReplacedTokenConfig
 from launcher.estimate.workload import terms
 from launcher.recipe.objective import ExtraTerm, Objective, objective_module
@@ -106,7 +106,7 @@ def memory(network: Network, module: Module, batch: Batch) -> tuple[Tensor, ...]
 def turns(module: Module, batch: Batch, remembered: tuple[Tensor, ...]) -> list[LossSums]:
     """The forward passes of one microbatch: one, or one each turn."""
     losses: list[LossSums] = []
-    for _ in module.turns():
+    for _ in module.update_groups():
         losses.append(module(batch, remembered) if remembered else module(batch))
         remembered = losses[-1].memory
     return losses

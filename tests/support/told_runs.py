@@ -4,7 +4,7 @@ import torch
 
 from checkpoints.attempt import Owner, claim
 from checkpoints.gather import Alone
-from checkpoints.layout import Mark
+from checkpoints.layout import CheckpointName
 from checkpoints.listing import committed, read_manifest
 from checkpoints.rewind import Rewind, record
 from checkpoints.save import Saver
@@ -35,19 +35,19 @@ class Attempt:
         self.step = stop
         return self
 
-    def commit(self) -> Mark:
+    def commit(self) -> CheckpointName:
         self.journal.flush()
         tensors = {kind: torch.zeros(4) for kind in ("master", "exp_avg", "exp_avg_sq")}
         self.saver.begin(self.step, [Fragment("w", 0, tensors)], {"w": (4,)}, {"step": self.step})
         self.saver.wait()
         self.saver.commit()
-        return Mark(self.attempt.number, self.step)
+        return CheckpointName(self.attempt.number, self.step)
 
     def die(self) -> None:
         """With what it had recorded since its last commit."""
         self.journal.event("death", float(self.attempt.number), step=self.step, reason="a cosmic ray")
 
-    def go_back(self, to: Mark) -> None:
+    def go_back(self, to: CheckpointName) -> None:
         gone = Rewind(
             attempt=self.attempt.number, to=to, began=to.step, reached=self.step, cause="loss", skips=()
         )

@@ -13,7 +13,7 @@ from torch import Tensor
 from checkpoints.attempt import Attempt
 from checkpoints.commit import Committed, Outcome
 from checkpoints.gather import Alone, Peers
-from checkpoints.layout import Manifest
+from checkpoints.layout import CheckpointManifest
 from checkpoints.load import Reader
 from checkpoints.save import Saver
 from data_service.store.base import Store
@@ -67,7 +67,9 @@ def save(saver: Saver, step: int, seed: int) -> Outcome:
     return saver.commit()
 
 
-def commit_steps(store: Store, attempt: Attempt, *steps: int, resumed: Manifest | None = None) -> None:
+def commit_steps(
+    store: Store, attempt: Attempt, *steps: int, resumed: CheckpointManifest | None = None
+) -> None:
     """Commits a checkpoint at each step, with the step as its seed, as the only rank."""
     saver = Saver(store, attempt, Alone(), resumed=resumed)
     for step in steps:
@@ -75,7 +77,7 @@ def commit_steps(store: Store, attempt: Attempt, *steps: int, resumed: Manifest 
     saver.close()
 
 
-def assert_holds(store: Store, manifest: Manifest, state: State) -> None:
+def assert_holds(store: Store, manifest: CheckpointManifest, state: State) -> None:
     """The checkpoint, read parameter by parameter, is `state` bit for bit."""
     with Reader(store, manifest) as reader:
         for name, kinds in state.items():

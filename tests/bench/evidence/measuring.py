@@ -10,7 +10,7 @@ from pathlib import Path
 
 from checkpoints.hf.export import export_model
 from checkpoints.hf.pair import export_pair
-from checkpoints.layout import Mark
+from checkpoints.layout import CheckpointName
 from checkpoints.listing import committed
 from data_service.store.open import open_store
 from encoder_core.objectives.replaced import DetectorConfig
@@ -32,7 +32,7 @@ from launcher.tasks.task import load_task
 
 from .place import Place
 
-BEGINNING = Mark(attempt=0, step=0)
+BEGINNING = CheckpointName(attempt=0, step=0)
 """The weights that a run begins with, among its commits."""
 DOMAIN = ("section", "proposal", "order", "markup")
 SUITE = "domain"

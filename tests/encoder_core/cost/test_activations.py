@@ -10,7 +10,7 @@ from torch import Tensor
 from encoder_core.batch import Batch
 from encoder_core.cost.activations import Activations, of_update_groups
 from encoder_core.objectives.losses import LossSums
-from encoder_core.objectives.losses import Objective as Module
+from encoder_core.objectives.losses import ObjectiveModule as Module
 
 STATE = torch.float32.itemsize
 SIGHT = ("places of distances", "segments differ")
@@ -35,7 +35,7 @@ def saved_bytes(module: Module, forward: Callable[[], object]) -> int:
 def measured(network: Network, module: Module, batch: Batch, remembered: tuple[Tensor, ...]) -> list[int]:
     """For each turn of a step."""
     sizes = []
-    for _ in module.turns():
+    for _ in module.update_groups():
         losses: list[LossSums] = []
         given = (batch, remembered) if remembered else (batch,)
         sizes.append(saved_bytes(module, lambda given=given, losses=losses: losses.append(module(*given))))  # type: ignore[misc]

@@ -13,7 +13,7 @@ from encoder_core.cost.flops import count, products
 from encoder_core.layers.attention import SelfAttention, reference
 from encoder_core.layers.deberta_attention import DisentangledAttention, padded
 from encoder_core.objectives.contrastive import ContrastiveConfig, ContrastiveModel
-from encoder_core.objectives.losses import Objective as Module
+from encoder_core.objectives.losses import ObjectiveModule as Module
 from launcher.recipe.objective import Objective
 
 

@@ -10,7 +10,7 @@ import torch
 from committed_runs import Committing, task_files
 from small_runs import new_run
 
-from checkpoints.layout import Mark
+from checkpoints.layout import CheckpointName
 from data_service.stream.stream import Stream
 from encoder_core.train.collate import to_batch
 from launcher.diagnose.evaluate import Outcome, evaluate_commit
@@ -44,12 +44,12 @@ def evaluated_run(inputs: Path, tmp_path: Path) -> str:
     )
 
 
-def evaluate(uri: str, mark: Mark) -> Outcome:
+def evaluate(uri: str, mark: CheckpointName) -> Outcome:
     run = open_run(uri)
     return evaluate_commit(run, mark, run.recipe.evaluation.tasks)
 
 
-def pending(uri: str, mark: Mark) -> bool:
+def pending(uri: str, mark: CheckpointName) -> bool:
     run = open_run(uri)
     return unevaluated(run.store, mark, run.recipe.evaluation.tasks)
 

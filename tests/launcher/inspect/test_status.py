@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from checkpoints.attempt import Attempt, Owner, claim, end_all
 from checkpoints.gather import Alone
-from checkpoints.layout import Mark
+from checkpoints.layout import CheckpointName
 from checkpoints.save import Saver
 from data_service.store.base import Store
 from encoder_core.train.zero_state import Fragment
@@ -184,7 +184,7 @@ def test_a_damaged_checkpoint_is_said(run: str) -> None:
     store = open_run(run).store
     attempt, _ = begin(store, NOW)
     save(attempt, 6, NOW + 1)
-    store.put(Mark(1, 6).manifest, b"{}")
+    store.put(CheckpointName(1, 6).manifest, b"{}")
     found, text = said(run, NOW + 2)
     assert found.checkpoint is None
     assert "does not match its own digest" in text

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checkpoints.layout import Mark
+from checkpoints.layout import CheckpointName
 from checkpoints.rewind import Rewind
 from launcher.policies.failures import Stop
 from launcher.policies.spikes import (
@@ -162,11 +162,22 @@ def test_an_outlier_makes_no_update() -> None:
 
 def gone_back(began: int, reached: int, to: int | None = 0) -> Rewind:
     return Rewind(
-        attempt=1, to=None if to is None else Mark(1, to), began=began, reached=reached, cause="", skips=()
+        attempt=1,
+        to=None if to is None else CheckpointName(1, to),
+        began=began,
+        reached=reached,
+        cause="",
+        skips=(),
     )
 
 
-HISTORY = [Mark(1, 10), Mark(2, 40), Mark(2, 46), Mark(2, 48), Mark(2, 52)]
+HISTORY = [
+    CheckpointName(1, 10),
+    CheckpointName(2, 40),
+    CheckpointName(2, 46),
+    CheckpointName(2, 48),
+    CheckpointName(2, 52),
+]
 
 
 @pytest.mark.parametrize(
@@ -180,7 +191,7 @@ def test_back_to_the_newest_checkpoint_well_before_it(began: int, to: int) -> No
 
 
 @pytest.mark.parametrize("history", [[], HISTORY])
-def test_without_such_a_checkpoint_the_run_ends(history: list[Mark]) -> None:
+def test_without_such_a_checkpoint_the_run_ends(history: list[CheckpointName]) -> None:
     verdict = decide(SETTINGS, 12, "losses that are not finite", history, [])
     assert verdict.to is None
     assert isinstance(verdict.stop, Stop)
@@ -204,7 +215,7 @@ def test_without_such_a_checkpoint_the_run_ends(history: list[Mark]) -> None:
 def test_it_gives_up_when_going_back_again_and_again_does_not_help(past: list[Rewind], stops: bool) -> None:
     """Two are allowed in a row, each within 8 steps of where the one before had got to."""
     verdict = decide(SETTINGS, 53, "a spike", HISTORY, past)
-    assert verdict.to == Mark(2, 48), "a later start goes on from there in any case"
+    assert verdict.to == CheckpointName(2, 48), "a later start goes on from there in any case"
     assert (verdict.stop is not None) == stops
     if verdict.stop:
         assert "after going back 2 times in a row" in verdict.stop.reason
@@ -214,7 +225,7 @@ def test_it_gives_up_when_going_back_again_and_again_does_not_help(past: list[Re
 def test_none_may_be_allowed() -> None:
     settings = SETTINGS.model_copy(update={"most_rewinds": 0})
     assert decide(settings, 53, "a spike", HISTORY, []).stop is not None
-    assert decide(SETTINGS, 53, "a spike", HISTORY, []) == Verdict(Mark(2, 48), None)
+    assert decide(SETTINGS, 53, "a spike", HISTORY, []) == Verdict(CheckpointName(2, 48), None)
 
 
 @pytest.mark.parametrize(
