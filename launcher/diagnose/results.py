@@ -25,7 +25,7 @@ _COMMITS = f"{ROOT}commits/"
 _NAMED = 32  # hexadecimal digits of a hash in a name
 
 
-class Commit(Sealed):
+class CommitWeights(Sealed):
     """Which weights a commit holds."""
 
     step: int
@@ -37,7 +37,7 @@ class Commit(Sealed):
         return _commit_path(Mark(self.attempt, self.step))
 
 
-class Cell(BaseModel):
+class DiagnosticCell(BaseModel):
     """All that decides a result.
 
     Attributes:
@@ -65,10 +65,10 @@ class Cell(BaseModel):
         return f"{_of_weights(self.weights)}{name_of(content)}.json"
 
 
-class Result(Sealed):
+class DiagnosticResult(Sealed):
     """A cell's figures, and how many seconds they took."""
 
-    cell: Cell
+    cell: DiagnosticCell
     figures: tuple[Figure, ...]
     seconds: float
 
@@ -81,33 +81,33 @@ class Result(Sealed):
 class Evaluated:
     """A commit and what was measured of its weights."""
 
-    commit: Commit
-    results: tuple[Result, ...]
+    commit: CommitWeights
+    results: tuple[DiagnosticResult, ...]
 
 
-def read_commit(store: Store, mark: Mark) -> Commit | None:
+def read_commit(store: Store, mark: Mark) -> CommitWeights | None:
     """What is known of a commit; None if nothing is. Raises StoreError."""
-    return read(store, _commit_path(mark), Commit)
+    return read(store, _commit_path(mark), CommitWeights)
 
 
 def write_commit(store: Store, mark: Mark, weights: str) -> None:
     """Raises StoreError."""
-    keep(store, Commit(step=mark.step, attempt=mark.attempt, weights=weights))
+    keep(store, CommitWeights(step=mark.step, attempt=mark.attempt, weights=weights))
 
 
-def read_result(store: Store, cell: Cell) -> Result | None:
+def read_result(store: Store, cell: DiagnosticCell) -> DiagnosticResult | None:
     """The cell's result; None if it was not computed yet, or cannot be read. Raises StoreError."""
-    return read(store, cell.path, Result)
+    return read(store, cell.path, DiagnosticResult)
 
 
-def write_result(store: Store, result: Result) -> bool:
+def write_result(store: Store, result: DiagnosticResult) -> bool:
     """Whether it is ours that stays. A damaged object in its place is replaced. Raises StoreError."""
     return keep(store, result) is result
 
 
-def results_of(store: Store, weights: str) -> list[Result]:
+def results_of(store: Store, weights: str) -> list[DiagnosticResult]:
     """All that is known of some weights, by name. Raises StoreError."""
-    return read_all(store, (entry.key for entry in store.list(_of_weights(weights))), Result)
+    return read_all(store, (entry.key for entry in store.list(_of_weights(weights))), DiagnosticResult)
 
 
 def unevaluated(store: Store, mark: Mark, tasks: Sequence[EvaluationTask]) -> bool:
@@ -124,7 +124,7 @@ def evaluated(store: Store) -> Iterator[Evaluated]:
 
     Raises StoreError.
     """
-    commits = read_all(store, (entry.key for entry in store.list(_COMMITS)), Commit)
+    commits = read_all(store, (entry.key for entry in store.list(_COMMITS)), CommitWeights)
     for commit in sorted(commits, key=lambda commit: (commit.step, commit.attempt)):
         yield Evaluated(commit, tuple(results_of(store, commit.weights)))
 

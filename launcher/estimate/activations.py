@@ -34,7 +34,7 @@ from launcher.estimate.saved import (
     two_stream_layer,
 )
 from launcher.estimate.shape import Shape
-from launcher.recipe.objective import Objective
+from launcher.recipe.objective import RecipeObjective
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def head_peak(state: int) -> int:
 
 
 def turns(
-    model: ModelConfig, objective: Objective, shape: Shape, kernel: Kernel, *, backwards: bool = False
+    model: ModelConfig, objective: RecipeObjective, shape: Shape, kernel: Kernel, *, backwards: bool = False
 ) -> list[Activations]:
     """Of one microbatch, for each turn of a step; most objectives have one."""
     if objective.contrastive is not None:

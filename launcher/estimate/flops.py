@@ -36,7 +36,7 @@ from launcher.estimate.products import (
     without_gradient,
 )
 from launcher.estimate.shape import Shape
-from launcher.recipe.objective import Objective
+from launcher.recipe.objective import RecipeObjective
 from launcher.recipe.schema import Recipe
 
 Deberta = DebertaConfig | DebertaV2Config
@@ -86,7 +86,7 @@ def joined(found: Iterator[Product]) -> list[Product]:
 
 
 def of_objective(
-    model: ModelConfig, objective: Objective, shape: Shape, *, backwards: bool = False
+    model: ModelConfig, objective: RecipeObjective, shape: Shape, *, backwards: bool = False
 ) -> Iterator[Product]:
     """All networks and heads. `backwards`: lanes that are read from their ends are among the rows (XLNet)."""
     if objective.contrastive is not None:

@@ -8,8 +8,8 @@ from launcher.estimate.assumptions import LINK_SHARE, Utilisation
 from launcher.estimate.cluster import Cluster
 from launcher.estimate.flops import Count, count, products
 from launcher.estimate.shape import Shape
-from launcher.recipe.objective import Objective
-from launcher.recipe.schema import Phase, Recipe
+from launcher.recipe.objective import RecipeObjective
+from launcher.recipe.schema import Recipe, RecipePhase
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def targets_per_row(recipe: Recipe, length: int) -> int:
     return round(_targets(recipe.objective, length, length - (2 if isinstance(recipe.input, Packed) else 3)))
 
 
-def _targets(objective: Objective, length: int, maskable: int) -> float:
+def _targets(objective: RecipeObjective, length: int, maskable: int) -> float:
     if objective.plm is not None:
         return objective.plm.predict
     if objective.mlm is None:  # contrastive
@@ -70,19 +70,19 @@ def _targets(objective: Objective, length: int, maskable: int) -> float:
     return wanted if most is None else min(wanted, most)
 
 
-def batch_rows(phase: Phase) -> int:
+def batch_rows(phase: RecipePhase) -> int:
     """Of a step; of a batch of tokens, rows that are full."""
     return phase.batch.sequences or max(1, (phase.batch.tokens or 0) // phase.length)
 
 
-def microbatch_shape(recipe: Recipe, phase: Phase) -> Shape:
+def microbatch_shape(recipe: Recipe, phase: RecipePhase) -> Shape:
     """Each text of an example counted as a row."""
     rows = min(recipe.microbatch, batch_rows(phase)) * recipe.input.texts
     return Shape(rows, phase.length, targets_per_row(recipe, phase.length))
 
 
 def phase_time(
-    recipe: Recipe, phase: Phase, cluster: Cluster, parameters: int, utilisation: Utilisation
+    recipe: Recipe, phase: RecipePhase, cluster: Cluster, parameters: int, utilisation: Utilisation
 ) -> PhaseTime:
     """`parameters` of all networks."""
     rows, shape = batch_rows(phase), microbatch_shape(recipe, phase)

@@ -20,7 +20,7 @@ from encoder_core.objectives.losses import LossSums
 from encoder_core.objectives.losses import Objective as Module
 from encoder_core.objectives.replaced import ReplacedTokenConfig
 from launcher.estimate.shape import Shape
-from launcher.recipe.objective import ExtraTerm, Objective, objective_module
+from launcher.recipe.objective import ExtraTerm, RecipeObjective, objective_module
 
 SHAPE = Shape(rows=3, length=40, targets_per_row=6)
 _SIZE = {"layers": 3, "hidden": 32, "heads": 4, "feed_forward": 96, "vocab": 500, "max_length": 64}
@@ -33,11 +33,11 @@ class Network:
 
     name: str
     model: ModelConfig
-    objective: Objective
+    objective: RecipeObjective
 
 
 def _mlm(name: str, model: ModelConfig, **extra: object) -> Network:
-    return Network(name, model, Objective.model_validate({"mlm": _MLM, **extra}))
+    return Network(name, model, RecipeObjective.model_validate({"mlm": _MLM, **extra}))
 
 
 _SHARED, _DISENTANGLED = (
@@ -62,7 +62,7 @@ NETWORKS = (
     Network(
         "xlnet",
         XlnetConfig(reuse=16, memory=24, **_SIZE),
-        Objective(plm=PermutedPrediction(predict=6, permutation=20)),
+        RecipeObjective(plm=PermutedPrediction(predict=6, permutation=20)),
     ),
 )
 

@@ -13,14 +13,14 @@ from launcher.estimate.flops import count, joined, of_objective
 from launcher.estimate.gpus import find_gpu
 from launcher.estimate.shape import Shape
 from launcher.recipe.load import load
-from launcher.recipe.objective import ExtraTerm, Objective
+from launcher.recipe.objective import ExtraTerm, RecipeObjective
 
-MLM = Objective(mlm=MlmMasking())
-NSP = Objective(mlm=MlmMasking(), nsp=ExtraTerm())
-RTD = Objective(mlm=MlmMasking(), rtd=ReplacedTokenConfig())
+MLM = RecipeObjective(mlm=MlmMasking())
+NSP = RecipeObjective(mlm=MlmMasking(), nsp=ExtraTerm())
+RTD = RecipeObjective(mlm=MlmMasking(), rtd=ReplacedTokenConfig())
 
 
-def flops(model: ModelConfig, objective: Objective, length: int, targets: int) -> int:
+def flops(model: ModelConfig, objective: RecipeObjective, length: int, targets: int) -> int:
     """Forward and backward of one row."""
     return count(joined(of_objective(model, objective, Shape(1, length, targets)))).model
 
@@ -66,7 +66,7 @@ def test_modernbert_on_eight_h100() -> None:
     ],
 )
 def test_training_flops_that_electra_states(
-    model: ModelConfig, objective: Objective, rows: float, length: int, published: float
+    model: ModelConfig, objective: RecipeObjective, rows: float, length: int, published: float
 ) -> None:
     """Clark et al. 2020, and their flops_computation.py: the backward pass counts as one forward pass, embeddings are
     looked up by a dense product, 15.625 % is masked; and small operations count, 5 % or less but in small models."""
