@@ -7,7 +7,7 @@ An evaluation is a function of (weights, task, data, settings, seed), so a resul
 objects as the results of grids are (launcher.run.sealed).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict
@@ -16,7 +16,7 @@ from checkpoints.layout import Mark
 from data_service.store.base import Store
 from launcher.diagnose.figures import Figure
 from launcher.recipe.evaluation import EvaluationTask
-from launcher.run.sealed import Sealed, keep, name_of, read, read_all
+from launcher.run.sealed import Sealed, SealedReader, keep, name_of, read, read_all
 
 ROOT = "evaluations/"
 VERSION = 2
@@ -119,14 +119,36 @@ def unevaluated(store: Store, mark: Mark, tasks: Sequence[EvaluationTask]) -> bo
     return any(task not in [cell.task for cell in done if cell.version == VERSION] for task in tasks)
 
 
-def evaluated(store: Store) -> Iterator[Evaluated]:
-    """Every commit of which something was measured, by step and attempt, those that are deleted included.
+class EvaluationReader:
+    """Reads again and again what was measured of a run's commits; each time what is new (`SealedReader`)."""
 
-    Raises StoreError.
-    """
-    commits = read_all(store, (entry.key for entry in store.list(_COMMITS)), CommitWeights)
-    for commit in sorted(commits, key=lambda commit: (commit.step, commit.attempt)):
-        yield Evaluated(commit, tuple(results_of(store, commit.weights)))
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._commits = SealedReader(store, CommitWeights)
+        self._results = SealedReader(store, DiagnosticResult)
+
+    def read(self) -> list[Evaluated]:
+        """Every commit of which something was measured, by step and attempt, those that are deleted included.
+
+        One listing, and a request for each object that is new. Raises StoreError.
+        """
+        listed = list(self._store.list(ROOT))
+        commits = self._commits.read(entry for entry in listed if entry.key.startswith(_COMMITS))
+        folders = {_of_weights(commit.weights) for commit in commits}
+        results: dict[str, list[DiagnosticResult]] = {folder: [] for folder in folders}
+        for result in self._results.read(entry for entry in listed if _folder(entry.key) in folders):
+            results[_of_weights(result.cell.weights)].append(result)
+        commits.sort(key=lambda commit: (commit.step, commit.attempt))
+        return [Evaluated(commit, tuple(results[_of_weights(commit.weights)])) for commit in commits]
+
+
+def evaluated(store: Store) -> list[Evaluated]:
+    """As one `EvaluationReader` reads. Raises StoreError."""
+    return EvaluationReader(store).read()
+
+
+def _folder(key: str) -> str:
+    return key[: key.rfind("/") + 1]
 
 
 def _commit_path(mark: Mark) -> str:

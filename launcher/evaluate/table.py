@@ -13,7 +13,7 @@ from statistics import mean, median
 
 from data_service.store.base import Store
 from launcher.evaluate.cell import Cell, Result
-from launcher.run.sealed import Sealed, name_of, read_all, seal
+from launcher.run.sealed import Sealed, SealedReader, name_of, seal
 
 ROWS = "tables/"
 _NO_FIGURE = -math.inf
@@ -169,7 +169,18 @@ def keep_rows(store: Store, rows: Sequence[TableRow]) -> None:
         store.put(row.path, seal(row))
 
 
+class RowReader:
+    """Reads the rows kept with a run again and again; each time what is new (`SealedReader`)."""
+
+    def __init__(self, store: Store) -> None:
+        self._store, self._rows = store, SealedReader(store, TableRow)
+
+    def read(self) -> list[TableRow]:
+        """By step, then by task. What is no row is passed over. Raises StoreError kinds."""
+        found = self._rows.read(self._store.list(ROWS))
+        return sorted(found, key=lambda row: (row.step or 0, row.task, row.data))
+
+
 def kept_rows(store: Store) -> list[TableRow]:
-    """By step, then by task. What is no row is passed over. Raises StoreError kinds."""
-    found = read_all(store, (entry.key for entry in store.list(ROWS)), TableRow)
-    return sorted(found, key=lambda row: (row.step or 0, row.task, row.data))
+    """As one `RowReader` reads. Raises StoreError kinds."""
+    return RowReader(store).read()

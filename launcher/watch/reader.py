@@ -9,8 +9,8 @@ from pydantic import ValidationError
 from data_service.errors import UserError
 from data_service.store.base import Store
 from data_service.store.together import together
-from launcher.diagnose.results import Evaluated, evaluated
-from launcher.evaluate.table import TableRow, kept_rows
+from launcher.diagnose.results import Evaluated, EvaluationReader
+from launcher.evaluate.table import RowReader, TableRow
 from launcher.inspect.kept_baselines import kept_baselines
 from launcher.inspect.report.account import Account
 from launcher.inspect.report.page import ReportSubject
@@ -58,12 +58,22 @@ class _Sketch:
         return self._made
 
 
+@dataclass(frozen=True)
+class _Beside:
+    """What was measured of a run beside its training."""
+
+    baselines: dict[str, float]
+    evaluated: tuple[Evaluated, ...]
+    rows: list[TableRow]
+
+
 class RunReader:
     """Reads a run again and again; each time what is new. `clock` in seconds since 1970."""
 
     def __init__(self, uri: str, store: Store, clock: Callable[[], float] = time.time) -> None:
         self._store, self._clock = store, clock
         self._sketch, self._records = _Sketch(uri, store), LiveRecords(store)
+        self._evaluations, self._rows = EvaluationReader(store), RowReader(store)
         self._beside: tuple[float, _Beside] | None = None
 
     def read(self) -> SeenRun:
@@ -81,7 +91,7 @@ class RunReader:
 
     def _subject(self, run: Outline) -> ReportSubject:
         if self._beside is None or self._clock() - self._beside[0] > _SELDOM_S:
-            self._beside = self._clock(), _Beside.read(run)
+            self._beside = self._clock(), self._read_beside(run)
         beside = self._beside[1]
         return ReportSubject(
             name=run.name,
@@ -95,22 +105,13 @@ class RunReader:
             evaluated=beside.rows,
         )
 
-
-@dataclass(frozen=True)
-class _Beside:
-    """What was measured of a run beside its training."""
-
-    baselines: dict[str, float]
-    evaluated: tuple[Evaluated, ...]
-    rows: list[TableRow]
-
-    @classmethod
-    def read(cls, run: Outline) -> "_Beside":
+    def _read_beside(self, run: Outline) -> _Beside:
         try:
             baselines = kept_baselines(run.store, run.record.fingerprint)
         except ValidationError:  # computed anew by the next report
             baselines = None
-        return cls(baselines.named() if baselines else {}, tuple(evaluated(run.store)), kept_rows(run.store))
+        named = baselines.named() if baselines else {}
+        return _Beside(named, tuple(self._evaluations.read()), self._rows.read())
 
 
 class FolderReader:
