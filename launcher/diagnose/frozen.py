@@ -19,7 +19,7 @@ from encoder_core.families.build import AnyEncoder, build_encoder
 from encoder_core.families.hf.keys import ENCODER
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.objectives.losses import ObjectiveModule
-from launcher.finetune.pretrained import Pretrained, open_pretrained
+from launcher.finetune.pretrained import LocalModel, open_pretrained
 from launcher.rank.build import build_model
 from launcher.recipe.objective import task_encoder
 from launcher.run.checkpoint import select_checkpoint
@@ -75,7 +75,7 @@ def open_frozen(source: str, step: int | None = None) -> Frozen:
         return frozen_folder(pretrained)
 
 
-def frozen_folder(pretrained: Pretrained) -> Frozen:
+def frozen_folder(pretrained: LocalModel) -> Frozen:
     """The encoder in a transformers folder; heads there are passed over. Raises as `open_frozen`."""
     config = read_folder_config(pretrained.folder)
     tensors = weights_for(config, pretrained.folder, "plm" if isinstance(config, XlnetConfig) else "mlm")

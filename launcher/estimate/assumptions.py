@@ -26,7 +26,7 @@ def usable(memory: int) -> int:
 
 
 @dataclass(frozen=True)
-class Utilisation:
+class AssumedUtilisation:
     """Share of a GPU's peak that model FLOPs reach, and where that is from.
 
     Attributes:
@@ -40,25 +40,25 @@ class Utilisation:
     step: float | None = None
 
 
-def utilisation(model: ModelConfig, length: int, gpu: Gpu) -> Utilisation:
+def utilisation(model: ModelConfig, length: int, gpu: Gpu) -> AssumedUtilisation:
     """A published run's of like width, else a guess. None of ours was measured on a GPU."""
     found = _published(model.hidden, length, gpu)
     if isinstance(model, DebertaConfig | DebertaV2Config | XlnetConfig):
-        return Utilisation(
+        return AssumedUtilisation(
             found.share / 2, f"a guess: half of ({found.source}), for attention with biases, padded"
         )
     return found
 
 
-def _published(hidden: int, length: int, gpu: Gpu) -> Utilisation:
+def _published(hidden: int, length: int, gpu: Gpu) -> AssumedUtilisation:
     if hidden < 512:
-        return Utilisation(0.03, "ELECTRA-Small, 4 days on a V100, its authors' fp32 code: 2.7 %")
+        return AssumedUtilisation(0.03, "ELECTRA-Small, 4 days on a V100, its authors' fp32 code: 2.7 %")
     if hidden < 1024:
-        return Utilisation(0.25, "ModernBERT-base, 8 x H100: 304k tokens/s a GPU")
+        return AssumedUtilisation(0.25, "ModernBERT-base, 8 x H100: 304k tokens/s a GPU")
     if gpu.half == "fp16":
         if length <= 128:
-            return Utilisation(0.51, "BERT-Large, DeepSpeed on V100, rows of 128: 64 TFLOPS")
-        return Utilisation(0.42, "BERT-Large, DeepSpeed on V100, rows of 512: 53 TFLOPS")
+            return AssumedUtilisation(0.51, "BERT-Large, DeepSpeed on V100, rows of 128: 64 TFLOPS")
+        return AssumedUtilisation(0.42, "BERT-Large, DeepSpeed on V100, rows of 512: 53 TFLOPS")
     if gpu.name.startswith("A100") and length <= 128:
-        return Utilisation(0.45, "BERT-Large, NVIDIA on A100, rows of 128: 580 sequences/s")
-    return Utilisation(0.48, "BERT-Large, MLPerf 3.1, 8 x H100: 7,760 sequences/s, packed")
+        return AssumedUtilisation(0.45, "BERT-Large, NVIDIA on A100, rows of 128: 580 sequences/s")
+    return AssumedUtilisation(0.48, "BERT-Large, MLPerf 3.1, 8 x H100: 7,760 sequences/s, packed")

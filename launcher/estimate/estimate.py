@@ -15,7 +15,7 @@ from launcher.estimate.assumptions import (
     RESTART,
     SAVE_FIXED,
     STORE_RATE,
-    Utilisation,
+    AssumedUtilisation,
     usable,
     utilisation,
 )
@@ -31,7 +31,7 @@ MASTER_AND_MOMENTS = 12  # bytes a parameter: three fp32 numbers, all that a che
 
 
 @dataclass(frozen=True)
-class Fit:
+class MemoryFit:
     """One microbatch size at one ZeRO stage: the bill, and whether a GPU can pay it. Rows are of the longest phase."""
 
     stage: Stage
@@ -76,7 +76,7 @@ class Estimate:
     cluster: Cluster
     parameters: int
     phases: tuple[PhaseTime, ...]
-    fits: tuple[Fit, ...]
+    fits: tuple[MemoryFit, ...]
     data: DataNeeds
     radius: Radius | None
     checkpoints: Checkpoints
@@ -92,19 +92,19 @@ class Estimate:
         return max(self.phases, key=lambda phase: phase.length)
 
     @property
-    def as_configured(self) -> Fit | None:
+    def as_configured(self) -> MemoryFit | None:
         """The recipe's own stage and microbatch; None for a stage that its precision does not have."""
         chosen = [fit for fit in self.fits if fit.stage == self.recipe.zero]
         return max(chosen, key=lambda fit: fit.rows, default=None)
 
-    def largest(self, stage: Stage) -> Fit | None:
+    def largest(self, stage: Stage) -> MemoryFit | None:
         """Of those that fit at a stage, the most rows."""
         fitting = [fit for fit in self.fits if fit.stage == stage and fit.fits]
         return max(fitting, key=lambda fit: fit.rows, default=None)
 
 
 def estimate(
-    recipe: Recipe, cluster: Cluster, mfu: float | None = None, measured: Sequence[Utilisation] = ()
+    recipe: Recipe, cluster: Cluster, mfu: float | None = None, measured: Sequence[AssumedUtilisation] = ()
 ) -> Estimate:
     """What `recipe` needs and takes; `mfu`, or what was `measured` of each phase, in place of what is assumed.
 
@@ -135,11 +135,15 @@ def estimate(
     )
 
 
-def _share(recipe: Recipe, length: int, cluster: Cluster, mfu: float | None) -> Utilisation:
-    return Utilisation(mfu, "given") if mfu is not None else utilisation(recipe.model, length, cluster.gpu)
+def _share(recipe: Recipe, length: int, cluster: Cluster, mfu: float | None) -> AssumedUtilisation:
+    return (
+        AssumedUtilisation(mfu, "given")
+        if mfu is not None
+        else utilisation(recipe.model, length, cluster.gpu)
+    )
 
 
-def _fits(recipe: Recipe, cluster: Cluster, count: int, phase: PhaseTime) -> list[Fit]:
+def _fits(recipe: Recipe, cluster: Cluster, count: int, phase: PhaseTime) -> list[MemoryFit]:
     return [
         _fit(recipe, cluster, count, stage, replace(phase.shape, rows=rows), phase.rounds)
         for stage in STAGES
@@ -154,9 +158,9 @@ def halvings(rows: int) -> list[int]:
     return [*powers, rows]
 
 
-def _fit(recipe: Recipe, cluster: Cluster, count: int, stage: Stage, shape: Shape, rounds: int) -> Fit:
+def _fit(recipe: Recipe, cluster: Cluster, count: int, stage: Stage, shape: Shape, rounds: int) -> MemoryFit:
     parts = bill(recipe, count, cluster.ranks, stage, shape=shape, rounds=rounds)
-    return Fit(stage, shape.rows, parts, memory.total(parts) <= usable(cluster.gpu.memory))
+    return MemoryFit(stage, shape.rows, parts, memory.total(parts) <= usable(cluster.gpu.memory))
 
 
 def bill(

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 from encoder_core.cost.flops import Count
 from encoder_core.cost.products import Shape
-from launcher.estimate.assumptions import LINK_SHARE, Utilisation
+from launcher.estimate.assumptions import LINK_SHARE, AssumedUtilisation
 from launcher.estimate.cluster import Cluster
 from launcher.estimate.workload import batch_rows, executed, microbatch_flops, microbatch_shape
-from launcher.recipe.schema import Phase, Recipe
+from launcher.recipe.schema import Recipe, RecipePhase
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class PhaseTime:
     microbatches: int
     rounds: int
     flops: Count
-    utilisation: Utilisation
+    utilisation: AssumedUtilisation
     compute: float
     network: float
 
@@ -50,7 +50,7 @@ class PhaseTime:
 
 
 def phase_time(
-    recipe: Recipe, phase: Phase, cluster: Cluster, parameters: int, utilisation: Utilisation
+    recipe: Recipe, phase: RecipePhase, cluster: Cluster, parameters: int, utilisation: AssumedUtilisation
 ) -> PhaseTime:
     """`parameters` of all networks."""
     rows, shape = batch_rows(phase), microbatch_shape(recipe, phase)

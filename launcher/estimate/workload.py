@@ -10,16 +10,16 @@ from encoder_core.cost.activations import Activations, of_update_groups
 from encoder_core.cost.flops import Count, ObjectiveTerms, count, products
 from encoder_core.cost.products import Product, Shape
 from encoder_core.cost.saved import Kernel
-from launcher.recipe.objective import Objective
-from launcher.recipe.schema import Phase, Recipe
+from launcher.recipe.objective import RecipeObjective
+from launcher.recipe.schema import Recipe, RecipePhase
 
 
-def batch_rows(phase: Phase) -> int:
+def batch_rows(phase: RecipePhase) -> int:
     """Of a step; of a batch of tokens, rows that are full."""
     return phase.batch.sequences or max(1, (phase.batch.tokens or 0) // phase.length)
 
 
-def microbatch_shape(recipe: Recipe, phase: Phase) -> Shape:
+def microbatch_shape(recipe: Recipe, phase: RecipePhase) -> Shape:
     """Each text of an example counted as a row."""
     rows = min(recipe.microbatch, batch_rows(phase)) * recipe.input.texts
     return Shape(rows, phase.length, targets_per_row(recipe, phase.length))
@@ -30,7 +30,7 @@ def targets_per_row(recipe: Recipe, length: int) -> int:
     return round(_targets(recipe.objective, length, length - (2 if isinstance(recipe.input, Packed) else 3)))
 
 
-def _targets(objective: Objective, length: int, maskable: int) -> float:
+def _targets(objective: RecipeObjective, length: int, maskable: int) -> float:
     if objective.plm is not None:
         return objective.plm.predict
     if objective.mlm is None:  # contrastive
@@ -44,7 +44,7 @@ def _targets(objective: Objective, length: int, maskable: int) -> float:
     return wanted if most is None else min(wanted, most)
 
 
-def terms(objective: Objective) -> ObjectiveTerms:
+def terms(objective: RecipeObjective) -> ObjectiveTerms:
     """What of an objective decides what is computed."""
     return ObjectiveTerms(
         pairs=objective.nsp is not None or objective.sop is not None,

@@ -15,7 +15,7 @@ from data_service.store.errors import KeyMissing
 from data_service.store.open import open_store
 from launcher.errors import RunError, TryAgain
 from launcher.evaluate.results import KnownModel, Results
-from launcher.finetune.pretrained import Pretrained, open_pretrained
+from launcher.finetune.pretrained import LocalModel, open_pretrained
 from launcher.run.record import RECORD, Run, open_run
 from launcher.run.sealed import name_of
 
@@ -26,14 +26,14 @@ class Model:
     """A model by its digest.
 
     Attributes:
-        source, step, digest: as in `Pretrained`.
+        source, step, digest: as in `LocalModel`.
     """
 
     def __init__(self, results: Results, stack: ExitStack, source: str, step: int | None) -> None:
         """`step` of a run's checkpoint; None for its newest, or for a folder. Raises as `open_pretrained`."""
         self._results, self._stack, self._asked = results, stack, step
         self.source = source
-        self._opened: Pretrained | None = None
+        self._opened: LocalModel | None = None
         commit = _commit(source, step)
         self._name = None if commit is None else _name(*commit)
         known = None if self._name is None else results.known_model(self._name)
@@ -48,7 +48,7 @@ class Model:
             known = KnownModel(name=self._name, source=source, step=self.step, weights=self.digest)
             results.keep_model(known)
 
-    def files(self) -> Pretrained:
+    def files(self) -> LocalModel:
         """On this machine's disk, as long as `opened` lasts.
 
         Raises: as `open_pretrained`; TryAgain: the checkpoint is not what it was known to be, which is forgotten.

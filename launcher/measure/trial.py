@@ -31,14 +31,14 @@ from launcher.rank.utilisation import peak
 from launcher.recipe.operation import Events
 from launcher.recipe.schema import (
     BatchSize,
-    Corpus,
-    Evaluation,
     EverySteps,
     Heldout,
     Logging,
-    Phase,
     Recipe,
-    Source,
+    RecipeCorpus,
+    RecipeEvaluation,
+    RecipePhase,
+    RecipeSource,
     TokenizerRef,
 )
 from launcher.recipe.summary import known, parameters
@@ -91,7 +91,9 @@ class Trial:
 
     def at(self, corpus: str, tokenizer: str) -> Recipe:
         """The recipe over these inputs."""
-        sources = Corpus(sources={"synthetic": Source(uri=corpus)}, heldout=Heldout(fraction=HELDOUT))
+        sources = RecipeCorpus(
+            sources={"synthetic": RecipeSource(uri=corpus)}, heldout=Heldout(fraction=HELDOUT)
+        )
         changes = {"corpus": sources, "tokenizer": TokenizerRef(uri=tokenizer)}
         return self.recipe.model_copy(update=changes)
 
@@ -113,7 +115,7 @@ def this_machine(recipe: Recipe) -> Machine:
     return Machine(ranks, "cpu", _processor(), threads, room, speed, None)
 
 
-def choose(recipe: Recipe, phase: Phase, machine: Machine) -> Trial:
+def choose(recipe: Recipe, phase: RecipePhase, machine: Machine) -> Trial:
     """The largest trial of `phase` that fits into the machine's memory and ends soon; of those that take long, the
     smallest.
 
@@ -144,7 +146,7 @@ class _Sizes(dict[int, int]):
         return self[layers]
 
 
-def _candidates(recipe: Recipe, phase: Phase, machine: Machine) -> Iterator[Trial]:
+def _candidates(recipe: Recipe, phase: RecipePhase, machine: Machine) -> Iterator[Trial]:
     """From the recipe's own to the smallest."""
     most = min(recipe.microbatch, batch_rows(phase))
     whole = math.ceil(math.ceil(batch_rows(phase) / recipe.microbatch) / machine.ranks)
@@ -168,7 +170,7 @@ def _candidates(recipe: Recipe, phase: Phase, machine: Machine) -> Iterator[Tria
 
 def _trial(
     recipe: Recipe,
-    phase: Phase,
+    phase: RecipePhase,
     machine: Machine,
     *,
     rounds: int,
@@ -187,10 +189,10 @@ def _trial(
     changes = {
         "start": "scratch",
         "model": _with_layers(known(recipe.model), layers),
-        "phases": (Phase(steps=recipe.total_steps, length=phase.length, batch=batch),),
+        "phases": (RecipePhase(steps=recipe.total_steps, length=phase.length, batch=batch),),
         "microbatch": rows,
         "trainers": machine.ranks,
-        "evaluation": Evaluation(every=EverySteps(steps=recipe.total_steps), samples=1),
+        "evaluation": RecipeEvaluation(every=EverySteps(steps=recipe.total_steps), samples=1),
         "logging": Logging(tensorboard=False),
         "events": Events(),
     }

@@ -22,7 +22,7 @@ from launcher.run.inputs import unigram_probabilities
 SPREAD = 0.5  # standard deviation of a position's logits over the vocabulary
 
 
-def settled(
+def initial_head(
     model: nn.Module, recipe: Recipe, fresh: Collection[str], value: Callable[[str], Tensor]
 ) -> dict[str, Tensor]:
     """Values, by name, for the gain and the bias of each head of `model` that is `fresh` while its table is not.

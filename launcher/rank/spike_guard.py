@@ -18,7 +18,7 @@ from encoder_core.train.metrics import StepReport, means
 from encoder_core.train.step import gather_sums
 from launcher.errors import RunError
 from launcher.policies import spikes
-from launcher.policies.spikes import LOSS, Recent, Spikes
+from launcher.policies.spikes import LOSS, SpikeHistory, Spikes
 from launcher.rank.journal import RankJournal
 from launcher.run.left_out import RECENT, Lost
 from launcher.run.record import Run
@@ -46,12 +46,12 @@ class SpikeGuard:
     positions: Positions
     resumed: CheckpointManifest | None
     lost: Lost
-    recent: Recent = field(init=False)
+    recent: SpikeHistory = field(init=False)
     _turns: dict[str, float] = field(default_factory=dict)  # figures of the present step's turns
 
     def __post_init__(self) -> None:
         known = self.resumed.state.get(RECENT) if self.resumed else None
-        self.recent = Recent.from_json(known) if isinstance(known, dict) else Recent()
+        self.recent = SpikeHistory.from_json(known) if isinstance(known, dict) else SpikeHistory()
 
     def limit(self, step: int, turn: str, sums: Mapping[str, float]) -> float:
         """The largest gradient norm with which `turn` makes its update, given this rank's sums: none, if the loss is

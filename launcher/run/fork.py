@@ -35,7 +35,7 @@ from launcher.run.inputs import read_inputs
 from launcher.run.kept_tokenizer import keep
 from launcher.run.left_out import RECENT
 from launcher.run.log import operator_event
-from launcher.run.outline import Origin
+from launcher.run.outline import ForkOrigin
 from launcher.run.record import BEGAN, Run, RunRecord
 
 _DATA = ("seed", "corpus.*", "input.*", "shuffle", "mixing.*")  # with the phases: which text each step takes
@@ -76,7 +76,7 @@ def fork(
     _check_model(source, recipe, wanted, manifest, tokenizer)
     _check_place(store.uri, committed(store), recipe, manifest.step)
     restarted = () if keep_position else tuple(_other_data(source, recipe, wanted, manifest.step))
-    origin = Origin(
+    origin = ForkOrigin(
         run=source.store.uri,
         fingerprint=past.fingerprint,
         step=manifest.step,

@@ -8,7 +8,7 @@ from data_service.samples.spec import SourceSpec, StreamSpec, WindowSize
 from data_service.stream.positions import Axis, PhaseBatches, Positions, Range
 from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.families.xlnet import XlnetConfig
-from launcher.recipe.schema import Phase as RecipePhase
+from launcher.recipe.schema import RecipePhase
 from launcher.run.record import Run
 
 LANES_WINDOW_BATCHES = 64  # every lane breaks off where a window ends

@@ -50,13 +50,21 @@ def keeper_of(
     keep_last: int = 3,
     peers: Peers | None = None,
     every: Every | None = None,
-    grid: int = 1,
+    save_multiple: int = 1,
     clock: Callable[[], float] = time.monotonic,
 ) -> RunCheckpointer:
     settings = Checkpointing(every=every or Every(steps=10), keep_last=keep_last)
     journal = RankJournal(link, Startup(), None, None)
     return RunCheckpointer(
-        store, attempt, peers or Alone(), settings, journal, Nothing(), resumed, grid, clock
+        store,
+        attempt,
+        peers or Alone(),
+        settings=settings,
+        journal=journal,
+        extra=Nothing(),
+        resumed=resumed,
+        save_multiple=save_multiple,
+        clock=clock,
     )
 
 

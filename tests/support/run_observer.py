@@ -25,7 +25,7 @@ KINDS = {
     "driver": "/maskfleet train ",
     "rank": "ray::RankProcess",
     "feed": "ray::Feed",
-    "monitor": "ray::MonitorState",
+    "coordinator": "ray::Coordinator",
     "data worker": "ray::_build_slabs",
     "idle worker": "ray::IDLE",
     "dashboard agent": "ray::DashboardAgent",

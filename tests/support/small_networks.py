@@ -22,7 +22,7 @@ from encoder_core.objectives.losses import LossSums
 from encoder_core.objectives.losses import ObjectiveModule as Module
 from encoder_core.objectives.replaced import ReplacedTokenConfig
 from launcher.estimate.workload import terms
-from launcher.recipe.objective import ExtraTerm, Objective, objective_module
+from launcher.recipe.objective import ExtraTerm, RecipeObjective, objective_module
 
 SHAPE = Shape(rows=3, length=40, targets_per_row=6)
 _SIZE = {"layers": 3, "hidden": 32, "heads": 4, "feed_forward": 96, "vocab": 500, "max_length": 64}
@@ -35,7 +35,7 @@ class Network:
 
     name: str
     model: ModelConfig
-    objective: Objective
+    objective: RecipeObjective
 
     @property
     def terms(self) -> ObjectiveTerms:
@@ -43,7 +43,7 @@ class Network:
 
 
 def _mlm(name: str, model: ModelConfig, **extra: object) -> Network:
-    return Network(name, model, Objective.model_validate({"mlm": _MLM, **extra}))
+    return Network(name, model, RecipeObjective.model_validate({"mlm": _MLM, **extra}))
 
 
 _SHARED, _DISENTANGLED = (
@@ -68,7 +68,7 @@ NETWORKS = (
     Network(
         "xlnet",
         XlnetConfig(reuse=16, memory=24, **_SIZE),
-        Objective(plm=PermutedPrediction(predict=6, permutation=20)),
+        RecipeObjective(plm=PermutedPrediction(predict=6, permutation=20)),
     ),
 )
 

@@ -10,7 +10,7 @@ from checkpoints.rewind import Rewind, record
 from checkpoints.save import Saver
 from data_service.store.base import Store
 from encoder_core.train.zero_state import Fragment
-from launcher.run.log import Journal, evaluation_record
+from launcher.run.log import RunLog, evaluation_record
 
 
 class Attempt:
@@ -22,7 +22,7 @@ class Attempt:
         self.saver = Saver(
             store, self.attempt, Alone(), resumed=read_manifest(store, marks[0]) if marks else None
         )
-        self.journal = Journal(store, self.attempt.number, 1000.0)
+        self.journal = RunLog(store, self.attempt.number, 1000.0)
         self.step = marks[0].step if marks else 0
         self.journal.event("resume" if marks else "start", float(self.attempt.number), step=self.step)
 

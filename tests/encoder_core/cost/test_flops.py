@@ -14,7 +14,7 @@ from encoder_core.layers.attention import SelfAttention, reference
 from encoder_core.layers.deberta_attention import DisentangledAttention, padded
 from encoder_core.objectives.contrastive import ContrastiveConfig, ContrastiveModel
 from encoder_core.objectives.losses import ObjectiveModule as Module
-from launcher.recipe.objective import Objective
+from launcher.recipe.objective import RecipeObjective
 
 
 def with_counted_kernels(module: Module) -> Module:
@@ -54,7 +54,7 @@ def test_flops_are_those_that_torch_counts(network: Network) -> None:
 @pytest.mark.parametrize("network", NETWORKS, ids=lambda network: network.name)
 def test_flops_of_text_vectors(network: Network) -> None:
     """Any family's encoder; XLNet's rows are read forward, without memory."""
-    vectors = replace(network, objective=Objective(contrastive=ContrastiveConfig(projection=True)))
+    vectors = replace(network, objective=RecipeObjective(contrastive=ContrastiveConfig(projection=True)))
     module, batch = with_counted_kernels(build(vectors)), full_rows(vectors)
     assert isinstance(module, ContrastiveModel)
     counted = count(products(vectors.model, vectors.terms, SHAPE))

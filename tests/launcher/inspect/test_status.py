@@ -19,7 +19,7 @@ from launcher.cli.main import app
 from launcher.errors import RunError
 from launcher.inspect.status import RunStatus, Unreadable, status, statuses
 from launcher.inspect.status_text import describe
-from launcher.run.log import Journal, evaluation_record, operator_event
+from launcher.run.log import RunLog, evaluation_record, operator_event
 from launcher.run.outline import runs_at
 from launcher.run.record import open_run
 
@@ -28,13 +28,13 @@ NOW = 1_700_000_000.0
 NODE = Owner(host="node7", processes="another machine", pid=12, started=NOW, claimed=NOW)
 
 
-def begin(store: Store, now: float, owner: Owner = NODE) -> tuple[Attempt, Journal]:
+def begin(store: Store, now: float, owner: Owner = NODE) -> tuple[Attempt, RunLog]:
     attempt = claim(store, owner=owner, clock=lambda: now)
     attempt.beat(now)
-    return attempt, Journal(store, attempt.number, 1000.0)
+    return attempt, RunLog(store, attempt.number, 1000.0)
 
 
-def train(journal: Journal, first: int, stop: int, seconds: float = 2.0) -> None:
+def train(journal: RunLog, first: int, stop: int, seconds: float = 2.0) -> None:
     for step in range(first, stop):
         figures = {"loss": 9.0 - step / 10, "tokens": 1000, "seconds": seconds, "data_wait": 0.0}
         journal.metric({"kind": "step", "step": step, "skipped": False, "samples": [], **figures})

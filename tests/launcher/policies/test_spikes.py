@@ -13,7 +13,7 @@ from checkpoints.rewind import Rewind
 from launcher.policies.failures import Stop
 from launcher.policies.spikes import (
     LOSS,
-    Recent,
+    SpikeHistory,
     Spikes,
     Verdict,
     after,
@@ -29,10 +29,10 @@ NAN = math.nan
 
 
 def watch(
-    settings: Spikes, losses: list[float], recent: Recent | None = None, phases: int = 10**9
-) -> list[Recent]:
+    settings: Spikes, losses: list[float], recent: SpikeHistory | None = None, phases: int = 10**9
+) -> list[SpikeHistory]:
     """What is remembered after each step, the first being step 0; a phase has so many steps."""
-    recent, found = recent or Recent(), []
+    recent, found = recent or SpikeHistory(), []
     for step, loss in enumerate(losses):
         recent = after(settings, recent, step // phases, step, {LOSS: loss}, updated=math.isfinite(loss))
         found.append(recent)
@@ -82,7 +82,7 @@ def test_without_a_threshold_only_what_is_not_finite_counts() -> None:
 
 
 def test_a_step_that_was_not_updated_counts_whatever_its_loss() -> None:
-    recent = Recent()
+    recent = SpikeHistory()
     for step in range(3):
         recent = after(SETTINGS, recent, 0, step, {LOSS: 3.0}, updated=False)
     assert (recent.since, recent.series) == (0, {})
@@ -110,9 +110,9 @@ def test_a_resume_anywhere_changes_no_decision(losses: list[float], cut: int) ->
     """Whatever a checkpoint holds is enough, and comes back as the same bits."""
     cut = min(cut, len(losses))
     undisturbed = watch(SETTINGS, losses)
-    recent = undisturbed[cut - 1] if cut else Recent()
+    recent = undisturbed[cut - 1] if cut else SpikeHistory()
     for step in range(cut, len(losses)):
-        recent = Recent.from_json(json.loads(json.dumps(recent.to_json(), allow_nan=False)))
+        recent = SpikeHistory.from_json(json.loads(json.dumps(recent.to_json(), allow_nan=False)))
         updated = math.isfinite(losses[step])
         recent = after(SETTINGS, recent, 0, step, {LOSS: losses[step]}, updated=updated)
         assert recent == undisturbed[step]
@@ -153,7 +153,7 @@ def test_the_bound_is_the_median_and_spreads_of_normal_noise() -> None:
 
 def test_an_outlier_makes_no_update() -> None:
     settings = SETTINGS.model_copy(update={"outlier": 20.0})
-    recent = Recent(phase=1, series={"all_grad_norm": (1.0, 1.1, 0.9, 1.0, 1.0, 1.1, 0.9, 1.0)})
+    recent = SpikeHistory(phase=1, series={"all_grad_norm": (1.0, 1.1, 0.9, 1.0, 1.0, 1.1, 0.9, 1.0)})
     assert 2.0 < largest(settings, recent, 1, "all_grad_norm") < 4.0
     assert largest(settings, recent, 1, "unheard of") == math.inf
     assert largest(settings, recent, 2, "all_grad_norm") == math.inf, "a new phase"

@@ -6,14 +6,14 @@ import pytest
 from preflight_ranks import hold
 from ranks import run_ranks
 
-from launcher.preflight.collective import Report, warnings, with_versions
+from launcher.preflight.collective import NodeReport, warnings, with_versions
 from launcher.preflight.findings import Finding
 
 pytestmark = pytest.mark.cluster
 
 
-def report(node: str, *findings: Finding, **versions: str) -> Report:
-    return Report(node, f"host-{node}", 0.1, findings, versions)
+def report(node: str, *findings: Finding, **versions: str) -> NodeReport:
+    return NodeReport(node, f"host-{node}", 0.1, findings, versions)
 
 
 def test_every_node_is_examined_once_and_all_ranks_hear_of_it(fresh_run: str) -> None:

@@ -24,7 +24,7 @@ from launcher.rank.journal import RankJournal, Startup
 from launcher.rank.spike_guard import Rewound, SpikeGuard
 from launcher.run.history import read_history
 from launcher.run.left_out import read_lost
-from launcher.run.log import Journal
+from launcher.run.log import RunLog
 from launcher.run.record import Run, open_run
 
 SPIKES = "spikes={window: 4, threshold: 5.0, patience: 3, most_rewinds: 1, outlier: 20.0}"
@@ -49,7 +49,7 @@ def run(inputs: Path, tmp_path: Path) -> Run:
 
 def guard_of(run: Run, attempt: Attempt, resumed: CheckpointManifest | None = None) -> SpikeGuard:
     lost = read_lost(run, resumed, Alone())
-    journal = RankJournal(Silent(), Startup(), Journal(run.store, attempt.number, 1e9), None)
+    journal = RankJournal(Silent(), Startup(), RunLog(run.store, attempt.number, 1e9), None)
     positions = Positions(PHASES, lost.ranges)
     return SpikeGuard(run, attempt, Control(0, 1, None), Alone(), journal, positions, resumed, lost)
 

@@ -22,7 +22,7 @@ from launcher.recipe.load import load
 from launcher.run.history import read_history
 from launcher.run.log import operator_event
 from launcher.trackers.figures import figures
-from launcher.trackers.publish import Order
+from launcher.trackers.publish import PublishRequest
 from launcher.trackers.tracking import Publishing, orders, tracking
 
 PATIENCE_S = 180.0
@@ -40,7 +40,7 @@ def mlflow_uri(store: Store) -> str:
     return f"file://{Path(store.uri).parent}/mlruns"
 
 
-def both(store: Store, poll_s: float = 0.05) -> list[Order]:
+def both(store: Store, poll_s: float = 0.05) -> list[PublishRequest]:
     trackers = (
         "logging.wandb={project: p, mode: offline}",
         f"logging.mlflow={{uri: '{mlflow_uri(store)}'}}",
