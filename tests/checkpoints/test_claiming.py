@@ -8,11 +8,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from clocked import ClockedStore
 
 from checkpoints.attempt import Attempt, Heartbeat, Owner, claim
 from checkpoints.errors import RunIsActive
 from checkpoints.ownership import await_claim, presence
+from tests.support.stores.faulty import ClockedStore
 
 NOW = 1_000_000.0
 ELSEWHERE = Owner(host="node-9", processes="another boot", pid=77, started=NOW, claimed=NOW)

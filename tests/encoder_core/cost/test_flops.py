@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from small_networks import NETWORKS, SHAPE, Network, build, full_rows, memory, turns
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -15,6 +14,7 @@ from encoder_core.layers.deberta_attention import DisentangledAttention, padded
 from encoder_core.objectives.contrastive import ContrastiveConfig, ContrastiveModel
 from encoder_core.objectives.losses import ObjectiveModule as Module
 from launcher.recipe.objective import RecipeObjective
+from tests.support.models.small_networks import NETWORKS, SHAPE, Network, build, full_rows, memory, turns
 
 
 def with_counted_kernels(module: Module) -> Module:

@@ -7,7 +7,6 @@ from tempfile import TemporaryDirectory
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from watched_runs import ToldRun
 
 from checkpoints.layout import CheckpointName
 from data_service.store.base import Entry
@@ -24,6 +23,7 @@ from launcher.diagnose.results import (
 from launcher.evaluate.table import RowReader, TableRow, keep_rows, kept_rows
 from launcher.recipe.evaluation import EvaluationTask, HeldOutSettings
 from launcher.watch.reader import RunReader
+from tests.support.runs.untrained import ToldRun
 
 KINDS = ("result", "commit", "row", "damage", "delete", "look")
 DEEDS = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 5)), max_size=20)
