@@ -4,13 +4,13 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import ceph
 import pytest
-from fault_proxy import FaultProxy
-from s3_server import S3Server
 
 from data_service.store.base import Store
 from data_service.store.open import open_store
+from tests.support.stores import ceph
+from tests.support.stores.fault_proxy import FaultProxy
+from tests.support.stores.s3 import S3Server
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -1,7 +1,8 @@
 """The rooms of each package, and who may import whom: downwards only, as the READMEs draw them."""
 
 import pytest
-from rooms import PACKAGES, arrows, circle
+
+from tests.support.rooms import PACKAGES, arrows, circle
 
 DRAWN = {
     "launcher": """

@@ -4,12 +4,12 @@ import os
 from pathlib import Path
 
 import pytest
-from simulated_ranks import serve, small_ray
 from synthetic import NEVER_MASKED, SPECIAL, VOCABULARY, write_corpus
 
 from data_service.samples.spec import SourceSpec, StreamSpec, WindowSize
 from data_service.service.feed import FeedConfig
 from data_service.store.open import open_store
+from tests.support.clusters.feed_readers import serve, small_ray
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3600)]
 

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import small_runs
 
 from checkpoints.attempt import claim, newest_attempt
 from data_service.store.base import Store
@@ -21,6 +20,7 @@ from launcher.run.log import encode
 from launcher.run.packing import pack_once
 from launcher.run.record import open_run
 from launcher.run.segments import EVENTS, METRICS, segment_key
+from tests.support.runs import small_runs
 
 pytestmark = pytest.mark.long
 

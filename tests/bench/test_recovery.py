@@ -9,8 +9,17 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-import small_runs
-from train_command import await_commit, committed, kill_everything, output, titled, training, wait_for
+
+from tests.support.runs import small_runs
+from tests.support.runs.train_command import (
+    await_commit,
+    committed,
+    kill_everything,
+    output,
+    titled,
+    training,
+    wait_for,
+)
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(900)]
 

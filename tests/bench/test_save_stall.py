@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import small_runs
-from fault_proxy import FaultProxy
-from rank_processes import run_group
-from s3_server import S3Server
 
 from launcher.run.step_table import Record
+from tests.support.ranks.run_group import run_group
+from tests.support.runs import small_runs
+from tests.support.stores.fault_proxy import FaultProxy
+from tests.support.stores.s3 import S3Server
 
 pytestmark = [pytest.mark.cluster, pytest.mark.rgw, pytest.mark.long, pytest.mark.timeout(1200)]
 

@@ -8,13 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from clocked import ClockedStore
 
 from checkpoints.attempt import Attempt, Heartbeat, Owner, claim, end_all
 from checkpoints.errors import RunIsActive, Superseded
 from data_service.store.base import Store
 from data_service.store.errors import StoreUnavailable
 from data_service.store.local import LocalStore
+from tests.support.stores.faulty import ClockedStore
 
 NOW = 1_000_000.0
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-from clocked import ClockedStore
 
 from checkpoints.attempt import Attempt, Heartbeat, Owner, claim
 from checkpoints.claiming import await_claim
 from checkpoints.errors import RunIsActive
 from checkpoints.presence import presence
+from tests.support.stores.faulty import ClockedStore
 
 NOW = 1_000_000.0
 ELSEWHERE = Owner(host="node-9", processes="another boot", pid=77, started=NOW, claimed=NOW)

@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from clocked import ClockedStore
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from trainers import assert_holds, commit_steps, random_state
 
 from checkpoints.attempt import Attempt, Owner, claim
 from checkpoints.errors import CheckpointError, DamagedCheckpoint
@@ -24,6 +22,8 @@ from checkpoints.stop import StopRequest, request_stop, stop_requested
 from checkpoints.verify import verify_all
 from data_service.store.base import Store
 from encoder_core.train.memory_schedule import MEMORY
+from tests.support.ranks.checkpointing import assert_holds, commit_steps, random_state
+from tests.support.stores.faulty import ClockedStore
 
 NEWEST = Mark(1, 20)
 ELSEWHERE = Owner(host="node-9", processes="another boot", pid=77, started=5.0, claimed=5.0)

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from trainers import SHAPES, ThreadPeers, cut_each, on_peers, on_threads, random_state
 
 from checkpoints.attempt import claim
 from checkpoints.commit import Committed
@@ -13,6 +12,14 @@ from checkpoints.load import newest_good
 from checkpoints.save import Saver
 from data_service.store.errors import OutOfSpace, StoreError, StoreUnavailable
 from data_service.store.open import open_store
+from tests.support.ranks.checkpointing import (
+    SHAPES,
+    ThreadPeers,
+    cut_each,
+    on_peers,
+    on_threads,
+    random_state,
+)
 
 
 @pytest.mark.parametrize("world", [8, 64])

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from trainers import SHAPES, assert_holds, commit_steps, on_threads, random_state
 
 from checkpoints.attempt import Attempt, claim
 from checkpoints.errors import CheckpointError, DamagedCheckpoint, NoGoodCheckpoint
@@ -18,6 +17,7 @@ from checkpoints.verify import verify_all
 from data_service.store.errors import StoreError, StoreUnavailable
 from data_service.store.local import LocalStore
 from encoder_core.train.zero_state import Fragment
+from tests.support.ranks.checkpointing import SHAPES, assert_holds, commit_steps, on_threads, random_state
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from trainers import KINDS, SHAPES, assert_holds, cut, on_threads, random_state, save
 
 from checkpoints.attempt import claim
 from checkpoints.commit import Committed, Failed
@@ -18,6 +17,7 @@ from checkpoints.verify import verify
 from data_service.store.base import Store
 from data_service.store.open import open_store
 from encoder_core.train.zero_state import Fragment
+from tests.support.ranks.checkpointing import KINDS, SHAPES, assert_holds, cut, on_threads, random_state, save
 
 
 @pytest.fixture

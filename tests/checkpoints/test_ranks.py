@@ -3,13 +3,13 @@
 from pathlib import Path
 
 import pytest
-from checkpoint_ranks import gather, load_at, one_rank_leaves, save_and_fail_and_save
-from ranks import run_ranks
 
 from checkpoints.attempt import claim
 from checkpoints.layout import Mark
 from checkpoints.listing import committed
 from data_service.store.local import LocalStore
+from tests.support.ranks.checkpointing import gather, load_at, one_rank_leaves, save_and_fail_and_save
+from tests.support.ranks.forked import run_ranks
 
 pytestmark = pytest.mark.cluster
 

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from trainers import SHAPES, assert_holds, commit_steps, cut, random_state, save
 
 from checkpoints.attempt import claim
 from checkpoints.commit import Committed
@@ -15,6 +14,7 @@ from checkpoints.load import newest_good
 from checkpoints.retention import expired, sweep, tidy
 from checkpoints.save import Saver
 from data_service.store.local import LocalStore
+from tests.support.ranks.checkpointing import SHAPES, assert_holds, commit_steps, cut, random_state, save
 
 
 @pytest.fixture

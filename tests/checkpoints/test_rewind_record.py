@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from trainers import commit_steps
 
 from checkpoints.attempt import Attempt, claim
 from checkpoints.errors import CheckpointError, Superseded
@@ -14,6 +13,7 @@ from checkpoints.load import newest_good
 from checkpoints.retention import expired, tidy
 from checkpoints.rewind import Rewind, Span, record, rewinds, skips
 from data_service.store.local import LocalStore
+from tests.support.ranks.checkpointing import commit_steps
 
 LEFT_OUT: tuple[Span, ...] = ((0, 0, 40, 90),)
 

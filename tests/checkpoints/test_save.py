@@ -11,17 +11,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import JsonValue
 from safetensors.torch import load_file
-from trainers import (
-    KINDS,
-    SHAPES,
-    assert_holds,
-    commit_steps,
-    cut,
-    cut_each,
-    on_threads,
-    random_state,
-    save,
-)
 
 from checkpoints.attempt import Attempt, claim
 from checkpoints.commit import Committed, Failed
@@ -36,6 +25,17 @@ from data_service.store.errors import OutOfSpace
 from data_service.store.local import LocalStore
 from data_service.store.open import open_store
 from encoder_core.train.zero_state import Fragment
+from tests.support.ranks.checkpointing import (
+    KINDS,
+    SHAPES,
+    assert_holds,
+    commit_steps,
+    cut,
+    cut_each,
+    on_threads,
+    random_state,
+    save,
+)
 
 
 @pytest.fixture

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-import small_runs
 from ray._private.node import Node
 from ray.cluster_utils import Cluster
-from train_command import committed, output, title, training, wait_for
 
 from launcher.policies.failures import NODE_FAILURES
+from tests.support.runs import small_runs
+from tests.support.runs.train_command import committed, output, title, training, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(900)]
 

@@ -7,11 +7,11 @@ import random
 from pathlib import Path
 
 import pytest
-import small_runs
-from chaos_through_ray import RayChaos
-from rank_processes import run_group
 
 from launcher.inspect.report.figures import measure
+from tests.support.faults.command import RayChaos
+from tests.support.ranks.run_group import run_group
+from tests.support.runs import small_runs
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(3600)]
 

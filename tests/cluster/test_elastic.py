@@ -10,11 +10,12 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-import small_runs
-from rank_processes import run_group
 from ray._private.node import Node
 from ray.cluster_utils import Cluster
-from train_command import await_commit, committed, output, title, training, wait_for
+
+from tests.support.ranks.run_group import run_group
+from tests.support.runs import small_runs
+from tests.support.runs.train_command import await_commit, committed, output, title, training, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(900)]
 

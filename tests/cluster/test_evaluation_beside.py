@@ -7,14 +7,14 @@ from pathlib import Path
 
 import psutil
 import pytest
-import small_runs
-from committed_runs import task_files
-from train_command import output, titled, training
 
 from launcher.cluster.evaluators import pending
 from launcher.diagnose.results import evaluated
 from launcher.inspect.report.write import write_report
 from launcher.run.record import open_run
+from tests.support.runs import small_runs
+from tests.support.runs.train_command import output, titled, training
+from tests.support.tasks.small_tasks import task_files
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(2400)]
 

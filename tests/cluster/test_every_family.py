@@ -13,17 +13,17 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-import small_runs
 import transformers
-from rank_processes import run_group
 from recipes import RECIPES, prepare, tokenizer_kind
-from train_command import committed, kill, output, training, wait_for
 
 from launcher.cli.demo_text import write_jsonl
 from launcher.inspect.baselines import baselines
 from launcher.recipe.load import bundled, load
 from launcher.recipe.tiny import tiny
 from launcher.run.record import open_run
+from tests.support.ranks.run_group import run_group
+from tests.support.runs import small_runs
+from tests.support.runs.train_command import committed, kill, output, training, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(1800)]
 

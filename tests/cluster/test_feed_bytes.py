@@ -11,8 +11,6 @@ import numpy as np
 import psutil
 import pytest
 import ray
-from corpus import block_of_pairs, random_block, source_of, spec_of, write_corpus
-from raw_text import small_tokenizer
 
 from data_service.errors import CorpusError, CorruptBlock
 from data_service.samples.samples import Samples
@@ -26,6 +24,8 @@ from data_service.stream.stream import Stream
 from data_service.stream.window import Steps
 from data_service.tokenizers.load import save_tokenizer
 from launcher.rank.data import cut
+from tests.support.data.corpora import block_of_pairs, random_block, source_of, spec_of, write_corpus
+from tests.support.data.raw_text import small_tokenizer
 
 pytestmark = pytest.mark.cluster
 

@@ -9,8 +9,6 @@ from pathlib import Path
 import psutil
 import pytest
 import ray
-from corpus import random_block, source_of, spec_of, write_corpus
-from simulated_ranks import small_ray
 
 from data_service.errors import BuildFailed
 from data_service.samples.spec import StreamSpec
@@ -18,6 +16,8 @@ from data_service.service.client import FeedClient
 from data_service.service.feed import FeedConfig, start_feed
 from data_service.service.tasks import died
 from data_service.stream.stream import Stream
+from tests.support.clusters.feed_readers import small_ray
+from tests.support.data.corpora import random_block, source_of, spec_of, write_corpus
 
 pytestmark = pytest.mark.cluster
 

@@ -5,13 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import ray
-from corpus import random_block, source_of, spec_of, write_corpus
 from ray.cluster_utils import Cluster
 
 from data_service.samples.spec import WindowSize
 from data_service.service.client import FeedClient
 from data_service.service.feed import FeedConfig, start_feed
 from data_service.stream.stream import Stream
+from tests.support.data.corpora import random_block, source_of, spec_of, write_corpus
 
 pytestmark = pytest.mark.cluster
 

@@ -3,13 +3,13 @@
 from pathlib import Path
 
 import pytest
-import small_runs
-from rank_processes import run_group
-from train_command import output, training
 
 from checkpoints.attempt import Attempt
 from checkpoints.rewind import Rewind, record, rewinds
 from launcher.run.record import open_run
+from tests.support.ranks.run_group import run_group
+from tests.support.runs import small_runs
+from tests.support.runs.train_command import output, training
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(600)]
 

@@ -16,18 +16,18 @@ from typing import Any
 
 import psutil
 import pytest
-from chaos import STORE_FAULTS
-from fault_proxy import FaultProxy
-from grid_driver import asked
 from ray.cluster_utils import Cluster
-from s3_server import S3Server
-from small_cells import diary
 
 from launcher.evaluate.cell import Result
 from launcher.evaluate.table import rows
+from tests.support.faults.ranks import STORE_FAULTS
+from tests.support.stores.fault_proxy import FaultProxy
+from tests.support.stores.s3 import S3Server
+from tests.support.tasks.grid_driver import asked
+from tests.support.tasks.small_cells import diary
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(3000)]
-SUPPORT = Path(__file__).parents[1] / "support"
+ROOT = Path(__file__).parents[2]
 MEMORY = {"object_store_memory": 100 << 20}
 QUICK = {
     "health_check_initial_delay_ms": 0,
@@ -43,7 +43,7 @@ def cluster(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, faults: FaultProxy
 ) -> Iterator[Cluster]:
     """A head without places, and two machines that hold a cell each, all of which reach the store through `faults`."""
-    places = [str(SUPPORT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    places = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(places))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("RAY_worker_niceness", "0")  # on a machine that others use, cells would get nothing
@@ -60,7 +60,7 @@ def cluster(
 
 @dataclass
 class Commands:
-    """Processes of `grid_driver.py` for one grid, and what they have said."""
+    """Processes of `grid_driver` for one grid, and what they have said."""
 
     request: dict[str, Any]
     said: list[dict[str, Any]] = field(default_factory=list)
@@ -68,7 +68,7 @@ class Commands:
 
     def start(self) -> None:
         process = subprocess.Popen(
-            [sys.executable, str(SUPPORT / "grid_driver.py"), json.dumps(self.request)],
+            [sys.executable, "-m", "tests.support.tasks.grid_driver", json.dumps(self.request)],
             stdout=subprocess.PIPE,
             text=True,
         )

@@ -3,9 +3,10 @@
 from pathlib import Path
 
 import pytest
-import small_runs
-from rank_processes import run_group
-from train_command import committed, freeze, output, training, wait_for
+
+from tests.support.ranks.run_group import run_group
+from tests.support.runs import small_runs
+from tests.support.runs.train_command import committed, freeze, output, training, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(600)]
 

@@ -18,11 +18,11 @@ from typing import NamedTuple
 
 import pytest
 import zstandard
-from raw_text import DOCUMENTS, SMALL, build, files_of, tokenizer_folder
 from tenacity import Retrying, stop_after_delay, wait_fixed
 
 from data_service.ingest.options import BuildOptions
 from data_service.store.open import open_store
+from tests.support.data.raw_text import DOCUMENTS, SMALL, build, files_of, tokenizer_folder
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long]
 

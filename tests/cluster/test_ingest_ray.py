@@ -11,12 +11,20 @@ from pathlib import Path
 import psutil
 import pytest
 import ray
-from raw_text import DOCUMENTS, SMALL, build, files_of, tokenizer_folder, write_jsonl, write_mixture
 
 from data_service.errors import InputError
 from data_service.ingest.build import build_corpus
 from data_service.ingest.progress import Progress
 from data_service.store.open import open_store
+from tests.support.data.raw_text import (
+    DOCUMENTS,
+    SMALL,
+    build,
+    files_of,
+    tokenizer_folder,
+    write_jsonl,
+    write_mixture,
+)
 
 pytestmark = pytest.mark.cluster
 FINE = SMALL.model_copy(update={"split_bytes": 20_000})

@@ -5,12 +5,13 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-import netns
 import pytest
-import small_runs
-from netns import Machine
-from rank_processes import run_group
-from train_command import committed, output, title, training, wait_for
+
+from tests.support.clusters import netns
+from tests.support.clusters.netns import Machine
+from tests.support.ranks.run_group import run_group
+from tests.support.runs import small_runs
+from tests.support.runs.train_command import committed, output, title, training, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(900)]
 

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 import ray
-from corpus import random_block, source_of, spec_of, write_corpus
-from told_runs import step_record
 
 from checkpoints.attempt import Owner, claim
 from data_service.service.feed import FeedConfig, start_feed
@@ -18,6 +16,8 @@ from launcher.cluster.coordinator import start_monitor
 from launcher.cluster.gauges import DESCRIPTIONS
 from launcher.policies.elastic import Sizing
 from launcher.run.log import evaluation_record
+from tests.support.data.corpora import random_block, source_of, spec_of, write_corpus
+from tests.support.runs.untrained import step_record
 
 pytestmark = pytest.mark.cluster
 for _needed in ("opencensus", "aiohttp_cors", "prometheus_client"):

@@ -4,8 +4,9 @@ import signal
 from pathlib import Path
 
 import pytest
-import small_runs
-from train_command import committed, output, training
+
+from tests.support.runs import small_runs
+from tests.support.runs.train_command import committed, output, training
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(200)]
 

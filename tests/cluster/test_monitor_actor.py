@@ -12,7 +12,6 @@ from typing import Any
 import psutil
 import pytest
 import ray
-from faulty_store import FaultyStore, set_fault
 
 from checkpoints.attempt import Owner, claim
 from launcher.cluster.coordinator import start_monitor
@@ -21,6 +20,7 @@ from launcher.cluster.worker import RayLink, here
 from launcher.policies.elastic import Sizing
 from launcher.policies.watchdog import Place, Watchdog
 from launcher.run.history import read_history
+from tests.support.stores.faulty import FaultyStore, set_fault
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 

@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import small_runs
-from rank_processes import run_group
-from slurm import Slurm, slurm, wait_until
-from train_command import committed
 
 from launcher.schedulers.slurm import SlurmJob, render
+from tests.support.clusters.slurm import Slurm, slurm, wait_until
+from tests.support.ranks.run_group import run_group
+from tests.support.runs import small_runs
+from tests.support.runs.train_command import committed
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(900)]
 

@@ -3,15 +3,15 @@
 from pathlib import Path
 
 import pytest
-import small_runs
-from tracker_readers import Values, mlflow_runs, mlflow_values, wandb_records, wandb_values
-from train_command import await_commit, kill_everything, output, training
 
 from checkpoints.attempt import Attempt, newest_attempt
 from checkpoints.listing import committed
 from checkpoints.rewind import Rewind, record
 from data_service.store.open import open_store
 from launcher.trackers.figures import figures
+from tests.support.runs import small_runs
+from tests.support.runs.listeners import Values, mlflow_runs, mlflow_values, wandb_records, wandb_values
+from tests.support.runs.train_command import await_commit, kill_everything, output, training
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(900)]
 

@@ -3,10 +3,11 @@
 from pathlib import Path
 
 import pytest
-import small_runs
-from rank_processes import run_group
-from s3_server import S3Server
-from train_command import committed, kill_everything, output, training, wait_for
+
+from tests.support.ranks.run_group import run_group
+from tests.support.runs import small_runs
+from tests.support.runs.train_command import committed, kill_everything, output, training, wait_for
+from tests.support.stores.s3 import S3Server
 
 pytestmark = [pytest.mark.cluster, pytest.mark.rgw, pytest.mark.timeout(900)]
 

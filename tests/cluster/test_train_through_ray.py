@@ -4,9 +4,18 @@ import signal
 from pathlib import Path
 
 import pytest
-import small_runs
-from rank_processes import run_group
-from train_command import await_commit, committed, kill, kill_everything, output, training, wait_for
+
+from tests.support.ranks.run_group import run_group
+from tests.support.runs import small_runs
+from tests.support.runs.train_command import (
+    await_commit,
+    committed,
+    kill,
+    kill_everything,
+    output,
+    training,
+    wait_for,
+)
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 

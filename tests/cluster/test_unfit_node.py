@@ -6,9 +6,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import small_runs
 from ray.cluster_utils import Cluster
-from train_command import committed, output, training
+
+from tests.support.runs import small_runs
+from tests.support.runs.train_command import committed, output, training
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(600)]
 

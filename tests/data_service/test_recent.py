@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from switching import switching_often
 
 from data_service.recent import Recent
+from tests.support.faults.process import switching_often
 
 
 @given(st.integers(1, 5), st.lists(st.integers(0, 7), max_size=60))

@@ -7,7 +7,6 @@ from typing import Literal
 
 import numpy as np
 import pytest
-from corpus import VOCABULARY, source_of, spec_of, write_corpus
 
 from data_service.rng import stream_key
 from data_service.samples.inputs import Lanes
@@ -19,6 +18,7 @@ from data_service.samples.samples import Samples
 from data_service.stream.stream import Stream
 from data_service.tokenizers.specials import SpecialIds
 from data_service.types import Block
+from tests.support.data.corpora import VOCABULARY, source_of, spec_of, write_corpus
 
 GOLDEN = {
     ("full_sentences", "token"): "c67fcad3f97bab10",

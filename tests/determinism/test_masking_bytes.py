@@ -5,12 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from corpus import VOCABULARY, source_of, spec_of, write_corpus
 
 from data_service.corpus.layout import TOKENIZER
 from data_service.samples.masking import MlmMasking, Replacement
 from data_service.stream.stream import Stream
 from data_service.types import Block
+from tests.support.data.corpora import VOCABULARY, source_of, spec_of, write_corpus
 
 UNIGRAM = Replacement(random_from="unigram")
 GOLDEN = {

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import small_runs
-from rank_processes import KILLED, run_group
+
+from tests.support.ranks.run_group import KILLED, run_group
+from tests.support.runs import small_runs
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 

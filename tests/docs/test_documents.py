@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 import typer.main
 import yaml
-from documented import GUIDE, ROOT, document_blocks
-from recipe_keys import schema
 
 from launcher.cli.main import app
+from tests.support.checks.guide import GUIDE, ROOT, document_blocks, schema
 
 HISTORY = {"CHANGELOG.md"}  # what was there then
 EVERYWHERE = ("__init__.py", "errors.py")  # of every package, and the same in each

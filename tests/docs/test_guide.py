@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from documented import GUIDE, STAND_INS, Page, document_blocks
-from s3_server import S3Server
-from small_runs import write_text
+
+from tests.support.checks.guide import GUIDE, STAND_INS, Page, document_blocks
+from tests.support.runs.small_runs import write_text
+from tests.support.stores.s3 import S3Server
 
 AFTER_IT = (
     "runbook.md",

@@ -5,14 +5,12 @@ import re
 from collections.abc import Iterator
 from typing import get_args
 
-from documented import GUIDE, ROOT
-from recipe_keys import schema
-
 from encoder_core.families.build import ModelConfig
 from launcher.cluster.gauges import DESCRIPTIONS
 from launcher.contract import CODES
 from launcher.recipe.identity import kind_of
 from launcher.trackers.webhook import ROUTINE
+from tests.support.checks.guide import GUIDE, ROOT, schema
 
 PACKAGES = ("launcher", "checkpoints", "data_service", "encoder_core")
 

@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import small_runs
-from anything import Disturbed, write_log
-from fault_draws import GESTURES, GROUP, OUTAGES, PHASES, STARTS, STORE, Draws
-from fault_proxy import FaultProxy
-from rank_processes import run_group
-from run_observer import COMMAND, KINDS, MARK, Processes
-from s3_server import S3Server
+
+from tests.support.faults.anything import Disturbed, write_log
+from tests.support.faults.draws import GESTURES, GROUP, OUTAGES, PHASES, STARTS, STORE, Draws
+from tests.support.ranks.run_group import run_group
+from tests.support.runs import small_runs
+from tests.support.runs.observer import COMMAND, KINDS, MARK, Processes
+from tests.support.stores.fault_proxy import FaultProxy
+from tests.support.stores.s3 import S3Server
 
 pytestmark = pytest.mark.cluster
 

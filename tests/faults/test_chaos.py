@@ -7,12 +7,12 @@ import random
 from pathlib import Path
 
 import pytest
-import small_runs
-from chaos import Chaos, start_group
-from fault_proxy import FaultProxy
-from s3_server import S3Server
 
 from launcher.inspect.report.figures import measure
+from tests.support.faults.ranks import Chaos, start_group
+from tests.support.runs import small_runs
+from tests.support.stores.fault_proxy import FaultProxy
+from tests.support.stores.s3 import S3Server
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3600)]
 

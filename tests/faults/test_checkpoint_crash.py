@@ -6,10 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dying import dies_at
-from limits import files_limited_to
-from s3_server import S3Server
-from trainers import SHAPES, assert_holds, commit_steps, cut, random_state
 
 from checkpoints.attempt import Attempt, claim
 from checkpoints.commit import Committed
@@ -23,6 +19,9 @@ from checkpoints.verify import verify_all
 from data_service.store.base import Store
 from data_service.store.local import LocalStore
 from data_service.store.open import open_store
+from tests.support.faults.process import dies_at, files_limited_to
+from tests.support.ranks.checkpointing import SHAPES, assert_holds, commit_steps, cut, random_state
+from tests.support.stores.s3 import S3Server
 
 
 def resume(store: Store) -> tuple[Attempt, Manifest]:

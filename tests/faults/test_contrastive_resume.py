@@ -3,8 +3,9 @@
 from pathlib import Path
 
 import pytest
-import small_runs
-from rank_processes import KILLED, run_group
+
+from tests.support.ranks.run_group import KILLED, run_group
+from tests.support.runs import small_runs
 
 pytestmark = pytest.mark.cluster
 

@@ -7,8 +7,6 @@ it trains on. Two ranks without Ray, which start again by themselves when a run 
 from pathlib import Path
 
 import pytest
-import small_runs
-from rank_processes import KILLED, run_group
 
 from checkpoints.attempt import Attempt
 from checkpoints.gather import Alone
@@ -18,6 +16,8 @@ from checkpoints.rewind import Rewind, record, rewinds
 from launcher.inspect.show import find_sample
 from launcher.run.record import open_run
 from launcher.run.step_table import Record
+from tests.support.ranks.run_group import KILLED, run_group
+from tests.support.runs import small_runs
 
 pytestmark = pytest.mark.cluster
 

@@ -7,14 +7,14 @@ from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
-from fault_proxy import FaultProxy
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from s3_server import S3Server
 
 from data_service.store.base import Entry, Store
 from data_service.store.errors import StoreError, StoreUnavailable
 from data_service.store.open import open_store
+from tests.support.stores.fault_proxy import FaultProxy
+from tests.support.stores.s3 import S3Server
 
 DATA = bytes(range(251)) * 40
 STATUSES = [

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from dying import dies_at
 
 from data_service.store.local import LocalStore
+from tests.support.faults.process import dies_at
 
 OLD, NEW = b"old" * 1000, b"new" * 2000
 

@@ -6,9 +6,6 @@ import time
 from pathlib import Path
 
 import pytest
-from fault_proxy import FaultProxy
-from metadata_service import MetadataService
-from s3_server import S3Server
 
 from data_service.store.base import Store
 from data_service.store.errors import (
@@ -16,6 +13,8 @@ from data_service.store.errors import (
     CredentialsMissing,
 )
 from data_service.store.open import open_store
+from tests.support.stores.fault_proxy import FaultProxy
+from tests.support.stores.s3 import MetadataService, S3Server
 
 DATA = os.urandom(100_000)
 

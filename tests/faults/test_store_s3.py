@@ -7,9 +7,6 @@ import time
 from pathlib import Path
 
 import pytest
-from certificates import self_signed
-from fault_proxy import Fault, FaultProxy
-from s3_server import S3Server
 
 from data_service.store.base import Store
 from data_service.store.errors import (
@@ -19,6 +16,8 @@ from data_service.store.errors import (
     StoreUnavailable,
 )
 from data_service.store.open import open_store
+from tests.support.stores.fault_proxy import Fault, FaultProxy
+from tests.support.stores.s3 import S3Server, self_signed
 
 DATA = os.urandom(100_000)
 

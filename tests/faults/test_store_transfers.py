@@ -5,14 +5,14 @@ import threading
 from pathlib import Path
 
 import pytest
-from fault_proxy import FaultProxy
-from s3_server import S3Server
 
 from data_service.store.base import Store
 from data_service.store.errors import (
     StoreUnavailable,
 )
 from data_service.store.open import open_store
+from tests.support.stores.fault_proxy import FaultProxy
+from tests.support.stores.s3 import S3Server
 
 DATA = os.urandom(100_000)
 

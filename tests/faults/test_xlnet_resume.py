@@ -4,8 +4,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-import small_runs
-from rank_processes import KILLED, run_group
 from transformers import XLNetLMHeadModel
 
 from checkpoints.gather import Alone
@@ -16,6 +14,8 @@ from launcher.export.export import Exported, export_run
 from launcher.recipe.load import reload
 from launcher.run.create import reconcile
 from launcher.run.record import open_run
+from tests.support.ranks.run_group import KILLED, run_group
+from tests.support.runs import small_runs
 
 pytestmark = pytest.mark.cluster
 

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 import ray
-from monitors import Cluster
-from small_runs import new_run, prepare_corpus
-from starts import Setting
 
 from data_service.tokenizers.load import load_tokenizer
 from launcher.cluster import nodes
 from launcher.run.record import open_run
+from tests.support.clusters.coordinators import Cluster
+from tests.support.runs.small_runs import new_run, prepare_corpus
+from tests.support.runs.starts import Setting
 
 
 @pytest.fixture(scope="session")

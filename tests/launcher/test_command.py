@@ -12,9 +12,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from run_observer import listens
 
 from launcher.contract import REPEAT
+from tests.support.runs.observer import listens
 
 MARK = "TEST_OF_COMMAND"
 

@@ -4,8 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from s3_server import S3Server
-from starts import BERT, DEBERTA_V2, MLM, PAIRS, Setting, export, fresh, parameters, trained
 from transformers import AutoModel
 
 from checkpoints.hf.export import export_model
@@ -17,6 +15,18 @@ from launcher.errors import RunError
 from launcher.export.export import export_run
 from launcher.recipe.objective import Objective
 from launcher.run.record import open_run
+from tests.support.runs.starts import (
+    BERT,
+    DEBERTA_V2,
+    MLM,
+    PAIRS,
+    Setting,
+    export,
+    fresh,
+    parameters,
+    trained,
+)
+from tests.support.stores.s3 import S3Server
 
 VECTORS = Objective(contrastive=ContrastiveConfig(projection=True))
 

@@ -4,8 +4,6 @@ from typing import Any
 
 import pytest
 import torch
-from parity import GRADIENT_TOLERANCE, assert_close, copy_from, copy_into, random_weights
-from ragged import make_batch, pad
 from torch import nn
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForPreTraining
 
@@ -16,6 +14,15 @@ from encoder_core.families.hf.interchange import Heads, interchange
 from encoder_core.layers.attention import Attend, automatic, reference
 from encoder_core.objectives.mlm import masked_language_model
 from encoder_core.objectives.mlm_pair import masked_language_model_with_pairs
+from tests.support.models.parity import (
+    GRADIENT_TOLERANCE,
+    assert_close,
+    copy_from,
+    copy_into,
+    make_batch,
+    pad,
+    random_weights,
+)
 
 SHAPE = {"layers": 4, "hidden": 48, "heads": 4, "feed_forward": 80, "max_length": 40, "vocab": 101}
 LENGTHS = [17, 40, 3, 1, 28]

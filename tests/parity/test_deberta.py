@@ -3,8 +3,6 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from parity import assert_close, copy_from, copy_into, random_weights
-from ragged import make_batch, pad
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForMaskedLM
 from transformers.models.deberta import modeling_deberta
@@ -22,6 +20,7 @@ from encoder_core.layers.deberta_attention import (
     reference,
 )
 from encoder_core.objectives.mlm import MaskedLanguageModel, masked_language_model
+from tests.support.models.parity import assert_close, copy_from, copy_into, make_batch, pad, random_weights
 
 Config = DebertaConfig | DebertaV2Config
 

@@ -1,10 +1,11 @@
 """ELECTRA and DeBERTa v3 on two real ranks: two plain networks exactly, at every ZeRO stage."""
 
-import detection_ranks as ranks
 import numpy as np
 import pytest
-from detection_ranks import Setting, Trace
-from ranks import run_ranks
+
+from tests.support.ranks import replaced_tokens as ranks
+from tests.support.ranks.forked import run_ranks
+from tests.support.ranks.replaced_tokens import Setting, Trace
 
 pytestmark = pytest.mark.cluster
 

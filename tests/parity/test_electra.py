@@ -5,14 +5,21 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from parity import GRADIENT_TOLERANCE, assert_close, copy_from, copy_into, random_weights
-from ragged import make_batch, pad
 from transformers import ElectraConfig as TheirConfig
 from transformers import ElectraForMaskedLM, ElectraForPreTraining
 
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.hf.interchange import Heads, interchange
 from encoder_core.objectives.networks import network
+from tests.support.models.parity import (
+    GRADIENT_TOLERANCE,
+    assert_close,
+    copy_from,
+    copy_into,
+    make_batch,
+    pad,
+    random_weights,
+)
 
 SHAPE = {"layers": 3, "hidden": 48, "heads": 4, "feed_forward": 80, "max_length": 40, "vocab": 101}
 CONFIGS = {

@@ -1,17 +1,18 @@
 """DeBERTa with its mask decoder and XLNet train the same under real ZeRO as in plain PyTorch."""
 
-import family_ranks
 import numpy as np
 import pytest
-from ranks import run_ranks
+
+from tests.support.ranks import families
+from tests.support.ranks.forked import run_ranks
 
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("stage", [2, 3])
 def test_two_ranks_equal_one_process(stage: int) -> None:
-    ranks = run_ranks(family_ranks.sharded, 2, stage)
-    for family in family_ranks.FAMILIES:
-        expected = family_ranks.alone(family)
+    ranks = run_ranks(families.sharded, 2, stage)
+    for family in families.FAMILIES:
+        expected = families.alone(family)
         found = {name: np.full_like(values, np.nan) for name, values in expected.items()}
         for fragments in ranks:
             for name, start, values in fragments[family]:

@@ -2,8 +2,6 @@
 
 import pytest
 import torch
-from parity import GRADIENT_TOLERANCE, assert_close, copy_from, copy_into, random_weights
-from ragged import make_batch, pad
 from transformers import RobertaConfig as TheirConfig
 from transformers import RobertaForMaskedLM
 
@@ -11,6 +9,15 @@ from encoder_core.families.hf.interchange import interchange
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.layers.attention import Attend, automatic, reference
 from encoder_core.objectives.mlm import MaskedLanguageModel, masked_language_model
+from tests.support.models.parity import (
+    GRADIENT_TOLERANCE,
+    assert_close,
+    copy_from,
+    copy_into,
+    make_batch,
+    pad,
+    random_weights,
+)
 
 CONFIG = RobertaConfig(layers=3, hidden=48, heads=4, feed_forward=80, max_length=40, vocab=101)
 LENGTHS = [17, 40, 3, 1, 28]

@@ -4,8 +4,6 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from parity import assert_close, copy_from, copy_into, random_weights
-from ragged import make_batch, pad
 from torch import Tensor
 from transformers import XLNetConfig as TheirConfig
 from transformers import XLNetLMHeadModel
@@ -19,6 +17,7 @@ from encoder_core.families.hf.interchange import Interchange
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.xlnet_encoder import Memory
 from encoder_core.objectives.plm import PermutedLanguageModel, permuted_language_model
+from tests.support.models.parity import assert_close, copy_from, copy_into, make_batch, pad, random_weights
 
 CONFIG = XlnetConfig(
     layers=3,

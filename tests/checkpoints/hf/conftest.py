@@ -4,12 +4,12 @@ import json
 
 import pytest
 import torch
-from parity import random_weights
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from torch import Tensor
 
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.objectives.mlm import MaskedLanguageModel, masked_language_model
+from tests.support.models.parity import random_weights
 
 SPECIALS = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
 

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from ragged import make_batch, pad
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
 
@@ -15,6 +14,7 @@ from data_service.store.open import open_store
 from encoder_core.errors import ModelError
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.objectives.mlm import MaskedLanguageModel
+from tests.support.models.parity import make_batch, pad
 
 
 @pytest.fixture

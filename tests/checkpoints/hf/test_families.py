@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from parity import random_weights
 from torch import nn
 from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForPreTraining
 
@@ -22,6 +21,7 @@ from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.objectives.networks import network
 from encoder_core.objectives.replaced import ReplacedTokenConfig, replaced_token_detection
+from tests.support.models.parity import random_weights
 
 SHAPE = {"layers": 2, "hidden": 32, "heads": 4, "feed_forward": 48, "max_length": 40, "vocab": 261}
 ELECTRA = ElectraConfig(**SHAPE, embedding=16, generator_divisor=2)

@@ -5,8 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from parity import random_weights
-from ragged import make_batch, pad
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import RobertaConfig as TheirConfig
@@ -19,6 +17,7 @@ from encoder_core.errors import ModelError
 from encoder_core.families.hf.interchange import interchange
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.objectives.mlm import masked_language_model
+from tests.support.models.parity import make_batch, pad, random_weights
 
 
 @pytest.fixture

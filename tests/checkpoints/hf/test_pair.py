@@ -4,8 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from parity import assert_close, random_weights
-from ragged import make_batch, pad
 from torch import Tensor, nn
 from transformers import AutoModel, AutoModelForMaskedLM
 
@@ -25,6 +23,7 @@ from encoder_core.objectives.replaced import (
     discriminator_model,
     replaced_token_detection,
 )
+from tests.support.models.parity import assert_close, make_batch, pad, random_weights
 
 SHAPE = {"layers": 4, "hidden": 32, "heads": 4, "feed_forward": 48, "max_length": 40, "vocab": 90}
 ELECTRA = ElectraConfig(**SHAPE, embedding=16, generator_divisor=2)

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from parity import random_weights
 from safetensors.torch import load_file, save_file
 from transformers import AlbertConfig as TheirAlbert
 from transformers import (
@@ -24,6 +23,7 @@ from transformers import RobertaConfig as TheirRoberta
 from checkpoints.hf.load import read_folder_config, weights_for
 from encoder_core.errors import ModelError
 from encoder_core.families.hf.interchange import Heads
+from tests.support.models.parity import random_weights
 
 SHAPE = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 48}
 BERT = TheirBert(vocab_size=61, max_position_embeddings=40, **SHAPE)

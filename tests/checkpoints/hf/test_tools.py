@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from exports import FAMILIES, LENGTH, export
-from small_runs import WORDS
+
+from tests.support.models.exports import FAMILIES, LENGTH, export
+from tests.support.runs.small_runs import WORDS
 
 LONG = " ".join(WORDS * 20)
 MASKED = {"bert", "roberta", "albert", "spanbert", "deberta", "deberta-v2"}

@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import pytest
-from raw_text import build, files_of, write_mixture
 
 from data_service.corpus.corpus import verify_corpus
 from data_service.corpus.manifest_file import load_manifest
 from data_service.errors import CorpusError
 from data_service.store.open import open_store
+from tests.support.data.raw_text import build, files_of, write_mixture
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
-from raw_text import DOCUMENTS, build, files_of, write_jsonl
 
 from data_service.corpus.corpus import show_documents
 from data_service.errors import InputError
@@ -21,6 +20,7 @@ from data_service.ingest.inputs import list_inputs
 from data_service.ingest.options import BuildOptions
 from data_service.store.errors import KeyMissing
 from data_service.stream.statistics import corpus_stats
+from tests.support.data.raw_text import DOCUMENTS, build, files_of, write_jsonl
 
 GOOD = json.dumps({"text": "A sentence. And another."}).encode() + b"\n"
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from raw_text import DOCUMENTS, build, ignore_progress, tokenizer_folder
 
 from data_service.errors import CorpusError, InputError
 from data_service.ingest.build import build_corpus
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.progress import Progress
 from data_service.stream.statistics import corpus_stats
+from tests.support.data.raw_text import DOCUMENTS, build, ignore_progress, tokenizer_folder
 
 SKIP = BuildOptions(
     on_bad_records="skip",

@@ -9,18 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fault_proxy import FaultProxy
-from raw_text import (
-    DOCUMENTS,
-    SMALL,
-    build,
-    files_of,
-    small_tokenizer,
-    tokenizer_folder,
-    write_jsonl,
-    write_mixture,
-)
-from s3_server import S3Server
 
 from data_service.corpus.corpus import open_corpus, show_documents, verify_corpus
 from data_service.corpus.manifest import BlockTable
@@ -36,6 +24,18 @@ from data_service.store.errors import OutOfSpace
 from data_service.stream.statistics import corpus_stats
 from data_service.tokenizers.load import save_tokenizer
 from data_service.tokenizers.train import train_tokenizer
+from tests.support.data.raw_text import (
+    DOCUMENTS,
+    SMALL,
+    build,
+    files_of,
+    small_tokenizer,
+    tokenizer_folder,
+    write_jsonl,
+    write_mixture,
+)
+from tests.support.stores.fault_proxy import FaultProxy
+from tests.support.stores.s3 import S3Server
 
 
 @pytest.fixture(scope="module")

@@ -4,13 +4,21 @@ import os
 from pathlib import Path
 
 import pytest
-from raw_text import DOCUMENTS, SMALL, build, files_of, ignore_progress, tokenizer_folder, write_jsonl
 
 from data_service.corpus.corpus import show_documents
 from data_service.errors import CorpusError
 from data_service.ingest.build import build_corpus
 from data_service.ingest.progress import Progress
 from data_service.store.base import Store
+from tests.support.data.raw_text import (
+    DOCUMENTS,
+    SMALL,
+    build,
+    files_of,
+    ignore_progress,
+    tokenizer_folder,
+    write_jsonl,
+)
 
 OPTIONS = SMALL.model_copy(update={"heldout_fraction": 0})
 

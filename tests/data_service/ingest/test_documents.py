@@ -9,12 +9,12 @@ import pytest
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from raw_text import write_jsonl, write_parquet
 
 from data_service.ingest.documents import read_documents
 from data_service.ingest.inputs import list_inputs
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.splits import Piece, Split
+from tests.support.data.raw_text import write_jsonl, write_parquet
 
 OPTIONS = BuildOptions()
 BLANK_LINE = BuildOptions(txt_documents="blank_line")

@@ -12,7 +12,6 @@ import pytest
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from raw_text import DOCUMENTS, build
 
 from data_service.errors import InputError
 from data_service.ingest.documents import read_documents
@@ -20,6 +19,7 @@ from data_service.ingest.inputs import list_inputs
 from data_service.ingest.options import MIB, BuildOptions
 from data_service.ingest.splits import plan_splits
 from data_service.stream.statistics import corpus_stats
+from tests.support.data.raw_text import DOCUMENTS, build
 
 TEXTS = ["One.", "", 'Zwei, "drei"\nund\tvier', "五。", "an 'other'"]
 PACKED: dict[str, Callable[[bytes], bytes]] = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.compress}

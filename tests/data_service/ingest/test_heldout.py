@@ -9,7 +9,6 @@ from typing import Literal
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from raw_text import DOCUMENTS, ignore_progress, small_tokenizer, write_jsonl
 
 from data_service.corpus.corpus import open_corpus
 from data_service.corpus.manifest import BlockTable, Manifest
@@ -22,6 +21,7 @@ from data_service.store.base import Store
 from data_service.tokenizers.load import save_tokenizer
 from data_service.tokenizers.options import TokenizerOptions
 from data_service.tokenizers.train import Kind, train_tokenizer
+from tests.support.data.raw_text import DOCUMENTS, ignore_progress, small_tokenizer, write_jsonl
 
 HALF = BuildOptions(heldout_fraction=0.5, split_bytes=4096, block_tokens=500)
 SPACES = ["", " ", "  ", "\t", "\n", "\r\n", "\u2028", "\u00a0", " \n\n"]

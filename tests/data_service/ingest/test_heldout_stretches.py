@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from raw_text import DOCUMENTS, build, files_of, small_tokenizer, tokenizer_folder, write_jsonl, write_parquet
 
 from data_service.corpus.manifest import BlockTable, HeldoutRule, Manifest
 from data_service.corpus.reader import read_block
@@ -31,6 +30,15 @@ from data_service.ingest.heldout import (
 from data_service.ingest.options import BuildOptions
 from data_service.store.open import open_store
 from data_service.stream.statistics import corpus_stats, open_corpus
+from tests.support.data.raw_text import (
+    DOCUMENTS,
+    build,
+    files_of,
+    small_tokenizer,
+    tokenizer_folder,
+    write_jsonl,
+    write_parquet,
+)
 
 FRACTION = 0.0005  # the default
 

@@ -6,8 +6,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from raw_text import ignore_progress, tokenizer_folder, write_jsonl
-from s3_server import S3Server
 
 from data_service.errors import InputError
 from data_service.ingest.build import build_corpus
@@ -18,6 +16,8 @@ from data_service.store.errors import StoreError
 from data_service.store.open import open_store
 from data_service.tokenizers.load import save_tokenizer
 from data_service.tokenizers.train import train_tokenizer
+from tests.support.data.raw_text import ignore_progress, tokenizer_folder, write_jsonl
+from tests.support.stores.s3 import S3Server
 
 NAMES = ["b.txt", "a.jsonl", "x/c.txt", "x/d.JSONL.GZ", "x/y/e.parquet", "x/notes.md", "x/y/f.jsonl.zst"]
 

@@ -13,7 +13,6 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from raw_text import DOCUMENTS, build, small_tokenizer
 
 from data_service.corpus.corpus import open_corpus, show_documents, verify_corpus
 from data_service.corpus.manifest import PairTexts
@@ -29,6 +28,7 @@ from data_service.ingest.text import BadRecord, Text
 from data_service.samples.inputs import Packed, RepeatedSentences, TextPairs
 from data_service.stream.sources import check_kind
 from data_service.stream.statistics import corpus_stats
+from tests.support.data.raw_text import DOCUMENTS, build, small_tokenizer
 
 SENTENCES = [
     " ".join(part.split()) for text in DOCUMENTS for part in text.split(". ") if 20 < len(part) < 200

@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from published import published_folder
-from writing import SCRIPTS, scripts_text
 
 from data_service.ingest.runs import encode_sentences
 from data_service.ingest.sentences import LONGEST, split_sentences
@@ -18,6 +16,8 @@ from data_service.tokenizers.load import load_tokenizer
 from data_service.tokenizers.options import TokenizerOptions
 from data_service.tokenizers.tokenizer import Tokenizer
 from data_service.tokenizers.train import train_tokenizer
+from tests.support.data.published_tokenizers import published_folder
+from tests.support.data.raw_text import SCRIPTS, scripts_text
 
 TRAINED = ("byte_bpe", "wordpiece", "unigram", "bpe")
 CHANGED = ("unprefixed", "spaced", "added")

@@ -7,10 +7,10 @@ import pytest
 import regex
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from raw_text import DOCUMENTS, small_tokenizer
 
 from data_service.ingest.blocks import encode_documents
 from data_service.ingest.sentences import LONGEST, SENTENCE_TERMINAL, split_sentences
+from tests.support.data.raw_text import DOCUMENTS, small_tokenizer
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ import ray
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from raw_text import DOCUMENTS, SMALL, build, files_of, tokenizer_folder, write_jsonl
 
 from data_service.errors import CorpusError, InputError
 from data_service.ingest.build import build_corpus
@@ -21,6 +20,7 @@ from data_service.ingest.options import BuildOptions
 from data_service.ingest.progress import Progress
 from data_service.ingest.splits import Piece, Split
 from data_service.ingest.streamed import PieceReader
+from tests.support.data.raw_text import DOCUMENTS, SMALL, build, files_of, tokenizer_folder, write_jsonl
 
 FINE = SMALL.model_copy(update={"split_bytes": 25_000})
 BLANK_LINE = BuildOptions(txt_documents="blank_line", max_document_bytes=1000)

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from corpus import NEVER_MASKED, SPECIAL, VOCABULARY, random_block, spec_of
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -15,6 +14,7 @@ from data_service.samples.packing import Rows, pack
 from data_service.samples.samples import Samples, slice_rows
 from data_service.samples.spec import SourceSpec, StreamSpec
 from data_service.types import Block
+from tests.support.data.corpora import NEVER_MASKED, SPECIAL, VOCABULARY, random_block, spec_of
 
 SOURCE = SourceSpec(name="text", uri="nowhere", manifest_fingerprint="f" * 64)
 WORD_STARTS = np.arange(VOCABULARY) % 3 != 0  # about two thirds of the pieces start a word

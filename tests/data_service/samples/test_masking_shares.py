@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from corpus import NEVER_MASKED, SPECIAL, VOCABULARY, spec_of
 
 from data_service.rng import stream_key
 from data_service.samples.make import make_rows
@@ -13,6 +12,7 @@ from data_service.samples.packing import pack
 from data_service.samples.samples import Samples
 from data_service.samples.spec import SourceSpec
 from data_service.types import Block
+from tests.support.data.corpora import NEVER_MASKED, SPECIAL, VOCABULARY, spec_of
 
 ROWS, TURNS = 50_000, 20  # a million rows: the same text with twenty keys
 LEAST, MOST = 20, 40  # tokens of a row

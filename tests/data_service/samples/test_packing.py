@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
-from corpus import block_of, random_block
 from hypothesis import given
 from hypothesis import strategies as st
 
 from data_service.samples.packing import Packing, Rows, contiguous_rows, pack
 from data_service.types import Block
+from tests.support.data.corpora import block_of, random_block
 
 PACKINGS: list[Packing] = ["full_sentences", "doc_sentences", "contiguous"]
 

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from corpus import block_of, random_block
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,6 +13,7 @@ from data_service.samples.inputs import OrderedPairs, SegmentPairs, SentencePair
 from data_service.samples.packing import Rows, Segments
 from data_service.samples.pairs import ordered_pairs, segment_pairs, sentence_pairs, two_segments
 from data_service.types import Block
+from tests.support.data.corpora import block_of, random_block
 
 Tokens = list[int]
 """Where tokens lie in the block: consecutive numbers."""

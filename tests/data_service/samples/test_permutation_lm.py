@@ -4,7 +4,6 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from corpus import NEVER_MASKED, SPECIAL, VOCABULARY, random_block
 
 from data_service.rng import stream_key
 from data_service.samples.inputs import Lanes
@@ -18,6 +17,7 @@ from data_service.samples.permutation_lm import (
 )
 from data_service.samples.samples import Samples, join_rows
 from data_service.types import Block
+from tests.support.data.corpora import NEVER_MASKED, SPECIAL, VOCABULARY, random_block
 
 KEY = stream_key("test")
 STARTS_WORD = np.random.default_rng(0).random(VOCABULARY) < 0.7

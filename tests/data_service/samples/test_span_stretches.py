@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from corpus import SPECIAL, random_block, spec_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +13,7 @@ from data_service.samples.masking import MlmMasking
 from data_service.samples.packing import pack
 from data_service.samples.spec import SourceSpec, StreamSpec
 from data_service.types import Block
+from tests.support.data.corpora import SPECIAL, random_block, spec_of
 
 SOURCE = SourceSpec(name="text", uri="nowhere", manifest_fingerprint="f" * 64)
 WORD_STARTS = np.arange(500) % 3 != 0

@@ -4,8 +4,6 @@ import itertools
 
 import numpy as np
 import pytest
-from alike import assert_same
-from corpus import SPECIAL, block_of, block_of_pairs, random_block, spec_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -17,6 +15,7 @@ from data_service.samples.samples import Samples, deal_rows, join_rows, slice_ro
 from data_service.samples.spec import SourceSpec, StreamSpec
 from data_service.samples.texts import TextRows
 from data_service.types import Block
+from tests.support.data.corpora import SPECIAL, assert_same, block_of, block_of_pairs, random_block, spec_of
 
 NOWHERE = SourceSpec(name="text", uri="nowhere", manifest_fingerprint="f" * 64)
 KEY = stream_key("test")

@@ -1,16 +1,16 @@
 """A window takes the memory that its plan says, whatever is masked and how rows are made."""
 
 import pytest
-from corpus import random_block, source_of, spec_of, write_corpus
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from raw_text import small_tokenizer
 
 from data_service.stream.counts import count_rows
 from data_service.stream.plan import Plan
 from data_service.stream.sources import Corpora
 from data_service.stream.window import SlabLayout, build_window
 from data_service.tokenizers.load import save_tokenizer
+from tests.support.data.corpora import random_block, source_of, spec_of, write_corpus
+from tests.support.data.raw_text import small_tokenizer
 
 
 @pytest.fixture(scope="module")

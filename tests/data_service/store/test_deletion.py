@@ -1,13 +1,13 @@
 """Many deletions cost few requests, whatever the server says to them."""
 
 import pytest
-from fault_proxy import FaultProxy
-from s3_server import S3Server
 
 from data_service.store import s3 as s3_store
 from data_service.store.errors import AccessDenied
 from data_service.store.open import open_store
 from data_service.store.s3 import S3Store
+from tests.support.stores.fault_proxy import FaultProxy
+from tests.support.stores.s3 import S3Server
 
 KEYS = [f"a/{number}" for number in range(25)]
 

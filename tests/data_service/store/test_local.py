@@ -7,10 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from limits import files_limited_to
 
 from data_service.store.errors import AccessDenied, BadUri, OutOfSpace, StoreError, StoreUnavailable
 from data_service.store.local import LocalStore
+from tests.support.faults.process import files_limited_to
 
 
 @pytest.fixture

@@ -1,10 +1,9 @@
 """Requests that had to be made again are counted, for whoever watches the store."""
 
-from fault_proxy import FaultProxy
-from s3_server import S3Server
-
 from data_service.store import retries
 from data_service.store.open import open_store
+from tests.support.stores.fault_proxy import FaultProxy
+from tests.support.stores.s3 import S3Server
 
 
 def test_requests_that_are_made_again_are_counted(s3: S3Server, faults: FaultProxy) -> None:

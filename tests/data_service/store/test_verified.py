@@ -3,16 +3,16 @@
 from hashlib import blake2b
 
 import pytest
-from fault_proxy import FaultProxy
 from hypothesis import given
 from hypothesis import strategies as st
-from s3_server import S3Server
 
 from data_service.errors import CorruptBlock
 from data_service.store.base import Store
 from data_service.store.errors import Truncated
 from data_service.store.open import open_store
 from data_service.store.verified import chunk_digests, digest, read_verified
+from tests.support.stores.fault_proxy import FaultProxy
+from tests.support.stores.s3 import S3Server
 
 DAMAGED = CorruptBlock("shard-000.tar is damaged at byte 16", remedy="build it again")
 

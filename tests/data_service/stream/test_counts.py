@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from corpus import random_block, source_of, spec_of, write_corpus
 
 from data_service.store.open import open_store
 from data_service.stream.counts import Runner, count_rows, measure_rows, run_here
 from data_service.stream.sources import Corpora
+from tests.support.data.corpora import random_block, source_of, spec_of, write_corpus
 
 KINDS = [count_rows, measure_rows]
 

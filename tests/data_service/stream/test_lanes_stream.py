@@ -4,10 +4,8 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from corpus import spec_of
 from hypothesis import given
 from hypothesis import strategies as st
-from raw_text import DOCUMENTS, SMALL, ignore_progress, write_jsonl
 
 from data_service.corpus.manifest import block_table
 from data_service.errors import PlanError
@@ -22,6 +20,8 @@ from data_service.tokenizers.load import save_tokenizer
 from data_service.tokenizers.options import TokenizerOptions
 from data_service.tokenizers.tokenizer import Tokenizer
 from data_service.tokenizers.train import train_tokenizer
+from tests.support.data.corpora import spec_of
+from tests.support.data.raw_text import DOCUMENTS, SMALL, ignore_progress, write_jsonl
 
 REUSE, LENGTH, LANES = 16, 45, 6
 

@@ -6,11 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from alike import assert_same
-from corpus import block_of_pairs, source_of, spec_of, write_corpus
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plans import plan_of, rows_of_epoch
 
 from data_service.errors import PlanError
 from data_service.samples.samples import join_rows, slice_rows
@@ -21,6 +18,15 @@ from data_service.stream.positions import Phase, Positions, Range
 from data_service.stream.sources import Corpora
 from data_service.stream.stream import Stream
 from data_service.stream.window import SlabLayout, build_window
+from tests.support.data.corpora import (
+    assert_same,
+    block_of_pairs,
+    plan_of,
+    rows_of_epoch,
+    source_of,
+    spec_of,
+    write_corpus,
+)
 
 weights = st.one_of(st.none(), st.lists(st.floats(0.2, 5), min_size=4, max_size=4))
 stretches = st.sampled_from([1, 16])

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from corpus import NEVER_MASKED, SPECIAL, VOCABULARY, random_block, source_of, spec_of, write_corpus
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,6 +20,15 @@ from data_service.store.open import open_store
 from data_service.stream.counts import count_rows
 from data_service.stream.sources import Corpora
 from data_service.stream.stream import Stream
+from tests.support.data.corpora import (
+    NEVER_MASKED,
+    SPECIAL,
+    VOCABULARY,
+    random_block,
+    source_of,
+    spec_of,
+    write_corpus,
+)
 
 PACKINGS = ["segment_pair", "sentence_pair", "ordered_pair", "two_segments"]
 BLOCKS = [random_block(seed, 900 + 100 * seed) for seed in range(6)]

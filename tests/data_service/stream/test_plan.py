@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plans import plan_of, rows_of_epoch, table_of
 
 from data_service.errors import PlanError
 from data_service.samples.spec import StreamSpec
 from data_service.stream.plan import Grid, Plan
+from tests.support.data.corpora import plan_of, rows_of_epoch, table_of
 
 row_counts = st.lists(st.integers(1, 40), min_size=1, max_size=12)
 sources = st.lists(row_counts, min_size=1, max_size=4)

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from corpus import NEVER_MASKED, SPECIAL, VOCABULARY, random_block, source_of, spec_of, write_corpus
 
 from data_service.corpus.layout import TOKENIZER
 from data_service.corpus.manifest import MANIFEST
@@ -15,6 +14,15 @@ from data_service.store.open import open_store
 from data_service.stream.sources import Corpora
 from data_service.stream.stream import Stream
 from data_service.types import Block
+from tests.support.data.corpora import (
+    NEVER_MASKED,
+    SPECIAL,
+    VOCABULARY,
+    random_block,
+    source_of,
+    spec_of,
+    write_corpus,
+)
 
 ALWAYS_RANDOM = {"mask": 0, "random": 1, "keep": 0, "random_from": "unigram"}
 

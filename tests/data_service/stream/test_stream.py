@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from corpus import NEVER_MASKED, random_block, source_of, spec_of, write_corpus
 
 from data_service.errors import CorpusError, CorruptBlock, PlanError
 from data_service.samples.masking import MlmMasking
@@ -18,6 +17,7 @@ from data_service.store.open import open_store
 from data_service.stream.counts import count_rows, measure_rows, run_here
 from data_service.stream.sources import Corpora
 from data_service.stream.stream import Stream
+from tests.support.data.corpora import NEVER_MASKED, random_block, source_of, spec_of, write_corpus
 
 BLOCKS = [random_block(seed, 900 + 100 * seed) for seed in range(6)]
 OTHER = [random_block(seed, 700) for seed in range(100, 103)]

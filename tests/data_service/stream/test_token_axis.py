@@ -7,10 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from corpus import random_block, source_of, spec_of, write_corpus
 from hypothesis import given
 from hypothesis import strategies as st
-from switching import switching_often
 
 from data_service.corpus.manifest import block_table
 from data_service.samples.spec import SourceSpec
@@ -18,6 +16,8 @@ from data_service.stream.plan import Plan
 from data_service.stream.positions import Phase, Positions
 from data_service.stream.stream import Stream
 from data_service.stream.token_axis import TokenAxis
+from tests.support.data.corpora import random_block, source_of, spec_of, write_corpus
+from tests.support.faults.process import switching_often
 
 WEIGHTS = [(None, None), (1.0, 2.5)]
 

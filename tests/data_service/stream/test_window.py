@@ -4,7 +4,6 @@ import time
 
 import numpy as np
 import pytest
-from corpus import random_block, source_of, spec_of, write_corpus
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +13,7 @@ from data_service.stream.plan import Grid
 from data_service.stream.sources import Corpora
 from data_service.stream.stream import Stream
 from data_service.stream.window import SlabLayout, Steps, build_window
+from tests.support.data.corpora import random_block, source_of, spec_of, write_corpus
 
 layouts = st.builds(
     lambda quotas, windows, window, epoch, rows, steps: SlabLayout.of(

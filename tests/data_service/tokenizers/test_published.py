@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from published import FAMILIES, published_folder
 from transformers import AutoTokenizer
-from writing import scripts_text
 
 from data_service.errors import TokenizerError
 from data_service.tokenizers.load import from_files, load_tokenizer, save_tokenizer
+from tests.support.data.published_tokenizers import FAMILIES, published_folder
+from tests.support.data.raw_text import scripts_text
 
 Folder = Callable[[str], Path]
 

@@ -4,12 +4,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from parity import random_weights
-from ragged import make_batch
 
 from encoder_core.families import roberta
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.layers.initialise import Initializer, initialise
+from tests.support.models.parity import make_batch, random_weights
 
 CONFIG = RobertaConfig(layers=2, hidden=16, heads=2, feed_forward=32, max_length=24, vocab=50)
 

@@ -3,8 +3,6 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from parity import random_weights
-from ragged import make_batch
 from torch import nn
 
 from encoder_core.batch import Batch
@@ -22,6 +20,7 @@ from encoder_core.objectives.replaced import (
     corrupt,
     replaced_token_detection,
 )
+from tests.support.models.parity import make_batch, random_weights
 
 SHAPE = {"layers": 4, "hidden": 32, "heads": 4, "feed_forward": 48, "max_length": 40, "vocab": 60}
 EXACT = {"dropout": 0.0, "attention_dropout": 0.0}

@@ -5,13 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from parity import random_weights
-from ragged import make_batch
 
 from encoder_core.batch import Batch
 from encoder_core.errors import ModelError
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.objectives.mlm import MaskedLanguageModel, masked_language_model
+from tests.support.models.parity import make_batch, random_weights
 
 CONFIG = RobertaConfig(layers=2, hidden=16, heads=2, feed_forward=32, max_length=24, vocab=50)
 

@@ -5,13 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from parity import random_weights
-from ragged import make_batch
 
 from encoder_core.families.bert import BertConfig
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.objectives.mlm import masked_language_model
 from encoder_core.objectives.mlm_pair import masked_language_model_with_pairs
+from tests.support.models.parity import make_batch, random_weights
 
 CONFIG = BertConfig(layers=2, hidden=16, heads=2, feed_forward=32, max_length=40, vocab=50)
 

@@ -5,8 +5,6 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from parity import random_weights
-from ragged import make_batch
 from torch import Tensor
 
 from encoder_core.batch import Batch
@@ -21,6 +19,7 @@ from encoder_core.objectives.replaced import (
     replaced_token_detection,
     stored_name,
 )
+from tests.support.models.parity import make_batch, random_weights
 
 CONFIG = ElectraConfig(
     layers=2, hidden=32, heads=4, feed_forward=64, embedding=8, generator_divisor=2, max_length=40, vocab=60

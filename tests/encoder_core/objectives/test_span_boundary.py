@@ -8,13 +8,12 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from parity import random_weights
-from ragged import make_batch
 
 from encoder_core.batch import Batch
 from encoder_core.families.bert import BertConfig
 from encoder_core.heads.span_boundary import MAX_TARGETS
 from encoder_core.objectives.span_boundary import boundary_targets, span_boundary_model
+from tests.support.models.parity import make_batch, random_weights
 
 CONFIG = BertConfig(layers=2, hidden=16, heads=2, feed_forward=32, max_length=40, vocab=50)
 

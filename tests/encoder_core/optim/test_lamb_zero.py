@@ -1,15 +1,16 @@
 """LAMB's trust ratios under real ZeRO 0-3 equal the unsharded optimizer's."""
 
-import lamb_ranks
 import numpy as np
 import pytest
-from ranks import run_ranks
+
+from tests.support.ranks import lamb
+from tests.support.ranks.forked import run_ranks
 
 
 @pytest.mark.cluster
 def test_ten_steps_at_every_stage_equal_the_unsharded_optimizer() -> None:
-    expected = lamb_ranks.unsharded()
-    ranks = run_ranks(lamb_ranks.sharded, 2, [0, 1, 2, 3])
+    expected = lamb.unsharded()
+    ranks = run_ranks(lamb.sharded, 2, [0, 1, 2, 3])
     for stage in range(4):
         found = {name: np.full_like(value, np.nan) for name, value in expected.items()}
         for fragments in ranks:

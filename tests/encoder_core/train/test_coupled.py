@@ -2,13 +2,10 @@
 
 from dataclasses import replace
 
-import contrast_ranks
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from contrast_ranks import EXAMPLES, Case, Outcome
-from ranks import run_ranks
 from torch import Tensor
 
 from encoder_core.families.albert import AlbertConfig
@@ -19,6 +16,9 @@ from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.objectives.contrastive import ContrastiveConfig
 from encoder_core.objectives.info_nce import CHUNK
+from tests.support.ranks import contrastive
+from tests.support.ranks.contrastive import EXAMPLES, Case, Outcome
+from tests.support.ranks.forked import run_ranks
 
 pytestmark = pytest.mark.cluster
 
@@ -29,7 +29,7 @@ FORMS = (
 )
 
 
-SHAPE = contrast_ranks.BERT.model_dump(exclude={"family", "token_types", "position", "layer_norm_eps"})
+SHAPE = contrastive.BERT.model_dump(exclude={"family", "token_types", "position", "layer_norm_eps"})
 FAMILIES: tuple[ModelConfig, ...] = (
     RobertaConfig(**SHAPE),
     AlbertConfig(**SHAPE, embedding=8),
@@ -42,12 +42,12 @@ FAMILIES: tuple[ModelConfig, ...] = (
 
 def one_big_batch(case: Case) -> tuple[float, dict[str, np.ndarray]]:
     """Loss and gradient by plain autograd: one forward pass of all texts, and cross-entropy over all similarities."""
-    model = contrast_ranks.fresh_model(case)
+    model = contrastive.fresh_model(case)
     if case.double:
         model.double()
-    vectors = model.embed(contrast_ranks.to_rows(contrast_ranks.examples(case.group)))
+    vectors = model.embed(contrastive.to_rows(contrastive.examples(case.group)))
     loss = sum(_loss(vectors[..., :width], model.config) for width in model.terms.values())
-    named = contrast_ranks.named(model)
+    named = contrastive.named(model)
     gradients = torch.autograd.grad(loss, [p for _, p in named])
     return loss.item(), {name: g.flatten().numpy() for (name, _), g in zip(named, gradients, strict=True)}
 
@@ -83,22 +83,20 @@ def test_the_gradient_is_that_of_one_big_batch_in_double_precision(world: int) -
         for objective, group in FORMS
         for microbatch in (4, 5, 8, 16)
     ]
-    for case, *ranks in zip(cases, *run_ranks(contrast_ranks.first_steps, world, cases), strict=True):
+    for case, *ranks in zip(cases, *run_ranks(contrastive.first_steps, world, cases), strict=True):
         loss, gradient = one_big_batch(case)
         for rank in ranks:  # at stage 0 each has all of it
             assert abs(losses(rank) - loss) < 1e-10, case
-            assert distance(contrast_ranks.assemble([rank]), gradient) < 1e-10, case
+            assert distance(contrastive.assemble([rank]), gradient) < 1e-10, case
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_every_zero_stage_has_the_same_gradient_and_the_same_held_out_figures(world: int) -> None:
     """In fp32, through the engine; the held-out rows are those of the step, so their loss is the step's."""
     cases = [Case(8, *FORMS[2], stage=stage) for stage in (0, 1, 2, 3)]
-    for case, *ranks in zip(cases, *run_ranks(contrast_ranks.first_steps, world, cases), strict=True):
+    for case, *ranks in zip(cases, *run_ranks(contrastive.first_steps, world, cases), strict=True):
         loss, gradient = one_big_batch(replace(case, double=True))
-        assert distance(contrast_ranks.assemble(ranks[:1] if case.stage == 0 else ranks), gradient) < 1e-6, (
-            case
-        )
+        assert distance(contrastive.assemble(ranks[:1] if case.stage == 0 else ranks), gradient) < 1e-6, case
         for rank in ranks:
             assert abs(losses(rank) - loss) < 1e-6 * loss, case
             assert abs(rank.heldout["loss"] - loss) < 1e-6 * loss, case
@@ -108,23 +106,23 @@ def test_every_zero_stage_has_the_same_gradient_and_the_same_held_out_figures(wo
 def test_every_family_has_the_gradient_of_one_big_batch() -> None:
     """At stage 3 on two ranks of which one idles at the end; XLNet's mask vector is frozen and has no gradient."""
     cases = [Case(12, ContrastiveConfig(temperature=0.5), stage=3, model=model) for model in FAMILIES]
-    for case, *ranks in zip(cases, *run_ranks(contrast_ranks.first_steps, 2, cases), strict=True):
+    for case, *ranks in zip(cases, *run_ranks(contrastive.first_steps, 2, cases), strict=True):
         _, gradient = one_big_batch(replace(case, double=True))
-        found = contrast_ranks.assemble(ranks)
+        found = contrastive.assemble(ranks)
         found = {name: values for name, values in found.items() if name != "encoder.mask.weight"}
         assert distance(found, gradient) < 1e-6, case.model.family
 
 
 def test_both_passes_draw_the_same_dropout() -> None:
     """Every text is the same one here, and each has draws of its own."""
-    for ranks in run_ranks(contrast_ranks.both_passes, 2, list(FAMILIES)):
+    for ranks in run_ranks(contrastive.both_passes, 2, list(FAMILIES)):
         assert ranks == [True] * len(FAMILIES)
 
 
 @pytest.mark.parametrize("broken", [float("nan"), float("inf")])
 def test_a_vector_that_is_not_finite_leaves_the_weights_alone(broken: float) -> None:
     """Whichever rank has it: the loss and the gradient are not finite on all of them, and no update is made."""
-    ranks = run_ranks(contrast_ranks.broken_step, 2, broken)
+    ranks = run_ranks(contrastive.broken_step, 2, broken)
     assert ranks == [(False, False)] * 2
 
 
@@ -132,12 +130,12 @@ def test_a_vector_that_is_not_finite_leaves_the_weights_alone(broken: float) -> 
 @pytest.mark.timeout(900)
 def test_memory_is_flat_in_the_batch() -> None:
     """Peak over what the process had before, with microbatches of 16 pairs; and of a batch that is one microbatch."""
-    peaks = {pairs: run_ranks(contrast_ranks.peak_of_step, 1, pairs, 16)[0] for pairs in (64, 512, 4096)}
-    whole = run_ranks(contrast_ranks.peak_of_step, 1, 128, 128)[0]
+    peaks = {pairs: run_ranks(contrastive.peak_of_step, 1, pairs, 16)[0] for pairs in (64, 512, 4096)}
+    whole = run_ranks(contrastive.peak_of_step, 1, 128, 128)[0]
     for pairs, peak in peaks.items():
         print(f"{pairs:,} pairs in microbatches of 16: {peak / 1e6:.0f} MB")
     print(f"128 pairs in one microbatch: {whole / 1e6:.0f} MB")
-    vectors = 4096 * 2 * contrast_ranks.WIDE.hidden * 4
+    vectors = 4096 * 2 * contrastive.WIDE.hidden * 4
     assert peaks[512] < 1.15 * peaks[64]
     assert peaks[4096] < 1.15 * peaks[64] + 8 * vectors + 4 * 4 * CHUNK
     assert whole > 4 * peaks[64]

@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
-import small_training as small
-from ranks import run_ranks
-from small_training import Setting, State, Trace
+
+from tests.support.ranks import small_training as small
+from tests.support.ranks.forked import run_ranks
+from tests.support.ranks.small_training import Setting, State, Trace
 
 pytestmark = pytest.mark.cluster
 

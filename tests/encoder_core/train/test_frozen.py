@@ -2,14 +2,15 @@
 
 from pathlib import Path
 
-import frozen_ranks
 import numpy as np
 import pytest
-import small_training as small
 import torch
-from frozen_ranks import Case
-from ranks import run_ranks
-from small_training import Setting, Trace
+
+from tests.support.ranks import frozen
+from tests.support.ranks import small_training as small
+from tests.support.ranks.forked import run_ranks
+from tests.support.ranks.frozen import Case
+from tests.support.ranks.small_training import Setting, Trace
 
 pytestmark = pytest.mark.cluster
 
@@ -30,9 +31,9 @@ def by_case(ranks: list[list[Trace]]) -> list[list[Trace]]:
 
 @pytest.mark.parametrize("world", [1, pytest.param(3, marks=pytest.mark.long)])
 def test_a_random_part_frozen_is_loaded_as_it_was_saved(world: int, tmp_path: Path) -> None:
-    saved = by_case(run_ranks(frozen_ranks.train_and_save, 2, CASES, str(tmp_path)))
-    loaded = by_case(run_ranks(frozen_ranks.load, world, CASES, str(tmp_path)))
-    first = dict(frozen_ranks.fresh(small.SEED).named_parameters())
+    saved = by_case(run_ranks(frozen.train_and_save, 2, CASES, str(tmp_path)))
+    loaded = by_case(run_ranks(frozen.load, world, CASES, str(tmp_path)))
+    first = dict(frozen.fresh(small.SEED).named_parameters())
     for case, before, after in zip(CASES, saved, loaded, strict=True):
         state = small.assemble(before)  # every element once
         assert small.identical(small.assemble(after), state), case

@@ -2,13 +2,13 @@
 
 from dataclasses import replace
 
-import memory_ranks as small
 import numpy as np
 import pytest
-from memory_ranks import Checkpoint, Job, Setting, Trace
-from ranks import run_ranks
 
 from encoder_core.train.memory_schedule import MEMORY, Refresh
+from tests.support.ranks import xlnet_memory as small
+from tests.support.ranks.forked import run_ranks
+from tests.support.ranks.xlnet_memory import Checkpoint, Job, Setting, Trace
 
 STAGES = [Setting(stage) for stage in (0, 1, 2, 3)]
 SETTINGS = [*STAGES, Setting(2, "bf16")]

@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
-import reduction_ranks
 import torch
-from ranks import run_ranks
-from reduction_ranks import Reduced
-from small_training import Setting
+
+from tests.support.ranks import replicas
+from tests.support.ranks.forked import run_ranks
+from tests.support.ranks.replicas import Reduced
+from tests.support.ranks.small_training import Setting
 
 pytestmark = pytest.mark.cluster
 
@@ -21,7 +22,7 @@ def by_setting(ranks: list[list[Reduced]]) -> list[list[Reduced]]:
 @pytest.fixture(scope="module")
 def shared() -> list[list[Reduced]]:
     """On three ranks, by setting: not a power of two, so dividing by it rounds."""
-    return by_setting(run_ranks(reduction_ranks.first_gradient, 3, BF16 + REDUCED_IN_BF16))
+    return by_setting(run_ranks(replicas.first_gradient, 3, BF16 + REDUCED_IN_BF16))
 
 
 def distance(gradient: np.ndarray, reference: np.ndarray) -> float:
@@ -39,8 +40,8 @@ def test_every_microbatch_counts_once_and_the_number_of_ranks_does_not_matter(
 ) -> None:
     """Three ranks find what plain PyTorch finds alone, microbatch after microbatch. Where its kernels use more threads
     a few bf16 roundings differ, by 1e-4 in all; adding up in bf16 costs 2e-3, scaling the loss by 3 ranks 4e-3."""
-    alone = reduction_ranks.reference(torch.bfloat16)
+    alone = replicas.reference(torch.bfloat16)
     for setting, ranks in zip(BF16, shared, strict=False):
-        assert distance(reduction_ranks.assemble(ranks), alone) < 5e-4, setting
+        assert distance(replicas.assemble(ranks), alone) < 5e-4, setting
     for setting, ranks in zip(REDUCED_IN_BF16, shared[3:], strict=True):
-        assert 1e-3 < distance(reduction_ranks.assemble(ranks), alone) < 0.01, setting
+        assert 1e-3 < distance(replicas.assemble(ranks), alone) < 0.01, setting

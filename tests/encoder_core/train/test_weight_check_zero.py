@@ -1,9 +1,10 @@
 """At ZeRO 0 to 2 every weight is compared, in either precision; at 3 none is, for none is there twice."""
 
 import pytest
-from ranks import run_ranks
-from replica_ranks import DAMAGED, look
-from small_training import Setting
+
+from tests.support.ranks.forked import run_ranks
+from tests.support.ranks.replicas import DAMAGED, look
+from tests.support.ranks.small_training import Setting
 
 pytestmark = pytest.mark.cluster
 

@@ -10,10 +10,6 @@ import torch
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rank_processes import run_group
-from small_runs import STEPS, history, new_run, prepare_corpus
-from starts import Setting, trained
-from told_runs import Attempt
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -25,6 +21,10 @@ from launcher.errors import MissingPackage, RunError
 from launcher.rank.data import RankData, RankShard, checksum
 from launcher.run.record import open_run
 from launcher.run.streams import heldout_spec, sample_positions, stream_spec
+from tests.support.ranks.run_group import run_group
+from tests.support.runs.small_runs import STEPS, history, new_run, prepare_corpus
+from tests.support.runs.starts import Setting, trained
+from tests.support.runs.untrained import Attempt
 
 Item = dict[str, torch.Tensor]
 

@@ -7,7 +7,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from wheel_install import ROOT, build, install, obstruct, run
+
+from tests.support.checks.wheel import ROOT, build, install, obstruct, run
 
 TASKS = """
 from data_service.ingest.ray_pool import ray_pool

@@ -8,11 +8,11 @@ import time
 from pathlib import Path
 
 import pytest
-from small_runs import write_text
 from typer.testing import CliRunner
 
 from launcher.cli import main as cli
 from launcher.cli.main import app
+from tests.support.runs.small_runs import write_text
 
 
 def maskfleet(*arguments: str | Path) -> str:

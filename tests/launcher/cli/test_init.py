@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 
 import pytest
-from small_runs import prepare_corpus, write_text
 
 from data_service.corpus.manifest_file import load_manifest, save_manifest
 from data_service.errors import CorpusError
@@ -18,6 +17,7 @@ from launcher.cli import main as cli
 from launcher.errors import RecipeError
 from launcher.run.inputs import CorpusOption, sections_for
 from launcher.run.record import open_run
+from tests.support.runs.small_runs import prepare_corpus, write_text
 
 SOON = 10.0  # seconds in which a mistake is said, the imports of the process not counted
 

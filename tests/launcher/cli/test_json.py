@@ -4,8 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-from promises import keys, promised
-from trainers import commit_steps
 from typer.testing import CliRunner
 
 from checkpoints.attempt import claim
@@ -13,6 +11,8 @@ from data_service.store.open import open_store
 from launcher.cli import main as cli
 from launcher.cli.main import app
 from launcher.recipe.load import source_text
+from tests.support.checks.guide import keys, promised
+from tests.support.ranks.checkpointing import commit_steps
 
 
 def records(*arguments: str | Path) -> list[dict[str, object]]:

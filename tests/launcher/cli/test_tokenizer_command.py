@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import pytest
-from small_runs import write_text
 from typer.testing import CliRunner
 
 from data_service.errors import TokenizerError
 from data_service.tokenizers.load import load_tokenizer
 from launcher.cli.main import app
+from tests.support.runs.small_runs import write_text
 
 
 def maskfleet(*arguments: object) -> None:

@@ -2,13 +2,12 @@
 
 from pathlib import Path
 
-from monitors import ELASTIC, FIXED, Cluster, begin, events, state
-
 from data_service.store.local import LocalStore
 from launcher.policies.elastic import Start
 from launcher.policies.failures import BARREN, NODE_FAILURES, SAME_ERROR
 from launcher.policies.watchdog import Place
 from launcher.run.history import read_history
+from tests.support.clusters.coordinators import ELASTIC, FIXED, Cluster, begin, events, state
 
 
 def test_a_machine_goes_and_comes_back(cluster: Cluster, tmp_path: Path) -> None:

@@ -4,15 +4,14 @@ import threading
 import time
 from pathlib import Path
 
-from faulty_store import set_fault
-from monitors import ELASTIC, Cluster, begin, faulty, state
-
 from data_service.store.local import LocalStore
 from launcher.cluster.deaths import read_deaths
 from launcher.policies.elastic import Start
 from launcher.policies.failures import BARREN, NODE_FAILURES, SAME_ERROR, Failure
 from launcher.policies.watchdog import Place
 from launcher.run.history import read_history
+from tests.support.clusters.coordinators import ELASTIC, Cluster, begin, faulty, state
+from tests.support.stores.faulty import set_fault
 
 
 def test_a_store_that_hangs_keeps_nobody_from_showing_life(cluster: Cluster, tmp_path: Path) -> None:

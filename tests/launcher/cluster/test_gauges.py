@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from told_runs import step_record
 
 from data_service.service.gauges import DESCRIPTIONS as SERVICE
 from launcher.cluster import gauges
 from launcher.cluster.gauges import DESCRIPTIONS, Gauges
+from tests.support.runs.untrained import step_record
 
 DASHBOARD = Path(__file__).parents[3] / "infra/grafana/maskfleet.json"
 LABELS = {"run", "term", "SessionName", "WorkerId"}  # ours, and those of Ray that are drawn

@@ -4,12 +4,12 @@ import time
 from pathlib import Path
 
 import pytest
-from faulty_store import FaultyStore, set_fault
 
 from checkpoints.attempt import Attempt, Owner, claim
 from checkpoints.errors import RunIsActive
 from data_service.store.errors import StoreUnavailable
 from launcher.cluster.tenure import Tenure
+from tests.support.stores.faulty import FaultyStore, set_fault
 
 OTHER = Owner(host="elsewhere", processes="another machine", pid=1, started=0.0, claimed=0.0)
 

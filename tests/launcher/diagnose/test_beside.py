@@ -10,9 +10,6 @@ from pathlib import Path
 import psutil
 import pytest
 import ray
-from committed_runs import Committing, task_files
-from small_runs import new_run, operate
-from train_command import title
 
 from data_service.service.tasks import installed_only, lean
 from launcher.cluster.evaluators import Beside, evaluating, pending
@@ -21,6 +18,10 @@ from launcher.inspect.status import status
 from launcher.inspect.status_text import describe
 from launcher.run.history import read_history
 from launcher.run.record import open_run
+from tests.support.runs.small_runs import new_run, operate
+from tests.support.runs.train_command import title
+from tests.support.runs.untrained import Committing
+from tests.support.tasks.small_tasks import task_files
 
 pytestmark = pytest.mark.cluster
 

@@ -5,9 +5,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from committed_runs import Committing, task_files
-from exports import FAMILIES, export
-from small_runs import WORDS, new_run
 from typer.testing import CliRunner
 
 from launcher.cli.main import app
@@ -18,6 +15,10 @@ from launcher.inspect.report.write import subject, write_report
 from launcher.run.history import read_history
 from launcher.run.log import Journal, operator_event
 from launcher.run.record import open_run
+from tests.support.models.exports import FAMILIES, export
+from tests.support.runs.small_runs import WORDS, new_run
+from tests.support.runs.untrained import Committing
+from tests.support.tasks.small_tasks import task_files
 
 
 def diagnose(*arguments: object) -> str:

@@ -7,8 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from committed_runs import Committing, task_files
-from small_runs import new_run
 
 from checkpoints.layout import Mark
 from data_service.stream.stream import Stream
@@ -29,6 +27,9 @@ from launcher.diagnose.results import (
 from launcher.recipe.evaluation import EvaluationTask, HeldOutSettings
 from launcher.run.record import Run, open_run
 from launcher.run.streams import heldout_spec
+from tests.support.runs.small_runs import new_run
+from tests.support.runs.untrained import Committing
+from tests.support.tasks.small_tasks import task_files
 
 NAMES = ("heldout", "anisotropy", "probe word", "similarity shared")
 

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from exports import FAMILIES, export
-from small_runs import WORDS
 
 from launcher.diagnose.figures import Figure, named
 from launcher.diagnose.frozen import Frozen, open_frozen
@@ -15,6 +13,8 @@ from launcher.diagnose.probe import Splits, linear_probe
 from launcher.diagnose.task_data import at_most
 from launcher.errors import RunError
 from launcher.tasks.examples import Sentences
+from tests.support.models.exports import FAMILIES, export
+from tests.support.runs.small_runs import WORDS
 
 OTHERS = [word for word in WORDS if word != "machine"]
 

@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from committed_runs import Committing
-from exports import FAMILIES, LENGTH, export
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_runs import WORDS
 
 from launcher.diagnose.frozen import Frozen, open_checkpoint, open_frozen
 from launcher.diagnose.states import pooled_states, rows_of_texts
 from launcher.export.export import export_run
 from launcher.run.record import open_run
+from tests.support.models.exports import FAMILIES, LENGTH, export
+from tests.support.runs.small_runs import WORDS
+from tests.support.runs.untrained import Committing
 
 TEXTS = ["every rank reads its rows", "a", "the loss falls while nothing is lost and workers die"]
 POOLINGS = ("cls", "mean", "max")

@@ -8,10 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from exports import FAMILIES, export
 from safetensors.numpy import load_file
 from sentence_transformers import SentenceTransformer
-from topics import scored, triplets, write_rows
 
 from data_service.store.base import Store
 from launcher.cli import main as cli
@@ -19,6 +17,8 @@ from launcher.embed.model import load_model
 from launcher.embed.settings import Encoding
 from launcher.export.sentence_transformer import write_sentence_transformer
 from launcher.finetune.pretrained import folder_digest, open_pretrained
+from tests.support.models.exports import FAMILIES, export
+from tests.support.tasks.small_tasks import scored, triplets, write_rows
 
 Said = tuple[int, str, str]
 Command = Callable[..., Said]

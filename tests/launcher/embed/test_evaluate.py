@@ -7,9 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from exports import FAMILIES, export
 from scipy.stats import pearsonr, spearmanr
-from small_runs import WORDS
 
 from launcher.embed.evaluate import CellSettings, Fit, embed_cell
 from launcher.embed.model import load_model
@@ -17,6 +15,8 @@ from launcher.embed.settings import Encoding
 from launcher.errors import TaskError
 from launcher.finetune.pretrained import Pretrained, open_pretrained
 from launcher.tasks.task import Task, load_task
+from tests.support.models.exports import FAMILIES, export
+from tests.support.runs.small_runs import WORDS
 
 STS = """name: sts
 kind: similarity

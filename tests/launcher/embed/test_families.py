@@ -6,9 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from exports import FAMILIES, export
 from sentence_transformers import SentenceTransformer
-from topics import scored, sentence, write_rows
 
 from launcher.embed.evaluate import CellSettings, embed_cell
 from launcher.embed.export import export_embeddings
@@ -16,6 +14,8 @@ from launcher.embed.settings import Training
 from launcher.embed.train import train_embeddings
 from launcher.finetune.pretrained import open_pretrained
 from launcher.tasks.task import Task, loads
+from tests.support.models.exports import FAMILIES, export
+from tests.support.tasks.small_tasks import scored, sentence, write_rows
 
 FIND = """name: find
 kind: retrieval

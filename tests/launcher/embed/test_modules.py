@@ -10,14 +10,14 @@ import pytest
 import sentence_transformers
 import torch
 import transformers
-from exports import FAMILIES, LENGTH, export
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from small_runs import WORDS
 
 from encoder_core.errors import ModelError
 from launcher.export.sentence_transformer import write_sentence_transformer
+from tests.support.models.exports import FAMILIES, LENGTH, export
+from tests.support.runs.small_runs import WORDS
 
 TEXTS = st.lists(
     st.lists(st.sampled_from(WORDS), min_size=1, max_size=40).map(" ".join), min_size=1, max_size=5

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from exports import FAMILIES, export
 from scipy.stats import spearmanr
-from topics import scored, triplets, write_rows
 
 from encoder_core.errors import ModelError
 from launcher.embed.settings import Training
 from launcher.embed.train import train_embeddings
 from launcher.finetune.pretrained import Pretrained, open_pretrained
+from tests.support.models.exports import FAMILIES, export
+from tests.support.tasks.small_tasks import scored, triplets, write_rows
 
 PAIRS = {"texts": ["a", "b"], "label": "score", "scores": [0, 5]}
 LOSSES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {

@@ -4,13 +4,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from small_networks import NETWORKS, SHAPE, Network, build, full_rows, memory
 from torch import Tensor
 
 from encoder_core.batch import Batch
 from encoder_core.objectives.losses import LossSums
 from encoder_core.objectives.losses import Objective as Module
 from launcher.estimate.activations import Activations, turns
+from tests.support.models.small_networks import NETWORKS, SHAPE, Network, build, full_rows, memory
 
 STATE = torch.float32.itemsize
 SIGHT = ("places of distances", "segments differ")

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from small_networks import NETWORKS, SHAPE, Network, build, full_rows, memory, turns
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -15,6 +14,7 @@ from encoder_core.objectives.contrastive import ContrastiveConfig, ContrastiveMo
 from encoder_core.objectives.losses import Objective as Module
 from launcher.estimate.flops import count, joined, of_objective
 from launcher.recipe.objective import Objective
+from tests.support.models.small_networks import NETWORKS, SHAPE, Network, build, full_rows, memory, turns
 
 
 def with_counted_kernels(module: Module) -> Module:

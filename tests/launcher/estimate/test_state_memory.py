@@ -3,11 +3,11 @@
 from typing import Literal
 
 import pytest
-import state_ranks
-from ranks import run_ranks
 
 from encoder_core.train.engine_config import Precision
 from launcher.estimate.memory import kept, total
+from tests.support.ranks import measures
+from tests.support.ranks.forked import run_ranks
 
 pytestmark = pytest.mark.cluster
 
@@ -31,7 +31,7 @@ LARGE = 900_000_000  # bytes: a bucket, whatever the model's size
 def test_weights_gradients_and_moments_are_as_large_as_the_formulas_say(
     stage: Literal[0, 1, 2, 3], precision: Precision
 ) -> None:
-    parts = kept(state_ranks.WIDTH**2 * state_ranks.DEPTH, WORLD, stage, precision)
+    parts = kept(measures.WIDTH**2 * measures.DEPTH, WORLD, stage, precision)
     staying = total(part for part in parts if not part.what.startswith(PASSING))
-    for found in run_ranks(state_ranks.state_bytes, WORLD, (stage, precision), LARGE):
+    for found in run_ranks(measures.state_bytes, WORLD, (stage, precision), LARGE):
         assert found == pytest.approx(staying, rel=0.001)

@@ -4,9 +4,9 @@ import json
 
 from hypothesis import given
 from hypothesis import strategies as st
-from small_cells import cell
 
 from launcher.evaluate.cell import Cell
+from tests.support.tasks.small_cells import cell
 
 VALUES = st.one_of(
     st.integers(-3, 3), st.floats(allow_nan=False, allow_infinity=False), st.text("ab", max_size=3)

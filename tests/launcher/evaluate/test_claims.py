@@ -8,15 +8,15 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from clocked import silent_for
-from fault_proxy import FaultProxy
-from s3_server import S3Server
 
 from checkpoints.attempt import Attempt, Owner
 from data_service.store.base import Store
 from data_service.store.errors import StoreUnavailable
 from data_service.store.open import open_store
 from launcher.evaluate.claims import LEASE_S, claimed, holder, take
+from tests.support.stores.fault_proxy import FaultProxy
+from tests.support.stores.faulty import silent_for
+from tests.support.stores.s3 import S3Server
 
 KEYS = [f"{number:032x}" for number in range(20)]
 THERE = Owner(host="node-9", processes="another boot", pid=77, started=0.0, claimed=0.0)

@@ -9,11 +9,11 @@ from unittest import mock
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, multiple, rule
-from turns import Memory, Process, Turn, TurnStore
 
 from checkpoints.attempt import Attempt, Owner
 from data_service.store.errors import StoreUnavailable
 from launcher.evaluate.claims import LEASE_S, holder, take
+from tests.support.stores.turns import Memory, Process, Turn, TurnStore
 
 KEY = "ab" * 16
 HERE = Owner.here(0.0)

@@ -11,19 +11,20 @@ from pathlib import Path
 
 import pytest
 import ray
-from committed_runs import Committing, task_files
-from exports import FAMILIES, export
-from fault_proxy import FaultProxy
-from promises import keys, promised
-from s3_server import S3Server
 from safetensors.torch import load_file, save_file
-from small_runs import new_run
 
 from data_service.store.open import open_store
 from launcher.cli import main as cli
 from launcher.evaluate import model
 from launcher.evaluate.cell import RULES
 from launcher.evaluate.results import Results
+from tests.support.checks.guide import keys, promised
+from tests.support.models.exports import FAMILIES, export
+from tests.support.runs.small_runs import new_run
+from tests.support.runs.untrained import Committing
+from tests.support.stores.fault_proxy import FaultProxy
+from tests.support.stores.s3 import S3Server
+from tests.support.tasks.small_tasks import task_files
 
 QUICK = ("--set", "epochs=1", "--set", "lr=[1e-3,3e-3]", "--set", "batch=8", "--seeds", "1")
 

@@ -4,7 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from finetuning import QUICK, description, model, task
 
 from launcher.evaluate.first import shared_first
 from launcher.evaluate.measures import Finetuning, measures
@@ -12,6 +11,7 @@ from launcher.finetune import run
 from launcher.finetune.pretrained import Pretrained
 from launcher.finetune.run import finetune
 from launcher.tasks.task import Task
+from tests.support.tasks.small_tasks import QUICK, description, model, task
 
 
 @pytest.fixture(scope="module")

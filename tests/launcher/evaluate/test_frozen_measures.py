@@ -3,8 +3,6 @@
 from pathlib import Path
 
 import pytest
-from committed_runs import task_files
-from finetuning import model
 
 from launcher.diagnose.figures import Figure
 from launcher.diagnose.frozen import open_frozen
@@ -15,6 +13,7 @@ from launcher.evaluate.evaluation import plan
 from launcher.evaluate.measures import frozen_measures, headline
 from launcher.finetune.pretrained import Pretrained
 from launcher.tasks.suite import load_frozen, load_suite
+from tests.support.tasks.small_tasks import model, task_files
 
 SUITE = """
 name: frozen

@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 import ray
 import ray.cloudpickle
-import small_cells
-from small_cells import Fitting, checkpoints, diary
 
 from data_service.errors import InputError
 from data_service.store.base import Store
@@ -24,6 +22,8 @@ from launcher.evaluate.endings import Ended, Share, Waiting
 from launcher.evaluate.evaluation import Evaluation, plan, recorded
 from launcher.evaluate.results import Results
 from launcher.finetune.pretrained import Pretrained
+from tests.support.tasks import small_cells
+from tests.support.tasks.small_cells import Fitting, checkpoints, diary
 
 pytestmark = pytest.mark.cluster
 ONE = Share(cpus=1)

@@ -4,13 +4,12 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from small_cells import cell
-
 from data_service.store.open import open_store
 from launcher.evaluate.cell import Measured, Result
 from launcher.evaluate.table import Row, keep_rows, kept_rows, rows
 from launcher.inspect.report.page import Subject, render
 from launcher.run.history import read_history
+from tests.support.tasks.small_cells import cell
 
 
 def table(value: float, step: int = 100) -> list[Row]:

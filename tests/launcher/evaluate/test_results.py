@@ -5,17 +5,17 @@ import threading
 from pathlib import Path
 
 import pytest
-from fault_proxy import FaultProxy
 from hypothesis import given
 from hypothesis import strategies as st
-from s3_server import S3Server
-from small_cells import cell
 
 from data_service.store.base import Store
 from data_service.store.open import open_store
 from launcher.evaluate.cell import Cell, Measured, Result
 from launcher.evaluate.results import GridRecord, Results
 from launcher.run.sealed import seal
+from tests.support.stores.fault_proxy import FaultProxy
+from tests.support.stores.s3 import S3Server
+from tests.support.tasks.small_cells import cell
 
 
 def result(of: Cell, accuracy: float, rules: int = 1) -> Result:

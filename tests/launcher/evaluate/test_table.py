@@ -5,11 +5,11 @@ from statistics import median
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from small_cells import cell
 
 from launcher.evaluate.cell import Cell, Measured, Result
 from launcher.evaluate.render import lines
 from launcher.evaluate.table import averages, rows
+from tests.support.tasks.small_cells import cell
 
 LRS, SEEDS = (1e-5, 2e-5, 5e-5), range(4)
 GRID = [

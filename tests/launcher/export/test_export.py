@@ -7,8 +7,6 @@ import pytest
 import torch
 import transformers
 import yaml
-from parity import random_weights
-from starts import Setting, trained
 
 from checkpoints.attempt import claim
 from checkpoints.errors import ExportError
@@ -30,6 +28,8 @@ from launcher.rank.build import build_model
 from launcher.recipe.objective import ExtraTerm, Objective
 from launcher.run.log import Journal
 from launcher.run.record import open_run
+from tests.support.models.parity import random_weights
+from tests.support.runs.starts import Setting, trained
 
 SHAPE = {"layers": 2, "hidden": 32, "heads": 4, "feed_forward": 48, "max_length": 64}
 MLM, ONE = MlmMasking(), ExtraTerm()

@@ -1,9 +1,9 @@
 """Small models of the families, each made once for all tests of fine-tuning, which only read them."""
 
 import pytest
-from finetuning import Models, model
 
 from launcher.finetune.pretrained import Pretrained
+from tests.support.tasks.small_tasks import Models, model
 
 
 @pytest.fixture(scope="session")

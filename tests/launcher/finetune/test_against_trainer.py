@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from finetuning import QUICK, model, task
 
 from launcher.finetune.inputs import IGNORED, Pieces, Row, open_pieces
 from launcher.finetune.kind import Kind
@@ -24,6 +23,7 @@ from launcher.finetune.pretrained import Pretrained
 from launcher.finetune.run import finetune
 from launcher.finetune.settings import Settings
 from launcher.tasks.task import Task
+from tests.support.tasks.small_tasks import QUICK, model, task
 
 pytestmark = pytest.mark.long
 SEED = 11

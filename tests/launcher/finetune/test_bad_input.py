@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 import transformers
-from finetuning import Models, description, task
 from typer.testing import CliRunner
 
 from data_service.errors import UserError as DataError
 from encoder_core.errors import UserError as ModelError
 from launcher.cli.main import app
+from tests.support.tasks.small_tasks import Models, description, task
 
 Spoil = Callable[[Path], None]
 KIND = "pair_classification"

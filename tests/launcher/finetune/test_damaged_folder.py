@@ -6,8 +6,6 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from damage import altered, damaged
-from finetuning import QUICK, Models
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -20,6 +18,8 @@ from launcher.finetune.inputs import open_pieces
 from launcher.finetune.loop import compute_logits
 from launcher.finetune.network import Wanted, open_config, open_network
 from launcher.finetune.pretrained import open_pretrained
+from tests.support.faults.files import altered, damaged
+from tests.support.tasks.small_tasks import QUICK, Models
 
 ANY = settings(deadline=None, suppress_health_check=list(HealthCheck))
 FAMILIES = ("bert", "roberta", "albert", "xlnet", "electra", "deberta-v3")

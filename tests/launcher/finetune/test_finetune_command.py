@@ -4,11 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
-from finetuning import description, model, task
 from typer.testing import CliRunner
 
 from launcher.cli.main import app
 from launcher.errors import OptionError, RunError
+from tests.support.tasks.small_tasks import description, model, task
 
 
 def test_a_checkpoint_becomes_a_model_and_the_figures_are_printed(tmp_path: Path) -> None:

@@ -8,10 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from fault_proxy import FaultProxy
-from finetuning import Models, description, task
-from forked import forked
-from s3_server import S3Server
 from typer.testing import CliRunner
 
 from data_service.store.open import open_store
@@ -21,6 +17,10 @@ from launcher.finetune.export import RESULTS
 from launcher.finetune.pretrained import Pretrained, folder_digest, open_pretrained
 from launcher.finetune.settings import Settings
 from launcher.finetune.tries import try_each
+from tests.support.ranks.forked import forked
+from tests.support.stores.fault_proxy import FaultProxy
+from tests.support.stores.s3 import S3Server
+from tests.support.tasks.small_tasks import Models, description, task
 
 FEW = Settings(lr=1e-3, epochs=1, batch=16)
 

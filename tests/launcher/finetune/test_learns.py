@@ -8,11 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from exports import FAMILIES, fitting_tokenizer
-from finetuning import task
-from reloaded import predictions
-from small_runs import WORDS
-from starts import Setting, trained
 
 from data_service.ingest.build import build_corpus
 from data_service.ingest.options import BuildOptions
@@ -27,6 +22,11 @@ from launcher.run.record import open_run
 from launcher.tasks.examples import Questions, Sentences, Tagged
 from launcher.tasks.metrics import score
 from launcher.tasks.task import Task
+from tests.support.models.exports import FAMILIES, fitting_tokenizer
+from tests.support.runs.small_runs import WORDS
+from tests.support.runs.starts import Setting, trained
+from tests.support.tasks.reloaded import predictions
+from tests.support.tasks.small_tasks import task
 
 pytestmark = pytest.mark.long
 KINDS = ("classification", "pair_classification", "regression", "tagging", "span")

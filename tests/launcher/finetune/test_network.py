@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from finetuning import QUICK, Models
 from safetensors.torch import load_file, save_file
 
 from launcher.finetune.inputs import open_pieces
@@ -19,6 +18,7 @@ from launcher.finetune.optimizer import make_optimizer, rate_share
 from launcher.finetune.outcome import TaskMismatch
 from launcher.finetune.pretrained import Pretrained, folder_digest, open_pretrained
 from launcher.finetune.settings import Settings
+from tests.support.tasks.small_tasks import QUICK, Models
 
 TEXTS = Wanted("SequenceClassification", 2, ("no", "yes"))
 WORDS = Wanted("TokenClassification", 3, ("O", "B-X", "I-X"))

@@ -2,8 +2,8 @@
 
     MASKFLEET_TEXT=FOLDER MASKFLEET_RUNS=FOLDER infra/test -m long tests/launcher/finetune/test_real_text.py -rP
 
-`MASKFLEET_TEXT` holds the text (tests/support/text_tasks.py says how). `MASKFLEET_RUNS` keeps a run of each family,
-called like it; those that are missing are pretrained there, a few minutes each. Without it they are made anew.
+`MASKFLEET_TEXT` holds the text (tests/support/tasks/real_text.py says how). `MASKFLEET_RUNS` keeps a run of each
+family, called like it; those that are missing are pretrained there, a few minutes each. Without it they are made anew.
 """
 
 import json
@@ -16,11 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from exports import FAMILIES
-from rank_processes import run_group
-from reloaded import predictions
 from scipy.stats import spearmanr
-from text_tasks import KINDS, plain_text, task
 from transformers import AutoModel, AutoTokenizer
 
 from data_service.ingest.build import build_corpus
@@ -42,6 +38,10 @@ from launcher.run.inputs import sections_for
 from launcher.tasks.examples import Examples, Questions, Retrieval, Sentences, Tagged
 from launcher.tasks.metrics import score
 from launcher.tasks.task import Task
+from tests.support.models.exports import FAMILIES
+from tests.support.ranks.run_group import run_group
+from tests.support.tasks.real_text import KINDS, plain_text, task
+from tests.support.tasks.reloaded import predictions
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
 TEXT, RUNS = "MASKFLEET_TEXT", "MASKFLEET_RUNS"

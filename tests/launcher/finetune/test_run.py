@@ -7,9 +7,6 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from finetuning import QUICK, Models, description, model, task
-from forked import forked
-from reloaded import predictions
 
 from checkpoints.errors import ExportError
 from launcher.finetune.export import RESULTS, open_finetuned
@@ -21,6 +18,9 @@ from launcher.finetune.pretrained import Pretrained, folder_digest
 from launcher.finetune.run import finetune
 from launcher.finetune.settings import Settings
 from launcher.finetune.tries import try_each
+from tests.support.ranks.forked import forked
+from tests.support.tasks.reloaded import predictions
+from tests.support.tasks.small_tasks import QUICK, Models, description, model, task
 
 KINDS = ("classification", "pair_classification", "regression", "tagging", "span")
 FAMILIES = (

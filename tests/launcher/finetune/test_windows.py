@@ -4,10 +4,8 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from finetuning import model
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_runs import WORDS
 
 from launcher.finetune.answers import find_answers, texts
 from launcher.finetune.inputs import IGNORED, Pieces, open_pieces
@@ -17,6 +15,8 @@ from launcher.finetune.spans import SpanKind
 from launcher.finetune.tagging import TaggingKind
 from launcher.finetune.windows import best_window, window_ranges
 from launcher.tasks.examples import Answer, Questions, Tagged
+from tests.support.runs.small_runs import WORDS
+from tests.support.tasks.small_tasks import model
 
 FAMILIES = ("bert", "roberta", "xlnet")
 # Words of the tokenizers, and anything: other scripts, control characters, marks, spaces of all sorts.

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_runs import prepare_corpus
 
 from checkpoints.hf.export import export_model
 from data_service.errors import TokenizerError
@@ -17,6 +16,7 @@ from encoder_core.layers.initialise import initialise
 from encoder_core.objectives.mlm import masked_language_model
 from encoder_core.objectives.plm import permuted_language_model
 from launcher.inspect.fill import fill_mask
+from tests.support.runs.small_runs import prepare_corpus
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_runs import new_run
 
 from data_service.stream.positions import Positions
 from data_service.stream.stream import Stream
@@ -15,6 +14,7 @@ from launcher.errors import RunError
 from launcher.inspect.show import find_sample, marked_text, render
 from launcher.run.record import Run, open_run
 from launcher.run.streams import sample_positions, stream_spec
+from tests.support.runs.small_runs import new_run
 
 
 @pytest.fixture

@@ -5,8 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from clocked import silent_for
-from small_runs import new_run
 from typer.testing import CliRunner
 
 from checkpoints.attempt import Attempt, Owner, claim, end_all
@@ -22,6 +20,8 @@ from launcher.inspect.status_text import describe
 from launcher.run.log import Journal, evaluation_record, operator_event
 from launcher.run.outline import runs_at
 from launcher.run.record import open_run
+from tests.support.runs.small_runs import new_run
+from tests.support.stores.faulty import silent_for
 
 WAIT_S = 30.0
 NOW = 1_700_000_000.0

@@ -5,9 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import measuring
 import pytest
-from ranks import run_ranks
 from typer.testing import CliRunner
 
 from launcher.cli.main import app
@@ -16,6 +14,8 @@ from launcher.measure.measure import measure, prepare
 from launcher.measure.trial import Machine, choose
 from launcher.recipe.load import bundled, load, reload
 from launcher.recipe.tiny import tiny
+from tests.support.ranks import measures
+from tests.support.ranks.forked import run_ranks
 
 pytestmark = pytest.mark.cluster
 
@@ -31,7 +31,7 @@ def taken(name: str, folder: Path, *settings: str) -> list[dict[str, Any]]:
     """What each of two ranks finds of a recipe's small form."""
     recipe = reload(tiny(load(name)), (*SMALL, *settings))
     run = prepare(choose(recipe, recipe.phases[0], MACHINE), str(folder))
-    found: list[dict[str, Any]] = run_ranks(measuring.take, WORLD, run, 0.2)
+    found: list[dict[str, Any]] = run_ranks(measures.take, WORLD, run, 0.2)
     return found
 
 

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
-from preflight_ranks import hold
-from ranks import run_ranks
 
 from launcher.preflight.collective import Report, warnings, with_versions
 from launcher.preflight.findings import Finding
+from tests.support.ranks.forked import run_ranks
+from tests.support.ranks.measures import hold
 
 pytestmark = pytest.mark.cluster
 

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
-from keepers import Silent, keeper_of
 
 from checkpoints.attempt import claim
 from data_service.store.open import open_store
 from launcher.recipe.schema import Every
+from tests.support.ranks.checkpointers import Silent, keeper_of
 
 
 def due(folder: Path, every: Every, grid: int, times: dict[int, float] | None = None) -> list[int]:

@@ -6,8 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from keepers import Engine, Silent, keeper_of
-from trainers import on_threads
 
 from checkpoints.attempt import claim
 from checkpoints.errors import CheckpointError, SaveFailed
@@ -21,6 +19,8 @@ from encoder_core.train.memory import Carried
 from encoder_core.train.state import TrainState
 from encoder_core.train.zero_state import Fragment
 from launcher.run.record import BEGAN
+from tests.support.ranks.checkpointers import Engine, Silent, keeper_of
+from tests.support.ranks.checkpointing import on_threads
 
 
 @pytest.fixture

@@ -6,8 +6,6 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from keepers import Engine, Silent, keeper_of
-from trainers import assert_holds, random_state
 
 from checkpoints.attempt import claim
 from checkpoints.gather import Alone
@@ -22,6 +20,8 @@ from encoder_core.train.memory_schedule import MEMORY
 from encoder_core.train.state import TrainState
 from encoder_core.train.zero_state import Fragment
 from launcher.run.record import BEGAN
+from tests.support.ranks.checkpointers import Engine, Silent, keeper_of
+from tests.support.ranks.checkpointing import assert_holds, random_state
 
 _GRID = 3  # steps from one refresh of the memory to the next
 _REMEMBERED = "memory.0"

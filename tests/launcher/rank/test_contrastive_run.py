@@ -6,8 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import small_runs
-from rank_processes import run_group
 from sentence_transformers import SentenceTransformer
 
 from checkpoints.gather import Alone
@@ -19,6 +17,8 @@ from launcher.diagnose.frozen import open_checkpoint
 from launcher.diagnose.heldout import held_out
 from launcher.export.export import export_run
 from launcher.run.record import open_run
+from tests.support.ranks.run_group import run_group
+from tests.support.runs import small_runs
 
 pytestmark = pytest.mark.cluster
 

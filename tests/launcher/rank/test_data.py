@@ -4,12 +4,12 @@ from contextlib import closing
 
 import pytest
 import torch
-from corpus import random_block, source_of, spec_of, write_corpus
 
 from data_service.stream.positions import Phase, Positions, Range
 from data_service.stream.stream import Stream
 from data_service.stream.window import Steps
 from launcher.rank.data import ANNOUNCED, RankData, RankShard
+from tests.support.data.corpora import random_block, source_of, spec_of, write_corpus
 
 STEPS, MICROBATCH = 150, 4
 

@@ -6,8 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from ragged import make_batch
-from starts import BERT, MLM, ONE, ROBERTA, SPANS, Setting, export, fresh, parameters
 from torch import nn
 from transformers import AutoModel
 
@@ -15,6 +13,8 @@ from encoder_core.batch import Batch
 from encoder_core.families.build import ModelConfig
 from launcher.recipe.objective import Objective
 from launcher.run.inputs import unigram_probabilities
+from tests.support.models.parity import make_batch
+from tests.support.runs.starts import BERT, MLM, ONE, ROBERTA, SPANS, Setting, export, fresh, parameters
 
 
 def headless(setting: Setting, config: ModelConfig, folder: Path, scale: float) -> None:

@@ -7,9 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from fake_hub import COMMIT, serving
 from huggingface_hub import constants
-from starts import MLM, ROBERTA, Setting, export
 from typer.testing import CliRunner
 
 from checkpoints.gather import Alone
@@ -23,6 +21,8 @@ from launcher.recipe.objective import Objective
 from launcher.recipe.schema import Recipe
 from launcher.run.create import create_run
 from launcher.run.record import open_run
+from tests.support.models.exports import COMMIT, serving_hub
+from tests.support.runs.starts import MLM, ROBERTA, Setting, export
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def asked(setting: Setting, tmp_path: Path) -> Setting:
 def hub(asked: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The folder that the Hub has as org/model."""
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    with serving({"org/model": tmp_path / "published"}) as endpoint:
+    with serving_hub({"org/model": tmp_path / "published"}) as endpoint:
         monkeypatch.setenv("HF_ENDPOINT", endpoint)
         yield tmp_path / "published"
 

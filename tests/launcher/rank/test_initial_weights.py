@@ -5,9 +5,22 @@ from pathlib import Path
 
 import pytest
 import torch
-from s3_server import S3Server
 from safetensors.torch import load_file, save_file
-from starts import (
+from torch import Tensor, nn
+
+from checkpoints.gather import Alone
+from checkpoints.hf.load import WEIGHTS
+from data_service.store.open import open_store
+from encoder_core.batch import Batch
+from encoder_core.errors import ModelError
+from encoder_core.families.build import ModelConfig
+from encoder_core.families.hf.interchange import Heads
+from encoder_core.objectives.replaced import ReplacedTokenConfig, Sharing
+from launcher.errors import RunError
+from launcher.rank.build import build_model
+from launcher.rank.initial_weights import check_start, initial_weights
+from launcher.recipe.objective import Objective
+from tests.support.runs.starts import (
     BERT,
     CASES,
     DEBERTA_V2,
@@ -24,20 +37,7 @@ from starts import (
     rows,
     trained,
 )
-from torch import Tensor, nn
-
-from checkpoints.gather import Alone
-from checkpoints.hf.load import WEIGHTS
-from data_service.store.open import open_store
-from encoder_core.batch import Batch
-from encoder_core.errors import ModelError
-from encoder_core.families.build import ModelConfig
-from encoder_core.families.hf.interchange import Heads
-from encoder_core.objectives.replaced import ReplacedTokenConfig, Sharing
-from launcher.errors import RunError
-from launcher.rank.build import build_model
-from launcher.rank.initial_weights import check_start, initial_weights
-from launcher.recipe.objective import Objective
+from tests.support.stores.s3 import S3Server
 
 SETTLED = {"boundary_head.second_norm.weight", "boundary_head.decoder.bias"}  # see test_fresh_heads
 

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
-import small_runs
-from rank_processes import run_group
 
 from launcher.export.export import export_run
 from launcher.run.record import open_run
+from tests.support.ranks.run_group import run_group
+from tests.support.runs import small_runs
 
 PHASE = "phases=[{steps: 3, length: 32, batch: {sequences: 12}}]"
 QUIET = (PHASE, "model.dropout=0.0", "model.attention_dropout=0.0", "schedule.warmup=1")

@@ -5,8 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_runs import new_run
-from trainers import commit_steps
 
 from checkpoints.attempt import Attempt, claim
 from checkpoints.errors import CheckpointError
@@ -26,6 +24,8 @@ from launcher.run.history import read_history
 from launcher.run.left_out import read_lost
 from launcher.run.log import Journal
 from launcher.run.record import Run, open_run
+from tests.support.ranks.checkpointing import commit_steps
+from tests.support.runs.small_runs import new_run
 
 SPIKES = "spikes={window: 4, threshold: 5.0, patience: 3, most_rewinds: 1, outlier: 20.0}"
 PHASES = [Phase.of_samples(50, 10, 95), Phase.of_samples(50, 8, 60)]

@@ -5,10 +5,10 @@ import time
 from pathlib import Path
 
 import pytest
-from limits import files_limited_to
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from launcher.rank.tensorboard import TensorBoardFiles
+from tests.support.faults.process import files_limited_to
 
 WAIT_S = 30.0  # never as long
 QUICK_S = 1.0

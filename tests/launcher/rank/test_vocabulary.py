@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from starts import BERT, CASES, MLM, ONE, PAIRS, SPANS, Setting, export, fresh, parameters, rows, trained
 
 from data_service.errors import TokenizerError
 from data_service.tokenizers.extend import extend_tokenizer
@@ -18,6 +17,20 @@ from launcher.rank.initial_weights import vocabulary_tables
 from launcher.recipe.objective import Objective
 from launcher.recipe.schema import TokenizerRef
 from launcher.run.record import open_run
+from tests.support.runs.starts import (
+    BERT,
+    CASES,
+    MLM,
+    ONE,
+    PAIRS,
+    SPANS,
+    Setting,
+    export,
+    fresh,
+    parameters,
+    rows,
+    trained,
+)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -4,9 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from exports import FAMILIES, LENGTH, export
-from starts import BERT, MLM, Setting
-from starts import export as export_for
 from transformers import AutoModel
 from typer.testing import CliRunner
 
@@ -19,6 +16,9 @@ from launcher.recipe.checks import unsuitable
 from launcher.recipe.continued import TOKENIZER, commented, continued
 from launcher.recipe.load import load, loads, reload
 from launcher.recipe.objective import Objective, exported_heads
+from tests.support.models.exports import FAMILIES, LENGTH, export
+from tests.support.runs.starts import BERT, MLM, Setting
+from tests.support.runs.starts import export as export_for
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -6,7 +6,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from small_runs import SETTINGS, new_run, prepare_corpus, write_text
 
 from data_service.errors import CorpusError, TokenizerError, UserError
 from data_service.ingest.build import build_corpus
@@ -18,6 +17,7 @@ from launcher.recipe.schema import Recipe
 from launcher.run.create import create_run, reconcile
 from launcher.run.history import read_history
 from launcher.run.record import RECIPE, RECORD, open_run
+from tests.support.runs.small_runs import SETTINGS, new_run, prepare_corpus, write_text
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 

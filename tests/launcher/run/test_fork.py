@@ -6,8 +6,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-import small_runs
-from rank_processes import run_group
 from typer.testing import CliRunner
 
 from checkpoints.attempt import Attempt
@@ -24,6 +22,8 @@ from launcher.run.fork import Forked, fork
 from launcher.run.left_out import RECENT
 from launcher.run.record import RECORD, open_run
 from launcher.run.step_table import Record
+from tests.support.ranks.run_group import run_group
+from tests.support.runs import small_runs
 
 pytestmark = pytest.mark.cluster
 

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-import small_runs
 
 from data_service.errors import CorpusError
+from tests.support.runs import small_runs
 
 
 def test_a_source_that_would_never_be_read_is_refused_with_the_weight_that_is_enough(tmp_path: Path) -> None:

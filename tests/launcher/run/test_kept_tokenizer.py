@@ -5,9 +5,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from small_runs import new_run, prepare_corpus
-from starts import Setting as Asked
-from starts import trained
 
 from data_service.errors import TokenizerError
 from data_service.store.errors import StoreUnavailable
@@ -20,6 +17,9 @@ from launcher.run.create import reconcile
 from launcher.run.fork import fork
 from launcher.run.kept_tokenizer import KEPT
 from launcher.run.record import Run, open_run
+from tests.support.runs.small_runs import new_run, prepare_corpus
+from tests.support.runs.starts import Setting as Asked
+from tests.support.runs.starts import trained
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -8,10 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import small_runs
-from clocked import silent_for
-from hook_server import SECRET, serving
-from train_command import committed, output, training, wait_for
 from typer.testing import CliRunner
 
 from checkpoints.attempt import Attempt, Owner, claim, end_all
@@ -24,6 +20,10 @@ from launcher.cluster.stop_requests import Stopping
 from launcher.contract import REPEAT, STOPPED
 from launcher.run import stop as run_stop
 from launcher.run.history import read_history
+from tests.support.runs import small_runs
+from tests.support.runs.listeners import SECRET, serving_webhook
+from tests.support.runs.train_command import committed, output, training, wait_for
+from tests.support.stores.faulty import silent_for
 
 NOW = 1_700_000_000.0
 ELSEWHERE = Owner(host="node7", processes="another machine", pid=12, started=NOW - 900, claimed=NOW)
@@ -171,7 +171,7 @@ def test_a_training_on_ray_is_stopped_from_outside(
     settings = (endless, "checkpoint={every: {steps: 20}}", "events.webhook_env=MASKFLEET_HOOK")
     uri = small_runs.new_run(inputs, str(tmp_path / "run"), *settings)
     assert "was never started" in maskfleet("runs", "stop", uri)
-    with serving() as server:
+    with serving_webhook() as server:
         monkeypatch.setenv("MASKFLEET_HOOK", server.url)
         with training(uri) as process:
             wait_for(process, lambda: committed(uri) >= 20)

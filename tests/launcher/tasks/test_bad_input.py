@@ -6,13 +6,13 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-import task_folders
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from data_service.errors import InputError, UserError
 from launcher.errors import TaskError
 from launcher.tasks.task import Task, loads
+from tests.support.tasks import published_folders
 
 PAIRS: dict[str, object] = {
     "name": "mine",
@@ -89,19 +89,19 @@ TABLES: list[tuple[Mapping[str, object], str, str, str]] = [
     (LISTS, '{"words": "a b", "tags": ["O"]}\n', "line 1: the field 'words' is no list", "fields"),
     (SPAN, "{", "not JSON", "fetch"),
     (SPAN, '{"data": [{}]}', "data 0: no list 'paragraphs'", "SQuAD"),
-    (SPAN, task_folders.squad_json(("a b", [question("b", 1)])), "answer 'b' is not at character 1", "nearest"),
-    (SPAN, task_folders.squad_json(("a b", [question("b", -2)])), "answer 'b' is not at character -2", "nearest"),
-    (SPAN, task_folders.squad_json(("a b", [question("b", 99)])), "answer 'b' is not at character 99", "skip"),
-    (SPAN, task_folders.squad_json(("a b", [question("b", None)])), "without a whole number", "record"),
+    (SPAN, published_folders.squad_json(("a b", [question("b", 1)])), "answer 'b' is not at character 1", "nearest"),
+    (SPAN, published_folders.squad_json(("a b", [question("b", -2)])), "answer 'b' is not at character -2", "nearest"),
+    (SPAN, published_folders.squad_json(("a b", [question("b", 99)])), "answer 'b' is not at character 99", "skip"),
+    (SPAN, published_folders.squad_json(("a b", [question("b", None)])), "without a whole number", "record"),
     (
         SPAN,
-        task_folders.squad_json(("a b", [question("b", 2), question("a", 0)])),
+        published_folders.squad_json(("a b", [question("b", 2), question("a", 0)])),
         "question 1: the id 'q1' is there already",
         "id of its own",
     ),
     (
         SPAN,
-        task_folders.squad_json(("a b", [{"id": "q", "question": "?", "answers": []}])),
+        published_folders.squad_json(("a b", [{"id": "q", "question": "?", "answers": []}])),
         "question q has no answer",
         "no_answer: true",
     ),
@@ -139,14 +139,14 @@ def test_a_damaged_archive_and_no_parquet(tmp_path: Path) -> None:
 def test_broken_records_are_left_out_where_the_task_says_so(tmp_path: Path) -> None:
     rows = made(PAIRS, tmp_path, "a\tb\ty\nx\tno\nx\tz\tyes\n", broken_rows="skip").read("dev")
     assert len(rows) == 1
-    content = task_folders.squad_json(("a b", [question("c", 1), question("b", 2, "q2")]))
+    content = published_folders.squad_json(("a b", [question("c", 1), question("b", 2, "q2")]))
     assert len(made(SPAN, tmp_path, content, broken_rows="skip").read("dev")) == 1
 
 
 def test_the_nearest_occurrence_of_a_misplaced_answer(tmp_path: Path) -> None:
     context = "b a b a b"
     for start, right in ((0, 0), (1, 0), (3, 4), (5, 4), (7, 8), (99, 8), (-5, 0)):
-        content = task_folders.squad_json((context, [question("b", start)]))
+        content = published_folders.squad_json((context, [question("b", start)]))
         examples = made(SPAN, tmp_path, content, misplaced_answers="nearest").read("dev")
         assert examples.answers[0][0].start == right, start  # type: ignore[union-attr]
 

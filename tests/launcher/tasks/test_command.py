@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
-import task_folders
 from typer.testing import CliRunner
 
 from launcher.cli import main as cli
+from tests.support.tasks import published_folders
 
 RECORDS = Path(__file__).parents[3] / "infra/docs/records.md"
 
@@ -36,7 +36,7 @@ def test_list() -> None:
 
 
 def test_show_prints_what_can_be_checked(tmp_path: Path) -> None:
-    task_folders.glue(tmp_path)
+    published_folders.glue(tmp_path)
     (tmp_path / "mine.yaml").write_text(run("show", "cola"))
     assert "no line of names" in run("show", str(tmp_path / "mine.yaml"))  # comments too
     assert "cola dev: 2 examples" in run("check", str(tmp_path / "mine.yaml"))
@@ -44,7 +44,7 @@ def test_show_prints_what_can_be_checked(tmp_path: Path) -> None:
 
 
 def test_check_says_what_is_in_a_task(tmp_path: Path) -> None:
-    task_folders.glue(tmp_path)
+    published_folders.glue(tmp_path)
     text = run("check", "cola", "--data", str(tmp_path))
     assert "cola train: 2 examples, 1 50.0%, 0 50.0%; characters: median 27, longest 36; " in text
     assert "2 are in train, too" in text
@@ -59,7 +59,7 @@ def test_check_says_what_is_in_a_task(tmp_path: Path) -> None:
 def test_check_of_a_suite_names_all_that_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    task_folders.glue(tmp_path)
+    published_folders.glue(tmp_path)
     for name in ("RTE", "SST-2"):
         (tmp_path / name / "dev.tsv").unlink()
     monkeypatch.setattr(sys, "argv", ["maskfleet", "tasks", "check", "glue", "--data", str(tmp_path)])
@@ -75,8 +75,10 @@ def test_check_of_a_suite_names_all_that_is_missing(
 
 
 def test_a_split_with_one_class_is_refused_where_the_metric_needs_two(tmp_path: Path) -> None:
-    task_folders.glue(tmp_path)
-    task_folders.write_tsv(tmp_path / "CoLA/dev.tsv", ("gj04", "1", "", "Fine."), ("gj04", "1", "", "Good."))
+    published_folders.glue(tmp_path)
+    published_folders.write_tsv(
+        tmp_path / "CoLA/dev.tsv", ("gj04", "1", "", "Fine."), ("gj04", "1", "", "Good.")
+    )
     result = CliRunner().invoke(cli.app, ["tasks", "check", "cola", "--data", str(tmp_path)])
     assert "every example of the split dev has the label '1', and matthews needs two" in str(result.exception)
 
@@ -93,12 +95,12 @@ def test_a_split_with_one_class_is_refused_where_the_metric_needs_two(tmp_path: 
     ],
 )
 def test_check_knows_every_kind(task: str, line: str, tmp_path: Path) -> None:
-    task_folders.everything(tmp_path)
+    published_folders.everything(tmp_path)
     assert line in run("check", task, "--data", str(tmp_path))
 
 
 def test_a_damaged_file_does_not_hide_the_others(tmp_path: Path) -> None:
-    task_folders.squad(tmp_path)
+    published_folders.squad(tmp_path)
     (tmp_path / "dev-v1.1.json").unlink()
     (tmp_path / "dev-v1.1.json.gz").write_bytes(b"\x1f\x8b\x08 cut")
     result = CliRunner().invoke(cli.app, ["tasks", "check", "squad", "--data", str(tmp_path)])

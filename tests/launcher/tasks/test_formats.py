@@ -16,13 +16,13 @@ import pytest
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from s3_server import S3Server
 
 from data_service.store.open import open_store
 from launcher.errors import TaskError
 from launcher.tasks.examples import Questions, Sentences, Tagged, digest
 from launcher.tasks.tagged import to_bio
 from launcher.tasks.task import Task, loads, task_digest
+from tests.support.stores.s3 import S3Server
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\r\n\t\0"), max_size=12)
 PLAIN = TEXT.filter(

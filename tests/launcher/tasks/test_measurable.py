@@ -4,10 +4,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from committed_runs import task_files
 from hypothesis import given
 from hypothesis import strategies as st
-from small_runs import new_run
 
 from data_service.store.errors import StoreUnavailable
 from data_service.store.open import open_store
@@ -17,6 +15,8 @@ from launcher.recipe.evaluation import EvaluationTask
 from launcher.run.record import RECORD
 from launcher.tasks.measurable import check_names, check_tasks
 from launcher.tasks.task import bundled_tasks
+from tests.support.runs.small_runs import new_run
+from tests.support.tasks.small_tasks import task_files
 
 NAMES = sorted(bundled_tasks())
 

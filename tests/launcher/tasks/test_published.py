@@ -4,18 +4,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import task_folders
 
 from launcher.errors import TaskError
 from launcher.tasks.examples import Answer, Questions, Retrieval, Sentences, Tagged
 from launcher.tasks.suite import bundled_suites, load_suite
 from launcher.tasks.task import bundled_tasks, load_task, task_digest
+from tests.support.tasks import published_folders
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("published")
-    task_folders.everything(folder)
+    published_folders.everything(folder)
     return folder
 
 

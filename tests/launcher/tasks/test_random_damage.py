@@ -11,9 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import task_folders
 import yaml
-from damage import altered, damaged
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -21,6 +19,8 @@ from data_service.errors import UserError
 from launcher.errors import TaskError
 from launcher.tasks.summary import summarise
 from launcher.tasks.task import bundled_tasks, loads, task_digest
+from tests.support.faults.files import altered, damaged
+from tests.support.tasks import published_folders
 
 ANY = settings(deadline=None, suppress_health_check=list(HealthCheck))
 ROWS = [("a b", "c d", "no"), ("ö", "x\u3000y", "yes"), ("e", "f", "no")]
@@ -101,7 +101,7 @@ CASES: dict[str, Case] = {
     ),
     "squad": (
         {**_SPANS, "format": "squad", "files": {"dev": "f"}},
-        {"f": task_folders.squad_json(("a b", [_QUESTION])).encode()},
+        {"f": published_folders.squad_json(("a b", [_QUESTION])).encode()},
     ),
     "questions": (
         {

@@ -11,9 +11,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-from small_runs import step_records
-from told_runs import Attempt
-from tracker_readers import Values, mlflow_runs, mlflow_values, wandb_records, wandb_rows, wandb_values
 
 from data_service.store.base import Store
 from data_service.store.open import open_store
@@ -24,6 +21,16 @@ from launcher.run.log import operator_event
 from launcher.trackers.figures import figures
 from launcher.trackers.publish import Order
 from launcher.trackers.tracking import Publishing, orders, tracking
+from tests.support.runs.listeners import (
+    Values,
+    mlflow_runs,
+    mlflow_values,
+    wandb_records,
+    wandb_rows,
+    wandb_values,
+)
+from tests.support.runs.small_runs import step_records
+from tests.support.runs.untrained import Attempt
 
 PATIENCE_S = 180.0
 

@@ -7,7 +7,6 @@ import traceback
 from pathlib import Path
 
 import pytest
-from hook_server import SECRET, WAIT_S, serving
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -19,6 +18,7 @@ from launcher.recipe.load import load
 from launcher.recipe.operation import Events
 from launcher.run.log import Journal, operator_event
 from launcher.trackers.webhook import Announcer, NotDelivered, Refused, Webhook, address_of, announcing
+from tests.support.runs.listeners import SECRET, WAIT_S, serving_webhook
 
 ABOUT = {"run": "s3://bucket/run", "name": "run"}
 
@@ -43,7 +43,7 @@ def test_everything_that_matters_is_posted_whoever_writes_it(store: Store) -> No
     before.event("start", 1.0)
     assert before.flush(WAIT_S)
     notes: list[str] = []
-    with serving() as server:
+    with serving_webhook() as server:
         with announcer(store, Webhook(server.url), notes):
             first = journal(claim(store))
             first.event("resume", 2.0, step=7)
@@ -66,7 +66,7 @@ def test_everything_that_matters_is_posted_whoever_writes_it(store: Store) -> No
 
 def test_a_server_that_fails_for_a_moment_gets_it_all_the_same(store: Store) -> None:
     notes: list[str] = []
-    with serving(503, 429, 200) as server:
+    with serving_webhook(503, 429, 200) as server:
         webhook = Webhook(server.url, longest_wait_s=0.01)
         with announcer(store, webhook, notes):
             operator_event(store, "stop", 1.0)
@@ -77,7 +77,7 @@ def test_a_server_that_fails_for_a_moment_gets_it_all_the_same(store: Store) -> 
 def test_a_server_that_refuses_is_not_asked_again(store: Store) -> None:
     """And is mentioned once, however many events it refuses, never with its address."""
     notes: list[str] = []
-    with serving(404) as server, announcer(store, Webhook(server.url), notes):
+    with serving_webhook(404) as server, announcer(store, Webhook(server.url), notes):
         operator_event(store, "stop", 1.0)
         operator_event(store, "end", 2.0)
         assert server.wait(2) == ["stop", "end"]
@@ -87,7 +87,7 @@ def test_a_server_that_refuses_is_not_asked_again(store: Store) -> None:
 
 
 def test_a_server_that_is_down_costs_nothing(store: Store) -> None:
-    with serving() as server:
+    with serving_webhook() as server:
         url = server.url
     notes: list[str] = []
     with announcer(store, Webhook(url, longest_wait_s=0.01), notes):
@@ -99,7 +99,7 @@ def test_a_server_that_is_down_costs_nothing(store: Store) -> None:
 
 def test_a_server_that_hangs_costs_its_patience(store: Store) -> None:
     notes: list[str] = []
-    with serving(hangs=True) as server:
+    with serving_webhook(hangs=True) as server:
         with announcer(store, Webhook(server.url, timeout_s=0.1, longest_wait_s=0.01), notes):
             operator_event(store, "stop", 1.0)
             operator_event(store, "end", 2.0)
@@ -109,7 +109,7 @@ def test_a_server_that_hangs_costs_its_patience(store: Store) -> None:
 
 
 def test_the_command_does_not_wait_long_for_it_at_its_end(store: Store) -> None:
-    with serving(hangs=True) as server:
+    with serving_webhook(hangs=True) as server:
         patient = Webhook(server.url, timeout_s=600.0)
         before = time.monotonic()
         with Announcer(store, patient, ABOUT, print, poll_s=0.02, last_words_s=0.2):
@@ -121,7 +121,7 @@ def test_the_command_does_not_wait_long_for_it_at_its_end(store: Store) -> None:
 def test_waiting_between_tries_ends_with_the_command() -> None:
     given_up = threading.Event()
     given_up.set()
-    with serving(500) as server:
+    with serving_webhook(500) as server:
         with pytest.raises(NotDelivered, match="500"):
             Webhook(server.url).post({"kind": "stop"}, given_up)
         assert len(server.bodies) == 1
@@ -131,7 +131,7 @@ def test_waiting_between_tries_ends_with_the_command() -> None:
 def test_a_redirect_is_a_refusal(store: Store, code: int) -> None:
     """The event and the secret go nowhere but where the operator said; and a GET elsewhere is no delivery."""
     notes: list[str] = []
-    with serving() as elsewhere, serving(code, location=elsewhere.url) as server:
+    with serving_webhook() as elsewhere, serving_webhook(code, location=elsewhere.url) as server:
         with announcer(store, Webhook(server.url), notes):
             operator_event(store, "stop", 1.0)
             operator_event(store, "end", 2.0)

@@ -6,12 +6,12 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
-from browser import ABSENT, CHROMIUM, Browser, browser
-from watched_runs import ToldRun
 
 from data_service.store.open import open_store
 from launcher.watch.server import Server
 from launcher.watch.site import Site
+from tests.support.checks.browser import ABSENT, CHROMIUM, Browser, browser
+from tests.support.runs.untrained import ToldRun
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=ABSENT)
 

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from watched_runs import ToldRun
 
 from data_service.store.open import open_store
 from launcher.inspect.report.account import Account
 from launcher.run.packs import pack
 from launcher.run.segments import METRICS, pack_key, segment_key
 from launcher.watch.records import RECENT, Records
+from tests.support.runs.untrained import ToldRun
 
 FIELDS = ("loss", "mlm_loss", "lr", "tokens_per_second", "odd_loss")
 DEEDS = st.lists(

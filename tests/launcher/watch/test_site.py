@@ -9,8 +9,6 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from faulty_store import FaultyStore, set_fault
-from watched_runs import ToldRun
 
 from data_service.store.base import Store
 from data_service.store.open import open_store
@@ -18,6 +16,8 @@ from launcher.errors import OptionError
 from launcher.watch import watched
 from launcher.watch.server import Server
 from launcher.watch.site import Site
+from tests.support.runs.untrained import ToldRun
+from tests.support.stores.faulty import FaultyStore, set_fault
 
 HOSTILE = "<img src=x onerror=alert(1)>\"'\u202e"
 

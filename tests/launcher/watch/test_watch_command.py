@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from watched_runs import ToldRun
+
+from tests.support.runs.untrained import ToldRun
 
 # As the console script, with what was loaded on standard error at the end of the import of what serves.
 _LISTING = """

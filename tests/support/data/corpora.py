@@ -1,0 +1,138 @@
+"""Small corpora of random text: written as real shards, or as numbers alone for plans over them."""
+
+from dataclasses import fields, replace
+from pathlib import Path
+
+import numpy as np
+
+from data_service.corpus.manifest import BlockTable, Manifest, PairTexts, block_table
+from data_service.corpus.manifest_file import save_manifest
+from data_service.corpus.writer import ShardWriter
+from data_service.samples.samples import Samples
+from data_service.samples.spec import SourceSpec, StreamSpec
+from data_service.store.base import Store
+from data_service.store.open import open_store
+from data_service.stream.plan import Plan
+from data_service.tokenizers.specials import SpecialIds
+from data_service.types import Block
+
+VOCABULARY = 500
+SPECIAL = SpecialIds(cls=0, sep=2, pad=1, mask=4, unk=3)
+NEVER_MASKED = (0, 1, 2, 3, 4)
+
+
+def random_block(seed: int, tokens: int, *, sentence: float = 12.0, document: float = 6.0) -> Block:
+    """A block of ordinary tokens; `sentence` and `document` are mean lengths, in tokens and in sentences."""
+    rng = np.random.default_rng(seed)
+    text = rng.integers(len(NEVER_MASKED), VOCABULARY, tokens).astype(np.uint16)
+    sentences = _boundaries(rng, tokens, sentence)
+    return Block(text, sentences, _boundaries(rng, len(sentences) - 1, document))
+
+
+def block_of(documents: list[list[int]], first: int = 5) -> Block:
+    """A block whose documents have sentences of these lengths; its tokens count up from `first`."""
+    lengths = [length for document in documents for length in document]
+    text = np.arange(first, first + sum(lengths)).astype(np.uint16)
+    sentences = np.cumsum([0, *lengths])
+    return Block(text, sentences, np.cumsum([0, *map(len, documents)]))
+
+
+def block_of_pairs(seed: int, examples: int, texts: int, *, mean: float = 9.0) -> Block:
+    """Examples of so many texts each, of ordinary tokens; `mean` is the texts' mean length."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.geometric(1 / mean, size=examples * texts)
+    tokens = rng.integers(len(NEVER_MASKED), VOCABULARY, lengths.sum()).astype(np.uint16)
+    sentences = np.append(0, np.cumsum(lengths))
+    return Block(tokens, sentences, np.arange(0, examples * texts + 1, texts))
+
+
+def write_corpus(
+    folder: Path, blocks: list[Block], heldout: list[Block] | None = None, negatives: int | None = None
+) -> str:
+    """Write a corpus of one shard a split, of pairs with so many negatives or of text; its URI."""
+    store = open_store(folder)
+    tables, sizes, digests = [], {}, {}
+    for split, content in (("train", blocks), ("heldout", heldout or [])):
+        key = f"{split}/000000.tar"
+        table, size, digest = _write_shard(store, folder / "shard.tmp", key, content)
+        tables.append(table)
+        sizes[key], digests[key] = size, digest
+    unigram = np.bincount(np.concatenate([block.tokens for block in blocks]), minlength=VOCABULARY)
+    manifest = Manifest("0" * 64, VOCABULARY, 0.1, *tables, unigram, sizes, digests, {}, {})
+    if negatives is not None:
+        manifest = replace(manifest, pairs=PairTexts(negatives))
+    save_manifest(store, manifest)
+    return str(folder)
+
+
+def spec_of(*sources: SourceSpec, length: int = 32, seed: int = 7, **settings: object) -> StreamSpec:
+    """A spec over corpora of random text."""
+    return StreamSpec.model_validate(
+        {
+            "sources": sources,
+            "length": length,
+            "special": SPECIAL,
+            "never_masked": NEVER_MASKED,
+            "vocab_size": VOCABULARY,
+            "seed": seed,
+            "window": {"least_tokens": 1000},
+            **settings,
+        }
+    )
+
+
+def source_of(uri: str, name: str = "text", weight: float | None = None) -> SourceSpec:
+    """The source at `uri`, as it is now."""
+    from data_service.corpus.manifest_file import load_manifest
+
+    fingerprint = load_manifest(open_store(uri)).fingerprint
+    return SourceSpec(name=name, uri=uri, manifest_fingerprint=fingerprint, weight=weight)
+
+
+def _boundaries(rng: np.random.Generator, end: int, mean: float) -> np.ndarray:
+    lengths = rng.geometric(1 / mean, size=end)
+    cuts = np.cumsum(lengths)
+    return np.concatenate([[0], cuts[cuts < end], [end]]).astype(np.int64)
+
+
+def _write_shard(store: Store, path: Path, key: str, blocks: list[Block]) -> tuple[BlockTable, int, str]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    writer = ShardWriter(path, "000000")
+    for block in blocks:
+        writer.write(block)
+    written = writer.finish()
+    store.put_file(key, path)
+    path.unlink()
+    rows = [(0, b.offset, b.length, b.tokens, b.sentences, b.documents) for b in written.blocks]
+    return block_table(rows, [b.digest for b in written.blocks], [key]), written.size, written.digest
+
+
+def table_of(rows: list[int]) -> BlockTable:
+    """A table of blocks with 10 tokens a row; there is no data behind it."""
+    return block_table([(0, 0, 0, 10 * n, n, 1) for n in rows], ["0" * 32] * len(rows), ["shard"])
+
+
+def plan_of(rows: list[list[int]], weights: list[float] | None = None, **settings: object) -> Plan:
+    corpora = [
+        SourceSpec(name=f"s{i}", uri=f"u{i}", manifest_fingerprint=f"f{i}", weight=weights and weights[i])
+        for i in range(len(rows))
+    ]
+    spec = spec_of(*corpora, **{"window": {"samples": 7, "least_tokens": 1}, **settings})
+    return Plan(spec, tuple(map(table_of, rows)), tuple(np.array(counts) for counts in rows))
+
+
+def rows_of_epoch(plan: Plan, epoch: int) -> list[tuple[int, int, int, int]]:
+    """(source, block, row, the source's epoch) of every sample, in order."""
+    found = []
+    for window in range(plan.grid.windows):
+        made = plan.window(epoch, window)
+        rows = [(p.source, p.block, row, p.epoch) for p in made.pieces for row in range(p.start, p.stop)]
+        found += [rows[i] for i in made.order.many(np.arange(len(rows))).tolist()]
+    return found
+
+
+def assert_same(left: Samples, right: Samples) -> None:
+    for field in fields(Samples):
+        ours, theirs = getattr(left, field.name), getattr(right, field.name)
+        np.testing.assert_array_equal(ours, theirs)
+        assert ours is None or ours.dtype == theirs.dtype

@@ -1,0 +1,121 @@
+# ruff: noqa: RUF001
+"""Raw text in every form and several scripts, a tokenizer for it, and the corpus that is built of it."""
+
+import gzip
+import json
+import pydoc_data.topics
+import random
+from functools import cache
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import zstandard
+
+from data_service.corpus.manifest import Manifest
+from data_service.ingest.build import build_corpus
+from data_service.ingest.options import BuildOptions
+from data_service.ingest.progress import Progress
+from data_service.store.open import open_store
+from data_service.tokenizers.load import save_tokenizer
+from data_service.tokenizers.tokenizer import Tokenizer
+from data_service.tokenizers.train import train_tokenizer
+
+DOCUMENTS = list(dict.fromkeys(topic for _, topic in sorted(pydoc_data.topics.topics.items())))
+
+# Small enough that half a megabyte of text makes many splits and many blocks.
+SMALL = BuildOptions(split_bytes=100_000, block_tokens=8_000, heldout_fraction=0.1)
+
+
+@cache
+def small_tokenizer() -> Tokenizer:
+    """Byte-level BPE of 600 ids."""
+    return train_tokenizer("byte_bpe", iter(DOCUMENTS[:20]), 600)
+
+
+def tokenizer_folder(folder: Path) -> str:
+    """The small tokenizer's files, written to a folder; its URI."""
+    save_tokenizer(small_tokenizer(), str(folder))
+    return str(folder)
+
+
+def write_jsonl(path: Path, documents: list[str], field: str = "text") -> Path:
+    """One object a line, compressed as the name says."""
+    data = "".join(json.dumps({"id": i, field: text}) + "\n" for i, text in enumerate(documents)).encode()
+    packed = {".gz": gzip.compress, ".zst": zstandard.compress}.get(path.suffix, bytes)(data)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(packed)
+    return path
+
+
+def write_parquet(path: Path, documents: list[str], rows_a_group: int = 10) -> Path:
+    """A column `text`, in row groups of a few rows."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table({"text": documents}), path, row_group_size=rows_a_group)
+    return path
+
+
+def write_mixture(folder: Path) -> Path:
+    """All of `DOCUMENTS`, some in every form, with copies within and across files."""
+    write_jsonl(folder / "a.jsonl", DOCUMENTS[:25] + DOCUMENTS[:3])
+    write_jsonl(folder / "b.jsonl.gz", DOCUMENTS[25:35] + DOCUMENTS[10:12])
+    write_jsonl(folder / "c.jsonl.zst", DOCUMENTS[35:45])
+    write_parquet(folder / "d.parquet", DOCUMENTS[40:60])
+    for number, text in enumerate(DOCUMENTS[58:]):
+        (folder / f"e-{number:03d}.txt").write_text(text, "utf-8")
+    return folder
+
+
+def build(inputs: Path, output: Path | str, options: BuildOptions = SMALL) -> Manifest:
+    """A corpus of everything in a folder; the tokenizer's folder is put beside it."""
+    return build_corpus(
+        [str(inputs)], str(output), tokenizer_folder(inputs.parent / "tokenizer"), options, ignore_progress
+    )
+
+
+def ignore_progress(progress: Progress) -> None:
+    """A report to nobody."""
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    """Every object stored below a folder, by its key. What a killed writer left half-written is no object."""
+    store = open_store(str(folder))
+    return {entry.key: store.get(entry.key) for entry in store.list()}
+
+
+# First and last code point of what words are made of, length of a word, what ends a sentence, space between words.
+SCRIPTS: dict[str, tuple[str, str, tuple[int, int], str, str]] = {
+    "han": ("一", "丿", (1, 2), "。！？", ""),
+    "kana": ("あ", "ん", (1, 4), "。？", ""),
+    "thai": ("ก", "ฮ", (2, 6), " ", ""),
+    "hangul": ("가", "갷", (1, 4), ".?", " "),
+    "devanagari": ("क", "ह", (2, 6), "।॥", " "),
+    "arabic": ("ا", "ي", (2, 6), ".؟۔", " "),
+    "armenian": ("ա", "ֆ", (2, 6), "։", " "),
+    "ethiopic": ("ሀ", "ሏ", (2, 4), "።፧", " "),
+    "cyrillic": ("а", "я", (2, 8), ".!", " "),
+    "latin": ("a", "z", (2, 8), ".!?", " "),
+}
+
+
+@cache
+def scripts_text(seed: int, script: str = "han", sentences: int = 4) -> str:
+    """A line of so many sentences; one word in ten is Latin."""
+    rng = random.Random(f"{script} {seed}")
+    return _line(rng, script, sentences)
+
+
+def _line(rng: random.Random, script: str, sentences: int) -> str:
+    first, last, lengths, ends, space = SCRIPTS[script]
+    parts = []
+    for _ in range(sentences):
+        words = [_word(rng, first, last, lengths) for _ in range(rng.randint(3, 12))]
+        gap = " " if space or rng.random() < 0.2 else ""
+        parts.append(space.join(words).capitalize() + rng.choice(ends) + gap)
+    return "".join(parts).strip()
+
+
+def _word(rng: random.Random, first: str, last: str, lengths: tuple[int, int]) -> str:
+    if rng.random() < 0.1:
+        return rng.choice(["Python", "GPU", "2024", "naïve", "v3.5", "(x)"])
+    return "".join(chr(rng.randint(ord(first), ord(last))) for _ in range(rng.randint(*lengths)))

@@ -1,0 +1,156 @@
+"""A small model and a fitting tokenizer of every family, exported as a user exports them; a Hub that serves folders."""
+
+import hashlib
+import json
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import torch
+
+from checkpoints.hf.export import export_model
+from checkpoints.hf.pair import export_pair
+from data_service.samples.masking import MlmMasking
+from data_service.samples.permutation_lm import PermutedPrediction
+from data_service.store.open import open_store
+from data_service.tokenizers.options import TokenizerOptions
+from data_service.tokenizers.specials import Style
+from data_service.tokenizers.tokenizer import Kind, Tokenizer
+from data_service.tokenizers.train import train_tokenizer
+from encoder_core.families.albert import AlbertConfig
+from encoder_core.families.bert import BertConfig
+from encoder_core.families.build import ModelConfig
+from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
+from encoder_core.families.electra import ElectraConfig
+from encoder_core.families.roberta import RobertaConfig
+from encoder_core.families.xlnet import XlnetConfig
+from encoder_core.layers.initialise import initialise
+from encoder_core.objectives.replaced import DetectorConfig, ReplacedTokenConfig
+from launcher.recipe.objective import ExtraTerm, Objective, exported_heads, objective_module
+from tests.support.runs.small_runs import WORDS
+
+LENGTH = 24
+SHAPE = {"layers": 2, "hidden": 32, "heads": 4, "feed_forward": 48, "max_length": LENGTH}
+MLM, ONE = MlmMasking(), ExtraTerm()
+DISENTANGLED = ReplacedTokenConfig(embeddings="gradient_disentangled")
+
+
+@dataclass(frozen=True)
+class Family:
+    """A model, what it is trained by, the kind of tokenizer it has, and the folders of its export."""
+
+    config: ModelConfig
+    objective: Objective
+    kind: Kind
+    style: Style
+    folders: tuple[str, ...] = (".",)
+
+
+_PAIR = ("generator", "discriminator")
+FAMILIES: Mapping[str, Family] = {
+    "bert": Family(BertConfig(**SHAPE), Objective(mlm=MLM, nsp=ONE), "wordpiece", "bert"),
+    "roberta": Family(RobertaConfig(**SHAPE), Objective(mlm=MLM), "byte_bpe", "roberta"),
+    "albert": Family(AlbertConfig(**SHAPE, embedding=16), Objective(mlm=MLM, sop=ONE), "unigram", "albert"),
+    "spanbert": Family(
+        BertConfig(**SHAPE),
+        Objective(mlm=MLM.model_copy(update={"unit": "span"}), sbo=ONE),
+        "wordpiece",
+        "bert",
+    ),
+    "xlnet": Family(
+        XlnetConfig(**SHAPE, reuse=0, memory=0), Objective(plm=PermutedPrediction()), "unigram", "xlnet"
+    ),
+    "electra": Family(
+        ElectraConfig(**SHAPE, embedding=16, generator_divisor=2),
+        Objective(mlm=MLM, rtd=ReplacedTokenConfig()),
+        "wordpiece",
+        "bert",
+        _PAIR,
+    ),
+    "deberta": Family(DebertaConfig(**SHAPE), Objective(mlm=MLM), "byte_bpe", "roberta"),
+    "deberta-v2": Family(DebertaV2Config(**SHAPE, buckets=8), Objective(mlm=MLM), "unigram", "deberta"),
+    "deberta-v3": Family(
+        DebertaV2Config(**SHAPE, buckets=8), Objective(mlm=MLM, rtd=DISENTANGLED), "unigram", "deberta", _PAIR
+    ),
+}
+
+
+@cache
+def fitting_tokenizer(kind: Kind, style: Style) -> Tokenizer:
+    draw = random.Random(1)
+    texts = [" ".join(draw.choices(WORDS, k=12)) + "." for _ in range(200)]
+    size = {"byte_bpe": 300, "wordpiece": 80, "unigram": 300, "bpe": 330}[kind]
+    return train_tokenizer(kind, texts, size, TokenizerOptions(specials=style))
+
+
+def export(family: Family, folder: Path) -> None:
+    """A freshly initialised model, exported to `folder`."""
+    tokenizer = fitting_tokenizer(family.kind, family.style)
+    config = family.config.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
+    torch.manual_seed(0)
+    model = objective_module(config, family.objective)
+    initialise(model, 0.1, "normal")
+    read = {name: parameter.detach() for name, parameter in model.named_parameters()}.__getitem__
+    files, out = tokenizer.save_files(), open_store(folder)
+    if family.objective.rtd is not None and isinstance(config, DetectorConfig):
+        export_pair(read, config, files, out, family.objective.rtd.embeddings)
+    else:
+        export_model(read, config, files, out, exported_heads(config, family.objective))
+
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@contextmanager
+def serving_hub(repositories: Mapping[str, Path]) -> Iterator[str]:
+    """The endpoint. `main`, `v1` and the commit are revisions of every repository."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self._answer()
+
+        def do_GET(self) -> None:
+            self._answer()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+        def _answer(self) -> None:
+            parts = self.path.partition("?")[0].strip("/").split("/")
+            if parts[:2] == ["api", "models"]:
+                name, revision = "/".join(parts[2:4]), parts[5] if len(parts) > 5 else "main"
+                if name not in repositories or revision not in ("main", "v1", COMMIT):
+                    missing = "RepoNotFound" if name not in repositories else "RevisionNotFound"
+                    return self._send(404, b"{}", {"X-Error-Code": missing})
+                files = [path for path in repositories[name].rglob("*") if path.is_file()]
+                siblings = [{"rfilename": str(path.relative_to(repositories[name]))} for path in files]
+                about = {"id": name, "modelId": name, "sha": COMMIT, "siblings": siblings, "tags": []}
+                return self._send(200, json.dumps(about).encode(), {})
+            name, (_, commit, *rest) = "/".join(parts[:2]), parts[2:]
+            path = repositories[name].joinpath(*rest)
+            content = path.read_bytes()
+            tag = hashlib.sha256(content).hexdigest()
+            return self._send(200, content, {"ETag": f'"{tag}"', "X-Repo-Commit": commit})
+
+        def _send(self, code: int, content: bytes, headers: Mapping[str, str]) -> None:
+            self.send_response(code)
+            for name, value in {**headers, "Content-Length": str(len(content))}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(content)
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

@@ -1,0 +1,115 @@
+"""What equality with transformers needs: rows flat and padded, weights across by the key tables, the tolerances."""
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from encoder_core.batch import Batch
+from encoder_core.families.hf.interchange import Interchange
+
+Model = TypeVar("Model", bound=nn.Module)
+
+TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
+GRADIENT_TOLERANCE = 1e-8  # absolute, in fp64
+
+
+@torch.no_grad()
+def random_weights(model: Model, seed: int = 0) -> Model:
+    """Every parameter normal(0, 0.1), biases and norms included, so that none can be left out unnoticed."""
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        parameter.normal_(0.0, 0.1, generator=generator)
+    return model
+
+
+def assert_close(actual: Tensor, expected: Tensor) -> None:
+    """Largest difference relative to the largest expected value, within 1e-5 in fp32 and 1e-10 in fp64."""
+    assert actual.shape == expected.shape
+    assert actual.dtype == expected.dtype
+    difference = (actual - expected).abs().max() / expected.abs().max()
+    assert difference <= TOLERANCE[expected.dtype], f"relative difference {difference:.2e}"
+
+
+@torch.no_grad()
+def copy_from(theirs: nn.Module, ours: nn.Module, their: Interchange) -> None:
+    """Their weights into our model. Folded tables are handled as on import."""
+    state, parameters = theirs.state_dict(), dict(ours.named_parameters())
+    matched = their.table.match(state, their.layers, "their model")
+    assert set(matched) == set(parameters)
+    for name, theirs_name in matched.items():
+        parameters[name].copy_(state[theirs_name])
+    for fold in their.table.folds:
+        parameters[fold.ours] += state[fold.theirs][0]
+
+
+@torch.no_grad()
+def copy_into(theirs: nn.Module, ours: nn.Module, their: Interchange) -> None:
+    """Our weights into their model, folded tables zero, as on export."""
+    parameters = dict(ours.named_parameters())
+    names = their.table.names(their.layers)
+    assert set(names) == set(parameters)
+    state = {theirs_name: parameters[name] for name, theirs_name in names.items()}
+    for fold in their.table.folds:
+        state[fold.theirs] = torch.zeros_like(theirs.state_dict()[fold.theirs])
+    outcome = theirs.load_state_dict(state, strict=False)
+    assert not outcome.unexpected_keys
+    assert set(outcome.missing_keys) <= set(their.table.tied)
+
+
+SPECIAL = 8  # ids below are special tokens, padding among them
+
+
+def make_batch(
+    lengths: list[int], vocab: int, *, share: float = 0.3, segments: bool = False, seed: int = 0
+) -> Batch:
+    """Rows of these lengths, about `share` of their tokens targets (one at least)."""
+    generator = torch.Generator().manual_seed(seed)
+    count = sum(lengths)
+    positions = torch.cat([torch.arange(length) for length in lengths])
+    chosen = torch.rand(count, generator=generator) < share
+    chosen[count // 2] = True
+    targets = chosen.nonzero().flatten()
+    starts = torch.cat([torch.full((length,), length // 2) for length in lengths])
+    return Batch(
+        tokens=torch.randint(SPECIAL, vocab, (count,), generator=generator),
+        cu_seqlens=torch.tensor([0, *lengths]).cumsum(0).to(torch.int32),
+        max_length=max(lengths),
+        positions=positions,
+        target_positions=targets,
+        target_ids=torch.randint(SPECIAL, vocab, (len(targets),), generator=generator),
+        segments=(positions >= starts).long() if segments else None,
+        pair_labels=torch.randint(2, (len(lengths),), generator=generator) if segments else None,
+    )
+
+
+@dataclass(frozen=True)
+class Padded:
+    """The same batch as rectangles [R, L]; `labels` are -100 off the targets."""
+
+    input_ids: Tensor
+    attention_mask: Tensor
+    token_type_ids: Tensor
+    labels: Tensor
+
+    def flat(self, x: Tensor) -> Tensor:
+        """[R, L, ...] to [T, ...], padding left out."""
+        return x[self.attention_mask.bool()]
+
+
+def pad(batch: Batch, pad_id: int) -> Padded:
+    lengths = batch.cu_seqlens.diff().tolist()
+    labels = torch.full_like(batch.tokens, -100)
+    labels[batch.target_positions] = batch.target_ids
+    segments = batch.segments if batch.segments is not None else torch.zeros_like(batch.tokens)
+
+    def rectangle(x: Tensor, fill: int) -> Tensor:
+        return torch.nn.utils.rnn.pad_sequence(x.split(lengths), batch_first=True, padding_value=fill)
+
+    return Padded(
+        rectangle(batch.tokens, pad_id),
+        rectangle(torch.ones_like(batch.tokens), 0),
+        rectangle(segments, 0),
+        rectangle(labels, -100),
+    )

@@ -1,0 +1,72 @@
+"""A run's keeper outside a run: with a journal that nobody reads, and nothing beside the trainer's state."""
+
+import time
+from collections.abc import Callable, Iterator
+
+from pydantic import JsonValue
+
+from checkpoints.attempt import Attempt
+from checkpoints.gather import Alone, Peers
+from checkpoints.layout import Manifest
+from data_service.store.base import Store
+from encoder_core.train.zero_state import Fragment
+from launcher.rank.checkpointing import RunCheckpointer
+from launcher.rank.journal import RankJournal, Startup
+from launcher.recipe.schema import Checkpointing, Every
+from tests.support.ranks.checkpointing import SHAPES, cut, random_state
+
+
+class Silent:
+    """A line to nobody, which remembers where the rank said that it is."""
+
+    def __init__(self) -> None:
+        self.beats: list[tuple[int, str, int]] = []
+
+    def beat(self, step: int, doing: str, done: int = 0) -> None:
+        self.beats.append((step, doing, done))
+
+    def record(self, record: dict[str, object]) -> None: ...
+    def note(self, text: str) -> None: ...
+    def stop_requested(self) -> bool:
+        return False
+
+
+class Nothing:
+    """Nothing goes into a checkpoint beside the state."""
+
+    def state(self) -> dict[str, JsonValue]:
+        return {}
+
+    def way_back(self, step: int) -> int:
+        return step
+
+
+def keeper_of(
+    store: Store,
+    attempt: Attempt,
+    link: Silent,
+    resumed: Manifest | None = None,
+    *,
+    keep_last: int = 3,
+    peers: Peers | None = None,
+    every: Every | None = None,
+    grid: int = 1,
+    clock: Callable[[], float] = time.monotonic,
+) -> RunCheckpointer:
+    settings = Checkpointing(every=every or Every(steps=10), keep_last=keep_last)
+    journal = RankJournal(link, Startup(), None, None)
+    return RunCheckpointer(
+        store, attempt, peers or Alone(), settings, journal, Nothing(), resumed, grid, clock
+    )
+
+
+class Engine:
+    """Its whole state, as the only rank, is a function of the steps done."""
+
+    shapes = SHAPES
+
+    def __init__(self) -> None:
+        self.step = 0
+
+    def fragments(self) -> Iterator[Fragment]:
+        return cut(random_state(self.step), (), 0)

@@ -1,0 +1,86 @@
+"""DeBERTa and XLNet for a few steps: under a real DeepSpeed engine, and in plain PyTorch."""
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import nn
+
+from encoder_core.batch import Batch
+from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
+from encoder_core.families.xlnet import XlnetConfig
+from encoder_core.layers.initialise import initialise
+from encoder_core.objectives.mlm import masked_language_model
+from encoder_core.objectives.plm import permuted_language_model
+from encoder_core.optim.adamw import AdamW, AdamWConfig
+from encoder_core.optim.groups import parameter_groups
+from encoder_core.optim.updates import set_update
+from encoder_core.train.engine import Engine
+from encoder_core.train.engine_config import EngineConfig
+from tests.support.models.parity import make_batch
+
+STEPS, RATE = 3, 1e-3
+OPTIMIZER = AdamWConfig(lr=RATE, clip=None)
+SHAPE = {"layers": 2, "hidden": 32, "heads": 2, "feed_forward": 48, "max_length": 24, "vocab": 61}
+EXACT = {"dropout": 0.0, "attention_dropout": 0.0}
+FAMILIES = ("deberta", "deberta_v2", "xlnet")
+
+Fragments = list[tuple[str, int, np.ndarray]]
+
+
+def model(family: str) -> nn.Module:
+    torch.manual_seed(3)
+    match family:
+        case "deberta":
+            built: nn.Module = masked_language_model(DebertaConfig(**SHAPE, **EXACT))
+        case "deberta_v2":
+            built = masked_language_model(DebertaV2Config(**SHAPE, **EXACT, buckets=8, convolution=3))
+        case _:
+            built = permuted_language_model(XlnetConfig(**SHAPE, **EXACT, reuse=0, memory=0))
+    initialise(built)
+    return built
+
+
+def batch(step: int, rank: int) -> Batch:
+    """Rank 1 has no targets in the last step, as a rank without work has none."""
+    made = make_batch([9, 24, 5], 61, segments=True, seed=10 * step + rank)
+    order = torch.zeros_like(made.tokens)
+    order[made.target_positions] = 1 + torch.arange(len(made.target_positions))
+    made = replace(made, order=order)
+    if rank == 1 and step == STEPS - 1:
+        none = made.target_ids[:0]
+        made = replace(made, target_positions=none, target_ids=none, order=torch.zeros_like(order))
+    return made
+
+
+def _targets(step: int) -> int:
+    return sum(batch(step, rank).target_ids.numel() for rank in range(2))
+
+
+def alone(family: str) -> dict[str, np.ndarray]:
+    """Weights after all steps on both ranks' batches, in one process without DeepSpeed."""
+    module = model(family)
+    optimizer = AdamW(parameter_groups(module, OPTIMIZER.weight_decay), OPTIMIZER)
+    for step in range(STEPS):
+        module.zero_grad()
+        for rank in range(2):
+            (module(batch(step, rank)).terms[0].loss_sum / _targets(step)).backward()
+        set_update(optimizer, lr=RATE, count=step + 1)
+        optimizer.step()
+    return {name: p.detach().numpy().ravel() for name, p in module.named_parameters()}
+
+
+def sharded(rank: int, world: int, stage: int) -> dict[str, Fragments]:
+    """This rank's ranges of the same weights, trained under one ZeRO stage."""
+    return {family: _train(family, rank, stage) for family in FAMILIES}
+
+
+def _train(family: str, rank: int, stage: int) -> Fragments:
+    module = model(family)
+    optimizer = AdamW(parameter_groups(module, OPTIMIZER.weight_decay), OPTIMIZER)
+    engine = Engine(module, optimizer, EngineConfig(stage, "fp32", None, 0 if stage == 3 else None))
+    engine.training(True)
+    for step in range(STEPS):
+        engine.backward(engine(batch(step, rank)).terms[0].loss_sum / _targets(step), last=True)
+        assert engine.update(RATE, step + 1).applied
+    return [(f.name, f.start, f.tensors["master"].numpy().copy()) for f in engine.fragments()]

@@ -1,0 +1,88 @@
+"""Training with some parameters frozen, saved into a store and loaded from it; importable by name, for `run_ranks`."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from checkpoints.attempt import Attempt
+from checkpoints.commit import Committed
+from checkpoints.gather import GlooPeers
+from checkpoints.load import Reader, newest_good
+from checkpoints.save import Saver
+from data_service.store.open import open_store
+from encoder_core.layers.initialise import initialise
+from encoder_core.train.engine import Engine
+from encoder_core.train.exchange import Control
+from encoder_core.train.zero_state import KINDS
+from tests.support.ranks import small_training as small
+from tests.support.ranks.small_training import Setting, Trace
+
+STEPS = 2
+
+
+@dataclass(frozen=True)
+class Case:
+    """A random third of the parameters frozen; how they are saved, and how loaded."""
+
+    seed: int
+    saved: Setting
+    loaded: Setting
+
+    @property
+    def frozen(self) -> set[str]:
+        draws = np.random.default_rng(self.seed)
+        return {name for name, _ in small.Poisonable().named_parameters() if draws.random() < 0.35}
+
+
+def train_and_save(rank: int, world: int, cases: list[Case], folder: str) -> list[Trace]:
+    """Two steps from the same fresh weights, then a commit, each in a store of its own."""
+    control, peers = Control.join(), GlooPeers(dist.new_group(backend="gloo"))
+    traces = []
+    for case in cases:
+        engine = _engine(fresh(small.SEED), case, case.saved)
+        steps = [small.step_of(engine, control, number) for number in range(STEPS)]
+        store = open_store(f"{folder}/{case.seed}")
+        saver = Saver(store, Attempt(store, 1), peers)
+        saver.begin(STEPS, engine.fragments(), engine.shapes, {})
+        assert isinstance(saver.commit(), Committed)
+        saver.close()
+        traces.append(_trace(engine, [(loss, update.grad_norm, update.applied) for loss, update in steps]))
+    return traces
+
+
+def load(rank: int, world: int, cases: list[Case], folder: str) -> list[Trace]:
+    """What ranks hold that have loaded it into a model of other fresh weights."""
+    peers = GlooPeers(dist.new_group(backend="gloo"))
+    traces = []
+    for case in cases:
+        engine = _engine(fresh(small.SEED + 1), case, case.loaded)
+        store = open_store(f"{folder}/{case.seed}")
+        good = newest_good(store, peers)
+        assert good is not None
+        with Reader(store, good.manifest) as reader:
+            engine.restore(KINDS, reader.read)
+        traces.append(_trace(engine, []))
+    return traces
+
+
+def fresh(seed: int) -> small.Poisonable:
+    torch.manual_seed(seed)
+    model = small.Poisonable()
+    initialise(model)
+    return model
+
+
+def _engine(model: small.Poisonable, case: Case, setting: Setting) -> Engine:
+    for name, p in model.named_parameters():
+        p.requires_grad_(name not in case.frozen)
+    return small.engine_of(model, setting)
+
+
+def _trace(engine: Engine, steps: list[tuple[float, float, bool]]) -> Trace:
+    kept = [
+        (f.name, f.start, {kind: tensor.numpy().copy() for kind, tensor in f.tensors.items()})
+        for f in engine.fragments()
+    ]
+    return Trace(steps, kept, engine.shapes)

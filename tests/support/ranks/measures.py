@@ -1,0 +1,113 @@
+"""What ranks find before they train: memory held after a step, the preflight, measured steps. For `run_ranks`."""
+
+import gc
+from dataclasses import asdict, replace
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from checkpoints.gather import GlooPeers
+from encoder_core.batch import Batch
+from encoder_core.objectives.losses import LossSums, Term
+from encoder_core.optim.adamw import AdamW, AdamWConfig
+from encoder_core.optim.groups import parameter_groups
+from encoder_core.optim.updates import WHOLE
+from encoder_core.train.collate import idle_batch
+from encoder_core.train.engine import Engine
+from encoder_core.train.engine_config import EngineConfig, Precision
+from encoder_core.train.exchange import Control
+from launcher.measure.steps import take_steps
+from launcher.preflight.collective import preflight, problem, unfit
+from launcher.preflight.measure import subject
+from launcher.run.record import open_run
+
+Setting = tuple[Literal[0, 1, 2, 3], Precision]
+WIDTH, DEPTH = 512, 8
+
+
+class Wide(nn.Module):
+    """Large against all that is not weights, gradients or optimizer state: DEPTH matrices of WIDTH x WIDTH."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(DEPTH))
+
+    def forward(self, batch: Batch) -> LossSums:
+        x = torch.ones(1, WIDTH, dtype=self.layers[0].weight.dtype)
+        for layer in self.layers:
+            x = layer(x)
+        return LossSums((Term("mlm", x.float().sum(), 1),))
+
+
+def state_bytes(rank: int, world: int, setting: Setting, larger: int) -> int:
+    """Bytes of the storages that a step adds and that are there between microbatches, at most.
+
+    Those of less than a matrix over the ranks, and those of `larger` bytes and more, are left out. Once a process:
+    nobody knows when an engine's storages go.
+    """
+    smaller = WIDTH * WIDTH // world
+    gc.collect()
+    before = _large(smaller, larger)  # a sum: an address that is free again may be taken by what is counted
+    model = Wide()
+    engine = Engine(
+        model,
+        AdamW(parameter_groups(model, 0.01), AdamWConfig(lr=1e-3)),
+        EngineConfig(*setting, clip=None, persistence_threshold=0 if setting[0] == 3 else None),
+    )
+    most = 0
+    for count in (1, 2):  # moments come with the first update
+        for last in (False, True):
+            engine.begin(WHOLE)
+            losses = engine(idle_batch(torch.device("cpu")))
+            engine.backward(losses.terms[0].loss_sum, last=last)
+            del losses
+            most = max(most, _staying(smaller, larger) - before)
+        engine.update(1e-3, count)
+    return most
+
+
+def _staying(smaller: int, larger: int) -> int:
+    """`_large`, of what is still there when a further collective is done: gloo's threads let go of what they added up
+    a moment after the sum is there."""
+    found = []
+    for _ in range(3):
+        dist.barrier()
+        gc.collect()
+        found.append(_large(smaller, larger))
+    return min(found)
+
+
+def _large(smaller: int, larger: int) -> int:
+    """Bytes of the storages there are, of those of `smaller` bytes and more, but less than `larger`."""
+    tensors = [found for found in gc.get_objects() if type(found) in (torch.Tensor, nn.Parameter)]
+    storages = [tensor.untyped_storage() for tensor in tensors if tensor.device.type == "cpu"]
+    sizes = {storage.data_ptr(): storage.nbytes() for storage in storages}
+    return sum(size for size in sizes.values() if smaller <= size < larger)
+
+
+NODES = ("first", "second", "first")
+
+
+def hold(rank: int, world: int, run: str, mounted: str | None) -> dict[str, Any]:
+    """What a rank hears. Where `mounted` is given, the second node has the run's folder there."""
+    what = subject(run)
+    if mounted is not None and NODES[rank] == "second":
+        what = replace(what, run=mounted)
+    group = dist.new_group(backend="gloo")
+    reports = preflight(what, GlooPeers(group), group, NODES[:world])
+    bad = unfit(reports)
+    return {
+        "nodes": [report.node for report in reports],
+        "checks": [{f.what: f.found for f in report.findings} for report in reports],
+        "seconds": max(report.seconds for report in reports),
+        "unfit": [report.node for report in bad],
+        "problem": problem(bad)[0],
+        "event": reports[0].event(),
+    }
+
+
+def take(rank: int, world: int, uri: str, seconds: float) -> dict[str, Any]:
+    """This rank's findings in `seconds` of steps of the run at `uri`."""
+    return asdict(take_steps(open_run(uri), Control.join(), seconds))

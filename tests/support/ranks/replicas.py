@@ -1,0 +1,143 @@
+"""The small model on several ranks: how its gradients are added up, and that a damaged replica is found."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from encoder_core.layers.initialise import initialise
+from encoder_core.train.exchange import Control
+from encoder_core.train.step import RankBatch, accumulate, seed_draws
+from encoder_core.train.weight_check import CorruptReplica, ensure_same
+from tests.support.ranks import small_training as small
+from tests.support.ranks.small_training import Setting
+
+MICROBATCHES = 8
+LARGE = 1000  # elements: more than any flag, norm or table, less than the gradients
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """Of one setting: dtypes of the large sums over ranks, and this rank's part of the gradient by name and start."""
+
+    dtypes: set[str]
+    gradient: list[tuple[str, int, np.ndarray]]
+
+
+class Sums(TorchDispatchMode):
+    """The dtypes of all large tensors that ranks add up, whatever function asked for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dtypes: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "c10d" and "reduce" in func.name():
+            tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+            self.dtypes |= {str(t.dtype).removeprefix("torch.") for t in tensors if t.numel() > LARGE}
+        return func(*args, **(kwargs or {}))
+
+
+def first_gradient(rank: int, world: int, settings: list[Setting]) -> list[Reduced]:
+    """The gradient of the first step under each setting, from its first moment; the same microbatches at any world."""
+    control = Control.join()
+    return [_reduce(control, setting) for setting in settings]
+
+
+def assemble(ranks: list[Reduced]) -> np.ndarray:
+    """The whole gradient, flat, parameters in order of their names."""
+    pieces = sorted((name, start) for rank in ranks for name, start, _ in rank.gradient)
+    values = {(name, start): part for rank in ranks for name, start, part in rank.gradient}
+    return np.concatenate([values[piece] for piece in pieces])
+
+
+def reference(dtype: torch.dtype) -> np.ndarray:
+    """The whole gradient by plain PyTorch: of each microbatch in `dtype`, summed in fp32."""
+    torch.manual_seed(small.SEED)
+    model = small.Poisonable()
+    initialise(model)
+    model.to(dtype)
+    microbatches = [small.microbatch(0, i) for i in range(MICROBATCHES)]
+    targets = sum(m.batch.target_ids.numel() for m in microbatches)
+    named = sorted(model.named_parameters())
+    total = [torch.zeros(p.numel()) for _, p in named]
+    for microbatch in microbatches:
+        seed_draws(small.SEED, 0, microbatch.index)
+        loss = model(microbatch.batch).terms[0].loss_sum / targets
+        for own, part in zip(total, torch.autograd.grad(loss, [p for _, p in named]), strict=True):
+            own += part.flatten().float()
+    return torch.cat(total).numpy()
+
+
+def _reduce(control: Control, setting: Setting) -> Reduced:
+    torch.manual_seed(small.SEED)
+    model = small.Poisonable()
+    initialise(model)
+    engine = small.engine_of(model, setting)
+    mine = tuple(small.microbatch(0, i) for i in range(MICROBATCHES) if i % control.world == control.rank)
+    counts = {"mlm": float(control.table([sum(m.batch.target_ids.numel() for m in mine)]).sum())}
+    with Sums() as sums:
+        accumulate(engine, RankBatch(0, mine, MICROBATCHES), counts, small.SEED, {})
+        engine.update(1e-3, 1)
+    gradient = [(f.name, f.start, f.tensors["exp_avg"].numpy() / (1 - 0.9)) for f in engine.fragments()]
+    return Reduced(sums.dtypes, gradient)
+
+
+DAMAGED = 1  # the rank
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a rank found under one setting.
+
+    Attributes:
+        named: the weights that it compares.
+        well: no difference was found before the damage.
+        missed: weights of which a bit could turn over unnoticed.
+        blamed: the ranks that were blamed.
+        weight: the weight that was named, if it was always the right one.
+    """
+
+    named: list[str]
+    well: bool
+    missed: list[str]
+    blamed: set[tuple[int, ...]]
+    right: bool
+
+
+def look(rank: int, world: int, settings: list[small.Setting]) -> list[Look]:
+    """A step under each setting, then damage to every weight in turn, at its last element."""
+    return [_look(Control.join(), setting) for setting in settings]
+
+
+def _look(control: Control, setting: small.Setting) -> Look:
+    torch.manual_seed(small.SEED)
+    model = small.Poisonable()
+    initialise(model)
+    engine = small.engine_of(model, setting)
+    small.step_of(engine, control, 0)
+    named = [(name, weight) for name, weight in engine.replicated.named]
+    well = _found(engine, control) is None
+    missed, blamed, right = [], set(), True
+    for name, weight in named:
+        bits = weight.detach().view(-1).view({2: torch.int16, 4: torch.int32}[weight.element_size()])
+        bits[-1] ^= control.rank == DAMAGED
+        error = _found(engine, control)
+        bits[-1] ^= control.rank == DAMAGED
+        if error is None:
+            missed.append(name)
+        else:
+            blamed.add(error.ranks)
+            right &= error.tensor == name
+    return Look([name for name, _ in named], well, missed, blamed, right)
+
+
+def _found(engine: "small.Engine", control: Control) -> CorruptReplica | None:
+    try:
+        ensure_same(engine.replicated, control, 1)
+    except CorruptReplica as error:
+        return error
+    return None

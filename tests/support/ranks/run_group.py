@@ -1,0 +1,195 @@
+"""A run's ranks as plain processes, without Ray: what `launcher.cluster.worker` does, on gloo and an in-process stream.
+
+A group of them starts together, some told to kill themselves at a step.
+"""
+
+import os
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tests.support.ranks.forked import forked
+
+KILLED = -signal.SIGKILL
+FLIPPED = "encoder.embeddings.norm.bias"  # the weight of which `flip` turns a bit over
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a group of ranks ended: exit codes in rank order, and what they printed."""
+
+    codes: list[int]
+    output: str
+
+
+def run_group(
+    run: str,
+    world: int,
+    *,
+    kill: dict[int, int] | None = None,
+    stop_at: int | None = None,
+    flip: tuple[int, int] | None = None,
+    slow: int | None = None,
+    wrong: Sequence[tuple[int, int]] = (),
+    deadly: Sequence[tuple[int, int]] = (),
+    timeout: float = 240,
+) -> Ended:
+    """Start `world` ranks on a new attempt and wait for all. `kill` maps a rank to the step at which it dies by
+    SIGKILL; `stop_at` asks for a clean stop at a step; `flip` is a rank, and the step before which one bit of its
+    weights is turned over; the rank `slow` is, from the first commit on; `wrong` and `deadly` are samples (`poison`).
+    When one rank dies by itself, the others end by error. Ranks that go back start again."""
+    with tempfile.TemporaryDirectory() as meeting:
+        logs = [Path(meeting, f"rank{rank}.log") for rank in range(world)]
+        ranks = [
+            forked(
+                _rank,
+                _orders(run, rank, world, meeting, kill or {}, stop_at, flip)
+                | {"wrong": wrong, "deadly": deadly},
+                output=logs[rank],
+            )
+            for rank in range(world)
+        ]
+        for rank in ranks:
+            rank.start()
+        if slow is not None:
+            threading.Thread(target=_slow_down, args=(ranks[slow], run), daemon=True).start()
+        wait_all(ranks, timeout)
+        output = "\n".join(log.read_text() for log in logs if log.exists())
+    return Ended([rank.exitcode or 0 for rank in ranks], output)
+
+
+def wait_all(ranks: Sequence[BaseProcess], timeout: float) -> None:
+    """Until all have ended; after `timeout` seconds they are killed, and it is an error."""
+    end = time.monotonic() + timeout
+    for rank in ranks:
+        rank.join(max(0.0, end - time.monotonic()))
+    late = [rank for rank in ranks if rank.is_alive()]
+    for rank in late:
+        rank.kill()
+        rank.join()
+    if late:
+        raise TimeoutError(f"{len(late)} of {len(ranks)} ranks had not ended after {timeout:.0f} s")
+
+
+def _slow_down(rank: BaseProcess, run: str) -> None:
+    """A process that gets a quarter of its time, as on a machine that others use or that is too hot."""
+    from checkpoints.listing import committed
+    from data_service.store.open import open_store
+
+    assert rank.pid is not None
+    tick = threading.Event()
+    while not list(committed(open_store(run))) and psutil.pid_exists(rank.pid):
+        tick.wait(0.1)
+    with suppress(ProcessLookupError):
+        while True:
+            os.kill(rank.pid, signal.SIGSTOP)
+            tick.wait(0.03)
+            os.kill(rank.pid, signal.SIGCONT)
+            tick.wait(0.01)
+
+
+def _environment(rank: int, world: int) -> dict[str, str]:
+    return {"OMP_NUM_THREADS": "1", "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
+
+
+def _orders(
+    run: str,
+    rank: int,
+    world: int,
+    meeting: str,
+    kill: dict[int, int],
+    stop_at: int | None,
+    flip: tuple[int, int] | None,
+) -> dict[str, Any]:
+    return {
+        "run": run,
+        "rank": rank,
+        "world": world,
+        "meeting": f"{meeting}/meet",
+        "kill_at": kill.get(rank),
+        "stop_at": stop_at,
+        "flip_at": flip[1] if flip is not None and flip[0] == rank else None,
+    }
+
+
+class ProcessLink:
+    """A rank's line to nobody, with its orders."""
+
+    def __init__(self, kill_at: int | None, stop_at: int | None, flip_at: int | None) -> None:
+        self._kill_at, self._stop_at, self._flip_at, self._step = kill_at, stop_at, flip_at, 0
+
+    def beat(self, step: int, doing: str, done: int = 0) -> None:
+        new, self._step = step != self._step, step
+        if doing == "training" and step == self._kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if new and doing == "training" and step == self._flip_at:
+            flip_a_bit()
+
+    def record(self, record: dict[str, Any]) -> None:
+        pass
+
+    def note(self, text: str) -> None:
+        print(text)
+
+    def stop_requested(self) -> bool:
+        return self._step == self._stop_at
+
+
+def flip_a_bit() -> None:
+    """In the working weights of this process's engine, wherever it is: one of a million, as a particle would."""
+    import gc
+
+    import torch
+
+    from encoder_core.train.engine import Engine
+
+    (engine,) = (thing for thing in gc.get_objects() if type(thing) is Engine)
+    weight = dict(engine.replicated.named)[FLIPPED].detach().view(-1)
+    bits = weight.view({2: torch.int16, 4: torch.int32}[weight.element_size()])
+    bits[5] ^= 1 << 3
+
+
+def _rank(orders: dict[str, Any]) -> None:
+    os.environ |= _environment(orders["rank"], orders["world"])
+    import torch.distributed as dist
+
+    from checkpoints.attempt import Attempt, claim
+    from checkpoints.gather import GlooPeers
+    from encoder_core.train.exchange import Control
+    from launcher.rank.journal import Startup
+    from launcher.rank.main import run_rank
+    from launcher.rank.spike_guard import Rewound
+    from launcher.run.record import open_run
+    from tests.support.faults.samples import deadly_input, poisoned
+
+    dist.init_process_group(
+        "gloo", init_method=f"file://{orders['meeting']}", rank=orders["rank"], world_size=orders["world"]
+    )
+    control = Control.join()
+    peers = GlooPeers(dist.new_group(backend="gloo"))
+    run = open_run(orders["run"])
+    link = ProcessLink(orders["kill_at"], orders["stop_at"], orders["flip_at"])
+    open_stream = poisoned(orders["wrong"], orders["deadly"])
+    while True:
+        claimed = claim(run.store).number if orders["rank"] == 0 else None
+        number = peers.all_gather(claimed)[0]
+        assert isinstance(number, int)
+        try:
+            with deadly_input():
+                state = run_rank(
+                    run, Attempt(run.store, number), control, peers, open_stream, link, Startup()
+                )
+            break
+        except Rewound as rewound:
+            print(rewound)
+    print(f"rank {orders['rank']} ended at step {state.step}")
+    dist.destroy_process_group()

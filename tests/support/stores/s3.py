@@ -1,0 +1,151 @@
+"""A running S3 server as tests see it; a certificate for it, and a metadata service that hands out credentials."""
+
+import ipaddress
+import json
+import os
+import threading
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import boto3
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+
+
+@dataclass(frozen=True)
+class S3Server:
+    """A server and the credentials of a user who may create buckets."""
+
+    endpoint: str
+    access_key: str
+    secret_key: str
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The settings with which a process reaches this server, whatever this machine's own say."""
+        return {
+            "AWS_ENDPOINT_URL": self.endpoint,
+            "AWS_ACCESS_KEY_ID": self.access_key,
+            "AWS_SECRET_ACCESS_KEY": self.secret_key,
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_EC2_METADATA_DISABLED": "true",
+            "AWS_CONFIG_FILE": os.devnull,
+            "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+        }
+
+    def use(self, monkeypatch: pytest.MonkeyPatch) -> "S3Server":
+        """Points this process at the server."""
+        for name in [name for name in os.environ if name.startswith("AWS_")]:
+            monkeypatch.delenv(name)
+        for name, value in self.environment.items():
+            monkeypatch.setenv(name, value)
+        return self
+
+    def client(self) -> "S3Client":
+        return boto3.Session().client(
+            "s3",
+            endpoint_url=self.endpoint,
+            aws_access_key_id=self.access_key,
+            aws_secret_access_key=self.secret_key,
+            region_name="us-east-1",
+        )
+
+    def new_bucket(self) -> str:
+        """The name of a new, empty bucket."""
+        name = f"test-{uuid4().hex[:12]}"
+        self.client().create_bucket(Bucket=name)
+        return name
+
+
+class MetadataService:
+    """Answers as Amazon's does, after it has refused `refusals` questions. A context manager."""
+
+    def __init__(self, refusals: int) -> None:
+        self.refusals = refusals
+        service = self
+
+        class Handler(_Handler):
+            metadata = service
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+
+    def use(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Takes this process's credentials away, and points it here for others."""
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_EC2_METADATA_DISABLED"):
+            monkeypatch.delenv(name)
+        endpoint = f"http://127.0.0.1:{self._server.server_address[1]}/"
+        monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", endpoint)
+
+    def __enter__(self) -> "MetadataService":
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    metadata: MetadataService
+
+    def _serve(self) -> None:
+        if self.metadata.refusals:
+            self.metadata.refusals -= 1
+            self._send(503, b"busy")
+        elif self.path.endswith("/token"):
+            self._send(200, b"a-token")
+        elif self.path.endswith("/security-credentials/"):
+            self._send(200, b"a-role")
+        else:
+            expiration = (datetime.now(UTC) + timedelta(hours=6)).strftime("%Y-%m-%dT%H:%M:%SZ")
+            keys = {"AccessKeyId": "role", "SecretAccessKey": "secret", "Token": "token"}
+            answer = {"Code": "Success", "Type": "AWS-HMAC", "Expiration": expiration, **keys}
+            self._send(200, json.dumps(answer).encode())
+
+    do_GET = do_PUT = _serve
+
+    def _send(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Silence: the tests' output is pytest's."""
+
+
+def self_signed(folder: Path) -> Path:
+    """A PEM file with the key and the certificate, valid for a day."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
+    now = datetime.now(UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(hours=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(
+            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), False
+        )
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), True)
+        .sign(key, hashes.SHA256())
+    )
+    encoding = serialization.Encoding.PEM
+    secret = key.private_bytes(encoding, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    file = folder / "server.pem"
+    file.write_bytes(secret + certificate.public_bytes(encoding))
+    return file

@@ -1,0 +1,51 @@
+"""A command that evaluates checkpoints with small cells, as a process of its own.
+
+`python -m tests.support.tasks.grid_driver REQUEST`. REQUEST is JSON: results, folder, noises, tasks, lrs, seeds, diary,
+seconds, cpus. Prints a line of JSON for each cell that ends, then the table's.
+"""
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from data_service.store.open import open_store
+from launcher.evaluate.cell import Work
+from launcher.evaluate.endings import Ended, Share
+from launcher.evaluate.evaluation import Evaluation, plan
+from launcher.evaluate.results import Results
+from launcher.finetune.pretrained import Pretrained
+from tests.support.tasks.small_cells import Fitting, checkpoints
+
+
+def asked(given: Mapping[str, Any]) -> tuple[list[Pretrained], list[Work]]:
+    """The checkpoints and cells of a request."""
+    models = checkpoints(Path(given["folder"]), given["noises"])
+    measures = [
+        Fitting(task, lr, given["diary"], given["seconds"]) for task in given["tasks"] for lr in given["lrs"]
+    ]
+    return models, plan(models, measures, given["seeds"])
+
+
+def main(given: Mapping[str, Any]) -> None:
+    models, works = asked(given)
+    evaluation = Evaluation(Results(open_store(given["results"])), "small", works)
+    say({"before": evaluation.before})
+    for event in evaluation.compute(models, Share(cpus=given["cpus"])):
+        if isinstance(event, Ended):
+            say({"ended": event.work.cell.key, "failure": event.failure and event.failure.problem})
+        else:
+            say({"waiting": event.reason})
+    if evaluation.trouble is not None:
+        say({"trouble": evaluation.trouble.problem})
+        sys.exit(75)
+    say({"table": [row.model_dump(mode="json") for row in evaluation.table()]})
+
+
+def say(record: object) -> None:
+    print(json.dumps(record), flush=True)
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
