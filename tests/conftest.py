@@ -1,13 +1,15 @@
-"""Fixtures for everything that stores: S3 servers, stores of every kind, and faults on the way to them."""
+"""Which tests are pure; fixtures for all that stores: S3 servers, stores of every kind, faults on the way to them."""
 
 import tempfile
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from data_service.store.base import Store
 from data_service.store.open import open_store
+from tests.support.checks.pure import FIXTURES, guarded, is_pure
 from tests.support.stores import ceph
 from tests.support.stores.fault_proxy import FaultProxy
 from tests.support.stores.s3 import S3Server
@@ -22,6 +24,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--outage-scale", type=float, default=10.0, help="by which outages of 1 s to 10 min are shorter"
     )
     group.addoption("--log-faults", type=Path, help="folder for JSON lines of what struck")
+    parser.getgroup("general").addoption(
+        "--pure",
+        action="store_true",
+        help="only tests without processes, servers, Ray and training (tests/README.md)",
+    )
     group.addoption(
         "--big-file-mb", type=int, default=200, help="of cluster/test_ingest_big_file.py, compressed"
     )
@@ -30,6 +37,33 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure() -> None:
     """Ray's test clusters write into this folder, whatever their own is, and only an earlier Ray would have made it."""
     Path(tempfile.gettempdir(), "ray").mkdir(exist_ok=True)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With --pure other files are not even imported."""
+    test = collection_path.match("test_*.py")
+    return True if test and config.getoption("--pure") and not is_pure(collection_path) else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Marks what is pure, and with --pure leaves only that."""
+    for item in items:
+        asked = FIXTURES.isdisjoint(getattr(item, "fixturenames", ()))
+        if asked and is_pure(item.path) and not any(item.iter_markers("cluster")):
+            item.add_marker("pure")
+    if config.getoption("--pure"):
+        chosen = [
+            item for item in items if item.get_closest_marker("pure") and not item.get_closest_marker("long")
+        ]
+        config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+        items[:] = chosen
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """A pure test fails where it starts a process, talks over a network or imports Ray."""
+    with guarded(item.nodeid) if item.get_closest_marker("pure") else nullcontext():
+        return (yield)
 
 
 @pytest.fixture(scope="session")
@@ -82,3 +116,13 @@ def faults(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy
     with FaultProxy(s3.endpoint) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
         yield proxy
+
+
+@pytest.fixture(scope="module")
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Corpus and tokenizer of a module's small runs, which lie beside them. Its `CORPUS` says how large."""
+    from tests.support.runs.small_runs import prepare_corpus
+
+    made = tmp_path_factory.mktemp("runs")
+    prepare_corpus(made, **getattr(request.module, "CORPUS", {}))
+    return made

@@ -13,7 +13,7 @@ import pytest
 from ray._private.node import Node
 from ray.cluster_utils import Cluster
 
-from tests.support.ranks.run_group import run_group
+from tests.support.ranks.run_group import finish
 from tests.support.runs import small_runs
 from tests.support.runs.train_command import await_commit, committed, output, title, training, wait_for
 
@@ -76,8 +76,7 @@ def test_fewer_ranks_then_more_again(tmp_path: Path, cluster: Cluster) -> None:
     assert resumed["step"] == last, "no step was lost to the enlargement"
 
     calm = small_runs.new_run(tmp_path, "calm", *SETTINGS)
-    ended = run_group(calm, 2, stop_at=steps)
-    assert ended.codes == [0, 0], ended.output
+    finish(calm, 2, stop_at=steps)
     assert small_runs.ledger(uri) == small_runs.ledger(calm)
     assert small_runs.digests(uri) == small_runs.digests(calm)
     difference = np.abs(np.subtract(small_runs.losses(uri), small_runs.losses(calm))).max()

@@ -21,7 +21,7 @@ from launcher.inspect.baselines import baselines
 from launcher.recipe.load import bundled, load
 from launcher.recipe.tiny import tiny
 from launcher.run.record import open_run
-from tests.support.ranks.run_group import run_group
+from tests.support.ranks.run_group import finish
 from tests.support.runs import small_runs
 from tests.support.runs.train_command import committed, kill, output, training, wait_for
 
@@ -54,8 +54,7 @@ def test_a_recipe_learns_survives_and_goes_on_to_transformers(
     assert [event["kind"] for event in small_runs.history(uri).events].count("resume") == 1
 
     until = 150 + next(event["step"] for event in small_runs.history(uri).events if event["kind"] == "resume")
-    ended = run_group(undisturbed, 2, stop_at=until, timeout=1500)
-    assert ended.codes == [0, 0], ended.output
+    finish(undisturbed, 2, stop_at=until, timeout=1500)
     assert small_runs.losses(uri)[:until] == small_runs.losses(undisturbed)[:until]
 
     figures = small_runs.history(uri).evaluations[-1]
@@ -80,8 +79,7 @@ def test_every_other_recipe_runs_a_few_steps(name: str, inputs: Path, tmp_path: 
     """The other sizes of a family have the same small form; what is theirs is in their files."""
     few = json.dumps([phase.model_dump(mode="json") | {"steps": 4} for phase in tiny(load(name)).phases])
     uri = create(name, inputs, tmp_path / "run", f"phases={few}", "schedule.warmup=1")
-    ended = run_group(uri, 2)
-    assert ended.codes == [0, 0], ended.output
+    finish(uri, 2)
     maskfleet("checkpoints", "export", uri, "--out", str(tmp_path / "model"))
     for config in sorted((tmp_path / "model").rglob("config.json")):
         reload(config.parent)

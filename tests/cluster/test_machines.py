@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.clusters import netns
 from tests.support.clusters.netns import Machine
-from tests.support.ranks.run_group import run_group
+from tests.support.ranks.run_group import finish
 from tests.support.runs import small_runs
 from tests.support.runs.train_command import committed, output, title, training, wait_for
 
@@ -36,17 +36,8 @@ def cluster() -> Iterator[list[Machine]]:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("runs")
-    small_runs.prepare_corpus(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
 def undisturbed(folder: Path) -> str:
-    run = small_runs.new_run(folder, "undisturbed", *SETTINGS)
-    assert run_group(run, 2).codes == [0, 0]
-    return run
+    return finish(small_runs.new_run(folder, "undisturbed", *SETTINGS), 2)
 
 
 def training_on(head: Machine, uri: str) -> AbstractContextManager["subprocess.Popen[str]"]:

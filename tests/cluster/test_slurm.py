@@ -8,7 +8,7 @@ import pytest
 
 from launcher.schedulers.slurm import SlurmJob, render
 from tests.support.clusters.slurm import Slurm, slurm, wait_until
-from tests.support.ranks.run_group import run_group
+from tests.support.ranks.run_group import finish
 from tests.support.runs import small_runs
 from tests.support.runs.train_command import committed
 
@@ -71,8 +71,7 @@ def test_a_job_survives_preemption(cluster: Slurm, tmp_path: Path) -> None:
     assert "start 3, on n[1-2]" in written
 
     undisturbed = small_runs.new_run(tmp_path, "undisturbed", *SETTINGS)
-    ended = run_group(undisturbed, 3)
-    assert ended.codes == [0, 0, 0], ended.output
+    finish(undisturbed, 3)
     assert small_runs.losses(uri) == small_runs.losses(undisturbed)
     assert small_runs.final_state(uri, STEPS) == small_runs.final_state(undisturbed, STEPS)
 

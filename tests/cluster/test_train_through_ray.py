@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.ranks.run_group import run_group
+from tests.support.ranks.run_group import finish
 from tests.support.runs import small_runs
 from tests.support.runs.train_command import (
     await_commit,
@@ -28,23 +28,13 @@ STEPS = 240
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("ray")
-    small_runs.prepare_corpus(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
 def undisturbed(folder: Path) -> str:
     return train_undisturbed(folder, zero=1)
 
 
 def train_undisturbed(folder: Path, zero: int) -> str:
     """Without Ray, by the ranks alone."""
-    uri = small_runs.new_run(folder, f"undisturbed-{zero}", *SETTINGS, f"zero={zero}")
-    ended = run_group(uri, 2)
-    assert ended.codes == [0, 0], ended.output
-    return uri
+    return finish(small_runs.new_run(folder, f"undisturbed-{zero}", *SETTINGS, f"zero={zero}"), 2)
 
 
 @pytest.mark.long

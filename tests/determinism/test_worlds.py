@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.ranks.run_group import KILLED, run_group
+from tests.support.ranks.run_group import KILLED, finish, run_group
 from tests.support.runs import small_runs
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
@@ -15,31 +15,19 @@ EXACT = 1e-5  # nats
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("runs")
-    small_runs.prepare_corpus(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
 def undisturbed(folder: Path) -> str:
-    run = small_runs.new_run(folder, "undisturbed", "zero=1")
-    ended = run_group(run, 1)
-    assert ended.codes == [0], ended.output
-    return run
+    return finish(small_runs.new_run(folder, "undisturbed", "zero=1"), 1)
 
 
 def test_one_rank_then_three_then_two_and_stages_one_three_zero(folder: Path, undisturbed: str) -> None:
     """Three microbatches a step in the first phase, two in the second: neither divides among all the worlds. The first
     group is stopped, the second dies."""
     run = small_runs.new_run(folder, "moving", "zero=1")
-    stopped = run_group(run, 1, stop_at=5)
-    assert stopped.codes == [0], stopped.output
+    finish(run, 1, stop_at=5)
     small_runs.operate(run, "zero=3")
     assert run_group(run, 3, kill={2: 11}).codes[2] == KILLED
     small_runs.operate(run, "zero=0")
-    ended = run_group(run, 2)
-    assert ended.codes == [0, 0], ended.output
+    finish(run, 2)
 
     worlds = [
         event["world"] for event in small_runs.history(run).events if event["kind"] in ("start", "resume")

@@ -16,7 +16,7 @@ import pytest
 
 from tests.support.faults.anything import Disturbed, write_log
 from tests.support.faults.draws import GESTURES, GROUP, OUTAGES, PHASES, STARTS, STORE, Draws
-from tests.support.ranks.run_group import run_group
+from tests.support.ranks.run_group import finish
 from tests.support.runs import small_runs
 from tests.support.runs.observer import COMMAND, KINDS, MARK, Processes
 from tests.support.stores.fault_proxy import FaultProxy
@@ -56,13 +56,7 @@ FAMILIES = {
 }
 MOST = 8  # faults for one run
 DOCUMENTS = 2000
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("anything")
-    small_runs.prepare_corpus(folder, documents=DOCUMENTS, block_tokens=1024)
-    return folder
+CORPUS = {"documents": DOCUMENTS, "block_tokens": 1024}
 
 
 @pytest.fixture
@@ -175,8 +169,7 @@ def survive(
     phases = f"phases=[{{steps: {steps}, length: 32, batch: {{sequences: 12}}}}]"
     settings = (*SETTINGS, *FAMILIES[family], phases, f"zero={zero}")
     calm = small_runs.new_run(folder, f"calm-{family}-{zero}", *settings)
-    ended = run_group(calm, 2, timeout=600)
-    assert ended.codes == [0, 0], ended.output
+    finish(calm, 2, timeout=600)
     for number in range(1, count + 1):
         if len(struck) >= count:
             break

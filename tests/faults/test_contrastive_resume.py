@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.ranks.run_group import KILLED, run_group
+from tests.support.ranks.run_group import KILLED, finish, run_group
 from tests.support.runs import small_runs
 
 pytestmark = pytest.mark.cluster
@@ -13,21 +13,12 @@ SIMCSE = (
     "input={packing: sentences, shortest: 2}",
     "objective={contrastive: {projection: true, pooling: cls, bidirectional: true, matryoshka: [32, 12]}}",
 )
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("runs")
-    small_runs.prepare_corpus(folder, documents=60)
-    return folder
+CORPUS = {"documents": 60}
 
 
 @pytest.fixture(scope="module")
 def undisturbed(folder: Path) -> str:
-    run = small_runs.new_run(folder, "undisturbed", *SIMCSE, "zero=2")
-    ended = run_group(run, 2)
-    assert ended.codes == [0, 0], ended.output
-    return run
+    return finish(small_runs.new_run(folder, "undisturbed", *SIMCSE, "zero=2"), 2)
 
 
 def test_kills_change_nothing(folder: Path, undisturbed: str) -> None:
@@ -37,8 +28,7 @@ def test_kills_change_nothing(folder: Path, undisturbed: str) -> None:
     assert ended.codes[1] == KILLED, ended.output
     assert ended.codes[0] not in (0, KILLED)
     assert run_group(run, 2, kill={0: 10, 1: 10}).codes == [KILLED, KILLED]
-    again = run_group(run, 2)
-    assert again.codes == [0, 0], again.output
+    finish(run, 2)
     assert small_runs.losses(run) == small_runs.losses(undisturbed)
     assert small_runs.final_state(run) == small_runs.final_state(undisturbed)
     assert small_runs.ledger(run) == small_runs.ledger(undisturbed)
@@ -52,8 +42,7 @@ def test_the_world_and_the_stage_may_change_on_the_way(folder: Path, undisturbed
     run = small_runs.new_run(folder, "moving", *SIMCSE, "zero=0")
     for world, stage, stop_at in ((1, 0, 4), (3, 3, 11), (2, 1, None)):
         small_runs.operate(run, f"zero={stage}")
-        ended = run_group(run, world, stop_at=stop_at)
-        assert ended.codes == [0] * world, ended.output
+        finish(run, world, stop_at=stop_at)
     assert small_runs.losses(run) == pytest.approx(small_runs.losses(undisturbed), rel=1e-4)
     assert small_runs.digests(run) == small_runs.digests(undisturbed)
     ours, theirs = (small_runs.history(uri).evaluations[-1] for uri in (run, undisturbed))

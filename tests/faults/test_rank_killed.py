@@ -6,17 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.ranks.run_group import KILLED, run_group
+from tests.support.ranks.run_group import KILLED, finish, run_group
 from tests.support.runs import small_runs
 
 pytestmark = pytest.mark.cluster
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("runs")
-    small_runs.prepare_corpus(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -25,8 +18,7 @@ def undisturbed(folder: Path) -> dict[int, str]:
     found = {}
     for stage in (0, 1, 2, 3):
         found[stage] = small_runs.new_run(folder, f"undisturbed-{stage}", f"zero={stage}")
-        ended = run_group(found[stage], 2)
-        assert ended.codes == [0, 0], ended.output
+        finish(found[stage], 2)
     return found
 
 
@@ -40,8 +32,7 @@ def test_a_killed_rank_changes_nothing(
     assert ended.codes[1 - rank] not in (0, KILLED), "a rank must not go on alone, nor hang"
     if stage == 2:
         assert run_group(run, 2, kill={0: step + 3, 1: step + 3}).codes == [KILLED, KILLED]
-    again = run_group(run, 2)
-    assert again.codes == [0, 0], again.output
+    finish(run, 2)
     same_outcome(run, undisturbed[stage])
 
 
@@ -67,8 +58,7 @@ def test_the_world_and_the_stage_may_change_on_the_way(folder: Path, undisturbed
     run = small_runs.new_run(folder, "moving", "zero=2")
     for world, stage, stop_at in ((2, 2, 4), (1, 0, 8), (3, 3, 11), (2, 1, None)):
         small_runs.operate(run, f"zero={stage}")
-        ended = run_group(run, world, stop_at=stop_at)
-        assert ended.codes == [0] * world, ended.output
+        finish(run, world, stop_at=stop_at)
     assert small_runs.losses(run) == pytest.approx(small_runs.losses(undisturbed[2]), rel=1e-5)
     assert small_runs.digests(run) == small_runs.digests(undisturbed[2])
 
@@ -78,11 +68,10 @@ def test_batches_by_tokens_survive_too(folder: Path) -> None:
     """DOC-SENTENCES with a token budget: the rows of a step, and so of every microbatch, vary."""
     settings = ("input.packing=doc_sentences", "phases=[{steps: 8, length: 32, batch: {tokens: 300}}]")
     calm = small_runs.new_run(folder, "tokens-undisturbed", *settings)
-    assert run_group(calm, 2).codes == [0, 0]
+    finish(calm, 2)
     run = small_runs.new_run(folder, "tokens-killed", *settings)
     assert run_group(run, 2, kill={1: 5}).codes[1] == KILLED
-    again = run_group(run, 2)
-    assert again.codes == [0, 0], again.output
+    finish(run, 2)
     assert small_runs.losses(run) == small_runs.losses(calm)
     assert small_runs.digests(run) == small_runs.digests(calm)
     assert small_runs.final_state(run, 8) == small_runs.final_state(calm, 8)

@@ -16,7 +16,7 @@ from checkpoints.rewind import Rewind, record, rewinds
 from launcher.inspect.show import find_sample
 from launcher.run.record import open_run
 from launcher.run.step_table import Record
-from tests.support.ranks.run_group import KILLED, run_group
+from tests.support.ranks.run_group import KILLED, finish, run_group
 from tests.support.runs import small_runs
 
 pytestmark = pytest.mark.cluster
@@ -31,6 +31,7 @@ SETTINGS = (
     "optimizer.adamw.lr=4e-3",
     "zero=2",
 )
+CORPUS = {"documents": 1200, "block_tokens": 2048}
 
 
 def of_steps(*stretches: tuple[int, int]) -> list[tuple[int, int]]:
@@ -42,13 +43,6 @@ DEADLY = of_steps((10, 11), (17, 23))  # once, which is only skipped; and as oft
 WRONG = of_steps((39, 45))  # taken by steps 39 - n, when n steps' data have been left out before
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("runs")
-    small_runs.prepare_corpus(folder, documents=1200, block_tokens=2048)
-    return folder
-
-
 def events(run: str, kind: str) -> list[Record]:
     return [event for event in small_runs.history(run).events if event["kind"] == kind]
 
@@ -56,7 +50,7 @@ def events(run: str, kind: str) -> list[Record]:
 def test_the_run_is_the_one_that_was_told_from_the_start_to_leave_that_data_out(folder: Path) -> None:
     """Stopped after the first spike, and killed in the midst of the second, of which there is a checkpoint then."""
     run = small_runs.new_run(folder, "disturbed", *SETTINGS)
-    assert run_group(run, 2, wrong=WRONG, deadly=DEADLY, stop_at=24).codes == [0, 0]
+    finish(run, 2, wrong=WRONG, deadly=DEADLY, stop_at=24)
     (first,) = events(run, "rewind")
     assert (first["began"], first["step"], first["reason"]) == (17, 23, "losses that are not finite")
     assert first["to"] <= 17 - 6
@@ -68,8 +62,7 @@ def test_the_run_is_the_one_that_was_told_from_the_start_to_leave_that_data_out(
     inside = max(row.step for row in rows(open_run(run).store) if not row.abandoned)
     assert inside > began, "the spike had gone on for some steps when this was saved"
 
-    ended = run_group(run, 2, wrong=WRONG, deadly=DEADLY)
-    assert ended.codes == [0, 0], ended.output
+    finish(run, 2, wrong=WRONG, deadly=DEADLY)
     _, second = events(run, "rewind")
     assert (second["began"], second["step"]) == (began, began + 6)
     assert second["to"] <= began - 6
@@ -79,8 +72,7 @@ def test_the_run_is_the_one_that_was_told_from_the_start_to_leave_that_data_out(
 
     told = small_runs.new_run(folder, "told", *SETTINGS)
     _tell(told, run)
-    calm = run_group(told, 2, wrong=WRONG, deadly=DEADLY)
-    assert calm.codes == [0, 0], calm.output
+    finish(told, 2, wrong=WRONG, deadly=DEADLY)
     assert events(told, "rewind") == []
     same_outcome(run, told)
     nothing_lost_unsaid(run)
@@ -142,13 +134,12 @@ SHORT = (
 def test_an_outlier_leaves_the_weights_alone_as_what_is_not_finite_does(folder: Path) -> None:
     """The same steps make no update in two runs: in one they have noise for targets, in the other a broken model."""
     noise = small_runs.new_run(folder, "noise", *SHORT, "spikes={window: 8, outlier: 2.0}")
-    ended = run_group(noise, 1, wrong=of_steps((16, 17), (20, 21)))
-    assert ended.codes == [0], ended.output
+    finish(noise, 1, wrong=of_steps((16, 17), (20, 21)))
     skipped = [event["step"] for event in events(noise, "skipped_step")]
     assert {16, 20} <= set(skipped)
     assert all("an outlier: a loss of" in event["reason"] for event in events(noise, "skipped_step"))
     broken = small_runs.new_run(folder, "broken", *SHORT)
-    assert run_group(broken, 1, deadly=of_steps(*((step, step + 1) for step in skipped))).codes == [0]
+    finish(broken, 1, deadly=of_steps(*((step, step + 1) for step in skipped)))
     assert [event["step"] for event in events(broken, "skipped_step")] == skipped
     assert small_runs.final_state(noise, 24) == small_runs.final_state(broken, 24)
 
@@ -160,7 +151,7 @@ def test_it_ends_with_the_reason_and_the_same_command_goes_on_from_before(folder
     assert refused.codes == [1]
     assert "losses that are not finite, from step 12 on, after going back 0 times in a row" in refused.output
     assert "the same command goes on from step 4" in " ".join(refused.output.lower().split())
-    assert run_group(run, 1, deadly=deadly).codes == [0]
+    finish(run, 1, deadly=deadly)
     assert [event["step"] for event in events(run, "resume")] == [4]
     assert [record["step"] for record in small_runs.history(run).steps] == list(range(24))
 

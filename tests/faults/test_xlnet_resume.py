@@ -14,7 +14,7 @@ from launcher.export.export import Exported, export_run
 from launcher.recipe.load import reload
 from launcher.run.create import reconcile
 from launcher.run.record import open_run
-from tests.support.ranks.run_group import KILLED, run_group
+from tests.support.ranks.run_group import KILLED, finish, run_group
 from tests.support.runs import small_runs
 
 pytestmark = pytest.mark.cluster
@@ -31,13 +31,7 @@ SETTINGS = (
 )
 STEPS = 15
 PHASE = 9  # where the second begins
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("runs")
-    small_runs.prepare_corpus(folder, documents=150, block_tokens=1024)
-    return folder
+CORPUS = {"documents": 150, "block_tokens": 1024}
 
 
 def new_run(folder: Path, name: str, stage: int = 2) -> str:
@@ -46,10 +40,7 @@ def new_run(folder: Path, name: str, stage: int = 2) -> str:
 
 @pytest.fixture(scope="module")
 def undisturbed(folder: Path) -> str:
-    run = new_run(folder, "undisturbed")
-    ended = run_group(run, 2)
-    assert ended.codes == [0, 0], ended.output
-    return run
+    return finish(new_run(folder, "undisturbed"), 2)
 
 
 def newest(run: str) -> Manifest:
@@ -67,17 +58,15 @@ def test_kills_and_stops_change_nothing(folder: Path, undisturbed: str) -> None:
 @pytest.mark.parametrize("stage", [0, 1, 3])
 def test_nor_do_they_at_other_stages(folder: Path, stage: int) -> None:
     calm = new_run(folder, f"undisturbed-{stage}", stage)
-    assert run_group(calm, 2).codes == [0, 0]
+    finish(calm, 2)
     check_disturbed(new_run(folder, f"disturbed-{stage}", stage), calm)
 
 
 def check_disturbed(run: str, undisturbed: str) -> None:
     assert run_group(run, 2, kill={1: 7}).codes[1] == KILLED
-    stopped = run_group(run, 2, stop_at=PHASE + 1)
-    assert stopped.codes == [0, 0], stopped.output
+    finish(run, 2, stop_at=PHASE + 1)
     assert newest(run).memory == {f"memory.{layer}": (8, 16, 32) for layer in range(2)}
-    ended = run_group(run, 2)
-    assert ended.codes == [0, 0], ended.output
+    finish(run, 2)
     assert small_runs.losses(run) == small_runs.losses(undisturbed)
     assert small_runs.final_state(run, STEPS) == small_runs.final_state(undisturbed, STEPS)
     assert small_runs.digests(run) == small_runs.digests(undisturbed)
@@ -91,13 +80,12 @@ def test_the_world_and_the_stage_may_change_between_two_refreshes(folder: Path, 
     run = new_run(folder, "moving")
     for world, stage, stop_at, remembered in ((2, 2, 6, (12, 24, 32)), (1, 0, 11, (8, 24, 32))):
         small_runs.operate(run, f"zero={stage}")
-        ended = run_group(run, world, stop_at=stop_at)
-        assert ended.codes == [0] * world, ended.output
+        finish(run, world, stop_at=stop_at)
         manifest = newest(run)
         assert (manifest.step, manifest.memory["memory.0"]) == (stop_at, remembered)
         assert verify(open_run(run).store, manifest) == []
     small_runs.operate(run, "zero=3")
-    assert run_group(run, 2).codes == [0, 0]
+    finish(run, 2)
     assert newest(run).memory == {}
     assert small_runs.losses(run) == pytest.approx(small_runs.losses(undisturbed), rel=1e-5)
     assert small_runs.digests(run) == small_runs.digests(undisturbed)
@@ -108,7 +96,7 @@ def test_the_world_and_the_stage_may_change_between_two_refreshes(folder: Path, 
 
 def test_other_refreshes_than_the_checkpoint_was_written_for_are_refused(folder: Path) -> None:
     run = new_run(folder, "changed")
-    assert run_group(run, 1, stop_at=4).codes == [0]
+    finish(run, 1, stop_at=4)
     opened = open_run(run)
     other = reload(opened.recipe, ("model.memory_refresh=3",))
     reconcile(opened, recipe=other, accept_changes=True, now=datetime.now(UTC))

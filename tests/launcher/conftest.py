@@ -1,16 +1,20 @@
-"""A corpus, a tokenizer and a run that has never trained, shared by the launcher's tests."""
+"""A corpus, a tokenizer and a run that has never trained, shared by the launcher's tests.
+
+Ray and the training engine are imported where a fixture needs them: pure tests are to do without.
+"""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-import ray
 
 from data_service.tokenizers.load import load_tokenizer
-from launcher.cluster import nodes
 from launcher.run.record import open_run
-from tests.support.clusters.coordinators import Cluster
 from tests.support.runs.small_runs import new_run, prepare_corpus
-from tests.support.runs.starts import Setting
+
+if TYPE_CHECKING:
+    from tests.support.clusters.coordinators import Cluster
+    from tests.support.runs.starts import Setting
 
 
 @pytest.fixture(scope="session")
@@ -28,8 +32,10 @@ def fresh_run(inputs: Path, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def setting(fresh_run: str) -> Setting:
+def setting(fresh_run: str) -> "Setting":
     """A new run and its tokenizer, to be asked for other models."""
+    from tests.support.runs.starts import Setting
+
     run = open_run(fresh_run)
     return Setting(run, load_tokenizer(run.recipe.tokenizer.uri))
 
@@ -41,8 +47,13 @@ def other_run(inputs: Path, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
+def cluster(monkeypatch: pytest.MonkeyPatch) -> "Cluster":
     """Nodes of our own in place of Ray's."""
+    import ray
+
+    from launcher.cluster import nodes
+    from tests.support.clusters.coordinators import Cluster
+
     cluster = Cluster(a=2, b=1)
     monkeypatch.setattr(ray, "nodes", cluster.nodes)
     monkeypatch.setattr(nodes.state, "get_draining_nodes", lambda: cluster.draining)

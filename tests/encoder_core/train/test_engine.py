@@ -5,7 +5,8 @@ import pytest
 
 from tests.support.ranks import small_training as small
 from tests.support.ranks.forked import run_ranks
-from tests.support.ranks.small_training import Setting, State, Trace
+from tests.support.ranks.fragments import Whole
+from tests.support.ranks.small_training import Setting, Trace
 
 pytestmark = pytest.mark.cluster
 
@@ -25,18 +26,18 @@ def whole() -> list[list[Trace]]:
 
 
 @pytest.fixture(scope="module")
-def half() -> list[State]:
+def half() -> list[Whole]:
     return [small.assemble(traces) for traces in by_setting(run_ranks(small.train, 2, FP32 + BF16, 0, CUT))]
 
 
-def test_resume_is_bit_identical_at_equal_topology(whole: list[list[Trace]], half: list[State]) -> None:
+def test_resume_is_bit_identical_at_equal_topology(whole: list[list[Trace]], half: list[Whole]) -> None:
     resumed = by_setting(run_ranks(small.train, 2, FP32 + BF16, CUT, STEPS, half))
     for setting, undisturbed, after in zip(FP32 + BF16, whole, resumed, strict=True):
         assert after[0].steps == undisturbed[0].steps[CUT:], setting
         assert small.identical(small.assemble(after), small.assemble(undisturbed)), setting
 
 
-def test_any_topology_and_stage_trains_the_same_model(whole: list[list[Trace]], half: list[State]) -> None:
+def test_any_topology_and_stage_trains_the_same_model(whole: list[list[Trace]], half: list[Whole]) -> None:
     """Dropout is on; one rank has an idle round (3 microbatches on 2 ranks)."""
     alone = by_setting(run_ranks(small.train, 1, [Setting(0)], 0, STEPS))[0]
     reference = small.assemble(alone)
@@ -51,7 +52,7 @@ def test_any_topology_and_stage_trains_the_same_model(whole: list[list[Trace]], 
 
 
 def test_state_of_two_ranks_zero_2_continues_on_three_ranks_zero_3(
-    whole: list[list[Trace]], half: list[State]
+    whole: list[list[Trace]], half: list[Whole]
 ) -> None:
     moved = by_setting(run_ranks(small.train, 3, [Setting(3)], CUT, STEPS, [half[2]]))[0]
     expected = [step[0] for step in whole[2][0].steps[CUT:]]
@@ -59,7 +60,7 @@ def test_state_of_two_ranks_zero_2_continues_on_three_ranks_zero_3(
     assert small.distance(small.assemble(moved), small.assemble(whole[2])) < 2e-5
 
 
-def test_a_non_finite_gradient_moves_nothing_on_any_rank(half: list[State]) -> None:
+def test_a_non_finite_gradient_moves_nothing_on_any_rank(half: list[Whole]) -> None:
     settings = FP32 + BF16
     traces = by_setting(run_ranks(small.train, 2, settings, CUT, CUT + 1, half, CUT))
     for setting, ranks, before in zip(settings, traces, half, strict=True):
@@ -69,7 +70,7 @@ def test_a_non_finite_gradient_moves_nothing_on_any_rank(half: list[State]) -> N
 
 
 def test_a_gradient_above_the_limit_moves_nothing_and_the_next_step_is_as_if_it_had_not_been(
-    half: list[State],
+    half: list[Whole],
 ) -> None:
     """Step CUT is dropped. Its norm is reported, and what it accumulated does not get into the next step."""
     settings = FP32 + BF16

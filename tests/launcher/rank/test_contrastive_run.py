@@ -17,7 +17,7 @@ from launcher.diagnose.frozen import open_checkpoint
 from launcher.diagnose.heldout import held_out
 from launcher.export.export import export_run
 from launcher.run.record import open_run
-from tests.support.ranks.run_group import run_group
+from tests.support.ranks.run_group import finish
 from tests.support.runs import small_runs
 
 pytestmark = pytest.mark.cluster
@@ -47,7 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that was pretrained on plain text, and a corpus of pairs with its tokenizer."""
     folder = tmp_path_factory.mktemp("runs")
     small_runs.prepare_corpus(folder)
-    assert run_group(small_runs.new_run(folder, "pretrained"), 1).codes == [0]
+    finish(small_runs.new_run(folder, "pretrained"), 1)
     write_pairs(folder / "pairs.jsonl")
     options = BuildOptions(heldout_fraction=0.1, block_tokens=256, pairs=PairFields(count=1))
     build_corpus(
@@ -64,8 +64,7 @@ def test_pairs_from_a_pretrained_run_to_a_sentence_transformer(folder: Path, tmp
     run = small_runs.new_run(
         folder, "vectors", *PAIRS, f"corpus.sources.text.uri={folder}/pairs", f"start={folder}/pretrained"
     )
-    ended = run_group(run, 2)
-    assert ended.codes == [0, 0], ended.output
+    finish(run, 2)
     history = small_runs.history(run)
     first, last = history.evaluations[0], history.evaluations[-1]
     assert last["contrastive_loss"] < first["contrastive_loss"] < np.log(2 * first["contrastive_targets"])
@@ -104,7 +103,7 @@ def test_it_starts_from_a_folder_too_and_says_what_it_leaves(folder: Path, tmp_p
         "schedule.warmup=0",
         "optimizer.adamw.lr=1e-12",
     )
-    assert run_group(run, 1).codes == [0]
+    finish(run, 1)
     (start,) = (event for event in small_runs.history(run).events if event["kind"] == "start")
     assert start["fresh"] == []
     assert any("lm_head" in name for name in start["left"])

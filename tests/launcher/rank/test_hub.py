@@ -21,7 +21,7 @@ from launcher.recipe.objective import Objective
 from launcher.recipe.schema import Recipe
 from launcher.run.create import create_run
 from launcher.run.record import open_run
-from tests.support.models.exports import COMMIT, serving_hub
+from tests.support.models.hub import COMMIT, serving_hub
 from tests.support.runs.starts import MLM, ROBERTA, Setting, export
 
 

@@ -22,7 +22,7 @@ from launcher.run.fork import Forked, fork
 from launcher.run.left_out import RECENT
 from launcher.run.record import RECORD, open_run
 from launcher.run.step_table import Record
-from tests.support.ranks.run_group import run_group
+from tests.support.ranks.run_group import finish
 from tests.support.runs import small_runs
 
 pytestmark = pytest.mark.cluster
@@ -35,10 +35,7 @@ FIRST = "{steps: 8, length: 32, batch: {sequences: 12}}"
 @pytest.fixture(scope="module")
 def source(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     """A run of 14 steps that has ended, with checkpoints of steps 9, 12 and 14."""
-    uri = small_runs.new_run(inputs, str(tmp_path_factory.mktemp("source") / "run"))
-    ended = run_group(uri, 1)
-    assert ended.codes == [0], ended.output
-    return uri
+    return finish(small_runs.new_run(inputs, str(tmp_path_factory.mktemp("source") / "run")), 1)
 
 
 def make(
@@ -59,8 +56,7 @@ def test_without_changes_it_goes_on_as_the_other_run_did(source: str, tmp_path: 
     shutil.rmtree(copy)
     assert (forked.step, forked.changes, forked.restarted) == (STEP, (), ())
     uri = forked.run.uri
-    ended = run_group(uri, 1)
-    assert ended.codes == [0], ended.output
+    finish(uri, 1)
     for what in ("step", "loss", "lr", "samples", "digest"):
         assert [record[what] for record in steps(uri)] == [record[what] for record in steps(source)[STEP:]]
     assert small_runs.final_state(uri) == small_runs.final_state(source)
@@ -75,8 +71,8 @@ def test_other_data_begins_anew_and_everything_else_goes_on(source: str, tmp_pat
     forked = make(source, tmp_path / "fork", "seed=5")
     assert forked.restarted == ("seed",)
     uri = forked.run.uri
-    assert run_group(uri, 1, stop_at=11).codes == [0]
-    assert run_group(uri, 1).codes == [0]
+    finish(uri, 1, stop_at=11)
+    finish(uri, 1)
     assert [record["step"] for record in steps(uri)] == list(range(STEP, 14))
     assert [record["lr"] for record in steps(uri)] == [record["lr"] for record in steps(source)[STEP:]]
     assert [record["samples"][0] for record in steps(uri)[:3]] == [[0, 0, 8], [0, 8, 16], [0, 16, 20]]

@@ -23,6 +23,7 @@ from encoder_core.train.engine_config import EngineConfig
 from encoder_core.train.evaluate import evaluate
 from encoder_core.train.exchange import Control
 from encoder_core.train.step import Microbatch, RankBatch, accumulate, gather_sums
+from tests.support.ranks.fragments import Piece, kind_of, pieces
 
 SEED, VOCAB = 5, 60
 EXAMPLES = 32
@@ -65,7 +66,7 @@ class Outcome:
 
     sums: dict[str, float]
     heldout: dict[str, float]
-    gradient: list[tuple[str, int, np.ndarray]]
+    gradient: list[Piece]
 
 
 def first_steps(rank: int, world: int, cases: list[Case]) -> list[Outcome]:
@@ -84,10 +85,11 @@ def _step(control: Control, case: Case) -> Outcome:
     counts = dict.fromkeys(objective.terms, float(EXAMPLES))
     sums = gather_sums(control, accumulate(engine, work, counts, SEED, {}))
     if case.stage == 0:
-        gradient = [(n, 0, p.grad.flatten().numpy().copy()) for n, p in named(objective)]
+        gradient = [(n, 0, {"gradient": p.grad.flatten().numpy().copy()}) for n, p in named(objective)]
     else:
         engine.update(0.0, 1)
-        gradient = [(f.name, f.start, f.tensors["exp_avg"].numpy() / (1 - 0.9)) for f in engine.fragments()]
+        moments = pieces(engine.fragments(), ["exp_avg"])
+        gradient = [(name, start, {"gradient": its["exp_avg"] / (1 - 0.9)}) for name, start, its in moments]
     heldout = evaluate(engine, control, heldout_of(work, control.world), SEED)
     return Outcome(sums, heldout, gradient)
 
@@ -110,15 +112,7 @@ def heldout_of(work: RankBatch, world: int) -> Iterator[Microbatch]:
 
 def assemble(outcomes: list[Outcome]) -> dict[str, np.ndarray]:
     """The whole gradient by name, from all ranks' ranges of it."""
-    pieces = sorted(
-        ((name, start, values) for o in outcomes for name, start, values in o.gradient), key=_place
-    )
-    names = dict.fromkeys(name for name, _, _ in pieces)
-    return {name: np.concatenate([values for n, _, values in pieces if n == name]) for name in names}
-
-
-def _place(piece: tuple[str, int, np.ndarray]) -> tuple[str, int]:
-    return piece[:2]
+    return kind_of((outcome.gradient for outcome in outcomes), "gradient")
 
 
 def fresh_model(case: Case) -> ContrastiveModel:

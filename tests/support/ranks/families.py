@@ -17,15 +17,15 @@ from encoder_core.optim.groups import parameter_groups
 from encoder_core.optim.updates import set_update
 from encoder_core.train.engine import Engine
 from encoder_core.train.engine_config import EngineConfig
+from encoder_core.train.zero_state import MASTER
 from tests.support.models.parity import make_batch
+from tests.support.ranks.fragments import Piece, pieces
 
 STEPS, RATE = 3, 1e-3
 OPTIMIZER = AdamWConfig(lr=RATE, clip=None)
 SHAPE = {"layers": 2, "hidden": 32, "heads": 2, "feed_forward": 48, "max_length": 24, "vocab": 61}
 EXACT = {"dropout": 0.0, "attention_dropout": 0.0}
 FAMILIES = ("deberta", "deberta_v2", "xlnet")
-
-Fragments = list[tuple[str, int, np.ndarray]]
 
 
 def model(family: str) -> nn.Module:
@@ -70,12 +70,12 @@ def alone(family: str) -> dict[str, np.ndarray]:
     return {name: p.detach().numpy().ravel() for name, p in module.named_parameters()}
 
 
-def sharded(rank: int, world: int, stage: int) -> dict[str, Fragments]:
+def sharded(rank: int, world: int, stage: int) -> dict[str, list[Piece]]:
     """This rank's ranges of the same weights, trained under one ZeRO stage."""
     return {family: _train(family, rank, stage) for family in FAMILIES}
 
 
-def _train(family: str, rank: int, stage: int) -> Fragments:
+def _train(family: str, rank: int, stage: int) -> list[Piece]:
     module = model(family)
     optimizer = AdamW(parameter_groups(module, OPTIMIZER.weight_decay), OPTIMIZER)
     engine = Engine(module, optimizer, EngineConfig(stage, "fp32", None, 0 if stage == 3 else None))
@@ -83,4 +83,4 @@ def _train(family: str, rank: int, stage: int) -> Fragments:
     for step in range(STEPS):
         engine.backward(engine(batch(step, rank)).terms[0].loss_sum / _targets(step), last=True)
         assert engine.update(RATE, step + 1).applied
-    return [(f.name, f.start, f.tensors["master"].numpy().copy()) for f in engine.fragments()]
+    return pieces(engine.fragments(), [MASTER])

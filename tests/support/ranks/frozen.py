@@ -17,6 +17,7 @@ from encoder_core.train.engine import Engine
 from encoder_core.train.exchange import Control
 from encoder_core.train.zero_state import KINDS
 from tests.support.ranks import small_training as small
+from tests.support.ranks.fragments import pieces
 from tests.support.ranks.small_training import Setting, Trace
 
 STEPS = 2
@@ -81,8 +82,4 @@ def _engine(model: small.Poisonable, case: Case, setting: Setting) -> Engine:
 
 
 def _trace(engine: Engine, steps: list[tuple[float, float, bool]]) -> Trace:
-    kept = [
-        (f.name, f.start, {kind: tensor.numpy().copy() for kind, tensor in f.tensors.items()})
-        for f in engine.fragments()
-    ]
-    return Trace(steps, kept, engine.shapes)
+    return Trace(steps, pieces(engine.fragments()), engine.shapes)

@@ -12,6 +12,8 @@ from encoder_core.optim.lamb import Lamb, LambConfig
 from encoder_core.optim.updates import set_update
 from encoder_core.train.engine import Engine
 from encoder_core.train.engine_config import EngineConfig
+from encoder_core.train.zero_state import MASTER
+from tests.support.ranks.fragments import Piece, pieces
 
 STEPS, RATE = 10, 0.01
 CONFIG = LambConfig(lr=RATE, weight_decay=0.01, clip=None)
@@ -73,12 +75,12 @@ def unsharded() -> Weights:
     return {name: p.detach().numpy().ravel() for name, p in model.named_parameters()}
 
 
-def sharded(rank: int, world: int, stages: list[int]) -> list[list[tuple[str, int, np.ndarray]]]:
+def sharded(rank: int, world: int, stages: list[int]) -> list[list[Piece]]:
     """All steps under each ZeRO stage; this rank's fragments of the weights afterwards."""
     return [_run(stage, world) for stage in stages]
 
 
-def _run(stage: int, world: int) -> list[tuple[str, int, np.ndarray]]:
+def _run(stage: int, world: int) -> list[Piece]:
     model = Model()
     shapes = [p.shape for p in model.parameters()]
     optimizer = Lamb(parameter_groups(model, CONFIG.weight_decay), CONFIG)
@@ -90,4 +92,4 @@ def _run(stage: int, world: int) -> list[tuple[str, int, np.ndarray]]:
         loss = engine(batch)
         engine.backward(loss / world, last=True)
         assert engine.update(RATE, step + 1).applied
-    return [(f.name, f.start, f.tensors["master"].numpy().copy()) for f in engine.fragments()]
+    return pieces(engine.fragments(), [MASTER])

@@ -33,6 +33,7 @@ from encoder_core.train.state import TrainState
 from encoder_core.train.step import Microbatch, RankBatch, accumulate, seed_draws
 from encoder_core.train.zero_state import KINDS
 from tests.support.models.parity import make_batch
+from tests.support.ranks.fragments import Piece, Whole, pieces, whole
 
 STEPS, MICROBATCHES, SEED, RATE, CLIP = 10, 3, 5, 1e-3, 0.5
 VOCAB = 60  # fewer than one group of the sampler, whose second uniform number then decides
@@ -43,8 +44,6 @@ DEBERTA = DebertaV2Config(**SHAPE, **EXACT, buckets=8)
 WEIGHT = 50.0
 OPTIMIZER = AdamWConfig(lr=RATE, betas=(0.9, 0.999), weight_decay=0.01, clip=CLIP)
 
-State = dict[str, dict[str, np.ndarray]]
-"""Parameter name -> kind -> flat fp32 values."""
 Norms = list[tuple[float, ...]]
 """By step: the gradient norm of each turn."""
 
@@ -65,7 +64,7 @@ class Trace:
     """What a run came to: norms, the whole state, applied updates by turn, whether both networks have one embedding."""
 
     norms: Norms
-    state: State
+    state: Whole
     updates: dict[str, int]
     shared: bool
 
@@ -170,22 +169,11 @@ def _counts(everything: list[Batch]) -> dict[str, float]:
     }
 
 
-def _whole(engine: Engine) -> State:
+def _whole(engine: Engine) -> Whole:
     """All ranks' fragments put together."""
-    mine = [
-        (f.name, f.start, {kind: tensor.numpy().copy() for kind, tensor in f.tensors.items()})
-        for f in engine.fragments()
-    ]
-    everyones: list[list[tuple[str, int, dict[str, np.ndarray]]]] = [[] for _ in range(engine.world)]
-    dist.all_gather_object(everyones, mine)
-    whole = {
-        name: {kind: np.full(int(np.prod(shape)), np.nan, np.float32) for kind in KINDS}
-        for name, shape in engine.shapes.items()
-    }
-    for name, start, tensors in (fragment for fragments in everyones for fragment in fragments):
-        for kind, values in tensors.items():
-            whole[name][kind][start : start + len(values)] = values
-    return whole
+    everyones: list[list[Piece]] = [[] for _ in range(engine.world)]
+    dist.all_gather_object(everyones, pieces(engine.fragments()))
+    return whole(everyones, engine.shapes)
 
 
 # The reference: no engine, no shared modules, no memory. Two networks, and the formulas.

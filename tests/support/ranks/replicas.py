@@ -13,6 +13,7 @@ from encoder_core.train.exchange import Control
 from encoder_core.train.step import RankBatch, accumulate, seed_draws
 from encoder_core.train.weight_check import CorruptReplica, ensure_same
 from tests.support.ranks import small_training as small
+from tests.support.ranks.fragments import Piece, kind_of, pieces
 from tests.support.ranks.small_training import Setting
 
 MICROBATCHES = 8
@@ -21,10 +22,10 @@ LARGE = 1000  # elements: more than any flag, norm or table, less than the gradi
 
 @dataclass(frozen=True)
 class Reduced:
-    """Of one setting: dtypes of the large sums over ranks, and this rank's part of the gradient by name and start."""
+    """Of one setting: dtypes of the large sums over ranks, and this rank's part of the first moment of the gradient."""
 
     dtypes: set[str]
-    gradient: list[tuple[str, int, np.ndarray]]
+    moment: list[Piece]
 
 
 class Sums(TorchDispatchMode):
@@ -49,9 +50,7 @@ def first_gradient(rank: int, world: int, settings: list[Setting]) -> list[Reduc
 
 def assemble(ranks: list[Reduced]) -> np.ndarray:
     """The whole gradient, flat, parameters in order of their names."""
-    pieces = sorted((name, start) for rank in ranks for name, start, _ in rank.gradient)
-    values = {(name, start): part for rank in ranks for name, start, part in rank.gradient}
-    return np.concatenate([values[piece] for piece in pieces])
+    return np.concatenate(list(kind_of((rank.moment for rank in ranks), "exp_avg").values())) / (1 - 0.9)
 
 
 def reference(dtype: torch.dtype) -> np.ndarray:
@@ -82,8 +81,7 @@ def _reduce(control: Control, setting: Setting) -> Reduced:
     with Sums() as sums:
         accumulate(engine, RankBatch(0, mine, MICROBATCHES), counts, small.SEED, {})
         engine.update(1e-3, 1)
-    gradient = [(f.name, f.start, f.tensors["exp_avg"].numpy() / (1 - 0.9)) for f in engine.fragments()]
-    return Reduced(sums.dtypes, gradient)
+    return Reduced(sums.dtypes, pieces(engine.fragments(), ["exp_avg"]))
 
 
 DAMAGED = 1  # the rank

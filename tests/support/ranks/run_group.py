@@ -67,6 +67,13 @@ def run_group(
     return Ended([rank.exitcode or 0 for rank in ranks], output)
 
 
+def finish(run: str, world: int, **orders: Any) -> str:
+    """The run, on to its end or a stop that was asked for; fails where a rank does. Orders as of `run_group`."""
+    ended = run_group(run, world, **orders)
+    assert ended.codes == [0] * world, ended.output
+    return run
+
+
 def wait_all(ranks: Sequence[BaseProcess], timeout: float) -> None:
     """Until all have ended; after `timeout` seconds they are killed, and it is an error."""
     end = time.monotonic() + timeout

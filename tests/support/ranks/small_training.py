@@ -19,12 +19,10 @@ from encoder_core.train.engine_config import EngineConfig
 from encoder_core.train.exchange import Control
 from encoder_core.train.step import Microbatch, RankBatch, accumulate, gather_sums
 from encoder_core.train.zero_state import KINDS, MASTER
+from tests.support.ranks.fragments import Piece, Whole, pieces, whole
 
 VOCAB, MICROBATCHES, SEED = 61, 3, 5
 CONFIG = RobertaConfig(layers=2, hidden=32, heads=2, feed_forward=64, max_length=32, vocab=VOCAB)
-
-State = dict[str, dict[str, np.ndarray]]
-"""Parameter name -> kind -> flat fp32 values."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,7 @@ class Trace:
     """What one rank saw: per step (mean loss, gradient norm, applied), and its fragments."""
 
     steps: list[tuple[float, float, bool]]
-    fragments: list[tuple[str, int, dict[str, np.ndarray]]]
+    fragments: list[Piece]
     shapes: dict[str, tuple[int, ...]]
 
 
@@ -52,7 +50,7 @@ def train(
     settings: list[Setting],
     first: int,
     stop: int,
-    states: list[State] | None = None,
+    states: list[Whole] | None = None,
     poisoned: int | None = None,
     limits: dict[int, float] | None = None,
 ) -> list[Trace]:
@@ -65,28 +63,17 @@ def train(
     ]
 
 
-def assemble(traces: list[Trace]) -> State:
+def assemble(traces: list[Trace]) -> Whole:
     """All ranks' fragments as whole parameters; fails where an element is missing or held twice."""
-    whole: State = {}
-    seen: dict[str, np.ndarray] = {}
-    for name, shape in traces[0].shapes.items():
-        whole[name] = {kind: np.zeros(math.prod(shape), np.float32) for kind in KINDS}
-        seen[name] = np.zeros(math.prod(shape), int)
-    for trace in traces:
-        for name, start, tensors in trace.fragments:
-            seen[name][start : start + len(tensors[MASTER])] += 1
-            for kind, values in tensors.items():
-                whole[name][kind][start : start + len(values)] = values
-    assert all((count == 1).all() for count in seen.values())
-    return whole
+    return whole((trace.fragments for trace in traces), traces[0].shapes)
 
 
-def distance(a: State, b: State) -> float:
+def distance(a: Whole, b: Whole) -> float:
     """Largest difference of master weights."""
     return max(float(np.abs(a[name][MASTER] - b[name][MASTER]).max()) for name in a)
 
 
-def identical(a: State, b: State) -> bool:
+def identical(a: Whole, b: Whole) -> bool:
     return all(np.array_equal(a[name][kind], b[name][kind]) for name in a for kind in a[name])
 
 
@@ -109,7 +96,7 @@ def _train_one(
     setting: Setting,
     first: int,
     stop: int,
-    state: State | None,
+    state: Whole | None,
     poisoned: int | None,
     limits: dict[int, float],
 ) -> Trace:
@@ -124,11 +111,7 @@ def _train_one(
         model.factor = float("nan") if number == poisoned else 1.0
         loss, update = step_of(engine, control, number, limits.get(number, math.inf))
         steps.append((loss, update.grad_norm, update.applied))
-    kept = [
-        (f.name, f.start, {kind: tensor.numpy().copy() for kind, tensor in f.tensors.items()})
-        for f in engine.fragments()
-    ]
-    return Trace(steps, kept, engine.shapes)
+    return Trace(steps, pieces(engine.fragments()), engine.shapes)
 
 
 def engine_of(model: nn.Module, setting: Setting) -> Engine:

@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 
 from encoder_core.batch import Batch
@@ -24,6 +23,7 @@ from encoder_core.train.metrics import StepReport
 from encoder_core.train.state import TrainState
 from encoder_core.train.step import Memories, Microbatch, RankBatch, seed_draws
 from encoder_core.train.zero_state import KINDS
+from tests.support.ranks.fragments import Piece, Whole, pieces, whole
 
 SEED, STEPS, RATE = 5, 8, 1e-3
 ROWS, MICROBATCHES = 2, 3  # so one of two ranks idles through the second round
@@ -32,9 +32,6 @@ CONFIG = XlnetConfig(
     layers=2, hidden=32, heads=2, feed_forward=48, max_length=LENGTH, vocab=VOCAB, reuse=6, memory=8, memory_refresh=3
 )  # fmt: skip
 REFRESH = Refresh(every=3, steps=2)
-
-Kept = dict[str, dict[str, np.ndarray]]
-"""Name -> kind -> all elements, flat."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +48,7 @@ class Trace:
 
     losses: list[float]
     state: TrainState
-    fragments: list[tuple[str, int, dict[str, np.ndarray]]]
+    fragments: list[Piece]
     shapes: dict[str, tuple[int, ...]]
     told: list[tuple[int, str, int]]
 
@@ -62,7 +59,7 @@ class Checkpoint:
 
     state: TrainState
     shapes: dict[str, tuple[int, ...]]
-    kept: Kept
+    kept: Whole
 
     @property
     def memory(self) -> dict[str, tuple[int, ...]]:
@@ -74,20 +71,8 @@ class Checkpoint:
 
 def assemble(traces: list[Trace]) -> Checkpoint:
     """Fails where an element is missing or held twice."""
-    kept: Kept = {}
-    shapes = traces[0].shapes
-    for name, shape in shapes.items():
-        kinds = (MEMORY,) if name.startswith(MEMORY) else KINDS
-        kept[name] = {kind: np.full(int(np.prod(shape)), np.nan, np.float32) for kind in kinds}
-    for trace in traces:
-        for name, start, tensors in trace.fragments:
-            assert tensors.keys() == kept[name].keys()
-            for kind, values in tensors.items():
-                place = kept[name][kind][start : start + len(values)]
-                assert np.isnan(place).all()
-                place[:] = values
-    assert not any(np.isnan(values).any() for kinds in kept.values() for values in kinds.values())
-    return Checkpoint(traces[0].state, shapes, kept)
+    first = traces[0]
+    return Checkpoint(first.state, first.shapes, whole((trace.fragments for trace in traces), first.shapes))
 
 
 @dataclass(frozen=True)
@@ -238,10 +223,7 @@ class Keeper:
         raise AssertionError
 
     def finish(self, engine: Engine, state: TrainState, carried: Carried) -> None:
-        self._fragments = [
-            (f.name, f.start, {kind: tensor.numpy().copy() for kind, tensor in f.tensors.items()})
-            for f in (*engine.fragments(), *carried.fragments)
-        ]
+        self._fragments = pieces((*engine.fragments(), *carried.fragments))
         self._shapes = {**engine.shapes, **carried.shapes}
 
     def trace(self, journal: Journal, state: TrainState) -> Trace:
