@@ -19,7 +19,7 @@ def demo(
         "maskfleet-demo"
     ),
 ) -> None:
-    """From text to a pretrained and exported RoBERTa in minutes: what `infra/quickstart` runs.
+    """From text to a pretrained and exported DeBERTa in minutes: what `infra/quickstart` runs.
 
     Eight stages: text, tokenizer, corpus, run, training on two ranks, evaluation, export, report. Interrupt it
     anywhere and give the command again: it goes on.

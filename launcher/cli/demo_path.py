@@ -79,11 +79,11 @@ class Demo:
     def say_next(self) -> None:
         """Commands to go on with, as they can be given here."""
         program = "maskfleet" if shutil.which("maskfleet") else _this_program()
-        run, corpus, other = (shlex.quote(str(self.out / name)) for name in ("run", "corpus", "deberta"))
+        run, corpus, other = (shlex.quote(str(self.out / name)) for name in ("run", "corpus", "electra"))
         rows = [
             (f"show {run} --step 100", "a row that was trained on, and what was masked in it"),
             (
-                f"init deberta-base {other} --corpus {corpus} --tiny",
+                f"init electra-small {other} --corpus {corpus} --tiny",
                 "another recipe's small form, on this corpus,",
             ),
             (f"train {other}", "trained the same way"),
