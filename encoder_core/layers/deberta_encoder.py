@@ -69,8 +69,11 @@ class Convolution(nn.Module):
         self, embedded_TH: Float[Tensor, "tokens hidden"], x_TH: Float[Tensor, "tokens hidden"], rows: Rows
     ) -> Float[Tensor, "tokens hidden"]:
         """Rows end in zeros, as the padding of a rectangle is."""
-        mixed_RHL = self.convolution(rows.pad(embedded_TH).transpose(1, 2))
-        mixed_TH = self.dropout(rows.unpad(mixed_RHL.transpose(1, 2)))
+        if rows.count:
+            mixed_TH = rows.unpad(self.convolution(rows.pad(embedded_TH).transpose(1, 2)).transpose(1, 2))
+        else:  # a kernel finds no place in rows of none: as tokens by themselves, of which there are none
+            mixed_TH = self.convolution(embedded_TH[:, :, None]).squeeze(2)
+        mixed_TH = self.dropout(mixed_TH)
         y_TH: Tensor = self.norm(x_TH + activate(mixed_TH, self.activation))
         return y_TH
 

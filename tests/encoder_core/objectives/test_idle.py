@@ -1,0 +1,20 @@
+"""A rank without rows in a microbatch: every network must still take part in what ranks do together."""
+
+import pytest
+import torch
+
+from encoder_core.train.collate import idle_batch
+from tests.support.models.small_networks import NETWORKS, Network, build, turns
+
+
+@pytest.mark.parametrize("network", NETWORKS, ids=lambda network: network.name)
+@pytest.mark.parametrize("training", [True, False])
+def test_an_idle_batch_reaches_every_parameter(network: Network, training: bool) -> None:
+    """A parameter without a gradient would not be reduced on this rank, and the others would wait for it."""
+    module = build(network).train(training)
+    for losses in turns(module, idle_batch(torch.device("cpu")), ()):
+        assert all(term.targets == 0 for term in losses.terms)
+        sum(term.loss_sum for term in losses.terms).backward()
+    for name, parameter in module.named_parameters():
+        assert parameter.grad is not None, name
+        assert not parameter.grad.any(), name
