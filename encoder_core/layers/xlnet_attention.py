@@ -1,7 +1,7 @@
 """XLNet's attention (Yang et al. 2019): relative positions, relative segments, and two streams over one memory.
 
-The content stream h knows the token it stands on, the query stream g only where it stands. Both look at the same keys:
-the carried memory and the content states of their row.
+The content stream h sees the token at its own position; the query stream g sees only the position. Both look at the
+same keys: the carried memory and the content states of their row.
 
     score(i, j) = ((q_i + b_w) . k_j  +  (q_i + b_r) . r_{i-j}  +  (q_i + b_s) . s_{same or other segment}) / sqrt(D)
 

@@ -31,8 +31,8 @@ class PermutedLanguageModel(ObjectiveModule):
     def forward(self, batch: Batch, memory: Memory | None = ()) -> LossSums:
         """Sums for this batch; metrics: "plm_correct".
 
-        `memory` is that of the same rows' previous tokens, () where there is none, and comes back moved on; None for
-        rows without a future either.
+        `memory` is that of the same rows' previous tokens, () where there is none. The returned sums hold the memory
+        for the next step. With None nothing is remembered.
         """
         streams = self.encoder.streams(batch, memory)
         sums = self.head(_query(streams), batch.target_ids)

@@ -122,7 +122,8 @@ class Engine:
                     p.requires_grad_(name == update_group)
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
-        """Add this microbatch's gradient of `loss`, a share of the step's global loss. `last` on the final one."""
+        """Add the gradient of `loss`, this microbatch's share of the step's global loss. `last`: it is the rank's last.
+        """
         self._engine.set_gradient_accumulation_boundary(last)
         self._engine.backward(loss, scale_wrt_gas=False)
 
@@ -196,7 +197,7 @@ class Engine:
         return Replicated(buffers, named)
 
     def restore(self, fill: Iterable[str], read: zero_state.Read) -> None:
-        """Overwrite every owned range with `read(name, kind, start, stop)`, then refresh the working weights.
+        """Overwrite every owned range with `read(name, kind, start, stop)`, then rebuild the working weights.
 
         `fill` names the kinds to restore: "master" alone to start from weights, with the moments to resume.
         """

@@ -1,11 +1,11 @@
 """Where each parameter's fp32 state lives at every ZeRO stage, as ranges of flat tensors.
 
 DeepSpeed keeps master weights and moments in flat partitions whose layout depends on the stage, the world size and the
-groups. A `OwnedRange` is one contiguous piece of it that this rank owns: elements [start, start + length) of a named
-parameter, at `offset` of a flat tensor. Checkpoints read and write places only, so they know no topology.
+groups. An `OwnedRange` is one contiguous piece of it that this rank owns: elements [start, start + length) of a named
+parameter, at `offset` of a flat tensor. Checkpoints read and write such ranges only, so they depend on no topology.
 
-A parameter that the optimizer does not know (frozen) has no master weight and no moments. Its weight in the working
-precision stands for the former, zeros for the latter: what it would have if it were trained from now on.
+A frozen parameter is not known to the optimizer and has no master weight and no moments. In a checkpoint its working
+weight takes the place of the master weight, and zeros that of the moments, as if training it began now.
 """
 
 from collections.abc import Callable, Iterator, Sequence
