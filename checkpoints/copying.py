@@ -1,4 +1,4 @@
-"""Copying a checkpoint into another run: every byte is checked where it is read, and again where it was written."""
+"""Copies a checkpoint into another run. Every byte is checked when it is read, and again after it was written."""
 
 import tempfile
 from concurrent.futures import ThreadPoolExecutor

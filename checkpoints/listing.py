@@ -105,6 +105,7 @@ def rows(store: Store) -> list[CheckpointRow]:
 
 
 def on(lineage: tuple[LineageSegment, ...], mark: CheckpointName) -> bool:
-    """Whether the checkpoint is part of the history: an attempt commits at the step it began with only if that is the
-    run's first, which then has a part of no steps."""
+    """Whether the checkpoint is part of the history. (An attempt commits at the step that it began with only at the
+    run's first step; its segment then has no steps.)
+    """
     return any(part.attempt == mark.attempt and part.start <= mark.step <= part.stop for part in lineage)

@@ -101,7 +101,7 @@ def _build(
     with _pool(listing, options) as pool:
         passes = Passes(BuildLayout(store.uri, identity(wanted)), listing.files, options, pool, progress)
         scanned = passes.scan()
-        heldout, kept = passes.settle(scanned)
+        heldout, kept = passes.choose_heldout(scanned)
         save_tokenizer(tokenizer, store.at(TOKENIZER).uri)
         written = passes.write(kept, heldout, tokenizer.hash)
     manifest = assemble(passes.layout, wanted, tokenizer, scanned, written, listing, heldout, progress)
@@ -135,7 +135,7 @@ def _pool(listing: InputListing, options: BuildOptions) -> Pool:
 
 
 class Passes:
-    """Call `scan`, `settle` and `write` in this order.
+    """Call `scan`, `choose_heldout` and `write` in this order.
 
     Attributes:
         layout: where the tasks leave things.
@@ -175,7 +175,7 @@ class Passes:
             raise
         return scanned
 
-    def settle(self, scanned: list[Scanned]) -> tuple[HeldoutRule, list[Kept]]:
+    def choose_heldout(self, scanned: list[Scanned]) -> tuple[HeldoutRule, list[Kept]]:
         """What is held out, and which documents of each split are no later copies. Stretches are only looked for where
         whole documents will not do.
         """
