@@ -140,7 +140,7 @@ def parse_manifest(data: bytes, place: str) -> CorpusManifest:
 
 
 def save_manifest(store: Store, manifest: CorpusManifest) -> None:
-    """Publish the corpus at the store's root: from here on it exists."""
+    """Write the manifest at the store's root. From then on the corpus exists."""
     store.put(MANIFEST, dump_manifest(manifest))
 
 

@@ -1,4 +1,4 @@
-"""From the receipts of a finished build to its manifest."""
+"""Makes the manifest of a corpus from the receipts of its build."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,8 +30,8 @@ def assemble(
     """The manifest of what the tasks wrote, in the order of the splits. Reads every split's token counts.
 
     Raises:
-        CorpusError: nothing is left to train on, or nothing to evaluate on though some text was to be held out:
-            documents have no token.
+        CorpusError: no document with a token is left for training, or for evaluation though some text was to be held
+            out.
     """
     train, heldout = [part.train for part in written], [part.heldout for part in written]
     if not any(part.shard for part in train):

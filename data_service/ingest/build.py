@@ -51,7 +51,7 @@ _DELETED = 1000  # objects that one request deletes
 def build_corpus(
     inputs: list[str], output: str, tokenizer: str, options: BuildOptions, progress: ReportProgress
 ) -> CorpusManifest:
-    """Build a corpus, or continue or find the same one.
+    """Build a corpus. If the same one is half-built, continue it; if it is complete, return its manifest.
 
     Args:
         inputs: files, folders and globs, local or s3://; of equal documents the first in this order is kept.
@@ -61,8 +61,8 @@ def build_corpus(
         progress: called in this process as tasks finish.
 
     Raises:
-        InputError: inputs that are missing, empty, too small to hold any out, or not the text they should be, naming
-            file and place.
+        InputError: inputs that are missing, empty, too small to hold any of it out, or not the text they should be;
+            the message names the file and the place in it.
         CorpusError: another corpus is there; no document is left to train on.
         TokenizerError, StoreError: a tokenizer or a place that cannot be used.
     """
@@ -135,15 +135,15 @@ def _pool(listing: InputListing, options: BuildOptions) -> Pool:
 
 
 class Passes:
-    """Call `scan`, `choose_heldout` and `write` in this order.
+    """The passes over the splits. Call `scan`, `choose_heldout` and `write` in this order.
 
     Attributes:
-        layout: where the tasks leave things.
+        layout: keys of what the tasks write.
         splits: of the input.
 
     Raises:
-        InputError: of all methods: text that is not what it should be. A build that continues afterwards does again
-            only what depends on the text that was mended.
+        InputError: from all methods: text that is not what it should be. A build that is continued afterwards does
+            again only what depends on the corrected text.
     """
 
     def __init__(
@@ -171,13 +171,13 @@ class Passes:
                 remove_scaffolding(self.layout.open(), self._progress)
                 raise _no_text(scanned)
         except InputError:
-            self._let_go()
+            self._free_output()
             raise
         return scanned
 
     def choose_heldout(self, scanned: list[Scanned]) -> tuple[HeldoutRule, list[Kept]]:
-        """What is held out, and which documents of each split are no later copies. Stretches are only looked for where
-        whole documents will not do.
+        """Decide what is held out, and which documents of each split are no later copies. Stretches are looked for only
+        if whole documents are too few or too long.
         """
         fraction = self._options.heldout_fraction
         compared = self._run(
@@ -195,7 +195,7 @@ class Passes:
                 rule = by_queries(found, fraction)
             return rule or self._stretches(kept, found), kept
         except InputError:
-            self._let_go()
+            self._free_output()
             raise
 
     def write(self, kept: list[Kept], heldout: HeldoutRule, tokenizer_hash: str) -> list[Written]:
@@ -214,7 +214,7 @@ class Passes:
         try:
             measured = self._run(StageTasks("measuring", tasks, measure, MeasuredFile))
         except InputError:
-            self._let_go()
+            self._free_output()
             raise
         return {file.uri: result.plain_size for file, result in zip(files, measured, strict=True)}
 
@@ -231,9 +231,10 @@ class Passes:
     def _run(self, work: StageTasks[T, R]) -> list[R]:
         return run_stage(work, self.layout.open(), self._pool, self._progress)
 
-    def _let_go(self) -> None:
-        """The place is free for another build: mending the input may make it one. Skipping what is bad, or mending a
-        file of the same size, makes it the same: what was scanned stays."""
+    def _free_output(self) -> None:
+        """Frees the output for another build, because corrected input may make it another one. What was scanned stays:
+        if bad records are skipped, or a file is corrected without a change of its size, it is still the same build.
+        """
         self.layout.open().delete(CONFIGURATION)
 
 
@@ -251,7 +252,7 @@ def _no_text(scanned: list[Scanned]) -> InputError:
 
 
 def remove_scaffolding(store: Store, progress: ReportProgress) -> None:
-    """Take down what only the build needed."""
+    """Delete what only the build needed."""
     entries = list(store.list(BUILD))
     batches = [entries[start : start + _DELETED] for start in range(0, len(entries), _DELETED)]
     total = sum(entry.size for entry in entries)

@@ -59,7 +59,7 @@ def read_kept(task: SplitTask, kept: Kept) -> Iterator[tuple[Text, bytes]]:
 
 
 def _read_drops(store: Store, slices: tuple[Slice, ...]) -> set[int]:
-    """Numbers of the documents to leave out."""
+    """Numbers of the documents that are left out as copies."""
     ordinals = (np.frombuffer(store.get_range(s.key, s.start, s.length), dtype=ORDINAL) for s in slices)
     return {ordinal for part in ordinals for ordinal in part.tolist()}
 

@@ -1,4 +1,4 @@
-"""From a block to training rows: the one place that says what each objective needs."""
+"""From a block to training rows: here is decided what each input and objective needs."""
 
 from dataclasses import replace
 from typing import assert_never
@@ -35,7 +35,7 @@ AnyRows = RowCuts | LaneRows | TextRows
 
 
 def cut(block: Block, spec: StreamSpec, key: Key) -> AnyRows:
-    """The rows of a block; `key` names its draws, where rows are drawn (`structure_key`)."""
+    """Cuts a block into rows. `key`: of the draws, for inputs whose boundaries are drawn (`structure_key`)."""
     match spec.input:
         case Packed():
             return pack(block, spec.input.packing, spec.length)
@@ -68,7 +68,7 @@ def make_rows(
         rows: where it is cut (`cut`).
         start, stop: which rows; any range gives the same bytes per row.
         spec: the stream's.
-        key: names the block and the masking epoch; see `block_key`.
+        key: of the draws of this block in this masking epoch; see `block_key`.
         starts_word: [vocab_size] bool, the tokenizer's word-start table, where words are masked whole.
         unigram: [vocab_size] counts of the corpora's tokens, where random replacements follow them.
     """

@@ -1,4 +1,4 @@
-"""`StreamSpec`: all that decides what a stream of samples is. Equal specs give equal bytes anywhere."""
+"""`StreamSpec`: everything that decides the samples of a stream. Equal specs give equal bytes anywhere."""
 
 import hashlib
 from functools import cached_property
