@@ -135,7 +135,8 @@ class Attempt:
         return self.store.size(_key(self.number)) is not None
 
     def owner(self) -> Owner:
-        """Who claimed it; an owner of no machine if the record is damaged. Raises KeyMissing if nobody has claimed it.
+        """Who claimed it; an owner of no machine if the record is damaged. Raises KeyMissing if nobody has
+        claimed it.
         """
         try:
             return Owner.model_validate_json(self.store.get(_key(self.number)))

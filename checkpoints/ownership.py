@@ -44,7 +44,8 @@ class Presence:
 
 
 def presence(store: Store, now: float, lease_s: float = LEASE_S) -> Presence | None:
-    """The newest attempt; None if the run was never started. `now`, in seconds since 1970, only turns ages into times.
+    """The newest attempt; None if the run was never started. `now`, in seconds since 1970, only turns ages
+    into times.
     """
     number = newest_attempt(store)
     if not number:

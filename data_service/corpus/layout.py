@@ -1,4 +1,5 @@
-"""Keys below the corpus root. Everything under `build/` is needed only while a corpus is built, and deleted at the end.
+"""Keys below the corpus root. Everything under `build/` is needed only while a corpus is built, and deleted
+at the end.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,5 @@
-"""What a corpus is built from and how. It is written first, so that only the same build continues a half-built corpus.
+"""What a corpus is built from and how. It is written first, so that only the same build continues a
+half-built corpus.
 """
 
 import hashlib

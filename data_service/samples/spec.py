@@ -59,8 +59,8 @@ class WindowSize(_Config):
         samples: at least this many (16 global batches), and
         least_tokens: at least this many tokens, but
         most_tokens: at most about this many, so that memory is bounded (about 8 bytes a token to build).
-        stretches: rows that follow each other in the text are dealt to so many stretches of the window (`SpreadOrder`);
-            1: they fall anywhere in it.
+        stretches: rows that follow each other in the text are dealt to so many stretches of the window (`SpreadOrder`).
+            With 1, they are shuffled over the whole window.
     """
 
     samples: PositiveInt = 1
@@ -82,11 +82,11 @@ class StreamSpec(_Config):
         split: train, or heldout (evaluation).
         input: how blocks are cut into rows.
         length: most tokens in a row, or in each text of a row of several; special tokens included.
-        masking: the objective's half that happens here.
-        lanes: rows of a step, where each continues a row of the step before (`Lanes` input). None: rows stand alone
-            and are shuffled.
-        one_source: rows of a step, all of which come from one source (contrastive training, where a batch of several
-            would be told apart by its sources). None: batches mix them.
+        masking: the objective's part that is done on the data: which tokens are targets.
+        lanes: rows of a step, if each continues a row of the step before (`Lanes` input). None if rows stand alone and
+            are shuffled.
+        one_source: rows of a step, if all of them come from one source (contrastive training). None if batches mix the
+            sources.
         temperature: T: sources without weights are mixed in proportion to size ** (1 / T); 1: by size.
         layout: where the classification token of each text of a row of several stands.
         special: ids by role.

@@ -1,4 +1,4 @@
-"""`FeedClient`: a rank's view of a stream that the feed delivers. What is lost is asked for again."""
+"""`FeedClient`: a rank's reader of a stream that the feed delivers. It asks again for what is lost."""
 
 import logging
 import threading
@@ -35,7 +35,7 @@ class _Held:
 
 
 class _Gone(Exception):
-    """A build that failed or was lost: there will be another."""
+    """A build that failed or was lost. The window will be built again."""
 
 
 class FeedClient:
@@ -43,8 +43,8 @@ class FeedClient:
 
     One thread reads; another, the client's own, fetches what `prefetch` announced.
 
-    A stream's first opening may count a whole corpus, for hours: `counted` is told meanwhile, every few seconds in
-    the waiting thread, how many blocks the feed has gone through.
+    When a stream is opened for the first time, the feed may count a whole corpus, for hours. Meanwhile `counted` is
+    called every few seconds, in the waiting thread, with the number of blocks counted so far.
 
     Raises:
         CorpusError, PlanError, StoreError: the stream cannot be opened.
@@ -77,7 +77,7 @@ class FeedClient:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a person should know of the stream's plan."""
+        """Remarks on the stream's plan, for people to read."""
         return self._opened.notes
 
     @property
@@ -110,7 +110,7 @@ class FeedClient:
         Raises:
             IndexError: outside the epoch.
             CorruptBlock, StoreError: a block that cannot be read, even after retries.
-            BuildFailed: the processes that build a window end again and again, of want of memory most likely.
+            BuildFailed: the processes that build a window die again and again, most likely for lack of memory.
         """
         if start >= stop:
             raise IndexError(f"no samples from {start} to {stop}")
@@ -128,8 +128,8 @@ class FeedClient:
     def prefetch(self, ranges: Iterable[tuple[int, int, int]], steps: StepLayout | None = None) -> None:
         """Announce what will be read here, as (epoch, start, stop) in order, the current range included.
 
-        Ranges are taken only as far as memory allows, so an iterator may go on to the end of the run. What
-        was announced before and is not now is let go.
+        Ranges are taken from the iterator only as far as memory allows, so it may go on to the end of the run. What was
+        announced before, and is not announced again, is dropped.
 
         Args:
             ranges: what this reader reads.
@@ -142,7 +142,7 @@ class FeedClient:
             self._move_on()
 
     def close(self) -> None:
-        """Stop fetching and let go of everything."""
+        """Stop fetching, and drop everything."""
         with self._changed:
             self._closed = True
             self._announced, self._reading = self._announce(()), set()

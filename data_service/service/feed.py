@@ -1,8 +1,8 @@
-"""The feed: the one actor that owns the windows in the object store. It may restart, and is asked again.
+"""The feed: the one actor that owns the windows in Ray's object store. If it restarts, its clients ask again.
 
-It knows streams and windows, not steps or ranks. A window that somebody needs is built at once; windows that
-will be needed are built ahead while there are workers and memory for them; those asked for least recently go
-first. Ray keeps an object only while its owner lives, so when the feed dies its windows are built again.
+It knows streams and windows, not steps or ranks. A window that a reader needs now is built at once. Windows that will
+be needed are built ahead, as long as there are workers and memory. The windows that were asked for least recently are
+dropped first. Ray keeps an object only while its owner lives, so if the feed dies, its windows are built again.
 """
 
 from collections import OrderedDict
@@ -31,7 +31,7 @@ FeedHandle = Any  # ray.actor.ActorHandle of a Feed; Ray's types do not name an 
 
 
 class FeedConfig(BaseModel):
-    """How much of a machine the data service may use. Changes nothing in the samples.
+    """How much of the machines the data service may use. It does not change the samples.
 
     Attributes:
         workers: most windows being built at the same time.
@@ -52,8 +52,8 @@ class FeedConfig(BaseModel):
 
 @dataclass(frozen=True)
 class OpenStream:
-    """What a client needs to know of a stream: where samples lie, how many windows may be held, and what a person
-    should know.
+    """What a client needs to know of a stream: where samples lie, how many windows may be held, and remarks for
+    people to read.
     """
 
     grid: EpochLayout
@@ -63,7 +63,8 @@ class OpenStream:
 
 
 class Wanted(NamedTuple):
-    """What a reader wants of a window: the slabs that it does not know yet, none if it only means to read on in it.
+    """What a reader asks of a window: slabs that it has no reference to yet; none if it only tells that it still reads
+    it.
 
     Attributes:
         window: which.
@@ -82,7 +83,7 @@ class Build(NamedTuple):
     Attributes:
         name: of this build; another build of the same window has another.
         layout: how it lies in slabs.
-        refs: the slabs that were asked for; none if it was built with another layout than was thought.
+        refs: the slabs that were asked for; none if the window was built with another layout than the reader expected.
     """
 
     name: str
@@ -164,7 +165,7 @@ class Feed:
         }
 
     def token_axis(self, spec_json: str) -> "list[ray.ObjectRef[TokenAxis]]":
-        """The stream measured in tokens, once for all who ask: one object, which the ranks of a node share.
+        """The stream measured in tokens: one object for all readers, which the ranks of a node share.
 
         The first time, its rows' lengths are counted. Raises as `open` does.
         """
@@ -175,13 +176,13 @@ class Feed:
         return [self._axes[spec_json]]
 
     def forget(self, spec_json: str, window: EpochWindow, build: str, most: int = 0) -> int:
-        """A build of a window was lost, or failed: who asks next gets another.
+        """Tells the feed that a build of a window was lost or failed. The next reader to ask gets another build.
 
         Args:
             spec_json, window: which.
             build: its name.
-            most: if it failed, how many may do so one after another before its readers give up; then it is counted
-                anew. 0 if it was only lost.
+            most: if it failed, the number of failures in a row after which readers give up; counting then begins anew.
+                0 if it was only lost.
 
         Returns:
             How many have failed up to this one.

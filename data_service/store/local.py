@@ -1,7 +1,7 @@
 """A folder as an object store.
 
-A write goes to a temporary file in the target's folder, is flushed to the disk, and only then gets its name:
-by `rename` where it may replace, by `link` where it must not, which fails atomically if the name is taken.
+A write goes to a temporary file in the target's folder and is flushed to the disk. Only then does it get its name: by
+`rename` if it may replace a file; otherwise by `link`, which fails atomically if the name is taken.
 """
 
 import errno
@@ -126,7 +126,9 @@ class LocalStore:
         return None
 
     def age(self, key: str) -> float | None:
-        """By the clock of the file system, which on a network is not ours; by ours in a read-only folder."""
+        """By the file system's clock, which on a network may differ from ours; in a read-only folder by our
+        own clock.
+        """
         path = self._path(key)
         if self.size(key) is None:
             return None

@@ -1,10 +1,10 @@
 """The counting pass: how many rows each block is cut into, known before any sample is needed.
 
-Contiguous packing, lanes and pairs need arithmetic only. Where sentence boundaries or draws decide, every block is
-looked at once per corpus, input and length, and the counts are kept under a key that names just those. Where batches
-are measured in tokens, the length of every row is kept likewise.
+Contiguous packing, lanes and pairs need arithmetic only. Where sentence boundaries or draws decide, every block is read
+once per corpus, input and length, and the counts are kept under a key of just these. If batches are measured in tokens,
+the length of every row is kept in the same way.
 
-A pass over a large corpus takes hours, so it is kept piece by piece as it is made, and goes on after a restart.
+A pass over a large corpus takes hours, so its results are stored piece by piece, and it goes on after a restart.
 
 A corpus that is cut in several ways (`Input.structures`, K of them) has K entries for each block, block after block.
 """
@@ -45,7 +45,7 @@ Counted = Callable[[int], None]
 
 
 class Runner(Protocol):
-    """Runs a pass over some blocks of a source, by whatever means."""
+    """Runs a pass over some blocks of a source, in this process or on Ray."""
 
     def __call__(
         self, job: Pass, corpora: Corpora, source: int, blocks: range, counted: Counted
@@ -96,8 +96,8 @@ def count_rows(
     Args:
         corpora: what to count.
         cache: where counts are kept between runs; None to count anew.
-        run: how a source's blocks are gone through.
-        counted: told of blocks that are done, those included whose counts were kept.
+        run: runs the pass over a source's blocks.
+        counted: is called with the number of blocks that are done, those with kept counts included.
     """
     spec = corpora.spec
     if isinstance(spec.input, Packed) and spec.input.packing == "contiguous":
@@ -125,7 +125,7 @@ def measure_rows(
 
 @dataclass(frozen=True)
 class _KeptPass:
-    """A pass whose findings are kept in `cache`: each source's whole, and until that is there its pieces."""
+    """A pass whose results are kept in `cache`: of each source first its pieces, then all of it."""
 
     kind: str
     job: Pass

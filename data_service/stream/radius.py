@@ -1,9 +1,9 @@
 """The shuffle's radius: how much of a corpus one batch draws on. Measured on the plan itself; no text is read.
 
-A batch should be what a uniform draw from the epoch would be. How far it is from that shows in three figures: the
-regions (blocks) that its rows come from, the rows whose continuation in the text is in the same batch, and the rows
-with any other row of about the same document there. What that costs is the bytes read for each byte used, and the
-number and size of the reads. What is wanted, and why, is in the README.
+A batch should look like a uniform draw from the epoch. Three figures show how far it is from that: the regions (blocks)
+that its rows come from; the rows whose continuation in the text is in the same batch; and the rows with another row of
+about the same document in it. The cost of a good shuffle shows in the bytes read for each byte used, and in the number
+and size of reads. The README says which values are wanted, and why.
 """
 
 from collections.abc import Iterable, Sequence
@@ -40,9 +40,9 @@ class Radius:
         rows: in a batch.
         regions: blocks that its rows come from.
         largest: share of its rows that come from the block that gives most.
-        continued: share of its rows whose continuation in the text is in it too.
+        continued: share of its rows whose continuation in the text is also in the batch.
         near: share of its rows with another one at most `NEAR` rows away in the text.
-        uniform: `continued` of a uniform draw from an epoch.
+        uniform: `continued`, if the batch were a uniform draw from an epoch.
         amplification: bytes read for a byte used: a block at a window's edge is read for both windows.
         read_bytes: of one read, a block.
         reads: for a batch.

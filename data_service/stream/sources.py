@@ -1,4 +1,4 @@
-"""The corpora behind a stream, as found where the spec says they are."""
+"""The corpora behind a stream, opened at the places that the spec names."""
 
 from collections.abc import Callable
 from functools import cached_property

@@ -1,4 +1,4 @@
-"""`Stream`: sample `n` of epoch `e`, computed here and now: the definition of what the service delivers."""
+"""`Stream`: computes sample `n` of epoch `e` in this process. It defines what the service delivers."""
 
 from dataclasses import dataclass
 

@@ -1,9 +1,9 @@
 """A stream measured in tokens, for batches of so many tokens (RoBERTa's DOC-SENTENCES).
 
-A step takes the samples that begin within its stretch of the stream, so its rows are a function of its position
-and never of the steps before. Counting uses the same arithmetic as the plan: tokens up to a row of a source's
-line are prefix sums over its blocks, tokens up to a window are the sum over the sources, and within a window the
-lengths of its rows decide.
+A step takes the samples that begin within its stretch of the stream. So its rows depend on its position only, not on
+the steps before. Tokens are counted by the same arithmetic as the plan's rows: tokens up to a row of a source's line
+are prefix sums over its blocks; tokens up to a window are the sum over the sources; within a window the lengths of its
+rows are added up.
 """
 
 from collections.abc import Callable

@@ -1,9 +1,9 @@
-"""A window: built from its blocks (read, cut, masked, ordered; a function of its arguments), and cut into slabs.
+"""A window: its blocks are read, cut into rows, masked and ordered, and the result is cut into slabs.
 
-Slabs are the parts of a window that travel by themselves. Which sample lies in which is a closed form of four numbers.
-A rank reads the same rows of every step. So a slab holds a stripe of the window's steps, the same rows of each, and a
-node pulls the few slabs in which its ranks' rows lie. Layouts change nothing in the samples, and know nothing of
-ranks: they stay when ranks come and go.
+A slab is a part of a window that is sent by itself. Which sample lies in which slab follows from four numbers. A rank
+reads the same rows of every step. So a slab holds a stripe: the same rows of every step of the window. A node then
+pulls only the few slabs in which its ranks' rows lie. The layout does not change the samples, and does not depend on
+the ranks, so it stays when ranks come and go.
 """
 
 from collections.abc import Iterator
@@ -34,9 +34,9 @@ class SlabLayout(NamedTuple):
 
     Attributes:
         size: samples in the window.
-        step: samples that are read together; `size` where that is not known, and slabs are simple slices.
-        begin: which sample of its step the window's first one is.
-        stripe: samples of a step in a slab; of the last slab maybe fewer.
+        step: samples that are read together; `size` if that is not known, and slabs are consecutive samples.
+        begin: the place of the window's first sample in its step.
+        stripe: samples of a step in a slab; the last slab may have fewer.
     """
 
     size: int

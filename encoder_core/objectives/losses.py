@@ -93,5 +93,6 @@ class CoupledObjective(ObjectiveModule):
 
     @abstractmethod
     def losses(self, own: Tensor, coupled: tuple[Tensor, ...]) -> LossSums:
-        """Sums over this rank's examples, from both passes: the `own` tensor, and its rows of what `couple` returned.
+        """Sums over this rank's examples, from both passes: the `own` tensor, and its rows of what `couple`
+        returned.
         """

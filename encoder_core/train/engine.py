@@ -122,7 +122,8 @@ class Engine:
                     p.requires_grad_(name == update_group)
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
-        """Add the gradient of `loss`, this microbatch's share of the step's global loss. `last`: it is the rank's last.
+        """Add the gradient of `loss`, this microbatch's share of the step's global loss. `last`: it is the
+        rank's last.
         """
         self._engine.set_gradient_accumulation_boundary(last)
         self._engine.backward(loss, scale_wrt_gas=False)

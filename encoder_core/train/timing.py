@@ -50,7 +50,8 @@ class Stopwatch:
             self._seconds += time.perf_counter() - self._started
 
     def take(self) -> float:
-        """The seconds so far; counting starts again at 0. On a GPU this waits until the device has done what was timed.
+        """The seconds so far; counting starts again at 0. On a GPU this waits until the device has done
+        what was timed.
         """
         if self._cuda and self._events:
             self._events[-1][1].synchronize()
