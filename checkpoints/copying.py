@@ -43,13 +43,14 @@ def copy_checkpoint(
     wrong = verify(target, copied)
     if wrong:
         raise DamagedCheckpoint(
-            f"the copy in {target.uri} is not what was written: {'; '.join(wrong)}", remedy="copy it again"
+            f"the copy in {target.uri} does not match what was written: {'; '.join(wrong)}",
+            remedy="copy it again",
         )
     if target.put_if_absent(mark.manifest, encode(copied)):
         return copied
     if read_manifest(target, mark).model_copy(update={"created": now}) != copied:
         raise CheckpointError(
-            f"{target.uri}/{mark.manifest} is there already, and differs", remedy="copy to another place"
+            f"{target.uri}/{mark.manifest} is another checkpoint", remedy="copy to another place"
         )
     return copied
 

@@ -156,7 +156,7 @@ def load_manifest(store: Store) -> CorpusManifest:
     except KeyMissing as error:
         raise CorpusError(
             f"no corpus at {store.uri}: it has no {MANIFEST}",
-            remedy="check the address; if a build was interrupted, give its `maskfleet corpus build` again",
+            remedy="check the address; if a build was interrupted, run the same `maskfleet corpus build` again",
         ) from error
     return parse_manifest(data, f"{store.uri.rstrip('/')}/{MANIFEST}")
 

@@ -54,7 +54,7 @@ def read_kept(task: SplitTask, kept: Kept) -> Iterator[tuple[Text, bytes]]:
         raise InputError(
             f"{task.split.pieces[0].file.uri} (or one of the {len(task.split.pieces)} inputs read with it) "
             "changed while the corpus was built",
-            remedy="give the same command again when the inputs stay as they are: it reads anew what changed",
+            remedy="run the same command again when the inputs no longer change: it reads what changed again",
         )
 
 

@@ -67,7 +67,7 @@ def _connect(workers: int, piece_bytes: int) -> None:
     except Exception as error:  # Ray raises this very class where a busy machine takes too long
         raise CorpusError(
             f"Ray did not start: {error}",
-            remedy="give the same command again, which goes on where this one was, or build with --workers 1",
+            remedy="run the same command again, which continues this build, or build with --workers 1",
         ) from error
 
 

@@ -141,7 +141,7 @@ class PieceReader:
         if self._position < piece.stop or (last and (self._position > piece.stop or self._stream.read(1))):
             raise InputError(
                 f"{piece.file.uri} changed while the corpus was built: it had {piece.plain_size:,} bytes of text",
-                remedy="give the same command again when the inputs stay as they are: it reads anew what changed",
+                remedy="run the same command again when the inputs no longer change: it reads what changed again",
             )
 
 

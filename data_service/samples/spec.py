@@ -125,14 +125,20 @@ class StreamSpec(_Config):
         lanes = self.input if isinstance(self.input, Lanes) else None
         permuted = self.masking if isinstance(self.masking, PermutedPrediction) else None
         if (lanes is None) != (permuted is None) or (self.lanes is not None and lanes is None):
-            raise ValueError("rows in lanes and permuted prediction go together, and with nothing else")
+            raise ValueError(
+                "input lanes needs permuted prediction (plm), and permuted prediction needs input lanes"
+            )
         if lanes is not None and permuted is not None:
             check_lanes(lanes, permuted, self.length, self.lanes)
         if lanes is not None and self.one_source is not None:
-            raise ValueError("rows in lanes go on from step to step, so a step mixes its sources")
+            raise ValueError(
+                "batches of one source are not possible with input lanes: each row continues one of the step before"
+            )
         texts = isinstance(self.input, TextPairs | RepeatedSentences)
         if texts != isinstance(self.masking, NoMasking):
-            raise ValueError("rows of several texts go with no masking, and with nothing else")
+            raise ValueError(
+                "inputs of several texts (pairs, sentences) need an objective without masking, and others need one with masking"
+            )
         return self
 
     @model_serializer(mode="wrap")

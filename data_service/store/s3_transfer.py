@@ -120,7 +120,7 @@ class Download:
         self._version, self._here = None, 0
         self._pieces.clear()
         return ValueError(
-            "other bytes came than were asked for, or the object was replaced while it was read"
+            "the answer holds other bytes than were asked for, or the object was replaced while it was read"
         )
 
     def _too_short(self, size: int) -> Truncated:

@@ -66,8 +66,7 @@ def source_quotas(
     for source, count in zip(sources, rows, strict=True):
         if count < batch:
             raise PlanError(
-                f"source {source.name} ({source.uri}) has {count:,} rows, less than one batch of {batch:,} of its "
-                "own",
+                f"source {source.name} ({source.uri}) has {count:,} rows, less than one batch of {batch:,}",
                 remedy=f"use a batch of {count:,} or less, leave the source out, or let batches mix their sources",
             )
     weights = weights_of(sources, whole, temperature)
@@ -78,9 +77,9 @@ def source_quotas(
     for number, (source, count) in enumerate(zip(sources, counts, strict=True)):
         if not count:
             raise PlanError(
-                f"source {source.name} ({source.uri}): of the {total:,} batches of an epoch, which ends when another "
-                f"source has no more rows for its weight, its own weight of {weights[number]:g} in {sum(weights):g} "
-                "is less than one",
+                f"source {source.name} ({source.uri}) would give no batch: an epoch has {total:,} batches, because another "
+                f"source then has no more rows for its weight, and a weight of {weights[number]:g} in "
+                f"{sum(weights):g} is less than one of them",
                 remedy="raise its weight, lower that of a source with few rows, or use a smaller batch",
             )
     return tuple(count * batch for count in counts)

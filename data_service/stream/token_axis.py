@@ -40,7 +40,7 @@ class TokenAxis:
         for source, first, measured in zip(plan.spec.sources, self._first_row, lengths, strict=True):
             if first[-1] != len(measured):
                 raise CorpusError(
-                    f"source {source.name}: {len(measured)} row lengths are known of {first[-1]} rows",
+                    f"source {source.name}: {len(measured)} row lengths are cached for {first[-1]} rows",
                     remedy="the row lengths in the cache are not this corpus's: delete the cache, start again",
                 )
         self._up_to = tuple(

@@ -48,7 +48,7 @@ def _query(streams: Streams) -> Tensor:
     if streams.query is None:
         raise TrainingError(
             "a batch without a factorisation order cannot train a permuted language model",
-            remedy="set objective: plm in the recipe, which draws the order",
+            remedy="set objective.plm and input lanes in the recipe, with which the data service draws an order",
         )
     return streams.query
 

@@ -151,7 +151,7 @@ class Lamb(Optimizer):
     def _ranges(self, p: Tensor) -> Sequence[ShardSegment]:
         if p not in self._segments:
             raise TrainingError(
-                f"LAMB was handed a flat tensor of {p.numel()} elements and not told whose they are",
+                f"LAMB was given a flat tensor of {p.numel()} elements but not which parameters they belong to",
                 remedy="call Lamb.shard with the segments of every partition once the engine is built",
             )
         return self._segments[p]
