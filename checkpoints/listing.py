@@ -90,7 +90,17 @@ def rows(store: Store) -> list[CheckpointRow]:
         try:
             manifest = read_manifest(store, mark)
         except DamagedCheckpoint as error:
-            found.append(CheckpointRow(mark.step, mark.attempt, size, None, None, False, error.problem))
+            found.append(
+                CheckpointRow(
+                    step=mark.step,
+                    attempt=mark.attempt,
+                    bytes=size,
+                    created=None,
+                    world_size=None,
+                    abandoned=False,
+                    problem=error.problem,
+                )
+            )
             continue
         abandoned = left_behind(mark, gone_back)
         if not abandoned:
@@ -98,7 +108,13 @@ def rows(store: Store) -> list[CheckpointRow]:
             abandoned = not on(lineage, mark)
         found.append(
             CheckpointRow(
-                mark.step, mark.attempt, size, manifest.created, manifest.world_size, abandoned, None
+                step=mark.step,
+                attempt=mark.attempt,
+                bytes=size,
+                created=manifest.created,
+                world_size=manifest.world_size,
+                abandoned=abandoned,
+                problem=None,
             )
         )
     return found

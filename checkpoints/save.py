@@ -125,7 +125,15 @@ class Saver:
         blocked = time.perf_counter() - started
         self._sent = 0
         upload = self._worker.submit(self._upload, step, snapshot, blocked)
-        self._underway = _Underway(step, snapshot, dict(shapes), dict(memory or {}), text, blocked, upload)
+        self._underway = _Underway(
+            step=step,
+            snapshot=snapshot,
+            shapes=dict(shapes),
+            memory=dict(memory or {}),
+            state=text,
+            blocked_s=blocked,
+            upload=upload,
+        )
 
     def ready(self) -> bool:
         """Whether a save is under way and this rank's part of it has ended, with or without an error."""

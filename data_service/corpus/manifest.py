@@ -190,5 +190,12 @@ def block_table(
     columns = np.array(rows, dtype=np.int64).reshape(-1, 6).T
     shard, offset, length, tokens, sentences, documents = (np.ascontiguousarray(column) for column in columns)
     return BlockTable(
-        shard.astype(np.int32), offset, length, tokens, sentences, documents, tuple(digest), tuple(shards)
+        shard=shard.astype(np.int32),
+        offset=offset,
+        length=length,
+        tokens=tokens,
+        sentences=sentences,
+        documents=documents,
+        digest=tuple(digest),
+        shards=tuple(shards),
     )

@@ -41,7 +41,9 @@ def read_block_bytes(store: Store, table: BlockTable, index: int) -> bytes:
     """The block's bytes in its shard: one tar sample. Raises as `read_block`."""
     start, length, expected = int(table.offset[index]), int(table.length[index]), table.digest[index]
     mismatch = _corrupt(_place(store, table, index), "its bytes do not match the manifest's hash")
-    return read_verified(store, table.key(index), start, length, expected, mismatch)
+    return read_verified(
+        store, table.key(index), start=start, length=length, expected=expected, otherwise=mismatch
+    )
 
 
 def to_block(data: bytes, store: Store, table: BlockTable, index: int) -> Block:

@@ -75,12 +75,14 @@ def build_corpus(
     if manifest is not None:
         refuse_skipped(store, manifest, options)
         if manifest.options.get(VERSIONS) != wanted[VERSIONS]:
-            _refuse_other_text(store, listing, manifest, wanted, options, progress)
+            _refuse_other_text(
+                store, listing, manifest=manifest, wanted=wanted, options=options, progress=progress
+            )
         shards, size = len(manifest.shard_sizes), sum(manifest.shard_sizes.values())
         progress(Progress("already built", shards, shards, size, size))
     else:
         try:
-            manifest = _build(store, listing, encoder, wanted, options, progress)
+            manifest = _build(store, listing, encoder, wanted=wanted, options=options, progress=progress)
         except KeyMissing:
             # Somebody else may have finished the same build meanwhile and taken down the scaffolding.
             manifest = claim(store, wanted)
@@ -94,6 +96,7 @@ def _build(
     store: Store,
     listing: InputListing,
     tokenizer: Tokenizer,
+    *,
     wanted: Configuration,
     options: BuildOptions,
     progress: ReportProgress,
@@ -104,7 +107,16 @@ def _build(
         heldout, kept = passes.choose_heldout(scanned)
         save_tokenizer(tokenizer, store.at(TOKENIZER).uri)
         written = passes.write(kept, heldout, tokenizer.hash)
-    manifest = assemble(passes.layout, wanted, tokenizer, scanned, written, listing, heldout, progress)
+    manifest = assemble(
+        passes.layout,
+        options=wanted,
+        tokenizer=tokenizer,
+        scanned=scanned,
+        written=written,
+        listing=listing,
+        heldout_rule=heldout,
+        progress=progress,
+    )
     if options.pairs is not None:
         manifest = replace(manifest, pairs=PairTexts(options.pairs.count))
     save_manifest(store, manifest)
@@ -201,7 +213,15 @@ class Passes:
     def write(self, kept: list[Kept], heldout: HeldoutRule, tokenizer_hash: str) -> list[Written]:
         """The second pass."""
         tasks = [
-            WriteTask(self.layout, i, split, self._options, kept[i], tokenizer_hash, heldout)
+            WriteTask(
+                self.layout,
+                i,
+                split,
+                self._options,
+                kept=kept[i],
+                tokenizer_hash=tokenizer_hash,
+                heldout=heldout,
+            )
             for i, split in enumerate(self.splits)
         ]
         return self._run(StageTasks("writing", tasks, write, Written))
@@ -220,7 +240,7 @@ class Passes:
 
     def _stretches(self, kept: list[Kept], found: Documents) -> HeldoutRule:
         tasks = [
-            DivideTask(self.layout, i, split, self._options, kept[i], found.size)
+            DivideTask(self.layout, i, split, self._options, kept=kept[i], size=found.size)
             for i, split in enumerate(self.splits)
         ]
         candidates: Counter[int] = Counter()

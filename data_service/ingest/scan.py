@@ -62,6 +62,7 @@ def scan(task: ScanTask) -> Scanned:
     Raises:
         InputError, StoreError: as `read_records`.
     """
+    # Hash every document, and count those without text and bad records.
     store = task.layout.open()
     hashes = bytearray()
     sizes = array("I")
@@ -79,6 +80,7 @@ def scan(task: ScanTask) -> Scanned:
         replaced += document.replaced
         hashes += hash_texts(document.texts)
         sizes.append(document.size)
+    # Store the hashes in order, with the places where each first byte begins.
     records = sorted_records(hashes, sizes)
     files: dict[str, int] = {}
     buckets = [0] * (BUCKETS + 1)

@@ -232,7 +232,14 @@ def _predicted(
     first_goal, second_goal = config.goals
     targets = np.concatenate(
         [
-            choose_targets(text.begins[:, part], text.fixed[:, part], goal, config, draws, selects[:, part])
+            choose_targets(
+                text.begins[:, part],
+                text.fixed[:, part],
+                goal=goal,
+                config=config,
+                draws=draws,
+                keys=selects[:, part],
+            )
             for part, goal, draws in (
                 (slice(0, reuse), first_goal, of_ngrams[:, :first_goal]),
                 (slice(reuse, length), second_goal, of_ngrams[:, first_goal:]),

@@ -73,7 +73,14 @@ def lane_rows(block: Block, lanes: Lanes, length: int) -> LaneRows:
     ends = block.sentences[block.documents[1:]]
     directions = _directions(lanes)
     rows = count_lane_rows(np.array([len(block.tokens)]), np.array([len(ends)]), lanes, length)
-    return LaneRows(int(rows[0]) // directions, directions, length, lanes.reuse, lanes.random, ends)
+    return LaneRows(
+        windows=int(rows[0]) // directions,
+        directions=directions,
+        length=length,
+        reuse=lanes.reuse,
+        random=lanes.random,
+        ends=ends,
+    )
 
 
 def count_lane_rows(

@@ -75,15 +75,33 @@ def make_rows(
     match spec.masking:
         case MlmMasking() as masking:
             assert isinstance(rows, RowCuts)  # the spec's input and masking agree
-            return _masked(block, rows, start, stop, spec, masking, key, starts_word, unigram)
+            return _masked(
+                block,
+                rows,
+                start=start,
+                stop=stop,
+                spec=spec,
+                masking=masking,
+                key=key,
+                starts_word=starts_word,
+                unigram=unigram,
+            )
         case PermutedPrediction() as permuted:
             assert isinstance(rows, LaneRows)
             return permuted_rows(
-                block, rows, start, stop, permuted, spec.special, spec.never_masked, key, starts_word
+                block,
+                rows,
+                start=start,
+                stop=stop,
+                config=permuted,
+                special=spec.special,
+                never=spec.never_masked,
+                key=key,
+                starts_word=starts_word,
             )
         case NoMasking():
             assert isinstance(rows, TextRows)
-            return text_rows(block, rows, start, stop, spec.special, spec.layout)
+            return text_rows(block, rows, start=start, stop=stop, special=spec.special, layout=spec.layout)
         case _:
             assert_never(spec.masking)
 
@@ -112,7 +130,9 @@ def _masked(
     vocabulary = spec.vocabulary
     if unigram is not None:
         vocabulary = replace(vocabulary, counts=unigram[vocabulary.ordinary])
-    return rows.label(mask_rows(laid_out, units, slots, masking, vocabulary, key), start, stop)
+    return rows.label(
+        mask_rows(laid_out, units, slots=slots, masking=masking, vocabulary=vocabulary, key=key), start, stop
+    )
 
 
 def block_key(spec: StreamSpec, source: int, block: int, epoch: int) -> Key:

@@ -200,7 +200,7 @@ def mask_rows(
     counts = np.minimum(
         counts, slots.counts
     )  # a draw for each: they differ only in rows of hardly anything but separators
-    chosen = np.flatnonzero(_select(rows, units, counts, slots, masking, key))
+    chosen = np.flatnonzero(_select(rows, units, counts=counts, slots=slots, masking=masking, key=key))
     text = units.text(chosen)
     exact = sizes is None and masking.count != "drawn"
     per_row = counts if exact else np.diff(np.searchsorted(text, rows.edges))
@@ -223,11 +223,25 @@ def _select(
             return select(units, counts, slots, _purpose(key, "targets"))
         case "ngram":
             ngrams = Stretches(ngram_lengths(masking.longest or _LONGEST_NGRAM), overlap=False)
-            return select_stretches(units, rows.separators, counts, slots, ngrams, _purpose(key, "ngrams"))
+            return select_stretches(
+                units,
+                rows.separators,
+                budgets=counts,
+                slots=slots,
+                stretches=ngrams,
+                key=_purpose(key, "ngrams"),
+            )
         case "span":
             lengths = span_lengths(masking.span_p or _SPAN_P, masking.longest or _LONGEST_SPAN)
             spans = Stretches(lengths, overlap=True)
-            return select_stretches(units, rows.separators, counts, slots, spans, _purpose(key, "spans"))
+            return select_stretches(
+                units,
+                rows.separators,
+                budgets=counts,
+                slots=slots,
+                stretches=spans,
+                key=_purpose(key, "spans"),
+            )
         case _:
             assert_never(masking.unit)
 

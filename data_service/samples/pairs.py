@@ -54,7 +54,7 @@ def segment_pairs(block: Block, config: SegmentPairs, length: int, key: Key) -> 
     a = sentences.span(first, split)
     b = sentences.span(split, end)
     wanted = targets[first] - (a[1] - a[0])
-    return _paired(sentences, (a, b), first, random, wanted, room, key)
+    return _paired(sentences, (a, b), first=first, random=random, wanted=wanted, room=room, key=key)
 
 
 def sentence_pairs(block: Block, config: SentencePairs, length: int, key: Key) -> Segments:
@@ -69,7 +69,15 @@ def sentence_pairs(block: Block, config: SentencePairs, length: int, key: Key) -
     random = random[first]
     a = sentences.span(first, first + 1)
     b = sentences.span(first + 1, np.where(random, first + 1, first + 2))
-    return _paired(sentences, (a, b), first, random, np.ones_like(first), length - PAIR_EDGES, key)
+    return _paired(
+        sentences,
+        (a, b),
+        first=first,
+        random=random,
+        wanted=np.ones_like(first),
+        room=length - PAIR_EDGES,
+        key=key,
+    )
 
 
 def _paired(

@@ -222,7 +222,9 @@ def finish(
         fits = ~chosen[rest] & (units.sizes[rest] <= left[rows][number])
         rows = rows[np.bincount(number[fits], minlength=len(rows)) > 0]
     for row in rows:
-        _finish_row(chosen, units, int(row), int(left[row]), first_row + int(row), key)
+        _finish_row(
+            chosen, units, row=int(row), left=int(left[row]), row_in_block=first_row + int(row), key=key
+        )
 
 
 def _finish_row(

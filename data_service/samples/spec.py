@@ -137,7 +137,7 @@ class StreamSpec(_Config):
         texts = isinstance(self.input, TextPairs | RepeatedSentences)
         if texts != isinstance(self.masking, NoMasking):
             raise ValueError(
-                "inputs of several texts (pairs, sentences) need an objective without masking, and others need one with masking"
+                "inputs of several texts (pairs, sentences) go with no masking, and all others with masking"
             )
         return self
 

@@ -109,7 +109,7 @@ def count_rows(
         return tuple(
             count_lane_rows(table.tokens, table.documents, lanes, spec.length) for table in corpora.tables
         )
-    passing = _KeptPass("rows", count_range, corpora, cache, run, counted)
+    passing = _KeptPass(kind="rows", job=count_range, corpora=corpora, cache=cache, run=run, counted=counted)
     found = [passing.of(source) for source in range(len(corpora.tables))]
     return tuple(counts.astype(np.int64, copy=False) for counts in found)
 
@@ -118,7 +118,9 @@ def measure_rows(
     corpora: Corpora, cache: Store | None, run: Runner = run_here, counted: Counted = _ignore
 ) -> tuple[RowLengths, ...]:
     """The row lengths of every source; arguments as for `count_rows`."""
-    passing = _KeptPass("lengths", measure_range, corpora, cache, run, counted)
+    passing = _KeptPass(
+        kind="lengths", job=measure_range, corpora=corpora, cache=cache, run=run, counted=counted
+    )
     found = [passing.of(source) for source in range(len(corpora.tables))]
     return tuple(lengths.astype(np.uint32, copy=False) for lengths in found)
 

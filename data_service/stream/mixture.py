@@ -77,8 +77,8 @@ def source_quotas(
     for number, (source, count) in enumerate(zip(sources, counts, strict=True)):
         if not count:
             raise PlanError(
-                f"source {source.name} ({source.uri}) would give no batch: an epoch has {total:,} batches, because another "
-                f"source then has no more rows for its weight, and a weight of {weights[number]:g} in "
+                f"source {source.name} ({source.uri}) would give no batch: an epoch has {total:,} batches, because "
+                f"another source then has no more rows for its weight, and a weight of {weights[number]:g} in "
                 f"{sum(weights):g} is less than one of them",
                 remedy="raise its weight, lower that of a source with few rows, or use a smaller batch",
             )

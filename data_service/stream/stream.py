@@ -89,13 +89,13 @@ class Stream:
         rows = cut(block, self.spec, structure_key(self.spec, origin.source, origin.block, origin.epoch))
         corpus = self.spec.sources[origin.source]
         return SampleText(
-            corpus.name,
-            corpus.uri,
-            origin.block,
-            origin.row,
-            origin.epoch,
-            rows.stretches(origin.row),
-            rows.text(block, origin.row, origin.row + 1),
+            name=corpus.name,
+            uri=corpus.uri,
+            block=origin.block,
+            row=origin.row,
+            epoch=origin.epoch,
+            stretches=rows.stretches(origin.row),
+            tokens=rows.text(block, origin.row, origin.row + 1),
         )
 
     def _layout(self, window: int) -> SlabLayout:

@@ -126,7 +126,16 @@ def _make(corpora: Corpora, piece: BlockRows, block: Block) -> Samples:
             remedy="the row counts in the cache are not this corpus's: delete the cache and start again",
         )
     key = block_key(spec, piece.source, piece.block, piece.epoch)
-    return make_rows(block, rows, piece.start, piece.stop, spec, key, corpora.starts_word, corpora.unigram)
+    return make_rows(
+        block,
+        rows,
+        start=piece.start,
+        stop=piece.stop,
+        spec=spec,
+        key=key,
+        starts_word=corpora.starts_word,
+        unigram=corpora.unigram,
+    )
 
 
 def _read_ahead(corpora: Corpora, pieces: tuple[BlockRows, ...]) -> Iterator[tuple[BlockRows, Block]]:

@@ -83,4 +83,14 @@ def idle_batch(device: torch.device) -> Batch:
     nothing."""
     none = torch.zeros(0, dtype=torch.int64, device=device)
     ends = torch.zeros(1, dtype=torch.int32, device=device)
-    return Batch(none, ends, 0, none, none, none, segments=none, pair_labels=none, order=none)
+    return Batch(
+        tokens=none,
+        cu_seqlens=ends,
+        max_length=0,
+        positions=none,
+        target_positions=none,
+        target_ids=none,
+        segments=none,
+        pair_labels=none,
+        order=none,
+    )

@@ -167,6 +167,7 @@ class Trainer:
         """
         carried = Carried()
         while state.step < self.plan.steps:
+            # Data, and what all ranks must agree on before the step.
             started = time.monotonic()
             fetched = self.data.fetch(state.step)
             fetching = time.monotonic() - started
@@ -174,6 +175,7 @@ class Trainer:
             if signals.stop:
                 carried = self._carried(fetched)
                 break
+            # Memory is recomputed at fixed steps, then the gradients and updates of each group.
             if fetched.before is not None:
                 recall(self.engine, fetched.before, self.memories)
             learning_rate = self.plan.learning_rate(state.step)
@@ -183,28 +185,35 @@ class Trainer:
             updates: dict[str, Update] = {}
             for group in self.engine.update_groups:
                 own = accumulate(
-                    self.engine, fetched.work, signals.counts, self.plan.seed, self.memories, group
+                    self.engine,
+                    fetched.work,
+                    counts=signals.counts,
+                    seed=self.plan.seed,
+                    memories=self.memories,
+                    update_group=group,
                 )
                 digests += self._digests(state.step)
                 limit = self.losses.limit(state.step, group, own)
                 updates[group] = self.engine.update(learning_rate, state.next_update(group), group, limit)
                 sums |= own
+            # One gather of sums, speeds and digests; the weights must agree before anything is recorded.
             pace = Pace(fetching, self.engine.forwards.take(), fetched.tokens)
             results = gather_step_results(self.control, sums, pace, digests)
             ensure_same_digests(results.digests, self.engine.replicated, self.control, state.step)
             report = StepReport(
-                state,
-                fetched.samples,
-                signals,
-                results.sums,
-                learning_rate,
-                updates,
-                time.monotonic() - started,
-                results.paces,
+                before=state,
+                samples=fetched.samples,
+                signals=signals,
+                sums=results.sums,
+                learning_rate=learning_rate,
+                updates=updates,
+                seconds=time.monotonic() - started,
+                paces=results.paces,
             )
             self.journal.step(report)
             self.losses.after(report)
             state = state.after(applied=report.applied, tokens=signals.tokens)
+            # Commit what has been uploaded, evaluate, begin the next save.
             if signals.saved:
                 self._commit(state.step)
             if self.plan.evaluates_after(state.step):
@@ -212,6 +221,7 @@ class Trainer:
             if signals.save:
                 ensure_same(self.engine.replicated, self.control, state.step)
                 self.checkpointer.begin(self.engine, state)
+        # The last state is always saved.
         self.journal.doing(state.step, "saving")
         ensure_same(self.engine.replicated, self.control, state.step)
         self.checkpointer.finish(self.engine, state, carried)

@@ -164,7 +164,14 @@ def _unsharded(
     for name, p in named:
         start, stop = p.numel() * rank // world, p.numel() * (rank + 1) // world
         if stop > start:
-            yield OwnedRange(name, start, stop - start, p, start, _moments(optimizer, p))
+            yield OwnedRange(
+                name=name,
+                start=start,
+                length=stop - start,
+                flat=p,
+                offset=start,
+                moments=_moments(optimizer, p),
+            )
 
 
 def _optimizer_sharded(optimizer: Any, named: Sequence[tuple[str, nn.Parameter]]) -> Iterator[OwnedRange]:
@@ -178,7 +185,12 @@ def _optimizer_sharded(optimizer: Any, named: Sequence[tuple[str, nn.Parameter]]
         flat = flats[mapping.param_group_index]
         source, target = mapping.lp_fragment_address, mapping.hp_fragment_address
         yield OwnedRange(
-            name, source.start, source.numel, flat, target.start, _moments(optimizer.optimizer, flat)
+            name=name,
+            start=source.start,
+            length=source.numel,
+            flat=flat,
+            offset=target.start,
+            moments=_moments(optimizer.optimizer, flat),
         )
 
 
@@ -193,4 +205,11 @@ def _fully_sharded(
         start = rank * share
         length = min(share, p.ds_numel - start)  # type: ignore[attr-defined]
         if length > 0:
-            yield OwnedRange(name, start, length, flat, offset, _moments(optimizer.optimizer, flat))
+            yield OwnedRange(
+                name=name,
+                start=start,
+                length=length,
+                flat=flat,
+                offset=offset,
+                moments=_moments(optimizer.optimizer, flat),
+            )
