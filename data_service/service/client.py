@@ -73,7 +73,7 @@ class FeedClient:
     @property
     def samples_per_epoch(self) -> int:
         """The same in every epoch."""
-        return self._opened.grid.samples_per_epoch
+        return self._opened.epoch_layout.samples_per_epoch
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -116,7 +116,8 @@ class FeedClient:
             raise IndexError(f"no samples from {start} to {stop}")
         began = time.perf_counter()
         spans = [
-            ((epoch, window), first, last) for window, first, last in self._opened.grid.spans(start, stop)
+            ((epoch, window), first, last)
+            for window, first, last in self._opened.epoch_layout.spans(start, stop)
         ]
         with self._changed:
             self._reading = {window for window, _, _ in spans}
@@ -153,7 +154,7 @@ class FeedClient:
         spans = (
             ((epoch, window), first, last)
             for epoch, start, stop in ranges
-            for window, first, last in self._opened.grid.spans(start, stop)
+            for window, first, last in self._opened.epoch_layout.spans(start, stop)
         )
         return Announced(spans, self._opened.windows_held, self._layout)
 
@@ -161,7 +162,9 @@ class FeedClient:
         """The layout of a window's build, or the one that it would be given."""
         if window in self._held:
             return self._held[window].layout
-        return SlabLayout.of(self._opened.grid, *window, rows=self._opened.slab_rows, steps=self._steps)
+        return SlabLayout.of(
+            self._opened.epoch_layout, *window, rows=self._opened.slab_rows, steps=self._steps
+        )
 
     def _parts(self, window: EpochWindow, first: int, last: int) -> list[Samples]:
         """Samples `first` to `last` of a window, in order."""
@@ -260,7 +263,7 @@ class FeedClient:
         name = f"window {number} of epoch {epoch} of the {self.spec.split} samples"
         reason = reason_of(error)
         if deaths == DEATHS:
-            need = 2 * self._opened.grid.window_bytes >> 20
+            need = 2 * self._opened.epoch_layout.window_bytes >> 20
             raise BuildFailed(
                 f"{name} could not be built: {deaths} processes in a row died of it; the last: {reason}",
                 remedy=f"a build takes about {need + 1} MiB: lower data_service.workers, or give the nodes more "

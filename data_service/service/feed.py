@@ -56,7 +56,7 @@ class OpenStream:
     people to read.
     """
 
-    grid: EpochLayout
+    epoch_layout: EpochLayout
     slab_rows: int
     windows_held: int
     notes: tuple[str, ...] = ()
@@ -206,9 +206,11 @@ class Feed:
         corpora = Corpora(spec)
         counts = count_rows(corpora, self._cache(), self._run, self._count)
         plan = StreamPlan(spec, corpora.tables, counts)
-        held = max(2, self._config.memory // max(1, plan.grid.window_bytes))
+        held = max(2, self._config.memory // max(1, plan.epoch_layout.window_bytes))
         rows = slab_rows(spec.row_length, self._config.slab_tokens)
-        return _Stream(spec_json, corpora, counts, plan, OpenStream(plan.grid, rows, held, plan.notes))
+        return _Stream(
+            spec_json, corpora, counts, plan, OpenStream(plan.epoch_layout, rows, held, plan.notes)
+        )
 
     def _count(self, blocks: int) -> None:
         self._counted += blocks
@@ -229,7 +231,7 @@ class Feed:
 
     def _make_room(self, stream: _Stream, asked: set[_Key]) -> bool:
         """Let go of what was asked for longest ago until a window more fits; whether it may start."""
-        size = stream.plan.grid.window_bytes
+        size = stream.plan.epoch_layout.window_bytes
         for key in [key for key in self._builds if key not in asked]:
             if self._fits(size):
                 break
@@ -237,7 +239,9 @@ class Feed:
         return self._fits(size) and self._unfinished() < self._config.workers
 
     def _fits(self, size: int) -> bool:
-        held = sum(self._streams[spec_json].plan.grid.window_bytes for spec_json, _, _ in self._builds)
+        held = sum(
+            self._streams[spec_json].plan.epoch_layout.window_bytes for spec_json, _, _ in self._builds
+        )
         return held + size <= self._config.memory or len(self._builds) < 2
 
     def _unfinished(self) -> int:

@@ -166,8 +166,8 @@ class StreamPlan:
         self._counts = tuple(rows.reshape(-1, self._structures) for rows in counts)
         self._starts = tuple(np.append(0, np.cumsum(rows.sum(axis=0))) for rows in self._counts)
         totals = tuple(int(starts[-1]) for starts in self._starts)
-        self.grid = _grid(spec, totals, sum(int(table.tokens.sum()) for table in tables))
-        self.notes = _check_all_read(spec, totals, self.grid.samples_per_epoch)
+        self.epoch_layout = _epoch_layout(spec, totals, sum(int(table.tokens.sum()) for table in tables))
+        self.notes = _check_all_read(spec, totals, self.epoch_layout.samples_per_epoch)
         """What a person should know of this plan."""
         self._lines: RecentResults[tuple[int, int], SourceLine] = RecentResults(_LINES_KEPT * len(counts))
 
@@ -175,10 +175,10 @@ class StreamPlan:
         """What window `window` of `epoch` is made of."""
         stretches = [
             range(
-                epoch * quota + self.grid.before(source, window),
-                epoch * quota + self.grid.before(source, window + 1),
+                epoch * quota + self.epoch_layout.before(source, window),
+                epoch * quota + self.epoch_layout.before(source, window + 1),
             )
-            for source, quota in enumerate(self.grid.quotas)
+            for source, quota in enumerate(self.epoch_layout.quotas)
         ]
         pieces = [
             piece
@@ -201,7 +201,7 @@ class StreamPlan:
 
     def origin(self, epoch: int, sample: int) -> RowOrigin:
         """Where sample `sample` of `epoch` comes from."""
-        ((window, position, _),) = self.grid.spans(sample, sample + 1)
+        ((window, position, _),) = self.epoch_layout.spans(sample, sample + 1)
         found = self.window(epoch, window)
         thing = found.order.at(position)
         ends = np.cumsum([len(piece) for piece in found.pieces])
@@ -248,7 +248,7 @@ class StreamPlan:
         return SourceLine(blocks, np.cumsum(counts[blocks]))
 
 
-def _grid(spec: StreamSpec, totals: tuple[int, ...], text_tokens: int) -> EpochLayout:
+def _epoch_layout(spec: StreamSpec, totals: tuple[int, ...], text_tokens: int) -> EpochLayout:
     granule = spec.lanes or spec.one_source or 1
     if spec.one_source is None:
         counted = quotas(spec.sources, weights_of(spec.sources, totals, spec.temperature), totals, granule)

@@ -65,16 +65,16 @@ def radius(plan: StreamPlan, tables: Sequence[BlockTable], batch: int) -> Radius
     Raises:
         PlanError: a batch is larger than an epoch.
     """
-    samples = plan.grid.samples_per_epoch
+    samples = plan.epoch_layout.samples_per_epoch
     if batch > samples:
         raise PlanError(
             f"a batch of {batch:,} rows is larger than an epoch of {samples:,}",
             remedy=f"use a batch of {samples:,} rows or less, or more text",
         )
     starts = np.unique(np.linspace(0, samples // batch - 1, _BATCHES, dtype=np.int64)) * batch
-    windows = {plan.grid.window_of(start) for start in starts.tolist()}
+    windows = {plan.epoch_layout.window_of(start) for start in starts.tolist()}
     reads = _sum(_reads(plan, tables, window) for window in windows)
-    share = batch / sum(plan.grid.size(window) for window in windows)
+    share = batch / sum(plan.epoch_layout.size(window) for window in windows)
     found = [_in_batch(plan, start, start + batch) for start in starts.tolist()]
     return Radius(
         rows=batch,
@@ -88,7 +88,7 @@ def radius(plan: StreamPlan, tables: Sequence[BlockTable], batch: int) -> Radius
 
 def _in_batch(plan: StreamPlan, start: int, stop: int) -> dict[str, float]:
     """The figures of samples `start` to `stop` of epoch 0."""
-    parts = [_rows(plan, *span) for span in plan.grid.spans(start, stop)]
+    parts = [_rows(plan, *span) for span in plan.epoch_layout.spans(start, stop)]
     blocks, rows = (np.concatenate(column) for column in zip(*parts, strict=True))
     _, numbers, sizes = np.unique(blocks, axis=0, return_inverse=True, return_counts=True)
     texts = plan.spec.input  # with both directions, two rows are of one text

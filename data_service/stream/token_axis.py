@@ -56,26 +56,31 @@ class TokenAxis:
 
     def unit(self, epoch: int, sample: int) -> int:
         """Tokens before a sample, from the start of epoch 0. One past the last sample is the next epoch's start."""
-        grid = self._plan.grid
-        if sample == grid.samples_per_epoch:
+        epoch_layout = self._plan.epoch_layout
+        if sample == epoch_layout.samples_per_epoch:
             return self._before(epoch + 1, 0)
-        window = grid.window_of(sample)
-        return self._before(epoch, window) + int(self._within(epoch, window)[sample - grid.start(window)])
+        window = epoch_layout.window_of(sample)
+        return self._before(epoch, window) + int(
+            self._within(epoch, window)[sample - epoch_layout.start(window)]
+        )
 
     def locate(self, unit: int) -> tuple[int, int]:
         """(epoch, sample) of the first sample that begins at token `unit` or after it."""
         epoch = _last(lambda e: self._before(e, 0) <= unit)
-        windows = self._plan.grid.windows
+        windows = self._plan.epoch_layout.windows
         window = _last(lambda w: w < windows and self._before(epoch, w) <= unit)
         within = self._within(epoch, window)
         sample = int(np.searchsorted(within[:-1], unit - self._before(epoch, window)))
-        sample += self._plan.grid.start(window)
-        return (epoch, sample) if sample < self._plan.grid.samples_per_epoch else (epoch + 1, 0)
+        sample += self._plan.epoch_layout.start(window)
+        return (epoch, sample) if sample < self._plan.epoch_layout.samples_per_epoch else (epoch + 1, 0)
 
     def _before(self, epoch: int, window: int) -> int:
         """Tokens before a window, from the start of epoch 0."""
-        grid = self._plan.grid
-        rows = (epoch * quota + grid.before(source, window) for source, quota in enumerate(grid.quotas))
+        epoch_layout = self._plan.epoch_layout
+        rows = (
+            epoch * quota + epoch_layout.before(source, window)
+            for source, quota in enumerate(epoch_layout.quotas)
+        )
         return sum(self._in_line(source, row) for source, row in enumerate(rows))
 
     def _in_line(self, source: int, row: int) -> int:

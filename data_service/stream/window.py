@@ -51,14 +51,14 @@ class SlabLayout(NamedTuple):
 
     @classmethod
     def of(
-        cls, grid: EpochLayout, epoch: int, window: int, *, rows: int, steps: StepLayout | None = None
+        cls, epoch_layout: EpochLayout, epoch: int, window: int, *, rows: int, steps: StepLayout | None = None
     ) -> "SlabLayout":
         """Slabs of about `rows` samples for a window that is read in `steps`. Slices where a step exceeds it."""
-        size = grid.size(window)
+        size = epoch_layout.size(window)
         if steps is None or steps.rows > size:
             return cls.sliced(size, rows)
-        epochs = (epoch - steps.epoch) * grid.samples_per_epoch
-        begin = (epochs + grid.start(window) - steps.sample) % steps.rows
+        epochs = (epoch - steps.epoch) * epoch_layout.samples_per_epoch
+        begin = (epochs + epoch_layout.start(window) - steps.sample) % steps.rows
         slabs = max(1, -(-size // rows))
         return cls(size, steps.rows, begin, -(-steps.rows // slabs))
 

@@ -98,7 +98,7 @@ class FrozenRange:
         return self.flat.detach().view(-1).narrow(0, self.offset, self.length)
 
 
-def frozen_places(
+def frozen_ranges(
     stage: int, named: Sequence[tuple[str, nn.Parameter]], rank: int, world: int
 ) -> Iterator[FrozenRange]:
     """The ranges rank `rank` of `world` owns of parameters that the optimizer does not know; once over all ranks."""
@@ -114,7 +114,7 @@ def frozen_places(
             yield FrozenRange(name, start, stop - start, flat, offset)
 
 
-def places(
+def owned_ranges(
     optimizer: Any, stage: int, named: Sequence[tuple[str, nn.Parameter]], rank: int, world: int
 ) -> Iterator[OwnedRange]:
     """The ranges rank `rank` of `world` owns of parameters that are trained. Over all ranks they cover each exactly
