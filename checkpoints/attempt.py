@@ -271,7 +271,7 @@ class Heartbeat:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """A beat that hangs in a store is not waited for."""
+        """Ends the thread. It does not wait for a beat that hangs in the store."""
         self._stop.set()
         self._thread.join(_LAST_BEAT_S)
 

@@ -141,7 +141,7 @@ class Commit:
         )
 
     def _publish(self, manifest: CheckpointManifest) -> str | None:
-        """Writes the manifest, which is the commit; or says why not."""
+        """Writes the manifest, which is the commit; or returns why it did not."""
         self.attempt.ensure_current()
         key = manifest.mark.manifest
         if self.store.put_if_absent(key, encode(manifest)):

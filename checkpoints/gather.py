@@ -155,5 +155,5 @@ _ERRORS = {
 
 
 def _kind(error: StoreError | CheckpointError) -> str:
-    """The first of the kinds above that it is: who waits for a store to come back must know that one."""
+    """The first of the kinds above that fits the error, so that a caller can tell whether to wait for a store."""
     return next(name for name, kind in _ERRORS.items() if isinstance(error, kind))

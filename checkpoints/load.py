@@ -67,7 +67,7 @@ def _marks(store: Store) -> JsonValue:
 def _manifest_together(
     store: Store, mark: CheckpointName, peers: Peers
 ) -> tuple[CheckpointManifest | None, list[str]]:
-    """Rank 0's reading of the manifest, for all; or what is wrong with it."""
+    """Rank 0 reads the manifest; all ranks return it, or what is wrong with it."""
 
     def read() -> JsonValue:
         try:

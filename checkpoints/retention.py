@@ -110,7 +110,7 @@ def tidy(
 
 
 def _newest(store: Store, mark: CheckpointName) -> CheckpointManifest | None:
-    """The manifest of the newest checkpoint, if all is there."""
+    """The manifest of the newest checkpoint, if all its files are there."""
     try:
         newest = read_manifest(store, mark)
     except DamagedCheckpoint as error:

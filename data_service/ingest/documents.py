@@ -164,7 +164,7 @@ def _parse(values: Mapping[str, object], place: Numbered, options: BuildOptions)
 
 
 def _plain(values: pa.Array) -> pa.Array:
-    """The strings themselves, where the column keeps them as a dictionary, as runs or as an extension."""
+    """The plain strings of a column that stores them as a dictionary, as runs or as an extension type."""
     if isinstance(values, pa.DictionaryArray):
         return _plain(values.dictionary_decode())
     if isinstance(values, pa.RunEndEncodedArray):

@@ -259,7 +259,9 @@ def _column(wanted: str, names: list[str], file: InputFile) -> int:
 
 
 def _lines(file: InputFile, options: BuildOptions) -> Iterator[str]:
-    """Lines with their ends; bytes that are not UTF-8 become half surrogates, so that rows can be told apart first."""
+    """Lines with their ends; bytes that are not UTF-8 become half surrogates, so that a file can be cut into rows
+    before text is checked.
+    """
     limit = options.max_document_bytes * _ROW_PER_DOCUMENT
     with open_text(file) as stream:
         for line in read_lines(stream, 0, limit):

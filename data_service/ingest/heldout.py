@@ -202,8 +202,9 @@ def stretches(text: str, length: int) -> Iterator[tuple[str, int | None]]:
 
 
 def _paragraphs(text: str, most: int) -> Iterator[tuple[str, str]]:
-    """(what goes before, text) of each paragraph; of one beyond `most` characters, each sentence; of a sentence beyond
-    that, each piece."""
+    """(what goes before, text) of each paragraph. A paragraph of more than `most` characters is given sentence by
+    sentence, and a longer sentence piece by piece.
+    """
     for paragraph in _BLANK_LINES.split(text):
         if is_blank(paragraph):
             continue

@@ -73,7 +73,7 @@ def not_text(store: Store, keys: Sequence[str]) -> dict[str, LeftOut]:
 
 
 def _reasons(store: Store, folder: str, found: set[str]) -> Iterator[tuple[str, str]]:
-    """(name, why it is no text) in a folder that is not of a corpus."""
+    """(name, why it is not read) of files in a folder outside of corpora."""
     if any(mark <= found for mark in _TOKENIZER_MARKS):
         yield from ((name, _TOKENIZER) for name in found & _TOKENIZER_FILES)
     yield from ((name, _DESCRIPTION) for name in found.intersection(_DATASET_DICT))

@@ -49,7 +49,7 @@ def ray_pool(workers: int, piece_bytes: int) -> Iterator["RayPool"]:
 
 
 def _connect(workers: int, piece_bytes: int) -> None:
-    """Raises CorpusError: no Ray that answers in time."""
+    """Connect to Ray, or start it. Raises CorpusError: Ray did not answer in time."""
     local: dict[str, Any] = {
         "address": "local",
         "num_cpus": workers,
@@ -166,7 +166,7 @@ def _streamed(task: object) -> FilePiece | None:
 
 
 def _ahead(workers: int) -> int:
-    """Readers, and pieces that are read before a worker is free."""
+    """Number of readers, which is also the number of pieces that are read before a worker is free."""
     return -(-workers // _FED)
 
 

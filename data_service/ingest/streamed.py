@@ -111,7 +111,7 @@ class PieceReader:
             self._take_run(limit, kept)
 
     def _take_run(self, limit: int, kept: list[bytes] | None) -> None:
-        """Lines up to and with a blank one. They are of one document, or of none."""
+        """Take lines up to and with a blank one. They belong to one document, or to none."""
         taken = 0
         while line := self._take_line(limit, kept if taken <= limit else None):
             if line.isspace():
@@ -146,7 +146,7 @@ class PieceReader:
 
 
 def _pass_over(stream: BinaryIO, length: int) -> int:
-    """Read at most `length` bytes and forget them; how many there were."""
+    """Read at most `length` bytes and drop them; returns how many there were."""
     buffer = memoryview(bytearray(MIB))
     passed = 0
     while passed < length and (count := stream.readinto(buffer[: length - passed])):  # type: ignore[attr-defined]

@@ -179,7 +179,7 @@ class FeedClient:
                 continue
 
     def _move_on(self) -> None:
-        """Drop announced windows that were read past, take up more while memory allows, let go of the rest."""
+        """Drop announced windows that have been read, take up more as far as memory allows, and drop all others."""
         self._announced.move_on(self._reading)
         kept = self._reading | self._announced.windows.keys()
         for window in self._held.keys() - kept:
@@ -218,7 +218,7 @@ class FeedClient:
         return None
 
     def _slab(self, window: EpochWindow, held: _Held, slab: int) -> Samples:
-        """One slab, from here or from the object store. Raises _Gone where it is worth another try."""
+        """One slab, kept here or from the object store. Raises _Gone if another build has to be asked for."""
         if slab in held.slabs:
             return held.slabs[slab]
         try:
@@ -232,7 +232,7 @@ class FeedClient:
             raise
         except ray.exceptions.RayError as error:
             if died(error):
-                self._mourn(window, self._forget(window, held, DEATHS), error)
+                self._report_death(window, self._forget(window, held, DEATHS), error)
             elif lost(error):
                 self._forget(window, held)
             else:
@@ -245,7 +245,8 @@ class FeedClient:
     def _get(self, window: EpochWindow, held: _Held, slab: int) -> Samples:
         """The slab, as soon as either thread has it. Raises _Gone if nobody wants it any more.
 
-        Ray seldom, but sometimes, leaves one of two threads waiting that ask for the same object.
+        If two threads ask Ray for the same
+        object, one of them is sometimes left waiting.
         """
         ref = held.refs[slab]
         while not ray.wait([ref], timeout=_LOOK_SECONDS)[0]:
@@ -257,8 +258,8 @@ class FeedClient:
         samples: Samples = _result(ref)
         return samples
 
-    def _mourn(self, window: EpochWindow, deaths: int, error: Exception) -> None:
-        """Say that a build died. Raises BuildFailed where that has no end."""
+    def _report_death(self, window: EpochWindow, deaths: int, error: Exception) -> None:
+        """Tell the feed that a build died. Raises BuildFailed if too many died in a row."""
         epoch, number = window
         name = f"window {number} of epoch {epoch} of the {self.spec.split} samples"
         reason = reason_of(error)
@@ -296,7 +297,7 @@ class FeedClient:
     def _wanted(
         self, window: EpochWindow, needed: Callable[[SlabLayout], Iterable[int]] = lambda layout: ()
     ) -> Wanted:
-        """What is not known yet of the slabs that are needed and announced."""
+        """The slabs that are needed or announced and to which there is no reference yet."""
         layout, slabs = self._layout(window), dict[int, None]()
         slabs.update(dict.fromkeys(needed(layout)))
         if window in self._announced.windows:
@@ -324,7 +325,7 @@ class FeedClient:
         return _result(answer)
 
     def _forget(self, window: EpochWindow, held: _Held, most: int = 0) -> int:
-        """Another build must come; `most` as of `Feed.forget`, and its answer."""
+        """Tell the feed that another build is needed. `most` and the answer are those of `Feed.forget`."""
         with self._changed:
             if self._held.get(window) is held:
                 del self._held[window]

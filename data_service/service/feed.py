@@ -219,7 +219,7 @@ class Feed:
         return None if self._config.cache is None else open_store(self._config.cache)
 
     def _touch(self, stream: _Stream, wanted: Wanted, asked: set[_Key], *, must: bool) -> None:
-        """Mark a window as wanted now, and start it where there is room, or if it must be."""
+        """Mark a window as asked for now. Start its build if there is room, or if it is needed at once."""
         key = _key(stream.spec_json, wanted.window)
         if key not in self._builds:
             if not self._make_room(stream, asked) and not must:
@@ -230,7 +230,7 @@ class Feed:
         self._builds.move_to_end(key)
 
     def _make_room(self, stream: _Stream, asked: set[_Key]) -> bool:
-        """Let go of what was asked for longest ago until a window more fits; whether it may start."""
+        """Drop the windows asked for longest ago until one more fits. Returns whether it may start."""
         size = stream.plan.epoch_layout.window_bytes
         for key in [key for key in self._builds if key not in asked]:
             if self._fits(size):

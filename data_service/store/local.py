@@ -174,7 +174,8 @@ class LocalStore:
 
 @contextmanager
 def _translated(path: Path, *, writing: bool = False) -> Iterator[None]:
-    """Turns the system's errors about `path` into ours. FileExistsError passes: it is an answer."""
+    """Turns the system's errors about `path` into ours. FileExistsError is not translated, because callers
+    expect it."""
     try:
         yield
     except FileExistsError:
@@ -313,7 +314,7 @@ def _is_folder(entry: "os.DirEntry[str]") -> bool:
 
 
 def _is_loop(link: Path) -> bool:
-    """Whether a link leads to a folder above it: all that is there is listed there."""
+    """Whether a link leads to a folder above it, whose content is listed there already."""
     try:
         target = link.stat()
         return any(os.path.samestat(target, folder.stat()) for folder in link.parents)

@@ -335,13 +335,13 @@ class S3Store:
 
 
 def _date(answer: Mapping[str, Any]) -> float | None:
-    """Seconds since 1970 at which the server says it answered. Raises ValueError: it says nonsense."""
+    """Seconds since 1970 at which the server says it answered. Raises ValueError: not a date."""
     date = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
     return None if date is None else parsedate_to_datetime(date).timestamp()
 
 
 def _both(reached: Callable[[int], None], sent: Callable[[int], None] | None) -> Callable[[int], None]:
-    """Tells both; `sent` only of more than ever before."""
+    """Calls both; `sent` only if the number has grown."""
     most = 0
 
     def tell(count: int) -> None:

@@ -116,7 +116,7 @@ class Download:
         return total if self.length is None else self.length
 
     def _changed(self) -> ValueError:
-        """The next attempt begins anew."""
+        """Forget what was read, so that the next attempt begins anew."""
         self._version, self._here = None, 0
         self._pieces.clear()
         return ValueError(

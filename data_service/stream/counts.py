@@ -85,7 +85,7 @@ def run_here(job: Pass, corpora: Corpora, source: int, blocks: range, counted: C
 
 
 def _ignore(blocks: int) -> None:
-    """Progress that nobody looks at."""
+    """Ignores progress."""
 
 
 def count_rows(
@@ -164,7 +164,7 @@ class _KeptPass:
         return found
 
     def _load(self, key: str) -> Found | None:
-        """What is kept under the key; None if nothing is, or nothing that is known to be what was kept."""
+        """What is kept under the key; None if there is nothing, or it does not match its hash."""
         if self.cache is None:
             return None
         try:
@@ -181,7 +181,7 @@ class _KeptPass:
         return found
 
     def _keep(self, key: str, found: Found) -> None:
-        """With its sha256 at the end."""
+        """Store it, with its sha256 at the end."""
         if self.cache is not None:
             buffer = io.BytesIO()
             np.save(buffer, found, allow_pickle=False)
@@ -190,7 +190,7 @@ class _KeptPass:
 
 
 def _name(spec: StreamSpec, source: int) -> str:
-    """What rows depend on, and nothing else."""
+    """The key of kept counts: what rows depend on, and nothing else."""
     fingerprint = spec.sources[source].manifest_fingerprint
     parts: tuple[str | int, ...] = (fingerprint, spec.split, spec.input.model_dump_json(), spec.length)
     if isinstance(spec.input, Drawn):

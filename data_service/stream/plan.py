@@ -268,7 +268,7 @@ def _epoch_layout(spec: StreamSpec, totals: tuple[int, ...], text_tokens: int) -
 
 
 def _row_bytes(spec: StreamSpec, tokens: int) -> float:
-    """Of a row of so many tokens, as `Samples` holds it."""
+    """Bytes of a row of so many tokens, as `Samples` holds it."""
     token = spec.vocabulary.ordinary.itemsize
     if isinstance(spec.masking, NoMasking):
         return _BYTES_PER_ROW + spec.input.texts * _BYTES_PER_TEXT + tokens * token
@@ -281,7 +281,9 @@ def _row_bytes(spec: StreamSpec, tokens: int) -> float:
 
 
 def _check_all_read(spec: StreamSpec, totals: tuple[int, ...], rows: int) -> tuple[str, ...]:
-    """Which sources are never read, by their weight: in evaluation only. Raises PlanError where it is training."""
+    """Remarks on the sources that are never read because of their weight, in evaluation. In training they raise
+    PlanError.
+    """
     weights = weights_of(spec.sources, totals, spec.temperature) or []
     notes: list[str] = []
     if spec.one_source is not None:  # checked by `source_quotas`

@@ -135,7 +135,7 @@ class Positions:
         return tuple(piece for start, stop in stretches for piece in _by_epoch(number, phase, start, stop))
 
     def _first_step(self, number: int) -> int:
-        """Of a phase; of one that is over before data is taken, the step at which it is."""
+        """The first step of a phase that takes data; if the phase ends before, the step at which it ends."""
         return max(self._ends[number] - self._phases[number].steps, self._begin)
 
     def _stretches(self, number: int, first: int, last: int) -> Iterator[tuple[int, int]]:

@@ -171,7 +171,7 @@ def corpus_radius(
 
 
 def _imagined(blocks: int, tokens: int) -> BlockTable:
-    """Blocks with nothing behind them, of English prose's sentences and documents."""
+    """Imagined blocks, with sentences and documents as long as in English prose."""
     sentences, documents = tokens // _SENTENCE, max(1, tokens // _DOCUMENT)
     size = 2 * tokens + _BOUNDARY * (sentences + documents)
     row = (0, 0, size, tokens, sentences, documents)

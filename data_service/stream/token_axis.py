@@ -115,7 +115,7 @@ class TokenAxis:
 
 
 def _narrow(lengths: RowLengths, most: int) -> NDArray[np.uint16] | RowLengths:
-    """In half the memory where none exceeds `most` and that allows it."""
+    """The same numbers in a narrower type, if none exceeds `most` and that type can hold it."""
     return lengths.astype(np.uint16) if most < 1 << 16 else lengths
 
 
@@ -129,7 +129,7 @@ def _sums(lengths: RowLengths, edges: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _last(holds: Callable[[int], bool]) -> int:
-    """The last number from 0 for which `holds`, which is true up to there (of 0 too) and false after."""
+    """The last number for which `holds` is true. It is true of 0, up to that number, and false after it."""
     low, high = 0, 1
     while holds(high):
         low, high = high, 2 * high

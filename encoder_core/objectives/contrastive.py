@@ -124,7 +124,7 @@ class ContrastiveModel(CoupledObjective):
         return (torch.stack(figures, dim=1), *(contrast.gradient for contrast in found))
 
     def _contrast(self, own: Tensor, every: Tensor, everyone: AllExamples, width: int) -> Contrast:
-        """Of the vectors' first `width` numbers."""
+        """Loss and gradient for the vectors' first `width` numbers."""
         cut = own[..., :width].detach().requires_grad_()
         with torch.enable_grad():
             compared = self._compared(cut)
@@ -182,7 +182,7 @@ _cached: Callable[[Tensor, Tensor, Tensor], Tensor] = _CachedLoss.apply
 
 
 def _mean(states_TD: Tensor, batch: Batch) -> Float[Tensor, "rows width"]:
-    """Of each row's states, fp32 or wider."""
+    """The mean of each row's states, fp32 or wider."""
     wide = torch.promote_types(states_TD.dtype, torch.float32)
     sums_RD = Rows.of(batch).pad(states_TD).sum(1, dtype=wide)
     return sums_RD / batch.cu_seqlens.diff()[:, None]

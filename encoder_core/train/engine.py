@@ -154,8 +154,9 @@ class Engine:
         return Update(True, norm)
 
     def _guard_updates(self) -> None:
-        """DeepSpeed knows no limit above which a gradient is dropped. It computes the norm before it calls the
-        optimizer, so that is where one is enforced: neither weights nor moments are touched."""
+        """DeepSpeed has no limit above which a gradient is dropped. It computes the norm before it calls the optimizer,
+        so the limit is enforced there, before weights or moments change.
+        """
         optimizer, make = self._engine.basic_optimizer, self._engine.basic_optimizer.step
 
         def step() -> None:

@@ -41,7 +41,7 @@ def recall(engine: Engine, before: Sequence[RankBatch], memories: Memories) -> N
 
 
 def _unpredicted(batch: Batch) -> Batch:
-    """Without targets: what is remembered are states of the content stream, which no prediction enters."""
+    """The batch without targets. Memory holds states of the content stream, which do not depend on predictions."""
     none = batch.target_ids[:0]
     return replace(batch, target_positions=none, target_ids=none)
 
