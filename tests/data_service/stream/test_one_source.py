@@ -170,7 +170,7 @@ def test_a_source_with_less_than_a_batch_is_named() -> None:
 
 
 def test_a_source_whose_weight_is_less_than_a_batch_is_named() -> None:
-    with pytest.raises(PlanError, match=r"source s0 \(u0\): of the 2 batches of an epoch"):
+    with pytest.raises(PlanError, match=r"source s0 \(u0\) would give no batch: an epoch has 2 batches"):
         plan_of([[30], [30]], [0.01, 1.0], one_source=15)
 
 
