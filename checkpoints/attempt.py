@@ -1,16 +1,16 @@
-"""Attempts: every start of a run takes the next number, and only the newest may write.
+"""Attempts: every start of a run is an attempt with the next number, and only the newest attempt may write.
 
     attempts/000003.json            who claimed it and when; created by conditional put, so one winner
     attempts/000003.heartbeat.json  the time it last showed that it lives
     attempts/000003.ended.json      it ended by itself
-    attempts/stop.json              somebody asks the present start to end (checkpoints/ownership.py)
+    attempts/stop.json              a request that the present attempt end (checkpoints/ownership.py)
 
-A start is refused while the newest attempt lives. On the same machine the process table answers that at once. From
-another one, an attempt counts as dead when it has written nothing for longer than the lease, by the clock of the store
-alone: no machine's clock is compared with another's. That is a courtesy to users, not what correctness rests on: an
-attempt checks before every commit and every deletion that none has been claimed after it.
+A new attempt is refused while the newest one lives. On the same machine the process table shows whether it does. On
+another machine an attempt counts as dead when it has written nothing for longer than the lease, by the clock of the
+store alone: clocks of two machines are never compared. This check spares users a mistake; correctness does not depend
+on it. An attempt checks before every commit and every deletion that no newer attempt has been claimed.
 
-A record that was damaged at rest stops nobody: whose start it was is not known then, and the lease decides.
+If the record of an attempt is damaged, its owner is not known, and the lease decides.
 """
 
 import itertools
@@ -101,7 +101,7 @@ class _Time(BaseModel):
 
 @dataclass(frozen=True)
 class Attempt:
-    """One start of the run in `store`. Plain data: give it to every rank."""
+    """One attempt of the run in `store`. Plain data: every rank can be given it."""
 
     store: Store
     number: int
@@ -119,23 +119,25 @@ class Attempt:
         )
 
     def superseded(self, owner: Owner) -> Owner | None:
-        """Who has taken the run over, None while nobody has: a newer attempt is there that is not `owner`'s, who claims
-        one for every group of its ranks. Cheap: one look at the store while there is no newer attempt at all."""
+        """Who has taken the run over: the owner of a newer attempt that is not `owner`'s. None if nobody has. (`owner`
+        claims an attempt for every group of its ranks.) Costs one request while there is no newer attempt."""
         if self.store.size(_key(self.number + 1)) is None:
             return None
         newest = Attempt(self.store, newest_attempt(self.store)).owner()
         return None if newest.same_process(owner) else newest
 
     def take(self, owner: Owner) -> bool:
-        """Claim it for `owner`, unless somebody has it: then False, and no change."""
+        """Claim it for `owner`. False, and no change, if it has been claimed already."""
         return self.store.put_if_absent(_key(self.number), owner.model_dump_json().encode())
 
     def claimed(self) -> bool:
-        """Whether it is there."""
+        """Whether it has been claimed."""
         return self.store.size(_key(self.number)) is not None
 
     def owner(self) -> Owner:
-        """Whose it is; of no machine, if the record is damaged. Raises KeyMissing if nobody has claimed it."""
+        """Who claimed it; an owner of no machine if the record is damaged. Raises KeyMissing if nobody has
+        claimed it.
+        """
         try:
             return Owner.model_validate_json(self.store.get(_key(self.number)))
         except ValidationError:
@@ -148,7 +150,7 @@ class Attempt:
         return next((age for age in ages if age is not None), math.inf)
 
     def heartbeat(self) -> bytes:
-        """Its newest, as stored: another one at every beat. Empty before the first."""
+        """Its newest heartbeat as stored, which differs at every beat. Empty before the first."""
         try:
             return self.store.get(_key(self.number, ".heartbeat"))
         except KeyMissing:
@@ -175,12 +177,12 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Unsure:
-    """A start on another machine that may still live: it has written something within the lease.
+    """An attempt on another machine that may still live: it has written something within the lease.
 
     Attributes:
-        attempt, owner: which one, and whose.
+        attempt, owner: which one, and its owner.
         silence: seconds since it last showed that it lives, by the store's clock.
-        heartbeat: its newest, as stored. One that changes while we look is proof that it lives.
+        heartbeat: its newest, as stored. If it changes while we look, the attempt lives.
     """
 
     attempt: Attempt
@@ -228,8 +230,9 @@ def try_claim(
     clock: Callable[[], float] = time.time,
     dead: Unsure | None = None,
 ) -> Attempt | Unsure:
-    """As `claim`; or what is not known for sure. `dead`: a start that the caller takes for dead, as long as it shows no
-    other sign of life."""
+    """As `claim`, but returns `Unsure` if the newest attempt may or may not live. `dead`: an attempt that the caller
+    takes for dead, unless it has shown another sign of life since.
+    """
     while True:
         newest = newest_attempt(store)
         unsure = _unsure(Attempt(store, newest), owner, lease_s) if newest else None
@@ -250,8 +253,8 @@ def end_all(store: Store, owner: Owner, now: float) -> None:
 class Heartbeat:
     """Beats for an attempt in a background thread, a quarter of the lease apart, between `with` and its end.
 
-    A store that fails for a while costs beats, not the run: the worst that can follow is that another machine
-    takes this attempt for dead, and then `ensure_current` tells.
+    If the store fails for a while, only beats are lost, not the run. At worst another machine takes this attempt for
+    dead and claims the run; `ensure_current` then raises Superseded.
     """
 
     def __init__(
@@ -268,7 +271,7 @@ class Heartbeat:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """A beat that hangs in a store is not waited for."""
+        """Ends the thread. It does not wait for a beat that hangs in the store."""
         self._stop.set()
         self._thread.join(_LAST_BEAT_S)
 

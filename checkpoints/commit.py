@@ -1,4 +1,4 @@
-"""The decision that a checkpoint exists: rank 0's, from every rank's receipt or error, known to all ranks."""
+"""The commit: rank 0 decides, from every rank's receipt or error, whether a checkpoint exists, and tells all ranks."""
 
 import platform
 from collections.abc import Sequence
@@ -91,7 +91,9 @@ class Commit:
     now: float
 
     def decide(self, answers: Sequence[JsonValue]) -> JsonValue:
-        """The verdict on the ranks' answers (`RankReceipt` or error), as `outcome_of` reads it on every rank."""
+        """Rank 0's decision on the ranks' answers (`RankReceipt` or error), in the form that `outcome_of` reads on
+        every rank.
+        """
         errors = [answer for answer in answers if isinstance(answer, dict) and "error" in answer]
         if errors:
             reason = "; ".join(str(answer["error"]) for answer in errors)
@@ -139,7 +141,7 @@ class Commit:
         )
 
     def _publish(self, manifest: CheckpointManifest) -> str | None:
-        """Writes the manifest, which is the commit; or says why not."""
+        """Writes the manifest, which is the commit; or returns why it did not."""
         self.attempt.ensure_current()
         key = manifest.mark.manifest
         if self.store.put_if_absent(key, encode(manifest)):

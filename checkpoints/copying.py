@@ -1,4 +1,4 @@
-"""Copying a checkpoint into another run: every byte is checked where it is read, and again where it was written."""
+"""Copies a checkpoint into another run. Every byte is checked when it is read, and again after it was written."""
 
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
@@ -43,13 +43,14 @@ def copy_checkpoint(
     wrong = verify(target, copied)
     if wrong:
         raise DamagedCheckpoint(
-            f"the copy in {target.uri} is not what was written: {'; '.join(wrong)}", remedy="copy it again"
+            f"the copy in {target.uri} does not match what was written: {'; '.join(wrong)}",
+            remedy="copy it again",
         )
     if target.put_if_absent(mark.manifest, encode(copied)):
         return copied
     if read_manifest(target, mark).model_copy(update={"created": now}) != copied:
         raise CheckpointError(
-            f"{target.uri}/{mark.manifest} is there already, and differs", remedy="copy to another place"
+            f"{target.uri}/{mark.manifest} is another checkpoint", remedy="copy to another place"
         )
     return copied
 

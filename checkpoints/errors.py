@@ -9,7 +9,7 @@ class CheckpointError(UserError):
 
 
 class ExportError(CheckpointError):
-    """A place that an export may not be written to."""
+    """A folder that holds something else than a former export, so that no export may be written there."""
 
 
 class DamagedCheckpoint(CheckpointError):
@@ -21,15 +21,15 @@ class NoGoodCheckpoint(CheckpointError):
 
 
 class RunIsActive(CheckpointError):
-    """Another start of this run is alive."""
+    """Another attempt of this run is alive."""
 
 
 class Superseded(CheckpointError):
-    """A newer start of this run has taken over; this one may not write any more."""
+    """A newer attempt of this run has taken over; this one may not write any more."""
 
 
 class SaveFailed(StoreUnavailable):
-    """The last save of a run did not reach its store, which may come back: nothing but time is lost.
+    """The last save of a run did not reach its store. The store may come back, and the run then goes on from `last`.
 
     Attributes:
         step: the step that was to be saved.

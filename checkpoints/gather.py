@@ -37,7 +37,7 @@ class Peers(Protocol):
         ...
 
     def from_first(self, value: JsonValue) -> JsonValue:
-        """Rank 0's value; the others' is not looked at."""
+        """Rank 0's value on all ranks; the others' values are ignored."""
         ...
 
 
@@ -61,8 +61,8 @@ class Alone:
 class GlooPeers:
     """Ranks joined by a torch.distributed group that moves CPU tensors.
 
-    Give checkpoints a group of their own (`new_group(backend="gloo", timeout=GROUP_TIMEOUT)`): its collectives then mix
-    with nobody else's, and none gives up on a rank that is only slow.
+    Give checkpoints a group of their own (`new_group(backend="gloo", timeout=GROUP_TIMEOUT)`): its collectives then
+    do not mix with others, and do not time out on a rank that is only slow.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -115,7 +115,7 @@ def _padded(text: Tensor, length: int) -> Tensor:
 
 
 def gather_or_raise(peers: Peers, work: Callable[[], JsonValue]) -> list[JsonValue]:
-    """What `work` returns on each rank; if it raises one of the errors below on any of them, that error on all of them.
+    """What `work` returns on each rank. If it raises one of the errors below on some rank, all ranks raise that error.
 
     Raises:
         StoreError, CheckpointError: the first failing rank's.
@@ -124,8 +124,7 @@ def gather_or_raise(peers: Peers, work: Callable[[], JsonValue]) -> list[JsonVal
 
 
 def first_or_raise(peers: Peers, work: Callable[[], JsonValue]) -> JsonValue:
-    """What `work` returns on rank 0, which alone does it, on all ranks; or what it raises there. Raises as
-    `gather_or_raise`."""
+    """Only rank 0 calls `work`; all ranks return what it returns. Raises as `gather_or_raise`."""
     return _unwrapped(0, peers.from_first(_wrapped(work) if peers.rank == 0 else None))
 
 
@@ -156,5 +155,5 @@ _ERRORS = {
 
 
 def _kind(error: StoreError | CheckpointError) -> str:
-    """The first of the kinds above that it is: who waits for a store to come back must know that one."""
+    """The first of the kinds above that fits the error, so that a caller can tell whether to wait for a store."""
     return next(name for name, kind in _ERRORS.items() if isinstance(error, kind))

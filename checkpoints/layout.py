@@ -3,9 +3,9 @@
     checkpoints/step-00001000-a000003/rank-00000.safetensors    one file from each rank
     checkpoints/step-00001000-a000003/manifest.json             written last: the commit
 
-The manifest maps ranges of named flat tensors to byte ranges of files, so nobody who loads needs to know how
-many ranks wrote it or which of them held what. Every attempt (start of the run) writes under its own name
-only, so a process that was thought dead cannot touch what its successor wrote.
+The manifest maps ranges of named flat tensors to byte ranges of files. So a reader need not know how many ranks wrote
+the checkpoint, or which rank held what. Every attempt writes under its own number only, so a process that was wrongly
+thought dead cannot change what its successor wrote.
 """
 
 import re
@@ -32,7 +32,9 @@ ITEM = 4  # bytes of a float32, the only element type
 
 @dataclass(frozen=True, order=True)
 class CheckpointName:
-    """Which checkpoint. Newer ones compare greater: an attempt supersedes all that it did not load."""
+    """The attempt and the step that name a checkpoint. Newer checkpoints compare greater: first by attempt, then by
+    step.
+    """
 
     attempt: int
     step: int
@@ -50,7 +52,7 @@ class CheckpointName:
 
     @classmethod
     def of(cls, key: str) -> "CheckpointName | None":
-        """Whose folder the key lies in."""
+        """The checkpoint in whose folder the key lies; None if in none."""
         found = re.match(rf"{ROOT}step-(\d+)-a(\d+)/", key)
         return cls(attempt=int(found[2]), step=int(found[1])) if found else None
 
@@ -108,14 +110,14 @@ class CheckpointManifest(Strict):
     Attributes:
         format: version of this layout.
         step: steps taken.
-        attempt: the start of the run that wrote it.
+        attempt: the attempt that wrote it.
         world_size: ranks that wrote it, for the record.
         shapes: of every parameter, by name.
         kinds: of state stored for every parameter ("master", "exp_avg", ...).
-        memory: shapes of what the model remembers of the rows before (XLNet), by name, of the kind "memory"; empty
-            where memory is a function of weights and data, or there is none.
+        memory: shapes of XLNet's memory of earlier rows, by name, of the kind "memory". Empty if the model has none,
+            or if it can be recomputed from weights and data.
         files, pieces: where the elements are; all are float32, little-endian.
-        state: what the trainer resumes from beside tensors: position, counters, skipped data.
+        state: what the trainer resumes from besides tensors: position, counters, skipped data.
         lineage: which attempt took which of the steps up to `step`, in order; the committed history.
         versions: of our code and its libraries.
         created: seconds since 1970.
@@ -192,7 +194,7 @@ def decode(data: bytes, where: str) -> CheckpointManifest:
 
 
 def first_problem(error: ValidationError) -> str:
-    """Where the first thing is that pydantic found wrong, and what."""
+    """The first thing that pydantic found wrong, and where."""
     first = error.errors(include_url=False)[0]
     return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
 
@@ -209,7 +211,7 @@ def sealed(what: str, body: bytes) -> bytes:
 
 
 def unsealed(what: str, data: bytes) -> bytes | None:
-    """What was sealed; None if the bytes are others."""
+    """What was sealed; None if the bytes do not match their digest."""
     body = data[len(sealed(what, b"")) - 1 : -1]
     return body if data == sealed(what, body) else None
 
@@ -219,8 +221,9 @@ def elements(shape: tuple[int, ...]) -> int:
 
 
 def problems(manifest: CheckpointManifest) -> list[str]:
-    """What keeps a manifest from being that of a checkpoint: its history and its files make sense, and its pieces cover
-    every element of every parameter, memory and kind exactly once, each at a place of its own in a file."""
+    """What is wrong with a manifest; empty for a good one. Its history and files must make sense, and its pieces must
+    cover every element of every parameter, memory and kind exactly once, each at a place of its own in a file.
+    """
     found = [*_of_history(manifest), *_of_names(manifest)]
     for rank, file in enumerate(manifest.files):
         found += _of_file(file, manifest.mark.file(rank))

@@ -90,7 +90,17 @@ def rows(store: Store) -> list[CheckpointRow]:
         try:
             manifest = read_manifest(store, mark)
         except DamagedCheckpoint as error:
-            found.append(CheckpointRow(mark.step, mark.attempt, size, None, None, False, error.problem))
+            found.append(
+                CheckpointRow(
+                    step=mark.step,
+                    attempt=mark.attempt,
+                    bytes=size,
+                    created=None,
+                    world_size=None,
+                    abandoned=False,
+                    problem=error.problem,
+                )
+            )
             continue
         abandoned = left_behind(mark, gone_back)
         if not abandoned:
@@ -98,13 +108,20 @@ def rows(store: Store) -> list[CheckpointRow]:
             abandoned = not on(lineage, mark)
         found.append(
             CheckpointRow(
-                mark.step, mark.attempt, size, manifest.created, manifest.world_size, abandoned, None
+                step=mark.step,
+                attempt=mark.attempt,
+                bytes=size,
+                created=manifest.created,
+                world_size=manifest.world_size,
+                abandoned=abandoned,
+                problem=None,
             )
         )
     return found
 
 
 def on(lineage: tuple[LineageSegment, ...], mark: CheckpointName) -> bool:
-    """Whether the checkpoint is part of the history: an attempt commits at the step it began with only if that is the
-    run's first, which then has a part of no steps."""
+    """Whether the checkpoint is part of the history. (An attempt commits at the step that it began with only at the
+    run's first step; its segment then has no steps.)
+    """
     return any(part.attempt == mark.attempt and part.start <= mark.step <= part.stop for part in lineage)

@@ -1,4 +1,4 @@
-"""Loading: which checkpoint, agreed by all ranks before anyone reads it; then any range of any parameter."""
+"""Loading: all ranks agree on a checkpoint, and then each reads the ranges of parameters that it needs."""
 
 import threading
 from bisect import bisect_right
@@ -40,7 +40,7 @@ def newest_good(store: Store, peers: Peers, *, full: bool = True) -> Good | None
 
     Raises:
         NoGoodCheckpoint: there are checkpoints, and each is damaged.
-        StoreError: the store could not answer on some rank (on all of them, so nobody is left waiting).
+        StoreError: the store did not answer on some rank. All ranks raise it, so none is left waiting.
     """
     marks = first_or_raise(peers, lambda: _marks(store))
     passed_over: list[str] = []
@@ -67,7 +67,7 @@ def _marks(store: Store) -> JsonValue:
 def _manifest_together(
     store: Store, mark: CheckpointName, peers: Peers
 ) -> tuple[CheckpointManifest | None, list[str]]:
-    """Rank 0's reading of the manifest, for all; or what is wrong with it."""
+    """Rank 0 reads the manifest; all ranks return it, or what is wrong with it."""
 
     def read() -> JsonValue:
         try:

@@ -26,13 +26,13 @@ _POLL_S = 2.0
 
 @dataclass(frozen=True)
 class Presence:
-    """The newest start of a run. Times in seconds since 1970.
+    """The newest attempt of a run. Times in seconds since 1970.
 
     Attributes:
         attempt, owner: its number, and the process that looks after it.
         heard: when it last showed that it lives, by our clock.
-        ended: when it ended in good order, by the clock of its machine; None if it has not.
-        state: `running`; `ended`; or `dead`, without having said so: its process is gone, or was not heard of for
+        ended: when it ended in good order, by its machine's clock; None if it has not.
+        state: `running`; `ended`, in good order; or `dead`: its process is gone, or it has shown no sign of life for
             longer than the lease, by the store's clock.
     """
 
@@ -44,7 +44,9 @@ class Presence:
 
 
 def presence(store: Store, now: float, lease_s: float = LEASE_S) -> Presence | None:
-    """None if the run was never started. `now`, in seconds since 1970, only turns ages into times."""
+    """The newest attempt; None if the run was never started. `now`, in seconds since 1970, only turns ages
+    into times.
+    """
     number = newest_attempt(store)
     if not number:
         return None
@@ -58,7 +60,9 @@ def presence(store: Store, now: float, lease_s: float = LEASE_S) -> Presence | N
 
 
 class StopRequest(BaseModel):
-    """Attributes: attempt: the newest when it was asked for. by: who asks, for people. time: seconds since 1970."""
+    """A request to stop. `attempt`: the newest one at that time. `by`: who asks, for people to read. `time`: seconds
+    since 1970.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -68,13 +72,14 @@ class StopRequest(BaseModel):
 
 
 def request_stop(store: Store, request: StopRequest) -> None:
-    """Replaces an earlier request."""
+    """Stores the request, in place of an earlier one."""
     store.put(_KEY, request.model_dump_json().encode())
 
 
 def stop_requested(store: Store, first: int) -> StopRequest | None:
-    """The request that a command has to obey whose first attempt is `first`. One that cannot be read is none: nobody
-    knows whom it was for."""
+    """The request that a command has to obey whose first attempt is `first`; None if there is none. A request that
+    cannot be
+    read is ignored, with a warning: it is not known which attempt it was for."""
     try:
         request = StopRequest.model_validate_json(store.get(_KEY))
     except KeyMissing:
@@ -97,19 +102,20 @@ def await_claim(
 ) -> Attempt | None:
     """Takes the next attempt of the run in `store` for `owner`, as soon as it is free.
 
-    At once where the last start has ended, or ran on this machine and is gone. A start on another machine that may
-    still live is waited for: until it has been silent for `lease_s` seconds, by the store's clock, or for as long as
-    we have looked, by our own. `clock` counts seconds from anywhere and is never compared with another machine's.
+    It is free at once if the last attempt has ended, or ran on this machine and is gone. If the last attempt ran on
+    another machine and may still live, this waits until that attempt has been silent for `lease_s` seconds, by the
+    store's clock, or for that long by our own clock since we began to look. `clock` counts seconds from anywhere; it is
+    never compared with another machine's.
 
     Args:
         stopped: ends the waiting; looked at every `poll_s` seconds at least.
-        note: tells the operator, once, that and how long it may take.
+        note: is called once, with what the operator should know: that we wait, and for how long.
 
     Returns: the attempt, or None if `stopped` was set before. Start its heart at once (`Heartbeat`).
 
     Raises:
-        RunIsActive: the last start is alive: its process runs here, or its heart was seen to beat; or somebody else
-            has claimed meanwhile.
+        RunIsActive: the last attempt is alive: its process runs here, or its heartbeat changed while we waited. Or
+            another process has claimed the run meanwhile.
         StoreError: the store does not answer.
     """
     seen: Unsure | None = None

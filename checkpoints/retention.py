@@ -1,11 +1,11 @@
-"""Which checkpoints go, and how: so that at every instant a loadable one remains.
+"""Which checkpoints are deleted, and how, so that there is a loadable one at every instant.
 
-A deletion removes the manifest first, then the data: half-way, the checkpoint does not exist, and its files
-are orphans that the next sweep finds.
+A deletion removes the manifest first, then the data: if it is interrupted, the checkpoint no longer exists, and
+the next sweep deletes its files.
 
-What is stored may rot, and sizes do not show it. So a deletion always leaves, among the newest that are kept, one that
-this attempt has read back whole since it was written: the one it resumed from, or one that `tidy` reads back when
-there is no other. Of every `keep_last` commits one is read back, by one rank, beside training.
+Stored bytes may rot, which their sizes do not show. So a deletion always leaves, among the newest checkpoints that are
+kept, one that this attempt has read back whole: the one that it resumed from, or one that `tidy` reads back if there is
+no other. Of every `keep_last` commits one is read back, by one rank, while training goes on.
 """
 
 import logging
@@ -51,11 +51,13 @@ def expired(
 ) -> list[CheckpointName]:
     """The checkpoints to delete, oldest first.
 
-    Kept are, of those on `lineage` (the newest one's): the newest `keep_last`, at least one; for each
-    multiple of `keep_every` steps the first at or after it (checkpoints due by time fall between multiples);
-    and, so that there is a way back from a loss gone bad, the newest of at most `way_back` steps and all after it,
-    which come to be that later.
-    What is not on the lineage was abandoned when the run went on from an earlier one.
+    Kept are, of the checkpoints on `lineage` (that of the newest one):
+
+    - the newest `keep_last`, at least one;
+    - for each multiple of `keep_every` steps the first at or after it (checkpoints due by time fall between multiples);
+    - the newest of at most `way_back` steps, and all after it, so that the run can go back from a loss that went bad.
+
+    Checkpoints that are not on the lineage were abandoned when the run went on from an earlier one.
     """
     history = sorted((mark for mark in marks if on(lineage, mark)), reverse=True)
     kept = set(history[: max(keep_last, 1)])
@@ -108,7 +110,7 @@ def tidy(
 
 
 def _newest(store: Store, mark: CheckpointName) -> CheckpointManifest | None:
-    """The manifest of the newest checkpoint, if all is there."""
+    """The manifest of the newest checkpoint, if all its files are there."""
     try:
         newest = read_manifest(store, mark)
     except DamagedCheckpoint as error:
@@ -132,9 +134,9 @@ def _newest_kept(
 
 
 def sweep(store: Store, attempt: Attempt) -> int:
-    """Deletes what saves never committed and deletions half done left; returns the number of files.
+    """Deletes the files of saves that were never committed and of interrupted deletions; returns their number.
 
-    Spared is what this attempt may still be writing: steps after its newest commit.
+    Files of steps after the newest commit are left alone, because this attempt may still be writing them.
     """
     found = folders(store)
     own = [folder.mark.step for folder in found if folder.committed and folder.mark.attempt == attempt.number]

@@ -2,9 +2,10 @@
 
     checkpoints/rewind-a000003.json    attempt 3 went back; created by conditional put, once
 
-An attempt that finds its loss gone for good writes this and ends. Checkpoints that it or an attempt before it committed
-after the one it names do not count any more, whichever of them are still stored; the next attempt goes on from there,
-without the data that was read since. The records are kept for ever, and every manifest repeats the ranges left out.
+An attempt whose loss does not recover writes this record and ends. Checkpoints that were committed after the one named
+in the record, by this or an earlier attempt, do not count any more, even if they are still stored. The next attempt
+goes on from the named one, and leaves out the data that was read since. Records are kept for ever, and every later
+manifest repeats the ranges left out.
 """
 
 from collections.abc import Sequence
@@ -39,11 +40,11 @@ class Rewind(Strict):
     """A run went back.
 
     Attributes:
-        attempt: which attempt did; 0 for what was decided before the first.
+        attempt: which attempt went back; 0 if that was decided before the first attempt.
         to: the checkpoint it goes on from; None for the run's first step.
-        began: the step with which it went wrong.
+        began: the step at which the loss went wrong.
         reached: steps done when it went back.
-        cause: for people.
+        cause: why, for people to read.
         skips: the ranges left out from then on, those of earlier rewinds included.
     """
 
@@ -56,7 +57,7 @@ class Rewind(Strict):
 
 
 def record(store: Store, rewind: Rewind, attempt: Attempt) -> None:
-    """Makes it so.
+    """Stores the record, after which the rewind counts.
 
     Raises:
         Superseded: a newer attempt has been claimed, and decides for itself.
@@ -73,9 +74,10 @@ def record(store: Store, rewind: Rewind, attempt: Attempt) -> None:
 
 
 def rewinds(store: Store) -> list[Rewind]:
-    """All of them, the oldest first.
+    """All records, the oldest first.
 
-    Raises DamagedCheckpoint if one cannot be read: without it the run would go on with what it went back from.
+    Raises DamagedCheckpoint if one cannot be read. Without it the run would go on from a checkpoint that it went back
+    past.
     """
     return [_read(store, key) for key in sorted(entry.key for entry in store.list(_PREFIX))]
 
@@ -93,14 +95,15 @@ def _read(store: Store, key: str) -> Rewind:
 
 
 def left_behind(mark: CheckpointName, gone_back: Sequence[Rewind]) -> bool:
-    """Whether the run went back past a checkpoint after it was made."""
+    """Whether the run has gone back to a step before this checkpoint."""
     return any(
         mark.attempt <= rewind.attempt and (rewind.to is None or mark > rewind.to) for rewind in gone_back
     )
 
 
 def skips(manifest: CheckpointManifest | None, gone_back: Sequence[Rewind]) -> tuple[Span, ...]:
-    """The ranges that a run leaves out which goes on from a checkpoint, or from nothing. Raises DamagedCheckpoint."""
+    """The ranges of data that a run leaves out if it goes on from this checkpoint, or from nothing. Raises
+    DamagedCheckpoint."""
     made_by = manifest.attempt if manifest else 0
     if gone_back and gone_back[-1].attempt >= made_by:
         return gone_back[-1].skips

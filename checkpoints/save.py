@@ -1,12 +1,12 @@
 """Saving, while training goes on: a copy in memory, an upload in the background, one collective commit.
 
     begin    every rank copies its fragments (the only time training waits) and starts to upload them
-    ready    every rank: is my upload over, well or badly? The trainer asks in every step's control all-reduce
+    ready    every rank: has my upload ended, with or without an error? The trainer asks in every step
     commit   all ranks at the same step, once all are ready: rank 0 gathers receipts or errors, checks that they
              cover everything and that no newer attempt runs, writes the manifest by conditional put, and tells
 
-Until the manifest is there, nothing was saved, and what is stored lies in the attempt's own folder. An error
-on any rank reaches all of them through the exchange, as the same outcome.
+Until the manifest exists, nothing is saved, and what is stored lies in the attempt's own folder. An error on some rank
+reaches all ranks in the exchange, so all return the same outcome.
 """
 
 import json
@@ -50,7 +50,7 @@ class Saver:
 
     Args:
         store: the run's.
-        attempt: the claimed start of the run, the same on all ranks.
+        attempt: the attempt that was claimed, the same on all ranks.
         peers: the ranks, on a process group of their own.
         resumed: the checkpoint this attempt started from, None if from nothing.
         clock: seconds since 1970.
@@ -106,7 +106,7 @@ class Saver:
             step: steps taken; greater than `last_step`.
             shapes: of every parameter of the model, by name.
             state: whatever else a resume needs, as JSON without NaN; rank 0's is stored.
-            memory: shapes of what the model remembers, by name, if the checkpoint is to hold it; rank 0's are stored.
+            memory: shapes of the model's memory, by name, if the checkpoint is to hold it; rank 0's are stored.
 
         Raises:
             CheckpointError: a save is under way, the step is not a new one, or a fragment is malformed.
@@ -125,10 +125,18 @@ class Saver:
         blocked = time.perf_counter() - started
         self._sent = 0
         upload = self._worker.submit(self._upload, step, snapshot, blocked)
-        self._underway = _Underway(step, snapshot, dict(shapes), dict(memory or {}), text, blocked, upload)
+        self._underway = _Underway(
+            step=step,
+            snapshot=snapshot,
+            shapes=dict(shapes),
+            memory=dict(memory or {}),
+            state=text,
+            blocked_s=blocked,
+            upload=upload,
+        )
 
     def ready(self) -> bool:
-        """Whether a save is under way and this rank's part of it is over, well or badly."""
+        """Whether a save is under way and this rank's part of it has ended, with or without an error."""
         return self._underway is not None and self._underway.upload.done()
 
     def wait(self) -> None:
@@ -136,9 +144,10 @@ class Saver:
         if self._underway is not None:
             self._underway.upload.exception()
 
-    def settle(self, progress: Callable[[int], None]) -> None:
-        """Blocks until the save under way is over on every rank. A collective, of many short ones: none outlasts a
-        group's timeout, and about once a second `progress` is told how many bytes all ranks have uploaded."""
+    def wait_for_all(self, progress: Callable[[int], None]) -> None:
+        """Blocks until the save under way is over on every rank. Collective. It consists of many short collectives, so
+        that none outlasts a group's timeout. About once a second `progress` is told how many bytes all ranks have
+        uploaded."""
         while True:
             self._wait_a_moment()
             answers = self._peers.all_gather([self._underway is None or self.ready(), self.sent])
@@ -169,7 +178,7 @@ class Saver:
         return outcome
 
     def close(self) -> None:
-        """Lets go of the background thread; a save under way is abandoned."""
+        """Ends the background thread; a save under way is abandoned."""
         self._worker.shutdown(wait=False, cancel_futures=True)
 
     def _upload(self, step: int, snapshot: Snapshot, blocked_s: float) -> RankReceipt:

@@ -1,4 +1,4 @@
-"""One rank's part of a checkpoint, copied out of the trainer's way: a safetensors file laid out in memory.
+"""One rank's part of a checkpoint, copied so that training can go on: a safetensors file laid out in memory.
 
 Fragments are copied straight to their places in the file's body, so the copy is the only one: hashing and
 uploading read from it. The body is kept from one save to the next: fresh pages cost more than the copy.
@@ -23,7 +23,7 @@ from encoder_core.train.zero_state import Fragment
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A file's bytes and what is where in them.
+    """A file's bytes, and which tensor ranges lie where in them.
 
     Attributes:
         header: the bytes before the body.
@@ -46,7 +46,7 @@ class Snapshot:
 
 
 def take(fragments: Iterable[Fragment], reuse: UInt8[Tensor, " bytes"] | None = None) -> Snapshot:
-    """Copies the fragments into one file's layout, into the body `reuse` of an earlier snapshot if it fits.
+    """Copies the fragments into one file's layout. The body `reuse` of an earlier snapshot is used again if it fits.
 
     Raises:
         CheckpointError: a fragment's tensors are not one-dimensional float32 of one length.

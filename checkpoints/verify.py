@@ -29,7 +29,9 @@ def read_chunk(store: Store, file: File, index: int) -> bytes:
         f"{where} does not match its hash in bytes {start} to {start + length}", remedy=remedy
     )
     try:
-        return read_verified(store, file.key, start, length, file.hashes[index], wrong)
+        return read_verified(
+            store, file.key, start=start, length=length, expected=file.hashes[index], otherwise=wrong
+        )
     except (KeyMissing, Truncated) as error:
         raise DamagedCheckpoint(error.problem, remedy=remedy) from error
 

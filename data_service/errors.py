@@ -44,4 +44,4 @@ class PlanError(UserError):
 
 
 class BuildFailed(UserError):
-    """Samples that the machines there are cannot build: whatever builds them dies, of want of memory most likely."""
+    """Samples could not be built: the tasks that build them died again and again, most likely for lack of memory."""

@@ -1,4 +1,4 @@
-"""A folder in the transformers format as local files, wherever it lies: its configuration and weights, no more."""
+"""A folder in the transformers format, local or remote, as local files: its configuration and weights only."""
 
 import hashlib
 import json
@@ -22,7 +22,7 @@ _CHUNK = 64 << 20  # bytes held in memory at a time
 def local_folder(store: Store) -> Iterator[Path]:
     """The folder at the root of `store`, and those of a pair in it; a remote one is copied for as long as needed.
 
-    What is absent stays absent: the loader says what it misses. Raises StoreError kinds.
+    Missing files are not reported here; the loader says what it misses. Raises StoreError kinds.
     """
     if isinstance(store, LocalStore):
         yield Path(store.root)

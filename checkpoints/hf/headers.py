@@ -1,7 +1,7 @@
 """What a folder's safetensors hold, from their headers: names and shapes. No weight is read.
 
-So a `start:` that cannot work is refused before ranks start, even where the files are large and in a bucket. Ranks read
-the weights themselves with `checkpoints.hf.load`.
+With them a `start:` that cannot work is refused before ranks start, even if the files are large and in a bucket. Ranks
+later read the weights with `checkpoints.hf.load`.
 """
 
 import json

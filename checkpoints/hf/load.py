@@ -59,7 +59,7 @@ def weights_for(config: ModelConfig, folder: Path, heads: Heads = "mlm") -> dict
 
 
 def unused_in(config: ModelConfig, folder: Path, heads: Heads = "mlm") -> list[str]:
-    """Names, theirs, of the parameters in `folder` that `weights_for` has no place for: heads of other tasks."""
+    """Stored names of the parameters in `folder` that `weights_for` has no place for: heads of other tasks."""
     their = interchange(config, heads)
     table, present = their.table, their.table.modern(_stored_names(folder))
     used = {*table.names(their.layers).values(), *table.tied, *(fold.theirs for fold in table.folds)}

@@ -1,7 +1,8 @@
 """A generator and a discriminator in transformers' format: one folder each (ELECTRA, DeBERTa v3).
 
-Embeddings that both share are written into both folders. Gradient-disentangled ones are written as what the
-discriminator reads, E_G + E_delta; reading them back, E_delta is that less E_G, up to rounding.
+Embeddings that both networks share are written into both folders. If they are gradient-disentangled, the
+discriminator's folder holds what it reads, E_G + E_delta. When they are read back, E_delta is the difference from E_G,
+up to rounding.
 """
 
 from collections.abc import Callable, Mapping

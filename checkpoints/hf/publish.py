@@ -1,7 +1,7 @@
-"""An export as a whole: it appears complete or not at all, and takes the place of nothing but a former export.
+"""Publishes an export as a whole: it appears complete or not at all, and replaces nothing but a former export.
 
-`maskfleet_export.json` lists what an export wrote, by SHA-256. It is written first and every config.json last. So what
-an interrupted export leaves behind is no model for any loader, and the next export knows which files it may remove.
+`maskfleet_export.json` lists what an export wrote, by SHA-256. It is written first and every config.json last. So no
+loader takes what an interrupted export left behind for a model, and the next export knows which files it may remove.
 """
 
 import hashlib

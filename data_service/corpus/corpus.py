@@ -110,7 +110,11 @@ def show_documents(uri: str, split: Part, index: int, count: int = 1) -> list[Sh
     block = int(np.searchsorted(ends, index, side="right"))
     first = index - int(ends[block] - table.documents[block])
     while block < len(table) and len(shown) < count:
-        documents = list(_show_block(corpus, split, block, tokenizer, first, count - len(shown)))
+        documents = list(
+            _show_block(
+                corpus, split, index=block, tokenizer=tokenizer, first=first, count=count - len(shown)
+            )
+        )
         shown.extend(documents)
         block, first = block + 1, 0
     return shown
@@ -125,5 +129,10 @@ def _show_block(
         bounds = block.sentences[block.documents[document] : block.documents[document + 1] + 1]
         sentences = tuple(tokenizer.decode(block.tokens[start:stop]) for start, stop in pairwise(bounds))
         yield ShownDocument(
-            table.key(index), index, document, int(bounds[-1] - bounds[0]), sentences, corpus.manifest.pairs
+            shard=table.key(index),
+            block=index,
+            document=document,
+            tokens=int(bounds[-1] - bounds[0]),
+            sentences=sentences,
+            pairs=corpus.manifest.pairs,
         )

@@ -1,4 +1,6 @@
-"""Keys below the corpus root. Everything under `build/` is scaffolding that a finished build takes down."""
+"""Keys below the corpus root. Everything under `build/` is needed only while a corpus is built, and deleted
+at the end.
+"""
 
 from dataclasses import dataclass
 
@@ -12,12 +14,12 @@ TOKENIZER = "tokenizer"
 
 @dataclass(frozen=True)
 class BuildLayout:
-    """Where the tasks of one build find and leave things; travels with them to the workers.
+    """The keys that the tasks of one build read and write. It is sent to the workers with each task.
 
     Attributes:
         output: URI of the corpus.
-        build: hash of the configuration. Scaffolding lies below it, so that what a task of an abandoned build
-            leaves behind late is never taken for ours.
+        build: hash of the configuration. Keys under `build/` contain it, so that what a late task of an abandoned build
+            writes is never taken for ours.
     """
 
     output: str
@@ -40,12 +42,12 @@ class BuildLayout:
         return f"{BUILD}{self.build}/unigrams/{split:06d}.bin"
 
     def receipt(self, stage: str, task: int) -> str:
-        """What says that a task of a stage is finished."""
+        """The receipt of a finished task."""
         return f"{BUILD}{self.build}/receipts/{stage}/{task:06d}.json"
 
 
 def shard_name(split: int) -> str:
-    """What a split's shards, and the keys of their samples, begin with."""
+    """The beginning of the names of a split's shards, and of the keys of their samples."""
     return f"{split:06d}"
 
 

@@ -1,4 +1,4 @@
-"""The corpus manifest: what exists, where, and the hash of every block. Without it there is no corpus."""
+"""The corpus manifest: which blocks exist, where, and the hash of each. A corpus exists once its manifest does."""
 
 import hashlib
 import json
@@ -64,7 +64,7 @@ class BlockTable:
         return self.shards[int(self.shard[index])]
 
     def place(self, index: int) -> str:
-        """Where block `index` lies, for messages: shard, block number in the split, byte range."""
+        """Where block `index` is, for messages: shard, block number in the split, byte range."""
         start = int(self.offset[index])
         return f"{self.key(index)}, block {index}, bytes {start} to {start + int(self.length[index])}"
 
@@ -76,12 +76,13 @@ class HeldoutRule:
     Attributes:
         unit: whole documents, or stretches of them between the bounds of paragraphs (in a long paragraph, of
             sentences).
-        below: a document is held out if the low word of its hash is below this; a stretch, if that of the paragraph is
-            with which it ends.
+        below: a document is held out if the low word of its hash is below this. A stretch is held out if that is true
+            of the paragraph with which it ends.
         length: bytes of a stretch on average.
-        trained: low words below `below` that are trained on all the same: paragraphs that end too many stretches.
-        by_tokens: documents with tokens unknown to the tokenizer go by the hash of their tokens, so that those which
-            differ in unknown words alone are on one side. Only where there are many documents.
+        trained: low words below `below` that are trained on nevertheless, because their paragraphs end too many
+            stretches.
+        by_tokens: documents with text unknown to the tokenizer are divided by the hash of their tokens, so that
+            documents that differ only in unknown words are on the same side. Only if there are many documents.
     """
 
     unit: Literal["document", "stretch"]
@@ -91,7 +92,7 @@ class HeldoutRule:
     by_tokens: bool = False
 
     def holds_out(self, low: int) -> bool:
-        """Whether what has this low word is held out."""
+        """Whether a document or paragraph with this low word is held out."""
         return low < self.below and low not in self.trained
 
 
@@ -104,7 +105,7 @@ class PairTexts:
 
     @property
     def texts(self) -> int:
-        """Of an example."""
+        """Number of texts of an example."""
         return 2 + self.negatives
 
     @property
@@ -130,9 +131,8 @@ class CorpusManifest:
         skipped: the first hundred bad records that were left out, with file and line or row, and why.
         left_out: the first hundred files among the inputs that were not read, and why.
         tokenizer_files: hash (blake2b, 16 bytes) per key of the tokenizer's copy below the corpus root.
-        heldout_rule: what was held out instead, where that share of the documents would have been too little or too
-            much.
-        pairs: what documents are in a corpus of pairs; None in one of plain text.
+        heldout_rule: what was held out instead, if that share of the documents would have been too little or too much.
+        pairs: the texts of an example, in a corpus of pairs; None in a corpus of plain text.
     """
 
     tokenizer_hash: str
@@ -162,7 +162,7 @@ class CorpusManifest:
     def fingerprint(self) -> str:
         """sha256 (hex) of everything that decides what a run sees: blocks, shards, tokenizer, where words begin.
 
-        Where the text came from (`options`, `counts`) is left out: the same tokens are the same data.
+        It does not cover where the text came from (`options`, `counts`): the same tokens are the same data.
         """
         content = hashlib.sha256()
         identity: list[object] = [self.tokenizer_hash, self.vocab_size, self.shard_sizes, self.shard_digests]
@@ -190,5 +190,12 @@ def block_table(
     columns = np.array(rows, dtype=np.int64).reshape(-1, 6).T
     shard, offset, length, tokens, sentences, documents = (np.ascontiguousarray(column) for column in columns)
     return BlockTable(
-        shard.astype(np.int32), offset, length, tokens, sentences, documents, tuple(digest), tuple(shards)
+        shard=shard.astype(np.int32),
+        offset=offset,
+        length=length,
+        tokens=tokens,
+        sentences=sentences,
+        documents=documents,
+        digest=tuple(digest),
+        shards=tuple(shards),
     )

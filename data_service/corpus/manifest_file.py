@@ -140,7 +140,7 @@ def parse_manifest(data: bytes, place: str) -> CorpusManifest:
 
 
 def save_manifest(store: Store, manifest: CorpusManifest) -> None:
-    """Publish the corpus at the store's root: from here on it exists."""
+    """Write the manifest at the store's root. From then on the corpus exists."""
     store.put(MANIFEST, dump_manifest(manifest))
 
 
@@ -156,7 +156,7 @@ def load_manifest(store: Store) -> CorpusManifest:
     except KeyMissing as error:
         raise CorpusError(
             f"no corpus at {store.uri}: it has no {MANIFEST}",
-            remedy="check the address; if a build was interrupted, give its `maskfleet corpus build` again",
+            remedy="check the address; if a build was interrupted, run the same `maskfleet corpus build` again",
         ) from error
     return parse_manifest(data, f"{store.uri.rstrip('/')}/{MANIFEST}")
 

@@ -1,6 +1,7 @@
-"""Reads blocks by range: one request, one hash, then views into the bytes. Standard library and NumPy only.
+"""Reads blocks by range, with one request and one hash each. Standard library and NumPy only.
 
-Arrays are never copied: a block of 1 M tokens costs its request and its hash, about a millisecond for 2 MB.
+Arrays are views into the bytes that were read, never copies. A block of 1 M tokens costs its request and its hash,
+about a millisecond for 2 MB.
 """
 
 import re
@@ -27,7 +28,7 @@ _TOKENS, _SENTENCES, _DOCUMENTS = "tokens.npy", "sentences.npy", "documents.npy"
 
 
 def read_block(store: Store, table: BlockTable, index: int) -> Block:
-    """Block `index` of a split, its bytes verified: read-only views. `store` is rooted at the corpus.
+    """Block `index` of a split as read-only views of verified bytes. `store` is rooted at the corpus.
 
     Raises:
         CorruptBlock: the stored bytes do not match the manifest's hash, however often they are read.
@@ -40,7 +41,9 @@ def read_block_bytes(store: Store, table: BlockTable, index: int) -> bytes:
     """The block's bytes in its shard: one tar sample. Raises as `read_block`."""
     start, length, expected = int(table.offset[index]), int(table.length[index]), table.digest[index]
     mismatch = _corrupt(_place(store, table, index), "its bytes do not match the manifest's hash")
-    return read_verified(store, table.key(index), start, length, expected, mismatch)
+    return read_verified(
+        store, table.key(index), start=start, length=length, expected=expected, otherwise=mismatch
+    )
 
 
 def to_block(data: bytes, store: Store, table: BlockTable, index: int) -> Block:

@@ -37,7 +37,7 @@ class VerifyReport:
 
 
 def verify_files(store: Store, manifest: CorpusManifest) -> VerifyReport:
-    """Read every byte that the manifest answers for, and look for files that it does not know.
+    """Read every byte that the manifest describes, and look for files that it does not know.
 
     Raises:
         StoreError: the store cannot be read. A file that is missing or cut short is damage, not an error.

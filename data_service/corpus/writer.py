@@ -1,6 +1,6 @@
 """Writes a shard: a plain WebDataset tar, one sample a block, the same blocks always the same bytes.
 
-The one place that imports webdataset (which imports torch): nothing that streams training data comes here.
+Only this module imports webdataset, which imports torch. Nothing that streams training data imports this module.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""From the receipts of a finished build to its manifest."""
+"""Makes the manifest of a corpus from the receipts of its build."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from data_service.tokenizers.tokenizer import Tokenizer
 
 def assemble(
     layout: BuildLayout,
+    *,
     options: Configuration,
     tokenizer: Tokenizer,
     scanned: list[Scanned],
@@ -30,9 +31,10 @@ def assemble(
     """The manifest of what the tasks wrote, in the order of the splits. Reads every split's token counts.
 
     Raises:
-        CorpusError: nothing is left to train on, or nothing to evaluate on though some text was to be held out:
-            documents have no token.
+        CorpusError: no document with a token is left for training, or for evaluation though some text was to be held
+            out.
     """
+    # Both sides must have tokens.
     train, heldout = [part.train for part in written], [part.heldout for part in written]
     if not any(part.shard for part in train):
         raise CorpusError(
@@ -44,6 +46,7 @@ def assemble(
             f"no held-out text of {layout.output} has a token",
             remedy="use a tokenizer that was trained on such text, or give more text",
         )
+    # The tables of blocks, the shards' digests, and the record of how the corpus was built.
     fraction = float(str(options["heldout_fraction"]))
     as_asked = heldout_rule.unit == "document" and heldout_rule.below == bound(fraction)
     shards = _shards("train", train) | _shards("heldout", heldout)

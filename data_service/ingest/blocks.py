@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 class _Run(NamedTuple):
-    """Sentences from number `start` on, and the end of the text before them, where they continue another run."""
+    """Sentences from number `start` on. `context`: the end of the text before them, if they continue another run."""
 
     start: int
     sentences: list[str]
@@ -137,7 +137,7 @@ class Encoded:
 
 
 def encode_documents(tokenizer: Tokenizer, texts: list[str]) -> list[Encoded]:
-    """The documents, in order. A sentence without tokens vanishes; a document may come out with none."""
+    """The documents, in order. Sentences without tokens are left out; a document may have no tokens at all."""
     sentences = [split_sentences(text) for text in texts]
     ids = encode_sentences(tokenizer, sentences)
     lengths = np.fromiter(map(len, ids), dtype=np.int64, count=len(ids))
@@ -152,7 +152,9 @@ def encode_documents(tokenizer: Tokenizer, texts: list[str]) -> list[Encoded]:
 
 
 def encode_examples(tokenizer: Tokenizer, examples: list[tuple[str, ...]]) -> list[Encoded]:
-    """Examples, in order, each text of which is one sentence. Without tokens where one of its texts has none."""
+    """Examples, in order. Each text becomes one sentence. If one text of an example has no tokens, the example gets
+    none.
+    """
     encoded = iter(encode_documents(tokenizer, [text for texts in examples for text in texts]))
     found = []
     for texts in examples:

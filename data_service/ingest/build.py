@@ -51,7 +51,7 @@ _DELETED = 1000  # objects that one request deletes
 def build_corpus(
     inputs: list[str], output: str, tokenizer: str, options: BuildOptions, progress: ReportProgress
 ) -> CorpusManifest:
-    """Build a corpus, or continue or find the same one.
+    """Build a corpus. If the same one is half-built, continue it; if it is complete, return its manifest.
 
     Args:
         inputs: files, folders and globs, local or s3://; of equal documents the first in this order is kept.
@@ -61,8 +61,8 @@ def build_corpus(
         progress: called in this process as tasks finish.
 
     Raises:
-        InputError: inputs that are missing, empty, too small to hold any out, or not the text they should be, naming
-            file and place.
+        InputError: inputs that are missing, empty, too small to hold any of it out, or not the text they should be;
+            the message names the file and the place in it.
         CorpusError: another corpus is there; no document is left to train on.
         TokenizerError, StoreError: a tokenizer or a place that cannot be used.
     """
@@ -75,12 +75,14 @@ def build_corpus(
     if manifest is not None:
         refuse_skipped(store, manifest, options)
         if manifest.options.get(VERSIONS) != wanted[VERSIONS]:
-            _refuse_other_text(store, listing, manifest, wanted, options, progress)
+            _refuse_other_text(
+                store, listing, manifest=manifest, wanted=wanted, options=options, progress=progress
+            )
         shards, size = len(manifest.shard_sizes), sum(manifest.shard_sizes.values())
         progress(Progress("already built", shards, shards, size, size))
     else:
         try:
-            manifest = _build(store, listing, encoder, wanted, options, progress)
+            manifest = _build(store, listing, encoder, wanted=wanted, options=options, progress=progress)
         except KeyMissing:
             # Somebody else may have finished the same build meanwhile and taken down the scaffolding.
             manifest = claim(store, wanted)
@@ -94,6 +96,7 @@ def _build(
     store: Store,
     listing: InputListing,
     tokenizer: Tokenizer,
+    *,
     wanted: Configuration,
     options: BuildOptions,
     progress: ReportProgress,
@@ -101,10 +104,19 @@ def _build(
     with _pool(listing, options) as pool:
         passes = Passes(BuildLayout(store.uri, identity(wanted)), listing.files, options, pool, progress)
         scanned = passes.scan()
-        heldout, kept = passes.settle(scanned)
+        heldout, kept = passes.choose_heldout(scanned)
         save_tokenizer(tokenizer, store.at(TOKENIZER).uri)
         written = passes.write(kept, heldout, tokenizer.hash)
-    manifest = assemble(passes.layout, wanted, tokenizer, scanned, written, listing, heldout, progress)
+    manifest = assemble(
+        passes.layout,
+        options=wanted,
+        tokenizer=tokenizer,
+        scanned=scanned,
+        written=written,
+        listing=listing,
+        heldout_rule=heldout,
+        progress=progress,
+    )
     if options.pairs is not None:
         manifest = replace(manifest, pairs=PairTexts(options.pairs.count))
     save_manifest(store, manifest)
@@ -135,15 +147,15 @@ def _pool(listing: InputListing, options: BuildOptions) -> Pool:
 
 
 class Passes:
-    """Call `scan`, `settle` and `write` in this order.
+    """The passes over the splits. Call `scan`, `choose_heldout` and `write` in this order.
 
     Attributes:
-        layout: where the tasks leave things.
+        layout: keys of what the tasks write.
         splits: of the input.
 
     Raises:
-        InputError: of all methods: text that is not what it should be. A build that continues afterwards does again
-            only what depends on the text that was mended.
+        InputError: from all methods: text that is not what it should be. A build that is continued afterwards does
+            again only what depends on the corrected text.
     """
 
     def __init__(
@@ -171,13 +183,13 @@ class Passes:
                 remove_scaffolding(self.layout.open(), self._progress)
                 raise _no_text(scanned)
         except InputError:
-            self._let_go()
+            self._free_output()
             raise
         return scanned
 
-    def settle(self, scanned: list[Scanned]) -> tuple[HeldoutRule, list[Kept]]:
-        """What is held out, and which documents of each split are no later copies. Stretches are only looked for where
-        whole documents will not do.
+    def choose_heldout(self, scanned: list[Scanned]) -> tuple[HeldoutRule, list[Kept]]:
+        """Decide what is held out, and which documents of each split are no later copies. Stretches are looked for only
+        if whole documents are too few or too long.
         """
         fraction = self._options.heldout_fraction
         compared = self._run(
@@ -195,13 +207,21 @@ class Passes:
                 rule = by_queries(found, fraction)
             return rule or self._stretches(kept, found), kept
         except InputError:
-            self._let_go()
+            self._free_output()
             raise
 
     def write(self, kept: list[Kept], heldout: HeldoutRule, tokenizer_hash: str) -> list[Written]:
         """The second pass."""
         tasks = [
-            WriteTask(self.layout, i, split, self._options, kept[i], tokenizer_hash, heldout)
+            WriteTask(
+                self.layout,
+                i,
+                split,
+                self._options,
+                kept=kept[i],
+                tokenizer_hash=tokenizer_hash,
+                heldout=heldout,
+            )
             for i, split in enumerate(self.splits)
         ]
         return self._run(StageTasks("writing", tasks, write, Written))
@@ -214,13 +234,13 @@ class Passes:
         try:
             measured = self._run(StageTasks("measuring", tasks, measure, MeasuredFile))
         except InputError:
-            self._let_go()
+            self._free_output()
             raise
         return {file.uri: result.plain_size for file, result in zip(files, measured, strict=True)}
 
     def _stretches(self, kept: list[Kept], found: Documents) -> HeldoutRule:
         tasks = [
-            DivideTask(self.layout, i, split, self._options, kept[i], found.size)
+            DivideTask(self.layout, i, split, self._options, kept=kept[i], size=found.size)
             for i, split in enumerate(self.splits)
         ]
         candidates: Counter[int] = Counter()
@@ -231,9 +251,10 @@ class Passes:
     def _run(self, work: StageTasks[T, R]) -> list[R]:
         return run_stage(work, self.layout.open(), self._pool, self._progress)
 
-    def _let_go(self) -> None:
-        """The place is free for another build: mending the input may make it one. Skipping what is bad, or mending a
-        file of the same size, makes it the same: what was scanned stays."""
+    def _free_output(self) -> None:
+        """Frees the output for another build, because corrected input may make it another one. What was scanned stays:
+        if bad records are skipped, or a file is corrected without a change of its size, it is still the same build.
+        """
         self.layout.open().delete(CONFIGURATION)
 
 
@@ -251,7 +272,7 @@ def _no_text(scanned: list[Scanned]) -> InputError:
 
 
 def remove_scaffolding(store: Store, progress: ReportProgress) -> None:
-    """Take down what only the build needed."""
+    """Delete what only the build needed."""
     entries = list(store.list(BUILD))
     batches = [entries[start : start + _DELETED] for start in range(0, len(entries), _DELETED)]
     total = sum(entry.size for entry in entries)

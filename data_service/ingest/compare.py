@@ -1,4 +1,5 @@
-"""Between the passes: finds later copies, one range of hashes at a time, so that memory stays flat; counts the rest."""
+"""Between the passes: finds later copies, one range of hashes at a time so that memory stays bounded, and counts the
+other documents."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -74,7 +75,7 @@ class Compared(TaskReceipt):
 def plan_partitions(
     layout: BuildLayout, scanned: list[Scanned], heldout_fraction: float
 ) -> list[CompareTask]:
-    """Partitions of the hash space that hold about `PARTITION_DOCUMENTS` documents each."""
+    """Cuts the hash space into partitions that hold about `PARTITION_DOCUMENTS` documents each."""
     documents = sum(split.documents for split in scanned)
     count = min(BUCKETS, max(1, -(-documents // PARTITION_DOCUMENTS)))
     edges = [BUCKETS * i // count for i in range(count + 1)]

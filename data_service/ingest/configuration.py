@@ -1,4 +1,6 @@
-"""What a corpus is built from and how. Written first: only the same build continues a half-built one."""
+"""What a corpus is built from and how. It is written first, so that only the same build continues a
+half-built corpus.
+"""
 
 import hashlib
 import json
@@ -26,11 +28,11 @@ Configuration = Mapping[str, object]
 def configuration(
     patterns: list[str], listing: InputListing, tokenizer_hash: str, options: BuildOptions
 ) -> Configuration:
-    """Everything that decides the bytes of a corpus, ready for JSON.
+    """Everything that decides the bytes of a corpus, ready for JSON; and two entries that do not.
 
-    But for `inputs`, there for the reader, and `input_versions`: another version may be the same text, which only
-    reading it tells. So receipts carry the versions that they are of, and a corpus what it was built from
-    (`input_content`, see `refuse_other_text`).
+    `inputs` is there for people to read. `input_versions` changes when a file is written again, though its text may be
+    the same; only reading it shows that. So receipts name the versions that they were made from, and a corpus holds
+    hashes of the text that it was built from (`input_content`, see `refuse_other_text`).
     """
     names = json.dumps([[file.uri, file.size] for file in listing.files])
     versions = json.dumps([file.version for file in listing.files])
@@ -53,7 +55,7 @@ def identity(wanted: Configuration) -> str:
 
 
 def claim(store: Store, wanted: Configuration) -> CorpusManifest | None:
-    """Make the place ours for this build. The manifest, if the same build is complete there already.
+    """Reserve the output for this build. Returns the manifest if the same build is complete there already.
 
     Raises:
         CorpusError: a corpus is there, complete or not, that was built from something else or in another way.
@@ -68,7 +70,7 @@ def claim(store: Store, wanted: Configuration) -> CorpusManifest | None:
 
 
 def content(scanned: Sequence[Scanned]) -> list[str]:
-    """What was read, a short hash a split."""
+    """A short hash of the text of each split."""
     return [split.digest[:16] for split in scanned]
 
 

@@ -32,11 +32,12 @@ _FILE_MAGIC = b"ARROW1"  # of the form with a footer; streams, as `datasets` wri
 
 
 def read_records(split: Split, options: BuildOptions) -> Iterator[Text | BadRecord]:
-    """Every document of a split, empty ones included, and what cannot be one where bad records are to be skipped.
+    """Every document of a split, empty ones included. If bad records are to be skipped, they are yielded as
+    `BadRecord`.
 
     Raises:
-        InputError: bytes that are not what the file's name says; a bad record, where these are to be refused. Both name
-            the file and the place.
+        InputError: bytes that are not what the file's name says; a bad record, if these are to be refused. The message
+            names the file and the place.
         StoreError: a file that cannot be read.
     """
     for piece in split.pieces:
@@ -70,7 +71,8 @@ def _read_piece(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadR
 
 
 def read_parquet(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRecord]:
-    """The documents of the row groups that begin inside the piece. Bad is what is null, not UTF-8 or too long.
+    """The documents of the row groups that begin inside the piece. A record is bad if it is null, not
+    UTF-8 or too long.
 
     Raises:
         InputError: a damaged file, a column that is missing or not text.
@@ -162,7 +164,7 @@ def _parse(values: Mapping[str, object], place: Numbered, options: BuildOptions)
 
 
 def _plain(values: pa.Array) -> pa.Array:
-    """The strings themselves, where the column keeps them as a dictionary, as runs or as an extension."""
+    """The plain strings of a column that stores them as a dictionary, as runs or as an extension type."""
     if isinstance(values, pa.DictionaryArray):
         return _plain(values.dictionary_decode())
     if isinstance(values, pa.RunEndEncodedArray):

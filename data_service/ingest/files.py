@@ -72,7 +72,7 @@ def open_ranged(file: InputFile, *, start: int = 0, chunk: int = _CHUNK) -> Bina
 
 
 def line_start(file: InputFile, position: int) -> int:
-    """Where the line that holds byte `position` begins, found by reading backwards."""
+    """The first byte of the line that holds byte `position`, found by reading backwards."""
     store = _store_at(file.root)
     stop = position
     while stop > 0:
@@ -125,8 +125,9 @@ class _Gzip(io.RawIOBase):
 
 
 class _Zstd(io.RawIOBase):
-    """Arrow's reader, because it hands out little at a time, however much a few bytes stand for, keeps at most the
-    window of 128 MiB that `zstd` itself allows by default, and takes no truncated file for a complete one.
+    """Decompression by Arrow's reader, because it returns little at a time even if a few bytes expand to much, keeps at
+    most the window of 128 MiB that `zstd` itself allows by default, and does not take a truncated file for a complete
+    one.
     """
 
     def __init__(self, raw: BinaryIO, file: InputFile) -> None:

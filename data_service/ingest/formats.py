@@ -45,7 +45,7 @@ _ROW_PER_DOCUMENT = 8  # a line may be this many times its document: other field
 class InputLine:
     """A line's bytes, its newline included, and the offset of the first in the (decompressed) file.
 
-    Of a line that is too long there is one byte more than is allowed.
+    A line that is too long is cut one byte after the limit.
     """
 
     offset: int
@@ -54,7 +54,7 @@ class InputLine:
 
 @dataclass(frozen=True, slots=True)
 class LinePlace:
-    """Where a line is, for messages. The line's number is only counted when somebody asks."""
+    """Where a line is, for messages. Lines are counted only when the message is printed."""
 
     file: InputFile
     offset: int
@@ -259,7 +259,9 @@ def _column(wanted: str, names: list[str], file: InputFile) -> int:
 
 
 def _lines(file: InputFile, options: BuildOptions) -> Iterator[str]:
-    """Lines with their ends; bytes that are not UTF-8 become half surrogates, so that rows can be told apart first."""
+    """Lines with their ends; bytes that are not UTF-8 become half surrogates, so that a file can be cut into rows
+    before text is checked.
+    """
     limit = options.max_document_bytes * _ROW_PER_DOCUMENT
     with open_text(file) as stream:
         for line in read_lines(stream, 0, limit):

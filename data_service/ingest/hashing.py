@@ -1,8 +1,9 @@
-"""Documents by hash: one half says which are copies, the other which are held out.
+"""Hashes of documents: one half tells which documents are copies, the other which are held out.
 
-The tokenizer decides which texts are the same to a model: it may fold case, accents and Unicode forms, and drop spaces.
-So copies are found by the text that it is given, and sides are chosen by the letters and digits alone, which no
-tokenizer makes fewer, but for those it does not know (`hash_tokens`).
+Two texts are the same to a model if the tokenizer gives the same tokens: it may fold case, accents and Unicode forms,
+and drop spaces. Copies are found by the text that the tokenizer is given. Whether a document is held out is decided by
+its letters and digits alone, so that texts that differ only in what a tokenizer folds are on the same side. Letters
+that the tokenizer does not know are an exception (`hash_tokens`).
 """
 
 import hashlib
@@ -42,8 +43,8 @@ def hash_text(text: str) -> bytes:
 
 
 def hash_texts(texts: Sequence[str]) -> bytes:
-    """The same of the texts of an example: the first half is of all of them, the second of its query alone, so that
-    examples of one query are on one side.
+    """The hash of an example: the first half covers all of its texts, the second its query alone, so that all examples
+    of a query are on the same side.
     """
     if len(texts) == 1:
         return hash_text(texts[0])
@@ -60,8 +61,8 @@ def hash_tokens(tokens: Tokens) -> bytes:
 def encoded_text(text: str) -> str:
     """What the tokenizer is given of a document: its sentences laid end to end.
 
-    Line ends, blank lines and white space at the ends of lines are gone, as in `split_sentences`, which is asked only
-    about lines whose white space it might change: it is ten times slower than the rest of the first pass.
+    Line ends, blank lines and white space at the ends of lines are removed, as in `split_sentences`. That function is
+    ten times slower than the rest of the first pass, so it is called only for lines whose white space it might change.
     """
     if _is_plain(text):
         return text.strip()

@@ -1,8 +1,9 @@
-"""Which text is held out: whole documents by their hash, or stretches of them where documents are few or long.
+"""Which text is held out: whole documents by their hash, or stretches of them if documents are few or long.
 
-A share of the documents is asked for. Few documents, or long ones, give nothing or far too much by chance, and a small
-share of little text is too little to evaluate on. So the share is settled when all documents are known, before
-anything is written. Whatever is settled depends on the set of documents alone, not on their order, files or workers.
+The user asks for a share of the documents. If documents are few or long, that may by chance give nothing or far too
+much; and a small share of little text is too little to evaluate on. So the share is decided when all documents are
+known, before anything is written. The decision depends on the set of documents alone, not on their order, files or
+workers.
 """
 
 import hashlib
@@ -52,9 +53,9 @@ class Documents:
 
 
 def divide_document(rule: HeldoutRule, text: str, digest: bytes) -> Iterator[tuple[str, bool]]:
-    """(text, held out?) of what becomes of a document with this hash: itself, or its stretches.
+    """(text, held out?) of the parts of a document with this hash: the whole document, or its stretches.
 
-    Neighbouring stretches of the same kind are one text. Where a held-out stretch was, the training text ends.
+    Neighbouring stretches of the same kind are joined. The training text ends where a held-out stretch was.
     """
     if rule.unit == "document":
         yield text, rule.holds_out(low_word(digest))
@@ -84,7 +85,7 @@ def wanted_bytes(size: int, fraction: float) -> int:
 def by_documents(documents: Documents, fraction: float) -> HeldoutRule | None:
     """The rule that holds out whole documents; None if they are too few or too long for that.
 
-    The share that was asked for stays as it is if it gives between half and three times of what is wanted.
+    The share that was asked for is kept if it gives between half of what is wanted and three times as much.
     """
     asked = HeldoutRule("document", bound(fraction), by_tokens=documents.held_count >= MANY)
     if fraction == 0:
@@ -113,8 +114,10 @@ def by_documents(documents: Documents, fraction: float) -> HeldoutRule | None:
 
 
 def by_queries(documents: Documents, fraction: float) -> HeldoutRule:
-    """The rule for examples, of which no part can be held out: those of the smallest hashes, a query's together, until
-    there is enough or one query is left to train on. For corpora where `by_documents` finds too few or too long ones.
+    """The rule for a corpus of pairs if `by_documents` finds none, since no part of an example can be held out.
+
+    It holds out the queries with the smallest hashes, each with all its examples, until there is enough or one query is
+    left to train on.
 
     Raises:
         InputError: all examples are of one query.
@@ -143,13 +146,13 @@ def stretch_length(size: int, fraction: float) -> int:
 
 
 def candidates_below(size: int, fraction: float) -> int:
-    """Low words from this on need not be remembered: what is wanted lies far below."""
+    """Paragraphs with low words from this on need not be remembered: what will be held out has far smaller ones."""
     enough = max(4 * wanted_bytes(size, fraction), 4 * CANDIDATES * stretch_length(size, fraction))
     return bound(min(1.0, enough / max(size, 1)))
 
 
 def by_stretches(candidates: Mapping[int, int], size: int, fraction: float) -> HeldoutRule:
-    """The rule that holds out stretches, by the smallest low words until there is enough.
+    """The rule that holds out stretches: those with the smallest low words, until there is enough.
 
     Args:
         candidates: bytes of all stretches that end with a paragraph, by the low word of the paragraph's hash.
@@ -183,8 +186,8 @@ def by_stretches(candidates: Mapping[int, int], size: int, fraction: float) -> H
 def stretches(text: str, length: int) -> Iterator[tuple[str, int | None]]:
     """(text, low word of the hash of the paragraph that ends it) of a document's stretches, in order.
 
-    Whether a paragraph ends a stretch, and whether that is held out, are functions of that paragraph alone. So a
-    stretch that is held out is held out wherever else it occurs. What follows the last end has None: it is trained on.
+    Whether a paragraph ends a stretch, and whether that stretch is held out, depends on that paragraph alone. So a
+    stretch that is held out is held out wherever it occurs. What follows the last end has None and is trained on.
     """
     pieces: list[str] = []
     for lead, paragraph in _paragraphs(text, 4 * length):
@@ -199,8 +202,9 @@ def stretches(text: str, length: int) -> Iterator[tuple[str, int | None]]:
 
 
 def _paragraphs(text: str, most: int) -> Iterator[tuple[str, str]]:
-    """(what goes before, text) of each paragraph; of one beyond `most` characters, each sentence; of a sentence beyond
-    that, each piece."""
+    """(what goes before, text) of each paragraph. A paragraph of more than `most` characters is given sentence by
+    sentence, and a longer sentence piece by piece.
+    """
     for paragraph in _BLANK_LINES.split(text):
         if is_blank(paragraph):
             continue
@@ -215,7 +219,7 @@ def _paragraphs(text: str, most: int) -> Iterator[tuple[str, str]]:
 
 
 def _whole(sentences: list[str]) -> Iterator[str]:
-    """The sentences, put together again where they were cut only for being long."""
+    """The sentences, joined again where they were cut only because they were long."""
     run: list[str] = []
     for sentence in sentences:
         run.append(sentence)
@@ -227,7 +231,9 @@ def _whole(sentences: list[str]) -> Iterator[str]:
 
 
 def _pieces(text: str, most: int) -> Iterator[str]:
-    """Text without a bound, cut where the characters before say so, before a space if there are any."""
+    """Text without sentence ends, cut at places that a hash of the characters before decides; before spaces if there
+    are any.
+    """
     codes = np.frombuffer(text.encode("utf-32-le", errors="surrogatepass"), dtype=np.uint32).astype(np.uint64)
     places = np.arange(_WINDOW, len(codes) + 1)  # a cut is before the character with this number
     spaces = np.append(codes == ord(" "), True)[places]

@@ -58,7 +58,7 @@ class InputFile:
 
 @dataclass(frozen=True)
 class InputListing:
-    """Files in input order, and what lies among them and is not taken."""
+    """Files in input order, and files among them that are not read."""
 
     files: tuple[InputFile, ...]
     left_out: tuple[LeftOut, ...]
@@ -66,7 +66,7 @@ class InputListing:
 
 @dataclass(frozen=True)
 class _Found:
-    """What a pattern matches; `named`: the user gave this very file."""
+    """A match of a pattern. `named`: the user named this very file."""
 
     store: Store
     entry: Entry

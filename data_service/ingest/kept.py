@@ -54,12 +54,12 @@ def read_kept(task: SplitTask, kept: Kept) -> Iterator[tuple[Text, bytes]]:
         raise InputError(
             f"{task.split.pieces[0].file.uri} (or one of the {len(task.split.pieces)} inputs read with it) "
             "changed while the corpus was built",
-            remedy="give the same command again when the inputs stay as they are: it reads anew what changed",
+            remedy="run the same command again when the inputs no longer change: it reads what changed again",
         )
 
 
 def _read_drops(store: Store, slices: tuple[Slice, ...]) -> set[int]:
-    """Numbers of the documents to leave out."""
+    """Numbers of the documents that are left out as copies."""
     ordinals = (np.frombuffer(store.get_range(s.key, s.start, s.length), dtype=ORDINAL) for s in slices)
     return {ordinal for part in ordinals for ordinal in part.tolist()}
 

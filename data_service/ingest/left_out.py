@@ -1,4 +1,5 @@
-"""What lies among texts and is none: files of a tokenizer, of a corpus, of a saved data set. Each is named with why."""
+"""Files among the inputs that are not text: those of a tokenizer, a corpus, a saved data set. Each is listed with the
+reason why it is not read."""
 
 import json
 import re
@@ -50,7 +51,7 @@ class LeftOut:
 
 
 def not_text(store: Store, keys: Sequence[str]) -> dict[str, LeftOut]:
-    """The keys below a store's root that are no text, whatever their names say. A corpus is left out as one.
+    """The keys below a store's root that are not text, whatever their names say. A corpus is left out as a whole.
 
     Raises:
         InputError: a saved data set that cannot be read as it is.
@@ -72,7 +73,7 @@ def not_text(store: Store, keys: Sequence[str]) -> dict[str, LeftOut]:
 
 
 def _reasons(store: Store, folder: str, found: set[str]) -> Iterator[tuple[str, str]]:
-    """(name, why it is no text) in a folder that is not of a corpus."""
+    """(name, why it is not read) of files in a folder outside of corpora."""
     if any(mark <= found for mark in _TOKENIZER_MARKS):
         yield from ((name, _TOKENIZER) for name in found & _TOKENIZER_FILES)
     yield from ((name, _DESCRIPTION) for name in found.intersection(_DATASET_DICT))

@@ -1,4 +1,4 @@
-"""What decides the bytes of a corpus besides its text and its tokenizer, and what does not."""
+"""The options of a build. All but two of them decide the bytes of the corpus, besides its text and its tokenizer."""
 
 from typing import Literal
 
@@ -15,7 +15,7 @@ class PairFields(BaseModel):
     Attributes:
         query, positive: a text each.
         negatives: each a text or a list of texts; of all of them together the first `count` are taken.
-        count: negatives of every example. A record with fewer is a bad one.
+        count: negatives of every example. A record with fewer is bad.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -32,12 +32,12 @@ class BuildOptions(BaseModel):
 
     Attributes:
         text_field: field of a JSON line, or column of a table (CSV, TSV, Parquet, Arrow), that holds the document.
-        pairs: build a corpus of pairs from these fields; None: of text.
+        pairs: the fields from which a corpus of pairs is built; None for a corpus of text.
         txt_documents: in .txt files, one document a file, or documents separated by blank lines.
         on_bad_bytes: what to do with text that is not UTF-8: refuse, or put U+FFFD in place of the bad bytes.
         on_bad_records: what to do with a record that cannot be used (broken JSON, a missing field, another type, text
             that is not UTF-8, a document too long): refuse, or leave it out, count it and list the first hundred.
-            Decides nothing where no record is bad, so a build may be continued with the other.
+            If no record is bad, both give the same corpus, so a build may be continued with the other setting.
         heldout_fraction: share of documents, by hash of their text, set apart for evaluation; may be 0.
         block_tokens: a block is closed before the document that would take it above this many tokens.
         split_bytes: text that one task reads and one shard holds; small corpora are cut finer than this.

@@ -18,10 +18,10 @@ R = TypeVar("R", bound=TaskReceipt)
 
 @dataclass(frozen=True)
 class Progress:
-    """Tasks done of a stage, and bytes of its input; what an interrupted build had done counts as done.
+    """Tasks done of a stage, and bytes of its input. What an interrupted build had finished counts as done.
 
-    Stages come in the order of `Stage`. "measuring" is of big compressed files only. A corpus that is complete gives
-    one "already built", and "clearing up" if an interrupted build left something to clear up.
+    Stages come in the order of `Stage`. "measuring" comes only with big compressed files. A complete corpus gives one
+    "already built", and "clearing up" if an interrupted build left files.
     """
 
     stage: Stage
@@ -49,9 +49,9 @@ class StageTasks(Generic[T, R]):
 
 
 class Pool:
-    """Where tasks run: this process for 0 or 1 workers, else Ray, started when there is a use for it.
+    """Where tasks run: in this process for 0 or 1 workers, else on Ray, which is started when it is first needed.
 
-    `piece_bytes`: text that a task may be handed, or 0 if none is.
+    `piece_bytes`: most bytes of text that a task is given along, or 0 if no file is streamed.
     """
 
     def __init__(self, workers: int, piece_bytes: int) -> None:
@@ -86,7 +86,7 @@ def _run_here(function: Callable[[T], R], tasks: Sequence[T]) -> Iterator[tuple[
 
 
 def run_stage(work: StageTasks[T, R], store: Store, pool: Pool, report: ReportProgress) -> list[R]:
-    """Receipts of all tasks, in their order. What has a receipt already is not done again.
+    """Run a stage: receipts of all tasks, in their order. A task that has a receipt already is not done again.
 
     Raises:
         whatever the stage's function raises, as it is; work that was finished before stays finished.

@@ -1,8 +1,8 @@
-"""Tasks over Ray. When a worker dies its task is done again; an error of the data is raised as it is.
+"""Runs tasks on Ray. If a worker dies, its task is done again; an error in the data is raised as it is.
 
-Big compressed files are read by a few actors, each going through one file at a time; the text of a piece goes from the
-actor's node to the task's, never through this process. What an actor returns is a function of the piece, so Ray may
-call one that died again on another node, which passes over what is behind by decompression alone.
+A few actors read the big compressed files, each one file at a time. The text of a piece goes from the actor's node to
+the task's node, never through this process. What an actor returns depends on the piece alone. So if an actor dies, Ray
+may repeat the call on another node, where the actor skips to the piece by decompression alone.
 """
 
 import logging
@@ -34,9 +34,10 @@ R = TypeVar("R")
 
 @contextmanager
 def ray_pool(workers: int, piece_bytes: int) -> Iterator["RayPool"]:
-    """Runs tasks on the cluster this process is connected to, else the one RAY_ADDRESS names, else one of its own.
+    """Runs tasks on the cluster that this process is connected to, else on the one that RAY_ADDRESS names, else on a
+    Ray that it starts.
 
-    One of its own has room for the text of as many pieces of `piece_bytes` as are on their way at one time.
+    A Ray that is started here has room for the text of all pieces of `piece_bytes` that are on their way at one time.
     """
     with ExitStack() as stack:
         if not ray.is_initialized():
@@ -48,7 +49,7 @@ def ray_pool(workers: int, piece_bytes: int) -> Iterator["RayPool"]:
 
 
 def _connect(workers: int, piece_bytes: int) -> None:
-    """Raises CorpusError: no Ray that answers in time."""
+    """Connect to Ray, or start it. Raises CorpusError: Ray did not answer in time."""
     local: dict[str, Any] = {
         "address": "local",
         "num_cpus": workers,
@@ -66,14 +67,15 @@ def _connect(workers: int, piece_bytes: int) -> None:
     except Exception as error:  # Ray raises this very class where a busy machine takes too long
         raise CorpusError(
             f"Ray did not start: {error}",
-            remedy="give the same command again, which goes on where this one was, or build with --workers 1",
+            remedy="run the same command again, which continues this build, or build with --workers 1",
         ) from error
 
 
 @contextmanager
 def _urgent() -> Iterator[None]:
-    """A Ray that starts meanwhile gives its workers this process's niceness, unless the user says which. Its own is 15:
-    beside other work, many workers are then slower than one process."""
+    """A Ray that is started in this context gives its workers this process's niceness, unless the user sets another.
+    Ray's
+    own default is 15: beside other work, many workers would then be slower than one process."""
     name = "RAY_worker_niceness"
     if name in os.environ:
         yield
@@ -86,7 +88,9 @@ def _urgent() -> Iterator[None]:
 
 
 class RayPool:
-    """At most `workers` tasks at a time. Readers stay from stage to stage: one takes a second of a core to start."""
+    """Runs at most `workers` tasks at a time. Readers live through all stages, because starting one takes a second of a
+    core.
+    """
 
     def __init__(self, workers: int, readers: "_Readers") -> None:
         self._workers, self._readers = workers, readers
@@ -124,7 +128,9 @@ class _Readers:
         self._actors: dict[int, Any] = {}
 
     def supply(self, tasks: Sequence[Any]) -> Iterator[tuple[int, ray.ObjectRef | None]]:
-        """(index, the piece with its text or None) of every task; files and what is not streamed take turns."""
+        """(index, the piece with its text or None) of every task, alternating between the files and the tasks without
+        one.
+        """
         files: dict[InputFile, list[int]] = {}
         alone: list[int] = []
         for index, task in enumerate(tasks):
@@ -160,7 +166,7 @@ def _streamed(task: object) -> FilePiece | None:
 
 
 def _ahead(workers: int) -> int:
-    """Readers, and pieces that are read before a worker is free."""
+    """Number of readers, which is also the number of pieces that are read before a worker is free."""
     return -(-workers // _FED)
 
 

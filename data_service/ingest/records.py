@@ -49,15 +49,15 @@ class Text:
 
     @property
     def blank(self) -> bool:
-        """Whether there is nothing in it, or in one of its texts: such documents are counted, not numbered."""
+        """Whether it, or one of its texts, is empty. Such documents are counted, but get no number."""
         return any(not text or text.isspace() for text in self.texts)
 
 
 class RecordPlace(Protocol):
-    """Where a record is. As a string it names file and line or row, which may take a look at the file.
+    """Where a record is. As a string it names the file and the line or row; it may read the file to count lines.
 
-    `number` counts what `unit` says: lines from 1, rows from 0, bytes from 0 to where a line begins. A whole file has
-    no unit.
+    `number` counts in `unit`: lines from 1, rows from 0, or the byte, from 0, at which a line begins. A record that is
+    a whole file has no unit.
     """
 
     @property
@@ -90,7 +90,7 @@ class BadRecord(Exception):
         self.place, self.reason, self.remedy = place, reason, remedy
 
     def error(self) -> InputError:
-        """The same as an error for the user, who may have a policy."""
+        """The same as an error for the user, who can decide to skip bad records."""
         return InputError(f"{self.place}: {self.reason}", remedy=self.remedy + _SKIP_REMEDY)
 
 
@@ -136,7 +136,7 @@ def decode(raw: bytes, options: BuildOptions, place: RecordPlace, base: int | No
 
 
 def checked(text: str, options: BuildOptions, place: RecordPlace) -> Text:
-    r"""Text that was a string already, if it is one that can be kept.
+    r"""Text that was read as a string, checked.
 
     JSON can spell half a surrogate pair ("\ud800"), which is no character and cannot be written as UTF-8.
 
@@ -171,12 +171,13 @@ def example(
     record: Mapping[str, object], pairs: PairFields, options: BuildOptions, place: RecordPlace
 ) -> Text:
     """Query, positive and the first `pairs.count` negatives of a record, whose values are text, bytes, lists of these,
-    or None, as where a field is missing.
+    or None if a field is missing.
 
-    Negatives come from all fields named for them, in order; blank ones are none.
+    Negatives come from all fields named for them, in order; blank ones do not count.
 
     Raises:
-        BadRecord: not one query and one positive, too few negatives, values that are no text, or too much of it.
+        BadRecord: not exactly one query and one positive, too few negatives, values that are not text, or too much
+        text.
     """
     query, positive = (_one(record, name, options, place) for name in (pairs.query, pairs.positive))
     names = pairs.negatives if pairs.count else ()
@@ -234,7 +235,7 @@ def _texts(value: object, name: str, options: BuildOptions, place: RecordPlace) 
 
 
 class SkippedRecord(BaseModel):
-    """One bad record: `number` counts `unit`s in the file at `uri`, as in `text.Place`."""
+    """One bad record: `number` counts `unit`s in the file at `uri`, as in `RecordPlace`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -254,7 +255,7 @@ def skipped_record(bad: BadRecord) -> SkippedRecord:
 
 
 def with_lines(records: Sequence[SkippedRecord], files: Iterable[InputFile]) -> list[SkippedRecord]:
-    """The records, those placed by byte placed by line. Reads each of their files once, to the last such place.
+    """The records, with line numbers in place of byte positions. Reads each of their files once, up to the last record.
 
     Raises:
         InputError, StoreError: as `open_text`.

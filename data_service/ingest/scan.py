@@ -1,4 +1,4 @@
-"""First pass over a split: hash every document, so that copies are found without holding the corpus."""
+"""First pass over a split: hashes every document, so that copies can be found without holding the corpus in memory."""
 
 import hashlib
 from array import array
@@ -20,13 +20,15 @@ class ScanTask(SplitTask):
 
     @property
     def source(self) -> str:
-        """The versions of the files, and the bounds of a streamed piece, which follow from what is in the file."""
+        """Hash of the versions of the files, and of the bounds of a streamed piece, which depend on its decompressed
+        size.
+        """
         bounds = [f"{p.start} {p.stop} {p.plain_size}" for p in self.split.pieces if p.plain_size]
         return hash_of([*(f"{p.file.version} {p.file.uri}" for p in self.split.pieces), *bounds])
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """A scan that skipped records is no answer where these are to be refused."""
+        """If bad records are to be refused, a scan that skipped some does not count."""
         refused = self.options.on_bad_records == "error"
         return (self.source,) if refused else (self.source, self.source + _SKIPPED)
 
@@ -41,7 +43,8 @@ class Scanned(TaskReceipt):
         first_skipped: the first `LISTED` of them.
         replaced: documents in which U+FFFD stands for bad bytes.
         buckets: [BUCKETS + 1], where each first byte of the hash begins in the sorted hashes.
-        digest: hash of all hashes in reading order; the second pass knows by it that it reads the same text.
+        digest: hash of all hashes in reading order. The second pass compares it, to be sure that it reads the same
+        text.
     """
 
     documents: int
@@ -59,6 +62,7 @@ def scan(task: ScanTask) -> Scanned:
     Raises:
         InputError, StoreError: as `read_records`.
     """
+    # Hash every document, and count those without text and bad records.
     store = task.layout.open()
     hashes = bytearray()
     sizes = array("I")
@@ -76,6 +80,7 @@ def scan(task: ScanTask) -> Scanned:
         replaced += document.replaced
         hashes += hash_texts(document.texts)
         sizes.append(document.size)
+    # Store the hashes in order, with the places where each first byte begins.
     records = sorted_records(hashes, sizes)
     files: dict[str, int] = {}
     buckets = [0] * (BUCKETS + 1)

@@ -67,8 +67,8 @@ _ABBREVIATIONS = frozenset(
 def split_sentences(text: str) -> list[str]:
     """The sentences of a document with text in it, none of them empty.
 
-    Laid end to end they are the document with every run of white space around a boundary made one space: a
-    sentence that is not the first begins with that space, or without where there was none between the two.
+    Laid end to end they are the document, with white space around each boundary made one space. That space is the
+    first character of the later sentence. If there was no white space, there is none.
     """
     pieces: list[str] = []
     for line in text.split("\n"):

@@ -1,6 +1,7 @@
 """Cuts the inputs into splits: what one task reads and one shard holds.
 
-A pure function of names, sizes and options: any number of workers, today or after an interruption, cut alike.
+The cut is a pure function of names, sizes and options, so it does not depend on the number of workers or on
+interruptions.
 """
 
 from collections.abc import Mapping
@@ -26,10 +27,10 @@ class FilePiece:
     the whole file.
 
     Attributes:
-        plain_size: not 0 for a streamed piece: one of a big compressed file, which has so many bytes when it is
-            decompressed. `start` and `stop` count those, and what reads the piece must be handed its text.
-        text: the documents that begin in the piece, whole, once they are handed over.
-        text_start: the byte of the decompressed file at which they begin.
+        plain_size: 0, or for a piece of a big compressed file, which is streamed: the decompressed bytes of that file.
+            `start` and `stop` then count decompressed bytes, and a reader hands the task the piece's text.
+        text: of a streamed piece, the documents that begin in it, once the reader has handed them over.
+        text_start: the byte of the decompressed file at which `text` begins.
     """
 
     file: InputFile
@@ -69,7 +70,7 @@ def plan_splits(
 ) -> list[Split]:
     """All of the inputs, in order, in splits of about the same amount of text.
 
-    `plain_sizes` are decompressed sizes in bytes, by URI: those of `streamed_files`. Without it, these are not cut.
+    `plain_sizes`: decompressed sizes in bytes of the `streamed_files`, by URI. Without them these files are not cut.
     """
     target, known = _target(files, options), plain_sizes or {}
     splits: list[Split] = []

@@ -1,9 +1,8 @@
 """Big compressed files: one reader goes through a file and hands out its text in pieces of whole documents.
 
-Nothing but a compressed file's beginning can be decompressed by itself. So its size is measured first, by
-decompression alone; its pieces then lie on a grid of decompressed bytes, as those of an uncompressed file do, and
-each has tasks and receipts of its own. A reader passes over the pieces that are done by decompression alone, at
-hundreds of MB/s, where a core encodes a few.
+A compressed file can only be decompressed from its beginning. So its decompressed size is measured first. Its pieces
+are then ranges of decompressed bytes, like those of an uncompressed file, and each has tasks and receipts of its own.
+Pieces that are done already are only decompressed, at hundreds of MB/s; encoding does a few MB/s on a core.
 """
 
 import io
@@ -23,7 +22,7 @@ from data_service.ingest.tasks import BuildTask, TaskReceipt, write_receipt
 
 @dataclass(frozen=True)
 class MeasureTask(BuildTask):
-    """Streamed file `index`."""
+    """Measures streamed file `index`."""
 
     layout: BuildLayout
     index: int
@@ -64,9 +63,9 @@ def measure(task: MeasureTask) -> MeasuredFile:
 class PieceReader:
     """Hands out streamed pieces, of one file after another.
 
-    A piece's text begins at the first place from its `start` on where a document may begin, and ends at the first
-    such place from its `stop` on: behind a newline, or behind a blank line where these separate documents. What is
-    handed out depends on the piece alone; pieces in their order cost one pass over the file.
+    A document may begin behind a newline, or behind a blank line if these separate documents. A piece's text begins at
+    the first such place from its `start` on, and ends at the first from its `stop` on. So the text depends on the piece
+    alone. Reading pieces in their order takes one pass over the file.
     """
 
     def __init__(self) -> None:
@@ -112,7 +111,7 @@ class PieceReader:
             self._take_run(limit, kept)
 
     def _take_run(self, limit: int, kept: list[bytes] | None) -> None:
-        """Lines up to and with a blank one. They are of one document, or of none."""
+        """Take lines up to and with a blank one. They belong to one document, or to none."""
         taken = 0
         while line := self._take_line(limit, kept if taken <= limit else None):
             if line.isspace():
@@ -142,12 +141,12 @@ class PieceReader:
         if self._position < piece.stop or (last and (self._position > piece.stop or self._stream.read(1))):
             raise InputError(
                 f"{piece.file.uri} changed while the corpus was built: it had {piece.plain_size:,} bytes of text",
-                remedy="give the same command again when the inputs stay as they are: it reads anew what changed",
+                remedy="run the same command again when the inputs no longer change: it reads what changed again",
             )
 
 
 def _pass_over(stream: BinaryIO, length: int) -> int:
-    """Read at most `length` bytes and forget them; how many there were."""
+    """Read at most `length` bytes and drop them; returns how many there were."""
     buffer = memoryview(bytearray(MIB))
     passed = 0
     while passed < length and (count := stream.readinto(buffer[: length - passed])):  # type: ignore[attr-defined]

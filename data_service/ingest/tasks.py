@@ -21,8 +21,8 @@ from data_service.store.errors import KeyMissing
 class BuildTask(ABC):
     """A piece of work that leaves a receipt under the key `receipt`.
 
-    `sources` are hashes of what it is made from: a receipt is only good if its own is one of them. So what depends on
-    an input that changed is done again, and nothing else.
+    `sources` are hashes of what the task reads. A receipt counts only if its own source is one of them. So if an input
+    changes, the tasks that depend on it are done again, and no others.
     """
 
     @property
@@ -60,7 +60,7 @@ class TaskReceipt(BaseModel):
     """What a finished task left.
 
     Attributes:
-        source: what it was made from, as `BuildTask.sources` says it; a receipt made from something else is none.
+        source: hash of what the task read, one of `BuildTask.sources`; otherwise the receipt does not count.
         files: the objects the task wrote, with their sizes in bytes.
     """
 
@@ -81,7 +81,7 @@ def write_receipt(store: Store, key: str, receipt: TaskReceipt) -> None:
 def find_receipts(store: Store, tasks: Sequence[BuildTask], kind: type[R]) -> list[R | None]:
     """For each task its receipt, or None if it must be done again.
 
-    A receipt counts if it was made from the same sources, and all it names is there in full.
+    A receipt counts if its source is one of the task's, and all objects that it names exist with their sizes.
     """
     written = _sizes(store, [task.receipt for task in tasks])
 

@@ -51,7 +51,7 @@ class PartSummary(BaseModel):
 
 
 class PartWriter:
-    """Writes the blocks of one part to `path`, which comes into being with the first of them.
+    """Writes the blocks of one part to `path`. The file is created with the first block.
 
     `unigram` is the [vocab_size] int64 count of its tokens.
     """
@@ -159,7 +159,7 @@ def write(task: WriteTask) -> Written:
 
 
 def _fill(task: WriteTask, tokenizer: Tokenizer, parts: tuple[PartWriter, PartWriter]) -> int:
-    """Put every kept document into its part, or its stretches into theirs; the number of those without a token."""
+    """Put every kept document, or each of its stretches, into its part; returns the number of those without a token."""
     without_tokens = 0
     for batch in _batches(_pieces(task)):
         for (texts, heldout), document in zip(batch, _encode(task, tokenizer, batch), strict=True):
@@ -223,7 +223,7 @@ def _store_parts(
 
 @contextmanager
 def _room_in(folder: str) -> Iterator[None]:
-    """Says where the disk was full: shards are written to a local file before they are stored."""
+    """Names the folder if its disk is full. (Shards are written to a local file before they are stored.)"""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""How documents become rows: what a recipe's `input` says. The rules themselves are a file each beside this one."""
+"""How documents become rows: the settings under a recipe's `input`. The rules are in the other files of this folder."""
 
 from typing import Annotated, Literal, Self
 
@@ -12,7 +12,7 @@ class _Input(BaseModel):
 
     @property
     def structures(self) -> int:
-        """Different ways in which a corpus is cut, taken in turn, one each time it is read."""
+        """Number of ways in which a corpus is cut. Each reading of the corpus uses the next one."""
         return 1
 
     @property
@@ -43,8 +43,8 @@ class Drawn(_Input):
     """Rows whose boundaries are drawn.
 
     Attributes:
-        copies: how many ways the corpus is cut in, with draws of their own, one after another; then the first
-            comes again (BERT's duplication factor). Their rows are counted ahead.
+        copies: number of ways in which the corpus is cut, each with its own draws (BERT's duplication factor). They are
+            read one after another, and then the first again. Their rows are counted in advance.
     """
 
     copies: PositiveInt = 10
@@ -61,7 +61,7 @@ class _RandomPairs(Drawn):
     """Two segments, of which the second follows the first or is drawn from another document.
 
     Attributes:
-        random: share of rows whose second segment is drawn from elsewhere, of those that could have either.
+        random: of the rows that could have either, the share whose second segment is drawn from elsewhere.
     """
 
     random: Share = 0.5
@@ -123,7 +123,7 @@ Pairs = SegmentPairs | SentencePairs | OrderedPairs | TwoSegments
 
 
 class Lanes(_Input):
-    """Rows that go on from step to step: lane i of one step continues lane i of the step before (XLNet).
+    """Rows that continue from step to step: lane i of a step continues lane i of the step before (XLNet).
 
     Each row is `[reuse][A <sep> B <sep> <cls>]`, and the window moves on by `reuse` tokens.
 

@@ -1,12 +1,15 @@
 """Rows for permuted language modelling: lanes of text, their targets and their factorisation order.
 
-Here it is settled where A ends, which B a row has and where words begin, in the direction in which it is read.
+This module decides where A ends, which B a row has, and where words begin, in the direction in which the row is read.
 
-The rule is that of zihangdai/xlnet, data_utils.py, `_split_a_and_b`: A ends with a sentence, and B is what follows
-or, as often as `random` says, begins with a sentence elsewhere in the block. Where it differs: there B is always
-random when no sentence ends inside the window, here A then ends anywhere; and there A is shortened to make room for
-the whole sentence in which B ends, here B ends with the window, so that every row with its own B is the window's
-whole text in order. As there, a row read backward is the row of the reversed text, `<sep>` and `<cls>` at its end.
+The rule is that of zihangdai/xlnet, data_utils.py, `_split_a_and_b`: A ends with a sentence. B is what follows, or, in
+a share `random` of the rows, begins with a sentence elsewhere in the block. There are two differences:
+
+- If no sentence ends inside the window, the official code always draws a random B; here A then ends anywhere.
+- The official code shortens A to make room for the whole sentence in which B ends. Here B ends with the window, so that
+  every row whose B follows A is the window's whole text in order.
+
+As in the official code, a row read backward is the row of the reversed text, with `<sep>` and `<cls>` at its end.
 """
 
 from dataclasses import dataclass
@@ -229,7 +232,14 @@ def _predicted(
     first_goal, second_goal = config.goals
     targets = np.concatenate(
         [
-            choose_targets(text.begins[:, part], text.fixed[:, part], goal, config, draws, selects[:, part])
+            choose_targets(
+                text.begins[:, part],
+                text.fixed[:, part],
+                goal=goal,
+                config=config,
+                draws=draws,
+                keys=selects[:, part],
+            )
             for part, goal, draws in (
                 (slice(0, reuse), first_goal, of_ngrams[:, :first_goal]),
                 (slice(reuse, length), second_goal, of_ngrams[:, first_goal:]),

@@ -5,9 +5,9 @@ none). Window k begins at its token `reuse * k` and holds `length - 3` tokens. A
 `[reuse][A <sep> B <sep> <cls>]`: the window's first `reuse` tokens, the text that follows as A, and as B either what
 follows A or another place of the block (`data_service.samples.lane_rows`).
 
-The reused parts of the rows that read forward hold every token of the block once, but for its last ones: with a window
-of W = `length - 3` tokens, W - reuse to W - 1 of them. The rows that read backward leave out W - reuse at the block's
-beginning and fewer than `reuse` at its end. A block of fewer than W tokens has no rows.
+Let W = `length - 3` be the tokens of a window. The reused parts of the forward rows together hold every token of the
+block once, without its last W - reuse to W - 1 tokens. Those of the backward rows leave out W - reuse tokens at the
+block's beginning and fewer than `reuse` at its end. A block of fewer than W tokens has no rows.
 """
 
 from dataclasses import dataclass
@@ -58,7 +58,7 @@ class LaneRows:
         return block.tokens[np.concatenate(found)]
 
     def stretches(self, row: int) -> tuple[range, ...]:
-        """Where the window of a row lies in the block; a random B is not told of."""
+        """Where the window of a row lies in the block. A random B is not included."""
         first = row // self.directions * self.reuse
         with_ends = self.ends + np.arange(len(self.ends))  # where the end-of-document tokens stand
         start, stop = (
@@ -73,7 +73,14 @@ def lane_rows(block: Block, lanes: Lanes, length: int) -> LaneRows:
     ends = block.sentences[block.documents[1:]]
     directions = _directions(lanes)
     rows = count_lane_rows(np.array([len(block.tokens)]), np.array([len(ends)]), lanes, length)
-    return LaneRows(int(rows[0]) // directions, directions, length, lanes.reuse, lanes.random, ends)
+    return LaneRows(
+        windows=int(rows[0]) // directions,
+        directions=directions,
+        length=length,
+        reuse=lanes.reuse,
+        random=lanes.random,
+        ends=ends,
+    )
 
 
 def count_lane_rows(

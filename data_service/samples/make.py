@@ -1,4 +1,4 @@
-"""From a block to training rows: the one place that says what each objective needs."""
+"""From a block to training rows: here is decided what each input and objective needs."""
 
 from dataclasses import replace
 from typing import assert_never
@@ -35,7 +35,7 @@ AnyRows = RowCuts | LaneRows | TextRows
 
 
 def cut(block: Block, spec: StreamSpec, key: Key) -> AnyRows:
-    """The rows of a block; `key` names its draws, where rows are drawn (`structure_key`)."""
+    """Cuts a block into rows. `key`: of the draws, for inputs whose boundaries are drawn (`structure_key`)."""
     match spec.input:
         case Packed():
             return pack(block, spec.input.packing, spec.length)
@@ -68,22 +68,40 @@ def make_rows(
         rows: where it is cut (`cut`).
         start, stop: which rows; any range gives the same bytes per row.
         spec: the stream's.
-        key: names the block and the masking epoch; see `block_key`.
+        key: of the draws of this block in this masking epoch; see `block_key`.
         starts_word: [vocab_size] bool, the tokenizer's word-start table, where words are masked whole.
         unigram: [vocab_size] counts of the corpora's tokens, where random replacements follow them.
     """
     match spec.masking:
         case MlmMasking() as masking:
             assert isinstance(rows, RowCuts)  # the spec's input and masking agree
-            return _masked(block, rows, start, stop, spec, masking, key, starts_word, unigram)
+            return _masked(
+                block,
+                rows,
+                start=start,
+                stop=stop,
+                spec=spec,
+                masking=masking,
+                key=key,
+                starts_word=starts_word,
+                unigram=unigram,
+            )
         case PermutedPrediction() as permuted:
             assert isinstance(rows, LaneRows)
             return permuted_rows(
-                block, rows, start, stop, permuted, spec.special, spec.never_masked, key, starts_word
+                block,
+                rows,
+                start=start,
+                stop=stop,
+                config=permuted,
+                special=spec.special,
+                never=spec.never_masked,
+                key=key,
+                starts_word=starts_word,
             )
         case NoMasking():
             assert isinstance(rows, TextRows)
-            return text_rows(block, rows, start, stop, spec.special, spec.layout)
+            return text_rows(block, rows, start=start, stop=stop, special=spec.special, layout=spec.layout)
         case _:
             assert_never(spec.masking)
 
@@ -112,7 +130,9 @@ def _masked(
     vocabulary = spec.vocabulary
     if unigram is not None:
         vocabulary = replace(vocabulary, counts=unigram[vocabulary.ordinary])
-    return rows.label(mask_rows(laid_out, units, slots, masking, vocabulary, key), start, stop)
+    return rows.label(
+        mask_rows(laid_out, units, slots=slots, masking=masking, vocabulary=vocabulary, key=key), start, stop
+    )
 
 
 def block_key(spec: StreamSpec, source: int, block: int, epoch: int) -> Key:

@@ -1,6 +1,6 @@
-"""Masked language modelling: which tokens are hidden, and what stands in their place.
+"""Masked language modelling: which tokens are masked, and what replaces them.
 
-`NoMasking` hides none: contrastive training compares what a model makes of whole texts.
+`NoMasking` masks none, for contrastive training, which compares the vectors of whole texts.
 """
 
 from dataclasses import dataclass
@@ -82,7 +82,7 @@ def replaced(
     Args:
         target_ids: [M] the targets.
         draws: [M] uniform 64-bit draws: the upper half says what happens to a target, the lower is its random id.
-        leaders: [M] whose draw says what happens to each target; None if everyone's own.
+        leaders: [M] for each target the one whose draw decides what happens to it; None if each has its own.
         replace, vocabulary: see there.
     """
     action = draws >> np.uint64(32)
@@ -97,7 +97,7 @@ def replaced(
 
 
 class NoMasking(BaseModel):
-    """Rows as they are, without targets; nothing is drawn, so all epochs have the same rows."""
+    """No targets. Nothing is drawn, so all epochs have the same rows."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -128,14 +128,14 @@ class MlmMasking(BaseModel):
             Words are never cut: facebookresearch/SpanBERT cuts the last one at the budget, the paper does not.
         longest: words in the longest n-gram (null: 3) or span (null: 10).
         span_p: of the geometric distribution of span lengths (null: 0.2).
-        copies: "dynamic" draws anew every epoch; a number k draws k masks of each row, used in turn.
+        copies: "dynamic" draws new masks every epoch; a number k draws k masks of each row and uses them in rotation.
         replace: what stands in the targets' places.
         count: targets of a row of n maskable tokens. "stochastic": floor(rate * n + u), u uniform in [0, 1)
             (fairseq), whose mean is exact; "bert": max(1, round(rate * n)), halves to even; "ceil":
             ceil(rate * n) (SpanBERT); "drawn": BERT's number of positions drawn with replacement, each counted
             once, so somewhat fewer (google-research/electra); by token only.
-        count_special: n is all tokens of the row, special ones included, though those are never targets: 77 targets in
-            a row of 512 instead of 76 (google-research/bert, electra, albert; microsoft/DeBERTa).
+        count_special: n counts all tokens of the row, special ones included, though those are never targets: 77 targets
+            in a row of 512 instead of 76 (google-research/bert, electra, albert; microsoft/DeBERTa).
         max_predictions: most targets in a row (BERT: 20 at length 128), or None.
     """
 
@@ -200,7 +200,7 @@ def mask_rows(
     counts = np.minimum(
         counts, slots.counts
     )  # a draw for each: they differ only in rows of hardly anything but separators
-    chosen = np.flatnonzero(_select(rows, units, counts, slots, masking, key))
+    chosen = np.flatnonzero(_select(rows, units, counts=counts, slots=slots, masking=masking, key=key))
     text = units.text(chosen)
     exact = sizes is None and masking.count != "drawn"
     per_row = counts if exact else np.diff(np.searchsorted(text, rows.edges))
@@ -223,11 +223,25 @@ def _select(
             return select(units, counts, slots, _purpose(key, "targets"))
         case "ngram":
             ngrams = Stretches(ngram_lengths(masking.longest or _LONGEST_NGRAM), overlap=False)
-            return select_stretches(units, rows.separators, counts, slots, ngrams, _purpose(key, "ngrams"))
+            return select_stretches(
+                units,
+                rows.separators,
+                budgets=counts,
+                slots=slots,
+                stretches=ngrams,
+                key=_purpose(key, "ngrams"),
+            )
         case "span":
             lengths = span_lengths(masking.span_p or _SPAN_P, masking.longest or _LONGEST_SPAN)
             spans = Stretches(lengths, overlap=True)
-            return select_stretches(units, rows.separators, counts, slots, spans, _purpose(key, "spans"))
+            return select_stretches(
+                units,
+                rows.separators,
+                budgets=counts,
+                slots=slots,
+                stretches=spans,
+                key=_purpose(key, "spans"),
+            )
         case _:
             assert_never(masking.unit)
 

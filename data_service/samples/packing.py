@@ -1,10 +1,10 @@
-"""Packing: where a block is cut into rows. A pure function of the block, so any row can be found again.
+"""Packing: where a block is cut into rows. The cut is a pure function of the block, so any row can be found again.
 
-Packed rows never share or lose a token: they are the pieces between consecutive `edges`. A row is laid out as
+Packed rows never share or lose a token: they are the text between consecutive `edges`. A row is laid out as
 `<s> text </s>`, with one more `</s>` before every document that begins inside it.
 
-Rows of two segments are stretches of a block: laid end to end, the segments of all rows are a text of their own, which
-lay-out and masking work on as they do on a block's. It may hold a token of the block more than once, or not at all.
+Rows of two segments take stretches of a block. The segments of all rows, laid end to end, are a text of their own;
+layout and masking work on it as on a block's text. It may hold a token of the block more than once, or not at all.
 """
 
 from dataclasses import dataclass, replace
@@ -39,7 +39,7 @@ class Segments:
         second: tuple[NDArray[np.int64], NDArray[np.int64]],
         labels: NDArray[np.int8] | None = None,
     ) -> Self:
-        """From where in the block A and B start and stop, each [N] int64."""
+        """Segments from the offsets in the block at which A and B start and stop, each [N] int64."""
         starts, stops = (np.stack(ends, axis=1) for ends in zip(first, second, strict=True))
         return cls(starts, stops - starts, labels)
 

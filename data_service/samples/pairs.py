@@ -1,18 +1,19 @@
 """Rows of two segments: BERT's with next sentences, ALBERT's with their order, ELECTRA's without a label.
 
 Next sentence: the second segment follows the first or comes from another document. The rule is google-research/bert,
-create_pretraining_data.py, within one block. A row longer than it may be loses tokens, so a long sentence is not seen
-whole; every sentence is seen in its place once a reading, and random second segments come besides.
+create_pretraining_data.py, within one block. A row that is too long is cut, so a long sentence is not seen whole.
+In one reading every sentence is seen in its own place; random second segments are read in addition.
 
 Sentence order: two consecutive segments, swapped or not, every token once a reading. The rule is
-google-research/albert, create_pretraining_data.py, except where that loses text: a chunk takes another sentence only
-while the row has room for it, and a sentence longer than a row is cut into full ones. Only its way with lone sentences
-(`lone_sentence: random`), which must make room for random text, loses tokens still.
+google-research/albert, create_pretraining_data.py, except where that loses text: here a chunk takes another sentence
+only while the row has room for it, and a sentence longer than a row is cut into full rows. With `lone_sentence: random`
+tokens are still lost, because a lone sentence must make room for random text.
 
 ELECTRA's: consecutive text in one or two segments, every token once a reading. The rule is google-research/electra,
-build_pretraining_dataset.py, with two differences. Where that cuts off what does not fit, a row here takes another
-sentence only while there is room, and a sentence longer than a row is cut into full ones. And once the second segment
-has begun, all that follows belongs to it; there, a short sentence may still go to the end of the first.
+build_pretraining_dataset.py, with two differences. The official code cuts off what does not fit; here a row takes
+another sentence only while there is room, and a sentence longer than a row is cut into full rows. And here everything
+after the beginning of the second segment belongs to it; in the official code a short sentence may still be added to the
+first.
 """
 
 import numpy as np
@@ -53,7 +54,7 @@ def segment_pairs(block: Block, config: SegmentPairs, length: int, key: Key) -> 
     a = sentences.span(first, split)
     b = sentences.span(split, end)
     wanted = targets[first] - (a[1] - a[0])
-    return _paired(sentences, (a, b), first, random, wanted, room, key)
+    return _paired(sentences, (a, b), first=first, random=random, wanted=wanted, room=room, key=key)
 
 
 def sentence_pairs(block: Block, config: SentencePairs, length: int, key: Key) -> Segments:
@@ -68,7 +69,15 @@ def sentence_pairs(block: Block, config: SentencePairs, length: int, key: Key) -
     random = random[first]
     a = sentences.span(first, first + 1)
     b = sentences.span(first + 1, np.where(random, first + 1, first + 2))
-    return _paired(sentences, (a, b), first, random, np.ones_like(first), length - PAIR_EDGES, key)
+    return _paired(
+        sentences,
+        (a, b),
+        first=first,
+        random=random,
+        wanted=np.ones_like(first),
+        room=length - PAIR_EDGES,
+        key=key,
+    )
 
 
 def _paired(

@@ -1,10 +1,10 @@
 """Permuted language modelling: which tokens are predicted, and in what order (Yang et al. 2019).
 
-Targets are n-grams, each in a context of its own, as many tokens as asked for. The rule is that of zihangdai/xlnet,
-data_utils.py, `_sample_mask`: again and again draw n with probability proportional to 1 / n, pass over a random part
-of the n-gram's context, take the n words that follow, and pass over the rest of the context; what is then missing is
-made up by single tokens. Where it differs: special tokens are never chosen and end an n-gram, and n words longer than
-what is left are as many as fit (there the count could be exceeded).
+Targets are n-grams, each inside a context of tokens that are not predicted. The rule is that of zihangdai/xlnet,
+data_utils.py, `_sample_mask`: draw n with probability proportional to 1 / n, skip a random part of the n-gram's
+context, take the n words that follow, skip the rest of the context, and begin again. Single tokens make up what is
+missing at the end. There are two differences: special tokens are never chosen and end an n-gram; and if n words are
+longer than what is left, only as many are taken as fit (the official code could exceed the count).
 """
 
 from typing import Literal
@@ -25,7 +25,7 @@ class PermutedPrediction(BaseModel):
         longest: longest n-gram; n is drawn with probability proportional to 1 / n.
         unit: what an n-gram counts: whole words (the paper), or pieces from a word's start on (the official code).
         permutation: tokens that are permuted together; those of a later group come after them.
-        copies: "dynamic" draws anew every epoch; a number k draws k times, used in turn.
+        copies: "dynamic" draws anew every epoch; a number k draws k times and uses the draws in rotation.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -52,7 +52,8 @@ class PermutedPrediction(BaseModel):
 def factorisation_order(
     ordered: NDArray[np.bool_], keys: NDArray[np.uint32], reuse: int, permutation: int
 ) -> NDArray[np.int32]:
-    """[N, L] int32: as numbers, exactly what zihangdai/xlnet, data_utils.py, `_local_perm` lets each token see.
+    """[N, L] int32: an order that gives each token exactly the visibility of zihangdai/xlnet, data_utils.py,
+    `_local_perm`.
 
     A row has two parts, the first of `reuse` tokens. Of each part the tokens that are neither targets nor functional
     come first, together: they see each other and all of the part before. Then come its targets and functional tokens,

@@ -1,4 +1,5 @@
-"""`Samples`: rows of different lengths, laid end to end. Padding is an attention backend's business.
+"""`Samples`: rows of different lengths, laid end to end. There is no padding; an attention kernel adds it if it needs
+it.
 
 Rows are cut, joined and reordered here.
 """
@@ -60,7 +61,7 @@ _T = TypeVar("_T", bound=np.generic)
 
 
 class _ByRow(TypedDict):
-    """What `Samples` has one of for each row."""
+    """The arrays of `Samples` that have one entry for each row."""
 
     segment_starts: NDArray[np.int32] | None
     pair_label: NDArray[np.int8] | None

@@ -1,10 +1,9 @@
-"""Selection: exactly so many tokens from each row, uniformly, without replacement, for all rows at once.
+"""Selection: an exact number of tokens from each row, uniformly, without replacement, for all rows at once.
 
-What is taken whole is a unit: a token, or a word. Units are drawn with replacement from fixed slots of a keyed stream,
-and a unit counts where it is drawn first: the distinct units of such a sequence are in uniform random order. A row
-gets as many slots as it is expected to need and some to spare; the few rows that need more finish with a random order
-of their remaining units. Slots are a function of where the row lies in its block: a row is selected alike alone or
-with others.
+A unit is what is taken whole: a token, or a word. Units are drawn with replacement from fixed slots of a keyed stream.
+A unit counts when it is drawn first: the distinct units of such a sequence are in uniform random order. A row gets as
+many slots as it is expected to need, and some to spare; the few rows that need more finish with a random order of their
+remaining units. Slots depend on the row's place in its block only, so a row is selected the same alone or with others.
 """
 
 import math
@@ -145,7 +144,7 @@ def select(units: Units, budgets: NDArray[np.int64], slots: Slots, key: Key) -> 
 
 
 def select_drawn(units: Units, draws: NDArray[np.int64], slots: Slots, key: Key) -> NDArray[np.bool_]:
-    """[U] bool, what comes up when so many units, `draws` [N], of each row are drawn with replacement."""
+    """[U] bool, the units that are drawn when `draws` [N] units of each row are drawn with replacement."""
     chosen = np.zeros(int(units.edges[-1]), dtype=np.bool_)
     drawn, counts = _draw(units, slots, key)
     before = np.cumsum(counts) - counts
@@ -211,7 +210,7 @@ def _take_fitting(
 def finish(
     chosen: NDArray[np.bool_], units: Units, left: NDArray[np.int64], first_row: int, key: Key
 ) -> None:
-    """Choose of the rest of each row's units, in random order, as far as they fit into its `left` [N] tokens.
+    """Choose further units of each row, in random order, as far as they fit into its `left` [N] tokens.
 
     Row by row, since few need it: those that have such a unit at all. `first_row` is the number of the first row
     in its block.
@@ -223,7 +222,9 @@ def finish(
         fits = ~chosen[rest] & (units.sizes[rest] <= left[rows][number])
         rows = rows[np.bincount(number[fits], minlength=len(rows)) > 0]
     for row in rows:
-        _finish_row(chosen, units, int(row), int(left[row]), first_row + int(row), key)
+        _finish_row(
+            chosen, units, row=int(row), left=int(left[row]), row_in_block=first_row + int(row), key=key
+        )
 
 
 def _finish_row(

@@ -1,8 +1,8 @@
-"""Chunks: runs of sentences of one document, of which rows of two segments are made.
+"""Chunks: runs of sentences of one document, from which rows of two segments are made.
 
-What becomes of a chunk is a function of the sentence it begins with: its draws are numbered by that sentence. So
-everything is worked out for all sentences of a block at once, as if a chunk began at each, and the chunks that
-exist are found by following the table "after the chunk that begins here comes the one that begins there".
+The draws of a chunk are numbered by the sentence that it begins with. So a chunk is a function of its first sentence.
+Everything is computed for all sentences of a block at once, as if a chunk began at each; this also gives the sentence
+at which the next chunk would begin. The chunks that exist are found by following these from the first sentence on.
 """
 
 from dataclasses import dataclass
@@ -101,7 +101,7 @@ def elsewhere(sentences: Sentences, first: Numbers, tokens: Numbers, key: Key) -
     """Text for the second segments of chunks that begin at `first`: from a random other document, from a random
     sentence on, until there are `tokens` (one sentence at least) or the document ends.
 
-    A block of one document has no other: then it is taken, as in google-research/bert.
+    If the block has only one document, the text is taken from that one, as in google-research/bert.
     """
     own, others = sentences.document[first], len(sentences.documents) - 2
     document = below(key, "other document", first, max(others, 1))
@@ -113,8 +113,8 @@ def elsewhere(sentences: Sentences, first: Numbers, tokens: Numbers, key: Key) -
 
 
 def truncated(first: Ends, second: Ends, room: int, key: Key) -> tuple[Ends, Ends]:
-    """Pairs of at most `room` tokens: each token more is taken from the segment that is longer just then (the
-    second, of equal ones), from a random end of it.
+    """Cuts pairs to at most `room` tokens. One token after another is removed from the segment that is longer at that
+    moment (from the second if they are equal), at a random end of it.
     """
     sizes = np.stack([first[1] - first[0], second[1] - second[0]], axis=1)
     excess = np.maximum(sizes.sum(axis=1) - room, 0)

@@ -1,9 +1,9 @@
 """Stretches: words masked together, an n-gram (ALBERT) or a span (SpanBERT), for all rows at once.
 How many words one has is drawn from the scheme's own distribution.
 
-Every row goes through draws of its own, each of them a first word and a number of words, until its budget is
-spent. What a draw does depends on those before it, so the rows advance together, a draw a round. The draws are
-slots of a keyed stream as in `selection`: a row is selected alike alone or with others.
+Each row has draws of its own, each of them a first word and a number of words, until its budget is spent. What a draw
+does depends on the draws before it, so all rows advance together, one draw a round. The draws are slots of a keyed
+stream, as in `selection`, so a row is selected the same alone or with others.
 """
 
 from dataclasses import dataclass
@@ -59,8 +59,8 @@ class Stretches:
 
     Attributes:
         lengths: of a stretch, in words.
-        overlap: a stretch may run into what is chosen already, and they become one (spans); or it is given up
-            (n-grams). None ever begins there.
+        overlap: what happens if a stretch runs into one that is chosen already: they become one (spans, true), or the
+            new one is dropped (n-grams, false). No stretch begins inside another.
     """
 
     lengths: Lengths
@@ -79,8 +79,8 @@ def select_stretches(
 
     First words are uniform among the row's. A stretch ends early at the end of its row, before a separator or a
     token that is never masked, and before the first word that would exceed the row's budget. So a row never has
-    more than its budget, and less only where no word that is left fits. Should the row's slots be used up first,
-    single words in random order take the rest.
+    more than its budget, and less only if no word that is left fits. If the row's slots are used up first,
+    single words in random order fill the rest.
 
     Args:
         units: words.

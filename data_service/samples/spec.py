@@ -1,4 +1,4 @@
-"""`StreamSpec`: all that decides what a stream of samples is. Equal specs give equal bytes anywhere."""
+"""`StreamSpec`: everything that decides the samples of a stream. Equal specs give equal bytes anywhere."""
 
 import hashlib
 from functools import cached_property
@@ -59,8 +59,8 @@ class WindowSize(_Config):
         samples: at least this many (16 global batches), and
         least_tokens: at least this many tokens, but
         most_tokens: at most about this many, so that memory is bounded (about 8 bytes a token to build).
-        stretches: rows that follow each other in the text are dealt to so many stretches of the window (`SpreadOrder`);
-            1: they fall anywhere in it.
+        stretches: rows that follow each other in the text are dealt to so many stretches of the window (`SpreadOrder`).
+            With 1, they are shuffled over the whole window.
     """
 
     samples: PositiveInt = 1
@@ -82,11 +82,11 @@ class StreamSpec(_Config):
         split: train, or heldout (evaluation).
         input: how blocks are cut into rows.
         length: most tokens in a row, or in each text of a row of several; special tokens included.
-        masking: the objective's half that happens here.
-        lanes: rows of a step, where each continues a row of the step before (`Lanes` input). None: rows stand alone
-            and are shuffled.
-        one_source: rows of a step, all of which come from one source (contrastive training, where a batch of several
-            would be told apart by its sources). None: batches mix them.
+        masking: the objective's part that is done on the data: which tokens are targets.
+        lanes: rows of a step, if each continues a row of the step before (`Lanes` input). None if rows stand alone and
+            are shuffled.
+        one_source: rows of a step, if all of them come from one source (contrastive training). None if batches mix the
+            sources.
         temperature: T: sources without weights are mixed in proportion to size ** (1 / T); 1: by size.
         layout: where the classification token of each text of a row of several stands.
         special: ids by role.
@@ -125,14 +125,20 @@ class StreamSpec(_Config):
         lanes = self.input if isinstance(self.input, Lanes) else None
         permuted = self.masking if isinstance(self.masking, PermutedPrediction) else None
         if (lanes is None) != (permuted is None) or (self.lanes is not None and lanes is None):
-            raise ValueError("rows in lanes and permuted prediction go together, and with nothing else")
+            raise ValueError(
+                "input lanes needs permuted prediction (plm), and permuted prediction needs input lanes"
+            )
         if lanes is not None and permuted is not None:
             check_lanes(lanes, permuted, self.length, self.lanes)
         if lanes is not None and self.one_source is not None:
-            raise ValueError("rows in lanes go on from step to step, so a step mixes its sources")
+            raise ValueError(
+                "batches of one source are not possible with input lanes: each row continues one of the step before"
+            )
         texts = isinstance(self.input, TextPairs | RepeatedSentences)
         if texts != isinstance(self.masking, NoMasking):
-            raise ValueError("rows of several texts go with no masking, and with nothing else")
+            raise ValueError(
+                "inputs of several texts (pairs, sentences) go with no masking, and all others with masking"
+            )
         return self
 
     @model_serializer(mode="wrap")

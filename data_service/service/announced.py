@@ -1,4 +1,4 @@
-"""What a reader has announced that it will read: taken up window by window, as far as memory allows."""
+"""The windows that a reader has announced it will read, taken up one after another as far as memory allows."""
 
 from collections.abc import Callable, Iterable, Iterator
 
@@ -12,7 +12,7 @@ Span = tuple[EpochWindow, int, int]
 
 
 class AnnouncedWindow:
-    """Those of a window's samples that will be read, and the slabs they lie in.
+    """The samples of one window that will be read, and the slabs in which they lie.
 
     Attributes:
         layout: the window's.
@@ -29,7 +29,7 @@ class AnnouncedWindow:
         self.slabs.update(dict.fromkeys(self.layout.slabs_of(first, last)))
 
     def lay(self, layout: SlabLayout) -> None:
-        """The window has been built with another layout than was thought."""
+        """Use the layout with which the window has been built, if it is not the expected one."""
         if layout != self.layout:
             self.layout, self.slabs = layout, {}
             for first, last in self._ranges:
@@ -55,7 +55,7 @@ class Announced:
         self._most, self._layout = most, layout
 
     def move_on(self, reading: set[EpochWindow]) -> None:
-        """Let go of the windows before those that are read now, and take up more in their place."""
+        """Drop the windows before those that are read now, and take up more in their place."""
         if reading & self.windows.keys():
             while (first := next(iter(self.windows))) not in reading:
                 del self.windows[first]

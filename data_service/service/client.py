@@ -1,4 +1,4 @@
-"""`FeedClient`: a rank's view of a stream that the feed delivers. What is lost is asked for again."""
+"""`FeedClient`: a rank's reader of a stream that the feed delivers. It asks again for what is lost."""
 
 import logging
 import threading
@@ -35,7 +35,7 @@ class _Held:
 
 
 class _Gone(Exception):
-    """A build that failed or was lost: there will be another."""
+    """A build that failed or was lost. The window will be built again."""
 
 
 class FeedClient:
@@ -43,8 +43,8 @@ class FeedClient:
 
     One thread reads; another, the client's own, fetches what `prefetch` announced.
 
-    A stream's first opening may count a whole corpus, for hours: `counted` is told meanwhile, every few seconds in
-    the waiting thread, how many blocks the feed has gone through.
+    When a stream is opened for the first time, the feed may count a whole corpus, for hours. Meanwhile `counted` is
+    called every few seconds, in the waiting thread, with the number of blocks counted so far.
 
     Raises:
         CorpusError, PlanError, StoreError: the stream cannot be opened.
@@ -73,11 +73,11 @@ class FeedClient:
     @property
     def samples_per_epoch(self) -> int:
         """The same in every epoch."""
-        return self._opened.grid.samples_per_epoch
+        return self._opened.epoch_layout.samples_per_epoch
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a person should know of the stream's plan."""
+        """Remarks on the stream's plan, for people to read."""
         return self._opened.notes
 
     @property
@@ -110,13 +110,14 @@ class FeedClient:
         Raises:
             IndexError: outside the epoch.
             CorruptBlock, StoreError: a block that cannot be read, even after retries.
-            BuildFailed: the processes that build a window end again and again, of want of memory most likely.
+            BuildFailed: the processes that build a window die again and again, most likely for lack of memory.
         """
         if start >= stop:
             raise IndexError(f"no samples from {start} to {stop}")
         began = time.perf_counter()
         spans = [
-            ((epoch, window), first, last) for window, first, last in self._opened.grid.spans(start, stop)
+            ((epoch, window), first, last)
+            for window, first, last in self._opened.epoch_layout.spans(start, stop)
         ]
         with self._changed:
             self._reading = {window for window, _, _ in spans}
@@ -128,8 +129,8 @@ class FeedClient:
     def prefetch(self, ranges: Iterable[tuple[int, int, int]], steps: StepLayout | None = None) -> None:
         """Announce what will be read here, as (epoch, start, stop) in order, the current range included.
 
-        Ranges are taken only as far as memory allows, so an iterator may go on to the end of the run. What
-        was announced before and is not now is let go.
+        Ranges are taken from the iterator only as far as memory allows, so it may go on to the end of the run. What was
+        announced before, and is not announced again, is dropped.
 
         Args:
             ranges: what this reader reads.
@@ -142,7 +143,7 @@ class FeedClient:
             self._move_on()
 
     def close(self) -> None:
-        """Stop fetching and let go of everything."""
+        """Stop fetching, and drop everything."""
         with self._changed:
             self._closed = True
             self._announced, self._reading = self._announce(()), set()
@@ -153,7 +154,7 @@ class FeedClient:
         spans = (
             ((epoch, window), first, last)
             for epoch, start, stop in ranges
-            for window, first, last in self._opened.grid.spans(start, stop)
+            for window, first, last in self._opened.epoch_layout.spans(start, stop)
         )
         return Announced(spans, self._opened.windows_held, self._layout)
 
@@ -161,7 +162,9 @@ class FeedClient:
         """The layout of a window's build, or the one that it would be given."""
         if window in self._held:
             return self._held[window].layout
-        return SlabLayout.of(self._opened.grid, *window, rows=self._opened.slab_rows, steps=self._steps)
+        return SlabLayout.of(
+            self._opened.epoch_layout, *window, rows=self._opened.slab_rows, steps=self._steps
+        )
 
     def _parts(self, window: EpochWindow, first: int, last: int) -> list[Samples]:
         """Samples `first` to `last` of a window, in order."""
@@ -176,7 +179,7 @@ class FeedClient:
                 continue
 
     def _move_on(self) -> None:
-        """Drop announced windows that were read past, take up more while memory allows, let go of the rest."""
+        """Drop announced windows that have been read, take up more as far as memory allows, and drop all others."""
         self._announced.move_on(self._reading)
         kept = self._reading | self._announced.windows.keys()
         for window in self._held.keys() - kept:
@@ -215,7 +218,7 @@ class FeedClient:
         return None
 
     def _slab(self, window: EpochWindow, held: _Held, slab: int) -> Samples:
-        """One slab, from here or from the object store. Raises _Gone where it is worth another try."""
+        """One slab, kept here or from the object store. Raises _Gone if another build has to be asked for."""
         if slab in held.slabs:
             return held.slabs[slab]
         try:
@@ -229,7 +232,7 @@ class FeedClient:
             raise
         except ray.exceptions.RayError as error:
             if died(error):
-                self._mourn(window, self._forget(window, held, DEATHS), error)
+                self._report_death(window, self._forget(window, held, DEATHS), error)
             elif lost(error):
                 self._forget(window, held)
             else:
@@ -242,7 +245,8 @@ class FeedClient:
     def _get(self, window: EpochWindow, held: _Held, slab: int) -> Samples:
         """The slab, as soon as either thread has it. Raises _Gone if nobody wants it any more.
 
-        Ray seldom, but sometimes, leaves one of two threads waiting that ask for the same object.
+        If two threads ask Ray for the same
+        object, one of them is sometimes left waiting.
         """
         ref = held.refs[slab]
         while not ray.wait([ref], timeout=_LOOK_SECONDS)[0]:
@@ -254,13 +258,13 @@ class FeedClient:
         samples: Samples = _result(ref)
         return samples
 
-    def _mourn(self, window: EpochWindow, deaths: int, error: Exception) -> None:
-        """Say that a build died. Raises BuildFailed where that has no end."""
+    def _report_death(self, window: EpochWindow, deaths: int, error: Exception) -> None:
+        """Tell the feed that a build died. Raises BuildFailed if too many died in a row."""
         epoch, number = window
         name = f"window {number} of epoch {epoch} of the {self.spec.split} samples"
         reason = reason_of(error)
         if deaths == DEATHS:
-            need = 2 * self._opened.grid.window_bytes >> 20
+            need = 2 * self._opened.epoch_layout.window_bytes >> 20
             raise BuildFailed(
                 f"{name} could not be built: {deaths} processes in a row died of it; the last: {reason}",
                 remedy=f"a build takes about {need + 1} MiB: lower data_service.workers, or give the nodes more "
@@ -293,7 +297,7 @@ class FeedClient:
     def _wanted(
         self, window: EpochWindow, needed: Callable[[SlabLayout], Iterable[int]] = lambda layout: ()
     ) -> Wanted:
-        """What is not known yet of the slabs that are needed and announced."""
+        """The slabs that are needed or announced and to which there is no reference yet."""
         layout, slabs = self._layout(window), dict[int, None]()
         slabs.update(dict.fromkeys(needed(layout)))
         if window in self._announced.windows:
@@ -321,7 +325,7 @@ class FeedClient:
         return _result(answer)
 
     def _forget(self, window: EpochWindow, held: _Held, most: int = 0) -> int:
-        """Another build must come; `most` as of `Feed.forget`, and its answer."""
+        """Tell the feed that another build is needed. `most` and the answer are those of `Feed.forget`."""
         with self._changed:
             if self._held.get(window) is held:
                 del self._held[window]

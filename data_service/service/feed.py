@@ -1,8 +1,8 @@
-"""The feed: the one actor that owns the windows in the object store. It may restart, and is asked again.
+"""The feed: the one actor that owns the windows in Ray's object store. If it restarts, its clients ask again.
 
-It knows streams and windows, not steps or ranks. A window that somebody needs is built at once; windows that
-will be needed are built ahead while there are workers and memory for them; those asked for least recently go
-first. Ray keeps an object only while its owner lives, so when the feed dies its windows are built again.
+It knows streams and windows, not steps or ranks. A window that a reader needs now is built at once. Windows that will
+be needed are built ahead, as long as there are workers and memory. The windows that were asked for least recently are
+dropped first. Ray keeps an object only while its owner lives, so if the feed dies, its windows are built again.
 """
 
 from collections import OrderedDict
@@ -31,7 +31,7 @@ FeedHandle = Any  # ray.actor.ActorHandle of a Feed; Ray's types do not name an 
 
 
 class FeedConfig(BaseModel):
-    """How much of a machine the data service may use. Changes nothing in the samples.
+    """How much of the machines the data service may use. It does not change the samples.
 
     Attributes:
         workers: most windows being built at the same time.
@@ -52,18 +52,19 @@ class FeedConfig(BaseModel):
 
 @dataclass(frozen=True)
 class OpenStream:
-    """What a client needs to know of a stream: where samples lie, how many windows may be held, and what a person
-    should know.
+    """What a client needs to know of a stream: where samples lie, how many windows may be held, and remarks for
+    people to read.
     """
 
-    grid: EpochLayout
+    epoch_layout: EpochLayout
     slab_rows: int
     windows_held: int
     notes: tuple[str, ...] = ()
 
 
 class Wanted(NamedTuple):
-    """What a reader wants of a window: the slabs that it does not know yet, none if it only means to read on in it.
+    """What a reader asks of a window: slabs that it has no reference to yet; none if it only tells that it still reads
+    it.
 
     Attributes:
         window: which.
@@ -82,7 +83,7 @@ class Build(NamedTuple):
     Attributes:
         name: of this build; another build of the same window has another.
         layout: how it lies in slabs.
-        refs: the slabs that were asked for; none if it was built with another layout than was thought.
+        refs: the slabs that were asked for; none if the window was built with another layout than the reader expected.
     """
 
     name: str
@@ -164,7 +165,7 @@ class Feed:
         }
 
     def token_axis(self, spec_json: str) -> "list[ray.ObjectRef[TokenAxis]]":
-        """The stream measured in tokens, once for all who ask: one object, which the ranks of a node share.
+        """The stream measured in tokens: one object for all readers, which the ranks of a node share.
 
         The first time, its rows' lengths are counted. Raises as `open` does.
         """
@@ -175,13 +176,13 @@ class Feed:
         return [self._axes[spec_json]]
 
     def forget(self, spec_json: str, window: EpochWindow, build: str, most: int = 0) -> int:
-        """A build of a window was lost, or failed: who asks next gets another.
+        """Tells the feed that a build of a window was lost or failed. The next reader to ask gets another build.
 
         Args:
             spec_json, window: which.
             build: its name.
-            most: if it failed, how many may do so one after another before its readers give up; then it is counted
-                anew. 0 if it was only lost.
+            most: if it failed, the number of failures in a row after which readers give up; counting then begins anew.
+                0 if it was only lost.
 
         Returns:
             How many have failed up to this one.
@@ -205,9 +206,11 @@ class Feed:
         corpora = Corpora(spec)
         counts = count_rows(corpora, self._cache(), self._run, self._count)
         plan = StreamPlan(spec, corpora.tables, counts)
-        held = max(2, self._config.memory // max(1, plan.grid.window_bytes))
+        held = max(2, self._config.memory // max(1, plan.epoch_layout.window_bytes))
         rows = slab_rows(spec.row_length, self._config.slab_tokens)
-        return _Stream(spec_json, corpora, counts, plan, OpenStream(plan.grid, rows, held, plan.notes))
+        return _Stream(
+            spec_json, corpora, counts, plan, OpenStream(plan.epoch_layout, rows, held, plan.notes)
+        )
 
     def _count(self, blocks: int) -> None:
         self._counted += blocks
@@ -216,7 +219,7 @@ class Feed:
         return None if self._config.cache is None else open_store(self._config.cache)
 
     def _touch(self, stream: _Stream, wanted: Wanted, asked: set[_Key], *, must: bool) -> None:
-        """Mark a window as wanted now, and start it where there is room, or if it must be."""
+        """Mark a window as asked for now. Start its build if there is room, or if it is needed at once."""
         key = _key(stream.spec_json, wanted.window)
         if key not in self._builds:
             if not self._make_room(stream, asked) and not must:
@@ -227,8 +230,8 @@ class Feed:
         self._builds.move_to_end(key)
 
     def _make_room(self, stream: _Stream, asked: set[_Key]) -> bool:
-        """Let go of what was asked for longest ago until a window more fits; whether it may start."""
-        size = stream.plan.grid.window_bytes
+        """Drop the windows asked for longest ago until one more fits. Returns whether it may start."""
+        size = stream.plan.epoch_layout.window_bytes
         for key in [key for key in self._builds if key not in asked]:
             if self._fits(size):
                 break
@@ -236,7 +239,9 @@ class Feed:
         return self._fits(size) and self._unfinished() < self._config.workers
 
     def _fits(self, size: int) -> bool:
-        held = sum(self._streams[spec_json].plan.grid.window_bytes for spec_json, _, _ in self._builds)
+        held = sum(
+            self._streams[spec_json].plan.epoch_layout.window_bytes for spec_json, _, _ in self._builds
+        )
         return held + size <= self._config.memory or len(self._builds) < 2
 
     def _unfinished(self) -> int:

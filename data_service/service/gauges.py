@@ -1,4 +1,4 @@
-"""Figures that Ray's agent on each node shows to Prometheus, where `ray[default]` is installed; nowhere else.
+"""Figures that Ray's agent on each node shows to Prometheus. Without `ray[default]` they are shown nowhere.
 
 Ray adds its own labels, among them the process (WorkerId) and the cluster (SessionName).
 """
@@ -25,7 +25,7 @@ def gauge(name: str, description: str, labels: Mapping[str, str], *further: str)
 
 
 class StoreRetries:
-    """This process's, to be updated now and then."""
+    """The count of this process's repeated store requests; call `update` now and then."""
 
     def __init__(self) -> None:
         self._gauge = gauge("store_retries", DESCRIPTIONS["store_retries"], {})
@@ -35,7 +35,7 @@ class StoreRetries:
 
 
 class FeedGauges:
-    """The feed's."""
+    """The figures of the feed."""
 
     def __init__(self) -> None:
         self._ready = gauge("windows_ready", DESCRIPTIONS["windows_ready"], {})

@@ -1,4 +1,4 @@
-"""The Ray tasks that count rows and build windows: stateless, so what dies is simply computed again."""
+"""The Ray tasks that count rows and build windows. They are stateless, so what is lost is computed again."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -35,8 +35,9 @@ class _Unchanged(list[str]):
 
 
 def installed_only() -> JobConfig:
-    """For `ray.init`: workers import what is installed. Ray would have them look into the driver's working directory
-    first, where a folder may bear the name of a package of ours. There is no public way to ask for that."""
+    """For `ray.init`: workers import only what is installed. By default they would look into the driver's working
+    directory first, where a folder may have the name of one of our packages. Ray has no public setting for this.
+    """
     job = JobConfig()
     job._py_driver_sys_path = _Unchanged()
     return job
@@ -44,8 +45,9 @@ def installed_only() -> JobConfig:
 
 @contextmanager
 def lean() -> Iterator[None]:
-    """A Ray that is started here meanwhile comes without dashboard, autoscaler and log monitor: on one machine nobody
-    asks them anything, and each takes a second of a core to start. There is no public way to leave them out."""
+    """A Ray that is started in this context comes without dashboard, autoscaler and log monitor. On one machine nobody
+    uses them, and each takes a second of a core to start. Ray has no public setting for this.
+    """
     before = {name: getattr(Node, name) for name in _UNUSED}
     for name in _UNUSED:
         setattr(Node, name, lambda *_, **__: None)
@@ -57,7 +59,9 @@ def lean() -> Iterator[None]:
 
 
 def submit_window(spec_json: str, window: Window, layout: SlabLayout, cpus: float) -> SlabRefs:
-    """Start building a window; its slabs, to come. Who finds that it failed or was lost has another one built."""
+    """Start building a window; returns references to its slabs. If the build fails or is lost, the caller submits
+    another.
+    """
     # Ray itself would repeat without end what dies for want of memory. Here the feed counts.
     options = {
         "num_returns": layout.slabs,
@@ -114,7 +118,7 @@ def _uncounted(corpora: Corpora, source: int, part: range, error: Exception) -> 
 
 
 def cause_of(error: Exception) -> BaseException:
-    """What a task, or a task that it waited for, really raised: a mistake of the user as itself."""
+    """The error that a task, or a task that it waited for, raised, without Ray's wrapping."""
     cause: BaseException = error
     while isinstance(cause, ray.exceptions.RayTaskError) and cause.cause is not None:
         cause = cause.cause
@@ -122,19 +126,19 @@ def cause_of(error: Exception) -> BaseException:
 
 
 def died(error: Exception) -> bool:
-    """Whether a task ended because its process did, or its memory."""
+    """Whether a task ended because its process died or ran out of memory."""
     if isinstance(error, ray.exceptions.RayTaskError):
         return isinstance(error.cause, MemoryError)
     return isinstance(error, ray.exceptions.WorkerCrashedError | ray.exceptions.OutOfMemoryError)
 
 
 def lost(error: Exception) -> bool:
-    """Whether a task's node is gone, or what it had made: no fault of the task."""
+    """Whether a task's node or its result is gone, which is no fault of the task."""
     return isinstance(error, ray.exceptions.ObjectLostError | ray.exceptions.NodeDiedError)
 
 
 def reason_of(error: Exception) -> str:
-    """Why a task died, in a line."""
+    """Why a task died, in one line."""
     return str(error).strip().partition("\n")[0]
 
 

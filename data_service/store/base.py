@@ -46,8 +46,8 @@ def child(prefix: str, more: str) -> str:
 class Entry:
     """One stored object: its key relative to the store's root, and its size in bytes.
 
-    `version` is another whenever the bytes are, and may be another for the same bytes: S3's ETag, or when a file and
-    its entry in the file system were changed last.
+    `version` changes whenever the bytes do, and may change without them. On S3 it is the ETag; of a file, the time of
+    the last change of the file and of its entry in the file system.
     """
 
     key: str
@@ -78,7 +78,9 @@ class Store(Protocol):
         ...
 
     def put_if_absent(self, key: str, data: bytes | memoryview) -> bool:
-        """Create atomically; False (and no change) if the key exists. Of any number of racers one wins."""
+        """Create atomically; False, and no change, if the key exists. If several processes try at once, one
+        succeeds.
+        """
         ...
 
     def put_buffers(
@@ -86,8 +88,8 @@ class Store(Protocol):
     ) -> None:
         """Create or replace atomically an object of any size: contiguous buffers laid end to end.
 
-        `sent` is told, from any thread but never from two at once, how many bytes the store has accepted so
-        far; more each time, at the end all.
+        `sent` is called, from any thread but never from two at once, with the number of bytes that the store has
+        accepted so far. The number grows with each call, up to all bytes.
         """
         ...
 
@@ -100,7 +102,7 @@ class Store(Protocol):
         ...
 
     def entry(self, key: str) -> Entry | None:
-        """What `list` says of one object, None if absent."""
+        """The entry of one object, as `list` gives it; None if absent."""
         ...
 
     def list(self, prefix: str = "") -> Iterator[Entry]:
@@ -108,7 +110,7 @@ class Store(Protocol):
         ...
 
     def folders(self) -> Iterator[str]:
-        """Names of what lies directly below the root and has objects below it, in key order."""
+        """Names of the folders directly below the root, in key order."""
         ...
 
     def delete(self, key: str) -> None:
@@ -120,7 +122,7 @@ class Store(Protocol):
         ...
 
     def clock(self) -> float | None:
-        """Seconds since 1970 by the store's own clock, to the second; None if it goes by ours."""
+        """Seconds since 1970 by the store's own clock, to the second; None if the store uses this machine's clock."""
         ...
 
     def age(self, key: str) -> float | None:
@@ -132,16 +134,16 @@ class Store(Protocol):
         ...
 
     def remove_leftovers(self, folder: str, *, older_than_s: float) -> int:
-        """Free what writes below `folder` ("" for all) that never finished still occupy; returns how many.
+        """Remove what unfinished writes below `folder` ("" for all) left behind; returns how many there were.
 
-        Leftovers are invisible to every other method. Those younger than `older_than_s` seconds are kept:
-        their writer may be alive.
+        Leftovers are invisible to every other method. Those younger than `older_than_s` seconds are kept, because their
+        writer may be alive.
         """
         ...
 
 
 def together(request: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-    """What `request` returns for each item, in their order; so many answers at most are kept for a slow reader.
+    """What `request` returns for each item, in their order. At most 32 requests or unread answers are held at a time.
 
     Raises:
         whatever `request` raises; requests that have begun are waited for.
@@ -183,7 +185,7 @@ def read_verified(
 ) -> bytes:
     """`length` bytes of the object from byte `start`, whose digest is `expected`.
 
-    A mismatch is read again a few times, for damage on the way; damage at rest stays.
+    Bytes that do not match are read again a few times, since they may have been damaged on the way.
 
     Raises:
         `otherwise`: every attempt read other bytes.

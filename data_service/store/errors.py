@@ -1,4 +1,4 @@
-"""What can go wrong with stored objects. Every message names the full URI and what to do."""
+"""Errors of object stores. Every message names the full URI and what to do."""
 
 from data_service.errors import UserError
 
@@ -27,7 +27,7 @@ class Truncated(StoreError):
 
 
 class AccessDenied(StoreError):
-    """The store knows the object and refuses us."""
+    """The store refuses access to the object."""
 
     @classmethod
     def at(cls, uri: str, reason: str) -> "AccessDenied":
@@ -37,7 +37,7 @@ class AccessDenied(StoreError):
 
 
 class CredentialsMissing(AccessDenied):
-    """No credentials, in a process that never had any. Retried for a short while: who issues them may be slow."""
+    """No credentials, in a process that never had any. Retried for a short while, since they may be issued late."""
 
     @classmethod
     def at(cls, uri: str, reason: str) -> "CredentialsMissing":
@@ -46,7 +46,7 @@ class CredentialsMissing(AccessDenied):
 
 
 class CredentialsExpired(AccessDenied):
-    """Credentials that were valid once. Retried, because whoever issues them may renew them meanwhile."""
+    """Credentials that were valid once. Retried, because they may be renewed meanwhile."""
 
     @classmethod
     def at(cls, uri: str, reason: str) -> "CredentialsExpired":
@@ -93,4 +93,4 @@ class BadUri(StoreError):
 
 
 TRANSIENT = (StoreUnavailable, CredentialsExpired, CredentialsMissing)
-"""What passes by itself, sooner or later: whoever can wait asks again."""
+"""Errors that may pass by themselves: a caller that can wait tries again."""

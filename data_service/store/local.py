@@ -1,7 +1,7 @@
 """A folder as an object store.
 
-A write goes to a temporary file in the target's folder, is flushed to the disk, and only then gets its name:
-by `rename` where it may replace, by `link` where it must not, which fails atomically if the name is taken.
+A write goes to a temporary file in the target's folder and is flushed to the disk. Only then does it get its name: by
+`rename` if it may replace a file; otherwise by `link`, which fails atomically if the name is taken.
 """
 
 import errno
@@ -126,7 +126,9 @@ class LocalStore:
         return None
 
     def age(self, key: str) -> float | None:
-        """By the clock of the file system, which on a network is not ours; by ours in a read-only folder."""
+        """By the file system's clock, which on a network may differ from ours; in a read-only folder by our
+        own clock.
+        """
         path = self._path(key)
         if self.size(key) is None:
             return None
@@ -172,7 +174,8 @@ class LocalStore:
 
 @contextmanager
 def _translated(path: Path, *, writing: bool = False) -> Iterator[None]:
-    """Turns the system's errors about `path` into ours. FileExistsError passes: it is an answer."""
+    """Turns the system's errors about `path` into ours. FileExistsError is not translated, because callers
+    expect it."""
     try:
         yield
     except FileExistsError:
@@ -311,7 +314,7 @@ def _is_folder(entry: "os.DirEntry[str]") -> bool:
 
 
 def _is_loop(link: Path) -> bool:
-    """Whether a link leads to a folder above it: all that is there is listed there."""
+    """Whether a link leads to a folder above it, whose content is listed there already."""
     try:
         target = link.stat()
         return any(os.path.samestat(target, folder.stat()) for folder in link.parents)

@@ -52,7 +52,7 @@ def default_patience_s() -> float:
 class Patience:
     """The patience with one operation: `seconds` without progress, and at least 3 attempts.
 
-    `since` is when it last got on, or began, by `time.monotonic`.
+    `since`: when it last made progress, or began, by `time.monotonic`.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -94,7 +94,9 @@ class Outage:
         self._said = False
 
     def failed(self, error: StoreError, *, began: float, pause: float, patience_s: float) -> None:
-        """An attempt failed that had heard nothing since `began` (of `time.monotonic`); the next is `pause` s away."""
+        """An attempt failed, after nothing was heard since `began` (of `time.monotonic`). The next comes in
+        `pause` s.
+        """
         with self._lock:
             self._began = began if self._began is None else self._began
             if self._said or time.monotonic() + pause - self._began < QUIET_S:
@@ -104,7 +106,7 @@ class Outage:
         _log.warning("%s; trying again, for at most %.0f s without progress", reason, patience_s)
 
     def answered(self) -> None:
-        """The store answered, be it a refusal."""
+        """The store answered, even if it refused."""
         with self._lock:
             began, said = self._began, self._said
             self._began, self._said = None, False
@@ -114,17 +116,17 @@ class Outage:
 
 @cache
 def outage_of(uri: str) -> Outage:
-    """The one of this process for the store at `uri`."""
+    """This process's outage of the store at `uri`."""
     return Outage(uri)
 
 
 def count_retry() -> None:
-    """A request failed in a way that may pass, and is made again."""
+    """Count a request that failed in a way that may pass, and is made again."""
     global _total
     with _lock:
         _total += 1
 
 
 def total_retries() -> int:
-    """Since the process began."""
+    """Requests that were made again since the process began."""
     return _total

@@ -2,7 +2,7 @@
 
 Credentials, region and endpoint come from where boto3 looks for them (environment, ~/.aws, instance role);
 the endpoint of another server is AWS_ENDPOINT_URL. `_call` repeats what failed, until patience is used up;
-botocore itself repeats nothing. Every answer is looked at: what makes no sense is a failure like others.
+botocore itself repeats nothing. Every answer is checked: one that makes no sense counts as a failure.
 """
 
 import logging
@@ -202,7 +202,7 @@ class S3Store:
                     self.delete(key)
 
     def clock(self) -> float | None:
-        """From the Date of an answer, be it a refusal: that is what a request signed by a wrong clock gets."""
+        """From the Date header of an answer. A refusal has it, too: requests signed by a wrong clock are refused."""
 
         def ask(client: "S3Client") -> float | None:
             try:
@@ -230,7 +230,7 @@ class S3Store:
         return self._call(name, ask)
 
     def remove_leftovers(self, folder: str, *, older_than_s: float) -> int:
-        """Aborts unfinished multipart uploads (1,000 a call): their parts are kept, and paid for, so long."""
+        """Aborts unfinished multipart uploads (1,000 a call), whose parts are stored and paid for until then."""
         start = child(self.prefix, folder)
         start += "/" if start else ""
 
@@ -326,13 +326,13 @@ class S3Store:
 
 
 def _date(answer: Mapping[str, Any]) -> float | None:
-    """Seconds since 1970 at which the server says it answered. Raises ValueError: it says nonsense."""
+    """Seconds since 1970 at which the server says it answered. Raises ValueError: not a date."""
     date = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
     return None if date is None else parsedate_to_datetime(date).timestamp()
 
 
 def _both(reached: Callable[[int], None], sent: Callable[[int], None] | None) -> Callable[[int], None]:
-    """Tells both; `sent` only of more than ever before."""
+    """Calls both; `sent` only if the number has grown."""
     most = 0
 
     def tell(count: int) -> None:

@@ -1,5 +1,5 @@
-"""A listing, page by page, that believes no page: each must go on where the one before ended. And many
-objects deleted with one request, which answers for each of them.
+"""Listing page by page, where each page is checked to go on where the one before ended; and deleting many objects with
+one request, whose answer names each of them.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ _EMPTY_PAGES = 100  # in succession, before a listing that says it goes on count
 class Listing:
     """What is below `prefix` and after the name `after`; with a `delimiter`, folders.
 
-    `more`: whether there are pages yet to come.
+    `more`: whether further pages follow.
     """
 
     bucket: str

@@ -1,4 +1,4 @@
-"""Transfers that go on where they broke off: a read at the bytes, an upload at the parts that are missing.
+"""Transfers that continue where they broke off: a read with the missing bytes, an upload with the missing parts.
 
 Each makes one attempt at a time and remembers what it has got; `S3Store` repeats the attempts.
 """
@@ -33,7 +33,7 @@ WRITER = "writer"  # the metadata field by which a writer knows its own object a
 def head(client: "S3Client", bucket: str, name: str) -> "HeadObjectOutputTypeDef | None":
     """What is known of an object; None if there is none. Raises FAILURES.
 
-    A refusal of this request gives no reason, so the object is then asked for in a way that does.
+    A refusal of a HEAD request has no reason. Then a request whose refusal has one is made.
     """
     try:
         return client.head_object(Bucket=bucket, Key=name)
@@ -55,7 +55,7 @@ def head(client: "S3Client", bucket: str, name: str) -> "HeadObjectOutputTypeDef
 class Download:
     """An object, or `length` bytes of it from byte `start`.
 
-    `reached` is told how many bytes are here.
+    `reached` is called with the number of bytes received.
     """
 
     bucket: str
@@ -116,11 +116,11 @@ class Download:
         return total if self.length is None else self.length
 
     def _changed(self) -> ValueError:
-        """The next attempt begins anew."""
+        """Forget what was read, so that the next attempt begins anew."""
         self._version, self._here = None, 0
         self._pieces.clear()
         return ValueError(
-            "other bytes came than were asked for, or the object was replaced while it was read"
+            "the answer holds other bytes than were asked for, or the object was replaced while it was read"
         )
 
     def _too_short(self, size: int) -> Truncated:
@@ -171,7 +171,7 @@ class LocalFile:
 class Upload:
     """An object sent in parts, which appears when all are there.
 
-    `reached` is told how many bytes the server has; never by two threads at once.
+    `reached` is called with the number of bytes that the server has; never by two threads at once.
     """
 
     bucket: str

@@ -1,10 +1,10 @@
 """The counting pass: how many rows each block is cut into, known before any sample is needed.
 
-Contiguous packing, lanes and pairs need arithmetic only. Where sentence boundaries or draws decide, every block is
-looked at once per corpus, input and length, and the counts are kept under a key that names just those. Where batches
-are measured in tokens, the length of every row is kept likewise.
+Contiguous packing, lanes and pairs need arithmetic only. Where sentence boundaries or draws decide, every block is read
+once per corpus, input and length, and the counts are kept under a key of just these. If batches are measured in tokens,
+the length of every row is kept in the same way.
 
-A pass over a large corpus takes hours, so it is kept piece by piece as it is made, and goes on after a restart.
+A pass over a large corpus takes hours, so its results are stored piece by piece, and it goes on after a restart.
 
 A corpus that is cut in several ways (`Input.structures`, K of them) has K entries for each block, block after block.
 """
@@ -45,7 +45,7 @@ Counted = Callable[[int], None]
 
 
 class Runner(Protocol):
-    """Runs a pass over some blocks of a source, by whatever means."""
+    """Runs a pass over some blocks of a source, in this process or on Ray."""
 
     def __call__(
         self, job: Pass, corpora: Corpora, source: int, blocks: range, counted: Counted
@@ -85,7 +85,7 @@ def run_here(job: Pass, corpora: Corpora, source: int, blocks: range, counted: C
 
 
 def _ignore(blocks: int) -> None:
-    """Progress that nobody looks at."""
+    """Ignores progress."""
 
 
 def count_rows(
@@ -96,8 +96,8 @@ def count_rows(
     Args:
         corpora: what to count.
         cache: where counts are kept between runs; None to count anew.
-        run: how a source's blocks are gone through.
-        counted: told of blocks that are done, those included whose counts were kept.
+        run: runs the pass over a source's blocks.
+        counted: is called with the number of blocks that are done, those with kept counts included.
     """
     spec = corpora.spec
     if isinstance(spec.input, Packed) and spec.input.packing == "contiguous":
@@ -109,7 +109,7 @@ def count_rows(
         return tuple(
             count_lane_rows(table.tokens, table.documents, lanes, spec.length) for table in corpora.tables
         )
-    passing = _KeptPass("rows", count_range, corpora, cache, run, counted)
+    passing = _KeptPass(kind="rows", job=count_range, corpora=corpora, cache=cache, run=run, counted=counted)
     found = [passing.of(source) for source in range(len(corpora.tables))]
     return tuple(counts.astype(np.int64, copy=False) for counts in found)
 
@@ -118,14 +118,16 @@ def measure_rows(
     corpora: Corpora, cache: Store | None, run: Runner = run_here, counted: Counted = _ignore
 ) -> tuple[RowLengths, ...]:
     """The row lengths of every source; arguments as for `count_rows`."""
-    passing = _KeptPass("lengths", measure_range, corpora, cache, run, counted)
+    passing = _KeptPass(
+        kind="lengths", job=measure_range, corpora=corpora, cache=cache, run=run, counted=counted
+    )
     found = [passing.of(source) for source in range(len(corpora.tables))]
     return tuple(lengths.astype(np.uint32, copy=False) for lengths in found)
 
 
 @dataclass(frozen=True)
 class _KeptPass:
-    """A pass whose findings are kept in `cache`: each source's whole, and until that is there its pieces."""
+    """A pass whose results are kept in `cache`: of each source first its pieces, then all of it."""
 
     kind: str
     job: Pass
@@ -162,7 +164,7 @@ class _KeptPass:
         return found
 
     def _load(self, key: str) -> Found | None:
-        """What is kept under the key; None if nothing is, or nothing that is known to be what was kept."""
+        """What is kept under the key; None if there is nothing, or it does not match its hash."""
         if self.cache is None:
             return None
         try:
@@ -179,7 +181,7 @@ class _KeptPass:
         return found
 
     def _keep(self, key: str, found: Found) -> None:
-        """With its sha256 at the end."""
+        """Store it, with its sha256 at the end."""
         if self.cache is not None:
             buffer = io.BytesIO()
             np.save(buffer, found, allow_pickle=False)
@@ -188,7 +190,7 @@ class _KeptPass:
 
 
 def _name(spec: StreamSpec, source: int) -> str:
-    """What rows depend on, and nothing else."""
+    """The key of kept counts: what rows depend on, and nothing else."""
     fingerprint = spec.sources[source].manifest_fingerprint
     parts: tuple[str | int, ...] = (fingerprint, spec.split, spec.input.model_dump_json(), spec.length)
     if isinstance(spec.input, Drawn):

@@ -30,8 +30,8 @@ def quotas(
     Args:
         sources: for messages.
         weights: of each source; None: each is read once.
-        rows: that each source has.
-        granule: rows of a step where they continue those of the step before, else 1.
+        rows: rows of each source.
+        granule: rows of a step if they continue those of the step before, else 1.
 
     Raises:
         PlanError: a source has too little for one step of lanes.
@@ -54,9 +54,10 @@ def source_quotas(
 ) -> tuple[int, ...]:
     """Samples of each source in an epoch whose batches, of `batch` samples each, are of one source each.
 
-    An epoch has as many batches as there can be, in the proportion of the weights, without a row that comes twice. It
-    ends with the source that has least for its weight; the next epoch goes on with the others' rows. A source's size,
-    where it decides its weight, is the number of its whole batches; without a temperature all of these are taken.
+    An epoch has as many batches as possible, in the proportion of the weights, without any row twice. The source with
+    the fewest batches for its weight decides where it ends; the other sources' rows go on in the next epoch. Where a
+    source's size decides its weight, its size is the number of its whole batches; without a temperature all of these
+    are taken.
 
     Raises:
         PlanError: a source has less than a batch, or less than a batch's weight in an epoch.
@@ -65,8 +66,7 @@ def source_quotas(
     for source, count in zip(sources, rows, strict=True):
         if count < batch:
             raise PlanError(
-                f"source {source.name} ({source.uri}) has {count:,} rows, less than one batch of {batch:,} of its "
-                "own",
+                f"source {source.name} ({source.uri}) has {count:,} rows, less than one batch of {batch:,}",
                 remedy=f"use a batch of {count:,} or less, leave the source out, or let batches mix their sources",
             )
     weights = weights_of(sources, whole, temperature)
@@ -77,9 +77,9 @@ def source_quotas(
     for number, (source, count) in enumerate(zip(sources, counts, strict=True)):
         if not count:
             raise PlanError(
-                f"source {source.name} ({source.uri}): of the {total:,} batches of an epoch, which ends when another "
-                f"source has no more rows for its weight, its own weight of {weights[number]:g} in {sum(weights):g} "
-                "is less than one",
+                f"source {source.name} ({source.uri}) would give no batch: an epoch has {total:,} batches, because "
+                f"another source then has no more rows for its weight, and a weight of {weights[number]:g} in "
+                f"{sum(weights):g} is less than one of them",
                 remedy="raise its weight, lower that of a source with few rows, or use a smaller batch",
             )
     return tuple(count * batch for count in counts)
@@ -97,7 +97,7 @@ def unread(weights: Sequence[float], rows: int) -> dict[int, str]:
 
 
 def least_weight(weights: Sequence[float], source: int, rows: int) -> float:
-    """With which a source gives a row of an epoch."""
+    """The smallest weight with which a source gives a row of an epoch."""
     return (sum(weights) - weights[source]) / max(rows - 1, 1)
 
 

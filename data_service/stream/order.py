@@ -1,34 +1,26 @@
-"""Orders as functions of a place: constant memory, and a seek costs nothing.
+"""Orders of the rows of a window, as functions of a position. They take constant memory, and any position is computed
+alone.
 
-`Permutation`: a random order of any number of things.
+`Permutation`: a random order. A Feistel network permutes the smallest power of two that holds the domain. Results
+outside the domain are permuted again until they fall inside (cycle walking: Black and Rogaway, "Ciphers with arbitrary
+finite domains", 2002); on average fewer than two rounds are needed.
 
-A Feistel network permutes the smallest power of two that holds the domain; results outside it are permuted
-again until they fall inside (cycle walking: Black and Rogaway, "Ciphers with arbitrary finite domains",
-2002). Fewer than two rounds of walking are needed on average.
+`LaneOrder`: for rows that continue from step to step (XLNet's recurrence). A window of S steps is read as L lanes, each
+a stretch of S rows of the window's blocks laid end to end: lane i of step s + 1 continues lane i of step s. With both
+directions, lanes 2j and 2j + 1 read the same stretch, the second one backward and from its last row to its first, so
+that it continues, too. Where a block ends, a lane goes on with another block; where a window ends, all lanes do. There
+the memory is of other text, as it is wherever one document follows another. That is one step in S. `WindowSize` decides
+S: at 8,192 rows of 512 tokens its bound on memory allows 32.
 
-The order of a window whose rows go on from step to step (XLNet's recurrence): no permutation, but lanes.
+`SpreadOrder`: random, but neighbours in the text go to different batches. In an even shuffle of a window of 16 batches,
+one row in 16 has its continuation in its own batch, however small the blocks are, since both are in the window. So the
+window is cut into stretches (about a batch each), and rows that follow each other are dealt to them round-robin, with a
+stride near the golden ratio's. With 16 stretches the stride is 7: two rows of one stretch are at least 16 apart in the
+text, two of adjacent stretches (a batch may lie across both) at least 7. Within a stretch the order is random.
 
-A window of S steps is read as L lanes, each a stretch of S rows of the window's blocks laid end to end: lane i of
-step s + 1 continues lane i of step s. With both directions, lanes 2j and 2j + 1 read the same stretch, the second
-backward and from its last row to its first, so that it goes on too.
-
-Where a lane comes to the end of a block it goes on with another, and where a window ends all lanes do: there its
-memory is of other text, as it is wherever one document follows another. With windows of S steps that is one step in
-S: `WindowSize` decides, and at 8,192 rows of 512 tokens its bound of memory allows 32.
-
-The order of a window in which the text's neighbours go to different batches: random, but for that.
-
-In an even shuffle of a window of 16 batches, one row in 16 has its continuation in its own batch, however small the
-blocks are: row and continuation are in the window together. So the window is cut into stretches (about a batch each),
-and things that follow each other are dealt to them in turn, with a stride near the golden ratio's. With 16 stretches
-the stride is 7: two rows in one stretch are at least 16 apart in the text, two in adjacent ones (a batch may lie
-across both) at least 7. Within a stretch the order is random.
-
-The order of a window whose batches are of one source each.
-
-In contrastive training the other examples of a batch are the negatives. Where sources mix, a model tells them apart by
-their sources, which is easy and teaches nothing (Nussbaum et al. 2024, "Nomic Embed", section 3.2). So a batch is of
-one source, and the sources take turns in random order.
+`SourceOrder`: each batch is of one source. In contrastive training the other examples of a batch are the negatives. If
+a batch mixes sources, a model can tell them apart by their sources, which is easy and teaches nothing (Nussbaum et al.
+2024, "Nomic Embed", section 3.2). The batches of the sources follow each other in random order.
 """
 
 from dataclasses import dataclass

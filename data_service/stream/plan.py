@@ -1,14 +1,15 @@
-"""The plan: which block and row is sample `n` of epoch `e`. Arithmetic and prefix sums; nothing is iterated.
+"""The plan: which block and row is sample `n` of epoch `e`. It is computed by arithmetic and prefix sums, without
+iteration.
 
-Every source is an endless line of rows: its blocks in a new random order each time it is read. A corpus that is
-cut in K ways (`Input.structures`) is read in each of them in turn, with other rows each time, and one round of its
-line is K readings. An epoch takes the next `quota` rows of each line. It is cut into windows, and window `w` of `W`
-takes the `w`-th of `W` even slices of every source's quota, so a mixture is exact to one sample in every window.
-The samples of a window are then put in random order, neighbours in the text apart if the spec says so.
+Every source is an endless line of rows: its blocks in a new random order each time it is read. A corpus that is cut in
+K ways (`Input.structures`) is read in one way after another, with other rows each time; one round of its line is K
+readings. An epoch takes the next `quota` rows of each line. It is cut into windows. Window `w` of `W` takes the `w`-th
+of `W` even slices of every source's quota, so a mixture is exact to one sample in every window. The samples of a window
+are then put in random order; neighbours in the text are kept apart if the spec says so.
 
-Where each batch is of one source (`spec.one_source`), no row may come twice in an epoch: a batch that holds an example
-twice would take it for its own negative. So an epoch takes from no source more than it has, and a source's blocks have
-one order for all readings: any stretch of its line that is no longer than a reading holds each row once.
+If each batch is of one source (`spec.one_source`), no row may come twice in an epoch: a batch that holds an example
+twice would use it as its own negative. So an epoch takes from no source more rows than it has, and a source's blocks
+have one order for all readings: any stretch of its line that is no longer than a reading holds each row once.
 """
 
 from collections.abc import Iterator
@@ -45,11 +46,11 @@ class EpochLayout:
     Attributes:
         quotas: samples of each source in an epoch.
         windows: windows in an epoch.
-        window_bytes: most bytes that a window's samples take, to a good estimate.
-        granule: samples of each source in each window are a multiple of it: the rows of a step where they continue
-            those of the step before or are of one source, else 1. Quotas are multiples of it too.
-        staggered: sources begin their slices of an epoch at different places, so that small ones do not all give their
-            few batches to the same window.
+        window_bytes: estimate of the most bytes that a window's samples take.
+        granule: the samples of each source in a window, and its quota, are multiples of this: the rows of a step if
+            they continue those of the step before, or are of one source; else 1.
+        staggered: the slices of different sources begin at different places of the epoch, so that small sources do not
+            all give their few batches to the same window.
     """
 
     quotas: tuple[int, ...]
@@ -143,7 +144,7 @@ class RowOrigin:
 
 
 class StreamPlan:
-    """The samples of a spec over corpora whose blocks hold so many rows.
+    """The samples of a spec, over corpora with these numbers of rows in their blocks.
 
     Raises:
         PlanError: a source without a single row, with less than one of each lane, or whose weight is less than a row of
@@ -165,8 +166,8 @@ class StreamPlan:
         self._counts = tuple(rows.reshape(-1, self._structures) for rows in counts)
         self._starts = tuple(np.append(0, np.cumsum(rows.sum(axis=0))) for rows in self._counts)
         totals = tuple(int(starts[-1]) for starts in self._starts)
-        self.grid = _grid(spec, totals, sum(int(table.tokens.sum()) for table in tables))
-        self.notes = _check_all_read(spec, totals, self.grid.samples_per_epoch)
+        self.epoch_layout = _epoch_layout(spec, totals, sum(int(table.tokens.sum()) for table in tables))
+        self.notes = _check_all_read(spec, totals, self.epoch_layout.samples_per_epoch)
         """What a person should know of this plan."""
         self._lines: RecentResults[tuple[int, int], SourceLine] = RecentResults(_LINES_KEPT * len(counts))
 
@@ -174,10 +175,10 @@ class StreamPlan:
         """What window `window` of `epoch` is made of."""
         stretches = [
             range(
-                epoch * quota + self.grid.before(source, window),
-                epoch * quota + self.grid.before(source, window + 1),
+                epoch * quota + self.epoch_layout.before(source, window),
+                epoch * quota + self.epoch_layout.before(source, window + 1),
             )
-            for source, quota in enumerate(self.grid.quotas)
+            for source, quota in enumerate(self.epoch_layout.quotas)
         ]
         pieces = [
             piece
@@ -200,7 +201,7 @@ class StreamPlan:
 
     def origin(self, epoch: int, sample: int) -> RowOrigin:
         """Where sample `sample` of `epoch` comes from."""
-        ((window, position, _),) = self.grid.spans(sample, sample + 1)
+        ((window, position, _),) = self.epoch_layout.spans(sample, sample + 1)
         found = self.window(epoch, window)
         thing = found.order.at(position)
         ends = np.cumsum([len(piece) for piece in found.pieces])
@@ -247,7 +248,7 @@ class StreamPlan:
         return SourceLine(blocks, np.cumsum(counts[blocks]))
 
 
-def _grid(spec: StreamSpec, totals: tuple[int, ...], text_tokens: int) -> EpochLayout:
+def _epoch_layout(spec: StreamSpec, totals: tuple[int, ...], text_tokens: int) -> EpochLayout:
     granule = spec.lanes or spec.one_source or 1
     if spec.one_source is None:
         counted = quotas(spec.sources, weights_of(spec.sources, totals, spec.temperature), totals, granule)
@@ -267,7 +268,7 @@ def _grid(spec: StreamSpec, totals: tuple[int, ...], text_tokens: int) -> EpochL
 
 
 def _row_bytes(spec: StreamSpec, tokens: int) -> float:
-    """Of a row of so many tokens, as `Samples` holds it."""
+    """Bytes of a row of so many tokens, as `Samples` holds it."""
     token = spec.vocabulary.ordinary.itemsize
     if isinstance(spec.masking, NoMasking):
         return _BYTES_PER_ROW + spec.input.texts * _BYTES_PER_TEXT + tokens * token
@@ -280,7 +281,9 @@ def _row_bytes(spec: StreamSpec, tokens: int) -> float:
 
 
 def _check_all_read(spec: StreamSpec, totals: tuple[int, ...], rows: int) -> tuple[str, ...]:
-    """Which sources are never read, by their weight: in evaluation only. Raises PlanError where it is training."""
+    """Remarks on the sources that are never read because of their weight, in evaluation. In training they raise
+    PlanError.
+    """
     weights = weights_of(spec.sources, totals, spec.temperature) or []
     notes: list[str] = []
     if spec.one_source is not None:  # checked by `source_quotas`

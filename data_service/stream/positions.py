@@ -1,8 +1,8 @@
-"""Positions: which samples a step of training takes. A pure map, with no loop over the steps before.
+"""Positions: which samples a step of training takes. They are computed without a loop over the steps before.
 
-A phase's batches follow each other through an epoch and on into the next. A new phase starts a new epoch, and
-epoch numbers grow over the whole run. Ranges that were skipped (after a loss spike) are left out, and what
-follows moves up.
+The batches of a phase follow each other through an epoch and on into the next. A new phase starts a new epoch, and
+epoch numbers grow over the whole run. Ranges that were skipped (after a loss spike) are left out, and later samples
+move up.
 """
 
 from bisect import bisect_right
@@ -87,8 +87,8 @@ class Positions:
     Args:
         phases: in order.
         skips: ranges left out, in any order.
-        begin: the first step that takes samples, and the first samples at that (a run that began from another's
-            checkpoint, on data of its own). Its phase starts there.
+        begin: for a run that began from another run's checkpoint, on data of its own: the first step that takes
+            samples, and those samples. The phase of that step starts there.
 
     Raises:
         PlanError: a phase whose epoch is smaller than one batch.
@@ -135,7 +135,7 @@ class Positions:
         return tuple(piece for start, stop in stretches for piece in _by_epoch(number, phase, start, stop))
 
     def _first_step(self, number: int) -> int:
-        """Of a phase; of one that is over before data is taken, the step at which it is."""
+        """The first step of a phase that takes data; if the phase ends before, the step at which it ends."""
         return max(self._ends[number] - self._phases[number].steps, self._begin)
 
     def _stretches(self, number: int, first: int, last: int) -> Iterator[tuple[int, int]]:

@@ -1,9 +1,9 @@
 """The shuffle's radius: how much of a corpus one batch draws on. Measured on the plan itself; no text is read.
 
-A batch should be what a uniform draw from the epoch would be. How far it is from that shows in three figures: the
-regions (blocks) that its rows come from, the rows whose continuation in the text is in the same batch, and the rows
-with any other row of about the same document there. What that costs is the bytes read for each byte used, and the
-number and size of the reads. What is wanted, and why, is in the README.
+A batch should look like a uniform draw from the epoch. Three figures show how far it is from that: the regions (blocks)
+that its rows come from; the rows whose continuation in the text is in the same batch; and the rows with another row of
+about the same document in it. The cost of a good shuffle shows in the bytes read for each byte used, and in the number
+and size of reads. The README says which values are wanted, and why.
 """
 
 from collections.abc import Iterable, Sequence
@@ -40,9 +40,9 @@ class Radius:
         rows: in a batch.
         regions: blocks that its rows come from.
         largest: share of its rows that come from the block that gives most.
-        continued: share of its rows whose continuation in the text is in it too.
+        continued: share of its rows whose continuation in the text is also in the batch.
         near: share of its rows with another one at most `NEAR` rows away in the text.
-        uniform: `continued` of a uniform draw from an epoch.
+        uniform: `continued`, if the batch were a uniform draw from an epoch.
         amplification: bytes read for a byte used: a block at a window's edge is read for both windows.
         read_bytes: of one read, a block.
         reads: for a batch.
@@ -65,16 +65,16 @@ def radius(plan: StreamPlan, tables: Sequence[BlockTable], batch: int) -> Radius
     Raises:
         PlanError: a batch is larger than an epoch.
     """
-    samples = plan.grid.samples_per_epoch
+    samples = plan.epoch_layout.samples_per_epoch
     if batch > samples:
         raise PlanError(
             f"a batch of {batch:,} rows is larger than an epoch of {samples:,}",
             remedy=f"use a batch of {samples:,} rows or less, or more text",
         )
     starts = np.unique(np.linspace(0, samples // batch - 1, _BATCHES, dtype=np.int64)) * batch
-    windows = {plan.grid.window_of(start) for start in starts.tolist()}
+    windows = {plan.epoch_layout.window_of(start) for start in starts.tolist()}
     reads = _sum(_reads(plan, tables, window) for window in windows)
-    share = batch / sum(plan.grid.size(window) for window in windows)
+    share = batch / sum(plan.epoch_layout.size(window) for window in windows)
     found = [_in_batch(plan, start, start + batch) for start in starts.tolist()]
     return Radius(
         rows=batch,
@@ -88,7 +88,7 @@ def radius(plan: StreamPlan, tables: Sequence[BlockTable], batch: int) -> Radius
 
 def _in_batch(plan: StreamPlan, start: int, stop: int) -> dict[str, float]:
     """The figures of samples `start` to `stop` of epoch 0."""
-    parts = [_rows(plan, *span) for span in plan.grid.spans(start, stop)]
+    parts = [_rows(plan, *span) for span in plan.epoch_layout.spans(start, stop)]
     blocks, rows = (np.concatenate(column) for column in zip(*parts, strict=True))
     _, numbers, sizes = np.unique(blocks, axis=0, return_inverse=True, return_counts=True)
     texts = plan.spec.input  # with both directions, two rows are of one text
@@ -171,7 +171,7 @@ def corpus_radius(
 
 
 def _imagined(blocks: int, tokens: int) -> BlockTable:
-    """Blocks with nothing behind them, of English prose's sentences and documents."""
+    """Imagined blocks, with sentences and documents as long as in English prose."""
     sentences, documents = tokens // _SENTENCE, max(1, tokens // _DOCUMENT)
     size = 2 * tokens + _BOUNDARY * (sentences + documents)
     row = (0, 0, size, tokens, sentences, documents)

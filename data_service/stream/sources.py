@@ -1,4 +1,4 @@
-"""The corpora behind a stream, as found where the spec says they are."""
+"""The corpora behind a stream, opened at the places that the spec names."""
 
 from collections.abc import Callable
 from functools import cached_property
@@ -84,7 +84,7 @@ class Corpora:
         counts: NDArray[np.int64] = np.sum(self._counts, axis=0)
         if not counts[self.spec.vocabulary.ordinary].any():
             raise CorpusError(
-                "the manifests count no ordinary token, so random replacements cannot follow their frequency",
+                "the corpora have no token counts, so random replacements cannot be drawn by frequency",
                 remedy="build the corpus again, or set objective.mlm.replace.random_from to vocabulary",
             )
         return counts

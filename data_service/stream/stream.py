@@ -1,4 +1,4 @@
-"""`Stream`: sample `n` of epoch `e`, computed here and now: the definition of what the service delivers."""
+"""`Stream`: computes sample `n` of epoch `e` in this process. It defines what the service delivers."""
 
 from dataclasses import dataclass
 
@@ -64,7 +64,7 @@ class Stream:
     @property
     def samples_per_epoch(self) -> int:
         """The same in every epoch."""
-        return self.plan.grid.samples_per_epoch
+        return self.plan.epoch_layout.samples_per_epoch
 
     def read(self, epoch: int, start: int, stop: int) -> Samples:
         """Samples `start` to `stop` (at least one) of an epoch. Raises IndexError outside the epoch."""
@@ -73,7 +73,7 @@ class Stream:
         return join_rows(
             [
                 slice_rows(self._window(epoch, window)[slab], low, high)
-                for window, first, last in self.plan.grid.spans(start, stop)
+                for window, first, last in self.plan.epoch_layout.spans(start, stop)
                 for slab, low, high in self._layout(window).pieces(first, last)
             ]
         )
@@ -89,17 +89,17 @@ class Stream:
         rows = cut(block, self.spec, structure_key(self.spec, origin.source, origin.block, origin.epoch))
         corpus = self.spec.sources[origin.source]
         return SampleText(
-            corpus.name,
-            corpus.uri,
-            origin.block,
-            origin.row,
-            origin.epoch,
-            rows.stretches(origin.row),
-            rows.text(block, origin.row, origin.row + 1),
+            name=corpus.name,
+            uri=corpus.uri,
+            block=origin.block,
+            row=origin.row,
+            epoch=origin.epoch,
+            stretches=rows.stretches(origin.row),
+            tokens=rows.text(block, origin.row, origin.row + 1),
         )
 
     def _layout(self, window: int) -> SlabLayout:
-        return SlabLayout.sliced(self.plan.grid.size(window), self._slab_rows)
+        return SlabLayout.sliced(self.plan.epoch_layout.size(window), self._slab_rows)
 
     def _window(self, epoch: int, window: int) -> list[Samples]:
         def build() -> list[Samples]:

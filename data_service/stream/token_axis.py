@@ -1,9 +1,9 @@
 """A stream measured in tokens, for batches of so many tokens (RoBERTa's DOC-SENTENCES).
 
-A step takes the samples that begin within its stretch of the stream, so its rows are a function of its position
-and never of the steps before. Counting uses the same arithmetic as the plan: tokens up to a row of a source's
-line are prefix sums over its blocks, tokens up to a window are the sum over the sources, and within a window the
-lengths of its rows decide.
+A step takes the samples that begin within its stretch of the stream. So its rows depend on its position only, not on
+the steps before. Tokens are counted by the same arithmetic as the plan's rows: tokens up to a row of a source's line
+are prefix sums over its blocks; tokens up to a window are the sum over the sources; within a window the lengths of its
+rows are added up.
 """
 
 from collections.abc import Callable
@@ -40,7 +40,7 @@ class TokenAxis:
         for source, first, measured in zip(plan.spec.sources, self._first_row, lengths, strict=True):
             if first[-1] != len(measured):
                 raise CorpusError(
-                    f"source {source.name}: {len(measured)} row lengths are known of {first[-1]} rows",
+                    f"source {source.name}: {len(measured)} row lengths are cached for {first[-1]} rows",
                     remedy="the row lengths in the cache are not this corpus's: delete the cache, start again",
                 )
         self._up_to = tuple(
@@ -56,26 +56,31 @@ class TokenAxis:
 
     def unit(self, epoch: int, sample: int) -> int:
         """Tokens before a sample, from the start of epoch 0. One past the last sample is the next epoch's start."""
-        grid = self._plan.grid
-        if sample == grid.samples_per_epoch:
+        epoch_layout = self._plan.epoch_layout
+        if sample == epoch_layout.samples_per_epoch:
             return self._before(epoch + 1, 0)
-        window = grid.window_of(sample)
-        return self._before(epoch, window) + int(self._within(epoch, window)[sample - grid.start(window)])
+        window = epoch_layout.window_of(sample)
+        return self._before(epoch, window) + int(
+            self._within(epoch, window)[sample - epoch_layout.start(window)]
+        )
 
     def locate(self, unit: int) -> tuple[int, int]:
         """(epoch, sample) of the first sample that begins at token `unit` or after it."""
         epoch = _last(lambda e: self._before(e, 0) <= unit)
-        windows = self._plan.grid.windows
+        windows = self._plan.epoch_layout.windows
         window = _last(lambda w: w < windows and self._before(epoch, w) <= unit)
         within = self._within(epoch, window)
         sample = int(np.searchsorted(within[:-1], unit - self._before(epoch, window)))
-        sample += self._plan.grid.start(window)
-        return (epoch, sample) if sample < self._plan.grid.samples_per_epoch else (epoch + 1, 0)
+        sample += self._plan.epoch_layout.start(window)
+        return (epoch, sample) if sample < self._plan.epoch_layout.samples_per_epoch else (epoch + 1, 0)
 
     def _before(self, epoch: int, window: int) -> int:
         """Tokens before a window, from the start of epoch 0."""
-        grid = self._plan.grid
-        rows = (epoch * quota + grid.before(source, window) for source, quota in enumerate(grid.quotas))
+        epoch_layout = self._plan.epoch_layout
+        rows = (
+            epoch * quota + epoch_layout.before(source, window)
+            for source, quota in enumerate(epoch_layout.quotas)
+        )
         return sum(self._in_line(source, row) for source, row in enumerate(rows))
 
     def _in_line(self, source: int, row: int) -> int:
@@ -110,7 +115,7 @@ class TokenAxis:
 
 
 def _narrow(lengths: RowLengths, most: int) -> NDArray[np.uint16] | RowLengths:
-    """In half the memory where none exceeds `most` and that allows it."""
+    """The same numbers in a narrower type, if none exceeds `most` and that type can hold it."""
     return lengths.astype(np.uint16) if most < 1 << 16 else lengths
 
 
@@ -124,7 +129,7 @@ def _sums(lengths: RowLengths, edges: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _last(holds: Callable[[int], bool]) -> int:
-    """The last number from 0 for which `holds`, which is true up to there (of 0 too) and false after."""
+    """The last number for which `holds` is true. It is true of 0, up to that number, and false after it."""
     low, high = 0, 1
     while holds(high):
         low, high = high, 2 * high

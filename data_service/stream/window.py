@@ -1,9 +1,9 @@
-"""A window: built from its blocks (read, cut, masked, ordered; a function of its arguments), and cut into slabs.
+"""A window: its blocks are read, cut into rows, masked and ordered, and the result is cut into slabs.
 
-Slabs are the parts of a window that travel by themselves. Which sample lies in which is a closed form of four numbers.
-A rank reads the same rows of every step. So a slab holds a stripe of the window's steps, the same rows of each, and a
-node pulls the few slabs in which its ranks' rows lie. Layouts change nothing in the samples, and know nothing of
-ranks: they stay when ranks come and go.
+A slab is a part of a window that is sent by itself. Which sample lies in which slab follows from four numbers. A rank
+reads the same rows of every step. So a slab holds a stripe: the same rows of every step of the window. A node then
+pulls only the few slabs in which its ranks' rows lie. The layout does not change the samples, and does not depend on
+the ranks, so it stays when ranks come and go.
 """
 
 from collections.abc import Iterator
@@ -34,9 +34,9 @@ class SlabLayout(NamedTuple):
 
     Attributes:
         size: samples in the window.
-        step: samples that are read together; `size` where that is not known, and slabs are simple slices.
-        begin: which sample of its step the window's first one is.
-        stripe: samples of a step in a slab; of the last slab maybe fewer.
+        step: samples that are read together; `size` if that is not known, and slabs are consecutive samples.
+        begin: the place of the window's first sample in its step.
+        stripe: samples of a step in a slab; the last slab may have fewer.
     """
 
     size: int
@@ -51,14 +51,14 @@ class SlabLayout(NamedTuple):
 
     @classmethod
     def of(
-        cls, grid: EpochLayout, epoch: int, window: int, *, rows: int, steps: StepLayout | None = None
+        cls, epoch_layout: EpochLayout, epoch: int, window: int, *, rows: int, steps: StepLayout | None = None
     ) -> "SlabLayout":
         """Slabs of about `rows` samples for a window that is read in `steps`. Slices where a step exceeds it."""
-        size = grid.size(window)
+        size = epoch_layout.size(window)
         if steps is None or steps.rows > size:
             return cls.sliced(size, rows)
-        epochs = (epoch - steps.epoch) * grid.samples_per_epoch
-        begin = (epochs + grid.start(window) - steps.sample) % steps.rows
+        epochs = (epoch - steps.epoch) * epoch_layout.samples_per_epoch
+        begin = (epochs + epoch_layout.start(window) - steps.sample) % steps.rows
         slabs = max(1, -(-size // rows))
         return cls(size, steps.rows, begin, -(-steps.rows // slabs))
 
@@ -126,7 +126,16 @@ def _make(corpora: Corpora, piece: BlockRows, block: Block) -> Samples:
             remedy="the row counts in the cache are not this corpus's: delete the cache and start again",
         )
     key = block_key(spec, piece.source, piece.block, piece.epoch)
-    return make_rows(block, rows, piece.start, piece.stop, spec, key, corpora.starts_word, corpora.unigram)
+    return make_rows(
+        block,
+        rows,
+        start=piece.start,
+        stop=piece.stop,
+        spec=spec,
+        key=key,
+        starts_word=corpora.starts_word,
+        unigram=corpora.unigram,
+    )
 
 
 def _read_ahead(corpora: Corpora, pieces: tuple[BlockRows, ...]) -> Iterator[tuple[BlockRows, Block]]:

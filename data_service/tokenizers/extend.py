@@ -1,12 +1,12 @@
-"""Further whole-word pieces for a tokenizer, as continued pretraining on a special field wants them.
+"""Adds whole-word pieces to a tokenizer, for continued pretraining on a special field.
 
 Every existing piece keeps its id; new pieces follow. How a word becomes one piece depends on the kind:
 
 wordpiece: the longest piece at a word's start wins, so being in the vocabulary is enough. A new piece may also
 begin longer words now.
 byte_bpe, bpe: a word that is in the vocabulary is taken whole before any merge (`ignore_merges`), so all other words
-are split as before. byte_bpe has two pieces a term, as after a space and without; with bpe a word includes the
-punctuation after it, and "term," stays split.
+are split as before. byte_bpe adds two pieces a term: after a space, and without one. With bpe a word includes the
+punctuation after it, so "term," stays split.
 unigram: a piece that scores just above the best split of its word. It may also begin longer words, where that is
 the better path.
 """

@@ -62,7 +62,7 @@ def from_files(files: Mapping[str, bytes], *, where: str = "tokenizer") -> Token
 
     Args:
         files: what `Tokenizer.save_files` returned, or a folder of the `transformers` format.
-        where: what errors call it.
+        where: its name in errors.
 
     Raises:
         TokenizerError: missing, damaged, pickled or foreign files.

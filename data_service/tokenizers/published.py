@@ -1,8 +1,8 @@
-"""Folders as a model was published: a vocabulary without `tokenizer.json`, read as the family's class reads it.
+"""Folders of published models that have a vocabulary but no `tokenizer.json`, read as the family's class reads them.
 
-A vocabulary alone does not say what is done to text before it: that is in the code of each family's class of
-`transformers` (read in version 5) and in a few settings of `tokenizer_config.json`. Here the same is put
-together as one definition, which gives the same ids.
+A vocabulary does not say how text is normalised and split before it is looked up. That is in the code of each
+family's class of `transformers` (read in version 5) and in a few settings of `tokenizer_config.json`. Here the same
+steps are put together as one definition, which gives the same ids.
 
 bert (ELECTRA's and SpanBERT's too): `vocab.txt`.
 roberta, deberta: `vocab.json` and `merges.txt`.
@@ -68,7 +68,7 @@ _ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")  # the order in whic
 
 @dataclass(frozen=True)
 class _Folder:
-    """File contents by name; `where` is what errors call it."""
+    """File contents by name; `where` is its name in errors."""
 
     files: Mapping[str, bytes]
     where: str

@@ -28,7 +28,7 @@ def train_tokenizer(
             temporary file.
         vocab_size: number of ids.
         options: settings; None for the defaults.
-        at_most: of text that supports fewer ids take those.
+        at_most: accept fewer ids if the text does not support `vocab_size`.
 
     Raises:
         TokenizerError: no text; a vocabulary too small for the kind or too large for the text. What `texts`

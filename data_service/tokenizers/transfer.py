@@ -1,4 +1,6 @@
-"""From one vocabulary to another: which old pieces each new piece comes from, so that rows of tables can follow."""
+"""From one vocabulary to another: which old pieces each new piece comes from, so that rows of embeddings
+can be reused.
+"""
 
 from dataclasses import dataclass
 
@@ -77,7 +79,9 @@ def _special_ids(tokenizer: Tokenizer) -> set[int]:
 
 
 class _Splitter:
-    """A piece of another vocabulary that is written alike, as ids of this one: at least one, none for an unused id."""
+    """Splits a piece of another vocabulary, which writes words in the same way, into ids of this one; none for an
+    unused id.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer

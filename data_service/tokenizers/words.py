@@ -1,14 +1,14 @@
-"""Which pieces begin a word: what whole-word, n-gram and span masking need to know about a vocabulary.
+"""Which pieces begin a word, for whole-word, n-gram and span masking.
 
-A word runs from one flagged piece up to the next. Whoever masks treats the first piece after a special token
-as the beginning of a word too, flagged or not: byte-level BPE writes a document's first word without the
-space that marks one.
+A word runs from one flagged piece up to the next. Masking also treats the first piece after a special token as the
+beginning of a word, flagged or not, because byte-level BPE writes a document's first word without the space that marks
+one.
 
 Some scripts put no space between words: Han, kana, Thai, Lao, Tibetan, Burmese, Khmer and a few more. There a piece
-that begins with a letter begins a word, as BERT takes every Chinese character for a word; a piece of several
-characters stays whole, and vowel signs, digits, marks and Latin letters go with what is before them. Where a piece is
-part of a character, its bytes must say that the script is one of these: the first byte of most Han characters does, the
-first two of the others do. So text with spaces has the words that it had before (`RULES` 1).
+that begins with a letter begins a word, as BERT takes every Chinese character for a word. A piece of several characters
+stays whole; vowel signs, digits, marks and Latin letters belong to what is before them. If a piece is only part of a
+character, its bytes must show that the script is one of these: the first byte of most Han characters does, the first
+two bytes of the others do. So text with spaces has the same words as before (`RULES` 1).
 """
 
 import re

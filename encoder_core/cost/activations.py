@@ -1,8 +1,8 @@
 """What a forward pass leaves in memory for the backward pass, for every family and objective.
 
-Within 2 % of what torch.autograd.graph.saved_tensors_hooks sees (a test holds every family to 3 %), rows all full. The
-head never holds all logits: it keeps its gradients, of which that of the word embeddings weighs most, fp32 and as large
-as the vocabulary (encoder_core/heads/cross_entropy.py).
+Rows are taken as full. The figures are within 2 % of what torch.autograd.graph.saved_tensors_hooks sees (a test holds
+every family to 3 %). The head never holds all logits. It keeps its gradients instead; the largest is that of the word
+embeddings, in fp32 (encoder_core/heads/cross_entropy.py).
 """
 
 from collections.abc import Iterator
@@ -51,12 +51,12 @@ class Activations:
     layers: tuple[Layer, ...]
 
     def bytes(self, state: int) -> int:
-        """All of it, where a number of the working precision has `state` bytes."""
+        """Bytes of all tensors, if a number of the working precision has `state` bytes."""
         layers = sum(layer.count * total((*layer.inputs, *layer.inner), state) for layer in self.layers)
         return total(self.outside, state) + layers
 
     def tensors(self) -> list[Saved]:
-        """All of it, tensors of one kind and size together."""
+        """All tensors, those of one kind and size together."""
         counts: dict[Saved, int] = {}
         layers = (
             replace(tensor, count=tensor.count * layer.count)
@@ -91,9 +91,9 @@ def head_peak(state: int) -> int:
 def of_update_groups(
     model: ModelConfig, terms: ObjectiveTerms, shape: Shape, kernel: Kernel, *, backwards: bool = False
 ) -> list[Activations]:
-    """Of one microbatch, for each update group of a step; most objectives have one group.
+    """What one microbatch keeps, for each update group of a step. Most objectives have one group.
 
-    `backwards`: as in `flops.products`.
+    `backwards`: some rows are read from their ends (XLNet).
     """
     if terms.contrastive is not None:
         return [_vectors(model, terms.contrastive, shape, kernel)]

@@ -1,8 +1,8 @@
 """The matrix products of a model and its loss for one microbatch, family by family.
 
-Equal to torch.utils.flop_counter.FlopCounterMode, forward and backward, on rows that are all full (a test holds every
-family to it). Attention is counted as the formula has it, scores and weighted values, which is what a fused kernel
-computes too; its recomputation in the backward pass is left out, as is usual for utilisation. DeBERTa and XLNet are
+Rows are taken as full. The counts equal those of torch.utils.flop_counter.FlopCounterMode, forward and backward (a test
+holds every family to it). Attention is counted by its formula, scores and weighted values. A fused kernel computes the
+same; that it recomputes scores in the backward pass is left out, as is usual for utilisation. DeBERTa and XLNet are
 counted with the padded kernels that GPUs run.
 """
 
@@ -42,8 +42,8 @@ Plain = BertConfig | RobertaConfig | AlbertConfig | ElectraConfig
 
 @dataclass(frozen=True)
 class ObjectiveTerms:
-    """The terms of the loss, as far as they decide what is computed. Without any: masked tokens alone, or XLNet's
-    permuted prediction, as the family says.
+    """The terms of the loss that add computation. If none is given, the family decides: masked tokens, or XLNet's
+    permuted prediction.
 
     Attributes:
         pairs: whether two segments belong together, or are in order (NSP, SOP).

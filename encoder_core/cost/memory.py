@@ -1,6 +1,7 @@
-"""Bytes on one GPU: what stays (weights, gradients, optimizer) by ZeRO stage, and what a microbatch adds.
+"""Bytes on one GPU: what is held all the time (weights, gradients, optimizer) by ZeRO stage, and what a microbatch
+adds.
 
-What stays follows what DeepSpeed 0.19 allocates (bf16_optimizer.py for bf16 at stage 1, zero/stage_1_and_2.py,
+The former follows what DeepSpeed 0.19 allocates (bf16_optimizer.py for bf16 at stage 1, zero/stage_1_and_2.py,
 zero/stage3.py) as encoder_core/train/engine_config.py configures it: fp32 master weights, two fp32 moments, gradients
 summed in fp32. P parameters, W ranks.
 """
@@ -37,9 +38,9 @@ def kept(
     *,
     bucket: int = BUCKET,
 ) -> list[MemoryPart]:
-    """What is there all the time. bf16 at stage 0 is not supported (encoder_core/train/engine.py).
+    """What is held all the time. bf16 at stage 0 is not supported (encoder_core/train/engine.py).
 
-    `bucket`: elements of a bucket that are memory, and not only addresses.
+    `bucket`: elements of a bucket that take up memory. On a CPU, what is never written takes only addresses.
     """
     if stage == 0:
         assert precision == "fp32"

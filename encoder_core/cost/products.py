@@ -1,8 +1,8 @@
 """Matrix products of the layers, part by part, and the microbatch that they are counted for.
 
-Counted are multiplications and additions of matrix products and convolutions, 2 m k n for an [m, k] by [k, n] product,
-as torch.utils.flop_counter does. Everything else (LayerNorm, softmax, dropout, the optimizer) is not: it is a few
-percent of the arithmetic, and what it costs is memory traffic, which the assumed utilisation covers.
+As in torch.utils.flop_counter, an [m, k] by [k, n] product counts 2 m k n: multiplications and additions. Only matrix
+products and convolutions count. Everything else (LayerNorm, softmax, dropout, the optimizer) is a few percent of the
+arithmetic; it costs memory traffic, which the assumed utilisation covers.
 
 Names: T tokens, M targets, R rows, L length of a row, K keys of a row (L, and what memory adds), Q queries of a row,
 P relative positions in use, H hidden, F inner width, N heads, D = H / N, E embedding width, V vocabulary.
@@ -34,7 +34,7 @@ class Product:
     """`count` products of an [m, k] by a [k, n] matrix.
 
     Attributes:
-        what: for people.
+        what: a name for people to read.
         derivatives: products of the same size in the backward pass: 2 where both factors have a gradient, 1 where
             one has, 0 where the outcome does not reach the loss.
         layer: inside a layer, so that activation checkpointing runs it once more.
@@ -103,8 +103,9 @@ def relative_key_scores(rows: int, length: int, heads: int, hidden: int, sides: 
 
 @dataclass(frozen=True)
 class DisentangledSize:
-    """A layer of DeBERTa's, `places` the relative positions in use. `fused` is version 1: one matrix for query, key and
-    value."""
+    """A layer of DeBERTa's. `places`: relative positions in use. `fused`: one matrix for query, key and value, as in
+    version 1.
+    """
 
     hidden: int
     heads: int
@@ -140,7 +141,7 @@ def disentangled_layer(
 
 @dataclass(frozen=True)
 class TwoStreamSize:
-    """A layer of XLNet's, `carried` the tokens of its memory, `places` the distances in use."""
+    """A layer of XLNet's. `carried`: tokens of its memory. `places`: distances in use."""
 
     hidden: int
     heads: int

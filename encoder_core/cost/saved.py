@@ -1,9 +1,9 @@
-"""What one layer keeps for its backward pass: the tensors that autograd saves, each storage once, parameters apart.
+"""What one layer keeps for its backward pass: the tensors that autograd saves, each storage once, without parameters.
 
-Kernels of attention differ in what they keep. `gpu` is FlashAttention for plain attention, and torch's memory-efficient
+Attention kernels differ in what they keep. `gpu` is FlashAttention for plain attention, and torch's memory-efficient
 attention with a bias for the other forms; both keep the sum of each row of scores, and no probabilities. `cpu` is what
-runs on a CPU in training: encoder_core/layers/cpu_attention.py, and torch's unfused attention. On
-that the formulas are held to measurement. All else is the same list of tensors.
+training runs on a CPU: encoder_core/layers/cpu_attention.py, and torch's unfused attention. Tests compare the formulas
+with measurements for `cpu`. All other tensors are the same for both.
 
 Names as in `products`.
 """

@@ -21,7 +21,8 @@ class EncoderConfig(BaseModel):
         pad_id: the tokenizer's padding id, for interchange (we never pad).
         dropout, attention_dropout: on hidden states and on attention probabilities.
         initializer_range: standard deviation of fresh weights.
-        initializer: their distribution (`layers/initialise.py`): the normal one, or that cut at two deviations.
+        initializer: the distribution of fresh weights (`layers/initialise.py`): normal, or normal cut at two standard
+            deviations.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -23,8 +23,8 @@ class DebertaConfig(EncoderConfig):
     Attributes:
         mask_decoder: enhanced lets absolute positions in before the prediction, as the paper does; plain predicts
             from the last layer, as transformers' classes do.
-        position_to_position: attention scores have the term between relative positions too, which the paper names and
-            leaves out. transformers' classes have no such term: this model is not exported.
+        position_to_position: adds to the attention scores the term between relative positions, which the paper names
+            and leaves out. transformers' classes have no such term, so such a model cannot be exported.
     """
 
     family: Literal["deberta"] = "deberta"

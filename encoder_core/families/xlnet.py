@@ -13,10 +13,10 @@ class XlnetConfig(EncoderConfig):
     """See `EncoderConfig`.
 
     Attributes:
-        reuse: tokens at the start of each row that the next row of its lane repeats no more: they join the memory.
+        reuse: tokens at the start of each row that join the memory. The next row of the lane begins behind them.
         memory: tokens that each layer remembers; 0 for no recurrence.
-        memory_refresh: in training, memory is recomputed with the present weights at each multiple of so many steps.
-            Periodic checkpoints fall there. Each costs the forward passes of memory / reuse steps.
+        memory_refresh: steps after which memory is recomputed with the present weights, in training. Periodic
+            checkpoints fall on these steps only. One refresh costs the forward passes of memory / reuse steps.
     """
 
     family: Literal["xlnet"] = "xlnet"

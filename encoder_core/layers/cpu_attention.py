@@ -155,7 +155,14 @@ class BlockedDisentangled(torch.autograd.Function):
             turned = d_scores.transpose(1, 2).contiguous()
             dq_nlD, dk_nlD = torch.bmm(d_scores, k_nlD), torch.bmm(turned, q_nlD)
             d_between = None if d_scores_NE is None else d_scores_NE[heads]
-            _add_gradients(d_scores, q_nlD, position_k[heads], dq_nlD, d_position_k[heads], d_between)
+            _add_gradients(
+                d_scores,
+                q_nlD,
+                table_nED=position_k[heads],
+                dx_nlD=dq_nlD,
+                d_table_nED=d_position_k[heads],
+                d_scores_nE=d_between,
+            )
             _add_gradients(turned, k_nlD, position_q[heads], dk_nlD, d_position_q[heads])
             dq[piece], dk[piece] = dq_nlD.transpose(0, 1), dk_nlD.transpose(0, 1)
         return dq, dk, dv, d_position_k, d_position_q, d_scores_NE, None, None

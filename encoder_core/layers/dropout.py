@@ -1,8 +1,8 @@
 """Dropout whose draws are cheap on a CPU.
 
-torch draws one Bernoulli number an element there, which costs more than everything else that is done to hidden
-states together: 6.3 ns an element on one thread of an AMD EPYC, against 2 ns here, forward pass included. The rate is
-a multiple of 1/65,536, and what is kept is scaled by exactly that rate. Other devices have torch's own.
+On a CPU, torch draws one Bernoulli number for each element. That costs more than everything else that is done to hidden
+states: 6.3 ns an element on one thread of an AMD EPYC, against 2 ns here, forward pass included. The rate here is a
+multiple of 1/65,536, and kept elements are scaled by exactly that rate. Other devices use torch's own dropout.
 """
 
 from collections.abc import Callable

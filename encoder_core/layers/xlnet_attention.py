@@ -1,7 +1,7 @@
 """XLNet's attention (Yang et al. 2019): relative positions, relative segments, and two streams over one memory.
 
-The content stream h knows the token it stands on, the query stream g only where it stands. Both look at the same keys:
-the carried memory and the content states of their row.
+The content stream h sees the token at its own position; the query stream g sees only the position. Both look at the
+same keys: the carried memory and the content states of their row.
 
     score(i, j) = ((q_i + b_w) . k_j  +  (q_i + b_r) . r_{i-j}  +  (q_i + b_s) . s_{same or other segment}) / sqrt(D)
 
@@ -74,31 +74,31 @@ class TwoStreamAttention(nn.Module):
         x_MH: Float[Tensor, "queries hidden"],
         keys: tuple[Tensor, Tensor],
         distances_NPD: Float[Tensor, "heads distances width"],
-        sight: AttentionScope,
+        scope: AttentionScope,
     ) -> Float[Tensor, "queries hidden"]:
         """One stream's new states, before its feed-forward."""
         query_MND = self.query(x_MH)
-        context_MND = sight.rows.unpad(self._context(query_MND, keys, distances_NPD, sight).transpose(1, 2))
+        context_MND = scope.rows.unpad(self._context(query_MND, keys, distances_NPD, scope).transpose(1, 2))
         y_MH: Tensor = self.norm(x_MH + self.dropout(self.output(context_MND)))
         return y_MH
 
     def _context(
-        self, query_MND: Tensor, keys: tuple[Tensor, Tensor], distances_NPD: Tensor, sight: AttentionScope
+        self, query_MND: Tensor, keys: tuple[Tensor, Tensor], distances_NPD: Tensor, scope: AttentionScope
     ) -> Float[Tensor, "rows heads queries width"]:
         """Everything but the content scores joins torch's fused attention as a bias. Who sees nobody gets zeros."""
         key_RNKD, value_RNKD = keys
         scale = key_RNKD.shape[-1] ** -0.5
-        shape = (len(key_RNKD), key_RNKD.shape[1], sight.distance.shape[1], key_RNKD.shape[2])
-        to_content_RNQD = self._rectangle(self.content_bias(query_MND), sight)
-        to_distance_RNQD = self._rectangle(self.distance_bias(query_MND), sight)
+        shape = (len(key_RNKD), key_RNKD.shape[1], scope.distance.shape[1], key_RNKD.shape[2])
+        to_content_RNQD = self._rectangle(self.content_bias(query_MND), scope)
+        to_distance_RNQD = self._rectangle(self.distance_bias(query_MND), scope)
         scores_RNQP = to_distance_RNQD @ distances_NPD.transpose(1, 2)
-        bias_RNQK = scores_RNQP.gather(-1, sight.distance[:, None].expand(shape))
-        if sight.other is not None:
-            to_segment_RNQD = self._rectangle(self.segment_bias(query_MND), sight)
+        bias_RNQK = scores_RNQP.gather(-1, scope.distance[:, None].expand(shape))
+        if scope.other is not None:
+            to_segment_RNQD = self._rectangle(self.segment_bias(query_MND), scope)
             same, other = torch.einsum("rnqd,snd->srnq", to_segment_RNQD, self.segment()).unsqueeze(-1)
-            bias_RNQK = bias_RNQK + torch.where(sight.other[:, None], other, same)
-        blind = ~sight.visible.any(-1, keepdim=True)[:, None]
-        hidden = ~(sight.visible[:, None] | blind)
+            bias_RNQK = bias_RNQK + torch.where(scope.other[:, None], other, same)
+        blind = ~scope.visible.any(-1, keepdim=True)[:, None]
+        hidden = ~(scope.visible[:, None] | blind)
         context_RNQD = _attend(
             to_content_RNQD * scale,
             key_RNKD,
@@ -109,8 +109,8 @@ class TwoStreamAttention(nn.Module):
         return context_RNQD.masked_fill(blind, 0.0)
 
     @staticmethod
-    def _rectangle(x_MND: Tensor, sight: AttentionScope) -> Float[Tensor, "rows heads queries width"]:
-        return sight.rows.pad(x_MND).transpose(1, 2)
+    def _rectangle(x_MND: Tensor, scope: AttentionScope) -> Float[Tensor, "rows heads queries width"]:
+        return scope.rows.pad(x_MND).transpose(1, 2)
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, rate: float) -> Tensor:

@@ -175,13 +175,13 @@ class TwoStreamEncoder(nn.Module):
 
     def _sights(self, batch: Batch, carried: int) -> tuple[AttentionScope, AttentionScope | None]:
         rows = Rows.of(batch)
-        content = _sight(
+        content = _scope(
             batch, rows, rows, torch.arange(batch.tokens.numel(), device=batch.tokens.device), carried
         )
         if batch.order is None:
             return content, None
         targets = rows_of(batch.target_positions, batch)
-        return content, _sight(batch, rows, targets, batch.target_positions, carried)
+        return content, _scope(batch, rows, targets, batch.target_positions, carried)
 
     def _layer(
         self,
@@ -222,7 +222,7 @@ def _reach(batch: Batch, carried: int) -> tuple[int, int]:
     return (-ahead, behind) if batch.reversed_rows is None else (-behind, behind)
 
 
-def _sight(batch: Batch, rows: Rows, query_rows: Rows, at: Tensor, carried: int) -> AttentionScope:
+def _scope(batch: Batch, rows: Rows, query_rows: Rows, at: Tensor, carried: int) -> AttentionScope:
     """What queries at flat token indices `at` see. The content stream's `query_rows` are the rows themselves."""
     of_content = query_rows is rows
     keys_K = torch.arange(-carried, rows.max_length, device=at.device)

@@ -1,9 +1,10 @@
 """Contrastive training of text vectors: each query finds its positive among the texts of the whole global batch.
 
 The loss of one example depends on all others, so a step runs twice over its microbatches (GradCache: Gao et al. 2021,
-arXiv 2101.06983): without a graph for the vectors of all texts, whose loss and its derivatives by the vectors are then
-computed; and with one, for the derivatives by the weights. Memory follows the microbatch, and beyond it the batch costs
-its vectors only. SimCSE (Gao et al. 2021) is the case of an example that holds the same text twice: dropout differs.
+arXiv 2101.06983). The first pass has no graph and gives the vectors of all texts; from these the loss and its
+derivatives by the vectors are computed. The second pass has a graph and gives the derivatives by the weights. So memory
+grows with the microbatch; of the rest of the batch only the vectors are held. SimCSE (Gao et al. 2021) is the case of
+an example that holds the same text twice: dropout differs.
 
 Shapes: T tokens, R rows (texts), G texts of an example, n examples, D width of a vector.
 """
@@ -65,7 +66,8 @@ class ContrastiveConfig(BaseModel):
 
 
 class ContrastiveModel(CoupledObjective):
-    """An encoder and what makes a vector of its states. Every text is a row; `Batch.group` of them are an example.
+    """An encoder, and the pooling that makes a vector of its states. Every text is a row; `Batch.group` rows are one
+    example.
 
     Terms: "contrastive" over examples; with Matryoshka widths "contrastive_768" and so on, one for each.
     """
@@ -122,7 +124,7 @@ class ContrastiveModel(CoupledObjective):
         return (torch.stack(figures, dim=1), *(contrast.gradient for contrast in found))
 
     def _contrast(self, own: Tensor, every: Tensor, everyone: AllExamples, width: int) -> Contrast:
-        """Of the vectors' first `width` numbers."""
+        """Loss and gradient for the vectors' first `width` numbers."""
         cut = own[..., :width].detach().requires_grad_()
         with torch.enable_grad():
             compared = self._compared(cut)
@@ -157,7 +159,7 @@ class ContrastiveModel(CoupledObjective):
 
 
 class _CachedLoss(torch.autograd.Function):
-    """A loss that is known already, and its derivative by the vectors that it was computed from."""
+    """A loss that was computed in the first pass, and its derivative by the vectors that it was computed from."""
 
     @staticmethod
     def forward(ctx: Any, vectors: Tensor, gradient: Tensor, loss: Tensor) -> Tensor:
@@ -180,7 +182,7 @@ _cached: Callable[[Tensor, Tensor, Tensor], Tensor] = _CachedLoss.apply
 
 
 def _mean(states_TD: Tensor, batch: Batch) -> Float[Tensor, "rows width"]:
-    """Of each row's states, fp32 or wider."""
+    """The mean of each row's states, fp32 or wider."""
     wide = torch.promote_types(states_TD.dtype, torch.float32)
     sums_RD = Rows.of(batch).pad(states_TD).sum(1, dtype=wide)
     return sums_RD / batch.cu_seqlens.diff()[:, None]

@@ -1,11 +1,11 @@
 """Replaced-token detection with gradient-disentangled embedding sharing (DeBERTaV3: He et al. 2021, section 3.2).
 
-The discriminator reads stop_gradient(E_G) + E_delta: it profits from the generator's embeddings without pulling at
-them. A step updates the generator first, then the discriminator on the embeddings that this leaves.
+The discriminator reads stop_gradient(E_G) + E_delta: it uses the generator's embeddings, but its loss does not change
+them. A step first updates the generator, then the discriminator, which reads the updated embeddings.
 
-Every table of the input embeddings is shared so. In DeBERTa v3 that is the words alone: absolute positions are no
-input of its encoder, only of the generator's mask decoder, and each network has its own table of relative positions
-(the paper and microsoft/DeBERTa, rtd_task.py, share embeddings only) and its own LayerNorms.
+Every table of the input embeddings is shared in this way. In DeBERTa v3 that is the word embedding alone: absolute
+positions enter only in the generator's mask decoder, not in the encoder. Each network has its own table of relative
+positions (the paper and microsoft/DeBERTa, rtd_task.py, share embeddings only) and its own LayerNorms.
 """
 
 from dataclasses import replace

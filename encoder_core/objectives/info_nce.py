@@ -5,10 +5,10 @@ exp(q c / t)), t the temperature (van den Oord et al. 2018, equation 4). C are t
 examples of the batch (Henderson et al. 2017, section 4.4). In both directions it is the mean of that and of the same
 for each positive among all queries (CLIP: Radford et al. 2021, figure 3).
 
-A process has its own n examples and the vectors of all N. It computes what is its own: the losses of its queries, and
-the derivatives of the sum over all N losses by its own texts. For these it needs one number of each query of the
-others, the logarithm of its denominator. So nothing is summed over processes, and no result depends on how many there
-are, up to rounding. A chunk of rows of similarities is held at a time, never all of them.
+A process has n examples of its own and the vectors of all N. It computes the losses of its own queries, and the
+derivatives of the sum of all N losses by its own texts. For the derivatives it needs one number for each query of the
+other processes: the logarithm of the denominator. So nothing is summed over processes, and results do not depend on
+their number, up to rounding. Similarities are held a chunk of rows at a time, never all of them.
 
 Shapes: n own examples, N all, G texts of an example (query, positive, hard negatives), D width; k rows, C columns.
 """
@@ -27,7 +27,7 @@ CHUNK = 2**21  # similarities at a time: 8 MiB in fp32
 
 @dataclass(frozen=True)
 class Contrast:
-    """Of the own examples.
+    """Loss and gradient of this process's examples.
 
     Attributes:
         loss: [n] of each.

@@ -1,4 +1,4 @@
-"""What an objective is, and what it returns: sums, not means, since only the trainer knows the step's targets."""
+"""What an objective is, and what it returns: sums, not means. Only the trainer knows the targets of the whole step."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
@@ -66,7 +66,7 @@ class ObjectiveModule(nn.Module, ABC):
 
 
 class AllExamples(ABC):
-    """The examples of all ranks in one order, which does not depend on the ranks, and which of them are this rank's."""
+    """The examples of all ranks, in an order that does not depend on the ranks; and which of them are this rank's."""
 
     at: Int[Tensor, " own"]
     """Where the own examples lie among all."""
@@ -77,10 +77,11 @@ class AllExamples(ABC):
 
 
 class CoupledObjective(ObjectiveModule):
-    """One whose loss of an example depends on all examples of the global batch.
+    """An objective whose loss of an example depends on all examples of the global batch.
 
-    A step runs twice over its microbatches: first without a graph, called without memory, when they return no terms and
-    one tensor [examples, ...] as memory; then with what `couple` made of these as memory. Both passes draw the same.
+    A step runs twice over its microbatches. In the first pass there is no graph; the module is called without memory,
+    and returns no terms, and one tensor [examples, ...] as memory. `couple` takes these tensors. In the second pass the
+    module is called with what `couple` returned as memory. Both passes draw the same random numbers.
     """
 
     @abstractmethod
@@ -92,4 +93,6 @@ class CoupledObjective(ObjectiveModule):
 
     @abstractmethod
     def losses(self, own: Tensor, coupled: tuple[Tensor, ...]) -> LossSums:
-        """Sums over examples from both passes: their `own` tensor and their rows of what `couple` returned."""
+        """Sums over this rank's examples, from both passes: the `own` tensor, and its rows of what `couple`
+        returned.
+        """

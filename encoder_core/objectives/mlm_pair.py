@@ -95,5 +95,10 @@ def masked_language_model_with_pairs(
     encoder = build_encoder(config, checkpoint_activations=checkpoint_activations, attend=attend)
     head = tied_head(config, encoder.embeddings.word)
     return MaskedLanguageModelWithPairs(
-        encoder, head, PairHead(config.hidden), task, weight, mask_decoder(config)
+        encoder,
+        head,
+        pair_head=PairHead(config.hidden),
+        task=task,
+        weight=weight,
+        decoder=mask_decoder(config),
     )

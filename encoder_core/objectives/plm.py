@@ -31,8 +31,8 @@ class PermutedLanguageModel(ObjectiveModule):
     def forward(self, batch: Batch, memory: Memory | None = ()) -> LossSums:
         """Sums for this batch; metrics: "plm_correct".
 
-        `memory` is that of the same rows' previous tokens, () where there is none, and comes back moved on; None for
-        rows without a future either.
+        `memory` is that of the same rows' previous tokens, () where there is none. The returned sums hold the memory
+        for the next step. With None nothing is remembered.
         """
         streams = self.encoder.streams(batch, memory)
         sums = self.head(_query(streams), batch.target_ids)
@@ -48,7 +48,7 @@ def _query(streams: Streams) -> Tensor:
     if streams.query is None:
         raise TrainingError(
             "a batch without a factorisation order cannot train a permuted language model",
-            remedy="set objective: plm in the recipe, which draws the order",
+            remedy="set objective.plm and input lanes in the recipe, with which the data service draws an order",
         )
     return streams.query
 

@@ -1,5 +1,5 @@
 """Replaced-token detection (ELECTRA: Clark et al. 2020): a generator fills the masks, a discriminator says which
-tokens it replaced. Both learn at once here; DeBERTa v3's way is in `gradient_disentangled.py`."""
+tokens it replaced. Here one update trains both; DeBERTa v3's two updates are in `gradient_disentangled.py`."""
 
 from dataclasses import replace
 from typing import Literal
@@ -35,9 +35,9 @@ class ReplacedTokenConfig(BaseModel):
     Attributes:
         weight: factor of the discriminator's loss (ELECTRA's lambda).
         temperature: of the softmax that the generator's tokens are drawn from.
-        embeddings: shared is ELECTRA's way: one set, one update of both networks. gradient_disentangled is DeBERTa
-            v3's: the discriminator's are the generator's plus a difference of its own, and only the difference learns
-            from it; the generator is updated first, then the discriminator, by an optimizer and a clipping each.
+        embeddings: shared (ELECTRA): one set, and one update of both networks. gradient_disentangled (DeBERTa v3): the
+            discriminator's embeddings are the generator's plus a difference, and the discriminator's loss trains only
+            the difference; the generator is updated first, then the discriminator, each with its own clipping.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

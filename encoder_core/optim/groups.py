@@ -1,4 +1,4 @@
-"""Parameter groups: what decays, what has a trust ratio, and what learns more slowly."""
+"""Parameter groups: which parameters decay, have a trust ratio, or a lower learning rate."""
 
 import re
 from collections import defaultdict

@@ -1,4 +1,4 @@
-"""LAMB (You et al. 2020), its trust ratios those of whole parameters however the state is sharded.
+"""LAMB (You et al. 2020), with trust ratios of whole parameters however the state is sharded.
 
 ZeRO hands an optimizer flat partitions in which several parameters lie end to end, each possibly cut between
 ranks. The norms LAMB needs are sums of squares, so each rank adds up its own ranges and one all-reduce of a
@@ -91,7 +91,7 @@ class Lamb(Optimizer):
         parameters: int,
         ranks: dist.ProcessGroup | None = None,
     ) -> None:
-        """Say which ranges of which parameters lie in this rank's flat tensors.
+        """Tells the optimizer which ranges of which parameters lie in this rank's flat tensors.
 
         Args:
             segments: for every flat tensor of this rank, its ranges; what no range covers is padding.
@@ -151,7 +151,7 @@ class Lamb(Optimizer):
     def _ranges(self, p: Tensor) -> Sequence[ShardSegment]:
         if p not in self._segments:
             raise TrainingError(
-                f"LAMB was handed a flat tensor of {p.numel()} elements and not told whose they are",
+                f"LAMB was given a flat tensor of {p.numel()} elements but not which parameters they belong to",
                 remedy="call Lamb.shard with the segments of every partition once the engine is built",
             )
         return self._segments[p]

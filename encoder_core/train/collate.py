@@ -79,7 +79,18 @@ def _text_offsets(rows: HostRows) -> tuple[NDArray[np.int64], int]:
 
 
 def idle_batch(device: torch.device) -> Batch:
-    """No rows at all: what a rank without a microbatch runs, so that collectives still meet and nothing is counted."""
+    """A batch without rows. A rank without a microbatch runs it, so that it takes part in all collectives and counts
+    nothing."""
     none = torch.zeros(0, dtype=torch.int64, device=device)
     ends = torch.zeros(1, dtype=torch.int32, device=device)
-    return Batch(none, ends, 0, none, none, none, segments=none, pair_labels=none, order=none)
+    return Batch(
+        tokens=none,
+        cu_seqlens=ends,
+        max_length=0,
+        positions=none,
+        target_positions=none,
+        target_ids=none,
+        segments=none,
+        pair_labels=none,
+        order=none,
+    )

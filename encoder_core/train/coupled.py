@@ -13,12 +13,12 @@ from encoder_core.objectives.losses import AllExamples
 
 @dataclass(frozen=True)
 class RankExamples(AllExamples):
-    """`AllExamples` for ranks that were dealt microbatches in turn: the order is that of the logical microbatches.
+    """`AllExamples` in the order of the logical microbatches, which were dealt to the ranks round-robin.
 
     Attributes:
-        at: where the own examples lie among all.
+        at: where this rank's examples lie among all.
         counts: examples of each rank.
-        order: [N] for each example in order, its place where ranks' examples lie one after another.
+        order: [N] the place of each example, if all examples of rank 0 come first, then those of rank 1, ...
     """
 
     at: Int[Tensor, " own"]
@@ -27,9 +27,11 @@ class RankExamples(AllExamples):
 
     @classmethod
     def meet(cls, own: Sequence[Tensor]) -> tuple["RankExamples", Tensor]:
-        """From this rank's microbatches' [examples, ...], as many on every rank, idle ones included; and these joined.
+        """Gathers the numbers of examples of all ranks. Returns the order, and this rank's examples joined.
 
-        An idle microbatch may be of another shape beyond its first dimension. Collective.
+        Args:
+            own: [examples, ...] of each microbatch of this rank. Every rank passes as many, idle ones included; an idle
+                microbatch may have another shape beyond its first dimension. Collective.
         """
         rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         sizes, device = [len(tensor) for tensor in own], own[0].device
@@ -52,7 +54,7 @@ class RankExamples(AllExamples):
 
 
 def _places(sizes: Sequence[Sequence[int]], rank: int) -> tuple[Tensor, Tensor]:
-    """`at` of `rank`, and `order`, from the examples of [rank][microbatch]: microbatches were dealt in turn."""
+    """`at` of `rank`, and `order`, from the numbers of examples of [rank][microbatch]."""
     begins = [sum(sum(row) for row in sizes[:r]) for r in range(len(sizes))]
     order, at, place = list[Tensor](), list[Tensor](), 0
     for turn in range(len(sizes[0])):

@@ -122,7 +122,9 @@ class Engine:
                     p.requires_grad_(name == update_group)
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
-        """Add this microbatch's gradient of `loss`, a share of the step's global loss. `last` on the final one."""
+        """Add the gradient of `loss`, this microbatch's share of the step's global loss. `last`: it is the
+        rank's last.
+        """
         self._engine.set_gradient_accumulation_boundary(last)
         self._engine.backward(loss, scale_wrt_gas=False)
 
@@ -152,8 +154,9 @@ class Engine:
         return Update(True, norm)
 
     def _guard_updates(self) -> None:
-        """DeepSpeed knows no limit above which a gradient is dropped. It computes the norm before it calls the
-        optimizer, so that is where one is enforced: neither weights nor moments are touched."""
+        """DeepSpeed has no limit above which a gradient is dropped. It computes the norm before it calls the optimizer,
+        so the limit is enforced there, before weights or moments change.
+        """
         optimizer, make = self._engine.basic_optimizer, self._engine.basic_optimizer.step
 
         def step() -> None:
@@ -172,18 +175,18 @@ class Engine:
         """Trust ratios are per parameter: say which parameters lie where in this rank's flat partitions."""
         numbers = {name: number for number, name in enumerate(self.names.values())}
         segments: dict[Tensor, list[ShardSegment]] = {}
-        for place in zero_state.places(*self._trained(), self.rank, self.world):
-            ends = ShardSegment(numbers[place.name], place.offset, place.offset + place.length)
-            segments.setdefault(place.flat, []).append(ends)
+        for owned in zero_state.owned_ranges(*self._trained(), self.rank, self.world):
+            ends = ShardSegment(numbers[owned.name], owned.offset, owned.offset + owned.length)
+            segments.setdefault(owned.flat, []).append(ends)
         optimizer.shard(segments, len(numbers))
 
     def fragments(self) -> Iterator[Fragment]:
         """The ranges of master weights and moments this rank owns. Views: copy before the next update."""
         trained, frozen = self._trained(), self._untrained()
-        for place in zero_state.places(*trained, self.rank, self.world):
-            yield place.fragment()
-        for unmoved in zero_state.frozen_places(*frozen, self.rank, self.world):
-            yield unmoved.fragment()
+        for owned in zero_state.owned_ranges(*trained, self.rank, self.world):
+            yield owned.fragment()
+        for frozen_range in zero_state.frozen_ranges(*frozen, self.rank, self.world):
+            yield frozen_range.fragment()
 
     def _replicated(self) -> Replicated:
         """The working weights; nothing at stage 3, which shards them."""
@@ -196,27 +199,27 @@ class Engine:
         return Replicated(buffers, named)
 
     def restore(self, fill: Iterable[str], read: zero_state.Read) -> None:
-        """Overwrite every owned range with `read(name, kind, start, stop)`, then refresh the working weights.
+        """Overwrite every owned range with `read(name, kind, start, stop)`, then rebuild the working weights.
 
         `fill` names the kinds to restore: "master" alone to start from weights, with the moments to resume.
         """
         kinds, alone, mine = tuple(fill), (0, 1), (self.rank, self.world)
         # Every rank holds trained parameters whole at stage 0, frozen ones at stages 0 to 2.
-        for place in zero_state.places(*self._trained(), *(alone if self.config.stage == 0 else mine)):
-            place.restore(kinds, read)
-        for unmoved in zero_state.frozen_places(
+        for owned in zero_state.owned_ranges(*self._trained(), *(alone if self.config.stage == 0 else mine)):
+            owned.restore(kinds, read)
+        for frozen_range in zero_state.frozen_ranges(
             *self._untrained(), *(alone if self.config.stage < 3 else mine)
         ):
-            unmoved.restore(kinds, read)
+            frozen_range.restore(kinds, read)
         zero_state.publish(self._engine.optimizer, self.config.stage)
 
     def _trained(self) -> tuple[Any, int, list[tuple[str, nn.Parameter]]]:
-        """What `places` asks for."""
+        """The arguments of `owned_ranges`, but for the ranks."""
         named = [(name, p) for name, p in self._named() if id(p) not in self._frozen]
         return self._engine.optimizer, self.config.stage, named
 
     def _untrained(self) -> tuple[int, list[tuple[str, nn.Parameter]]]:
-        """What `frozen_places` asks for."""
+        """The arguments of `frozen_ranges`, but for the ranks."""
         return self.config.stage, [(name, p) for name, p in self._named() if id(p) in self._frozen]
 
     def _named(self) -> list[tuple[str, nn.Parameter]]:

@@ -1,4 +1,4 @@
-"""What ranks tell each other beside gradients: one small gather before a step, one after.
+"""What ranks tell each other besides gradients: one small gather before a step, and one after it.
 
 A gather (not a reduction) of float64 rows keeps the result independent of the collective's algorithm: every rank
 sums the same rows in rank order, so figures are bit-identical on all of them. It runs on a gloo group of its own:
@@ -46,9 +46,9 @@ class Signals:
     """What all ranks know before a step's first backward.
 
     Attributes:
-        stop: some rank was asked to stop; nobody runs the step.
-        save: rank 0 finds a checkpoint due after this step (one clock decides).
-        saved: every rank has written its part of the checkpoint under way, well or badly.
+        stop: some rank was asked to stop, so no rank runs the step.
+        save: a checkpoint is due after this step. Rank 0 decides, so that only one clock counts.
+        saved: every rank has finished uploading its part of the pending checkpoint, or has failed.
         wait: the longest wait for data, seconds.
         tokens: tokens of the global batch.
         digest: sum of the microbatches' checksums, a fingerprint of the bytes trained on.
@@ -75,7 +75,9 @@ def exchange(
     digest: int,
     counts: Mapping[str, int],
 ) -> Signals:
-    """Tell and hear. Collective: every rank calls it once a step, with the same term names in `counts`."""
+    """Send this rank's figures and return those of all ranks. Collective: every rank calls it once a step, with the
+    same term names in `counts`.
+    """
     names = sorted(counts)
     table = control.table([stop, save, saved, wait, tokens, digest, *(counts[name] for name in names)])
     totals = table.sum(dim=0).tolist()

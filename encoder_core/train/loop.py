@@ -1,6 +1,6 @@
-"""The training loop, whole. Data and storage come in through protocols; nothing here knows where either lives.
+"""The whole training loop. Data and storage come in through protocols; the loop does not know where they are.
 
-One gather ends each step: sums of losses, how busy every rank was, and digests of the weights.
+Each step ends with one gather: sums of losses, how busy every rank was, and digests of the weights.
 """
 
 import time
@@ -30,7 +30,7 @@ class StepResults:
     Attributes:
         sums: over all ranks, the same bits on each.
         paces: in rank order.
-        digests: of the weights, in rank order; all empty if they were not looked at.
+        digests: of the weights, in rank order; all empty if this step does not compare them.
     """
 
     sums: dict[str, float]
@@ -41,7 +41,8 @@ class StepResults:
 def gather_step_results(
     control: Control, sums: Mapping[str, float], pace: Pace, digests: Sequence[Tensor]
 ) -> StepResults:
-    """Tell and hear. Collective: every rank passes the same names, and as many digests."""
+    """Send this rank's figures and return those of all ranks. Collective: every rank passes the same names, and as many
+    digests."""
     names = sorted(sums)
     row = [*(sums[name] for name in names), pace.data, pace.forward, pace.tokens, *halves(digests)]
     table = control.table(row)
@@ -66,8 +67,8 @@ class Fetched:
         digest: sum over the microbatches of a 32-bit checksum of what the model will see.
         samples: (epoch, start, stop) ranges of the whole step, the same on every rank.
         wait: seconds this rank waited for the data service.
-        before: what to remember before the step, in place of what is remembered: this rank's part of the steps
-            before it. None to go on with what is there.
+        before: this rank's part of the earlier steps from which memory is recomputed before this step. None to keep
+            the memory that there is.
     """
 
     work: RankBatch
@@ -80,7 +81,7 @@ class Fetched:
 
 
 class Data(Protocol):
-    """Where steps come from."""
+    """Where the data of steps comes from."""
 
     def fetch(self, step: int) -> Fetched: ...
 
@@ -90,9 +91,10 @@ class Data(Protocol):
 
 
 class Checkpointer(Protocol):
-    """Where states go. `begin` returns at once; `commit` is called by all ranks at the same step.
+    """Where states are saved. `begin` returns at once; all ranks call `commit` at the same step.
 
-    `due` holds only at steps before which memory is recomputed; the last state may lie anywhere, and has its memory.
+    `due` is true only at steps before which memory is recomputed, so those checkpoints hold no memory. The last state
+    of a run may be at any step, so `finish` is given the memory, too.
     """
 
     def due(self, step: int) -> bool: ...
@@ -103,22 +105,23 @@ class Checkpointer(Protocol):
 
 
 class LossGuard(Protocol):
-    """What is done about losses that are not finite or far too high. Every rank decides alike."""
+    """Decides what is done about losses that are not finite or far too high. Every rank decides the same."""
 
     def limit(self, step: int, update_group: str, sums: Mapping[str, float]) -> float:
         """The largest gradient norm with which an update group is updated, given this rank's sums. Collective."""
         ...
 
     def after(self, report: StepReport) -> None:
-        """Takes note of a step. What it raises, on all ranks, ends training without a commit."""
+        """Is told of each step. If it raises, it does so on all ranks, and training ends without a commit."""
         ...
 
 
 class TrainJournal(Protocol):
-    """What is written down. Rank 0 records; the others' calls are heartbeats."""
+    """Where progress is recorded. Rank 0's calls are written down; the other ranks' calls are heartbeats."""
 
     def doing(self, step: int, doing: str, done: int = 0) -> None:
-        """What the rank does now, `step` steps being done; `done` grows while it lasts. "training" ends it."""
+        """The rank now does `doing`, after `step` steps. `done` counts progress within it. "training" means that it is
+        over."""
         ...
 
     def step(self, report: StepReport) -> None: ...
@@ -145,7 +148,7 @@ class TrainPlan:
 
 @dataclass(frozen=True)
 class Trainer:
-    """The parts of a training process and the loop over them."""
+    """The parts of a training process, and the loop that drives them."""
 
     engine: Engine
     control: Control
@@ -164,6 +167,7 @@ class Trainer:
         """
         carried = Carried()
         while state.step < self.plan.steps:
+            # Data, and what all ranks must agree on before the step.
             started = time.monotonic()
             fetched = self.data.fetch(state.step)
             fetching = time.monotonic() - started
@@ -171,6 +175,7 @@ class Trainer:
             if signals.stop:
                 carried = self._carried(fetched)
                 break
+            # Memory is recomputed at fixed steps, then the gradients and updates of each group.
             if fetched.before is not None:
                 recall(self.engine, fetched.before, self.memories)
             learning_rate = self.plan.learning_rate(state.step)
@@ -180,28 +185,35 @@ class Trainer:
             updates: dict[str, Update] = {}
             for group in self.engine.update_groups:
                 own = accumulate(
-                    self.engine, fetched.work, signals.counts, self.plan.seed, self.memories, group
+                    self.engine,
+                    fetched.work,
+                    counts=signals.counts,
+                    seed=self.plan.seed,
+                    memories=self.memories,
+                    update_group=group,
                 )
                 digests += self._digests(state.step)
                 limit = self.losses.limit(state.step, group, own)
                 updates[group] = self.engine.update(learning_rate, state.next_update(group), group, limit)
                 sums |= own
+            # One gather of sums, speeds and digests; the weights must agree before anything is recorded.
             pace = Pace(fetching, self.engine.forwards.take(), fetched.tokens)
             results = gather_step_results(self.control, sums, pace, digests)
             ensure_same_digests(results.digests, self.engine.replicated, self.control, state.step)
             report = StepReport(
-                state,
-                fetched.samples,
-                signals,
-                results.sums,
-                learning_rate,
-                updates,
-                time.monotonic() - started,
-                results.paces,
+                before=state,
+                samples=fetched.samples,
+                signals=signals,
+                sums=results.sums,
+                learning_rate=learning_rate,
+                updates=updates,
+                seconds=time.monotonic() - started,
+                paces=results.paces,
             )
             self.journal.step(report)
             self.losses.after(report)
             state = state.after(applied=report.applied, tokens=signals.tokens)
+            # Commit what has been uploaded, evaluate, begin the next save.
             if signals.saved:
                 self._commit(state.step)
             if self.plan.evaluates_after(state.step):
@@ -209,6 +221,7 @@ class Trainer:
             if signals.save:
                 ensure_same(self.engine.replicated, self.control, state.step)
                 self.checkpointer.begin(self.engine, state)
+        # The last state is always saved.
         self.journal.doing(state.step, "saving")
         ensure_same(self.engine.replicated, self.control, state.step)
         self.checkpointer.finish(self.engine, state, carried)
@@ -225,20 +238,20 @@ class Trainer:
         self.journal.doing(step, "training")
 
     def _heldout(self, step: int) -> Iterator[Microbatch]:
-        """Each microbatch is a sign of progress."""
+        """Reports progress with each microbatch."""
         self.journal.doing(step, "evaluating")
         for done, microbatch in enumerate(self.data.heldout(), start=1):
             yield microbatch
             self.journal.doing(step, "evaluating", done)
 
     def _digests(self, step: int) -> list[Tensor]:
-        """Of the weights that gradients were taken with, if this is a step to look at them."""
+        """Digest of the weights that gradients were taken with, if this step compares them."""
         if self.control.world == 1 or not self.plan.compares_in(step):
             return []
         return [self.engine.replicated.digest()]
 
     def _carried(self, coming: Fetched) -> Carried:
-        """What the step that is not made now will want back."""
+        """The memory that the next step would have used; it goes into the checkpoint."""
         return carry(self.memories, coming.work.total) if coming.before is None else Carried()
 
     def _exchange(self, state: TrainState, fetched: Fetched) -> Signals:

@@ -1,12 +1,13 @@
-"""What a model remembers from step to step (XLNet's recurrence): recomputed at times, and carried in a checkpoint.
+"""XLNet's memory of earlier tokens: recomputed at fixed steps, and saved in checkpoints of all other steps.
 
-Memory lies with the logical microbatch that it belongs to, as the module returned it: for each layer [R, C, H], R rows
-of the microbatch, C tokens carried, H hidden. A lane keeps its place in the batch, and a rank its microbatches, so
-memory never moves between ranks while they last.
+The memory of a logical microbatch is kept as the module returned it: for each layer [R, C, H], with R rows of the
+microbatch, C carried tokens, H hidden. A lane keeps its place in the batch, and a rank its microbatches. So memory does
+not move between ranks as long as their number stays.
 
-At fixed steps every run forgets and recomputes its memory from the steps before. There memory is a function of weights
-and data, and a checkpoint needs none. Elsewhere a checkpoint holds it as tensors "memory.<layer>" of [lanes, C, H],
-each rank its microbatches' ranges, so any other number of ranks can go on from it.
+At fixed steps every run forgets its memory and recomputes it from the steps before. There memory is a function of
+weights and data, so a checkpoint of such a step needs none. A checkpoint of another step holds it as tensors
+"memory.<layer>" of [lanes, C, H], of which each rank writes its microbatches' ranges. Any number of ranks can resume
+from them.
 """
 
 import math
@@ -25,7 +26,9 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 def recall(engine: Engine, before: Sequence[RankBatch], memories: Memories) -> None:
-    """Forget, then remember the steps `before`: in order, with the present weights, without dropout. Collective."""
+    """Forget all memory and recompute it from the steps `before`, in order, with the present weights and without
+    dropout. Collective.
+    """
     memories.clear()
     engine.training(False)
     with torch.no_grad():
@@ -38,7 +41,7 @@ def recall(engine: Engine, before: Sequence[RankBatch], memories: Memories) -> N
 
 
 def _unpredicted(batch: Batch) -> Batch:
-    """Without targets: what is remembered are states of the content stream, which no prediction enters."""
+    """The batch without targets. Memory holds states of the content stream, which do not depend on predictions."""
     none = batch.target_ids[:0]
     return replace(batch, target_positions=none, target_ids=none)
 
@@ -49,7 +52,7 @@ class Carried:
 
     Attributes:
         fragments: this rank's, fp32.
-        shapes: of the whole tensors, by name. Those of rank 0 count, which has a microbatch in every step.
+        shapes: of the whole tensors, by name. Rank 0's are used, because it has a microbatch in every step.
     """
 
     fragments: tuple[Fragment, ...] = ()

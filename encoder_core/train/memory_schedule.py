@@ -1,5 +1,7 @@
-"""When a model's memory is recomputed, and what it is called. Apart from the memory, so that reading a recipe does not
-load DeepSpeed, nor listing checkpoints torch."""
+"""When a model's memory is recomputed, and its name in checkpoints.
+
+A module of its own, so that reading a recipe does not import DeepSpeed, and listing checkpoints does not import torch.
+"""
 
 from dataclasses import dataclass
 
@@ -12,8 +14,8 @@ class Refresh:
     """When memory is recomputed, and from how much: a function of the step, the same in every run of a recipe.
 
     Attributes:
-        every: at each multiple of so many steps; and where a phase begins, from nothing.
-        steps: from so many steps before, as far as the phase has them.
+        every: memory is recomputed at each multiple of so many steps. Where a phase begins, it is empty.
+        steps: how many steps before it is recomputed from, as far as the phase has them.
     """
 
     every: int

@@ -1,9 +1,9 @@
-"""How long a rank was busy in a step, apart from its waiting for others.
+"""How long a rank was busy in a step, without its waiting for other ranks.
 
-All ranks wait for the slowest in the collectives of a backward pass, so the time of a step is the same on all and says
-nothing. What differs is what happens between collectives: fetching data, and, at ZeRO stages 0 to 2, the forward pass,
-in which nothing is exchanged; it stands for all of a rank's computing. At stage 3 a forward pass gathers weights and
-waits like everything else, so slow computing cannot be told by it.
+In the collectives of a backward pass all ranks wait for the slowest one. So the time of a step is the same on all ranks
+and does not show which is slow. What differs is the time between collectives: fetching data and, at ZeRO stages 0 to 2,
+the forward pass, in which nothing is exchanged. The forward pass stands for all of a rank's computing. At stage 3 it
+gathers weights and waits, too, so it cannot show slow computing.
 """
 
 import time
@@ -17,9 +17,9 @@ class Pace:
     """One rank's step.
 
     Attributes:
-        data: seconds from the step's begin until its batches were there.
-        forward: seconds in forward passes, 0 where they say nothing.
-        tokens: that went through them.
+        data: seconds from the beginning of the step until its data was there.
+        forward: seconds in forward passes; 0 at ZeRO stage 3.
+        tokens: that went through these passes.
     """
 
     data: float
@@ -28,7 +28,7 @@ class Pace:
 
 
 class Stopwatch:
-    """Adds up the time within `with`: on a GPU that of the kernels, without waiting for them."""
+    """Adds up the time inside `with`. On a GPU it times the kernels, without waiting for them."""
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
@@ -50,7 +50,9 @@ class Stopwatch:
             self._seconds += time.perf_counter() - self._started
 
     def take(self) -> float:
-        """The seconds so far, from 0 again. On a GPU: once the device has done what was timed."""
+        """The seconds so far; counting starts again at 0. On a GPU this waits until the device has done
+        what was timed.
+        """
         if self._cuda and self._events:
             self._events[-1][1].synchronize()
             self._seconds = sum(begin.elapsed_time(end) for begin, end in self._events) / 1e3

@@ -4,11 +4,15 @@ A memory cell or a link that flips a bit raises no error; the loss may not even 
 its working weights, on the device, and all compare. The sums are of integers modulo 2**64, so the order of addition
 does not matter and one flipped bit always changes them.
 
-What it finds depends on the ZeRO stage. Stage 0: weights live on from step to step, so damage is found at the next
-comparison, however late. Stages 1 and 2: working weights are rebuilt from the sharded master weights by every update,
-so damage is found only if they are compared before the next one; master weights and moments exist once and cannot be
-compared. Stage 3 has nothing twice. A rank that computes wrongly, from good weights, spoils the gradient of all alike:
-that, no comparison of weights can find.
+What it finds depends on the ZeRO stage:
+
+- Stage 0: weights stay from step to step, so damage is found at the next comparison, however late.
+- Stages 1 and 2: every update rebuilds the working weights from the sharded master weights, so damage is found only if
+  they are compared before the next update. Master weights and moments exist once and cannot be compared.
+- Stage 3: nothing exists twice, so nothing is found.
+
+If a rank computes wrongly from good weights, it spoils the gradient of all ranks alike. No comparison of weights finds
+that.
 """
 
 from collections import Counter
@@ -30,7 +34,7 @@ Digest = tuple[int, ...]
 class CorruptReplica(Exception):
     """Weights differ between ranks. Nothing computed from them may be kept: start again from the last commit.
 
-    Not a user's mistake. The same on all ranks.
+    This is a hardware fault, not a user's mistake. All ranks raise the same.
 
     Attributes:
         step: steps done before the one in which it was found.
@@ -49,11 +53,11 @@ class CorruptReplica(Exception):
 
 @dataclass(frozen=True)
 class Replicated:
-    """What every rank should hold alike; empty where nothing is held twice.
+    """The weights that all ranks hold the same; empty if nothing is held twice.
 
     Attributes:
-        buffers: all of it, in as few tensors as there are.
-        named: the same by parameter, to say where a difference is.
+        buffers: all weights, in as few tensors as possible.
+        named: the same by parameter name, to tell where a difference is.
     """
 
     buffers: Sequence[Tensor] = ()
@@ -101,13 +105,13 @@ def deviating(digests: Sequence[Digest]) -> tuple[int, ...]:
 
 
 def halves(digests: Sequence[Int64[Tensor, " n"]]) -> list[float]:
-    """64-bit integers in two halves each, for a gather that carries float64."""
+    """Each 64-bit integer as two halves, because the gather carries float64."""
     values = torch.cat([digest.cpu() for digest in digests]).tolist() if digests else []
     return [half for value in values for half in divmod(value, _HALF)]
 
 
 def whole(row: Sequence[float]) -> Digest:
-    """A rank's halves, to compare."""
+    """One rank's halves as a digest that can be compared."""
     return tuple(int(half) for half in row)
 
 

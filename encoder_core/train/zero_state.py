@@ -1,11 +1,11 @@
 """Where each parameter's fp32 state lives at every ZeRO stage, as ranges of flat tensors.
 
 DeepSpeed keeps master weights and moments in flat partitions whose layout depends on the stage, the world size and the
-groups. A `OwnedRange` is one contiguous piece of it that this rank owns: elements [start, start + length) of a named
-parameter, at `offset` of a flat tensor. Checkpoints read and write places only, so they know no topology.
+groups. An `OwnedRange` is one contiguous piece of it that this rank owns: elements [start, start + length) of a named
+parameter, at `offset` of a flat tensor. Checkpoints read and write such ranges only, so they depend on no topology.
 
-A parameter that the optimizer does not know (frozen) has no master weight and no moments. Its weight in the working
-precision stands for the former, zeros for the latter: what it would have if it were trained from now on.
+A frozen parameter is not known to the optimizer and has no master weight and no moments. In a checkpoint its working
+weight takes the place of the master weight, and zeros that of the moments, as if training it began now.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -98,7 +98,7 @@ class FrozenRange:
         return self.flat.detach().view(-1).narrow(0, self.offset, self.length)
 
 
-def frozen_places(
+def frozen_ranges(
     stage: int, named: Sequence[tuple[str, nn.Parameter]], rank: int, world: int
 ) -> Iterator[FrozenRange]:
     """The ranges rank `rank` of `world` owns of parameters that the optimizer does not know; once over all ranks."""
@@ -114,7 +114,7 @@ def frozen_places(
             yield FrozenRange(name, start, stop - start, flat, offset)
 
 
-def places(
+def owned_ranges(
     optimizer: Any, stage: int, named: Sequence[tuple[str, nn.Parameter]], rank: int, world: int
 ) -> Iterator[OwnedRange]:
     """The ranges rank `rank` of `world` owns of parameters that are trained. Over all ranks they cover each exactly
@@ -164,7 +164,14 @@ def _unsharded(
     for name, p in named:
         start, stop = p.numel() * rank // world, p.numel() * (rank + 1) // world
         if stop > start:
-            yield OwnedRange(name, start, stop - start, p, start, _moments(optimizer, p))
+            yield OwnedRange(
+                name=name,
+                start=start,
+                length=stop - start,
+                flat=p,
+                offset=start,
+                moments=_moments(optimizer, p),
+            )
 
 
 def _optimizer_sharded(optimizer: Any, named: Sequence[tuple[str, nn.Parameter]]) -> Iterator[OwnedRange]:
@@ -178,7 +185,12 @@ def _optimizer_sharded(optimizer: Any, named: Sequence[tuple[str, nn.Parameter]]
         flat = flats[mapping.param_group_index]
         source, target = mapping.lp_fragment_address, mapping.hp_fragment_address
         yield OwnedRange(
-            name, source.start, source.numel, flat, target.start, _moments(optimizer.optimizer, flat)
+            name=name,
+            start=source.start,
+            length=source.numel,
+            flat=flat,
+            offset=target.start,
+            moments=_moments(optimizer.optimizer, flat),
         )
 
 
@@ -193,4 +205,11 @@ def _fully_sharded(
         start = rank * share
         length = min(share, p.ds_numel - start)  # type: ignore[attr-defined]
         if length > 0:
-            yield OwnedRange(name, start, length, flat, offset, _moments(optimizer.optimizer, flat))
+            yield OwnedRange(
+                name=name,
+                start=start,
+                length=length,
+                flat=flat,
+                offset=offset,
+                moments=_moments(optimizer.optimizer, flat),
+            )

@@ -123,15 +123,15 @@ def estimate(
     work = sum(phase.seconds for phase in phases)
     saved = _checkpoints(recipe, cluster, count, work / sum(phase.steps for phase in phases))
     return Estimate(
-        recipe,
-        cluster,
-        count,
-        phases,
-        tuple(_fits(recipe, cluster, count, max(phases, key=lambda phase: phase.length))),
-        data_needs(recipe, recipe.model.vocabulary, fastest),
-        shuffle_radius(recipe),
-        saved,
-        work / saved.goodput_chosen if saved.goodput_chosen else float("inf"),
+        recipe=recipe,
+        cluster=cluster,
+        parameters=count,
+        phases=phases,
+        fits=tuple(_fits(recipe, cluster, count, max(phases, key=lambda phase: phase.length))),
+        data=data_needs(recipe, recipe.model.vocabulary, fastest),
+        radius=shuffle_radius(recipe),
+        checkpoints=saved,
+        seconds=work / saved.goodput_chosen if saved.goodput_chosen else float("inf"),
     )
 
 
@@ -145,7 +145,14 @@ def _share(recipe: Recipe, length: int, cluster: Cluster, mfu: float | None) -> 
 
 def _fits(recipe: Recipe, cluster: Cluster, count: int, phase: PhaseTime) -> list[MemoryFit]:
     return [
-        _fit(recipe, cluster, count, stage, replace(phase.shape, rows=rows), phase.rounds)
+        _fit(
+            recipe,
+            cluster,
+            count=count,
+            stage=stage,
+            shape=replace(phase.shape, rows=rows),
+            rounds=phase.rounds,
+        )
         for stage in STAGES
         if stage or recipe.precision == "fp32"
         for rows in halvings(phase.shape.rows)
@@ -209,15 +216,15 @@ def _checkpoints(recipe: Recipe, cluster: Cluster, count: int, step: float) -> C
     mtbf = cluster.mtbf / cluster.nodes
     best, chosen = best_interval(saving, mtbf), _interval(recipe, step)
     return Checkpoints(
-        size,
-        saving,
-        mtbf,
-        young(saving.blocked, mtbf),
-        daly(saving.blocked, mtbf),
-        best,
-        chosen,
-        goodput(saving, best, mtbf),
-        goodput(saving, chosen, mtbf),
+        bytes=size,
+        saving=saving,
+        mtbf=mtbf,
+        young=young(saving.blocked, mtbf),
+        daly=daly(saving.blocked, mtbf),
+        best=best,
+        chosen=chosen,
+        goodput=goodput(saving, best, mtbf),
+        goodput_chosen=goodput(saving, chosen, mtbf),
     )
 
 

@@ -61,14 +61,14 @@ def phase_time(
     peak = cluster.gpu.peak if recipe.precision == "bf16" else cluster.gpu.peak_fp32
     moved = network_bytes(parameters, cluster.ranks, recipe, rounds)
     return PhaseTime(
-        phase.steps,
-        rows * recipe.input.texts,
-        phase.length,
-        shape,
-        microbatches,
-        rounds,
-        flops,
-        utilisation,
+        steps=phase.steps,
+        rows=rows * recipe.input.texts,
+        length=phase.length,
+        shape=shape,
+        microbatches=microbatches,
+        rounds=rounds,
+        flops=flops,
+        utilisation=utilisation,
         compute=rounds * done / (peak * utilisation.share) if utilisation.step is None else utilisation.step,
         network=moved / (LINK_SHARE * cluster.rate) if utilisation.step is None else 0.0,
     )

@@ -129,7 +129,7 @@ class RunCheckpointer:
     def _wait_and_commit(self, step: int) -> Outcome:
         """At `step`. Collective; a rank that waits for others shows their progress as its own."""
         since = self._clock()
-        self._saver.settle(lambda sent: self._journal.doing(step, _SAVING, sent))
+        self._saver.wait_for_all(lambda sent: self._journal.doing(step, _SAVING, sent))
         return self._commit(since)
 
     def _commit(self, since: float) -> Outcome:

@@ -104,7 +104,7 @@ def _batch_and_epoch(run: Run, tokenizer: Tokenizer, number: int) -> tuple[int, 
     if spec.lanes is None:
         return phase.batch.sequences, stream.samples_per_epoch
     # Each source gives whole steps: the one with the smallest share must have enough for one.
-    shares = stream.plan.grid.quotas
+    shares = stream.plan.epoch_layout.quotas
     weights = [source.weight for source in spec.sources if source.weight is not None] or list(shares)
     return phase.batch.sequences, math.floor(sum(shares) * min(weights) / sum(weights))
 

@@ -76,7 +76,7 @@ def bench_plan(
         real = str(Path(folder) / "real")
         write_corpus(open_store(real), real_blocks)
         counted, first_batch = _read_first(_spec(real), str(Path(folder) / "cache"), real_blocks)
-    samples = made.grid.samples_per_epoch
+    samples = made.epoch_layout.samples_per_epoch
     return Cost(tokens, samples, manifest, plan, seeks, counted, real_blocks * BLOCK_TOKENS, first_batch)
 
 
@@ -115,7 +115,7 @@ def _seek(plan: StreamPlan) -> tuple[float, ...]:
     rng = np.random.default_rng(0)
     seconds = []
     for _ in range(_SEEKS):
-        epoch, sample = int(rng.integers(_EPOCHS)), int(rng.integers(plan.grid.samples_per_epoch))
+        epoch, sample = int(rng.integers(_EPOCHS)), int(rng.integers(plan.epoch_layout.samples_per_epoch))
         began = time.perf_counter()
         plan.origin(epoch, sample)
         seconds.append(time.perf_counter() - began)

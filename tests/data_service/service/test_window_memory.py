@@ -29,11 +29,13 @@ def taken_and_planned(uri: str, **given: object) -> tuple[int, int]:
     sizes = [
         sum(
             slab.nbytes
-            for slab in build_window(corpora, plan.window(0, w), SlabLayout.sliced(plan.grid.size(w), 300))
+            for slab in build_window(
+                corpora, plan.window(0, w), SlabLayout.sliced(plan.epoch_layout.size(w), 300)
+            )
         )
-        for w in range(plan.grid.windows)
+        for w in range(plan.epoch_layout.windows)
     ]
-    return max(sizes), plan.grid.window_bytes
+    return max(sizes), plan.epoch_layout.window_bytes
 
 
 @settings(deadline=None, max_examples=25)

@@ -74,7 +74,7 @@ def test_each_lane_of_a_step_continues_itself(
     for step, following in pairwise(range(40)):
         (now,), (then,) = positions.ranges(step), positions.ranges(following)
         assert now.start % LANES == then.start % LANES == 0
-        grid = stream.plan.grid
+        grid = stream.plan.epoch_layout
         same_window = now.epoch == then.epoch and grid.window_of(now.start) == grid.window_of(then.start)
         rows, coming = (stream.read(r.epoch, r.start, r.stop) for r in (now, then))
         assert rows.reversed_rows is not None
@@ -125,15 +125,15 @@ def test_a_mixture_by_weight_goes_on_from_epoch_to_epoch(
 ) -> None:
     weighted = [s.model_copy(update={"weight": w}) for s, w in zip(sources, (1.0, 3.0), strict=True)]
     stream = Stream(lanes_spec(tokenizer, *weighted))
-    large, small = stream.plan.grid.quotas
+    large, small = stream.plan.epoch_layout.quotas
     assert large % LANES == small % LANES == 0
     assert abs(small - 3 * large) <= 4 * LANES
     for epoch in (0, 1):
         samples = stream.read(epoch, 0, stream.samples_per_epoch)
         assert samples.order is not None
         assert len(samples.target_ids) == 7 * samples.rows
-        for window in range(stream.plan.grid.windows):
-            assert stream.plan.grid.size(window) % LANES == 0
+        for window in range(stream.plan.epoch_layout.windows):
+            assert stream.plan.epoch_layout.size(window) % LANES == 0
 
 
 def test_the_text_of_a_sample_is_found(tokenizer: Tokenizer, sources: tuple[SourceSpec, SourceSpec]) -> None:
@@ -172,9 +172,9 @@ def test_too_little_text_is_refused(tokenizer: Tokenizer, sources: tuple[SourceS
 def test_lanes_and_permuted_prediction_go_together(tokenizer: Tokenizer) -> None:
     source = SourceSpec(name="x", uri="x", manifest_fingerprint="x")
     for settings in ({"masking": {"kind": "mlm"}}, {"input": {"packing": "contiguous"}}):
-        with pytest.raises(ValueError, match="go together"):
+        with pytest.raises(ValueError, match="needs input lanes"):
             lanes_spec(tokenizer, source, **settings)
-    with pytest.raises(ValueError, match="go together"):
+    with pytest.raises(ValueError, match="needs input lanes"):
         spec_of(source, lanes=4)
     with pytest.raises(PlanError, match="5 lanes cannot be read half forward"):
         lanes_spec(tokenizer, source, lanes=5)
@@ -218,10 +218,10 @@ def test_windows_of_a_plan_are_whole_steps_of_every_source(
         window={"samples": 3 * lanes, "least_tokens": 1},
     )
     plan = StreamPlan(spec, tables, counts)
-    assert plan.grid.samples_per_epoch % lanes == 0
-    for window in range(plan.grid.windows):
+    assert plan.epoch_layout.samples_per_epoch % lanes == 0
+    for window in range(plan.epoch_layout.windows):
         made = plan.window(epoch, window)
-        assert made.order.size == plan.grid.size(window) == sum(map(len, made.pieces))
+        assert made.order.size == plan.epoch_layout.size(window) == sum(map(len, made.pieces))
         per_source = [sum(len(p) for p in made.pieces if p.source == s) for s in range(len(counts))]
         assert all(size % lanes == 0 for size in per_source)
         assert all(

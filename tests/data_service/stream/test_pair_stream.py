@@ -196,7 +196,7 @@ def test_a_mixture_reads_each_source_in_all_its_ways(corpus: str, other: str) ->
             input={"packing": "ordered_pair", "copies": 2},
         )
     )
-    quotas = stream.plan.grid.quotas
+    quotas = stream.plan.epoch_layout.quotas
     assert abs(quotas[1] / sum(quotas) - 2 / 3) < 0.01
     seen = Counter(
         (source.name, source.epoch, source.block, source.row)
@@ -235,7 +235,7 @@ def test_counts_depend_on_the_seed_and_are_kept_under_it(corpus: str, tmp_path: 
 def test_a_window_takes_the_memory_it_was_planned_to_take(corpus: str) -> None:
     for packing in PACKINGS:
         stream = Stream(spec_of(source_of(corpus), input={"packing": packing, "copies": 1}))
-        grid = stream.plan.grid
+        grid = stream.plan.epoch_layout
         samples = stream.read(0, grid.start(1), grid.start(2))
         arrays = (samples.tokens, samples.target_positions, samples.target_ids)
         assert sum(array.nbytes for array in arrays) < 1.1 * grid.window_bytes

@@ -27,7 +27,7 @@ def test_every_row_once_an_epoch(rows: list[list[int]], epoch: int, stretches: i
         for row in range(count)
     }
     found = rows_of_epoch(plan, epoch)
-    assert len(found) == len(everything) == plan.grid.samples_per_epoch
+    assert len(found) == len(everything) == plan.epoch_layout.samples_per_epoch
     assert set(found) == everything
 
 
@@ -38,15 +38,15 @@ def test_weights_hold_in_every_window_and_no_row_comes_twice_before_all_have_com
 ) -> None:
     weights = data.draw(st.lists(st.floats(0.1, 10), min_size=len(rows), max_size=len(rows)))
     plan = plan_of(rows, weights, split="heldout")  # where a source may be too small to be read
-    total = plan.grid.samples_per_epoch
+    total = plan.epoch_layout.samples_per_epoch
     assert total == sum(map(sum, rows))
     shares = np.array(weights) / sum(weights)
-    assert np.abs(np.array(plan.grid.quotas) - total * shares).max() < 1
-    for window in range(plan.grid.windows):
+    assert np.abs(np.array(plan.epoch_layout.quotas) - total * shares).max() < 1
+    for window in range(plan.epoch_layout.windows):
         sizes = np.zeros(len(rows))
         for piece in plan.window(0, window).pieces:
             sizes[piece.source] += len(piece)
-        assert np.abs(sizes - np.array(plan.grid.quotas) / plan.grid.windows).max() < 1
+        assert np.abs(sizes - np.array(plan.epoch_layout.quotas) / plan.epoch_layout.windows).max() < 1
     seen = Counter(row for epoch in range(3) for row in rows_of_epoch(plan, epoch))
     assert set(seen.values()) == {1}  # the source's own epoch is part of the name
     for source, counts in enumerate(rows):
@@ -60,7 +60,7 @@ def test_a_sample_is_found_alone(
     rows: list[list[int]], epoch: int, stretches: int, data: st.DataObject
 ) -> None:
     plan = plan_of(rows, window={"samples": 7, "least_tokens": 1, "stretches": stretches})
-    sample = data.draw(st.integers(0, plan.grid.samples_per_epoch - 1))
+    sample = data.draw(st.integers(0, plan.epoch_layout.samples_per_epoch - 1))
     origin = plan.origin(epoch, sample)
     expected = rows_of_epoch(plan, epoch)[sample]
     assert (origin.source, origin.block, origin.row, origin.epoch) == expected
@@ -102,11 +102,11 @@ def test_a_window_mixes_its_blocks() -> None:
 
 
 def test_windows_hold_what_was_asked_for_within_memory() -> None:
-    assert plan_of([[100] * 10], window={"samples": 300, "least_tokens": 1}).grid.windows == 3
-    assert plan_of([[100] * 10], window={"samples": 1, "least_tokens": 2000}).grid.windows == 5
+    assert plan_of([[100] * 10], window={"samples": 300, "least_tokens": 1}).epoch_layout.windows == 3
+    assert plan_of([[100] * 10], window={"samples": 1, "least_tokens": 2000}).epoch_layout.windows == 5
     tight = plan_of([[100] * 10], window={"samples": 300, "least_tokens": 1, "most_tokens": 1000})
-    assert tight.grid.windows == 10
-    assert plan_of([[3]], window={"samples": 300}).grid.windows == 1
+    assert tight.epoch_layout.windows == 10
+    assert plan_of([[3]], window={"samples": 300}).epoch_layout.windows == 1
 
 
 def test_a_source_without_text_is_named() -> None:
@@ -122,12 +122,12 @@ def test_a_source_that_would_never_be_read_is_refused_with_the_arithmetic(weight
     ) as raised:
         plan_of(rows, weights)
     enough = float(raised.value.remedy.split("weight to ")[1].split()[0])
-    assert plan_of(rows[:2], [weights[0], 1.01 * enough]).grid.quotas[1] == 1
+    assert plan_of(rows[:2], [weights[0], 1.01 * enough]).epoch_layout.quotas[1] == 1
 
 
 def test_a_source_too_small_for_evaluation_is_named_and_left_out() -> None:
     plan = plan_of([[40], [40]], [0.999, 0.001], split="heldout")
-    assert plan.grid.quotas == (80, 0)
+    assert plan.epoch_layout.quotas == (80, 0)
     assert len(plan.notes) == 1
     assert "source s1 (u1), heldout split: of the 80 rows" in plan.notes[0]
     assert plan_of([[40], [40]], [0.5, 0.5]).notes == ()

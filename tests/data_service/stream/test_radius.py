@@ -97,7 +97,7 @@ def test_the_measure_is_what_counting_by_hand_finds(blocks: list[int], batch: in
         window=WindowSize(samples=3 * batch, least_tokens=1, stretches=stretches),
     )
     plan = StreamPlan(spec, (table,), (np.array([-(-n // 14) for n in blocks]),))
-    total = plan.grid.samples_per_epoch
+    total = plan.epoch_layout.samples_per_epoch
     if batch > total:
         with pytest.raises(PlanError, match="larger than an epoch"):
             radius(plan, [table], batch)

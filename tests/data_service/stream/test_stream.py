@@ -107,7 +107,7 @@ def test_a_sample_knows_its_text(corpus: str) -> None:
 
 def test_weights_repeat_the_small_source_with_other_masks(corpus: str, other: str) -> None:
     stream = Stream(spec_of(source_of(corpus, weight=1.0), source_of(other, "other", weight=3.0)))
-    quotas = stream.plan.grid.quotas
+    quotas = stream.plan.epoch_layout.quotas
     assert abs(quotas[1] / sum(quotas) - 0.75) < 0.01
     seen = Counter(
         (source.block, source.row)

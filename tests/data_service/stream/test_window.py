@@ -70,7 +70,7 @@ def test_a_share_of_every_step_lies_in_few_slabs(ranks: int, epoch: int, sample:
 def test_a_window_built_in_any_layout_holds_the_stream(tmp_path, steps: StepLayout | None) -> None:
     spec = spec_of(source_of(write_corpus(tmp_path / "c", [random_block(seed, 4000) for seed in range(4)])))
     stream, corpora = Stream(spec), Corpora(spec)
-    grid = stream.plan.grid
+    grid = stream.plan.epoch_layout
     layout = SlabLayout.of(grid, 2, 1, rows=9, steps=steps)
     slabs = build_window(corpora, stream.plan.window(2, 1), layout)
     ours = join_rows(
