@@ -48,8 +48,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Marks what is pure, and with --pure leaves only that."""
     for item in items:
-        asked = FIXTURES.isdisjoint(getattr(item, "fixturenames", ()))
-        if asked and is_pure(item.path) and not any(item.iter_markers("cluster")):
+        if is_pure(item.path) and not _needs_a_server(item) and not any(item.iter_markers("cluster")):
             item.add_marker("pure")
     if config.getoption("--pure"):
         chosen = [
@@ -57,6 +56,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         ]
         config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
         items[:] = chosen
+
+
+def _needs_a_server(item: pytest.Item) -> bool:
+    """By its fixtures, or as one of the cases of `any_store`."""
+    case = getattr(item, "callspec", None)
+    store = case.params.get("any_store", "local") if case else "local"
+    return store != "local" or not FIXTURES.isdisjoint(getattr(item, "fixturenames", ()))
 
 
 @pytest.hookimpl(wrapper=True)

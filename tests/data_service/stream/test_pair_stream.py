@@ -2,7 +2,6 @@
 
 import itertools
 from collections import Counter
-from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -14,19 +13,20 @@ from data_service.rng import stream_key
 from data_service.samples.make import cut, make_rows
 from data_service.samples.masking import MlmMasking
 from data_service.samples.packing import Rows
-from data_service.samples.samples import Samples, join_rows, slice_rows
+from data_service.samples.samples import join_rows, slice_rows
 from data_service.samples.spec import SourceSpec
 from data_service.store.open import open_store
 from data_service.stream.counts import count_rows
 from data_service.stream.sources import Corpora
 from data_service.stream.stream import Stream
 from tests.support.data.corpora import (
-    NEVER_MASKED,
     SPECIAL,
     VOCABULARY,
+    assert_same,
     random_block,
     source_of,
     spec_of,
+    text_of,
     write_corpus,
 )
 
@@ -45,19 +45,6 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def other(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_corpus(tmp_path_factory.mktemp("other"), OTHER)
-
-
-def assert_same(left: Samples, right: Samples) -> None:
-    for field in fields(Samples):
-        ours, theirs = getattr(left, field.name), getattr(right, field.name)
-        np.testing.assert_array_equal(ours, theirs)
-        assert ours is None or ours.dtype == theirs.dtype
-
-
-def text_of(samples: Samples) -> np.ndarray:
-    tokens = samples.tokens.copy()
-    tokens[samples.target_positions] = samples.target_ids
-    return tokens[~np.isin(tokens, NEVER_MASKED)]
 
 
 @settings(deadline=None)

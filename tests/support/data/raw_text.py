@@ -5,6 +5,7 @@ import gzip
 import json
 import pydoc_data.topics
 import random
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -119,3 +120,17 @@ def _word(rng: random.Random, first: str, last: str, lengths: tuple[int, int]) -
     if rng.random() < 0.1:
         return rng.choice(["Python", "GPU", "2024", "naïve", "v3.5", "(x)"])
     return "".join(chr(rng.randint(ord(first), ord(last))) for _ in range(rng.randint(*lengths)))
+
+
+class Killed(BaseException):
+    """Stands for the death of the process: nothing of a build may catch it."""
+
+
+def killed_at(stage: str, done: int) -> Callable[[Progress], None]:
+    """For a build: a report of progress that ends it at this point."""
+
+    def report(progress: Progress) -> None:
+        if progress.stage == stage and progress.done == done:
+            raise Killed
+
+    return report

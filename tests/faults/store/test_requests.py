@@ -1,7 +1,6 @@
 """S3 behind a network that fails: slow-downs, resets, truncated bodies, lost answers, outages."""
 
 import logging
-import os
 import ssl
 import time
 from pathlib import Path
@@ -17,18 +16,7 @@ from data_service.store.errors import (
 )
 from data_service.store.open import open_store
 from tests.support.stores.fault_proxy import Fault, FaultProxy
-from tests.support.stores.s3 import S3Server, self_signed
-
-DATA = os.urandom(100_000)
-
-
-@pytest.fixture
-def store(s3: S3Server, faults: FaultProxy) -> Store:
-    """A store behind the proxy, with one object."""
-    store = open_store(f"s3://{s3.new_bucket()}/runs")
-    store.put("key", DATA)
-    faults.requests.clear()
-    return store
+from tests.support.stores.s3 import DATA, S3Server, self_signed
 
 
 @pytest.mark.parametrize("fault", ["error 500", "slow down", "reset", "truncate"])

@@ -1,6 +1,5 @@
 """Credentials that are slow to come, missing, half written, expired or wrong."""
 
-import os
 import threading
 import time
 from pathlib import Path
@@ -14,18 +13,7 @@ from data_service.store.errors import (
 )
 from data_service.store.open import open_store
 from tests.support.stores.fault_proxy import FaultProxy
-from tests.support.stores.s3 import MetadataService, S3Server
-
-DATA = os.urandom(100_000)
-
-
-@pytest.fixture
-def store(s3: S3Server, faults: FaultProxy) -> Store:
-    """A store behind the proxy, with one object."""
-    store = open_store(f"s3://{s3.new_bucket()}/runs")
-    store.put("key", DATA)
-    faults.requests.clear()
-    return store
+from tests.support.stores.s3 import DATA, MetadataService, S3Server
 
 
 @pytest.fixture
