@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from launcher.cli import main as cli
 from launcher.cli.main import app
 from tests.support.checks.command import maskfleet
-from tests.support.runs.small_runs import write_text
+from tests.support.data.made_up import write_text
 
 
 def failing(*arguments: str | Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
