@@ -1,5 +1,6 @@
 """Which tests are pure; fixtures for all that stores: S3 servers, stores of every kind, faults on the way to them."""
 
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -9,7 +10,7 @@ import pytest
 
 from data_service.store.base import Store
 from data_service.store.open import open_store
-from tests.support.checks.pure import FIXTURES, guarded, is_pure
+from tests.support.checks.pure import FIXTURES, FOREIGN, guarded, is_pure
 from tests.support.stores import ceph
 from tests.support.stores.fault_proxy import FaultProxy
 from tests.support.stores.s3 import S3Server
@@ -51,11 +52,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if is_pure(item.path) and not _needs_a_server(item) and not any(item.iter_markers("cluster")):
             item.add_marker("pure")
     if config.getoption("--pure"):
-        chosen = [
-            item for item in items if item.get_closest_marker("pure") and not item.get_closest_marker("long")
-        ]
-        config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
-        items[:] = chosen
+        others = [item for item in items if not _is_chosen(item)]
+        items[:] = [item for item in items if _is_chosen(item)]
+        config.hook.pytest_deselected(items=others)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Importing pure tests has imported nothing foreign."""
+    if session.config.getoption("--pure") and (found := FOREIGN & sys.modules.keys()):
+        raise pytest.UsageError(
+            f"with --pure {', '.join(sorted(found))} was imported: by a conftest.py or a plugin?"
+        )
+
+
+def _is_chosen(item: pytest.Item) -> bool:
+    return item.get_closest_marker("pure") is not None and item.get_closest_marker("long") is None
 
 
 def _needs_a_server(item: pytest.Item) -> bool:

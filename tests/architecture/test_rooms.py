@@ -48,7 +48,7 @@ DRAWN = {
     "tests.support": """
         clusters -> stores
         faults -> ranks runs stores
-        tasks -> data models runs
+        tasks -> data models
         runs -> data models
         ranks -> models
         models -> data
