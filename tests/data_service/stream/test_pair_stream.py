@@ -193,7 +193,7 @@ def test_a_mixture_reads_each_source_in_all_its_ways(corpus: str, other: str) ->
     assert {epoch % 2 for name, epoch, _, _ in seen if name == "other"} == {0, 1}
 
 
-def test_batches_of_tokens(corpus: str) -> None:
+def test_every_sample_has_its_place_on_the_token_axis(corpus: str) -> None:
     """Every sample's place on the token axis, against the lengths of the samples themselves."""
     stream = Stream(spec_of(source_of(corpus), input={"packing": "sentence_pair", "copies": 3}))
     axis, count = stream.token_axis(), stream.samples_per_epoch

@@ -31,7 +31,9 @@ def test_renewed_credentials_are_found(
     assert [key for _, _, key in faults.requests] == ["test", "renewed"]
 
 
-def test_no_credentials(s3: S3Server, monkeypatch: pytest.MonkeyPatch, never_valid: None) -> None:
+def test_missing_credentials_are_an_error_that_says_so(
+    s3: S3Server, monkeypatch: pytest.MonkeyPatch, never_valid: None
+) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     with pytest.raises(CredentialsMissing, match="credentials"):
@@ -39,7 +41,9 @@ def test_no_credentials(s3: S3Server, monkeypatch: pytest.MonkeyPatch, never_val
 
 
 @pytest.mark.rgw
-def test_wrong_credentials(rgw: S3Server, monkeypatch: pytest.MonkeyPatch, never_valid: None) -> None:
+def test_wrong_credentials_are_an_error_with_the_bucket(
+    rgw: S3Server, monkeypatch: pytest.MonkeyPatch, never_valid: None
+) -> None:
     bucket = rgw.new_bucket()
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
     with pytest.raises(AccessDenied, match=bucket):

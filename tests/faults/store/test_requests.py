@@ -81,7 +81,9 @@ def test_what_does_not_pass_is_an_error_with_the_uri(
         impatient.get("key")
 
 
-def test_nobody_there(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_nobody_runs_is_an_error_with_the_endpoint(
+    s3: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     with pytest.raises(StoreUnavailable, match="AWS_ENDPOINT_URL"):
         open_store("s3://bucket/x", patience_s=0.5).get("key")
@@ -93,7 +95,7 @@ def test_an_endpoint_that_is_none(s3: S3Server, monkeypatch: pytest.MonkeyPatch)
         open_store("s3://bucket/x").get("key")
 
 
-def test_no_bucket(s3: S3Server) -> None:
+def test_a_bucket_that_does_not_exist_is_named(s3: S3Server) -> None:
     store = open_store("s3://no-such-bucket/x")
     for operation in (store.get, store.delete, lambda key: store.put(key, b"x")):
         with pytest.raises(BadUri, match="the bucket does not exist"):
