@@ -3,7 +3,7 @@
     attempts/000003.json            who claimed it and when; created by conditional put, so one winner
     attempts/000003.heartbeat.json  the time it last showed that it lives
     attempts/000003.ended.json      it ended by itself
-    attempts/stop.json              somebody asks the present start to end (checkpoints/stop.py)
+    attempts/stop.json              somebody asks the present start to end (checkpoints/ownership.py)
 
 A start is refused while the newest attempt lives. On the same machine the process table answers that at once. From
 another one, an attempt counts as dead when it has written nothing for longer than the lease, by the clock of the store

@@ -9,7 +9,17 @@ from pydantic import JsonValue
 
 from checkpoints.attempt import Attempt
 from checkpoints.errors import CheckpointError, DamagedCheckpoint, Superseded
-from checkpoints.layout import File, Manifest, Piece, Segment, Strict, decode, encode, problems, summary
+from checkpoints.layout import (
+    CheckpointManifest,
+    File,
+    LineageSegment,
+    StoredRange,
+    Strict,
+    decode,
+    encode,
+    problems,
+    summary,
+)
 from data_service.store.base import Store
 from data_service.store.errors import TRANSIENT, StoreError
 
@@ -51,12 +61,12 @@ class Failed:
 Outcome = Committed | Failed
 
 
-class Receipt(Strict):
+class RankReceipt(Strict):
     """What one rank stored."""
 
     step: int
     file: File
-    pieces: tuple[Piece, ...]
+    pieces: tuple[StoredRange, ...]
     blocked_s: float
     background_s: float
 
@@ -72,7 +82,7 @@ class Commit:
 
     store: Store
     attempt: Attempt
-    past: tuple[Segment, ...]
+    past: tuple[LineageSegment, ...]
     begun_at: int
     step: int
     shapes: dict[str, tuple[int, ...]]
@@ -81,12 +91,12 @@ class Commit:
     now: float
 
     def decide(self, answers: Sequence[JsonValue]) -> JsonValue:
-        """The verdict on the ranks' answers (`Receipt` or error), as `outcome_of` reads it on every rank."""
+        """The verdict on the ranks' answers (`RankReceipt` or error), as `outcome_of` reads it on every rank."""
         errors = [answer for answer in answers if isinstance(answer, dict) and "error" in answer]
         if errors:
             reason = "; ".join(str(answer["error"]) for answer in errors)
             return _failed(reason, transient=all(answer["transient"] for answer in errors))
-        receipts = [Receipt.model_validate(answer) for answer in answers]
+        receipts = [RankReceipt.model_validate(answer) for answer in answers]
         manifest = self._manifest(receipts)
         try:
             wrong = _incomplete(manifest, receipts) or self._publish(manifest)
@@ -104,7 +114,7 @@ class Commit:
             "background_s": max(receipt.background_s for receipt in receipts),
         }
 
-    def _manifest(self, receipts: list[Receipt]) -> Manifest:
+    def _manifest(self, receipts: list[RankReceipt]) -> CheckpointManifest:
         pieces = [
             piece.model_copy(update={"file": rank})
             for rank, receipt in enumerate(receipts)
@@ -112,8 +122,8 @@ class Commit:
         ]
         parameters = (piece for piece in pieces if piece.name not in self.memory)
         kinds = sorted({kind for piece in parameters for kind in piece.offsets})
-        mine = Segment(attempt=self.attempt.number, start=self.begun_at, stop=self.step)
-        return Manifest(
+        mine = LineageSegment(attempt=self.attempt.number, start=self.begun_at, stop=self.step)
+        return CheckpointManifest(
             step=self.step,
             attempt=self.attempt.number,
             world_size=len(receipts),
@@ -128,7 +138,7 @@ class Commit:
             created=self.now,
         )
 
-    def _publish(self, manifest: Manifest) -> str | None:
+    def _publish(self, manifest: CheckpointManifest) -> str | None:
         """Writes the manifest, which is the commit; or says why not."""
         self.attempt.ensure_current()
         key = manifest.mark.manifest
@@ -140,7 +150,7 @@ class Commit:
         return f"{self.store.uri}/{key} is there already, and differs"
 
 
-def _incomplete(manifest: Manifest, receipts: list[Receipt]) -> str | None:
+def _incomplete(manifest: CheckpointManifest, receipts: list[RankReceipt]) -> str | None:
     steps = sorted({receipt.step for receipt in receipts})
     if steps != [manifest.step]:
         return f"the ranks saved different steps: {steps}"

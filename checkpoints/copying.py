@@ -4,11 +4,10 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from checkpoints.chunks import read_chunk
 from checkpoints.errors import CheckpointError, DamagedCheckpoint
-from checkpoints.layout import File, Manifest, Mark, Segment, encode
+from checkpoints.layout import CheckpointManifest, CheckpointName, File, LineageSegment, encode
 from checkpoints.listing import read_manifest
-from checkpoints.verify import verify
+from checkpoints.verify import read_chunk, verify
 from data_service.store.base import Store
 from data_service.store.errors import OutOfSpace
 
@@ -16,7 +15,9 @@ BEFORE = 0  # the attempt to which a copy belongs: older than any start of the r
 _THREADS = 4  # files at once, each of which needs room for itself in the temporary folder
 
 
-def copy_checkpoint(source: Store, manifest: Manifest, target: Store, now: float) -> Manifest:
+def copy_checkpoint(
+    source: Store, manifest: CheckpointManifest, target: Store, now: float
+) -> CheckpointManifest:
     """The checkpoint `manifest` of `source` as the first one of the run in `target`, of attempt `BEFORE`.
 
     As in any save, the manifest comes last; an interrupted copy may be repeated. `now` in seconds since 1970.
@@ -25,7 +26,7 @@ def copy_checkpoint(source: Store, manifest: Manifest, target: Store, now: float
         DamagedCheckpoint: what is read, or what was written, does not match its hashes.
         CheckpointError: there is another checkpoint in its place. OutOfSpace, StoreError: a store or the disk fails.
     """
-    mark = Mark(BEFORE, manifest.step)
+    mark = CheckpointName(BEFORE, manifest.step)
     files = tuple(
         file.model_copy(update={"key": mark.file(rank)}) for rank, file in enumerate(manifest.files)
     )
@@ -35,7 +36,7 @@ def copy_checkpoint(source: Store, manifest: Manifest, target: Store, now: float
                 lambda pair: _copy(source, pair[0], target, pair[1]), zip(manifest.files, files, strict=True)
             )
         )
-    lineage = (Segment(attempt=BEFORE, start=0, stop=manifest.step),)
+    lineage = (LineageSegment(attempt=BEFORE, start=0, stop=manifest.step),)
     copied = manifest.model_copy(
         update={"attempt": BEFORE, "files": files, "lineage": lineage, "created": now}
     )

@@ -19,7 +19,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, JsonValue, ValidationError
 
 from checkpoints.errors import DamagedCheckpoint
-from data_service.store.verified import digest
+from data_service.store.base import digest
 from encoder_core.train.memory_schedule import MEMORY
 
 ROOT = "checkpoints/"
@@ -31,7 +31,7 @@ ITEM = 4  # bytes of a float32, the only element type
 
 
 @dataclass(frozen=True, order=True)
-class Mark:
+class CheckpointName:
     """Which checkpoint. Newer ones compare greater: an attempt supersedes all that it did not load."""
 
     attempt: int
@@ -49,7 +49,7 @@ class Mark:
         return f"{self.folder}rank-{rank:05d}.safetensors"
 
     @classmethod
-    def of(cls, key: str) -> "Mark | None":
+    def of(cls, key: str) -> "CheckpointName | None":
         """Whose folder the key lies in."""
         found = re.match(rf"{ROOT}step-(\d+)-a(\d+)/", key)
         return cls(attempt=int(found[2]), step=int(found[1])) if found else None
@@ -70,7 +70,7 @@ class File(Strict):
         key: relative to the run's root.
         size: bytes.
         chunk: bytes in each chunk, the last one excepted.
-        hashes: `data_service.store.verified.digest` of each chunk.
+        hashes: `data_service.store.base.digest` of each chunk.
     """
 
     key: str
@@ -79,11 +79,11 @@ class File(Strict):
     hashes: tuple[str, ...]
 
 
-class Piece(Strict):
+class StoredRange(Strict):
     """Elements [start, stop) of the flattened tensor `name`, in one file.
 
     Attributes:
-        file: index into `Manifest.files`.
+        file: index into `CheckpointManifest.files`.
         offsets: for each kind of state, the byte offset of element `start` in that file.
     """
 
@@ -94,7 +94,7 @@ class Piece(Strict):
     offsets: dict[str, Count]
 
 
-class Segment(Strict):
+class LineageSegment(Strict):
     """Steps [start, stop) of the run as `attempt` took them."""
 
     attempt: Count
@@ -102,7 +102,7 @@ class Segment(Strict):
     stop: Count
 
 
-class Manifest(Strict):
+class CheckpointManifest(Strict):
     """A complete checkpoint: the state after `step` steps.
 
     Attributes:
@@ -129,15 +129,15 @@ class Manifest(Strict):
     kinds: tuple[str, ...]
     memory: dict[str, Shape] = {}
     files: tuple[File, ...]
-    pieces: tuple[Piece, ...]
+    pieces: tuple[StoredRange, ...]
     state: dict[str, JsonValue]
-    lineage: tuple[Segment, ...]
+    lineage: tuple[LineageSegment, ...]
     versions: dict[str, str]
     created: FiniteFloat
 
     @property
-    def mark(self) -> Mark:
-        return Mark(self.attempt, self.step)
+    def mark(self) -> CheckpointName:
+        return CheckpointName(self.attempt, self.step)
 
     @property
     def bytes(self) -> int:
@@ -153,9 +153,9 @@ class Manifest(Strict):
         return (MEMORY,) if name in self.memory else self.kinds
 
     @cached_property
-    def pieces_of(self) -> dict[str, list[Piece]]:
+    def pieces_of(self) -> dict[str, list[StoredRange]]:
         """The pieces of each tensor, by `start`."""
-        found: dict[str, list[Piece]] = {name: [] for name in self.tensors}
+        found: dict[str, list[StoredRange]] = {name: [] for name in self.tensors}
         for piece in self.pieces:
             found[piece.name].append(piece)
         for pieces in found.values():
@@ -163,12 +163,12 @@ class Manifest(Strict):
         return found
 
 
-def encode(manifest: Manifest) -> bytes:
+def encode(manifest: CheckpointManifest) -> bytes:
     """The stored form: JSON, with the digest of the manifest's own bytes before it."""
     return sealed("manifest", manifest.model_dump_json().encode())
 
 
-def decode(data: bytes, where: str) -> Manifest:
+def decode(data: bytes, where: str) -> CheckpointManifest:
     """The manifest in the object at `where`, of which every element can be found in some file.
 
     Raises DamagedCheckpoint if it is not what was written, or could never have been loaded.
@@ -177,7 +177,7 @@ def decode(data: bytes, where: str) -> Manifest:
     reason = "does not match its own digest"
     if body is not None:
         try:
-            manifest = Manifest.model_validate_json(body)
+            manifest = CheckpointManifest.model_validate_json(body)
         except ValidationError as error:
             reason = first_problem(error)
         else:
@@ -218,7 +218,7 @@ def elements(shape: tuple[int, ...]) -> int:
     return prod(shape)
 
 
-def problems(manifest: Manifest) -> list[str]:
+def problems(manifest: CheckpointManifest) -> list[str]:
     """What keeps a manifest from being that of a checkpoint: its history and its files make sense, and its pieces cover
     every element of every parameter, memory and kind exactly once, each at a place of its own in a file."""
     found = [*_of_history(manifest), *_of_names(manifest)]
@@ -227,7 +227,7 @@ def problems(manifest: Manifest) -> list[str]:
     return [*found, *_of_places(manifest), *_of_cover(manifest)]
 
 
-def _of_history(manifest: Manifest) -> Iterator[str]:
+def _of_history(manifest: CheckpointManifest) -> Iterator[str]:
     reached, newest = 0, -1
     for part in manifest.lineage:
         if part.start != reached or part.stop < part.start or part.attempt <= newest:
@@ -237,7 +237,7 @@ def _of_history(manifest: Manifest) -> Iterator[str]:
         yield f"the history ends at step {reached} of attempt {newest}"
 
 
-def _of_names(manifest: Manifest) -> Iterator[str]:
+def _of_names(manifest: CheckpointManifest) -> Iterator[str]:
     for name in manifest.shapes.keys() & manifest.memory.keys():
         yield f"{name} is a parameter and a memory"
     if len(set(manifest.kinds)) != len(manifest.kinds):
@@ -255,7 +255,7 @@ def _of_file(file: File, key: str) -> Iterator[str]:
         yield f"{key} has {len(file.hashes)} hashes for {chunks} chunks"
 
 
-def _of_places(manifest: Manifest) -> Iterator[str]:
+def _of_places(manifest: CheckpointManifest) -> Iterator[str]:
     """Pieces outside the files, and files that are not a header and pieces laid end to end."""
     places: list[list[tuple[int, int, str]]] = [[] for _ in manifest.files]
     for piece in manifest.pieces:
@@ -276,8 +276,8 @@ def _of_places(manifest: Manifest) -> Iterator[str]:
             yield f"{held[-1][2]} ends at byte {held[-1][1]} of {file.key}, which has {file.size}"
 
 
-def _of_cover(manifest: Manifest) -> Iterator[str]:
-    by_name: dict[str, list[Piece]] = {name: [] for name in manifest.tensors}
+def _of_cover(manifest: CheckpointManifest) -> Iterator[str]:
+    by_name: dict[str, list[StoredRange]] = {name: [] for name in manifest.tensors}
     for piece in manifest.pieces:
         if piece.name not in by_name:
             yield f"{piece.name!r} is no parameter"
@@ -291,7 +291,7 @@ def _of_cover(manifest: Manifest) -> Iterator[str]:
         yield from _gaps(name, size, sorted(pieces, key=lambda piece: piece.start))
 
 
-def _gaps(name: str, size: int, pieces: list[Piece]) -> Iterator[str]:
+def _gaps(name: str, size: int, pieces: list[StoredRange]) -> Iterator[str]:
     reached = 0
     for piece in pieces:
         if piece.start > reached:

@@ -3,21 +3,21 @@
 from dataclasses import dataclass
 
 from checkpoints.errors import DamagedCheckpoint
-from checkpoints.layout import ROOT, Manifest, Mark, Segment, decode
+from checkpoints.layout import ROOT, CheckpointManifest, CheckpointName, LineageSegment, decode
 from checkpoints.rewind import left_behind, rewinds
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing
 
 
 @dataclass(frozen=True)
-class Folder:
+class CheckpointFolder:
     """What is stored of one checkpoint, complete or not.
 
     Attributes:
         sizes: bytes of each object, by key.
     """
 
-    mark: Mark
+    mark: CheckpointName
     sizes: dict[str, int]
 
     @property
@@ -26,7 +26,7 @@ class Folder:
 
 
 @dataclass(frozen=True)
-class Row:
+class CheckpointRow:
     """One line of `maskfleet checkpoints list`.
 
     Attributes:
@@ -46,24 +46,24 @@ class Row:
     problem: str | None
 
 
-def folders(store: Store) -> list[Folder]:
+def folders(store: Store) -> list[CheckpointFolder]:
     """Everything stored of checkpoints, newest first, in one listing."""
-    sizes: dict[Mark, dict[str, int]] = {}
+    sizes: dict[CheckpointName, dict[str, int]] = {}
     for entry in store.list(ROOT):
-        mark = Mark.of(entry.key)
+        mark = CheckpointName.of(entry.key)
         if mark is not None:
             sizes.setdefault(mark, {})[entry.key] = entry.size
-    return [Folder(mark, sizes[mark]) for mark in sorted(sizes, reverse=True)]
+    return [CheckpointFolder(mark, sizes[mark]) for mark in sorted(sizes, reverse=True)]
 
 
-def committed(store: Store) -> list[Mark]:
+def committed(store: Store) -> list[CheckpointName]:
     """The checkpoints that have a manifest, newest first, without those that the run went back past."""
     gone_back = rewinds(store)
     marks = [folder.mark for folder in folders(store) if folder.committed]
     return [mark for mark in marks if not left_behind(mark, gone_back)]
 
 
-def read_manifest(store: Store, mark: Mark) -> Manifest:
+def read_manifest(store: Store, mark: CheckpointName) -> CheckpointManifest:
     """Raises DamagedCheckpoint if the manifest is missing or not what was written."""
     where = f"{store.uri}/{mark.manifest}"
     try:
@@ -78,11 +78,11 @@ def read_manifest(store: Store, mark: Mark) -> Manifest:
     return manifest
 
 
-def rows(store: Store) -> list[Row]:
+def rows(store: Store) -> list[CheckpointRow]:
     """The run's checkpoints, newest first."""
     found = []
     gone_back = rewinds(store)
-    lineage: tuple[Segment, ...] | None = None
+    lineage: tuple[LineageSegment, ...] | None = None
     for folder in folders(store):
         if not folder.committed:
             continue
@@ -90,19 +90,21 @@ def rows(store: Store) -> list[Row]:
         try:
             manifest = read_manifest(store, mark)
         except DamagedCheckpoint as error:
-            found.append(Row(mark.step, mark.attempt, size, None, None, False, error.problem))
+            found.append(CheckpointRow(mark.step, mark.attempt, size, None, None, False, error.problem))
             continue
         abandoned = left_behind(mark, gone_back)
         if not abandoned:
             lineage = lineage or manifest.lineage
             abandoned = not on(lineage, mark)
         found.append(
-            Row(mark.step, mark.attempt, size, manifest.created, manifest.world_size, abandoned, None)
+            CheckpointRow(
+                mark.step, mark.attempt, size, manifest.created, manifest.world_size, abandoned, None
+            )
         )
     return found
 
 
-def on(lineage: tuple[Segment, ...], mark: Mark) -> bool:
+def on(lineage: tuple[LineageSegment, ...], mark: CheckpointName) -> bool:
     """Whether the checkpoint is part of the history: an attempt commits at the step it began with only if that is the
     run's first, which then has a part of no steps."""
     return any(part.attempt == mark.attempt and part.start <= mark.step <= part.stop for part in lineage)

@@ -12,12 +12,11 @@ from jaxtyping import Float32
 from pydantic import JsonValue, TypeAdapter
 from torch import Tensor
 
-from checkpoints.chunks import read_chunk
 from checkpoints.errors import CheckpointError, DamagedCheckpoint, NoGoodCheckpoint
 from checkpoints.gather import Peers, first_or_raise, gather_or_raise
-from checkpoints.layout import ITEM, Manifest, Mark, Piece, elements
+from checkpoints.layout import ITEM, CheckpointManifest, CheckpointName, StoredRange, elements
 from checkpoints.listing import committed, read_manifest
-from checkpoints.verify import verify_files
+from checkpoints.verify import read_chunk, verify_files
 from data_service.store.base import Store
 
 _CACHED = 16  # chunks (64 MiB): neighbours of a small parameter come with it
@@ -30,7 +29,7 @@ _PROBLEMS = TypeAdapter(list[list[str]])
 class Good:
     """The checkpoint to resume from, and what was wrong with each newer one that was passed over."""
 
-    manifest: Manifest
+    manifest: CheckpointManifest
     passed_over: tuple[str, ...]
 
 
@@ -46,7 +45,7 @@ def newest_good(store: Store, peers: Peers, *, full: bool = True) -> Good | None
     marks = first_or_raise(peers, lambda: _marks(store))
     passed_over: list[str] = []
     for attempt, step in _MARKS.validate_python(marks):
-        mark = Mark(attempt, step)
+        mark = CheckpointName(attempt, step)
         manifest, wrong = _manifest_together(store, mark, peers)
         if manifest is not None:
             wrong = _verify_together(store, manifest, peers, full)
@@ -65,7 +64,9 @@ def _marks(store: Store) -> JsonValue:
     return [[mark.attempt, mark.step] for mark in committed(store)]
 
 
-def _manifest_together(store: Store, mark: Mark, peers: Peers) -> tuple[Manifest | None, list[str]]:
+def _manifest_together(
+    store: Store, mark: CheckpointName, peers: Peers
+) -> tuple[CheckpointManifest | None, list[str]]:
     """Rank 0's reading of the manifest, for all; or what is wrong with it."""
 
     def read() -> JsonValue:
@@ -75,10 +76,10 @@ def _manifest_together(store: Store, mark: Mark, peers: Peers) -> tuple[Manifest
             return error.problem
 
     answer = first_or_raise(peers, read)
-    return (None, [answer]) if isinstance(answer, str) else (Manifest.model_validate(answer), [])
+    return (None, [answer]) if isinstance(answer, str) else (CheckpointManifest.model_validate(answer), [])
 
 
-def _verify_together(store: Store, manifest: Manifest, peers: Peers, full: bool) -> list[str]:
+def _verify_together(store: Store, manifest: CheckpointManifest, peers: Peers, full: bool) -> list[str]:
     share = manifest.files[peers.rank :: peers.world]
     answers = gather_or_raise(peers, lambda: list(verify_files(store, manifest, share, full=full)))
     return [problem for answer in _PROBLEMS.validate_python(answers) for problem in answer]
@@ -87,7 +88,7 @@ def _verify_together(store: Store, manifest: Manifest, peers: Peers, full: bool)
 class Reader:
     """Reads ranges of a checkpoint's tensors, verified, wherever they lie. Use with `with`, or close."""
 
-    def __init__(self, store: Store, manifest: Manifest) -> None:
+    def __init__(self, store: Store, manifest: CheckpointManifest) -> None:
         self.manifest = manifest
         self._store = store
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="checkpoint reader")
@@ -150,7 +151,7 @@ class Reader:
             begin, end = max(start, piece.start), min(stop, piece.stop)
             yield from self._chunks(piece, kind, begin, end, (begin - start) * ITEM)
 
-    def _chunks(self, piece: Piece, kind: str, begin: int, end: int, to: int) -> Iterator["_Part"]:
+    def _chunks(self, piece: StoredRange, kind: str, begin: int, end: int, to: int) -> Iterator["_Part"]:
         chunk = self.manifest.files[piece.file].chunk
         position = piece.offsets[kind] + (begin - piece.start) * ITEM
         left = (end - begin) * ITEM

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from checkpoints.attempt import Attempt
 from checkpoints.errors import DamagedCheckpoint
-from checkpoints.layout import ROOT, Manifest, Mark, Segment
-from checkpoints.listing import Folder, folders, on, read_manifest
+from checkpoints.layout import ROOT, CheckpointManifest, CheckpointName, LineageSegment
+from checkpoints.listing import CheckpointFolder, folders, on, read_manifest
 from checkpoints.rewind import left_behind, rewinds
 from checkpoints.verify import verify
 from data_service.store.base import Store
@@ -36,19 +36,19 @@ class Tidied:
         proven: the checkpoints of which this attempt knows that all their bytes are good; for the next call.
     """
 
-    deleted: tuple[Mark, ...]
+    deleted: tuple[CheckpointName, ...]
     orphans: int
-    proven: frozenset[Mark] = frozenset()
+    proven: frozenset[CheckpointName] = frozenset()
 
 
 def expired(
-    marks: Sequence[Mark],
-    lineage: tuple[Segment, ...],
+    marks: Sequence[CheckpointName],
+    lineage: tuple[LineageSegment, ...],
     *,
     keep_last: int,
     keep_every: int | None,
     way_back: int | None = None,
-) -> list[Mark]:
+) -> list[CheckpointName]:
     """The checkpoints to delete, oldest first.
 
     Kept are, of those on `lineage` (the newest one's): the newest `keep_last`, at least one; for each
@@ -75,7 +75,7 @@ def tidy(
     keep_last: int,
     keep_every: int | None,
     way_back: int | None = None,
-    proven: frozenset[Mark] = frozenset(),
+    proven: frozenset[CheckpointName] = frozenset(),
 ) -> Tidied:
     """Deletes checkpoints that have expired, and sweeps. One rank calls it, after a commit.
 
@@ -107,7 +107,7 @@ def tidy(
     return Tidied(tuple(gone), sweep(store, attempt), proven.difference(gone))
 
 
-def _newest(store: Store, mark: Mark) -> Manifest | None:
+def _newest(store: Store, mark: CheckpointName) -> CheckpointManifest | None:
     """The manifest of the newest checkpoint, if all is there."""
     try:
         newest = read_manifest(store, mark)
@@ -117,14 +117,16 @@ def _newest(store: Store, mark: Mark) -> Manifest | None:
     return newest if _is_good(store, newest, full=False) else None
 
 
-def _is_good(store: Store, manifest: Manifest, *, full: bool) -> bool:
+def _is_good(store: Store, manifest: CheckpointManifest, *, full: bool) -> bool:
     problems = verify(store, manifest, full=full)
     if problems:
         _log.warning(_SPARED, "; ".join(problems))
     return not problems
 
 
-def _newest_kept(marks: Sequence[Mark], gone: Sequence[Mark], keep_last: int) -> list[Mark]:
+def _newest_kept(
+    marks: Sequence[CheckpointName], gone: Sequence[CheckpointName], keep_last: int
+) -> list[CheckpointName]:
     """Of `marks`, newest first, those from which the run would go on if newer ones were damaged."""
     return [mark for mark in marks if mark not in gone][: max(keep_last, 1)]
 
@@ -145,7 +147,7 @@ def sweep(store: Store, attempt: Attempt) -> int:
     return sum(len(folder.sizes) for folder in over)
 
 
-def _is_over(folder: Folder, attempt: Attempt, reached: int) -> bool:
+def _is_over(folder: CheckpointFolder, attempt: Attempt, reached: int) -> bool:
     writer = folder.mark.attempt
     return writer < attempt.number or (writer == attempt.number and folder.mark.step < reached)
 

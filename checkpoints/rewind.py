@@ -13,7 +13,15 @@ from pydantic import TypeAdapter, ValidationError
 
 from checkpoints.attempt import Attempt
 from checkpoints.errors import CheckpointError, DamagedCheckpoint
-from checkpoints.layout import ROOT, Manifest, Mark, Strict, first_problem, sealed, unsealed
+from checkpoints.layout import (
+    ROOT,
+    CheckpointManifest,
+    CheckpointName,
+    Strict,
+    first_problem,
+    sealed,
+    unsealed,
+)
 from data_service.store.base import Store
 
 _PREFIX = f"{ROOT}rewind-"
@@ -40,7 +48,7 @@ class Rewind(Strict):
     """
 
     attempt: int
-    to: Mark | None
+    to: CheckpointName | None
     began: int
     reached: int
     cause: str
@@ -84,14 +92,14 @@ def _read(store: Store, key: str) -> Rewind:
         ) from error
 
 
-def left_behind(mark: Mark, gone_back: Sequence[Rewind]) -> bool:
+def left_behind(mark: CheckpointName, gone_back: Sequence[Rewind]) -> bool:
     """Whether the run went back past a checkpoint after it was made."""
     return any(
         mark.attempt <= rewind.attempt and (rewind.to is None or mark > rewind.to) for rewind in gone_back
     )
 
 
-def skips(manifest: Manifest | None, gone_back: Sequence[Rewind]) -> tuple[Span, ...]:
+def skips(manifest: CheckpointManifest | None, gone_back: Sequence[Rewind]) -> tuple[Span, ...]:
     """The ranges that a run leaves out which goes on from a checkpoint, or from nothing. Raises DamagedCheckpoint."""
     made_by = manifest.attempt if manifest else 0
     if gone_back and gone_back[-1].attempt >= made_by:

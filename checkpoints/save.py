@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from pydantic import JsonValue, TypeAdapter
 
 from checkpoints.attempt import Attempt
-from checkpoints.commit import Commit, Committed, Outcome, Receipt, outcome_of
+from checkpoints.commit import Commit, Committed, Outcome, RankReceipt, outcome_of
 from checkpoints.errors import CheckpointError
 from checkpoints.gather import Peers
-from checkpoints.layout import Manifest, Mark
+from checkpoints.layout import CheckpointManifest, CheckpointName
 from checkpoints.snapshot import Snapshot, take
 from data_service.store.base import Store
 from data_service.store.errors import TRANSIENT, StoreError
@@ -42,7 +42,7 @@ class _Underway:
     memory: dict[str, tuple[int, ...]]
     state: str
     blocked_s: float
-    upload: "Future[Receipt]"
+    upload: "Future[RankReceipt]"
 
 
 class Saver:
@@ -62,7 +62,7 @@ class Saver:
         attempt: Attempt,
         peers: Peers,
         *,
-        resumed: Manifest | None = None,
+        resumed: CheckpointManifest | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._store = store
@@ -172,19 +172,19 @@ class Saver:
         """Lets go of the background thread; a save under way is abandoned."""
         self._worker.shutdown(wait=False, cancel_futures=True)
 
-    def _upload(self, step: int, snapshot: Snapshot, blocked_s: float) -> Receipt:
+    def _upload(self, step: int, snapshot: Snapshot, blocked_s: float) -> RankReceipt:
         started = time.perf_counter()
-        file = snapshot.describe(Mark(self._attempt.number, step).file(self._peers.rank))
+        file = snapshot.describe(CheckpointName(self._attempt.number, step).file(self._peers.rank))
         self._store.put_buffers(file.key, snapshot.buffers, self._note_sent)
         seconds = time.perf_counter() - started
-        return Receipt(
+        return RankReceipt(
             step=step, file=file, pieces=snapshot.pieces, blocked_s=blocked_s, background_s=seconds
         )
 
     def _note_sent(self, count: int) -> None:
         self._sent = count
 
-    def _answer(self, upload: "Future[Receipt]") -> JsonValue:
+    def _answer(self, upload: "Future[RankReceipt]") -> JsonValue:
         error = upload.exception()
         if error is None:
             return upload.result().model_dump(mode="json")

@@ -16,8 +16,8 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from checkpoints.errors import CheckpointError
-from checkpoints.layout import CHUNK, ITEM, File, Piece
-from data_service.store.verified import chunk_digests
+from checkpoints.layout import CHUNK, ITEM, File, StoredRange
+from data_service.store.base import chunk_digests
 from encoder_core.train.zero_state import Fragment
 
 
@@ -33,7 +33,7 @@ class Snapshot:
 
     header: bytes
     body: UInt8[Tensor, " bytes"]
-    pieces: tuple[Piece, ...]
+    pieces: tuple[StoredRange, ...]
 
     @property
     def buffers(self) -> list[memoryview]:
@@ -92,7 +92,9 @@ def _header(tensors: list[tuple[Fragment, str, Tensor]]) -> tuple[bytes, list[in
     return struct.pack("<Q", len(text)) + text, starts
 
 
-def _pieces(tensors: list[tuple[Fragment, str, Tensor]], starts: list[int], shift: int) -> tuple[Piece, ...]:
+def _pieces(
+    tensors: list[tuple[Fragment, str, Tensor]], starts: list[int], shift: int
+) -> tuple[StoredRange, ...]:
     offsets: dict[tuple[str, int], dict[str, int]] = {}
     stops: dict[tuple[str, int], int] = {}
     for (fragment, kind, tensor), start in zip(tensors, starts, strict=True):
@@ -100,6 +102,6 @@ def _pieces(tensors: list[tuple[Fragment, str, Tensor]], starts: list[int], shif
         offsets.setdefault(where, {})[kind] = shift + start
         stops[where] = fragment.start + tensor.numel()
     return tuple(
-        Piece(name=name, start=start, stop=stops[name, start], file=0, offsets=found)
+        StoredRange(name=name, start=start, stop=stops[name, start], file=0, offsets=found)
         for (name, start), found in offsets.items()
     )

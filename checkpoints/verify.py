@@ -1,43 +1,66 @@
-"""Whether a stored checkpoint is what its manifest says."""
+"""Whether a stored checkpoint is what its manifest says, and reads that check it: no caller gets bytes that do not
+match the manifest's hash.
+"""
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from checkpoints.chunks import read_chunk
 from checkpoints.errors import DamagedCheckpoint
-from checkpoints.layout import File, Manifest, Mark, problems
+from checkpoints.layout import CheckpointManifest, CheckpointName, File, problems
 from checkpoints.listing import committed, read_manifest
-from data_service.store.base import Store
+from data_service.store.base import Store, read_verified
+from data_service.store.errors import KeyMissing, Truncated
 
 _THREADS = 8  # requests at once: object stores answer one in tens of milliseconds
 
 
+def read_chunk(store: Store, file: File, index: int) -> bytes:
+    """Chunk `index` of a file: bytes from index * file.chunk on.
+
+    Raises:
+        DamagedCheckpoint: the file is missing, too short, or holds other bytes there.
+    """
+    start = index * file.chunk
+    length = min(file.chunk, file.size - start)
+    where = f"{store.uri}/{file.key}"
+    remedy = "see `maskfleet checkpoints verify`; an earlier checkpoint is used instead"
+    wrong = DamagedCheckpoint(
+        f"{where} does not match its hash in bytes {start} to {start + length}", remedy=remedy
+    )
+    try:
+        return read_verified(store, file.key, start, length, file.hashes[index], wrong)
+    except (KeyMissing, Truncated) as error:
+        raise DamagedCheckpoint(error.problem, remedy=remedy) from error
+
+
 @dataclass(frozen=True)
-class Report:
+class Verification:
     """What verification found; `problems` is empty for a good checkpoint."""
 
-    mark: Mark
+    mark: CheckpointName
     problems: tuple[str, ...]
 
 
-def verify_all(store: Store, *, full: bool = True) -> Iterator[Report]:
+def verify_all(store: Store, *, full: bool = True) -> Iterator[Verification]:
     """Verifies every checkpoint of the run in `store`, newest first, one at a time."""
     for mark in committed(store):
         try:
             found = verify(store, read_manifest(store, mark), full=full)
         except DamagedCheckpoint as error:
             found = [error.problem]
-        yield Report(mark, tuple(found))
+        yield Verification(mark, tuple(found))
 
 
-def verify(store: Store, manifest: Manifest, *, full: bool = True) -> list[str]:
+def verify(store: Store, manifest: CheckpointManifest, *, full: bool = True) -> list[str]:
     """What is wrong with the checkpoint. Not `full`: only whether its files exist, with the right sizes."""
     wrong = problems(manifest)
     return wrong + verify_files(store, manifest, manifest.files, full=full)
 
 
-def verify_files(store: Store, manifest: Manifest, files: Sequence[File], *, full: bool) -> list[str]:
+def verify_files(
+    store: Store, manifest: CheckpointManifest, files: Sequence[File], *, full: bool
+) -> list[str]:
     """What is wrong with some of the checkpoint's files, each problem naming the file."""
     sizes = {entry.key: entry.size for entry in store.list(manifest.mark.folder)}
     wrong = []

@@ -7,7 +7,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-class Recent(Generic[K, V]):
+class RecentResults(Generic[K, V]):
     """Remembers the `most` results that were made last.
 
     Threads share it without a lock: what is remembered is never changed, only replaced by another mapping. Two threads

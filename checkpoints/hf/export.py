@@ -1,7 +1,7 @@
-"""Write a model in the transformers format: model.safetensors, config.json, the tokenizer's files and a model card.
+"""Writes a model in the transformers format: model.safetensors, config.json, the tokenizer's files and a model card.
 
-The folder is built beside and read back through our own importer, compared bit for bit; then it is published as a whole
-(`checkpoints.hf.publish`).
+The folder is built in a temporary place and read back through our own importer, compared bit for bit. Then it is
+published as a whole (`checkpoints.hf.publish`).
 """
 
 import json
@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -16,13 +17,52 @@ from torch import Tensor
 
 from checkpoints.hf.load import CONFIG, WEIGHTS, load_pretrained
 from checkpoints.hf.publish import publish, removable
-from checkpoints.hf.tokenizer_files import for_model, special_token_ids
 from data_service.store.base import Store
 from encoder_core.errors import ModelError
 from encoder_core.families.build import ModelConfig
 from encoder_core.families.hf.interchange import Heads, Interchange, interchange
+from encoder_core.families.xlnet import XlnetConfig
 
+_CONFIG, _DEFINITION = "tokenizer_config.json", "tokenizer.json"
+_ROLES = {"bos_token_id": ("bos_token", "cls_token"), "eos_token_id": ("eos_token", "sep_token")}
 CARD = "README.md"
+
+
+def for_model(tokenizer_files: Mapping[str, bytes], config: ModelConfig) -> dict[str, bytes]:
+    """The files of a tokenizer as they go with a model: it cuts text at the model's length where it is asked to.
+
+    RoBERTa's table of positions has rows before the first one, so tools must not take its size for that length. XLNet's
+    rows are padded on the left: its class token is the last one, and transformers classifies by the last position.
+    """
+    files = dict(tokenizer_files)
+    if _CONFIG in files:
+        fields = json.loads(files[_CONFIG]) | {"model_max_length": config.max_length}
+        if isinstance(config, XlnetConfig):
+            fields["padding_side"] = "left"
+        files[_CONFIG] = (json.dumps(fields, ensure_ascii=False, indent=2) + "\n").encode()
+    return files
+
+
+def special_token_ids(tokenizer_files: Mapping[str, bytes]) -> dict[str, int]:
+    """bos and eos ids for config.json: names from tokenizer_config.json, ids from tokenizer.json.
+
+    Empty where the files do not say; nothing in a masked language model depends on them.
+    """
+    if not {_DEFINITION, _CONFIG} <= set(tokenizer_files):
+        return {}
+    configured = json.loads(tokenizer_files[_CONFIG])
+    added = json.loads(tokenizer_files[_DEFINITION]).get("added_tokens", [])
+    ids = {token["content"]: int(token["id"]) for token in added}
+    found = {field: _first(configured, roles) for field, roles in _ROLES.items()}
+    return {field: ids[name] for field, name in found.items() if name in ids}
+
+
+def _first(configured: dict[str, Any], roles: tuple[str, ...]) -> str | None:
+    for role in roles:
+        token = configured.get(role)
+        if token is not None:
+            return str(token["content"] if isinstance(token, dict) else token)
+    return None
 
 
 def export_model(

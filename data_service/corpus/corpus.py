@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from data_service.corpus.layout import TOKENIZER
-from data_service.corpus.manifest import BlockTable, Manifest, PairTexts
+from data_service.corpus.manifest import BlockTable, CorpusManifest, PairTexts
 from data_service.corpus.manifest_file import load_manifest
 from data_service.corpus.reader import read_block
 from data_service.corpus.verify import VerifyReport, verify_files
@@ -26,7 +26,7 @@ class Corpus:
     """A complete corpus: the store at its root, and its manifest."""
 
     store: Store
-    manifest: Manifest
+    manifest: CorpusManifest
 
     def table(self, split: Part) -> BlockTable:
         """The blocks of the training or the held-out split."""

@@ -11,7 +11,7 @@ TOKENIZER = "tokenizer"
 
 
 @dataclass(frozen=True)
-class Layout:
+class BuildLayout:
     """Where the tasks of one build find and leave things; travels with them to the workers.
 
     Attributes:

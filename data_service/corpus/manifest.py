@@ -114,7 +114,7 @@ class PairTexts:
 
 
 @dataclass(frozen=True)
-class Manifest:
+class CorpusManifest:
     """A complete corpus.
 
     Attributes:

@@ -19,7 +19,7 @@ from pydantic import (
     model_validator,
 )
 
-from data_service.corpus.manifest import MANIFEST, BlockTable, HeldoutRule, Manifest, PairTexts
+from data_service.corpus.manifest import MANIFEST, BlockTable, CorpusManifest, HeldoutRule, PairTexts
 from data_service.errors import CorpusError
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing
@@ -87,7 +87,7 @@ class _Content(_Strict):
         return self
 
 
-def dump_manifest(manifest: Manifest) -> bytes:
+def dump_manifest(manifest: CorpusManifest) -> bytes:
     """The bytes of manifest.json: the same manifest always gives the same bytes."""
     content: dict[str, object] = {
         "tokenizer_hash": manifest.tokenizer_hash,
@@ -115,7 +115,7 @@ def dump_manifest(manifest: Manifest) -> bytes:
     return head.encode() + body + _TAIL
 
 
-def parse_manifest(data: bytes, place: str) -> Manifest:
+def parse_manifest(data: bytes, place: str) -> CorpusManifest:
     """The manifest in `data`; `place` names the file in messages.
 
     Raises:
@@ -139,12 +139,12 @@ def parse_manifest(data: bytes, place: str) -> Manifest:
     return _to_manifest(content)
 
 
-def save_manifest(store: Store, manifest: Manifest) -> None:
+def save_manifest(store: Store, manifest: CorpusManifest) -> None:
     """Publish the corpus at the store's root: from here on it exists."""
     store.put(MANIFEST, dump_manifest(manifest))
 
 
-def load_manifest(store: Store) -> Manifest:
+def load_manifest(store: Store) -> CorpusManifest:
     """The manifest of the corpus at the store's root.
 
     Raises:
@@ -193,8 +193,8 @@ def _to_table(table: _Table) -> BlockTable:
     )
 
 
-def _to_manifest(content: _Content) -> Manifest:
-    return Manifest(
+def _to_manifest(content: _Content) -> CorpusManifest:
+    return CorpusManifest(
         tokenizer_hash=content.tokenizer_hash,
         vocab_size=content.vocab_size,
         heldout_fraction=content.heldout_fraction,

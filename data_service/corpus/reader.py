@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from data_service.corpus.manifest import BlockTable
 from data_service.errors import CorruptBlock
-from data_service.store.base import Store
-from data_service.store.verified import read_verified
+from data_service.store.base import Store, read_verified
 from data_service.types import Block
 
 _HEADER = 512

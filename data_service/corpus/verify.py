@@ -5,12 +5,11 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from data_service.corpus.manifest import BlockTable, Manifest
+from data_service.corpus.manifest import BlockTable, CorpusManifest
 from data_service.corpus.reader import read_block_bytes, to_block
 from data_service.errors import CorruptBlock
-from data_service.store.base import Store
+from data_service.store.base import Store, digest
 from data_service.store.errors import KeyMissing, Truncated
-from data_service.store.verified import digest
 
 _SHARDS_AT_ONCE = 4  # each holds one block
 _FOLDERS = ("train/", "heldout/", "tokenizer/")
@@ -37,7 +36,7 @@ class VerifyReport:
     damage: tuple[Damage, ...]
 
 
-def verify_files(store: Store, manifest: Manifest) -> VerifyReport:
+def verify_files(store: Store, manifest: CorpusManifest) -> VerifyReport:
     """Read every byte that the manifest answers for, and look for files that it does not know.
 
     Raises:
@@ -55,7 +54,7 @@ def verify_files(store: Store, manifest: Manifest) -> VerifyReport:
     )
 
 
-def _verify_shard(store: Store, manifest: Manifest, key: str) -> Iterator[Damage]:
+def _verify_shard(store: Store, manifest: CorpusManifest, key: str) -> Iterator[Damage]:
     size, expected = store.size(key), manifest.shard_sizes[key]
     if size is None:
         yield Damage(key, "is missing")
@@ -81,7 +80,7 @@ def _verify_shard(store: Store, manifest: Manifest, key: str) -> Iterator[Damage
         yield Damage(key, "its blocks are sound, but the hash of the whole shard is another")
 
 
-def _blocks_of(manifest: Manifest, key: str) -> tuple[BlockTable, list[int]]:
+def _blocks_of(manifest: CorpusManifest, key: str) -> tuple[BlockTable, list[int]]:
     """The split that the shard belongs to, and the shard's blocks in the order they lie in it."""
     table = manifest.train if key in manifest.train.shards else manifest.heldout
     rows = (table.shard == table.shards.index(key)).nonzero()[0]
@@ -89,7 +88,7 @@ def _blocks_of(manifest: Manifest, key: str) -> tuple[BlockTable, list[int]]:
 
 
 def _verify_block(
-    store: Store, manifest: Manifest, table: BlockTable, index: int, whole: "hashlib.blake2b"
+    store: Store, manifest: CorpusManifest, table: BlockTable, index: int, whole: "hashlib.blake2b"
 ) -> Iterator[Damage]:
     key, place = table.key(index), table.place(index).partition(", ")[2]
     try:
@@ -113,7 +112,7 @@ def _verify_gap(store: Store, key: str, start: int, stop: int) -> Iterator[Damag
         yield Damage(key, f"bytes {start} to {stop}, outside any block: they are not zero")
 
 
-def _verify_tokenizer(store: Store, manifest: Manifest) -> Iterator[Damage]:
+def _verify_tokenizer(store: Store, manifest: CorpusManifest) -> Iterator[Damage]:
     for key, expected in manifest.tokenizer_files.items():
         try:
             if digest(store.get(key)) != expected:
@@ -122,7 +121,7 @@ def _verify_tokenizer(store: Store, manifest: Manifest) -> Iterator[Damage]:
             yield Damage(key, "is missing")
 
 
-def _strangers(store: Store, manifest: Manifest) -> Iterator[Damage]:
+def _strangers(store: Store, manifest: CorpusManifest) -> Iterator[Damage]:
     known = {*manifest.shard_sizes, *manifest.tokenizer_files}
     for folder in _FOLDERS:
         for entry in store.list(folder):

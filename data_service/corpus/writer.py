@@ -10,7 +10,7 @@ from pathlib import Path
 from webdataset.writer import TarWriter
 
 from data_service.corpus.manifest import WrittenBlock, WrittenShard
-from data_service.store.verified import digest
+from data_service.store.base import digest
 from data_service.types import Block
 
 _RECORD = 10240  # tar archives are padded to whole records

@@ -3,32 +3,30 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from data_service.corpus.layout import TOKENIZER, Layout, shard_key
-from data_service.corpus.manifest import BlockTable, HeldoutRule, Manifest, WrittenShard, block_table
+from data_service.corpus.layout import TOKENIZER, BuildLayout, shard_key
+from data_service.corpus.manifest import BlockTable, CorpusManifest, HeldoutRule, WrittenShard, block_table
 from data_service.errors import CorpusError
 from data_service.ingest.configuration import CONTENT, Configuration, content
 from data_service.ingest.heldout import bound
-from data_service.ingest.inputs import Listing
-from data_service.ingest.part import LENGTHS, PartSummary
-from data_service.ingest.progress import Progress, Report
+from data_service.ingest.inputs import InputListing
+from data_service.ingest.pool import Progress, ReportProgress
+from data_service.ingest.records import LISTED, with_lines
 from data_service.ingest.scan import Scanned
-from data_service.ingest.skipped import LISTED, with_lines
-from data_service.ingest.write import Written
-from data_service.store.together import together
-from data_service.store.verified import digest
+from data_service.ingest.write import LENGTHS, PartSummary, Written
+from data_service.store.base import digest, together
 from data_service.tokenizers.tokenizer import Tokenizer
 
 
 def assemble(
-    layout: Layout,
+    layout: BuildLayout,
     options: Configuration,
     tokenizer: Tokenizer,
     scanned: list[Scanned],
     written: list[Written],
-    listing: Listing,
+    listing: InputListing,
     heldout_rule: HeldoutRule,
-    progress: Report,
-) -> Manifest:
+    progress: ReportProgress,
+) -> CorpusManifest:
     """The manifest of what the tasks wrote, in the order of the splits. Reads every split's token counts.
 
     Raises:
@@ -50,7 +48,7 @@ def assemble(
     as_asked = heldout_rule.unit == "document" and heldout_rule.below == bound(fraction)
     shards = _shards("train", train) | _shards("heldout", heldout)
     files = tokenizer.save_files()
-    return Manifest(
+    return CorpusManifest(
         tokenizer_hash=tokenizer.hash,
         vocab_size=tokenizer.vocab_size,
         heldout_fraction=fraction,
@@ -69,7 +67,7 @@ def assemble(
     )
 
 
-def _skipped(scanned: list[Scanned], listing: Listing) -> tuple[str, ...]:
+def _skipped(scanned: list[Scanned], listing: InputListing) -> tuple[str, ...]:
     first = [record for split in scanned for record in split.first_skipped][:LISTED]
     return tuple(str(record) for record in with_lines(first, listing.files))
 
@@ -85,7 +83,9 @@ def _table(part: str, summaries: list[PartSummary]) -> BlockTable:
     return block_table(rows, [block.digest for _, block in blocks], list(shards))
 
 
-def _unigram(layout: Layout, splits: int, vocab_size: int, progress: Report) -> NDArray[np.int64]:
+def _unigram(
+    layout: BuildLayout, splits: int, vocab_size: int, progress: ReportProgress
+) -> NDArray[np.int64]:
     total = np.zeros(vocab_size, dtype=np.int64)
     keys = [layout.unigram(index) for index in range(splits)]
     for done, counts in enumerate(together(layout.open().get, keys), start=1):

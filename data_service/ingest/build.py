@@ -1,12 +1,24 @@
-"""`build_corpus`: raw text to a corpus of shards, in two passes over splits of the input (`passes.py`)."""
+"""`build_corpus`: raw text to a corpus of shards, in two passes over splits of the input.
 
+1. Big compressed files are measured, so that they can be cut into splits like others (`streamed.py`).
+2. The first pass hashes every document (`scan.py`). The hashes are compared, one range at a time (`compare.py`), and
+   then it is decided what is held out (`heldout.py`).
+3. The second pass encodes the documents that are no later copies (`write.py`). The manifest comes last (`assemble.py`).
+
+Every task is a pure function of the inputs and the options and leaves a receipt. So any number of workers writes the
+same bytes, and a build that was interrupted does again only what has no receipt.
+"""
+
+from collections import Counter
 from dataclasses import replace
+from functools import partial
 
-from data_service.corpus.layout import TOKENIZER, Layout
-from data_service.corpus.manifest import Manifest, PairTexts
+from data_service.corpus.layout import BUILD, CONFIGURATION, TOKENIZER, BuildLayout
+from data_service.corpus.manifest import CorpusManifest, HeldoutRule, PairTexts
 from data_service.corpus.manifest_file import save_manifest
-from data_service.errors import CorpusError
+from data_service.errors import CorpusError, InputError
 from data_service.ingest.assemble import assemble
+from data_service.ingest.compare import Compared, compare, count_documents, drop_slices, plan_partitions
 from data_service.ingest.configuration import (
     VERSIONS,
     Configuration,
@@ -17,22 +29,28 @@ from data_service.ingest.configuration import (
     refuse_own_output,
     refuse_skipped,
 )
-from data_service.ingest.inputs import Listing, list_inputs
+from data_service.ingest.hashing import hash_of
+from data_service.ingest.heldout import Documents, by_documents, by_queries, by_stretches
+from data_service.ingest.inputs import InputFile, InputListing, list_inputs
+from data_service.ingest.kept import Divided, DivideTask, Kept, divide
 from data_service.ingest.options import BuildOptions
-from data_service.ingest.passes import Passes, remove_scaffolding
-from data_service.ingest.pool import Pool
-from data_service.ingest.progress import Progress, Report
-from data_service.ingest.splits import streamed_files
-from data_service.store.base import Store
+from data_service.ingest.pool import Pool, Progress, R, ReportProgress, StageTasks, T, run_stage
+from data_service.ingest.scan import Scanned, ScanTask, scan
+from data_service.ingest.splits import plan_splits, streamed_files
+from data_service.ingest.streamed import MeasuredFile, MeasureTask, measure
+from data_service.ingest.write import WriteTask, Written, write
+from data_service.store.base import Entry, Store, together
 from data_service.store.errors import KeyMissing
 from data_service.store.open import open_store
 from data_service.tokenizers.load import load_tokenizer, save_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
 
+_DELETED = 1000  # objects that one request deletes
+
 
 def build_corpus(
-    inputs: list[str], output: str, tokenizer: str, options: BuildOptions, progress: Report
-) -> Manifest:
+    inputs: list[str], output: str, tokenizer: str, options: BuildOptions, progress: ReportProgress
+) -> CorpusManifest:
     """Build a corpus, or continue or find the same one.
 
     Args:
@@ -74,14 +92,14 @@ def build_corpus(
 
 def _build(
     store: Store,
-    listing: Listing,
+    listing: InputListing,
     tokenizer: Tokenizer,
     wanted: Configuration,
     options: BuildOptions,
-    progress: Report,
-) -> Manifest:
+    progress: ReportProgress,
+) -> CorpusManifest:
     with _pool(listing, options) as pool:
-        passes = Passes(Layout(store.uri, identity(wanted)), listing.files, options, pool, progress)
+        passes = Passes(BuildLayout(store.uri, identity(wanted)), listing.files, options, pool, progress)
         scanned = passes.scan()
         heldout, kept = passes.settle(scanned)
         save_tokenizer(tokenizer, store.at(TOKENIZER).uri)
@@ -95,15 +113,15 @@ def _build(
 
 def _refuse_other_text(
     store: Store,
-    listing: Listing,
-    manifest: Manifest,
+    listing: InputListing,
+    manifest: CorpusManifest,
     wanted: Configuration,
     options: BuildOptions,
-    progress: Report,
+    progress: ReportProgress,
 ) -> None:
     """Read inputs that may have changed since a corpus was completed. Raises CorpusError if they have."""
     with _pool(listing, options) as pool:
-        passes = Passes(Layout(store.uri, identity(wanted)), listing.files, options, pool, progress)
+        passes = Passes(BuildLayout(store.uri, identity(wanted)), listing.files, options, pool, progress)
         scanned = passes.scan()
     try:
         refuse_other_text(store, manifest, passes.splits, scanned)
@@ -112,5 +130,137 @@ def _refuse_other_text(
         raise
 
 
-def _pool(listing: Listing, options: BuildOptions) -> Pool:
+def _pool(listing: InputListing, options: BuildOptions) -> Pool:
     return Pool(options.workers, options.split_bytes if streamed_files(listing.files, options) else 0)
+
+
+class Passes:
+    """Call `scan`, `settle` and `write` in this order.
+
+    Attributes:
+        layout: where the tasks leave things.
+        splits: of the input.
+
+    Raises:
+        InputError: of all methods: text that is not what it should be. A build that continues afterwards does again
+            only what depends on the text that was mended.
+    """
+
+    def __init__(
+        self,
+        layout: BuildLayout,
+        files: tuple[InputFile, ...],
+        options: BuildOptions,
+        pool: Pool,
+        progress: ReportProgress,
+    ) -> None:
+        self._options, self._pool, self._progress = options, pool, progress
+        self.layout = layout
+        sizes = self._measure(streamed_files(files, options))
+        if sizes:  # they decide where splits begin
+            lengths = (f"{size} {uri}" for uri, size in sorted(sizes.items()))
+            self.layout = BuildLayout(layout.output, hash_of([layout.build, *lengths])[:16])
+        self.splits = plan_splits(files, options, sizes)
+
+    def scan(self) -> list[Scanned]:
+        """The first pass."""
+        tasks = [ScanTask(self.layout, i, split, self._options) for i, split in enumerate(self.splits)]
+        try:
+            scanned = self._run(StageTasks("reading", tasks, scan, Scanned))
+            if not any(split.documents for split in scanned):
+                remove_scaffolding(self.layout.open(), self._progress)
+                raise _no_text(scanned)
+        except InputError:
+            self._let_go()
+            raise
+        return scanned
+
+    def settle(self, scanned: list[Scanned]) -> tuple[HeldoutRule, list[Kept]]:
+        """What is held out, and which documents of each split are no later copies. Stretches are only looked for where
+        whole documents will not do.
+        """
+        fraction = self._options.heldout_fraction
+        compared = self._run(
+            StageTasks("comparing", plan_partitions(self.layout, scanned, fraction), compare, Compared)
+        )
+        dropped = [part.digest for part in compared]
+        kept = [
+            Kept(drop_slices(self.layout, i, compared), split.digest, hash_of([split.digest, *dropped]))
+            for i, split in enumerate(scanned)
+        ]
+        found = count_documents(compared)
+        try:
+            rule = by_documents(found, fraction)
+            if rule is None and self._options.pairs is not None:
+                rule = by_queries(found, fraction)
+            return rule or self._stretches(kept, found), kept
+        except InputError:
+            self._let_go()
+            raise
+
+    def write(self, kept: list[Kept], heldout: HeldoutRule, tokenizer_hash: str) -> list[Written]:
+        """The second pass."""
+        tasks = [
+            WriteTask(self.layout, i, split, self._options, kept[i], tokenizer_hash, heldout)
+            for i, split in enumerate(self.splits)
+        ]
+        return self._run(StageTasks("writing", tasks, write, Written))
+
+    def _measure(self, files: list[InputFile]) -> dict[str, int]:
+        """Decompressed sizes by URI. They take a pass of decompression alone, of all files at once."""
+        if not files:
+            return {}
+        tasks = [MeasureTask(self.layout, index, file) for index, file in enumerate(files)]
+        try:
+            measured = self._run(StageTasks("measuring", tasks, measure, MeasuredFile))
+        except InputError:
+            self._let_go()
+            raise
+        return {file.uri: result.plain_size for file, result in zip(files, measured, strict=True)}
+
+    def _stretches(self, kept: list[Kept], found: Documents) -> HeldoutRule:
+        tasks = [
+            DivideTask(self.layout, i, split, self._options, kept[i], found.size)
+            for i, split in enumerate(self.splits)
+        ]
+        candidates: Counter[int] = Counter()
+        for divided in self._run(StageTasks("dividing", tasks, divide, Divided)):
+            candidates.update(dict(divided.candidates))
+        return by_stretches(candidates, found.size, self._options.heldout_fraction)
+
+    def _run(self, work: StageTasks[T, R]) -> list[R]:
+        return run_stage(work, self.layout.open(), self._pool, self._progress)
+
+    def _let_go(self) -> None:
+        """The place is free for another build: mending the input may make it one. Skipping what is bad, or mending a
+        file of the same size, makes it the same: what was scanned stays."""
+        self.layout.open().delete(CONFIGURATION)
+
+
+def _no_text(scanned: list[Scanned]) -> InputError:
+    skipped = [record for split in scanned for record in split.first_skipped]
+    first = (
+        f"; the first of {sum(split.skipped for split in scanned):,} bad records: {skipped[0]}"
+        if skipped
+        else ""
+    )
+    return InputError(
+        f"no document with text in the inputs ({sum(split.empty for split in scanned)} empty ones{first})",
+        remedy="check the inputs, and --text-field, --txt-documents or the fields of pairs",
+    )
+
+
+def remove_scaffolding(store: Store, progress: ReportProgress) -> None:
+    """Take down what only the build needed."""
+    entries = list(store.list(BUILD))
+    batches = [entries[start : start + _DELETED] for start in range(0, len(entries), _DELETED)]
+    total = sum(entry.size for entry in entries)
+    done = size = 0
+    for batch in together(partial(_delete, store), batches):
+        done, size = done + len(batch), size + sum(entry.size for entry in batch)
+        progress(Progress("clearing up", done, len(entries), size, total))
+
+
+def _delete(store: Store, batch: list[Entry]) -> list[Entry]:
+    store.delete_many([entry.key for entry in batch])
+    return batch

@@ -7,14 +7,12 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from data_service.corpus.layout import Layout
+from data_service.corpus.layout import BuildLayout
 from data_service.ingest.hashing import BUCKETS, RECORD, hash_of
 from data_service.ingest.heldout import CANDIDATES, Documents, bound
-from data_service.ingest.receipts import Receipt, write_receipt
 from data_service.ingest.scan import Scanned
-from data_service.ingest.tasks import Task
-from data_service.store.base import Store
-from data_service.store.together import together
+from data_service.ingest.tasks import BuildTask, TaskReceipt, write_receipt
+from data_service.store.base import Store, together
 
 PARTITION_DOCUMENTS = 2_000_000  # about 200 MB while they are sorted
 ORDINAL = np.dtype("<u4")
@@ -30,13 +28,13 @@ class Slice:
 
 
 @dataclass(frozen=True)
-class CompareTask(Task):
+class CompareTask(BuildTask):
     """One partition: for every split, in order, the slice of its sorted hashes that falls in it.
 
     `source` covers all hashes of all splits.
     """
 
-    layout: Layout
+    layout: BuildLayout
     index: int
     hashes: tuple[Slice | None, ...]
     heldout_fraction: float
@@ -55,7 +53,7 @@ class CompareTask(Task):
         return (self.source,)
 
 
-class Compared(Receipt):
+class Compared(TaskReceipt):
     """What was found in a partition.
 
     Attributes:
@@ -73,7 +71,9 @@ class Compared(Receipt):
     candidates: list[tuple[int, int]]
 
 
-def plan_partitions(layout: Layout, scanned: list[Scanned], heldout_fraction: float) -> list[CompareTask]:
+def plan_partitions(
+    layout: BuildLayout, scanned: list[Scanned], heldout_fraction: float
+) -> list[CompareTask]:
     """Partitions of the hash space that hold about `PARTITION_DOCUMENTS` documents each."""
     documents = sum(split.documents for split in scanned)
     count = min(BUCKETS, max(1, -(-documents // PARTITION_DOCUMENTS)))
@@ -91,7 +91,7 @@ def plan_partitions(layout: Layout, scanned: list[Scanned], heldout_fraction: fl
     ]
 
 
-def _slice(layout: Layout, index: int, first: int, stop: int, split: Scanned) -> Slice | None:
+def _slice(layout: BuildLayout, index: int, first: int, stop: int, split: Scanned) -> Slice | None:
     begin, end = split.buckets[first], split.buckets[stop]
     if begin == end:
         return None
@@ -156,7 +156,7 @@ def _smallest(kept: NDArray[np.void]) -> list[tuple[int, int]]:
     return list(zip(low[first].tolist(), kept["size"][first].tolist(), strict=True))
 
 
-def drop_slices(layout: Layout, split: int, compared: list[Compared]) -> tuple[Slice, ...]:
+def drop_slices(layout: BuildLayout, split: int, compared: list[Compared]) -> tuple[Slice, ...]:
     """Where the ordinals of the documents to drop from a split are written."""
     return tuple(
         Slice(layout.drops(partition), begin * ORDINAL.itemsize, (end - begin) * ORDINAL.itemsize)

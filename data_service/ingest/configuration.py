@@ -5,10 +5,10 @@ import json
 from collections.abc import Mapping, Sequence
 
 from data_service.corpus.layout import CONFIGURATION
-from data_service.corpus.manifest import MANIFEST, Manifest
+from data_service.corpus.manifest import MANIFEST, CorpusManifest
 from data_service.corpus.manifest_file import load_manifest
 from data_service.errors import CorpusError, InputError
-from data_service.ingest.inputs import Listing
+from data_service.ingest.inputs import InputListing
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.scan import Scanned
 from data_service.ingest.splits import Split
@@ -24,7 +24,7 @@ Configuration = Mapping[str, object]
 
 
 def configuration(
-    patterns: list[str], listing: Listing, tokenizer_hash: str, options: BuildOptions
+    patterns: list[str], listing: InputListing, tokenizer_hash: str, options: BuildOptions
 ) -> Configuration:
     """Everything that decides the bytes of a corpus, ready for JSON.
 
@@ -52,7 +52,7 @@ def identity(wanted: Configuration) -> str:
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def claim(store: Store, wanted: Configuration) -> Manifest | None:
+def claim(store: Store, wanted: Configuration) -> CorpusManifest | None:
     """Make the place ours for this build. The manifest, if the same build is complete there already.
 
     Raises:
@@ -73,7 +73,7 @@ def content(scanned: Sequence[Scanned]) -> list[str]:
 
 
 def refuse_other_text(
-    store: Store, manifest: Manifest, splits: Sequence[Split], scanned: Sequence[Scanned]
+    store: Store, manifest: CorpusManifest, splits: Sequence[Split], scanned: Sequence[Scanned]
 ) -> None:
     """Raises CorpusError unless the complete corpus was built from the text that was scanned now."""
     now, there = content(scanned), manifest.options.get(CONTENT)
@@ -89,7 +89,7 @@ def refuse_other_text(
     )
 
 
-def refuse_skipped(store: Store, manifest: Manifest, options: BuildOptions) -> None:
+def refuse_skipped(store: Store, manifest: CorpusManifest, options: BuildOptions) -> None:
     """Raises CorpusError where bad records are to be refused and a complete corpus was built without some."""
     skipped = manifest.counts.get("skipped", 0)
     if skipped and options.on_bad_records == "error":
@@ -99,7 +99,7 @@ def refuse_skipped(store: Store, manifest: Manifest, options: BuildOptions) -> N
         )
 
 
-def refuse_own_output(store: Store, listing: Listing) -> None:
+def refuse_own_output(store: Store, listing: InputListing) -> None:
     """Raises InputError where the output holds inputs: a second build would read what the first wrote."""
     inside = next(
         (file.uri for file in listing.files if file.uri.startswith(store.uri.rstrip("/") + "/")), None

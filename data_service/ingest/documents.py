@@ -1,16 +1,34 @@
-"""Documents of a piece of the input, in order: one reader per format, all streaming."""
+"""Documents of a split, in order, whatever the format of its files. Files of lines are read in `formats`, Parquet files
+and Arrow streams here: one document a row, in one column of strings, a few hundred rows at a time.
 
-from collections.abc import Iterator
-from typing import assert_never
+Strings of tables are taken as bytes and decoded here, because Arrow hands over whatever a file holds as text, UTF-8 or
+not.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import BinaryIO, assert_never
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from data_service.errors import InputError
-from data_service.ingest.arrow import read_arrow, read_parquet
-from data_service.ingest.delimited import read_delimited
-from data_service.ingest.jsonl import read_jsonl
+from data_service.ingest.files import open_ranged
+from data_service.ingest.formats import read_delimited, read_jsonl, read_txt
+from data_service.ingest.inputs import InputFile
 from data_service.ingest.options import BuildOptions
-from data_service.ingest.splits import Piece, Split
-from data_service.ingest.text import BadRecord, Text
-from data_service.ingest.txt import read_txt
+from data_service.ingest.records import BadRecord, Numbered, Text, accept, checked, decode, example
+from data_service.ingest.splits import FilePiece, Split
+
+_ROWS = 256
+_READ_AHEAD = 64 * 1024
+_COLUMNS = (
+    "name the column that holds the text with --text-field (of pairs: --query-field, --positive-field, "
+    "--negatives-field)"
+)
+_FILE_MAGIC = b"ARROW1"  # of the form with a footer; streams, as `datasets` writes them, have none
 
 
 def read_records(split: Split, options: BuildOptions) -> Iterator[Text | BadRecord]:
@@ -30,7 +48,7 @@ def read_documents(split: Split, options: BuildOptions) -> Iterator[Text]:
     return (record for record in read_records(split, options) if isinstance(record, Text))
 
 
-def _read_piece(piece: Piece, options: BuildOptions) -> Iterator[Text | BadRecord]:
+def _read_piece(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRecord]:
     match piece.file.format:
         case "txt":
             if options.pairs is not None:
@@ -49,3 +67,153 @@ def _read_piece(piece: Piece, options: BuildOptions) -> Iterator[Text | BadRecor
             return read_arrow(piece, options)
         case other:
             assert_never(other)
+
+
+def read_parquet(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRecord]:
+    """The documents of the row groups that begin inside the piece. Bad is what is null, not UTF-8 or too long.
+
+    Raises:
+        InputError: a damaged file, a column that is missing or not text.
+    """
+    file, columns = piece.file, list(options.fields)
+    with (
+        _damage_named(file, "Parquet"),
+        pq.ParquetFile(open_ranged(file, chunk=_READ_AHEAD), pre_buffer=False) as table,
+    ):
+        _check_columns(table.schema_arrow, file, options)
+        first = 0
+        for group in range(table.num_row_groups):
+            rows = table.metadata.row_group(group).num_rows
+            if piece.start <= _group_start(table.metadata.row_group(group)) < piece.stop:
+                row = first
+                for batch in table.iter_batches(
+                    _ROWS, row_groups=[group], columns=columns, use_threads=False
+                ):
+                    yield from _read_rows(batch, row, file, options)
+                    row += len(batch)
+            first += rows
+
+
+def read_arrow(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRecord]:
+    """The documents of a whole .arrow file, a stream or with a footer. Records are bad as in Parquet.
+
+    Raises:
+        InputError: a damaged file, a column that is missing or not text.
+    """
+    file, row = piece.file, 0
+    with _damage_named(file, "Arrow"), open_ranged(file) as stream:
+        for batch in _batches(stream, file, options):
+            for start in range(0, len(batch), _ROWS):
+                yield from _read_rows(batch.slice(start, _ROWS), row + start, file, options)
+            row += len(batch)
+
+
+def _batches(stream: BinaryIO, file: InputFile, options: BuildOptions) -> Iterator[pa.RecordBatch]:
+    """Batches of the columns that are read."""
+    with_footer = stream.read(len(_FILE_MAGIC)) == _FILE_MAGIC
+    stream.seek(0)
+    open_ipc = pa.ipc.open_file if with_footer else pa.ipc.open_stream
+    schema = open_ipc(stream).schema
+    _check_columns(schema, file, options)
+    stream.seek(0)
+    fields = [schema.get_field_index(name) for name in options.fields]
+    only = pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
+    reader = open_ipc(stream, options=only)
+    if with_footer:
+        yield from (reader.get_batch(index) for index in range(reader.num_record_batches))
+    else:
+        yield from reader
+
+
+def _read_rows(
+    batch: pa.RecordBatch, row: int, file: InputFile, options: BuildOptions
+) -> Iterator[Text | BadRecord]:
+    columns = {name: _as_bytes(batch.column(name)) for name in options.fields}
+    for index in range(len(batch)):
+        values = {name: column[index] for name, column in columns.items()}
+        yield accept(options, _parse, values, Numbered(file, "row", row + index), options)
+
+
+def _as_bytes(values: pa.Array) -> list[object]:
+    """Texts as bytes; lists of texts as lists of these."""
+    plain = _plain(values)
+    if _is_list(plain.type):
+        plain = plain.cast(pa.large_list(plain.type.value_type))
+        texts = _plain(plain.flatten()).cast(pa.large_binary()).to_pylist()
+        ends = np.cumsum(pc.list_value_length(plain).fill_null(0).to_numpy(zero_copy_only=False))
+        starts = [0, *ends.tolist()]
+        return [
+            None if missing else texts[start:stop]
+            for missing, start, stop in zip(plain.is_null().to_pylist(), starts[:-1], starts[1:], strict=True)
+        ]
+    found: list[object] = plain.cast(pa.large_binary()).to_pylist()
+    return found
+
+
+def _parse(values: Mapping[str, object], place: Numbered, options: BuildOptions) -> Text:
+    if options.pairs is not None:
+        return example(values, options.pairs, options, place)
+    value = values[options.text_field]
+    if not isinstance(value, bytes):
+        raise BadRecord(place, f"column {options.text_field!r} is null", "drop the row from the file")
+    raw = decode(value, options, place)
+    document = checked(raw.text, options, place)
+    return Text(document.text, document.replaced or raw.replaced)
+
+
+def _plain(values: pa.Array) -> pa.Array:
+    """The strings themselves, where the column keeps them as a dictionary, as runs or as an extension."""
+    if isinstance(values, pa.DictionaryArray):
+        return _plain(values.dictionary_decode())
+    if isinstance(values, pa.RunEndEncodedArray):
+        return _plain(pc.run_end_decode(values))
+    return _plain(values.storage) if isinstance(values, pa.ExtensionArray) else values
+
+
+def _group_start(group: pq.RowGroupMetaData) -> int:
+    column = group.column(0)
+    return int(column.dictionary_page_offset or column.data_page_offset)
+
+
+def _check_columns(schema: pa.Schema, file: InputFile, options: BuildOptions) -> None:
+    lists = () if options.pairs is None else options.pairs.negatives
+    for column in options.fields:
+        _check_column(schema, file, column, lists=column in lists)
+
+
+def _check_column(schema: pa.Schema, file: InputFile, column: str, *, lists: bool) -> None:
+    if schema.names.count(column) != 1:
+        raise InputError(
+            f"{file.uri}: {'two columns' if column in schema.names else 'no column'} {column!r} "
+            f"(it has {', '.join(schema.names)})",
+            remedy=_COLUMNS,
+        )
+    kind = schema.field(column).type
+    if not (_is_text(kind) or (lists and _is_list(kind) and _is_text(kind.value_type))):
+        raise InputError(
+            f"{file.uri}: column {column!r} has type {kind}, not string",
+            remedy=_COLUMNS,
+        )
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    if isinstance(kind, pa.BaseExtensionType):
+        return _is_text(kind.storage_type)
+    if isinstance(kind, pa.DictionaryType | pa.RunEndEncodedType):
+        return _is_text(kind.value_type)
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+@contextmanager
+def _damage_named(file: InputFile, name: str) -> Iterator[None]:
+    try:
+        yield
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise InputError(
+            f"{file.uri}: not {'an' if name == 'Arrow' else 'a'} {name} file, or a damaged one: {error}",
+            remedy="write or fetch it again",
+        ) from error

@@ -156,7 +156,7 @@ def by_stretches(candidates: Mapping[int, int], size: int, fraction: float) -> H
         size: bytes of all text.
 
     Raises:
-        InputError: so little text that none can be exclude_nodes.
+        InputError: so little text that none of it can be held out.
     """
     wanted, length = wanted_bytes(size, fraction), stretch_length(size, fraction)
     most = min(2 * wanted, round(size * (1 - MOST)))

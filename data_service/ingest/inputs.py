@@ -57,7 +57,7 @@ class InputFile:
 
 
 @dataclass(frozen=True)
-class Listing:
+class InputListing:
     """Files in input order, and what lies among them and is not taken."""
 
     files: tuple[InputFile, ...]
@@ -74,7 +74,7 @@ class _Found:
     left_out: LeftOut | None  # where it is known not to be text
 
 
-def list_inputs(patterns: list[str]) -> Listing:
+def list_inputs(patterns: list[str]) -> InputListing:
     """Every file the patterns name: in the order of the patterns, by key within one, each file once.
 
     Raises:
@@ -92,10 +92,12 @@ def list_inputs(patterns: list[str]) -> Listing:
         for file in listing.files:
             files.setdefault(file.uri, file)
         left_out.update((item.uri, item) for item in listing.left_out)
-    return Listing(tuple(files.values()), tuple(item for uri, item in left_out.items() if uri not in files))
+    return InputListing(
+        tuple(files.values()), tuple(item for uri, item in left_out.items() if uri not in files)
+    )
 
 
-def _list_pattern(pattern: str) -> Listing:
+def _list_pattern(pattern: str) -> InputListing:
     files: list[InputFile] = []
     left_out: list[LeftOut] = []
     for found in _expand(pattern):
@@ -107,7 +109,7 @@ def _list_pattern(pattern: str) -> Listing:
         else:
             uri = f"{found.store.uri.rstrip('/')}/{key}"
             left_out.append(found.left_out or LeftOut(uri, UNKNOWN_KIND))
-    return Listing(tuple(files), tuple(dict.fromkeys(left_out)))
+    return InputListing(tuple(files), tuple(dict.fromkeys(left_out)))
 
 
 def _nothing(pattern: str, left_out: tuple[LeftOut, ...]) -> InputError:

@@ -1,25 +1,45 @@
-"""Runs a build's tasks, stage by stage, here or on Ray."""
+"""Runs a build's tasks, stage by stage, in this process or on Ray, and reports progress."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
-from data_service.ingest.progress import Progress, Report, Stage
-from data_service.ingest.receipts import Receipt, find_receipts
 from data_service.ingest.streamed import PieceReader
-from data_service.ingest.tasks import SplitTask, Task
+from data_service.ingest.tasks import BuildTask, SplitTask, TaskReceipt, find_receipts
 from data_service.store.base import Store
+
+Stage = Literal[
+    "measuring", "reading", "comparing", "dividing", "writing", "assembling", "already built", "clearing up"
+]
+T = TypeVar("T", bound=BuildTask)
+R = TypeVar("R", bound=TaskReceipt)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Tasks done of a stage, and bytes of its input; what an interrupted build had done counts as done.
+
+    Stages come in the order of `Stage`. "measuring" is of big compressed files only. A corpus that is complete gives
+    one "already built", and "clearing up" if an interrupted build left something to clear up.
+    """
+
+    stage: Stage
+    done: int
+    total: int
+    bytes_done: int
+    bytes_total: int
+
+
+ReportProgress = Callable[[Progress], None]
+
 
 if TYPE_CHECKING:
     from data_service.ingest.ray_pool import RayPool
 
-T = TypeVar("T", bound=Task)
-R = TypeVar("R", bound=Receipt)
-
 
 @dataclass(frozen=True)
-class Work(Generic[T, R]):
+class StageTasks(Generic[T, R]):
     """A stage: its tasks, the module-level function that does one, and the type of receipt it returns."""
 
     stage: Stage
@@ -65,7 +85,7 @@ def _run_here(function: Callable[[T], R], tasks: Sequence[T]) -> Iterator[tuple[
         yield index, function(task)
 
 
-def run_stage(work: Work[T, R], store: Store, pool: Pool, report: Report) -> list[R]:
+def run_stage(work: StageTasks[T, R], store: Store, pool: Pool, report: ReportProgress) -> list[R]:
     """Receipts of all tasks, in their order. What has a receipt already is not done again.
 
     Raises:

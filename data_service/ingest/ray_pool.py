@@ -18,7 +18,7 @@ from ray.exceptions import ObjectLostError, OutOfMemoryError, RayActorError, Ray
 
 from data_service.errors import CorpusError
 from data_service.ingest.inputs import InputFile
-from data_service.ingest.splits import Piece
+from data_service.ingest.splits import FilePiece
 from data_service.ingest.streamed import PieceReader
 from data_service.ingest.tasks import SplitTask
 from data_service.service.tasks import installed_only, lean
@@ -155,7 +155,7 @@ class _Readers:
         return reference
 
 
-def _streamed(task: object) -> Piece | None:
+def _streamed(task: object) -> FilePiece | None:
     return task.split.streamed if isinstance(task, SplitTask) else None
 
 
@@ -172,7 +172,7 @@ def _made_ahead(items: Iterator[T], count: int) -> Iterator[T]:
         yield made.popleft()
 
 
-def _alone(function: Callable[[Any], R], task: Any, piece: Piece | None) -> R:
+def _alone(function: Callable[[Any], R], task: Any, piece: FilePiece | None) -> R:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a worker has one core
     return function(task if piece is None else task.handed(piece))
 

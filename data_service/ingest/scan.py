@@ -5,10 +5,8 @@ from array import array
 
 from data_service.ingest.documents import read_records
 from data_service.ingest.hashing import BUCKETS, bucket_starts, hash_of, hash_texts, sorted_records
-from data_service.ingest.receipts import Receipt, write_receipt
-from data_service.ingest.skipped import LISTED, SkippedRecord, skipped_record
-from data_service.ingest.tasks import SplitTask
-from data_service.ingest.text import BadRecord
+from data_service.ingest.records import LISTED, BadRecord, SkippedRecord, skipped_record
+from data_service.ingest.tasks import SplitTask, TaskReceipt, write_receipt
 
 _SKIPPED = "+skipped"
 
@@ -33,7 +31,7 @@ class ScanTask(SplitTask):
         return (self.source,) if refused else (self.source, self.source + _SKIPPED)
 
 
-class Scanned(Receipt):
+class Scanned(TaskReceipt):
     """What was found in a split.
 
     Attributes:

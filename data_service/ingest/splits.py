@@ -19,7 +19,7 @@ _UNCUT = ("csv", "tsv", "arrow")  # where a record begins is only known from the
 
 
 @dataclass(frozen=True)
-class Piece:
+class FilePiece:
     """The documents that begin in bytes [start, stop) of a file; in a Parquet file, the row groups that do.
 
     A piece of CSV, TSV or Arrow, of a .txt file that is one document, or of a compressed file that is not streamed, is
@@ -44,7 +44,7 @@ class Piece:
 class Split:
     """Pieces in input order."""
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[FilePiece, ...]
 
     @property
     def size(self) -> int:
@@ -52,7 +52,7 @@ class Split:
         return sum(piece.stop - piece.start for piece in self.pieces)
 
     @property
-    def streamed(self) -> Piece | None:
+    def streamed(self) -> FilePiece | None:
         """The streamed piece, which is always alone in its split; None for any other split."""
         return self.pieces[0] if self.pieces[0].plain_size else None
 
@@ -73,7 +73,7 @@ def plan_splits(
     """
     target, known = _target(files, options), plain_sizes or {}
     splits: list[Split] = []
-    pieces: list[Piece] = []
+    pieces: list[FilePiece] = []
     filled = 0
     for piece in (piece for file in files for piece in _cut(file, target, options, known.get(file.uri, 0))):
         weight = _weight(piece.file, piece.stop - piece.start)
@@ -94,7 +94,7 @@ def _target(files: tuple[InputFile, ...], options: BuildOptions) -> int:
     return min(options.split_bytes, max(_SMALLEST, total // _SPLITS))
 
 
-def _cut(file: InputFile, target: int, options: BuildOptions, plain_size: int) -> list[Piece]:
+def _cut(file: InputFile, target: int, options: BuildOptions, plain_size: int) -> list[FilePiece]:
     if plain_size:
         size, text, whole = plain_size, plain_size, False
     else:
@@ -102,7 +102,7 @@ def _cut(file: InputFile, target: int, options: BuildOptions, plain_size: int) -
         whole = file.compression != "" or _is_uncut(file, options)
     count = 1 if whole else max(1, -(-text // target))
     cuts = [size * i // count for i in range(count + 1)]
-    return [Piece(file, start, stop, plain_size) for start, stop in pairwise(cuts)]
+    return [FilePiece(file, start, stop, plain_size) for start, stop in pairwise(cuts)]
 
 
 def _is_uncut(file: InputFile, options: BuildOptions) -> bool:

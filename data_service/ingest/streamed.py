@@ -11,23 +11,21 @@ import sys
 from dataclasses import dataclass, replace
 from typing import BinaryIO
 
-from data_service.corpus.layout import Layout
+from data_service.corpus.layout import BuildLayout
 from data_service.errors import InputError
-from data_service.ingest.compressed import open_text
+from data_service.ingest.files import open_text
+from data_service.ingest.formats import LINE_PER_DOCUMENT, skip_line
 from data_service.ingest.inputs import InputFile
-from data_service.ingest.jsonl import LINE_PER_DOCUMENT
-from data_service.ingest.lines import skip_line
 from data_service.ingest.options import MIB, BuildOptions
-from data_service.ingest.receipts import Receipt, write_receipt
-from data_service.ingest.splits import Piece
-from data_service.ingest.tasks import Task
+from data_service.ingest.splits import FilePiece
+from data_service.ingest.tasks import BuildTask, TaskReceipt, write_receipt
 
 
 @dataclass(frozen=True)
-class MeasureTask(Task):
+class MeasureTask(BuildTask):
     """Streamed file `index`."""
 
-    layout: Layout
+    layout: BuildLayout
     index: int
     file: InputFile
 
@@ -44,13 +42,13 @@ class MeasureTask(Task):
         return self.file.size
 
 
-class Measured(Receipt):
+class MeasuredFile(TaskReceipt):
     """`plain_size`: bytes of the file when it is decompressed."""
 
     plain_size: int
 
 
-def measure(task: MeasureTask) -> Measured:
+def measure(task: MeasureTask) -> MeasuredFile:
     """Decompress the file once.
 
     Raises:
@@ -58,7 +56,7 @@ def measure(task: MeasureTask) -> Measured:
     """
     with open_text(task.file) as stream:
         size = _pass_over(stream, sys.maxsize)
-    measured = Measured(source=task.sources[0], files={}, plain_size=size)
+    measured = MeasuredFile(source=task.sources[0], files={}, plain_size=size)
     write_receipt(task.layout.open(), task.receipt, measured)
     return measured
 
@@ -78,7 +76,7 @@ class PieceReader:
         self._sought = 0  # no document may begin from here on ...
         self._separator = 0  # ... to here, where that begins which ends at our position
 
-    def read(self, piece: Piece, options: BuildOptions) -> Piece:
+    def read(self, piece: FilePiece, options: BuildOptions) -> FilePiece:
         """The piece with its text.
 
         A document longer than is accepted is cut short, but stays too long to be accepted.
@@ -139,7 +137,7 @@ class PieceReader:
             kept.append(self._stream.read(length))
             self._position += len(kept[-1])
 
-    def _check_length(self, piece: Piece) -> None:
+    def _check_length(self, piece: FilePiece) -> None:
         last = piece.stop == piece.plain_size
         if self._position < piece.stop or (last and (self._position > piece.stop or self._stream.read(1))):
             raise InputError(

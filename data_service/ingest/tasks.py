@@ -1,15 +1,24 @@
-"""What every task of a build is: frozen, picklable, and finished once its receipt is there."""
+"""Tasks of a build, and the receipts that they leave.
+
+A task is frozen and picklable, and it is finished once its receipt is there. A receipt is written last. A build that
+continues trusts receipts and nothing else.
+"""
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Self, TypeVar
 
-from data_service.corpus.layout import Layout
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from data_service.corpus.layout import BuildLayout
 from data_service.ingest.options import BuildOptions
-from data_service.ingest.splits import Piece, Split
+from data_service.ingest.splits import FilePiece, Split
+from data_service.store.base import Store, together
+from data_service.store.errors import KeyMissing
 
 
-class Task(ABC):
+class BuildTask(ABC):
     """A piece of work that leaves a receipt under the key `receipt`.
 
     `sources` are hashes of what it is made from: a receipt is only good if its own is one of them. So what depends on
@@ -30,10 +39,10 @@ class Task(ABC):
 
 
 @dataclass(frozen=True)
-class SplitTask(Task):
+class SplitTask(BuildTask):
     """Work on split `index` of the input."""
 
-    layout: Layout
+    layout: BuildLayout
     index: int
     split: Split
     options: BuildOptions
@@ -42,6 +51,60 @@ class SplitTask(Task):
     def input_bytes(self) -> int:
         return self.split.size
 
-    def handed(self, piece: Piece) -> Self:
+    def handed(self, piece: FilePiece) -> Self:
         """The same task with the text of its streamed piece."""
         return replace(self, split=Split((piece,)))
+
+
+class TaskReceipt(BaseModel):
+    """What a finished task left.
+
+    Attributes:
+        source: what it was made from, as `BuildTask.sources` says it; a receipt made from something else is none.
+        files: the objects the task wrote, with their sizes in bytes.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    source: str
+    files: dict[str, int]
+
+
+R = TypeVar("R", bound=TaskReceipt)
+
+
+def write_receipt(store: Store, key: str, receipt: TaskReceipt) -> None:
+    """Record that a task is finished. The objects it names must be there already."""
+    store.put(key, receipt.model_dump_json().encode())
+
+
+def find_receipts(store: Store, tasks: Sequence[BuildTask], kind: type[R]) -> list[R | None]:
+    """For each task its receipt, or None if it must be done again.
+
+    A receipt counts if it was made from the same sources, and all it names is there in full.
+    """
+    written = _sizes(store, [task.receipt for task in tasks])
+
+    def read(task: BuildTask) -> R | None:
+        found = _read(store, task.receipt, kind) if task.receipt in written else None
+        return found if found is not None and found.source in task.sources else None
+
+    receipts = list(together(read, tasks))
+    stored = _sizes(store, [name for receipt in receipts if receipt for name in receipt.files])
+    return [
+        receipt if receipt and all(stored.get(name) == size for name, size in receipt.files.items()) else None
+        for receipt in receipts
+    ]
+
+
+def _read(store: Store, key: str, kind: type[R]) -> R | None:
+    try:
+        return kind.model_validate_json(store.get(key))
+    except (KeyMissing, ValidationError):
+        return None
+
+
+def _sizes(store: Store, keys: Iterable[str]) -> dict[str, int]:
+    """Sizes of all objects in the folders of these keys: one request lists a thousand."""
+    folders = {key.rpartition("/")[0] + "/" for key in keys}
+    return {entry.key: entry.size for folder in folders for entry in store.list(folder)}

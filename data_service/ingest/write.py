@@ -1,73 +1,101 @@
-"""Second pass over a split: drop later copies, encode, and write its training and its held-out shard."""
+"""Second pass over a split: the documents that are kept become tokens, blocks, and one shard for training and one held
+out.
+"""
 
 import errno
-import hashlib
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from types import TracebackType
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict
 
 from data_service.corpus.layout import TOKENIZER, shard_key, shard_name
-from data_service.corpus.manifest import HeldoutRule
-from data_service.errors import CorpusError, InputError
-from data_service.ingest.blocks import Encoded, encode_documents, encode_examples
-from data_service.ingest.compare import ORDINAL, Slice
-from data_service.ingest.documents import read_documents
-from data_service.ingest.hashing import hash_of, hash_texts, hash_tokens
+from data_service.corpus.manifest import HeldoutRule, WrittenShard
+from data_service.corpus.writer import ShardWriter
+from data_service.errors import CorpusError
+from data_service.ingest.blocks import BATCH, BlockBuilder, Encoded, encode_documents, encode_examples
+from data_service.ingest.compare import ORDINAL
+from data_service.ingest.hashing import hash_of, hash_tokens
 from data_service.ingest.heldout import divide_document, low_word
-from data_service.ingest.part import Part, PartSummary
-from data_service.ingest.receipts import Receipt, write_receipt
-from data_service.ingest.runs import BATCH
-from data_service.ingest.tasks import SplitTask
-from data_service.ingest.text import Text
+from data_service.ingest.kept import Kept, read_kept
+from data_service.ingest.tasks import SplitTask, TaskReceipt, write_receipt
 from data_service.store.base import Store
 from data_service.store.errors import OutOfSpace
 from data_service.tokenizers.load import load_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
 
+LENGTHS = 40  # powers of two that a document's length in tokens can reach
 _Piece = tuple[tuple[str, ...], bool]
 """The texts of a document, of a stretch of one, or of an example; and whether it is held out."""
 
 
-@dataclass(frozen=True)
-class Kept:
-    """The documents of a split that are no later copies.
+class PartSummary(BaseModel):
+    """What a part holds.
 
-    `drops` say which are copies; `digest` is the hash of all hashes of the first pass; `source` covers both.
+    Attributes:
+        shard: None where the part has no document.
+        text_bytes: UTF-8 bytes of its documents' text.
+        lengths: entry k counts its documents of 2**k to 2**(k + 1) - 1 tokens.
     """
 
-    drops: tuple[Slice, ...]
-    digest: str
-    source: str
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    shard: WrittenShard | None
+    text_bytes: int
+    lengths: list[int]
 
 
-def read_kept(task: SplitTask, kept: Kept) -> Iterator[tuple[Text, bytes]]:
-    """(document, hash) of each document of the task's split that is kept.
+class PartWriter:
+    """Writes the blocks of one part to `path`, which comes into being with the first of them.
 
-    Raises:
-        InputError: the text changed since the first pass; else as `read_documents`.
+    `unigram` is the [vocab_size] int64 count of its tokens.
     """
-    drops = _read_drops(task.layout.open(), kept.drops)
-    seen = hashlib.sha256()
-    ordinal = 0
-    for document in read_documents(task.split, task.options):
-        if document.blank:
-            continue
-        digest = hash_texts(document.texts)
-        seen.update(digest)
-        if ordinal not in drops:
-            yield document, digest
-        ordinal += 1
-    if seen.hexdigest() != kept.digest:
-        raise InputError(
-            f"{task.split.pieces[0].file.uri} (or one of the {len(task.split.pieces)} inputs read with it) "
-            "changed while the corpus was built",
-            remedy="give the same command again when the inputs stay as they are: it reads anew what changed",
-        )
+
+    def __init__(self, path: Path, name: str, vocab_size: int, block_tokens: int) -> None:
+        self.path = path
+        self.unigram = np.zeros(vocab_size, dtype=np.int64)
+        self._name = name
+        self._block_tokens = block_tokens
+        self._builder = BlockBuilder()
+        self._writer: ShardWriter | None = None
+        self._text_bytes = 0
+        self._lengths = [0] * LENGTHS
+
+    def __enter__(self) -> "PartWriter":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+    def add(self, document: Encoded, text_bytes: int) -> None:
+        """Append a document of at least one token. A document longer than a block gets a block of its own."""
+        if self._builder.tokens and self._builder.tokens + len(document.tokens) > self._block_tokens:
+            self._write_block()
+        self._builder.add(document)
+        self._text_bytes += text_bytes
+        self._lengths[len(document.tokens).bit_length() - 1] += 1
+
+    def finish(self) -> PartSummary:
+        """Write what is left and end the shard."""
+        if self._builder.tokens:
+            self._write_block()
+        shard = self._writer.finish() if self._writer is not None else None
+        return PartSummary(shard=shard, text_bytes=self._text_bytes, lengths=self._lengths)
+
+    def _write_block(self) -> None:
+        block = self._builder.take()
+        if self._writer is None:
+            self._writer = ShardWriter(self.path, self._name)
+        self._writer.write(block)
+        self.unigram += np.bincount(block.tokens, minlength=len(self.unigram))
 
 
 @dataclass(frozen=True)
@@ -91,7 +119,7 @@ class WriteTask(SplitTask):
         return hash_of([self.kept.source, repr(self.heldout)])
 
 
-class Written(Receipt):
+class Written(TaskReceipt):
     """The shards of a split; `without_tokens` counts documents whose text has none for the tokenizer."""
 
     train: PartSummary
@@ -112,8 +140,8 @@ def write(task: WriteTask) -> Written:
     with tempfile.TemporaryDirectory(prefix="maskfleet-") as folder, _room_in(folder):
         name, block_tokens = shard_name(task.index), task.options.block_tokens
         with (
-            Part(Path(folder, "train.tar"), name, tokenizer.vocab_size, block_tokens) as train,
-            Part(Path(folder, "heldout.tar"), name, tokenizer.vocab_size, block_tokens) as heldout,
+            PartWriter(Path(folder, "train.tar"), name, tokenizer.vocab_size, block_tokens) as train,
+            PartWriter(Path(folder, "heldout.tar"), name, tokenizer.vocab_size, block_tokens) as heldout,
         ):
             without_tokens = _fill(task, tokenizer, (train, heldout))
             summaries = (train.finish(), heldout.finish())
@@ -130,7 +158,7 @@ def write(task: WriteTask) -> Written:
     return written
 
 
-def _fill(task: WriteTask, tokenizer: Tokenizer, parts: tuple[Part, Part]) -> int:
+def _fill(task: WriteTask, tokenizer: Tokenizer, parts: tuple[PartWriter, PartWriter]) -> int:
     """Put every kept document into its part, or its stretches into theirs; the number of those without a token."""
     without_tokens = 0
     for batch in _batches(_pieces(task)):
@@ -175,14 +203,11 @@ def _batches(documents: Iterator[_Piece]) -> Iterator[list[_Piece]]:
         yield batch
 
 
-def _read_drops(store: Store, slices: tuple[Slice, ...]) -> set[int]:
-    """Numbers of the documents to leave out."""
-    ordinals = (np.frombuffer(store.get_range(s.key, s.start, s.length), dtype=ORDINAL) for s in slices)
-    return {ordinal for part in ordinals for ordinal in part.tolist()}
-
-
 def _store_parts(
-    store: Store, task: WriteTask, parts: tuple[Part, Part], summaries: tuple[PartSummary, PartSummary]
+    store: Store,
+    task: WriteTask,
+    parts: tuple[PartWriter, PartWriter],
+    summaries: tuple[PartSummary, PartSummary],
 ) -> dict[str, int]:
     """Upload what the parts wrote; key and size of everything stored."""
     files: dict[str, int] = {}

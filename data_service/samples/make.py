@@ -21,7 +21,7 @@ from data_service.samples.inputs import (
 from data_service.samples.lane_rows import permuted_rows
 from data_service.samples.lanes import LaneRows, lane_rows
 from data_service.samples.masking import MlmMasking, NoMasking, mask_rows
-from data_service.samples.packing import Rows, Segments, lay_out, pack
+from data_service.samples.packing import RowCuts, Segments, lay_out, pack
 from data_service.samples.pairs import ordered_pairs, segment_pairs, sentence_pairs, two_segments
 from data_service.samples.permutation_lm import PermutedPrediction
 from data_service.samples.samples import Samples
@@ -30,7 +30,7 @@ from data_service.samples.spec import StreamSpec
 from data_service.samples.texts import TextRows, pair_texts, repeated_sentences, text_rows
 from data_service.types import Block
 
-AnyRows = Rows | LaneRows | TextRows
+AnyRows = RowCuts | LaneRows | TextRows
 """Where a block is cut, whatever the input."""
 
 
@@ -40,7 +40,7 @@ def cut(block: Block, spec: StreamSpec, key: Key) -> AnyRows:
         case Packed():
             return pack(block, spec.input.packing, spec.length)
         case SegmentPairs() | SentencePairs() | OrderedPairs() | TwoSegments():
-            return Rows.paired(_segments(block, spec.input, spec.length, key))
+            return RowCuts.paired(_segments(block, spec.input, spec.length, key))
         case Lanes():
             return lane_rows(block, spec.input, spec.length)
         case TextPairs():
@@ -74,7 +74,7 @@ def make_rows(
     """
     match spec.masking:
         case MlmMasking() as masking:
-            assert isinstance(rows, Rows)  # the spec's input and masking agree
+            assert isinstance(rows, RowCuts)  # the spec's input and masking agree
             return _masked(block, rows, start, stop, spec, masking, key, starts_word, unigram)
         case PermutedPrediction() as permuted:
             assert isinstance(rows, LaneRows)
@@ -90,7 +90,7 @@ def make_rows(
 
 def _masked(
     block: Block,
-    rows: Rows,
+    rows: RowCuts,
     start: int,
     stop: int,
     spec: StreamSpec,

@@ -88,7 +88,7 @@ EDGE_TOKENS = 2  # <s> and </s>
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowCuts:
     """N rows of a block, whose text is the block's own, or that of segments taken from it.
 
     Attributes:
@@ -103,7 +103,7 @@ class Rows:
     segments: Segments | None = None
 
     @classmethod
-    def paired(cls, segments: Segments) -> "Rows":
+    def paired(cls, segments: Segments) -> "RowCuts":
         """Rows of segments, with a separator before each second one."""
         edges = np.append(0, np.cumsum(segments.sizes.sum(axis=1)))
         seconds = edges[:-1] + segments.sizes[:, 0]
@@ -150,7 +150,7 @@ class Rows:
 
 def cut_rows(
     sentences: NDArray[np.int64], documents: NDArray[np.int64], packing: Packing, length: int
-) -> Rows:
+) -> RowCuts:
     """Cut a block (its boundaries, as in `Block`) into rows of at most `length` tokens, special ones too.
 
     Whole sentences are taken greedily; a sentence longer than a row is cut into full rows first, and what
@@ -167,10 +167,10 @@ def cut_rows(
             edges = _greedy_edges(no_longer_than(sentences, room), starts, room, cross_documents=False)
         case _:
             assert_never(packing)
-    return Rows(edges, np.setdiff1d(starts, edges, assume_unique=True))
+    return RowCuts(edges, np.setdiff1d(starts, edges, assume_unique=True))
 
 
-def pack(block: Block, packing: Packing, length: int) -> Rows:
+def pack(block: Block, packing: Packing, length: int) -> RowCuts:
     """The rows of one block."""
     return cut_rows(block.sentences, block.documents, packing, length)
 
@@ -248,7 +248,7 @@ class LaidOut:
         return shift
 
 
-def lay_out(text: Tokens, rows: Rows, start: int, stop: int, special: SpecialIds) -> LaidOut:
+def lay_out(text: Tokens, rows: RowCuts, start: int, stop: int, special: SpecialIds) -> LaidOut:
     """Rows `start` to `stop`, whose text is `text`."""
     first, last = rows.edges[start], rows.edges[stop]
     edges = rows.edges[start : stop + 1] - first

@@ -41,7 +41,7 @@ class SourceSpec(_Config):
     Attributes:
         name: what the recipe calls it.
         uri: where it is. Not part of the stream's identity: the same corpus elsewhere gives the same samples.
-        manifest_fingerprint: `Manifest.fingerprint` of the corpus that is meant.
+        manifest_fingerprint: `CorpusManifest.fingerprint` of the corpus that is meant.
         weight: share of an epoch's samples, relative to the other sources'. None, for all sources alike: each
             source is read once an epoch, so they mix by their rows (but see `StreamSpec.temperature`).
     """

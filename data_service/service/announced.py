@@ -11,7 +11,7 @@ Span = tuple[EpochWindow, int, int]
 """Samples `first` to `last` of a window, counted within it."""
 
 
-class Part:
+class AnnouncedWindow:
     """Those of a window's samples that will be read, and the slabs they lie in.
 
     Attributes:
@@ -49,7 +49,7 @@ class Announced:
     """
 
     def __init__(self, spans: Iterable[Span], most: int, layout: Callable[[EpochWindow], SlabLayout]) -> None:
-        self.windows: dict[EpochWindow, Part] = {}
+        self.windows: dict[EpochWindow, AnnouncedWindow] = {}
         self._spans: Iterator[Span] = iter(spans)
         self._next = next(self._spans, None)
         self._most, self._layout = most, layout
@@ -64,6 +64,6 @@ class Announced:
             if window not in self.windows:
                 if len(self.windows) >= self._most:
                     return
-                self.windows[window] = Part(self._layout(window))
+                self.windows[window] = AnnouncedWindow(self._layout(window))
             self.windows[window].add(first_row, last_row)
             self._next = next(self._spans, None)

@@ -17,7 +17,7 @@ from data_service.service.feed import Build, FeedHandle, OpenStream, Wanted
 from data_service.service.tasks import DEATHS, SEE_RAY, cause_of, died, lost, reason_of
 from data_service.store.errors import StoreUnavailable
 from data_service.stream.token_axis import TokenAxis
-from data_service.stream.window import SlabLayout, Steps
+from data_service.stream.window import SlabLayout, StepLayout
 
 _log = logging.getLogger(__name__)
 _LOOK_SECONDS = 2.0
@@ -62,7 +62,7 @@ class FeedClient:
         self._opened: OpenStream = self._await(feed.open.remote(self._spec_json))
         self._changed = threading.Condition()  # guards what follows
         self._held: dict[EpochWindow, _Held] = {}
-        self._steps: Steps | None = None
+        self._steps: StepLayout | None = None
         self._announced = self._announce(())
         self._reading: set[EpochWindow] = set()
         self._failures: dict[EpochWindow, Exception] = {}
@@ -125,7 +125,7 @@ class FeedClient:
         self.wait_seconds += time.perf_counter() - began
         return join_rows(parts)
 
-    def prefetch(self, ranges: Iterable[tuple[int, int, int]], steps: Steps | None = None) -> None:
+    def prefetch(self, ranges: Iterable[tuple[int, int, int]], steps: StepLayout | None = None) -> None:
         """Announce what will be read here, as (epoch, start, stop) in order, the current range included.
 
         Ranges are taken only as far as memory allows, so an iterator may go on to the end of the run. What

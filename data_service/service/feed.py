@@ -22,7 +22,7 @@ from data_service.service.tasks import SlabRefs, run_pass, submit_window
 from data_service.store.base import Store
 from data_service.store.open import open_store
 from data_service.stream.counts import RowCounts, Runner, count_rows, measure_rows
-from data_service.stream.plan import Grid, Plan
+from data_service.stream.plan import EpochLayout, StreamPlan
 from data_service.stream.sources import Corpora
 from data_service.stream.token_axis import TokenAxis
 from data_service.stream.window import SlabLayout, slab_rows
@@ -56,7 +56,7 @@ class OpenStream:
     should know.
     """
 
-    grid: Grid
+    grid: EpochLayout
     slab_rows: int
     windows_held: int
     notes: tuple[str, ...] = ()
@@ -117,7 +117,7 @@ class _Stream:
     spec_json: str
     corpora: Corpora
     counts: tuple[RowCounts, ...]
-    plan: Plan
+    plan: StreamPlan
     opened: OpenStream
 
 
@@ -204,7 +204,7 @@ class Feed:
         spec = StreamSpec.model_validate_json(spec_json)
         corpora = Corpora(spec)
         counts = count_rows(corpora, self._cache(), self._run, self._count)
-        plan = Plan(spec, corpora.tables, counts)
+        plan = StreamPlan(spec, corpora.tables, counts)
         held = max(2, self._config.memory // max(1, plan.grid.window_bytes))
         rows = slab_rows(spec.row_length, self._config.slab_tokens)
         return _Stream(spec_json, corpora, counts, plan, OpenStream(plan.grid, rows, held, plan.notes))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from ray.util.metrics import Gauge
 
-from data_service.store import retries
+from data_service.store.patience import total_retries
 
 PREFIX = "maskfleet_"
 """Of every name. Ray puts `ray_` before it."""
@@ -31,7 +31,7 @@ class StoreRetries:
         self._gauge = gauge("store_retries", DESCRIPTIONS["store_retries"], {})
 
     def update(self) -> None:
-        self._gauge.set(float(retries.total()))
+        self._gauge.set(float(total_retries()))
 
 
 class FeedGauges:

@@ -1,18 +1,28 @@
-"""The object store as everything else sees it: keys under one root, whole or by range, put once or replaced.
+"""The object store as everything else sees it: keys under one root, read whole or by range, put once or replaced.
 
 Local folders and S3 behave alike: a put is atomic (readers see the old bytes or the new ones), a key is
 a slash-separated relative path, and there are no directories (but a folder cannot hold both `a` and `a/b`).
 What a key may look like is the same for every store, so that a run can move from one to another.
+
+Here, too, are helpers for every store: many small requests at once (`together`), the digest of everything stored
+(`digest`), and reads that check it (`read_verified`).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from hashlib import blake2b
+from itertools import islice
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from data_service.store.errors import BadUri
 
 TEMPORARY = ".tmp-"  # names of files still being written start like this; no store lists them
+_REQUESTS = 32  # on their way at the same time: as many connections as a client keeps
+T = TypeVar("T")
+R = TypeVar("R")
+ATTEMPTS = 4
 
 
 def checked(root: str, key: str) -> str:
@@ -128,3 +138,59 @@ class Store(Protocol):
         their writer may be alive.
         """
         ...
+
+
+def together(request: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
+    """What `request` returns for each item, in their order; so many answers at most are kept for a slow reader.
+
+    Raises:
+        whatever `request` raises; requests that have begun are waited for.
+    """
+    waiting = iter(items)
+    with ThreadPoolExecutor(_REQUESTS) as threads:
+        begun: list[Future[R]] = [threads.submit(request, item) for item in islice(waiting, _REQUESTS)]
+        try:
+            while begun:
+                yield begun.pop(0).result()
+                begun += [threads.submit(request, item) for item in islice(waiting, 1)]
+        finally:
+            for future in begun:
+                future.cancel()
+
+
+def digest(data: bytes | memoryview) -> str:
+    """BLAKE2b of 16 bytes, in hexadecimal: the hash of everything Maskfleet stores."""
+    return blake2b(data, digest_size=16).hexdigest()
+
+
+def chunk_digests(buffers: Iterable[memoryview], chunk: int) -> tuple[str, ...]:
+    """The digests of `buffers`, laid end to end and cut every `chunk` bytes; the last piece may be shorter."""
+    found, current, room = [], blake2b(digest_size=16), chunk
+    for buffer in buffers:
+        rest = buffer.cast("B")
+        while rest:
+            part, rest = rest[:room], rest[room:]
+            current.update(part)
+            room -= len(part)
+            if room == 0:
+                found.append(current.hexdigest())
+                current, room = blake2b(digest_size=16), chunk
+    return (*found, current.hexdigest()) if room < chunk else tuple(found)
+
+
+def read_verified(
+    store: Store, key: str, start: int, length: int, expected: str, otherwise: Exception
+) -> bytes:
+    """`length` bytes of the object from byte `start`, whose digest is `expected`.
+
+    A mismatch is read again a few times, for damage on the way; damage at rest stays.
+
+    Raises:
+        `otherwise`: every attempt read other bytes.
+        StoreError: KeyMissing, Truncated and the rest, as `Store.get_range`.
+    """
+    for _ in range(ATTEMPTS):
+        data = store.get_range(key, start, length)
+        if digest(data) == expected:
+            return data
+    raise otherwise

@@ -1,15 +1,23 @@
-"""How long a failing store is tried again: until an operation has got no further for the store's patience.
+"""How long a failing store is tried again, what is said meanwhile, and how many requests were repeated.
 
-Progress renews patience, so a long upload is not given up because it is long. Work that is only done again is no
-progress: an operation that never gets beyond the same point ends.
+An operation is tried again until it has made no progress for the store's patience. Progress renews patience, so a long
+upload is not given up because it is long. Repeating the same work is no progress: an operation that never gets beyond
+the same point ends.
+
+An outage that lasts is announced by one log record of level WARNING, and its end by another. The command line prints
+them as they are.
 """
 
+import logging
 import math
 import os
+import threading
 import time
+from functools import cache
 from random import SystemRandom
 
 from data_service.store.errors import CredentialsMissing, StoreError
+from data_service.visible import one_line
 
 VARIABLE = "MASKFLEET_STORE_PATIENCE_S"
 _DEFAULT_S = 120.0
@@ -17,6 +25,10 @@ _FEWEST_ATTEMPTS = 3  # however long one took: a process may have been stopped m
 _FIRST_CREDENTIALS_S = 20.0  # for a process that never had any: most likely there are none
 _LONGEST_PAUSE_S = 15.0
 _JITTER = SystemRandom()  # its draws differ between processes that were forked, and disturb no seeded ones
+_log = logging.getLogger(__name__)
+QUIET_S = 5.0  # what passes sooner needs no words
+_lock = threading.Lock()
+_total = 0
 
 
 def default_patience_s() -> float:
@@ -67,3 +79,52 @@ class Patience:
             return None
         longest = min(_LONGEST_PAUSE_S, limit / 4)
         return _JITTER.uniform(0, min(longest, 0.2 * 2 ** min(self._failures, 10)))
+
+
+_log.addHandler(logging.NullHandler())  # without a listener nothing is printed
+
+
+class Outage:
+    """The present outage of one store, if any, as all threads of this process see it."""
+
+    def __init__(self, uri: str) -> None:
+        self._uri = uri
+        self._lock = threading.Lock()
+        self._began: float | None = None
+        self._said = False
+
+    def failed(self, error: StoreError, *, began: float, pause: float, patience_s: float) -> None:
+        """An attempt failed that had heard nothing since `began` (of `time.monotonic`); the next is `pause` s away."""
+        with self._lock:
+            self._began = began if self._began is None else self._began
+            if self._said or time.monotonic() + pause - self._began < QUIET_S:
+                return
+            self._said = True
+        reason = one_line(error.problem)
+        _log.warning("%s; trying again, for at most %.0f s without progress", reason, patience_s)
+
+    def answered(self) -> None:
+        """The store answered, be it a refusal."""
+        with self._lock:
+            began, said = self._began, self._said
+            self._began, self._said = None, False
+        if said and began is not None:
+            _log.warning("%s answers again, after %.0f s", self._uri, time.monotonic() - began)
+
+
+@cache
+def outage_of(uri: str) -> Outage:
+    """The one of this process for the store at `uri`."""
+    return Outage(uri)
+
+
+def count_retry() -> None:
+    """A request failed in a way that may pass, and is made again."""
+    global _total
+    with _lock:
+        _total += 1
+
+
+def total_retries() -> int:
+    """Since the process began."""
+    return _total

@@ -23,7 +23,6 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 from botocore.session import get_session
 
-from data_service.store import retries
 from data_service.store.base import Entry, checked, child
 from data_service.store.errors import (
     BadUri,
@@ -33,11 +32,10 @@ from data_service.store.errors import (
     StoreError,
     StoreUnavailable,
 )
-from data_service.store.outage import outage_of
-from data_service.store.patience import Patience
+from data_service.store.patience import Patience, count_retry, outage_of
 from data_service.store.s3_errors import FAILURES, TRANSIENT, code, translated
 from data_service.store.s3_listing import DELETED, Deletion, Listing
-from data_service.store.s3_transfer import PART, WRITER, Buffers, Download, LocalFile, Source, Upload, head
+from data_service.store.s3_transfer import PART, WRITER, Buffers, Download, LocalFile, Upload, head
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -267,7 +265,7 @@ class S3Store:
         download = Download(self.bucket, name, patience.reached, start, length)
         return self._call(name, download.attempt, patience)
 
-    def _upload(self, key: str, source: Source, sent: Callable[[int], None] | None) -> None:
+    def _upload(self, key: str, source: Buffers | LocalFile, sent: Callable[[int], None] | None) -> None:
         name, patience = self._name(key), Patience(self.patience_s)
         if source.size <= 2 * PART:
             body = source.read(0, source.size)
@@ -304,7 +302,7 @@ class S3Store:
                 silent = max(began, patience.since)
                 outage.failed(error, began=silent, pause=pause, patience_s=patience.seconds)
                 _log.debug("%s; again in %.1f s", error.problem, pause)
-                retries.count()
+                count_retry()
                 time.sleep(pause)
             except StoreError:
                 outage.answered()

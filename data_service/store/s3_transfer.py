@@ -127,7 +127,7 @@ class Download:
         return Truncated.at(f"s3://{self.bucket}/{self.name}", self.start, self.length or 0, size)
 
 
-class Source(Protocol):
+class UploadSource(Protocol):
     """Bytes to upload, read again as often as needed."""
 
     @property
@@ -176,7 +176,7 @@ class Upload:
 
     bucket: str
     name: str
-    source: Source
+    source: UploadSource
     reached: Callable[[int], None]
     _writer: str = field(default_factory=lambda: uuid4().hex)
     _number: str | None = None  # the server's name of the upload

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from data_service.corpus.manifest import BlockTable
 from data_service.errors import PlanError
-from data_service.recent import Recent
+from data_service.recent import RecentResults
 from data_service.samples.inputs import Lanes
 from data_service.samples.masking import NoMasking
 from data_service.samples.permutation_lm import PermutedPrediction
@@ -39,7 +39,7 @@ _GOLDEN = 0x9E3779B9  # of a word: its multiples lie evenly
 
 
 @dataclass(frozen=True)
-class Grid:
+class EpochLayout:
     """How an epoch falls into windows: all that a reader of samples needs to know.
 
     Attributes:
@@ -96,7 +96,7 @@ class Grid:
 
 
 @dataclass(frozen=True)
-class Piece:
+class BlockRows:
     """Rows `start` to `stop` of block `block` of a source, the `epoch`-th time it is read (from 0)."""
 
     source: int
@@ -116,11 +116,11 @@ Order = Permutation | SpreadOrder | LaneOrder | SourceOrder
 class Window:
     """What a window is made of: sample `i` is row `order.at(i)` of its pieces laid end to end."""
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[BlockRows, ...]
     order: Order
 
 
-class Line(NamedTuple):
+class SourceLine(NamedTuple):
     """A source's blocks in the order of one reading.
 
     Attributes:
@@ -133,7 +133,7 @@ class Line(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Origin:
+class RowOrigin:
     """Where a sample comes from: a row of a block of a source, the `epoch`-th time it is read (from 0)."""
 
     source: int
@@ -142,7 +142,7 @@ class Origin:
     epoch: int
 
 
-class Plan:
+class StreamPlan:
     """The samples of a spec over corpora whose blocks hold so many rows.
 
     Raises:
@@ -168,7 +168,7 @@ class Plan:
         self.grid = _grid(spec, totals, sum(int(table.tokens.sum()) for table in tables))
         self.notes = _check_all_read(spec, totals, self.grid.samples_per_epoch)
         """What a person should know of this plan."""
-        self._lines: Recent[tuple[int, int], Line] = Recent(_LINES_KEPT * len(counts))
+        self._lines: RecentResults[tuple[int, int], SourceLine] = RecentResults(_LINES_KEPT * len(counts))
 
     def window(self, epoch: int, window: int) -> Window:
         """What window `window` of `epoch` is made of."""
@@ -198,7 +198,7 @@ class Plan:
             return SpreadOrder(size, self.spec.window.stretches, name)
         return Permutation.of(size, *name)
 
-    def origin(self, epoch: int, sample: int) -> Origin:
+    def origin(self, epoch: int, sample: int) -> RowOrigin:
         """Where sample `sample` of `epoch` comes from."""
         ((window, position, _),) = self.grid.spans(sample, sample + 1)
         found = self.window(epoch, window)
@@ -206,13 +206,13 @@ class Plan:
         ends = np.cumsum([len(piece) for piece in found.pieces])
         piece = found.pieces[int(np.searchsorted(ends, thing, side="right"))]
         before = int(np.sum([len(other) for other in found.pieces[: found.pieces.index(piece)]]))
-        return Origin(piece.source, piece.block, piece.start + thing - before, piece.epoch)
+        return RowOrigin(piece.source, piece.block, piece.start + thing - before, piece.epoch)
 
-    def rows(self, piece: Piece) -> int:
+    def rows(self, piece: BlockRows) -> int:
         """All rows of a piece's block, as it is cut in that reading."""
         return int(self._counts[piece.source][piece.block, piece.epoch % self._structures])
 
-    def _pieces(self, source: int, start: int, stop: int) -> Iterator[Piece]:
+    def _pieces(self, source: int, start: int, stop: int) -> Iterator[BlockRows]:
         """Rows `start` to `stop` of a source's endless line."""
         while start < stop:
             epoch, row = self.reading(source, start)
@@ -224,7 +224,7 @@ class Plan:
             while row < end:
                 block, block_end = int(blocks[index]), int(ends[index])
                 base = block_end - int(counts[block])
-                yield Piece(source, block, epoch, row - base, min(end, block_end) - base)
+                yield BlockRows(source, block, epoch, row - base, min(end, block_end) - base)
                 row, index = min(end, block_end), index + 1
 
     def reading(self, source: int, row: int) -> tuple[int, int]:
@@ -234,20 +234,20 @@ class Plan:
         structure = int(np.searchsorted(starts, rest, side="right")) - 1
         return round_ * self._structures + structure, rest - int(starts[structure])
 
-    def line(self, source: int, epoch: int) -> Line:
+    def line(self, source: int, epoch: int) -> SourceLine:
         """The blocks of one reading of a source. The last few are remembered."""
         return self._lines.get((source, epoch), lambda: self._draw_line(source, epoch))
 
-    def _draw_line(self, source: int, epoch: int) -> Line:
+    def _draw_line(self, source: int, epoch: int) -> SourceLine:
         structure = epoch % self._structures
         counts = self._counts[source][:, structure]
         reading = epoch if self.spec.one_source is None else structure
         name = (self.spec.seed, reading, self.spec.sources[source].manifest_fingerprint, self.spec.split)
         blocks = Permutation.of(len(counts), "blocks", *name).many(np.arange(len(counts)))
-        return Line(blocks, np.cumsum(counts[blocks]))
+        return SourceLine(blocks, np.cumsum(counts[blocks]))
 
 
-def _grid(spec: StreamSpec, totals: tuple[int, ...], text_tokens: int) -> Grid:
+def _grid(spec: StreamSpec, totals: tuple[int, ...], text_tokens: int) -> EpochLayout:
     granule = spec.lanes or spec.one_source or 1
     if spec.one_source is None:
         counted = quotas(spec.sources, weights_of(spec.sources, totals, spec.temperature), totals, granule)
@@ -263,7 +263,7 @@ def _grid(spec: StreamSpec, totals: tuple[int, ...], text_tokens: int) -> Grid:
     windows = max(1, rows // max(wanted, granule))
     most = min(spec.row_length, row_tokens + 8 * spec.input.texts)
     window_bytes = round(-(-rows // windows) * _row_bytes(spec, most))
-    return Grid(counted, windows, window_bytes, granule, staggered=spec.one_source is not None)
+    return EpochLayout(counted, windows, window_bytes, granule, staggered=spec.one_source is not None)
 
 
 def _row_bytes(spec: StreamSpec, tokens: int) -> float:

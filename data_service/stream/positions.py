@@ -50,7 +50,7 @@ class SampleAxis:
 
 
 @dataclass(frozen=True)
-class Phase:
+class PhaseBatches:
     """A stretch of training on one stream.
 
     Attributes:
@@ -67,7 +67,7 @@ class Phase:
     axis: Axis
 
     @classmethod
-    def of_samples(cls, steps: int, batch: int, samples_per_epoch: int) -> "Phase":
+    def of_samples(cls, steps: int, batch: int, samples_per_epoch: int) -> "PhaseBatches":
         """Batches of so many samples."""
         return cls(steps, batch, samples_per_epoch, SampleAxis(samples_per_epoch))
 
@@ -94,7 +94,7 @@ class Positions:
         PlanError: a phase whose epoch is smaller than one batch.
     """
 
-    def __init__(self, phases: Sequence[Phase], skips: Sequence[Range] = (), begin: int = 0) -> None:
+    def __init__(self, phases: Sequence[PhaseBatches], skips: Sequence[Range] = (), begin: int = 0) -> None:
         self._phases = tuple(phases)
         self._ends = list(accumulate(phase.steps for phase in phases))
         self._begin = begin
@@ -157,7 +157,7 @@ class Positions:
         return phase.axis.unit(self._first_epochs[number], 0) + used
 
 
-def _check_size(number: int, phase: Phase) -> None:
+def _check_size(number: int, phase: PhaseBatches) -> None:
     units = phase.axis.unit(1, 0)
     if phase.batch > units:
         raise PlanError(
@@ -166,7 +166,7 @@ def _check_size(number: int, phase: Phase) -> None:
         )
 
 
-def _skips(phase: Phase, first_epoch: int, ranges: Sequence[Range]) -> list[_Skip]:
+def _skips(phase: PhaseBatches, first_epoch: int, ranges: Sequence[Range]) -> list[_Skip]:
     """The phase's skips as disjoint stretches of its axis, in order.
 
     What lies before its first epoch is not there to be skipped: a skip in an earlier phase may have moved that up.
@@ -186,7 +186,7 @@ def _units(axis: Axis, skip: Range) -> tuple[int, int]:
     return axis.unit(skip.epoch, skip.start), axis.unit(skip.epoch, skip.stop)
 
 
-def _by_epoch(number: int, phase: Phase, start: int, stop: int) -> Iterator[Range]:
+def _by_epoch(number: int, phase: PhaseBatches, start: int, stop: int) -> Iterator[Range]:
     """The samples that begin in units `start` to `stop`, cut where an epoch ends."""
     (epoch, sample), (last_epoch, last_sample) = phase.axis.locate(start), phase.axis.locate(stop)
     while (epoch, sample) < (last_epoch, last_sample):

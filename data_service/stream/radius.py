@@ -19,7 +19,7 @@ from data_service.samples.inputs import Lanes, Packed, TextPairs
 from data_service.samples.masking import MlmMasking, NoMasking
 from data_service.samples.packing import contiguous_rows
 from data_service.samples.spec import SourceSpec, StreamSpec, WindowSize
-from data_service.stream.plan import Plan
+from data_service.stream.plan import StreamPlan
 from data_service.tokenizers.specials import SpecialIds
 
 NEAR = 4  # rows apart, either way, that count as near: 2,000 tokens at length 512, longer than most articles
@@ -59,7 +59,7 @@ class Radius:
     reads: float
 
 
-def radius(plan: Plan, tables: Sequence[BlockTable], batch: int) -> Radius:
+def radius(plan: StreamPlan, tables: Sequence[BlockTable], batch: int) -> Radius:
     """The radius of batches of `batch` rows of a plan over corpora with these tables.
 
     Raises:
@@ -86,7 +86,7 @@ def radius(plan: Plan, tables: Sequence[BlockTable], batch: int) -> Radius:
     )
 
 
-def _in_batch(plan: Plan, start: int, stop: int) -> dict[str, float]:
+def _in_batch(plan: StreamPlan, start: int, stop: int) -> dict[str, float]:
     """The figures of samples `start` to `stop` of epoch 0."""
     parts = [_rows(plan, *span) for span in plan.grid.spans(start, stop)]
     blocks, rows = (np.concatenate(column) for column in zip(*parts, strict=True))
@@ -104,7 +104,9 @@ def _in_batch(plan: Plan, start: int, stop: int) -> dict[str, float]:
     }
 
 
-def _rows(plan: Plan, window: int, first: int, last: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _rows(
+    plan: StreamPlan, window: int, first: int, last: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """[N, 3] the source, block and reading that samples `first` to `last` of a window are of, and [N] their rows."""
     made = plan.window(0, window)
     things = made.order.many(np.arange(first, last))
@@ -123,7 +125,7 @@ class _Reads(NamedTuple):
     number: int
 
 
-def _reads(plan: Plan, tables: Sequence[BlockTable], window: int) -> _Reads:
+def _reads(plan: StreamPlan, tables: Sequence[BlockTable], window: int) -> _Reads:
     pieces = plan.window(0, window).pieces
     lengths = [float(tables[piece.source].length[piece.block]) for piece in pieces]
     used = [length * len(p) / plan.rows(p) for length, p in zip(lengths, pieces, strict=True)]
@@ -165,7 +167,7 @@ def corpus_radius(
         table.documents if pairs else contiguous_rows(table.tokens, table.documents, length)
         for table in tables
     )
-    return radius(Plan(spec, tuple(tables), counts), tables, batch)
+    return radius(StreamPlan(spec, tuple(tables), counts), tables, batch)
 
 
 def _imagined(blocks: int, tokens: int) -> BlockTable:

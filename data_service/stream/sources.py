@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_service.corpus.layout import TOKENIZER
-from data_service.corpus.manifest import BlockTable, Manifest
+from data_service.corpus.manifest import BlockTable, CorpusManifest
 from data_service.corpus.manifest_file import load_manifest
 from data_service.corpus.reader import read_block
 from data_service.errors import CorpusError
@@ -90,7 +90,7 @@ class Corpora:
         return counts
 
 
-def check_kind(manifest: Manifest, uri: str, rows: Input) -> None:
+def check_kind(manifest: CorpusManifest, uri: str, rows: Input) -> None:
     """Raises CorpusError where a corpus of pairs is read as text, one of text as pairs, or pairs lack negatives."""
     pairs = manifest.pairs
     if not isinstance(rows, TextPairs):
@@ -112,7 +112,7 @@ def check_kind(manifest: Manifest, uri: str, rows: Input) -> None:
         )
 
 
-def _check(spec: StreamSpec, source: SourceSpec, manifest: Manifest) -> None:
+def _check(spec: StreamSpec, source: SourceSpec, manifest: CorpusManifest) -> None:
     if manifest.fingerprint != source.manifest_fingerprint:
         raise CorpusError(
             f"source {source.name}: the corpus at {source.uri} has fingerprint {manifest.fingerprint[:12]}, "
@@ -128,5 +128,5 @@ def _check(spec: StreamSpec, source: SourceSpec, manifest: Manifest) -> None:
         )
 
 
-def _split(spec: StreamSpec, manifest: Manifest) -> BlockTable:
+def _split(spec: StreamSpec, manifest: CorpusManifest) -> BlockTable:
     return manifest.train if spec.split == "train" else manifest.heldout

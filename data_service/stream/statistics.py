@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from data_service.corpus.corpus import open_corpus
-from data_service.corpus.manifest import BlockTable, HeldoutRule, Manifest, PairTexts
+from data_service.corpus.manifest import BlockTable, CorpusManifest, HeldoutRule, PairTexts
 from data_service.errors import PlanError
 from data_service.stream.radius import Radius, corpus_radius
 
@@ -71,7 +71,7 @@ def corpus_stats(uri: str, *, batch: int = 8192, length: int = 512) -> CorpusSta
     )
 
 
-def _radius(manifest: Manifest, batch: int, length: int) -> Radius | None:
+def _radius(manifest: CorpusManifest, batch: int, length: int) -> Radius | None:
     pairs = manifest.pairs is not None
     try:
         return corpus_radius([manifest.train], batch=batch, length=length, spread=True, pairs=pairs)

@@ -2,14 +2,14 @@
 
 from dataclasses import dataclass
 
-from data_service.recent import Recent
+from data_service.recent import RecentResults
 from data_service.samples.make import cut, structure_key
 from data_service.samples.samples import Samples, join_rows, slice_rows
 from data_service.samples.spec import StreamSpec
 from data_service.store.base import Store
 from data_service.store.open import open_store
 from data_service.stream.counts import count_rows, measure_rows
-from data_service.stream.plan import Plan
+from data_service.stream.plan import StreamPlan
 from data_service.stream.sources import Corpora, Opener
 from data_service.stream.token_axis import TokenAxis
 from data_service.stream.window import SlabLayout, build_window, slab_rows
@@ -17,7 +17,7 @@ from data_service.types import Tokens
 
 
 @dataclass(frozen=True)
-class Source:
+class SampleText:
     """The text behind a sample.
 
     Attributes:
@@ -57,8 +57,8 @@ class Stream:
         self._corpora = Corpora(spec, opener)
         self._cache = cache
         self._counts = count_rows(self._corpora, cache)
-        self.plan = Plan(spec, self._corpora.tables, self._counts)
-        self._kept: Recent[tuple[int, int], list[Samples]] = Recent(windows)
+        self.plan = StreamPlan(spec, self._corpora.tables, self._counts)
+        self._kept: RecentResults[tuple[int, int], list[Samples]] = RecentResults(windows)
         self._slab_rows = slab_rows(spec.row_length)
 
     @property
@@ -82,13 +82,13 @@ class Stream:
         """The stream measured in tokens; the first time, its rows' lengths are counted."""
         return TokenAxis(self.plan, self._counts, measure_rows(self._corpora, self._cache))
 
-    def source(self, epoch: int, sample: int) -> Source:
+    def source(self, epoch: int, sample: int) -> SampleText:
         """Where a sample's text comes from."""
         origin = self.plan.origin(epoch, sample)
         block = self._corpora.read(origin.source, origin.block)
         rows = cut(block, self.spec, structure_key(self.spec, origin.source, origin.block, origin.epoch))
         corpus = self.spec.sources[origin.source]
-        return Source(
+        return SampleText(
             corpus.name,
             corpus.uri,
             origin.block,

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_service.errors import CorpusError
-from data_service.recent import Recent
+from data_service.recent import RecentResults
 from data_service.stream.counts import RowCounts, RowLengths
-from data_service.stream.plan import Plan
+from data_service.stream.plan import StreamPlan
 
 _WINDOWS_KEPT = 4
 
@@ -31,7 +31,9 @@ class TokenAxis:
         CorpusError: lengths that are not those of the plan's rows.
     """
 
-    def __init__(self, plan: Plan, counts: tuple[RowCounts, ...], lengths: tuple[RowLengths, ...]) -> None:
+    def __init__(
+        self, plan: StreamPlan, counts: tuple[RowCounts, ...], lengths: tuple[RowLengths, ...]
+    ) -> None:
         self._plan = plan
         self._lengths = tuple(_narrow(measured, plan.spec.length) for measured in lengths)
         self._first_row = tuple(np.append(0, np.cumsum(rows)) for rows in counts)
@@ -50,7 +52,7 @@ class TokenAxis:
             np.append(0, np.cumsum(np.diff(up_to).reshape(-1, self._structures).sum(axis=0)))
             for up_to in self._up_to
         )  # tokens before each reading of a round
-        self._kept: Recent[tuple[int, int], NDArray[np.int64]] = Recent(_WINDOWS_KEPT)
+        self._kept: RecentResults[tuple[int, int], NDArray[np.int64]] = RecentResults(_WINDOWS_KEPT)
 
     def unit(self, epoch: int, sample: int) -> int:
         """Tokens before a sample, from the start of epoch 0. One past the last sample is the next epoch's start."""

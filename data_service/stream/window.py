@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from data_service.errors import CorpusError
 from data_service.samples.make import block_key, cut, make_rows, structure_key
 from data_service.samples.samples import Samples, deal_rows, join_rows
-from data_service.stream.plan import Grid, Piece, Window
+from data_service.stream.plan import BlockRows, EpochLayout, Window
 from data_service.stream.sources import Corpora
 from data_service.types import Block
 
 
-class Steps(NamedTuple):
+class StepLayout(NamedTuple):
     """How a stream is going to be read: `rows` samples at a time, one of which begins with `sample` of `epoch`."""
 
     rows: int
@@ -51,7 +51,7 @@ class SlabLayout(NamedTuple):
 
     @classmethod
     def of(
-        cls, grid: Grid, epoch: int, window: int, *, rows: int, steps: Steps | None = None
+        cls, grid: EpochLayout, epoch: int, window: int, *, rows: int, steps: StepLayout | None = None
     ) -> "SlabLayout":
         """Slabs of about `rows` samples for a window that is read in `steps`. Slices where a step exceeds it."""
         size = grid.size(window)
@@ -116,7 +116,7 @@ def build_window(corpora: Corpora, window: Window, layout: SlabLayout) -> list[S
     return deal_rows(joined, (rows[layout.positions(slab)] for slab in range(layout.slabs)))
 
 
-def _make(corpora: Corpora, piece: Piece, block: Block) -> Samples:
+def _make(corpora: Corpora, piece: BlockRows, block: Block) -> Samples:
     spec = corpora.spec
     rows = cut(block, spec, structure_key(spec, piece.source, piece.block, piece.epoch))
     if piece.stop > len(rows):
@@ -129,7 +129,7 @@ def _make(corpora: Corpora, piece: Piece, block: Block) -> Samples:
     return make_rows(block, rows, piece.start, piece.stop, spec, key, corpora.starts_word, corpora.unigram)
 
 
-def _read_ahead(corpora: Corpora, pieces: tuple[Piece, ...]) -> Iterator[tuple[Piece, Block]]:
+def _read_ahead(corpora: Corpora, pieces: tuple[BlockRows, ...]) -> Iterator[tuple[BlockRows, Block]]:
     """The blocks of `pieces` in order, a few requested before they are needed."""
     with ThreadPoolExecutor(_READERS) as pool:
         pending: list[Future[Block]] = []

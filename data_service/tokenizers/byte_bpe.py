@@ -6,8 +6,8 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from data_service.errors import TokenizerError
-from data_service.tokenizers.layouts import added_tokens, post_processor, role_config
 from data_service.tokenizers.options import TokenizerOptions
+from data_service.tokenizers.specials import added_tokens, post_processor, role_config
 from data_service.tokenizers.tokenizer import Tokenizer
 
 

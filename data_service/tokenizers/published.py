@@ -28,8 +28,7 @@ from data_service.tokenizers.files import (
     json_file,
     text_file,
 )
-from data_service.tokenizers.layouts import row_template
-from data_service.tokenizers.specials import STYLES, SpecialStyle, token_name
+from data_service.tokenizers.specials import STYLES, SpecialStyle, row_template, token_name
 from data_service.tokenizers.spm import SPACE, convert_model, marked_pieces, parse_model, piece_model
 
 SentencePieceFamily = Literal["albert", "xlnet", "deberta-v2"]

@@ -10,9 +10,8 @@ from typing import Any, Literal
 import sentencepiece
 
 from data_service.errors import TokenizerError
-from data_service.tokenizers.layouts import post_processor, role_config
 from data_service.tokenizers.options import TokenizerOptions
-from data_service.tokenizers.specials import SpecialStyle
+from data_service.tokenizers.specials import SpecialStyle, post_processor, role_config
 from data_service.tokenizers.spm import convert_model, parse_model
 from data_service.tokenizers.tokenizer import Tokenizer
 

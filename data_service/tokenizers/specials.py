@@ -1,13 +1,17 @@
-"""Special tokens by role, and the names, order and layout each model family gives them."""
+"""Special tokens by role; the names, order and layout that each model family gives them; and the templates by which
+`transformers` puts them around one or two texts. Training packs rows itself, without templates.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import Literal, assert_never
+
+from tokenizers import AddedToken, processors
 
 from data_service.errors import TokenizerError
 
 Style = Literal["roberta", "bert", "albert", "xlnet", "deberta"]
-Layout = Literal["bert", "roberta", "xlnet"]
+TemplateLayout = Literal["bert", "roberta", "xlnet"]
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,7 @@ class SpecialStyle:
 
     pieces: tuple[str, ...]
     names: SpecialNames
-    layout: Layout
+    layout: TemplateLayout
 
 
 _BERT = SpecialNames(cls="[CLS]", sep="[SEP]", pad="[PAD]", mask="[MASK]", unk="[UNK]")
@@ -117,3 +121,39 @@ def _resolve(role: str, vocabulary: Mapping[str, int], configured: object, where
             f"{', '.join(_KNOWN_NAMES)}",
         )
     return found
+
+
+def post_processor(style: SpecialStyle) -> processors.TemplateProcessing:
+    """The template of a family whose special pieces have the ids of `style`."""
+    cls, sep = style.names.cls, style.names.sep
+    return row_template(style.layout, (cls, style.pieces.index(cls)), (sep, style.pieces.index(sep)))
+
+
+def row_template(
+    layout: TemplateLayout, cls_token: tuple[str, int], sep_token: tuple[str, int]
+) -> processors.TemplateProcessing:
+    """The template of a layout, with the family's token types after the colons; tokens are (piece, id)."""
+    cls, sep = cls_token[0], sep_token[0]
+    match layout:
+        case "bert":
+            single, pair = f"{cls}:0 $A:0 {sep}:0", f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1"
+        case "roberta":
+            single, pair = f"{cls}:0 $A:0 {sep}:0", f"{cls}:0 $A:0 {sep}:0 {sep}:0 $B:0 {sep}:0"
+        case "xlnet":
+            single, pair = f"$A:0 {sep}:0 {cls}:2", f"$A:0 {sep}:0 $B:1 {sep}:1 {cls}:2"
+        case _ as never:
+            assert_never(never)
+    return processors.TemplateProcessing(single=single, pair=pair, special_tokens=[cls_token, sep_token])
+
+
+def added_tokens(style: SpecialStyle) -> list[AddedToken]:
+    """The special tokens in id order. The mask takes the space before it: "a <mask>" is like "a word"."""
+    return [
+        AddedToken(piece, special=True, normalized=False, lstrip=piece == style.names.mask)
+        for piece in style.pieces
+    ]
+
+
+def role_config(style: SpecialStyle) -> dict[str, object]:
+    """The roles as `tokenizer_config.json` names them: {"cls_token": "[CLS]", ...}."""
+    return {f"{role}_token": name for role, name in style.names.by_role().items()}

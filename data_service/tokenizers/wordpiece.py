@@ -9,9 +9,8 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from data_service.errors import TokenizerError
-from data_service.tokenizers.layouts import added_tokens, post_processor, role_config
 from data_service.tokenizers.options import TokenizerOptions
-from data_service.tokenizers.specials import SpecialStyle
+from data_service.tokenizers.specials import SpecialStyle, added_tokens, post_processor, role_config
 from data_service.tokenizers.tokenizer import Tokenizer
 
 _CHUNK = 1 << 20  # characters handed to the trainer at a time

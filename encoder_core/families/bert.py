@@ -5,8 +5,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from encoder_core.families.config import EncoderConfig
-from encoder_core.families.parts import encoder_layers
+from encoder_core.families.config import EncoderConfig, encoder_layers
 from encoder_core.layers.attention import Attend, RelativeKeyAttention, automatic
 from encoder_core.layers.encoder import Embeddings, Encoder
 

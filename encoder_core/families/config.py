@@ -1,11 +1,13 @@
-"""What the configurations of all families share."""
+"""What all families share: the configuration of an encoder, and its layers."""
 
+from collections.abc import Callable
 from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from encoder_core.errors import ModelError
-from encoder_core.layers.encoder import Activation
+from encoder_core.layers.attention import Attend, SelfAttention
+from encoder_core.layers.encoder import Activation, EncoderLayer, FeedForward
 from encoder_core.layers.initialise import Initializer
 
 
@@ -75,3 +77,17 @@ class EncoderConfig(BaseModel):
                 remedy="take it from the tokenizer: config.with_tokenizer(vocab, pad_id)",
             )
         return self.vocab
+
+
+def encoder_layers(config: EncoderConfig, count: int, kernel: Callable[[], Attend]) -> list[EncoderLayer]:
+    """`count` post-LayerNorm layers of the configuration's shape, each with a `kernel()` of its own."""
+    return [
+        EncoderLayer(
+            SelfAttention(config.hidden, config.heads, config.attention_dropout, kernel()),
+            FeedForward(config.hidden, config.feed_forward, config.activation),
+            config.hidden,
+            eps=config.layer_norm_eps,
+            dropout=config.dropout,
+        )
+        for _ in range(count)
+    ]

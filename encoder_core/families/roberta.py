@@ -2,8 +2,7 @@
 
 from typing import Literal
 
-from encoder_core.families.config import EncoderConfig
-from encoder_core.families.parts import encoder_layers
+from encoder_core.families.config import EncoderConfig, encoder_layers
 from encoder_core.layers.attention import Attend, automatic
 from encoder_core.layers.encoder import Activation, Embeddings, Encoder
 

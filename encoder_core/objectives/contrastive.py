@@ -27,7 +27,7 @@ from encoder_core.layers.attention import Attend, automatic
 from encoder_core.layers.rows import Rows
 from encoder_core.layers.xlnet_encoder import TwoStreamEncoder
 from encoder_core.objectives.info_nce import Contrast, info_nce
-from encoder_core.objectives.losses import CoupledObjective, Everyone, LossSums, Term
+from encoder_core.objectives.losses import AllExamples, CoupledObjective, LossSums, Term
 
 NAME = "contrastive"
 _METRICS = ("correct", "positive", "negative")
@@ -110,7 +110,7 @@ class ContrastiveModel(CoupledObjective):
         return states_TD.index_select(0, at_R)
 
     @torch.no_grad()
-    def couple(self, own: Tensor, everyone: Everyone) -> tuple[Tensor, ...]:
+    def couple(self, own: Tensor, everyone: AllExamples) -> tuple[Tensor, ...]:
         """Of the own examples: figures [n, terms, figures], then the derivatives [n, G, width] of each term's sum over
         all examples of all ranks by their vectors.
 
@@ -121,7 +121,7 @@ class ContrastiveModel(CoupledObjective):
         figures = [torch.stack([c.loss, c.correct, c.positive, c.negative], dim=1) for c in found]
         return (torch.stack(figures, dim=1), *(contrast.gradient for contrast in found))
 
-    def _contrast(self, own: Tensor, every: Tensor, everyone: Everyone, width: int) -> Contrast:
+    def _contrast(self, own: Tensor, every: Tensor, everyone: AllExamples, width: int) -> Contrast:
         """Of the vectors' first `width` numbers."""
         cut = own[..., :width].detach().requires_grad_()
         with torch.enable_grad():

@@ -24,17 +24,17 @@ from encoder_core.objectives.replaced import (
     ReplacedTokenDetection,
     discriminator_model,
 )
-from encoder_core.optim.groups import Turns
+from encoder_core.optim.groups import UpdateGroups
 
 
 class GradientDisentangledDetection(ReplacedTokenDetection):
-    """Two turns a step, "generator" with the term "mlm" and "discriminator" with the term "rtd".
+    """Two update groups a step: "generator" with the term "mlm", then "discriminator" with the term "rtd".
 
-    In training a call without memory is the first turn; the ids it draws come back as the memory of the second, so
+    In training a call without memory is for the first group; the ids it draws come back as the memory of the second, so
     they are those of the generator before its update. In evaluation one call does both.
     """
 
-    def turns(self) -> Turns:
+    def update_groups(self) -> UpdateGroups:
         """The parameters of either network; E_G belongs to the generator."""
         generator = list(self.generator.parameters())
         known = {id(p) for p in generator}

@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from encoder_core.objectives.losses import Everyone
+from encoder_core.objectives.losses import AllExamples
 
 CHUNK = 2**21  # similarities at a time: 8 MiB in fp32
 
@@ -47,7 +47,7 @@ class Contrast:
 def info_nce(
     own_nGD: Float[Tensor, "own texts width"],
     all_NGD: Float[Tensor, "all texts width"],
-    everyone: Everyone,
+    everyone: AllExamples,
     *,
     temperature: float,
     bidirectional: bool = False,

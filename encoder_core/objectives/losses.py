@@ -7,7 +7,7 @@ from jaxtyping import Int, Num
 from torch import Tensor, nn
 
 from encoder_core.batch import Batch
-from encoder_core.optim.groups import Turns
+from encoder_core.optim.groups import UpdateGroups
 from encoder_core.optim.updates import WHOLE
 
 
@@ -36,8 +36,8 @@ class LossSums:
     """All terms of one microbatch, and sums for metrics.
 
     `metrics` maps a name such as "mlm_correct" to a scalar without gradient; it is divided by the targets of
-    the term that its name begins with. `memory` is what the module wants back with the same microbatch: at its next
-    turn in this step, or in the next step (XLNet: the states of the rows' last tokens). Empty for most.
+    the term that its name begins with. `memory` is what the module wants back with the same microbatch: for the
+    next update group of this step, or in the next step (XLNet: the states of the rows' last tokens). Empty for most.
     """
 
     terms: tuple[Term, ...]
@@ -45,16 +45,18 @@ class LossSums:
     memory: tuple[Tensor, ...] = ()
 
 
-class Objective(nn.Module, ABC):
+class ObjectiveModule(nn.Module, ABC):
     """Networks and losses as the one module that the engine wraps: batch to `LossSums`.
 
     A module that returned `memory` for a microbatch is called with it as second argument.
     """
 
-    def turns(self) -> Turns:
-        """The updates of one step, by name and in order, and the parameters that each moves. All at once by default.
+    def update_groups(self) -> UpdateGroups:
+        """The updates of one step, by name and in order, and the parameters that each of them moves. By default one
+        update moves all parameters.
 
-        With several, the module is called for each: without memory in the first, then with the memory it returned.
+        With several groups the module is called once for each: for the first group without memory, then with the memory
+        that the call before returned.
         """
         return {WHOLE: list(self.parameters())}
 
@@ -63,7 +65,7 @@ class Objective(nn.Module, ABC):
         """How many summands each term will have for this batch, known before the forward pass."""
 
 
-class Everyone(ABC):
+class AllExamples(ABC):
     """The examples of all ranks in one order, which does not depend on the ranks, and which of them are this rank's."""
 
     at: Int[Tensor, " own"]
@@ -74,7 +76,7 @@ class Everyone(ABC):
         """All examples' [N, ...] from each rank's own [n, ...]. Collective."""
 
 
-class CoupledObjective(Objective):
+class CoupledObjective(ObjectiveModule):
     """One whose loss of an example depends on all examples of the global batch.
 
     A step runs twice over its microbatches: first without a graph, called without memory, when they return no terms and
@@ -82,7 +84,7 @@ class CoupledObjective(Objective):
     """
 
     @abstractmethod
-    def couple(self, own: Tensor, everyone: Everyone) -> tuple[Tensor, ...]:
+    def couple(self, own: Tensor, everyone: AllExamples) -> tuple[Tensor, ...]:
         """Tensors [n, ...] for the n own examples of a step, from `own`: their microbatches' memories joined.
 
         The second pass calls each microbatch with its rows of them. Collective.

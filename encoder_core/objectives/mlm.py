@@ -8,14 +8,13 @@ from encoder_core.batch import Batch
 from encoder_core.families.build import AnyEncoder, ModelConfig, build_encoder
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.heads.cross_entropy import CrossEntropySums
-from encoder_core.heads.enhanced import EnhancedMaskDecoder
-from encoder_core.heads.mlm import MaskedLanguageModelHead
+from encoder_core.heads.prediction import EnhancedMaskDecoder, MaskedLanguageModelHead
 from encoder_core.layers.attention import Attend, automatic
 from encoder_core.layers.deberta_encoder import DisentangledEncoder
-from encoder_core.objectives.losses import LossSums, Objective, Term
+from encoder_core.objectives.losses import LossSums, ObjectiveModule, Term
 
 
-class MaskedLanguageModel(Objective):
+class MaskedLanguageModel(ObjectiveModule):
     """Cross-entropy of the original ids at the target positions (BERT, section 3.1; RoBERTa).
 
     Terms: "mlm".

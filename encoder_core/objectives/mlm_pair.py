@@ -11,19 +11,18 @@ from torch import Tensor
 
 from encoder_core.batch import Batch
 from encoder_core.families.build import AnyEncoder, ModelConfig, build_encoder
-from encoder_core.heads.enhanced import EnhancedMaskDecoder
-from encoder_core.heads.mlm import MaskedLanguageModelHead
-from encoder_core.heads.pair import PairHead
+from encoder_core.heads.classification import PairHead
+from encoder_core.heads.prediction import EnhancedMaskDecoder, MaskedLanguageModelHead
 from encoder_core.layers.attention import Attend, automatic
 from encoder_core.layers.deberta_encoder import DisentangledEncoder
-from encoder_core.objectives.losses import LossSums, Objective, Term
+from encoder_core.objectives.losses import LossSums, ObjectiveModule, Term
 from encoder_core.objectives.mlm import mask_decoder, tied_head
 
 PairTask = Literal["nsp", "sop"]
 """Next sentence prediction (BERT, section 3.1) or sentence order prediction (ALBERT, section 3.1)."""
 
 
-class MaskedLanguageModelWithPairs(Objective):
+class MaskedLanguageModelWithPairs(ObjectiveModule):
     """Two terms: "mlm" over targets, and "nsp" or "sop" over rows, times `weight`.
 
     Rows without labels (`pair_labels` None) have no pair term, but its head still takes part in the graph.

@@ -7,12 +7,12 @@ from encoder_core.batch import Batch
 from encoder_core.errors import TrainingError
 from encoder_core.families import xlnet
 from encoder_core.families.xlnet import XlnetConfig
-from encoder_core.heads.plm import PermutationHead
+from encoder_core.heads.prediction import PermutationHead
 from encoder_core.layers.xlnet_encoder import Memory, Streams, TwoStreamEncoder
-from encoder_core.objectives.losses import LossSums, Objective, Term
+from encoder_core.objectives.losses import LossSums, ObjectiveModule, Term
 
 
-class PermutedLanguageModel(Objective):
+class PermutedLanguageModel(ObjectiveModule):
     """Cross-entropy of the ids at the target positions, each predicted from what comes before it in the
     factorisation order.
 

@@ -13,11 +13,11 @@ from encoder_core.batch import Batch
 from encoder_core.families import deberta, electra
 from encoder_core.families.deberta import DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
-from encoder_core.heads.replaced import DetectionSums, ReplacedTokenHead, detection_sums
+from encoder_core.heads.classification import DetectionSums, ReplacedTokenHead, detection_sums
 from encoder_core.layers.attention import Attend, automatic
 from encoder_core.layers.deberta_encoder import DisentangledEncoder
 from encoder_core.layers.encoder import Embeddings, Encoder
-from encoder_core.objectives.losses import LossSums, Objective, Term
+from encoder_core.objectives.losses import LossSums, ObjectiveModule, Term
 from encoder_core.objectives.mlm import MaskedLanguageModel, masked_language_model
 
 DetectorConfig = ElectraConfig | DebertaV2Config
@@ -65,7 +65,7 @@ class Discriminator(nn.Module):
         return detection_sums(self.logits(batch), replaced_T)
 
 
-class ReplacedTokenDetection(Objective):
+class ReplacedTokenDetection(ObjectiveModule):
     """Both networks as one module with one set of embeddings, so that one engine trains them together.
 
     Terms: "mlm" over the generator's targets, and "rtd" over all tokens, weighted. No gradient passes through the

@@ -8,10 +8,9 @@ from torch import Tensor
 
 from encoder_core.batch import Batch
 from encoder_core.families.build import AnyEncoder, ModelConfig, build_encoder
-from encoder_core.heads.mlm import MaskedLanguageModelHead
-from encoder_core.heads.span_boundary import MAX_TARGETS, SpanBoundaryHead
+from encoder_core.heads.prediction import MAX_TARGETS, MaskedLanguageModelHead, SpanBoundaryHead
 from encoder_core.layers.attention import Attend, automatic
-from encoder_core.objectives.losses import LossSums, Objective, Term
+from encoder_core.objectives.losses import LossSums, ObjectiveModule, Term
 from encoder_core.objectives.mlm import tied_head
 
 
@@ -52,7 +51,7 @@ def boundary_targets(batch: Batch) -> BoundaryTargets:
     return BoundaryTargets(first[span] - 1, last[span] + 1, place[chosen], batch.target_ids[chosen])
 
 
-class SpanBoundaryModel(Objective):
+class SpanBoundaryModel(ObjectiveModule):
     """Two terms: "mlm" over targets, and "sbo" over those with a boundary, times `weight`."""
 
     def __init__(

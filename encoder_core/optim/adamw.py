@@ -86,7 +86,7 @@ class AdamW(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Apply one update to every tensor that has a gradient and whose turn it is.
+        """Apply one update to every tensor of the active update group that has a gradient.
 
         Raises:
             TrainingError: the update's number was not set.

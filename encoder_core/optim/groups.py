@@ -10,9 +10,9 @@ from torch import nn
 from encoder_core.layers.parameters import AttentionBias
 from encoder_core.optim.adamw import Decayed
 from encoder_core.optim.lamb import TRUST_RATIO
-from encoder_core.optim.updates import LR_SCALE, TURN, WHOLE
+from encoder_core.optim.updates import LR_SCALE, UPDATE_GROUP, WHOLE
 
-Turns = Mapping[str, Sequence[nn.Parameter]]
+UpdateGroups = Mapping[str, Sequence[nn.Parameter]]
 """The updates of one step by name, in order, and the parameters that each of them moves."""
 
 
@@ -22,10 +22,10 @@ def parameter_groups(
     *,
     decayed: Decayed = "no_bias_norm",
     layer_decay: float = 1.0,
-    turns: Turns | None = None,
+    update_groups: UpdateGroups | None = None,
 ) -> list[dict[str, Any]]:
-    """Groups for `AdamW` or `Lamb`, turn by turn (None: one turn for all), each in the order of the model's
-    parameters; tied parameters appear once.
+    """Groups for `AdamW` or `Lamb`, update group by update group (None: one for all), each in the order of the
+    model's parameters; tied parameters appear once.
 
     Weight decay acts on the parameters that are `decayed`; LayerNorm and biases have no trust ratio (ALBERT).
     With a `layer_decay` below 1 the learning rate of each layer is that many times the one above it: heads keep 1,
@@ -33,30 +33,30 @@ def parameter_groups(
     fine-tuning).
     """
     plain = _plain(model)
-    exclude_nodes = _spared(model, decayed, plain)
+    undecayed = _undecayed(model, decayed, plain)
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     depth = 1 + max((_layer(name) for name, _ in trained), default=-1)
-    order = list(turns or (WHOLE,))
-    turn_of = {id(p): turn for turn, params in (turns or {}).items() for p in params}
+    order = list(update_groups or (WHOLE,))
+    group_of = {id(p): name for name, params in (update_groups or {}).items() for p in params}
     groups: dict[tuple[str, bool, bool, float], list[nn.Parameter]] = defaultdict(list)
     for name, p in trained:
         scale = layer_decay ** _below_heads(name, depth)
-        groups[turn_of.get(id(p), WHOLE), id(p) in exclude_nodes, id(p) in plain, scale].append(p)
+        groups[group_of.get(id(p), WHOLE), id(p) in undecayed, id(p) in plain, scale].append(p)
     return [
         {
             "params": params,
-            "weight_decay": 0.0 if is_spared else weight_decay,
+            "weight_decay": 0.0 if is_undecayed else weight_decay,
             TRUST_RATIO: not is_plain,
             LR_SCALE: scale,
-            TURN: turn,
+            UPDATE_GROUP: update_group,
         }
-        for (turn, is_spared, is_plain, scale), params in sorted(
+        for (update_group, is_undecayed, is_plain, scale), params in sorted(
             groups.items(), key=lambda group: order.index(group[0][0])
         )
     ]
 
 
-def _spared(model: nn.Module, decayed: Decayed, plain: set[int]) -> set[int]:
+def _undecayed(model: nn.Module, decayed: Decayed, plain: set[int]) -> set[int]:
     """The parameters without weight decay, by id."""
     match decayed:
         case "all":

@@ -47,7 +47,7 @@ class LambConfig(BaseModel):
 
 
 @dataclass(frozen=True)
-class Segment:
+class ShardSegment:
     """Elements [start, stop) of a flat tensor belong to parameter number `parameter`."""
 
     parameter: int
@@ -78,8 +78,8 @@ class Lamb(Optimizer):
         }
         super().__init__(params, defaults)
         whole = [p for group in self.param_groups for p in group["params"]]
-        self._segments: Mapping[Tensor, Sequence[Segment]] = {
-            p: (Segment(i, 0, p.numel()),) for i, p in enumerate(whole)
+        self._segments: Mapping[Tensor, Sequence[ShardSegment]] = {
+            p: (ShardSegment(i, 0, p.numel()),) for i, p in enumerate(whole)
         }
         self._parameters = len(whole)
         self._sharded = False
@@ -87,7 +87,7 @@ class Lamb(Optimizer):
 
     def shard(
         self,
-        segments: Mapping[Tensor, Sequence[Segment]],
+        segments: Mapping[Tensor, Sequence[ShardSegment]],
         parameters: int,
         ranks: dist.ProcessGroup | None = None,
     ) -> None:
@@ -103,7 +103,7 @@ class Lamb(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Apply one update to every tensor that has a gradient and whose turn it is. Sharded, all ranks call it
+        """Apply one update to every tensor of the active update group that has a gradient. Sharded, all ranks call it
         together.
 
         Raises:
@@ -148,7 +148,7 @@ class Lamb(Optimizer):
             for segment in segments:
                 _part(direction, segment).mul_(ratios[segment.parameter])
 
-    def _ranges(self, p: Tensor) -> Sequence[Segment]:
+    def _ranges(self, p: Tensor) -> Sequence[ShardSegment]:
         if p not in self._segments:
             raise TrainingError(
                 f"LAMB was handed a flat tensor of {p.numel()} elements and not told whose they are",
@@ -157,7 +157,7 @@ class Lamb(Optimizer):
         return self._segments[p]
 
 
-def _part(flat: Tensor, segment: Segment) -> Tensor:
+def _part(flat: Tensor, segment: ShardSegment) -> Tensor:
     return flat.view(-1)[segment.start : segment.stop]
 
 

@@ -1,7 +1,8 @@
-"""What an optimizer is told from outside before each update: its learning rate, its number, and whose turn it is.
+"""What an optimizer is told from outside before each update: its learning rate, its number, and which update group
+moves.
 
 None of it is optimizer state. All are functions of the run's position, so a checkpoint stores a count of
-applied updates for each turn and moments per parameter, and no optimizer keeps a counter that could
+applied updates for each update group and moments per parameter, and no optimizer keeps a counter that could
 disagree with it. (DeepSpeed calls `step` once per group or sub-group: a counter inside would run ahead at
 ZeRO 3.)
 """
@@ -16,26 +17,26 @@ from encoder_core.errors import TrainingError
 # Keys of a parameter group, beside torch's own.
 UPDATE = "step"
 LR_SCALE = "lr_scale"
-TURN = "turn"
+UPDATE_GROUP = "update_group"
 ACTIVE = "active"
 
 WHOLE = "all"
-"""The one turn of a step that updates all parameters together, as nearly every objective's does."""
+"""The name of the one update group that moves all parameters together, as in nearly every objective."""
 
 
-def set_update(optimizer: Optimizer, *, lr: float, count: int, turn: str = WHOLE) -> None:
+def set_update(optimizer: Optimizer, *, lr: float, count: int, update_group: str = WHOLE) -> None:
     """Prepare update number `count`, from 1, at learning rate `lr` (times each group's `lr_scale`).
 
-    Groups of other turns are left alone by the next `step`: weights, moments and all.
+    The next `step` leaves the weights and moments of other update groups alone.
     """
     for group in optimizer.param_groups:
         group["lr"] = lr * group.get(LR_SCALE, 1.0)
         group[UPDATE] = count
-        group[ACTIVE] = group.get(TURN, WHOLE) == turn
+        group[ACTIVE] = group.get(UPDATE_GROUP, WHOLE) == update_group
 
 
 def due(group: dict[str, Any]) -> list[Tensor]:
-    """The tensors of a group that the next update moves: those with a gradient, if it is the group's turn."""
+    """The tensors of a group that the next update moves: those with a gradient, if the group is active."""
     return [p for p in group["params"] if p.grad is not None] if group[ACTIVE] else []
 
 

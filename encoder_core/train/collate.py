@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from encoder_core.batch import Batch
 
 
-class Rows(Protocol):
+class HostRows(Protocol):
     """The arrays of `data_service.samples.samples.Samples`, by shape only: this package never imports the service."""
 
     @property
@@ -34,7 +34,7 @@ class Rows(Protocol):
     def cls_last(self) -> NDArray[np.bool_] | None: ...
 
 
-def to_batch(rows: Rows, device: torch.device) -> Batch:
+def to_batch(rows: HostRows, device: torch.device) -> Batch:
     """N ragged rows as a `Batch` on `device`. Token ids widen to int64; nothing is padded.
 
     Rows with a factorisation order end with their classification token, which is a segment of its own, 2, as in
@@ -70,7 +70,7 @@ def to_batch(rows: Rows, device: torch.device) -> Batch:
     )
 
 
-def _text_offsets(rows: Rows) -> tuple[NDArray[np.int64], int]:
+def _text_offsets(rows: HostRows) -> tuple[NDArray[np.int64], int]:
     """[N * G + 1] where each text begins, and the end; and G, the texts of a row."""
     if rows.text_starts is None:
         return rows.offsets, 1

@@ -8,12 +8,12 @@ import torch.distributed as dist
 from jaxtyping import Int
 from torch import Tensor
 
-from encoder_core.objectives.losses import Everyone
+from encoder_core.objectives.losses import AllExamples
 
 
 @dataclass(frozen=True)
-class RankExamples(Everyone):
-    """`Everyone` for ranks that were dealt microbatches in turn: the order is that of the logical microbatches.
+class RankExamples(AllExamples):
+    """`AllExamples` for ranks that were dealt microbatches in turn: the order is that of the logical microbatches.
 
     Attributes:
         at: where the own examples lie among all.

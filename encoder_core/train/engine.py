@@ -27,8 +27,8 @@ from deepspeed.accelerator import get_accelerator
 
 from encoder_core.batch import Batch
 from encoder_core.errors import TrainingError
-from encoder_core.optim.lamb import Lamb, Segment
-from encoder_core.optim.updates import TURN, WHOLE, set_update
+from encoder_core.optim.lamb import Lamb, ShardSegment
+from encoder_core.optim.updates import UPDATE_GROUP, WHOLE, set_update
 from encoder_core.train import zero_state
 from encoder_core.train.engine_config import EngineConfig
 from encoder_core.train.timing import Stopwatch
@@ -59,9 +59,12 @@ class Update:
 class Engine:
     """A model and its optimizer under DeepSpeed.
 
-    A step may update the model in several turns (DeepSpeed knows of one): each moves the parameter groups that carry
-    its name, and leaves weights, moments and gradient norm of the others out. `turns` holds the names, in order.
-    `objective` is the model; `forwards` times forward passes; `replicated` is what every rank should have alike.
+    A step may have several update groups (DeepSpeed knows of one). The update of a group moves the parameter groups
+    that carry its name, and leaves out weights, moments and gradient norm of the others. `update_groups` holds the
+    names, in order.
+
+    `objective` is the model; `forwards` times forward passes; `replicated` are the weights that all ranks should have
+    alike.
 
     Raises:
         TrainingError: bf16 at stage 0, which DeepSpeed steps once at construction.
@@ -79,8 +82,8 @@ class Engine:
         self.objective = model
         self._movable: dict[str, list[nn.Parameter]] = {}
         for group in optimizer.param_groups:
-            self._movable.setdefault(group.get(TURN, WHOLE), []).extend(group["params"])
-        self.turns = tuple(self._movable)
+            self._movable.setdefault(group.get(UPDATE_GROUP, WHOLE), []).extend(group["params"])
+        self.update_groups = tuple(self._movable)
         trained = {id(p) for params in self._movable.values() for p in params}
         self._frozen = {id(p) for p in model.parameters()} - trained
         self._engine, *_ = deepspeed.initialize(
@@ -108,25 +111,29 @@ class Engine:
         """Dropout on or off."""
         self._engine.train(mode)
 
-    def begin(self, turn: str) -> None:
-        """Training mode, and gradients for the parameters of this turn only."""
+    def begin(self, update_group: str) -> None:
+        """Training mode, and gradients for the parameters of this update group only."""
         self.training(True)
         if (
-            len(self.turns) > 1
+            len(self.update_groups) > 1
         ):  # DeepSpeed counts a frozen parameter's gradient as 0, and an unused one's as its last
             for name, params in self._movable.items():
                 for p in params:
-                    p.requires_grad_(name == turn)
+                    p.requires_grad_(name == update_group)
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         """Add this microbatch's gradient of `loss`, a share of the step's global loss. `last` on the final one."""
         self._engine.set_gradient_accumulation_boundary(last)
         self._engine.backward(loss, scale_wrt_gas=False)
 
-    def update(self, lr: float, count: int, turn: str = WHOLE, largest_norm: float = math.inf) -> Update:
-        """Apply the gradient accumulated in `turn` as its update number `count` (from 1), or drop it if it is not
-        finite, or its norm is above `largest_norm`."""
-        set_update(self._engine.basic_optimizer, lr=lr, count=count, turn=turn)
+    def update(
+        self, lr: float, count: int, update_group: str = WHOLE, largest_norm: float = math.inf
+    ) -> Update:
+        """Apply the gradient accumulated for `update_group` as its update number `count`, from 1.
+
+        The update is dropped if the gradient is not finite, or its norm is above `largest_norm`.
+        """
+        set_update(self._engine.basic_optimizer, lr=lr, count=count, update_group=update_group)
         self._largest_norm = largest_norm
         if self.config.stage == 0:
             return self._update_unsharded()
@@ -164,9 +171,9 @@ class Engine:
     def _describe_partitions(self, optimizer: Lamb) -> None:
         """Trust ratios are per parameter: say which parameters lie where in this rank's flat partitions."""
         numbers = {name: number for number, name in enumerate(self.names.values())}
-        segments: dict[Tensor, list[Segment]] = {}
+        segments: dict[Tensor, list[ShardSegment]] = {}
         for place in zero_state.places(*self._trained(), self.rank, self.world):
-            ends = Segment(numbers[place.name], place.offset, place.offset + place.length)
+            ends = ShardSegment(numbers[place.name], place.offset, place.offset + place.length)
             segments.setdefault(place.flat, []).append(ends)
         optimizer.shard(segments, len(numbers))
 

@@ -13,7 +13,7 @@ from encoder_core.train.exchange import Control
 from encoder_core.train.metrics import TARGETS, means
 from encoder_core.train.step import Microbatch, Sums, gather_sums, seed_draws
 
-EVALUATION = "evaluation"  # the "turn" of its draws, which are those of step 0 each time
+EVALUATION = "evaluation"  # the "update group" of its draws, which are those of step 0 each time
 
 
 def evaluate(

@@ -89,7 +89,7 @@ class Data(Protocol):
         ...
 
 
-class Keeper(Protocol):
+class Checkpointer(Protocol):
     """Where states go. `begin` returns at once; `commit` is called by all ranks at the same step.
 
     `due` holds only at steps before which memory is recomputed; the last state may lie anywhere, and has its memory.
@@ -102,11 +102,11 @@ class Keeper(Protocol):
     def finish(self, engine: Engine, state: TrainState, carried: Carried) -> None: ...
 
 
-class Losses(Protocol):
+class LossGuard(Protocol):
     """What is done about losses that are not finite or far too high. Every rank decides alike."""
 
-    def limit(self, step: int, turn: str, sums: Mapping[str, float]) -> float:
-        """The largest gradient norm with which a turn makes its update, given this rank's sums. Collective."""
+    def limit(self, step: int, update_group: str, sums: Mapping[str, float]) -> float:
+        """The largest gradient norm with which an update group is updated, given this rank's sums. Collective."""
         ...
 
     def after(self, report: StepReport) -> None:
@@ -114,7 +114,7 @@ class Losses(Protocol):
         ...
 
 
-class Journal(Protocol):
+class TrainJournal(Protocol):
     """What is written down. Rank 0 records; the others' calls are heartbeats."""
 
     def doing(self, step: int, doing: str, done: int = 0) -> None:
@@ -126,7 +126,7 @@ class Journal(Protocol):
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainPlan:
     """What to do at which step: pure functions of the step, fixed by the recipe."""
 
     seed: int
@@ -150,10 +150,10 @@ class Trainer:
     engine: Engine
     control: Control
     data: Data
-    keeper: Keeper
-    losses: Losses
-    journal: Journal
-    plan: Plan
+    checkpointer: Checkpointer
+    losses: LossGuard
+    journal: TrainJournal
+    plan: TrainPlan
     stop_requested: Callable[[], bool]
     memories: Memories = field(default_factory=dict)
 
@@ -178,26 +178,26 @@ class Trainer:
             sums: dict[str, float] = {}
             digests: list[Tensor] = []
             updates: dict[str, Update] = {}
-            for turn in self.engine.turns:
+            for group in self.engine.update_groups:
                 own = accumulate(
-                    self.engine, fetched.work, signals.counts, self.plan.seed, self.memories, turn
+                    self.engine, fetched.work, signals.counts, self.plan.seed, self.memories, group
                 )
                 digests += self._digests(state.step)
-                limit = self.losses.limit(state.step, turn, own)
-                updates[turn] = self.engine.update(learning_rate, state.next_update(turn), turn, limit)
+                limit = self.losses.limit(state.step, group, own)
+                updates[group] = self.engine.update(learning_rate, state.next_update(group), group, limit)
                 sums |= own
             pace = Pace(fetching, self.engine.forwards.take(), fetched.tokens)
-            settled = gather_step_results(self.control, sums, pace, digests)
-            ensure_same_digests(settled.digests, self.engine.replicated, self.control, state.step)
+            results = gather_step_results(self.control, sums, pace, digests)
+            ensure_same_digests(results.digests, self.engine.replicated, self.control, state.step)
             report = StepReport(
                 state,
                 fetched.samples,
                 signals,
-                settled.sums,
+                results.sums,
                 learning_rate,
                 updates,
                 time.monotonic() - started,
-                settled.paces,
+                results.paces,
             )
             self.journal.step(report)
             self.losses.after(report)
@@ -208,15 +208,15 @@ class Trainer:
                 self._evaluate(state.step)
             if signals.save:
                 ensure_same(self.engine.replicated, self.control, state.step)
-                self.keeper.begin(self.engine, state)
+                self.checkpointer.begin(self.engine, state)
         self.journal.doing(state.step, "saving")
         ensure_same(self.engine.replicated, self.control, state.step)
-        self.keeper.finish(self.engine, state, carried)
+        self.checkpointer.finish(self.engine, state, carried)
         return state
 
     def _commit(self, step: int) -> None:
         self.journal.doing(step, "saving")
-        self.keeper.commit()
+        self.checkpointer.commit()
         self.journal.doing(step, "training")
 
     def _evaluate(self, step: int) -> None:
@@ -245,8 +245,8 @@ class Trainer:
         return exchange(
             self.control,
             stop=self.stop_requested(),
-            save=self.keeper.due(state.step + 1),
-            saved=self.keeper.ready(),
+            save=self.checkpointer.due(state.step + 1),
+            saved=self.checkpointer.ready(),
             wait=fetched.wait,
             tokens=fetched.tokens,
             digest=fetched.digest,

@@ -57,8 +57,8 @@ class StepReport:
 
     @property
     def applied(self) -> dict[str, bool]:
-        """By turn: whether its update moved weights."""
-        return {turn: update.applied for turn, update in self.updates.items()}
+        """By update group: whether its update moved weights."""
+        return {group: update.applied for group, update in self.updates.items()}
 
     def record(self) -> dict[str, Any]:
         """The line of the metrics file (schema in infra/docs/records.md). Losses are per target, in nats.
@@ -83,6 +83,6 @@ class StepReport:
         }
 
     def _gradient_norms(self) -> dict[str, float]:
-        """Of all gradients together; in a step of several turns also of each turn's."""
-        norms = {f"{turn}_grad_norm": update.grad_norm for turn, update in self.updates.items()}
+        """Of all gradients together; in a step of several update groups also of each group."""
+        norms = {f"{group}_grad_norm": update.grad_norm for group, update in self.updates.items()}
         return {"grad_norm": math.hypot(*norms.values())} | (norms if len(norms) > 1 else {})

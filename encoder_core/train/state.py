@@ -13,8 +13,8 @@ class TrainState:
 
     Attributes:
         step: steps taken, skipped ones included; the next step has this number.
-        updates: optimizer updates applied (Adam's t), by turn of the step.
-        skipped: steps in which some turn's gradient was not finite.
+        updates: optimizer updates applied (Adam's t), by update group.
+        skipped: steps in which the gradient of some update group was not finite.
         tokens: tokens fed to the encoder so far, special tokens included.
     """
 
@@ -23,16 +23,16 @@ class TrainState:
     skipped: int = 0
     tokens: int = 0
 
-    def next_update(self, turn: str) -> int:
-        """The number of the next update in `turn`, from 1."""
-        return self.updates.get(turn, 0) + 1
+    def next_update(self, update_group: str) -> int:
+        """The number of the next update of `update_group`, from 1."""
+        return self.updates.get(update_group, 0) + 1
 
     def after(self, *, applied: Mapping[str, bool], tokens: int) -> "TrainState":
-        """The state one step later; `applied` says of each turn whether its update was."""
+        """The state one step later; `applied` says of each update group whether its update was."""
         return replace(
             self,
             step=self.step + 1,
-            updates={turn: self.updates.get(turn, 0) + moved for turn, moved in applied.items()},
+            updates={group: self.updates.get(group, 0) + moved for group, moved in applied.items()},
             skipped=self.skipped + (not all(applied.values())),
             tokens=self.tokens + tokens,
         )
@@ -42,12 +42,12 @@ class TrainState:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "TrainState":
-        """The inverse; a bare number of updates is that of the one turn."""
+        """The inverse; a bare number of updates is that of the one update group."""
         updates = data["updates"]
         counted = updates if isinstance(updates, dict) else {WHOLE: updates}
         return cls(
             step=int(data["step"]),
-            updates={turn: int(count) for turn, count in counted.items()},
+            updates={group: int(count) for group, count in counted.items()},
             skipped=int(data["skipped"]),
             tokens=int(data["tokens"]),
         )

@@ -22,16 +22,16 @@ from encoder_core.train.engine import Engine
 from encoder_core.train.exchange import Control
 
 
-def draw_seed(seed: int, step: int, microbatch: int, turn: str = WHOLE) -> int:
-    """A 63-bit seed, hashed so that neighbouring steps, turns and runs share nothing."""
-    place = f"{seed}/{step}/{microbatch}" + ("" if turn == WHOLE else f"/{turn}")
+def draw_seed(seed: int, step: int, microbatch: int, update_group: str = WHOLE) -> int:
+    """A 63-bit seed, hashed so that neighbouring steps, update groups and runs share nothing."""
+    place = f"{seed}/{step}/{microbatch}" + ("" if update_group == WHOLE else f"/{update_group}")
     digest = hashlib.blake2b(place.encode(), digest_size=8, person=b"maskfleet-draws")
     return int.from_bytes(digest.digest(), "little") >> 1
 
 
-def seed_draws(seed: int, step: int, microbatch: int, turn: str = WHOLE) -> None:
-    """Seed the default generators of the CPU and of every GPU for one logical microbatch in one turn of its step."""
-    torch.manual_seed(draw_seed(seed, step, microbatch, turn))
+def seed_draws(seed: int, step: int, microbatch: int, update_group: str = WHOLE) -> None:
+    """Seed the default generators of the CPU and of every GPU for one logical microbatch in one update group."""
+    torch.manual_seed(draw_seed(seed, step, microbatch, update_group))
 
 
 @dataclass(frozen=True)
@@ -77,19 +77,20 @@ def accumulate(
     counts: Mapping[str, float],
     seed: int,
     memories: Memories,
-    turn: str = WHOLE,
+    update_group: str = WHOLE,
 ) -> dict[str, float]:
-    """Accumulate the gradient of one turn of a step; returns this rank's sums (not means) of losses and metrics.
+    """Accumulate the gradient of one update group of a step; returns this rank's sums (not means) of losses and
+    metrics.
 
     `counts` are the step's global targets per loss term, known before the first backward.
     """
-    engine.begin(turn)
-    memories.update(_first_pass(engine, work, seed, turn))
+    engine.begin(update_group)
+    memories.update(_first_pass(engine, work, seed, update_group))
     sums = Sums()
     rounds = work.rounds(engine.world)
     for i in range(rounds):
         microbatch = work.microbatch(i, engine.device)
-        seed_draws(seed, work.step, microbatch.index, turn)
+        seed_draws(seed, work.step, microbatch.index, update_group)
         losses: LossSums = engine(microbatch.batch, memories.pop(microbatch.index, ()))
         engine.backward(_share_of_step(losses, counts), last=i == rounds - 1)
         sums.add(losses)
@@ -98,7 +99,9 @@ def accumulate(
     return sums.collect()
 
 
-def _first_pass(engine: Engine, work: RankBatch, seed: int, turn: str) -> dict[int, tuple[Tensor, ...]]:
+def _first_pass(
+    engine: Engine, work: RankBatch, seed: int, update_group: str
+) -> dict[int, tuple[Tensor, ...]]:
     """By logical microbatch, what a coupled objective's second pass needs; nothing for any other. Collective."""
     if not isinstance(engine.objective, CoupledObjective):
         return {}
@@ -106,7 +109,7 @@ def _first_pass(engine: Engine, work: RankBatch, seed: int, turn: str) -> dict[i
     with torch.no_grad():
         for i in range(work.rounds(engine.world)):
             microbatch = work.microbatch(i, engine.device)
-            seed_draws(seed, work.step, microbatch.index, turn)
+            seed_draws(seed, work.step, microbatch.index, update_group)
             own += engine(microbatch.batch).memory
             indices.append(microbatch.index)
     everyone, joined = RankExamples.meet(own)

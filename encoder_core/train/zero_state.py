@@ -1,7 +1,7 @@
 """Where each parameter's fp32 state lives at every ZeRO stage, as ranges of flat tensors.
 
 DeepSpeed keeps master weights and moments in flat partitions whose layout depends on the stage, the world size and the
-groups. A `Place` is one contiguous piece of it that this rank owns: elements [start, start + length) of a named
+groups. A `OwnedRange` is one contiguous piece of it that this rank owns: elements [start, start + length) of a named
 parameter, at `offset` of a flat tensor. Checkpoints read and write places only, so they know no topology.
 
 A parameter that the optimizer does not know (frozen) has no master weight and no moments. Its weight in the working
@@ -45,7 +45,7 @@ Read = Callable[[str, str, int, int], Tensor]
 
 
 @dataclass(frozen=True)
-class Place:
+class OwnedRange:
     """One owned range: parameter elements [start, start + length) at flat[offset : offset + length]."""
 
     name: str
@@ -75,7 +75,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class FrozenPlace:
+class FrozenRange:
     """One owned range of a frozen parameter: elements [start, start + length) at flat[offset : offset + length] of its
     working weight, in any dtype."""
 
@@ -100,7 +100,7 @@ class FrozenPlace:
 
 def frozen_places(
     stage: int, named: Sequence[tuple[str, nn.Parameter]], rank: int, world: int
-) -> Iterator[FrozenPlace]:
+) -> Iterator[FrozenRange]:
     """The ranges rank `rank` of `world` owns of parameters that the optimizer does not know; once over all ranks."""
     for name, p in named:
         if stage == 3:  # 1/world of every parameter, the last piece padded
@@ -111,12 +111,12 @@ def frozen_places(
             flat, start, stop = p, p.numel() * rank // world, p.numel() * (rank + 1) // world
             offset = start
         if stop > start:
-            yield FrozenPlace(name, start, stop - start, flat, offset)
+            yield FrozenRange(name, start, stop - start, flat, offset)
 
 
 def places(
     optimizer: Any, stage: int, named: Sequence[tuple[str, nn.Parameter]], rank: int, world: int
-) -> Iterator[Place]:
+) -> Iterator[OwnedRange]:
     """The ranges rank `rank` of `world` owns of parameters that are trained. Over all ranks they cover each exactly
     once."""
     match stage:
@@ -159,15 +159,15 @@ def _moments(optimizer: Any, flat: Tensor) -> dict[str, Tensor]:
 
 def _unsharded(
     optimizer: torch.optim.Optimizer, named: Sequence[tuple[str, nn.Parameter]], rank: int, world: int
-) -> Iterator[Place]:
+) -> Iterator[OwnedRange]:
     """Stage 0: every rank holds everything; each answers for an equal share of every parameter."""
     for name, p in named:
         start, stop = p.numel() * rank // world, p.numel() * (rank + 1) // world
         if stop > start:
-            yield Place(name, start, stop - start, p, start, _moments(optimizer, p))
+            yield OwnedRange(name, start, stop - start, p, start, _moments(optimizer, p))
 
 
-def _optimizer_sharded(optimizer: Any, named: Sequence[tuple[str, nn.Parameter]]) -> Iterator[Place]:
+def _optimizer_sharded(optimizer: Any, named: Sequence[tuple[str, nn.Parameter]]) -> Iterator[OwnedRange]:
     """Stages 1, 2 (and BF16_Optimizer): one flat fp32 partition per parameter group."""
     flats = getattr(optimizer, "single_partition_of_fp32_groups", None)
     flats = flats if flats is not None else optimizer.fp32_groups_flat_partition
@@ -177,10 +177,14 @@ def _optimizer_sharded(optimizer: Any, named: Sequence[tuple[str, nn.Parameter]]
             continue
         flat = flats[mapping.param_group_index]
         source, target = mapping.lp_fragment_address, mapping.hp_fragment_address
-        yield Place(name, source.start, source.numel, flat, target.start, _moments(optimizer.optimizer, flat))
+        yield OwnedRange(
+            name, source.start, source.numel, flat, target.start, _moments(optimizer.optimizer, flat)
+        )
 
 
-def _fully_sharded(optimizer: Any, named: Sequence[tuple[str, nn.Parameter]], rank: int) -> Iterator[Place]:
+def _fully_sharded(
+    optimizer: Any, named: Sequence[tuple[str, nn.Parameter]], rank: int
+) -> Iterator[OwnedRange]:
     """Stage 3: each rank holds 1/world of every parameter, the last piece padded."""
     for name, p in named:
         group, offset, _ = optimizer.grad_position[optimizer.get_param_id(p)]
@@ -189,4 +193,4 @@ def _fully_sharded(optimizer: Any, named: Sequence[tuple[str, nn.Parameter]], ra
         start = rank * share
         length = min(share, p.ds_numel - start)  # type: ignore[attr-defined]
         if length > 0:
-            yield Place(name, start, length, flat, offset, _moments(optimizer.optimizer, flat))
+            yield OwnedRange(name, start, length, flat, offset, _moments(optimizer.optimizer, flat))

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from checkpoints.listing import Row, rows
+from checkpoints.listing import CheckpointRow, rows
 from launcher.extras import optional
 from launcher.recipe.schema import Recipe
 from launcher.run import record as runs
@@ -69,7 +69,7 @@ class Run:
 
         return status(self._opened, time.time())
 
-    def checkpoints(self) -> list[Row]:
+    def checkpoints(self) -> list[CheckpointRow]:
         """Its checkpoints, newest first."""
         return rows(self._opened.store)
 

@@ -3,7 +3,7 @@
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from data_service.ingest.progress import Progress as BuildProgress
+from data_service.ingest.pool import Progress as BuildProgress
 from launcher.format import human_bytes
 
 

@@ -8,7 +8,7 @@ import typer
 from launcher.cli.options import JsonOption, RunArgument, print_json
 
 if TYPE_CHECKING:
-    from checkpoints.verify import Report
+    from checkpoints.verify import Verification
 
 group = typer.Typer(no_args_is_help=True, help="List, verify and export a run's checkpoints.")
 
@@ -66,7 +66,7 @@ def verify(
         raise typer.Exit(1)
 
 
-def _verified(report: "Report") -> dict[str, object]:
+def _verified(report: "Verification") -> dict[str, object]:
     return {"step": report.mark.step, "attempt": report.mark.attempt, "problems": report.problems}
 
 

@@ -26,7 +26,7 @@ class TxtDocuments(StrEnum):
     BLANK_LINE = "blank_line"
 
 
-class Split(StrEnum):
+class CorpusSplit(StrEnum):
     TRAIN = "train"
     HELDOUT = "heldout"
 
@@ -203,7 +203,7 @@ def show(
     corpus: CorpusArgument,
     index: Annotated[int, typer.Option("--index", min=0, help="Number of the first document.")] = 0,
     count: Annotated[int, typer.Option("--count", min=1, help="How many documents.")] = 1,
-    split: Annotated[Split, typer.Option("--split", help="Which documents.")] = Split.TRAIN,
+    split: Annotated[CorpusSplit, typer.Option("--split", help="Which documents.")] = CorpusSplit.TRAIN,
 ) -> None:
     """Print documents as training sees them: decoded from their tokens, a line a sentence, or a text of a pair."""
     from itertools import repeat

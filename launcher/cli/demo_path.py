@@ -29,7 +29,7 @@ from launcher.cli.build_progress import BuildWatch
 from launcher.cli.corpus_table import heldout_note
 from launcher.cli.demo_text import write_jsonl
 from launcher.cli.texts import automatic_workers, sample_texts
-from launcher.cluster.operate import operate
+from launcher.cluster.train import train
 from launcher.errors import RunError
 from launcher.export.export import export_run
 from launcher.format import human_bytes, human_count, human_duration
@@ -182,7 +182,7 @@ class Demo:
         """Returns whether training was stopped before its end."""
         ranks, stage = run.recipe.trainers, run.recipe.zero
         with self._timed(f"training: {ranks} ranks, ZeRO {stage}, data through Ray"):
-            outcome = operate(run, self.console)
+            outcome = train(run, self.console)
             if outcome.code:
                 self._say(f"stopped at step {outcome.step:,}; the same command goes on from there")
             return outcome.code != 0

@@ -10,7 +10,7 @@ from launcher.cli.options import CheckpointArgument, DataOption, JsonOption, Ste
 
 if TYPE_CHECKING:
     from launcher.diagnose.figures import Figure
-    from launcher.diagnose.subject import Subject
+    from launcher.diagnose.subject import Diagnosis
 
 _NAMES = {"iso_score": "IsoScore", "effective_rank": "effective rank", "spearman": "Spearman"}
 
@@ -53,9 +53,11 @@ def diagnose(
 
     Example: `maskfleet diagnose runs/base --task sst2 --data glue/`
     """
-    from launcher.diagnose.subject import Wanted, measured
+    from launcher.diagnose.subject import DiagnosticRequest, measured
 
-    wanted = Wanted(text=text, tasks=tuple(task or ()), data=data, poolings=tuple(pooling or ()), limit=limit)
+    wanted = DiagnosticRequest(
+        text=text, tasks=tuple(task or ()), data=data, poolings=tuple(pooling or ()), limit=limit
+    )
     for subject in measured(checkpoint, step, wanted):
         if as_json:
             print_json(subject.records())
@@ -63,7 +65,7 @@ def diagnose(
             _show(subject)
 
 
-def _show(subject: "Subject") -> None:
+def _show(subject: "Diagnosis") -> None:
     from launcher.diagnose.figures import ANISOTROPY
 
     typer.echo(f"{subject.title}")

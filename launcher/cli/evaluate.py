@@ -12,10 +12,10 @@ from launcher.errors import OptionError
 
 if TYPE_CHECKING:
     from launcher.evaluate.cell import Measure
-    from launcher.evaluate.endings import Share
-    from launcher.evaluate.evaluation import Evaluation
+    from launcher.evaluate.endings import CellResources
+    from launcher.evaluate.evaluation import GridEvaluation
     from launcher.evaluate.results import Results
-    from launcher.evaluate.table import Row
+    from launcher.evaluate.table import TableRow
 
 
 def register(app: typer.Typer) -> None:
@@ -88,7 +88,7 @@ def evaluate(
     Example: `maskfleet evaluate s3://bucket/runs/base glue --data glue/ --results s3://bucket/results`
     """
     from data_service.store.open import open_store
-    from launcher.evaluate.endings import Share
+    from launcher.evaluate.endings import CellResources
     from launcher.evaluate.evaluation import recorded
     from launcher.evaluate.results import Results
 
@@ -99,7 +99,7 @@ def evaluate(
             return
         measures = _measures(suite, data, tasks, assignments)
         evaluation, table = _evaluated(
-            store, suite, checkpoints, wanted, measures, range(seeds), Share(cpus=cpus, gpus=gpus)
+            store, suite, checkpoints, wanted, measures, range(seeds), CellResources(cpus=cpus, gpus=gpus)
         )
         _print_table(table, as_json)
     _keep_for_reports(checkpoints, table)
@@ -152,14 +152,14 @@ def _evaluated(
     steps: list[int] | None,
     measures: "list[Measure]",
     seeds: Sequence[int],
-    share: "Share",
-) -> "tuple[Evaluation, list[Row]]":
+    share: "CellResources",
+) -> "tuple[GridEvaluation, list[TableRow]]":
     from launcher.evaluate.endings import Ended
-    from launcher.evaluate.evaluation import Evaluation, plan
+    from launcher.evaluate.evaluation import GridEvaluation, plan
     from launcher.evaluate.model import opened
 
     with opened(store, sources, steps) as models:
-        evaluation = Evaluation(store, suite, plan(models, measures, seeds))
+        evaluation = GridEvaluation(store, suite, plan(models, measures, seeds))
         for rules, count in evaluation.under_other_rules().items():
             _say(
                 f"{count} cells have results of version {rules} of our rules, not of {store.rules}: computed again"
@@ -179,7 +179,7 @@ def _evaluated(
     return evaluation, evaluation.table() if evaluation.trouble is None else []
 
 
-def _keep_for_reports(sources: list[str], table: "list[Row]") -> None:
+def _keep_for_reports(sources: list[str], table: "list[TableRow]") -> None:
     """The rows about each run go where `maskfleet report` finds them; the table is printed by then."""
     from data_service.store.errors import StoreError
     from data_service.store.open import open_store
@@ -195,7 +195,7 @@ def _keep_for_reports(sources: list[str], table: "list[Row]") -> None:
             _say(f"the report of {source} will be without this table: {error.problem}")
 
 
-def _end(evaluation: "Evaluation") -> None:
+def _end(evaluation: "GridEvaluation") -> None:
     """Says what has no result; ends with the code that this means."""
     from launcher.contract import MISTAKE, REPEAT
 
@@ -212,7 +212,7 @@ def _end(evaluation: "Evaluation") -> None:
         raise typer.Exit(MISTAKE)
 
 
-def _print_table(rows: "list[Row]", as_json: bool) -> None:
+def _print_table(rows: "list[TableRow]", as_json: bool) -> None:
     from launcher.evaluate.render import terminal_table
     from launcher.output import print_table
 

@@ -8,7 +8,7 @@ from launcher.cli.alone import repeatable, told
 from launcher.cli.options import CheckpointArgument, DataOption, JsonOption, StepOption, print_json
 
 if TYPE_CHECKING:
-    from launcher.finetune.settings import Settings
+    from launcher.finetune.settings import FinetuneSettings
     from launcher.finetune.tries import Tried
     from launcher.tasks.task import Task
 
@@ -82,7 +82,9 @@ def finetune(
         typer.echo(f"{pretrained.name}, fine-tuned on {asked.name}, is in {out}")
 
 
-def _choices(task: "Task", assignments: list[str] | None, threads: int | None) -> "tuple[Settings, ...]":
+def _choices(
+    task: "Task", assignments: list[str] | None, threads: int | None
+) -> "tuple[FinetuneSettings, ...]":
     import os
 
     from launcher.finetune.settings import candidates
@@ -98,7 +100,7 @@ def _record(tried: "Tried", seed: int) -> dict[str, object]:
     return {**tried.record(), "seed": seed, "best": tried.best, **outcome}
 
 
-def _line(tried: "Tried", choices: "tuple[Settings, ...]") -> str:
+def _line(tried: "Tried", choices: "tuple[FinetuneSettings, ...]") -> str:
     """The settings that differ between the choices, and the figures."""
     values = tried.settings.model_dump()
     others = [choice.model_dump() for choice in choices]

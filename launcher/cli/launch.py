@@ -259,9 +259,9 @@ def ray_job(
     import shlex
 
     from launcher.schedulers import ray_cluster as backend
-    from launcher.schedulers.job import Training
+    from launcher.schedulers.job import TrainingJob
 
-    job = Training.of(run=_uri(run, assignments), nodes=nodes, assignments=tuple(assignments or ()))
+    job = TrainingJob.of(run=_uri(run, assignments), nodes=nodes, assignments=tuple(assignments or ()))
     if submit:
         typer.echo(backend.submit_to(job, address))
     else:

@@ -8,18 +8,17 @@ import typer
 
 from data_service.errors import InputError
 from data_service.ingest.documents import read_records
-from data_service.ingest.inputs import Listing, list_inputs
+from data_service.ingest.inputs import InputListing, list_inputs
 from data_service.ingest.options import BuildOptions
-from data_service.ingest.skipped import LISTED, skipped_record, with_lines
+from data_service.ingest.records import LISTED, BadRecord, skipped_record, with_lines
 from data_service.ingest.splits import Split, plan_splits
-from data_service.ingest.text import BadRecord
 from data_service.visible import one_line
 
 _SMALL = 64 << 20  # bytes
 _SHARE = 256 << 10  # bytes of text for which a split is worth opening
 
 
-def list_texts(inputs: Sequence[str]) -> Listing:
+def list_texts(inputs: Sequence[str]) -> InputListing:
     """The inputs' files; says on standard error which files among them are not read. Raises as `list_inputs`."""
     listing = list_inputs(list(inputs))
     if listing.left_out:
@@ -76,9 +75,9 @@ def _tell(title: str, items: Sequence[object]) -> None:
         typer.echo(line, err=True)
 
 
-def automatic_workers(inputs: Sequence[str] | Listing) -> int:
+def automatic_workers(inputs: Sequence[str] | InputListing) -> int:
     """How many processes to build a corpus with: Ray takes seconds to start, so a small input takes one."""
-    listing = inputs if isinstance(inputs, Listing) else list_inputs(list(inputs))
+    listing = inputs if isinstance(inputs, InputListing) else list_inputs(list(inputs))
     size = sum(file.size for file in listing.files)
     return 1 if size < _SMALL else len(os.sched_getaffinity(0))
 

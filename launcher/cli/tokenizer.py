@@ -25,7 +25,7 @@ _MB = 1_000_000
 _VOCABULARY = 50_000
 
 
-class Kind(StrEnum):
+class TokenizerKind(StrEnum):
     BYTE_BPE = "byte_bpe"
     WORDPIECE = "wordpiece"
     UNIGRAM = "unigram"
@@ -61,8 +61,9 @@ def train(
         ),
     ] = None,
     kind: Annotated[
-        Kind, typer.Option(help="RoBERTa's and DeBERTa's, BERT's and ELECTRA's, ALBERT's, XLNet's kind.")
-    ] = Kind.BYTE_BPE,
+        TokenizerKind,
+        typer.Option(help="RoBERTa's and DeBERTa's, BERT's and ELECTRA's, ALBERT's, XLNet's kind."),
+    ] = TokenizerKind.BYTE_BPE,
     lowercase: Annotated[bool, typer.Option("--lowercase", help="Fold case, as uncased models do.")] = False,
     sample_mb: SampleOption = 2000,
     text_field: TextFieldOption = "text",

@@ -97,7 +97,7 @@ def train(
 
     from data_service.errors import UserError as DataError
     from encoder_core.errors import UserError as ModelError
-    from launcher.cluster.operate import operate
+    from launcher.cluster.train import train
     from launcher.contract import MISTAKE, code_of
 
     try:
@@ -107,7 +107,7 @@ def train(
             raise
         typer.echo(f"{error.problem}\n  {error.remedy}", err=True)
         raise typer.Exit(code_of(error)) from error
-    outcome = operate(opened, Console(), nodes)
+    outcome = train(opened, Console(), nodes)
     if outcome.step:
         typer.echo(f"{run}: step {outcome.step:,} of {opened.recipe.total_steps:,}")
     raise typer.Exit(outcome.code)

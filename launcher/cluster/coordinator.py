@@ -1,4 +1,4 @@
-"""The monitor: one small Ray actor through which ranks and the driver talk beside the training itself.
+"""The coordinator: one small Ray actor through which ranks and the driver talk beside the training itself.
 
 Ranks report that they are alive and how far they are; the driver asks how the run stands and says when to stop.
 It holds nothing a run needs to continue: if it dies, another one is started. Nobody who shows life or asks waits for
@@ -26,15 +26,15 @@ from launcher.cluster.operator_log import OperatorLog
 from launcher.cluster.standing import Fatal, Orders, Status
 from launcher.cluster.tenure import Tenure
 from launcher.cluster.world_size import Nodes, WorldSizeTracker
-from launcher.policies.elastic import Sizing, Start
+from launcher.policies.elastic import GroupStart, Sizing
 from launcher.policies.failures import Failure, Kind, Restart, Stop
-from launcher.policies.watchdog import Place
+from launcher.policies.watchdog import RankProcess
 
 _control = on_thread("control")  # may wait for the store or for Ray
 _closing = on_thread("closing")
 
 
-class MonitorState:
+class Coordinator:
     """The actor's body. It claims the attempts after the first, in the driver's name, and beats for the newest.
 
     Ranks of a group that is over may still live: cut off with their machine, they do not know. They say which
@@ -55,7 +55,7 @@ class MonitorState:
         last: int | None,
         failures: Sequence[Failure] = (),
     ) -> None:
-        self._roster = WorldSizeTracker(sizing, last)
+        self._world = WorldSizeTracker(sizing, last)
         self._lock = threading.RLock()
         self._notes: deque[str] = deque()
         self._log = OperatorLog(attempt.store, self.note)
@@ -69,7 +69,7 @@ class MonitorState:
         self._gauges = Gauges(attempt.store.uri)
 
     @_control
-    def next_group(self, failed: Sequence[int]) -> Start | None:
+    def next_group(self, failed: Sequence[int]) -> GroupStart | None:
         """The driver can start ranks: how many, and where. None for now, or for good. The last group is over,
         ended by the ranks in `failed`, as far as Ray knows.
         """
@@ -95,15 +95,15 @@ class MonitorState:
         self._status.paused = False
         self._group = Group()
 
-    def _grant(self, there: Nodes) -> Start | None:
-        ranks = self._roster.start(there)
-        if (text := self._roster.news()) is not None:
+    def _grant(self, there: Nodes) -> GroupStart | None:
+        ranks = self._world.start(there)
+        if (text := self._world.news()) is not None:
             self.note(text)
         if ranks is None:
             return None
         self._group.granted, self._status.finished = True, None
         self._status.group += 1
-        return Start(ranks, self._roster.without)
+        return GroupStart(ranks, self._world.without)
 
     @_control
     def look_around(self) -> None:
@@ -120,7 +120,7 @@ class MonitorState:
                 self._pause(
                     f"nodes that ranks are on are being drained: {names}", "saving, to go on elsewhere"
                 )
-            elif self._roster.grows(there):
+            elif self._world.grows(there):
                 self._pause("there is room for more ranks", "saving, to go on with them")
 
     def _pause(self, reason: str, what: str) -> None:
@@ -138,7 +138,7 @@ class MonitorState:
         bad = frozenset(preflight["node"] for preflight in preflights)
         with self._lock:
             self._group.excused = True
-            if self._roster.leave_out(there, bad):
+            if self._world.leave_out(there, bad):
                 self.note(f"left out: {problem} ({remedy})")
             else:
                 self.fail(problem, remedy)
@@ -179,7 +179,7 @@ class MonitorState:
         return attempt is not None and attempt <= self._over
 
     def beat(
-        self, rank: int, step: int, doing: str, place: Place, attempt: int | None = None, done: int = 0
+        self, rank: int, step: int, doing: str, place: RankProcess, attempt: int | None = None, done: int = 0
     ) -> Orders:
         """A sign of life, as of `Beat`."""
         with self._lock:
@@ -291,7 +291,7 @@ class MonitorState:
         self._stop = True
 
     def _record_world(self, world: int) -> None:
-        change = self._roster.entered(world)
+        change = self._world.entered(world)
         if change is not None:
             self.note(f"{world} ranks instead of {change.before}: {change.cause}")
             self._log.event("world", **{"from": change.before, "to": world, "cause": change.cause})
@@ -313,7 +313,7 @@ class MonitorState:
             case Stop():
                 self.fail(decision.reason, decision.remedy, repeated=True)
             case Restart():
-                self._roster.leave_out(there, decision.without)
+                self._world.leave_out(there, decision.without)
             case _:
                 assert_never(decision)
         if not self._is_superseded():
@@ -324,7 +324,7 @@ class MonitorState:
         with self._lock:
             self._is_superseded()
             notes = [self._notes.popleft() for _ in range(len(self._notes))]
-            beats, without = dict(self._group.beats), self._roster.without
+            beats, without = dict(self._group.beats), self._world.without
             return replace(self._status, notes=notes, beats=beats, without=without)
 
     @_closing
@@ -335,12 +335,12 @@ class MonitorState:
         return done
 
 
-def start_monitor(
+def start_coordinator(
     attempt: Attempt, owner: Owner, sizing: Sizing, last: int | None, failures: Sequence[Failure] = ()
 ) -> Any:
-    """A handle that travels to the ranks. Lives on the driver's node. Arguments as of `MonitorState`. If it dies, claim
+    """A handle that travels to the ranks. Lives on the driver's node. Arguments as of `Coordinator`. If it dies, claim
     another attempt and start another: its ranks end by themselves."""
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     threads = {"control": 1, "closing": 1}
-    actor = ray.remote(num_cpus=0, max_restarts=0, concurrency_groups=threads)(MonitorState)
+    actor = ray.remote(num_cpus=0, max_restarts=0, concurrency_groups=threads)(Coordinator)
     return actor.options(scheduling_strategy=here).remote(attempt, owner, sizing, last, failures)

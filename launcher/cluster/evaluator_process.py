@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from checkpoints.layout import Mark
+    from checkpoints.layout import CheckpointName
     from launcher.recipe.schema import Recipe
 
 _SHARE = 4  # of a node's cores, one in so many
@@ -28,7 +28,7 @@ class EvaluatorProcess:
         except OSError:  # a sandbox that forbids it
             os.nice(19)
 
-    def evaluate(self, uri: str, recipe: "Recipe", mark: "Mark") -> dict[str, Any]:
+    def evaluate(self, uri: str, recipe: "Recipe", mark: "CheckpointName") -> dict[str, Any]:
         """See `launcher.diagnose.evaluate.evaluate_commit`: its outcome as plain data, and the `seconds` it took."""
         from dataclasses import asdict, replace
 

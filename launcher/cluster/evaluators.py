@@ -14,7 +14,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from checkpoints.layout import Mark
+from checkpoints.layout import CheckpointName
 from checkpoints.listing import committed
 from data_service.store.errors import StoreError
 from launcher.cluster.evaluator_process import EvaluatorProcess
@@ -47,9 +47,11 @@ class Beside:
     def __init__(self, run: Run, note: Note, *, poll_s: float = _POLL_S, idle: bool = True) -> None:
         self._run, self._note, self._poll_s, self._idle = run, note, poll_s, idle
         self._log = OperatorLog(run.store, note)
-        self._seen: list[Mark] = []  # those that are not dealt with, the newest last
-        self._over: set[Mark] | None = None  # dealt with, or somebody else's; None before the first look
-        self._tries: dict[Mark, int] = {}
+        self._seen: list[CheckpointName] = []  # those that are not dealt with, the newest last
+        self._over: set[CheckpointName] | None = (
+            None  # dealt with, or somebody else's; None before the first look
+        )
+        self._tries: dict[CheckpointName, int] = {}
         self._told: set[str] = set()
         self._actor: Any = None
         self._last, self._closed = threading.Event(), threading.Event()
@@ -120,7 +122,7 @@ class Beside:
             self._done(mark)
             self._record(mark, outcome)
 
-    def _evaluate(self, mark: Mark) -> dict[str, Any] | None:
+    def _evaluate(self, mark: CheckpointName) -> dict[str, Any] | None:
         """None if there is no time left."""
         if self._actor is None:
             self._actor = _start(idle=self._idle)
@@ -133,7 +135,7 @@ class Beside:
         found: dict[str, Any] = ray.get(answer)
         return found
 
-    def _record(self, mark: Mark, outcome: dict[str, Any]) -> None:
+    def _record(self, mark: CheckpointName, outcome: dict[str, Any]) -> None:
         if outcome["gone"]:
             self._skip([mark], "it was deleted before it could be read")
             return
@@ -143,7 +145,7 @@ class Beside:
             about = {"seconds": round(outcome["seconds"], 2), "failed": len(outcome["failed"])}
             self._log.event("evaluated", step=mark.step, of=mark.attempt, tasks=outcome["computed"], **about)
 
-    def _failed(self, mark: Mark, what: str, reason: str) -> None:
+    def _failed(self, mark: CheckpointName, what: str, reason: str) -> None:
         """The same failure of every commit is told once."""
         if self._closed.is_set() or f"{what}: {reason}" in self._told:
             return
@@ -151,12 +153,12 @@ class Beside:
         self._log.event("evaluation_failed", step=mark.step, what=what, reason=reason)
         self._note(f"evaluation of step {mark.step:,}: {what}: {reason}; training goes on")
 
-    def _skip(self, marks: list[Mark], reason: str) -> None:
+    def _skip(self, marks: list[CheckpointName], reason: str) -> None:
         for mark in marks:
             self._done(mark)
         self._log.event("evaluation_skipped", steps=[mark.step for mark in marks], reason=reason)
 
-    def _done(self, mark: Mark) -> None:
+    def _done(self, mark: CheckpointName) -> None:
         assert self._over is not None  # there was a look before
         self._over.add(mark)
         self._seen = [other for other in self._seen if other != mark]

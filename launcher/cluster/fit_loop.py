@@ -9,17 +9,17 @@ from ray.exceptions import GetTimeoutError, RayActorError
 
 from launcher.cluster.nodes import lost
 from launcher.cluster.rank_group import Assignment, RankGroup
-from launcher.cluster.standing import Status
+from launcher.cluster.standing import CoordinatorLost, Status
 from launcher.cluster.stuck_ranks import StuckRankKiller
 from launcher.errors import TryAgain
-from launcher.policies.elastic import Sizing, Start
+from launcher.policies.elastic import GroupStart, Sizing
 from launcher.run.record import Run
 
 _POLL_S = 0.25
 _ASK_S = 0.5  # between two questions whether ranks may start
 _LOOK_S = 5.0  # between two looks whether more could
-_ANSWER_S = 10.0  # for the monitor to answer one question
-_SILENCE_S = 120.0  # of the monitor, after which it counts as dead
+_ANSWER_S = 10.0  # for the coordinator to answer one question
+_SILENCE_S = 120.0  # of the coordinator, after which it counts as dead
 _END_S = 30.0  # for ranks that are done to end
 NOT_SAVED = "what was done since the last checkpoint is lost"
 
@@ -31,29 +31,25 @@ class Display(Protocol):
     def note(self, text: str) -> None: ...
 
 
-class MonitorLost(Exception):
-    """The monitor's process is dead, or does not answer any more."""
-
-
 class FitLoop:
-    """Stays with the ranks, through as many groups as it takes, while one monitor lives.
+    """Stays with the ranks, through as many groups as it takes, while one coordinator lives.
 
     Attributes:
         status: how they stand, as of the last look.
     """
 
-    def __init__(self, run: Run, monitor: Any, display: Display) -> None:
+    def __init__(self, run: Run, coordinator: Any, display: Display) -> None:
         self.status = Status()
         self._steps = run.recipe.total_steps
-        self._monitor, self._display = monitor, display
-        self._guard = StuckRankKiller(run, monitor, display.note)
+        self._coordinator, self._display = coordinator, display
+        self._killer = StuckRankKiller(run, coordinator, display.note)
         self._heard = self._looked = time.monotonic()
 
     def ranks(self, assignment: Assignment, sizing: Sizing) -> None:
         """Until the run is complete, or its ranks are not to be started again: `status` tells.
 
         Raises:
-            MonitorLost: another one has to be started.
+            CoordinatorLost: another one has to be started.
             TryAgain: Ray itself has died on this machine.
         """
         failed: list[int] = []
@@ -64,11 +60,11 @@ class FitLoop:
             failed = group.failed
             self._look()
 
-    def _next(self, failed: list[int]) -> Start | None:
+    def _next(self, failed: list[int]) -> GroupStart | None:
         """When and how ranks are to start; None if they are not to."""
         room = self._made_room()
         while not self._over(room):
-            start: Start | None = self._ask(self._monitor.next_group.remote(failed))
+            start: GroupStart | None = self._ask(self._coordinator.next_group.remote(failed))
             self._look()
             if start is not None:
                 return start
@@ -81,7 +77,7 @@ class FitLoop:
         done: float | None = None
         for _ in group.live(assignment, _POLL_S):
             self._look()
-            self._guard.check(self.status)
+            self._killer.check(self.status)
             self._look_around()
             if self.status.fatal is not None or self.status.superseded:
                 return
@@ -106,7 +102,7 @@ class FitLoop:
         dead = lost()
         if dead is not None:
             raise TryAgain(f"Ray is lost: its {dead} has died", remedy=NOT_SAVED)
-        status = self._ask(self._monitor.status.remote())
+        status = self._ask(self._coordinator.status.remote())
         if status is None:
             return
         self.status = status
@@ -117,17 +113,17 @@ class FitLoop:
     def _look_around(self) -> None:
         if time.monotonic() - self._looked >= _LOOK_S:
             self._looked = time.monotonic()
-            self._monitor.look_around.remote()
+            self._coordinator.look_around.remote()
 
     def _ask(self, answer: Any) -> Any:
-        """The monitor's answer; None if there is none in time, which a machine that is busy may cause."""
+        """The coordinator's answer; None if there is none in time, which a machine that is busy may cause."""
         try:
             found = ray.get(answer, timeout=_ANSWER_S)
         except GetTimeoutError:
             if time.monotonic() - self._heard > _SILENCE_S:
-                raise MonitorLost("the monitor does not answer") from None
+                raise CoordinatorLost("the coordinator does not answer") from None
             return None
         except RayActorError as error:
-            raise MonitorLost("the monitor's process died") from error
+            raise CoordinatorLost("the coordinator's process died") from error
         self._heard = time.monotonic()
         return found

@@ -28,7 +28,7 @@ _BY_TERM = ("loss", "heldout_loss")
 
 
 class Gauges:
-    """Of one command's run, kept by its monitor. `clock` in seconds, monotonic."""
+    """Of one command's run, kept by its coordinator. `clock` in seconds, monotonic."""
 
     def __init__(self, run: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._began = clock, clock()

@@ -1,10 +1,10 @@
-"""What the monitor knows of one group of ranks: where they are, what they raised, how the group came to its end."""
+"""What the coordinator knows of one group of ranks: where they are, what they raised, how the group came to its end."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from launcher.policies.failures import Failure, Kind, where_it_began
-from launcher.policies.watchdog import Beat, Place, next_beat
+from launcher.policies.watchdog import Beat, RankProcess, next_beat
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Group:
     resumed: bool = False
     hung: bool = False
 
-    def heard(self, rank: int, step: int, doing: str, done: int, place: Place) -> None:
+    def heard(self, rank: int, step: int, doing: str, done: int, place: RankProcess) -> None:
         """A sign of life."""
         self.beats[rank] = next_beat(self.beats.get(rank), Beat(1, step, doing, done, place))
 

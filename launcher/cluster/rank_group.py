@@ -1,6 +1,6 @@
 """A group of ranks: actors of Ray that are placed, seated, followed and ended as one.
 
-One dead rank ends all: training is collective. Which group comes next is the monitor's decision
+One dead rank ends all: training is collective. Which group comes next is the coordinator's decision
 (`launcher.cluster.coordinator`), and what a rank does is its own (`launcher.cluster.worker`). Ray Train would do this
 through four more processes (a controller, a cleaner, a barrier, an autoscaler's coordinator): each takes seconds to
 start, and each is one more that may die.
@@ -21,7 +21,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from data_service.service.feed import FeedHandle
 from launcher.cluster.nodes import lost
-from launcher.policies.elastic import Sizing, Start
+from launcher.policies.elastic import GroupStart, Sizing
 from launcher.rank.journal import Startup
 from launcher.recipe.schema import Recipe
 
@@ -39,10 +39,10 @@ class Assignment:
     """What the driver hands every rank."""
 
     run_uri: str
-    monitor: Any
+    coordinator: Any
     feed: FeedHandle
     recipe: Recipe
-    grid: int  # a pause falls on multiples of so many steps
+    save_multiple: int  # a pause falls on multiples of so many steps
     before: Mapping[str, float]  # seconds that the start has taken so far, by part
 
 
@@ -151,7 +151,7 @@ class RankGroup:
         failed: the ranks that ended the group, when it has ended badly.
     """
 
-    def __init__(self, start: Start, sizing: Sizing) -> None:
+    def __init__(self, start: GroupStart, sizing: Sizing) -> None:
         self.failed: list[int] = []
         self._count, self._each = start.ranks, dict(sizing.each)
         without = {_NODE_LABEL: f"!in({','.join(sorted(start.without))})"} if start.without else {}

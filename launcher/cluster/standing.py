@@ -1,9 +1,13 @@
-"""How a run stands, as the monitor tells the driver and the ranks."""
+"""How a run stands, as the coordinator tells the driver and the ranks."""
 
 from dataclasses import dataclass, field
 from typing import Any
 
 from launcher.policies.watchdog import Beat
+
+
+class CoordinatorLost(Exception):
+    """The coordinator is dead or does not answer. The driver then starts another one, and other ranks."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from queue import SimpleQueue
 from types import FrameType
 
 from checkpoints.attempt import Attempt
-from checkpoints.stop import stop_requested
+from checkpoints.ownership import stop_requested
 from data_service.store.errors import StoreError
 from launcher.command import heeded
 from launcher.contract import REPEAT, STOPPED

@@ -12,11 +12,11 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from launcher.cluster.standing import Status
-from launcher.policies.watchdog import Observer, Place, Stuck, culprits
+from launcher.policies.watchdog import Observer, RankProcess, Stuck, culprits
 from launcher.run.record import Run
 
 _STACKS_S = 5.0  # to wait for the ranks that still answer
-_TELL_S = 5.0  # for the monitor to hear of it
+_TELL_S = 5.0  # for the coordinator to hear of it
 _POLL_S = 0.2
 _KILL_S = 10.0  # for the nodes to carry out a kill; a node that does not answer is lost to Ray as well
 _SHOWN = 8  # ranks that a message names: when one of a thousand hangs, all do
@@ -25,11 +25,11 @@ _SHOWN = 8  # ranks that a message names: when one of a thousand hangs, all do
 class StuckRankKiller:
     """Watches the ranks through all starts of a command. A group whose processes it kills is over.
 
-    It needs no store: what is to be recorded is told to the monitor, and the ranks are killed whatever comes of that.
+    It needs no store. The coordinator is told what to record, and the ranks are killed whether it answers or not.
 
     Args:
         run: whose recipe has the limits.
-        monitor: the monitor's handle.
+        coordinator: the coordinator's handle.
         note: shows a line to the operator.
         clock: seconds, never set back.
     """
@@ -37,11 +37,11 @@ class StuckRankKiller:
     def __init__(
         self,
         run: Run,
-        monitor: Any,
+        coordinator: Any,
         note: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._limits, self._monitor, self._note = run.recipe.watchdog, monitor, note
+        self._limits, self._coordinator, self._note = run.recipe.watchdog, coordinator, note
         self._observer = Observer(clock)
         self._ended = 0  # the group whose ranks were killed
 
@@ -70,25 +70,25 @@ class StuckRankKiller:
             kill(_places(status))
 
     def _ask_stacks(self, ranks: set[int]) -> None:
-        """Have the ranks that answer in time tell the monitor what their threads are doing."""
+        """Have the ranks that answer in time tell the coordinator what their threads are doing."""
         deadline = time.monotonic() + _STACKS_S
         with suppress(ray.exceptions.GetTimeoutError):
             while time.monotonic() < deadline:
-                answered: Mapping[int, str] = ray.get(self._monitor.stacks.remote(), timeout=_STACKS_S)
+                answered: Mapping[int, str] = ray.get(self._coordinator.stacks.remote(), timeout=_STACKS_S)
                 if answered.keys() >= ranks:
                     return
                 time.sleep(_POLL_S)
 
     def _tell(self, what: str, behind: Sequence[int], group: int) -> None:
         with suppress(ray.exceptions.GetTimeoutError):
-            ray.get(self._monitor.hung.remote(what, behind, group), timeout=_TELL_S)
+            ray.get(self._coordinator.hung.remote(what, behind, group), timeout=_TELL_S)
 
 
-def _places(status: Status) -> list[Place]:
+def _places(status: Status) -> list[RankProcess]:
     return [beat.place for beat in status.beats.values()]
 
 
-def kill(places: Sequence[Place]) -> None:
+def kill(places: Sequence[RankProcess]) -> None:
     """SIGKILL to ranks, each through its own node; returns when done, or after a while if a node does not answer."""
     task = ray.remote(num_cpus=0, max_retries=0)(_kill)
     orders = [

@@ -1,7 +1,7 @@
 """Runs a run: claims the attempt, starts the data service and the ranks on Ray, stays with them, ends cleanly.
 
 Ray places processes and tells when they die. Which attempt may write, where to resume, when to start again, when to
-stop and which failures a restart cannot cure are decided here and in the monitor.
+stop and which failures a restart cannot cure are decided here and in the coordinator.
 """
 
 import logging
@@ -18,22 +18,22 @@ import ray
 from ray.exceptions import RayError
 
 from checkpoints.attempt import Attempt, Heartbeat, Owner, claim, end_all
-from checkpoints.claiming import await_claim
 from checkpoints.errors import Superseded
 from checkpoints.gather import Alone
-from checkpoints.layout import Manifest
+from checkpoints.layout import CheckpointManifest
 from checkpoints.load import newest_good
+from checkpoints.ownership import await_claim
 from data_service.service.feed import FeedConfig, FeedHandle, start_feed
 from data_service.service.tasks import installed_only, lean
 from data_service.store.errors import StoreError
-from launcher.cluster.coordinator import start_monitor
+from launcher.cluster.coordinator import start_coordinator
 from launcher.cluster.deaths import of_command
 from launcher.cluster.evaluators import evaluating, pending
-from launcher.cluster.fit_loop import NOT_SAVED, Display, FitLoop, MonitorLost
+from launcher.cluster.fit_loop import NOT_SAVED, Display, FitLoop
 from launcher.cluster.nodes import logs, lost, room_for
 from launcher.cluster.rank_group import Assignment
 from launcher.cluster.resources import Resources, cores_of, data_workers, gpus_of, plan_resources, sizing
-from launcher.cluster.standing import Status
+from launcher.cluster.standing import CoordinatorLost, Status
 from launcher.cluster.stop_requests import Stopping
 from launcher.command import looked_after_by, output_into, saving
 from launcher.contract import FINISHED, JOIN_SECONDS
@@ -45,12 +45,12 @@ from launcher.run.record import Run
 _CONNECT_S = 60.0  # for the head of a cluster to answer at all
 _TRY_S = 2.0  # for one connection to it
 _PROCESS_S = 60.0  # for Ray to start a process
-_RECORD_S = 10.0  # for the monitor to put on record what it has
+_RECORD_S = 10.0  # for the coordinator to put on record what it has
 _SHUTDOWN_S = 5.0  # for Ray to say goodbye
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     """How a start of a run ended: the exit code, the step it stands at, and who asked it to stop, if anybody did."""
 
     code: int
@@ -58,7 +58,7 @@ class Outcome:
     reason: str | None = None
 
 
-def train(run: Run, display: Display, stopping: Stopping, nodes: int = 1) -> Outcome:
+def supervise(run: Run, display: Display, stopping: Stopping, nodes: int = 1) -> RunOutcome:
     """Start or continue `run` and stay with it until it is complete or asked to stop.
 
     Begins when the Ray cluster has `nodes` nodes.
@@ -74,13 +74,13 @@ def train(run: Run, display: Display, stopping: Stopping, nodes: int = 1) -> Out
     owner = Owner.of(looked_after_by(), time.time())
     attempt = await_claim(run.store, owner, stopping.asked, display.note)
     if attempt is None:
-        return Outcome(stopping.code, 0, stopping.reason)
+        return RunOutcome(stopping.code, 0, stopping.reason)
     try:
         with Heartbeat(attempt), stopping.requests(attempt):
             newest = _newest(run)
             if newest is not None and newest.step >= run.recipe.total_steps:
                 _evaluate_the_last(run, display, stopping)
-                return Outcome(FINISHED, newest.step)
+                return RunOutcome(FINISHED, newest.step)
             startup.done("claim")
             return _Start(run, display, stopping, owner, startup, newest).supervise(attempt, nodes)
     finally:
@@ -95,7 +95,7 @@ def _evaluate_the_last(run: Run, display: Display, stopping: Stopping) -> None:
             pass
 
 
-def _newest(run: Run) -> Manifest | None:
+def _newest(run: Run) -> CheckpointManifest | None:
     """The newest checkpoint. Every rank verifies it before it is used."""
     good = newest_good(run.store, Alone(), full=False)
     return good.manifest if good else None
@@ -110,9 +110,9 @@ class _Start:
     stopping: Stopping
     owner: Owner
     startup: Startup
-    last: Manifest | None
+    last: CheckpointManifest | None
 
-    def supervise(self, attempt: Attempt, nodes: int) -> Outcome:
+    def supervise(self, attempt: Attempt, nodes: int) -> RunOutcome:
         """From Ray to the end of the ranks."""
         self.display.note("joining the Ray cluster" if os.environ.get("RAY_ADDRESS") else "starting Ray")
         recipe = self.run.recipe
@@ -120,7 +120,9 @@ class _Start:
             self.startup.done("Ray")
             _await_nodes(nodes, self.stopping, self.display)
             if self.stopping.asked.is_set():
-                return Outcome(self.stopping.code, self.last.step if self.last else 0, self.stopping.reason)
+                return RunOutcome(
+                    self.stopping.code, self.last.step if self.last else 0, self.stopping.reason
+                )
             there = ray.nodes()
             size = sizing(recipe, gpus_of(there))
             feed = start_feed(_feed_config(self.run, data_workers(recipe, cores_of(there), size.most)))
@@ -135,40 +137,43 @@ class _Start:
             return _outcome(self.run, status, self.stopping)
 
     def _stay(self, attempt: Attempt, feed: FeedHandle, size: Sizing) -> Status | None:
-        """With the ranks, while one monitor lives: how they stand at the end. None if another one is to be started."""
+        """Stay with the ranks while one coordinator lives. How they stand at the end; None if the coordinator was lost
+        and another one is to be started."""
         committed, ranks = (self.last.step, self.last.world_size) if self.last else (0, None)
         failures = of_command(attempt, committed=committed, now=time.time(), note=self.display.note)
-        monitor = start_monitor(attempt, self.owner, size, ranks, failures)
+        coordinator = start_coordinator(attempt, self.owner, size, ranks, failures)
         try:
-            _await_monitor(monitor, self.stopping)
+            _await_coordinator(coordinator, self.stopping)
             self.startup.done("services")
             refresh = self.run.recipe.memory_refresh
-            grid, before = refresh.every if refresh else 1, self.startup.seconds
-            assignment = Assignment(self.run.store.uri, monitor, feed, self.run.recipe, grid, before)
-            follow = FitLoop(self.run, monitor, self.display)
-            with saving(), self.stopping.telling(monitor.stop.remote):
-                follow.ranks(assignment, size)
-            return follow.status
-        except MonitorLost as gone:
+            save_multiple, before = refresh.every if refresh else 1, self.startup.seconds
+            assignment = Assignment(
+                self.run.store.uri, coordinator, feed, self.run.recipe, save_multiple, before
+            )
+            loop = FitLoop(self.run, coordinator, self.display)
+            with saving(), self.stopping.telling(coordinator.stop.remote):
+                loop.ranks(assignment, size)
+            return loop.status
+        except CoordinatorLost as gone:
             if self.stopping.asked.is_set():
                 raise TryAgain(f"the ranks cannot be asked to save: {gone}", remedy=NOT_SAVED) from gone
             self.display.note(f"{gone}: starting the ranks again")
             return None
         finally:
-            _close(monitor)
+            _close(coordinator)
 
 
-def _close(monitor: Any) -> None:
+def _close(coordinator: Any) -> None:
     """What it has not put on record yet gets a little time."""
     if lost() is None:
         with suppress(RayError):
-            ray.get(monitor.close.remote(_RECORD_S), timeout=_RECORD_S + 1)
-            ray.kill(monitor)
+            ray.get(coordinator.close.remote(_RECORD_S), timeout=_RECORD_S + 1)
+            ray.kill(coordinator)
 
 
-def _await_monitor(monitor: Any, stopping: Stopping) -> None:
+def _await_coordinator(coordinator: Any, stopping: Stopping) -> None:
     """Until it answers. Raises TryAgain: Ray does not start processes any more."""
-    answer, deadline = monitor.status.remote(), time.monotonic() + _PROCESS_S
+    answer, deadline = coordinator.status.remote(), time.monotonic() + _PROCESS_S
     while not ray.wait([answer], timeout=0.5)[0]:
         if lost() is not None:
             raise TryAgain(f"Ray is lost: its {lost()} has died", remedy=NOT_SAVED)
@@ -180,7 +185,7 @@ def _await_monitor(monitor: Any, stopping: Stopping) -> None:
         raise TryAgain("Ray cannot start processes on this machine any more", remedy=NOT_SAVED) from error
 
 
-def _outcome(run: Run, status: Status, stopping: Stopping) -> Outcome:
+def _outcome(run: Run, status: Status, stopping: Stopping) -> RunOutcome:
     """How it ended, given how the ranks stand at the end."""
     if status.fatal is not None:
         raise RunError(status.fatal.problem, remedy=status.fatal.remedy)
@@ -192,9 +197,9 @@ def _outcome(run: Run, status: Status, stopping: Stopping) -> Outcome:
         )  # else the store is away, and would be waited for
         at = newest.step if newest else 0
         reason = f"{stopping.reason}; not saved: {status.unsaved}" if status.unsaved else stopping.reason
-        return Outcome(stopping.code, at, reason)
+        return RunOutcome(stopping.code, at, reason)
     complete = status.finished >= run.recipe.total_steps
-    return Outcome(FINISHED if complete else stopping.code, status.finished, stopping.reason)
+    return RunOutcome(FINISHED if complete else stopping.code, status.finished, stopping.reason)
 
 
 def _feed_config(run: Run, workers: int) -> FeedConfig:
@@ -234,7 +239,7 @@ def _await_cluster(stopping: Stopping, display: Display) -> None:
 def _ray(resources: Resources, stopping: Stopping) -> Iterator[None]:
     """Join the cluster in RAY_ADDRESS, or start one on this machine for the length of the run.
 
-    Ranks tell the operator what matters through the monitor; the rest of what they print stays in Ray's log folder.
+    Ranks tell the operator what matters through the coordinator; the rest of what they print stays in Ray's log folder.
     """
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     local = {} if os.environ.get("RAY_ADDRESS") else _local_cluster(resources)

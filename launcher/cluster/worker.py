@@ -1,4 +1,4 @@
-"""What every rank runs in its process of Ray: joins the group, keeps a line to the monitor, and trains."""
+"""What every rank runs in its process of Ray: joins the group, keeps a line to the coordinator, and trains."""
 
 import logging
 import os
@@ -25,12 +25,12 @@ from encoder_core.errors import ModelError, TrainingError
 from encoder_core.train.exchange import Control
 from encoder_core.train.weight_check import CorruptReplica
 from launcher.cluster.rank_group import Assignment, Seat
-from launcher.cluster.standing import Orders
+from launcher.cluster.standing import CoordinatorLost, Orders
 from launcher.errors import RecipeError, RunError
 from launcher.policies.failures import Kind
-from launcher.policies.watchdog import Place, stack_of_every_thread
-from launcher.preflight.collective import Report, Unfit, preflight, problem, unfit, warnings
-from launcher.preflight.measure import Subject
+from launcher.policies.watchdog import RankProcess, stack_of_every_thread
+from launcher.preflight.collective import NodeReport, Unfit, preflight, problem, unfit, warnings
+from launcher.preflight.measure import PreflightSubject
 from launcher.rank.journal import Startup
 from launcher.rank.main import run_rank
 from launcher.rank.spike_guard import Rewound
@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 BEAT_S = 1.0
 _COLLECTIVE = timedelta(minutes=30)  # for one; the watchdog is sooner
-_GRACE_S = 60.0  # without a monitor and without progress, before a rank ends itself
+_GRACE_S = 60.0  # without a coordinator and without progress, before a rank ends itself
 _AGAIN_S = 1.0  # before the store is asked again for the right to start
 _ERROR_LENGTH = 500  # characters of an error by which failures are compared
 _MISTAKES = (
@@ -58,16 +58,18 @@ _PEER_GONE = (
 
 
 def train_rank(seat: Seat, assignment: Assignment, began: float) -> None:
-    """A rank's life, which began at `began` (of `time.monotonic`) with its imports. How it ends is told to the monitor
-    before its error ends the group."""
+    """Train as one rank. The coordinator hears how the rank ended before the rank's error ends the group.
+
+    `began`: `time.monotonic()` before the process imported anything.
+    """
     startup = Startup(assignment.before, began)
     startup.done("imports")
-    link = RayLink(assignment.monitor, seat.rank, assignment.grid)
+    link = RayLink(assignment.coordinator, seat.rank, assignment.save_multiple)
     try:
         _join(seat)
         _train(assignment, link, startup)
     except BaseException as error:
-        if not _in_good_order(assignment.monitor, link, error):
+        if not _in_good_order(assignment.coordinator, link, error):
             raise
     finally:
         link.close()
@@ -86,36 +88,36 @@ def _join(seat: Seat) -> None:
     )
 
 
-def _in_good_order(monitor: Any, link: "RayLink", error: BaseException) -> bool:
-    """Tells the monitor of an error; whether the rank ends as it was asked to, in spite of it."""
+def _in_good_order(coordinator: Any, link: "RayLink", error: BaseException) -> bool:
+    """Tells the coordinator of an error; whether the rank ends as it was asked to, in spite of it."""
     match error:
-        case Unfit():  # the monitor knows: there may be other nodes
+        case Unfit():  # the coordinator knows: there may be other nodes
             return False
         case Superseded():
-            ray.get(monitor.superseded.remote(error.problem, link.attempt))
+            ray.get(coordinator.superseded.remote(error.problem, link.attempt))
         case CheckpointError() | StoreError() if link.ending:  # the last commit stands
-            ray.get(monitor.unsaved.remote(error.problem, link.attempt))
+            ray.get(coordinator.unsaved.remote(error.problem, link.attempt))
             return True
         case CorruptBlock():  # on this machine at least; repetition will tell
-            _tell_failure(monitor, link, error)
+            _tell_failure(coordinator, link, error)
         case _ if isinstance(error, _MISTAKES):
-            ray.get(monitor.fail.remote(error.problem, error.remedy, link.attempt))
+            ray.get(coordinator.fail.remote(error.problem, error.remedy, link.attempt))
         case Rewound():
-            ray.get(monitor.went_back.remote(link.attempt))
+            ray.get(coordinator.went_back.remote(link.attempt))
             if link.rank == 0:
                 link.note(str(error))
         case _:
-            _tell_failure(monitor, link, error)
+            _tell_failure(coordinator, link, error)
     return False
 
 
-def _tell_failure(monitor: Any, link: "RayLink", error: BaseException) -> None:
+def _tell_failure(coordinator: Any, link: "RayLink", error: BaseException) -> None:
     """What follows is for the policy to say. Weights that differ are found by all ranks, of which most are well."""
     blamed = error.ranks if isinstance(error, CorruptReplica) else None
     name = "" if isinstance(error, CorruptReplica) else f"{type(error).__name__}: "
     text = f"{name}{error}"[:_ERROR_LENGTH]
     trace = "".join(traceback.format_exception(error))
-    ray.get(monitor.failed.remote(link.rank, text, blamed, link.attempt, _kind_of(error), trace))
+    ray.get(coordinator.failed.remote(link.rank, text, blamed, link.attempt, _kind_of(error), trace))
 
 
 def _kind_of(error: BaseException) -> Kind:
@@ -123,7 +125,7 @@ def _kind_of(error: BaseException) -> Kind:
         return "transient"
     if isinstance(error, ray.exceptions.RayError) and not isinstance(error, ray.exceptions.RayTaskError):
         return "silent"  # an actor or a data worker is gone
-    lost = isinstance(error, MonitorLost | dist.DistNetworkError) or not isinstance(error, Exception)
+    lost = isinstance(error, CoordinatorLost | dist.DistNetworkError) or not isinstance(error, Exception)
     gone = isinstance(error, RuntimeError) and any(sign in str(error) for sign in _PEER_GONE)
     return "silent" if lost or gone else "raised"
 
@@ -134,12 +136,12 @@ def _train(assignment: Assignment, link: "RayLink", startup: Startup) -> None:
     peers = GlooPeers(group)
     nodes = [str(node) for node in peers.all_gather(here().node)]
     startup.done("group")
-    reports = preflight(Subject(assignment.recipe, assignment.run_uri), peers, group, nodes)
-    _ensure_fit(assignment.monitor, reports, peers)
+    reports = preflight(PreflightSubject(assignment.recipe, assignment.run_uri), peers, group, nodes)
+    _ensure_fit(assignment.coordinator, reports, peers)
     startup.done("preflight")
-    number = _enter(assignment.monitor, link, peers, nodes, warnings(reports))
+    number = _enter(assignment.coordinator, link, peers, nodes, warnings(reports))
     if number is None:
-        return  # the monitor refused: the driver knows why
+        return  # the coordinator refused: the driver knows why
     link.attempt = number
     run = open_run(assignment.run_uri)
     attempt = Attempt(run.store, number)
@@ -152,14 +154,16 @@ def _train(assignment: Assignment, link: "RayLink", startup: Startup) -> None:
 
     state = run_rank(run, attempt, control, peers, open_stream, link, startup, reports)
     if peers.rank == 0:
-        ray.get(assignment.monitor.finish.remote(state.step, number))
+        ray.get(assignment.coordinator.finish.remote(state.step, number))
 
 
-def _enter(monitor: Any, link: "RayLink", peers: GlooPeers, nodes: list[str], told: list[str]) -> int | None:
+def _enter(
+    coordinator: Any, link: "RayLink", peers: GlooPeers, nodes: list[str], told: list[str]
+) -> int | None:
     """Collective: the number of the group's attempt; None if it must not start. Waits for a store that is away."""
     tries = 0
     while True:
-        granted = ray.get(monitor.enter.remote(nodes, told)) if peers.rank == 0 else None
+        granted = ray.get(coordinator.enter.remote(nodes, told)) if peers.rank == 0 else None
         answer = peers.all_gather(granted)[0]
         if not isinstance(answer, str):
             return answer if isinstance(answer, int) else None
@@ -168,39 +172,36 @@ def _enter(monitor: Any, link: "RayLink", peers: GlooPeers, nodes: list[str], to
         time.sleep(_AGAIN_S)
 
 
-def _ensure_fit(monitor: Any, reports: list[Report], peers: GlooPeers) -> None:
-    """Collective. Raises Unfit once the monitor knows which nodes are."""
+def _ensure_fit(coordinator: Any, reports: list[NodeReport], peers: GlooPeers) -> None:
+    """Collective. Raises Unfit once the coordinator knows which nodes are."""
     bad = unfit(reports)
     if not bad:
         return
     text, remedy = problem(bad)
     if peers.rank == 0:
-        ray.get(monitor.unfit.remote([report.event() for report in bad], text, remedy))
+        ray.get(coordinator.unfit.remote([report.event() for report in bad], text, remedy))
     peers.all_gather(None)  # nobody ends the group before that
     raise Unfit(text)
 
 
-class MonitorLost(Exception):
-    """The monitor is gone, so nobody looks after this rank any more. The command starts others."""
-
-
-def here() -> Place:
+def here() -> RankProcess:
     """This process, in a Ray worker."""
-    return Place(ray.get_runtime_context().get_node_id(), os.getpid(), socket.gethostname())
+    return RankProcess(ray.get_runtime_context().get_node_id(), os.getpid(), socket.gethostname())
 
 
 class RayLink:
-    """A thread beats, so that a rank deep in a collective still shows where it is.
+    """The rank's connection to the coordinator. A thread of its own beats, so that a rank that waits in a collective
+    still shows where it is.
 
-    If the monitor dies, the rank ends at its next step, or, if it makes no progress, after a while by itself: nobody
-    else would notice.
+    If the coordinator dies, the rank ends at its next step. If it makes no progress either, it ends its process after
+    a while, since nobody else would.
 
     Attributes:
         attempt: the number of the attempt that the rank is part of; None until it knows.
     """
 
-    def __init__(self, monitor: Any, rank: int, grid: int) -> None:
-        self._monitor, self.rank, self._grid = monitor, rank, grid
+    def __init__(self, coordinator: Any, rank: int, save_multiple: int) -> None:
+        self._coordinator, self.rank, self._save_multiple = coordinator, rank, save_multiple
         self.attempt: int | None = None
         self._where = (0, "starting", 0)
         self._stop, self._pause = threading.Event(), threading.Event()
@@ -214,16 +215,16 @@ class RayLink:
         self._where = (step, doing, done)
 
     def record(self, record: dict[str, Any]) -> None:
-        self._monitor.record.remote(record, self.attempt)
+        self._coordinator.record.remote(record, self.attempt)
 
     def note(self, text: str) -> None:
-        self._monitor.note.remote(text)
+        self._coordinator.note.remote(text)
 
     def stop_requested(self) -> bool:
-        """Raises MonitorLost."""
+        """Raises CoordinatorLost."""
         if self._lost.is_set():
-            raise MonitorLost("the monitor is gone")
-        return self._stop.is_set() or (self._pause.is_set() and self._where[0] % self._grid == 0)
+            raise CoordinatorLost("the coordinator is gone")
+        return self._stop.is_set() or (self._pause.is_set() and self._where[0] % self._save_multiple == 0)
 
     @property
     def ending(self) -> bool:
@@ -231,7 +232,7 @@ class RayLink:
         return self._stop.is_set() and self._where[1] == "saving"
 
     def close(self) -> None:
-        """Beat no more. A monitor that does not answer is not waited for."""
+        """Beat no more. A coordinator that does not answer is not waited for."""
         self._closed.set()
         self._thread.join(BEAT_S)
 
@@ -242,19 +243,21 @@ class RayLink:
             try:
                 self._show_life(place)
             except ray.exceptions.ActorUnavailableError:  # it may be back
-                _log.warning("the monitor does not answer")
+                _log.warning("the coordinator does not answer")
             except ray.exceptions.RayError:
                 self._leave()
 
-    def _show_life(self, place: Place) -> None:
+    def _show_life(self, place: RankProcess) -> None:
         step, doing, done = self._where
-        orders: Orders = ray.get(self._monitor.beat.remote(self.rank, step, doing, place, self.attempt, done))
+        orders: Orders = ray.get(
+            self._coordinator.beat.remote(self.rank, step, doing, place, self.attempt, done)
+        )
         if orders.stop:
             self._stop.set()
         if orders.pause:
             self._pause.set()
         if orders.stacks:
-            self._monitor.stack.remote(self.rank, stack_of_every_thread())
+            self._coordinator.stack.remote(self.rank, stack_of_every_thread())
 
     def _leave(self) -> None:
         """Until the rank has ended."""

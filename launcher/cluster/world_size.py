@@ -1,4 +1,4 @@
-"""Keeps count of a run's ranks for the monitor: what was, what is, since when. The decisions are in `elastic`."""
+"""Keeps count of a run's ranks for the coordinator: what was, what is, since when. The decisions are in `elastic`."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence

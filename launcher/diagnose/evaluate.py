@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from checkpoints.errors import DamagedCheckpoint
-from checkpoints.layout import Mark
+from checkpoints.layout import CheckpointName
 from checkpoints.listing import read_manifest
 from data_service.errors import UserError as DataError
 from data_service.store.errors import KeyMissing
@@ -18,14 +18,20 @@ from launcher.diagnose.figures import Figure
 from launcher.diagnose.frozen import Checkpoint, read_checkpoint
 from launcher.diagnose.heldout import held_out
 from launcher.diagnose.own_data import hash_of, own_data
-from launcher.diagnose.results import Cell, Result, read_result, write_commit, write_result
+from launcher.diagnose.results import (
+    DiagnosticCell,
+    DiagnosticResult,
+    read_result,
+    write_commit,
+    write_result,
+)
 from launcher.diagnose.task_data import SAMPLED_BY
 from launcher.recipe.evaluation import EvaluationTask
 from launcher.run.record import Run
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CommitOutcome:
     """What came of evaluating a commit.
 
     Attributes:
@@ -40,21 +46,21 @@ class Outcome:
     failed: dict[str, str] = field(default_factory=dict)
 
 
-def evaluate_commit(run: Run, mark: Mark, tasks: Sequence[EvaluationTask]) -> Outcome:
+def evaluate_commit(run: Run, mark: CheckpointName, tasks: Sequence[EvaluationTask]) -> CommitOutcome:
     """Measure what was not measured yet, each result on record as soon as it is there.
 
     Raises DamagedCheckpoint, StoreError: the commit cannot be read, or a result not be written.
     """
     checkpoint = _read(run, mark)
     if checkpoint is None:
-        return Outcome(gone=True)
+        return CommitOutcome(gone=True)
     write_commit(run.store, mark, checkpoint.frozen.digest)
     return evaluate_checkpoint(checkpoint, tasks)
 
 
-def evaluate_checkpoint(checkpoint: Checkpoint, tasks: Sequence[EvaluationTask]) -> Outcome:
+def evaluate_checkpoint(checkpoint: Checkpoint, tasks: Sequence[EvaluationTask]) -> CommitOutcome:
     """The same for weights in memory, which need not be those of a commit. Raises StoreError."""
-    outcome = Outcome()
+    outcome = CommitOutcome()
     for task in tasks:
         outcome = _evaluate(checkpoint, task, outcome)
     return outcome
@@ -65,7 +71,7 @@ def measure(checkpoint: Checkpoint, task: EvaluationTask) -> list[Figure]:
     return _Measure(checkpoint, task).figures()
 
 
-def _read(run: Run, mark: Mark) -> Checkpoint | None:
+def _read(run: Run, mark: CheckpointName) -> Checkpoint | None:
     """None if it is not there any more."""
     try:
         return read_checkpoint(run, read_manifest(run.store, mark))
@@ -75,7 +81,7 @@ def _read(run: Run, mark: Mark) -> Checkpoint | None:
         raise
 
 
-def _evaluate(checkpoint: Checkpoint, task: EvaluationTask, outcome: Outcome) -> Outcome:
+def _evaluate(checkpoint: Checkpoint, task: EvaluationTask, outcome: CommitOutcome) -> CommitOutcome:
     """One task. What is wrong with it, such as data that are not there, is no reason to leave out the others."""
     store, began = checkpoint.run.store, time.monotonic()
     try:
@@ -85,7 +91,7 @@ def _evaluate(checkpoint: Checkpoint, task: EvaluationTask, outcome: Outcome) ->
         figures = tuple(found.figures())
     except (DataError, ModelError) as error:
         return replace(outcome, failed=outcome.failed | {task.name: error.problem})
-    write_result(store, Result(cell=found.cell, figures=figures, seconds=time.monotonic() - began))
+    write_result(store, DiagnosticResult(cell=found.cell, figures=figures, seconds=time.monotonic() - began))
     return replace(outcome, computed=(*outcome.computed, task.name))
 
 
@@ -97,11 +103,11 @@ class _Measure:
         self._own = own_data(task)
 
     @property
-    def cell(self) -> Cell:
+    def cell(self) -> DiagnosticCell:
         weights, recipe = self._checkpoint.frozen.digest, self._checkpoint.run.recipe
         seed = recipe.seed if self._task.heldout else SAMPLED_BY
         data = self._heldout() if self._own is None else self._own.digest
-        return Cell(weights=weights, task=self._task, data=data, seed=seed)
+        return DiagnosticCell(weights=weights, task=self._task, data=data, seed=seed)
 
     def figures(self) -> list[Figure]:
         checkpoint, frozen, task = self._checkpoint, self._checkpoint.frozen, self._task

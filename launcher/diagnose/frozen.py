@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from checkpoints.hf.load import read_folder_config, weights_for
-from checkpoints.layout import Manifest
+from checkpoints.layout import CheckpointManifest
 from checkpoints.load import Reader
 from data_service.store.open import open_store
 from data_service.tokenizers.load import load_tokenizer
@@ -18,8 +18,8 @@ from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.families.build import AnyEncoder, build_encoder
 from encoder_core.families.hf.keys import ENCODER
 from encoder_core.families.xlnet import XlnetConfig
-from encoder_core.objectives.losses import Objective
-from launcher.finetune.pretrained import Pretrained, open_pretrained
+from encoder_core.objectives.losses import ObjectiveModule
+from launcher.finetune.pretrained import LocalModel, open_pretrained
 from launcher.rank.build import build_model
 from launcher.recipe.objective import task_encoder
 from launcher.run.checkpoint import select_checkpoint
@@ -58,7 +58,7 @@ class Checkpoint:
 
     run: Run
     step: int
-    objective: Objective
+    objective: ObjectiveModule
     frozen: Frozen
 
 
@@ -75,7 +75,7 @@ def open_frozen(source: str, step: int | None = None) -> Frozen:
         return frozen_folder(pretrained)
 
 
-def frozen_folder(pretrained: Pretrained) -> Frozen:
+def frozen_folder(pretrained: LocalModel) -> Frozen:
     """The encoder in a transformers folder; heads there are passed over. Raises as `open_frozen`."""
     config = read_folder_config(pretrained.folder)
     tensors = weights_for(config, pretrained.folder, "plm" if isinstance(config, XlnetConfig) else "mlm")
@@ -93,7 +93,7 @@ def open_checkpoint(run: Run, step: int | None = None) -> Checkpoint:
     return read_checkpoint(run, select_checkpoint(run, step))
 
 
-def read_checkpoint(run: Run, manifest: Manifest) -> Checkpoint:
+def read_checkpoint(run: Run, manifest: CheckpointManifest) -> Checkpoint:
     """The checkpoint of a manifest, each byte of it verified. Raises DamagedCheckpoint, StoreError."""
     tokenizer = run.tokenizer()
     module = build_model(run.recipe, tokenizer)
@@ -115,7 +115,9 @@ def untrained(run: Run) -> Checkpoint:
     return _checkpoint(run, 0, module, tokenizer, digest.hexdigest())
 
 
-def _checkpoint(run: Run, step: int, module: Objective, tokenizer: Tokenizer, digest: str) -> Checkpoint:
+def _checkpoint(
+    run: Run, step: int, module: ObjectiveModule, tokenizer: Tokenizer, digest: str
+) -> Checkpoint:
     module.eval()
     last = isinstance(run.recipe.model, XlnetConfig)
     name = f"{run.uri} at step {step:,}"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from launcher.diagnose.anisotropy import anisotropy
 from launcher.diagnose.figures import Figure
 from launcher.diagnose.frozen import Frozen
-from launcher.diagnose.probe import Splits, linear_probe
+from launcher.diagnose.linear_probe import Splits, linear_probe
 from launcher.diagnose.similarity import similarity
 from launcher.diagnose.states import rows_of_texts
 from launcher.diagnose.task_data import probe_splits, similarity_pairs, texts_of

@@ -7,16 +7,16 @@ An evaluation is a function of (weights, task, data, settings, seed), so a resul
 objects as the results of grids are (launcher.run.sealed).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict
 
-from checkpoints.layout import Mark
+from checkpoints.layout import CheckpointName
 from data_service.store.base import Store
 from launcher.diagnose.figures import Figure
 from launcher.recipe.evaluation import EvaluationTask
-from launcher.run.sealed import Sealed, keep, name_of, read, read_all
+from launcher.run.sealed import Sealed, SealedReader, keep, name_of, read, read_all
 
 ROOT = "evaluations/"
 VERSION = 2
@@ -25,7 +25,7 @@ _COMMITS = f"{ROOT}commits/"
 _NAMED = 32  # hexadecimal digits of a hash in a name
 
 
-class Commit(Sealed):
+class CommitWeights(Sealed):
     """Which weights a commit holds."""
 
     step: int
@@ -34,10 +34,10 @@ class Commit(Sealed):
 
     @property
     def path(self) -> str:
-        return _commit_path(Mark(self.attempt, self.step))
+        return _commit_path(CheckpointName(self.attempt, self.step))
 
 
-class Cell(BaseModel):
+class DiagnosticCell(BaseModel):
     """All that decides a result.
 
     Attributes:
@@ -65,10 +65,10 @@ class Cell(BaseModel):
         return f"{_of_weights(self.weights)}{name_of(content)}.json"
 
 
-class Result(Sealed):
+class DiagnosticResult(Sealed):
     """A cell's figures, and how many seconds they took."""
 
-    cell: Cell
+    cell: DiagnosticCell
     figures: tuple[Figure, ...]
     seconds: float
 
@@ -81,36 +81,36 @@ class Result(Sealed):
 class Evaluated:
     """A commit and what was measured of its weights."""
 
-    commit: Commit
-    results: tuple[Result, ...]
+    commit: CommitWeights
+    results: tuple[DiagnosticResult, ...]
 
 
-def read_commit(store: Store, mark: Mark) -> Commit | None:
+def read_commit(store: Store, mark: CheckpointName) -> CommitWeights | None:
     """What is known of a commit; None if nothing is. Raises StoreError."""
-    return read(store, _commit_path(mark), Commit)
+    return read(store, _commit_path(mark), CommitWeights)
 
 
-def write_commit(store: Store, mark: Mark, weights: str) -> None:
+def write_commit(store: Store, mark: CheckpointName, weights: str) -> None:
     """Raises StoreError."""
-    keep(store, Commit(step=mark.step, attempt=mark.attempt, weights=weights))
+    keep(store, CommitWeights(step=mark.step, attempt=mark.attempt, weights=weights))
 
 
-def read_result(store: Store, cell: Cell) -> Result | None:
+def read_result(store: Store, cell: DiagnosticCell) -> DiagnosticResult | None:
     """The cell's result; None if it was not computed yet, or cannot be read. Raises StoreError."""
-    return read(store, cell.path, Result)
+    return read(store, cell.path, DiagnosticResult)
 
 
-def write_result(store: Store, result: Result) -> bool:
+def write_result(store: Store, result: DiagnosticResult) -> bool:
     """Whether it is ours that stays. A damaged object in its place is replaced. Raises StoreError."""
     return keep(store, result) is result
 
 
-def results_of(store: Store, weights: str) -> list[Result]:
+def results_of(store: Store, weights: str) -> list[DiagnosticResult]:
     """All that is known of some weights, by name. Raises StoreError."""
-    return read_all(store, (entry.key for entry in store.list(_of_weights(weights))), Result)
+    return read_all(store, (entry.key for entry in store.list(_of_weights(weights))), DiagnosticResult)
 
 
-def unevaluated(store: Store, mark: Mark, tasks: Sequence[EvaluationTask]) -> bool:
+def unevaluated(store: Store, mark: CheckpointName, tasks: Sequence[EvaluationTask]) -> bool:
     """Whether one of `tasks` has no result of this commit's weights yet. Raises StoreError."""
     commit = read_commit(store, mark)
     if commit is None:
@@ -119,17 +119,39 @@ def unevaluated(store: Store, mark: Mark, tasks: Sequence[EvaluationTask]) -> bo
     return any(task not in [cell.task for cell in done if cell.version == VERSION] for task in tasks)
 
 
-def evaluated(store: Store) -> Iterator[Evaluated]:
-    """Every commit of which something was measured, by step and attempt, those that are deleted included.
+class EvaluationReader:
+    """Reads again and again what was measured of a run's commits; each time what is new (`SealedReader`)."""
 
-    Raises StoreError.
-    """
-    commits = read_all(store, (entry.key for entry in store.list(_COMMITS)), Commit)
-    for commit in sorted(commits, key=lambda commit: (commit.step, commit.attempt)):
-        yield Evaluated(commit, tuple(results_of(store, commit.weights)))
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._commits = SealedReader(store, CommitWeights)
+        self._results = SealedReader(store, DiagnosticResult)
+
+    def read(self) -> list[Evaluated]:
+        """Every commit of which something was measured, by step and attempt, those that are deleted included.
+
+        One listing, and a request for each object that is new. Raises StoreError.
+        """
+        listed = list(self._store.list(ROOT))
+        commits = self._commits.read(entry for entry in listed if entry.key.startswith(_COMMITS))
+        folders = {_of_weights(commit.weights) for commit in commits}
+        results: dict[str, list[DiagnosticResult]] = {folder: [] for folder in folders}
+        for result in self._results.read(entry for entry in listed if _folder(entry.key) in folders):
+            results[_of_weights(result.cell.weights)].append(result)
+        commits.sort(key=lambda commit: (commit.step, commit.attempt))
+        return [Evaluated(commit, tuple(results[_of_weights(commit.weights)])) for commit in commits]
 
 
-def _commit_path(mark: Mark) -> str:
+def evaluated(store: Store) -> list[Evaluated]:
+    """As one `EvaluationReader` reads. Raises StoreError."""
+    return EvaluationReader(store).read()
+
+
+def _folder(key: str) -> str:
+    return key[: key.rfind("/") + 1]
+
+
+def _commit_path(mark: CheckpointName) -> str:
     return f"{_COMMITS}step-{mark.step:08d}-a{mark.attempt:06d}.json"
 
 

@@ -10,7 +10,7 @@ from launcher.diagnose.anisotropy import anisotropy, heldout_sentences
 from launcher.diagnose.figures import Figure
 from launcher.diagnose.frozen import Checkpoint, Frozen, open_checkpoint, open_frozen
 from launcher.diagnose.heldout import held_out
-from launcher.diagnose.probe import linear_probe
+from launcher.diagnose.linear_probe import linear_probe
 from launcher.diagnose.similarity import similarity
 from launcher.diagnose.states import rows_of_texts
 from launcher.diagnose.task_data import probe_splits, similarity_pairs
@@ -21,7 +21,7 @@ from launcher.tasks.task import load_task
 
 
 @dataclass(frozen=True)
-class Wanted:
+class DiagnosticRequest:
     """What is to be measured.
 
     Attributes:
@@ -39,7 +39,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Subject:
+class Diagnosis:
     """A title for people, and its figures."""
 
     title: str
@@ -51,7 +51,7 @@ class Subject:
         return [{"task": self.task} | figure.model_dump() for figure in self.figures]
 
 
-def measured(source: str, step: int | None, wanted: Wanted) -> Iterator[Subject]:
+def measured(source: str, step: int | None, wanted: DiagnosticRequest) -> Iterator[Diagnosis]:
     """One subject after another, each as soon as it is measured.
 
     Raises:
@@ -68,32 +68,36 @@ def measured(source: str, step: int | None, wanted: Wanted) -> Iterator[Subject]
     if wanted.text is not None:
         rows = rows_of_texts(frozen, _lines(wanted.text, wanted.limit))
         figures = anisotropy(frozen, rows, poolings)
-        yield Subject(f"Anisotropy of {frozen.name} on {len(rows):,} texts", "anisotropy", figures)
+        yield Diagnosis(f"Anisotropy of {frozen.name} on {len(rows):,} texts", "anisotropy", figures)
     if checkpoint is not None:
         yield from _of_run(checkpoint, wanted, poolings)
     for name in wanted.tasks:
         yield _of_task(frozen, name, wanted, poolings)
 
 
-def _of_run(checkpoint: Checkpoint, wanted: Wanted, poolings: Sequence[Pooling]) -> Iterator[Subject]:
+def _of_run(
+    checkpoint: Checkpoint, wanted: DiagnosticRequest, poolings: Sequence[Pooling]
+) -> Iterator[Diagnosis]:
     frozen = checkpoint.frozen
     if wanted.text is None:
         rows = heldout_sentences(checkpoint.run, frozen, wanted.limit)
         figures = anisotropy(frozen, rows, poolings)
         title = f"Anisotropy of {frozen.name} on {len(rows):,} held-out sentences"
-        yield Subject(title, "anisotropy", figures)
-    yield Subject(f"Held-out loss of {frozen.name}", "heldout", held_out(checkpoint, HeldOutSettings().rows))
+        yield Diagnosis(title, "anisotropy", figures)
+    yield Diagnosis(
+        f"Held-out loss of {frozen.name}", "heldout", held_out(checkpoint, HeldOutSettings().rows)
+    )
 
 
-def _of_task(frozen: Frozen, name: str, wanted: Wanted, poolings: Sequence[Pooling]) -> Subject:
+def _of_task(frozen: Frozen, name: str, wanted: DiagnosticRequest, poolings: Sequence[Pooling]) -> Diagnosis:
     task = load_task(name, wanted.data)
     if task.kind in ("similarity", "regression"):
         pairs = similarity_pairs(SimilaritySettings(task=name, data=wanted.data))
-        return Subject(f"{task.name}: {len(pairs):,} pairs", task.name, similarity(frozen, pairs, poolings))
+        return Diagnosis(f"{task.name}: {len(pairs):,} pairs", task.name, similarity(frozen, pairs, poolings))
     splits = probe_splits(ProbeSettings(task=name, data=wanted.data, examples=wanted.limit))
     figures = [figure for pooling in poolings for figure in linear_probe(frozen, splits, pooling)]
     title = f"{task.name}: linear probe fitted on {len(splits.train):,} examples, measured on {len(splits.test):,}"
-    return Subject(title, task.name, figures)
+    return Diagnosis(title, task.name, figures)
 
 
 def _poolings(names: Sequence[str]) -> list[Pooling]:

@@ -5,7 +5,7 @@ from typing import SupportsIndex
 
 import numpy as np
 
-from launcher.diagnose.probe import Splits
+from launcher.diagnose.linear_probe import Splits
 from launcher.errors import RunError
 from launcher.recipe.evaluation import AnisotropySettings, ProbeSettings, SimilaritySettings
 from launcher.tasks.examples import Sentences

@@ -8,13 +8,13 @@ from pydantic import Field, PositiveFloat, PositiveInt
 
 from launcher.embed.model import library, load_model, say_what_is_cut
 from launcher.embed.rows import rows_of_pairs
-from launcher.embed.settings import Cosine, Encoding, Loss, Source, Training
+from launcher.embed.settings import Cosine, EmbedTraining, Encoding, Loss, RowSource
 from launcher.embed.train import train_on_rows
 from launcher.errors import TaskError
 from launcher.extras import EVALUATE, optional
-from launcher.finetune.pretrained import Pretrained
+from launcher.finetune.pretrained import LocalModel
 from launcher.tasks.examples import Examples, Retrieval, Sentences
-from launcher.tasks.schema import Part
+from launcher.tasks.schema import TaskPart
 from launcher.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 _QUERY, _DOCUMENT = "query", "document"  # prompts that retrieval uses, where the model has them
 
 
-class Fit(Part):
-    """A training on the task's own train split, before it is measured; as in `Training`."""
+class FitSettings(TaskPart):
+    """A training on the task's own train split, before it is measured; as in `EmbedTraining`."""
 
     loss: Loss = Cosine(kind="cosine")
     batch: PositiveInt = 16
@@ -44,10 +44,10 @@ class CellSettings(Encoding):
 
     split: str | None = None
     batch: PositiveInt = 32
-    fit: Fit | None = None
+    fit: FitSettings | None = None
 
 
-def embed_cell(pretrained: Pretrained, task: Task, settings: CellSettings, seed: int) -> dict[str, float]:
+def embed_cell(pretrained: LocalModel, task: Task, settings: CellSettings, seed: int) -> dict[str, float]:
     """The task's metrics of a checkpoint's vectors: a function of its arguments and nothing else.
 
     `seed` decides only where something is trained. Raises as `measure`, `load_model` and `train_on_rows`.
@@ -58,8 +58,8 @@ def embed_cell(pretrained: Pretrained, task: Task, settings: CellSettings, seed:
         model = load_model(pretrained, settings)
     else:
         encoding = settings.model_dump(include=set(Encoding.model_fields))
-        source = Source(tasks=(task.name,))
-        training = Training(train=source, seed=seed, **encoding, **dict(settings.fit))
+        source = RowSource(tasks=(task.name,))
+        training = EmbedTraining(train=source, seed=seed, **encoding, **dict(settings.fit))
         rows = rows_of_pairs([(task, task.read("train"))])
         model = train_on_rows(pretrained, training, rows, None).model
     return measure(model, task, examples, settings.batch)

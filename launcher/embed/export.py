@@ -13,9 +13,9 @@ from data_service.store.open import open_store
 from data_service.visible import one_line
 from encoder_core.errors import ModelError
 from launcher.embed.model import load_model
-from launcher.embed.settings import Encoding, Training
+from launcher.embed.settings import EmbedTraining, Encoding
 from launcher.embed.train import Trained
-from launcher.finetune.pretrained import Pretrained
+from launcher.finetune.pretrained import LocalModel
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -27,7 +27,7 @@ def check_target(out: str) -> None:
 
 
 def export_embeddings(
-    trained: Trained, pretrained: Pretrained, training: Training, out: str, licence: str | None = None
+    trained: Trained, pretrained: LocalModel, training: EmbedTraining, out: str, licence: str | None = None
 ) -> None:
     """Write the model to the folder or s3:// URI `out`, whole or not at all; a former export there is replaced.
 
@@ -43,7 +43,7 @@ def export_embeddings(
 
 
 def _compare(model: "SentenceTransformer", folder: Path) -> None:
-    written = load_model(Pretrained(str(folder), None, folder, ""), Encoding())
+    written = load_model(LocalModel(str(folder), None, folder, ""), Encoding())
     theirs = {name: weight.cpu() for name, weight in written.state_dict().items()}
     for name, weight in model.state_dict().items():
         if name not in theirs or not torch.equal(theirs[name], weight.cpu()):
@@ -53,7 +53,7 @@ def _compare(model: "SentenceTransformer", folder: Path) -> None:
             )
 
 
-def _card(trained: Trained, pretrained: Pretrained, training: Training, licence: str | None) -> str:
+def _card(trained: Trained, pretrained: LocalModel, training: EmbedTraining, licence: str | None) -> str:
     model = trained.model
     fields: dict[str, object] = {
         "library_name": "sentence-transformers",

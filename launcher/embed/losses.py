@@ -4,15 +4,15 @@ from typing import TYPE_CHECKING, Any, assert_never
 
 from encoder_core.errors import ModelError
 from launcher.embed.model import library
-from launcher.embed.rows import Rows
+from launcher.embed.rows import TextColumns
 from launcher.embed.settings import (
     Angle,
     Cosent,
     Cosine,
+    EmbedTraining,
     Loss,
     MultipleNegatives,
     Softmax,
-    Training,
     Triplet,
 )
 from launcher.errors import TaskError
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-def make_loss(model: "SentenceTransformer", training: Training, train: Rows) -> "nn.Module":
+def make_loss(model: "SentenceTransformer", training: EmbedTraining, train: TextColumns) -> "nn.Module":
     """The module that the trainer calls with a batch's columns and labels. What it draws, it draws from torch's seed.
 
     Raises ModelError: a Matryoshka length is longer than the model's vectors.
@@ -41,7 +41,7 @@ def make_loss(model: "SentenceTransformer", training: Training, train: Rows) -> 
     return wrapped
 
 
-def check_rows(loss: Loss, train: Rows, dev: Rows | None) -> None:
+def check_rows(loss: Loss, train: TextColumns, dev: TextColumns | None) -> None:
     """Raises TaskError: the rows are not what `loss` compares, or what vectors can be measured by."""
     texts, scored = len(train.texts), train.labels is not None and not train.classes
     match loss:
@@ -66,7 +66,7 @@ def check_rows(loss: Loss, train: Rows, dev: Rows | None) -> None:
         )
 
 
-def _plain(losses: Any, model: "SentenceTransformer", loss: Loss, train: Rows) -> Any:
+def _plain(losses: Any, model: "SentenceTransformer", loss: Loss, train: TextColumns) -> Any:
     match loss:
         case Softmax():
             return losses.SoftmaxLoss(model, model.get_embedding_dimension(), num_labels=len(train.classes))

@@ -16,7 +16,7 @@ from encoder_core.errors import ModelError
 from launcher.embed.settings import Encoding
 from launcher.export.sentence_transformer import MODULES, SETTINGS, their_pooling
 from launcher.extras import EVALUATE, optional, reason
-from launcher.finetune.pretrained import Pretrained
+from launcher.finetune.pretrained import LocalModel
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -43,7 +43,7 @@ def library(part: str) -> Any:
 
 
 def load_model(
-    pretrained: Pretrained, encoding: Encoding, device: str | None = None
+    pretrained: LocalModel, encoding: Encoding, device: str | None = None
 ) -> "SentenceTransformer":
     """The model, its pooling, normalisation, length and prompts as `encoding` says, or as the folder does.
 
@@ -167,7 +167,7 @@ def _stored_settings(folder: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _set_length(model: "SentenceTransformer", pretrained: Pretrained, wanted: int | None) -> None:
+def _set_length(model: "SentenceTransformer", pretrained: LocalModel, wanted: int | None) -> None:
     limit = _limit(model)
     if wanted is not None and limit is not None and wanted > limit:
         raise ModelError(

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from launcher.embed.settings import Source
+from launcher.embed.settings import RowSource
 from launcher.errors import TaskError
 from launcher.tasks.examples import Examples, Sentences
-from launcher.tasks.files import Folder
-from launcher.tasks.rows import Layout, Row, read_rows, valid_text
+from launcher.tasks.files import TaskFolder
+from launcher.tasks.rows import FileRow, RowFormat, read_rows, valid_text
 from launcher.tasks.schema import Format
 from launcher.tasks.task import Task, load_task
 
@@ -24,7 +24,7 @@ _PACKED = (".gz", ".zst")
 
 
 @dataclass(frozen=True)
-class Rows:
+class TextColumns:
     """Texts by column, in the order of the loss, and what is said of them.
 
     Attributes:
@@ -47,7 +47,7 @@ class Rows:
         return hashlib.sha256(data.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def read_source(source: Source, root: str | None) -> Rows:
+def read_source(source: RowSource, root: str | None) -> TextColumns:
     """All rows that count. `root` is the folder or s3:// URI of the files; None: the present folder.
 
     Raises:
@@ -58,12 +58,12 @@ def read_source(source: Source, root: str | None) -> Rows:
     return _of_tasks(source, root) if source.tasks else _of_files(source, root or ".")
 
 
-def _of_tasks(source: Source, root: str | None) -> Rows:
+def _of_tasks(source: RowSource, root: str | None) -> TextColumns:
     tasks = [load_task(name, root) for name in source.tasks]
     return rows_of_pairs([(task, task.read(source.split)) for task in tasks])
 
 
-def rows_of_pairs(parts: Sequence[tuple[Task, Examples]]) -> Rows:
+def rows_of_pairs(parts: Sequence[tuple[Task, Examples]]) -> TextColumns:
     """The pairs of one or several tasks. Raises TaskError: one has no pairs, or other labels than the first."""
     first: list[str] = []
     second: list[str] = []
@@ -85,7 +85,7 @@ def rows_of_pairs(parts: Sequence[tuple[Task, Examples]]) -> Rows:
         first += examples.first
         second += examples.second
         labels += _as_trained(task, examples, classes)
-    return Rows({"first": first, "second": second}, labels, classes)
+    return TextColumns({"first": first, "second": second}, labels, classes)
 
 
 def _as_trained(task: Task, examples: Sentences, classes: tuple[str, ...]) -> list[int] | list[float]:
@@ -96,7 +96,7 @@ def _as_trained(task: Task, examples: Sentences, classes: tuple[str, ...]) -> li
     return [float(score) for score in (scores - low) / max(high - low, 1e-12)]
 
 
-def _of_files(source: Source, root: str) -> Rows:
+def _of_files(source: RowSource, root: str) -> TextColumns:
     texts: dict[str, list[str]] = {str(column): [] for column in source.texts}
     labels: list[Any] = []
     ignored = 0
@@ -118,10 +118,10 @@ def _of_files(source: Source, root: str) -> Rows:
             f"{', '.join(source.files)}: no row to use",
             remedy="give files with rows, and check `where` and `ignore`",
         )
-    return Rows(texts, labels if source.label is not None else None, source.classes or ())
+    return TextColumns(texts, labels if source.label is not None else None, source.classes or ())
 
 
-def _rows(path: str, source: Source, root: str) -> Iterator[Row]:
+def _rows(path: str, source: RowSource, root: str) -> Iterator[FileRow]:
     name = path.lower()
     for ending in _PACKED:
         name = name.removesuffix(ending)
@@ -131,8 +131,8 @@ def _rows(path: str, source: Source, root: str) -> Iterator[Row]:
             f"{path} is of no known form",
             remedy=f"give {', '.join(_FORMATS)}, also with {' or '.join(_PACKED)}",
         )
-    where = Folder(root, "embed train", source.published or "wherever you have your data")
-    layout = Layout(form, tuple(source.columns), quoted=form == "csv")
+    where = TaskFolder(root, "embed train", source.published or "wherever you have your data")
+    layout = RowFormat(form, tuple(source.columns), quoted=form == "csv")
     found = where.find(path)
     try:
         yield from read_rows(layout, found)
@@ -142,7 +142,7 @@ def _rows(path: str, source: Source, root: str) -> Iterator[Row]:
         ) from error
 
 
-def _value(row: Row, column: str | int) -> object:
+def _value(row: FileRow, column: str | int) -> object:
     value = row.values.get(str(column))
     if value is None:
         raise TaskError(
@@ -152,7 +152,7 @@ def _value(row: Row, column: str | int) -> object:
     return value
 
 
-def _text(row: Row, column: str | int) -> str:
+def _text(row: FileRow, column: str | int) -> str:
     value = _value(row, column)
     if not isinstance(value, str) or not value.strip():
         raise TaskError(
@@ -162,7 +162,7 @@ def _text(row: Row, column: str | int) -> str:
     return valid_text(value, row.place)
 
 
-def _label(row: Row, column: str | int, source: Source) -> int | float:
+def _label(row: FileRow, column: str | int, source: RowSource) -> int | float:
     value = _value(row, column)
     if source.classes is not None:
         if str(value) not in source.classes:

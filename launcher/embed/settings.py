@@ -92,7 +92,7 @@ Loss = Annotated[Softmax | Cosine | Triplet | MultipleNegatives | Cosent | Angle
 Column = str | int
 
 
-class Source(_Settings):
+class RowSource(_Settings):
     """Where rows come from: pairs of `tasks`, or `files` of any columns.
 
     Attributes:
@@ -152,7 +152,7 @@ class Source(_Settings):
         return tuple(dict.fromkeys(found))
 
 
-class Training(Encoding):
+class EmbedTraining(Encoding):
     """Everything of one training but the model it starts from.
 
     Attributes:
@@ -165,8 +165,8 @@ class Training(Encoding):
     """
 
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 1
-    train: Source
-    dev: Source | None = None
+    train: RowSource
+    dev: RowSource | None = None
     loss: Loss
     matryoshka: tuple[PositiveInt, ...] | None = Field(default=None, min_length=1)
     batch: PositiveInt = 16
@@ -212,7 +212,7 @@ def bundled_text(name: str) -> str:
     return (resources.files(_NAME) / "library" / f"{name}{_SUFFIX}").read_text("utf-8")
 
 
-def load_settings(source: str, assignments: Sequence[str] = (), data: str | None = None) -> Training:
+def load_settings(source: str, assignments: Sequence[str] = (), data: str | None = None) -> EmbedTraining:
     """The settings in a YAML file, or bundled ones by name, with each `a.b=value` of `assignments`.
 
     `data` is the folder or s3:// URI that holds the data. Without it paths in a file are relative to that file.
@@ -230,7 +230,7 @@ def load_settings(source: str, assignments: Sequence[str] = (), data: str | None
             remedy=f"give a YAML file, or {', '.join(bundled())}",
         )
     document = recipe_yaml.override(recipe_yaml.parse(text, source, _WORDS), assignments)
-    training = recipe_yaml.validate(Training, document)
+    training = recipe_yaml.validate(EmbedTraining, document)
     training._root = home if data is None else data
     return training
 

@@ -17,11 +17,11 @@ import torch
 from encoder_core.errors import ModelError
 from launcher.embed.losses import check_rows, make_loss
 from launcher.embed.model import library, load_model, say_what_is_cut
-from launcher.embed.rows import Rows, read_source
+from launcher.embed.rows import TextColumns, read_source
 from launcher.embed.scratch import Scratch, open_scratch, restore_loss, seal
-from launcher.embed.settings import MultipleNegatives, Source, Training
+from launcher.embed.settings import EmbedTraining, MultipleNegatives, RowSource
 from launcher.extras import EVALUATE, optional
-from launcher.finetune.pretrained import Pretrained
+from launcher.finetune.pretrained import LocalModel
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -53,7 +53,7 @@ class Trained:
     resumed: int
 
 
-def train_embeddings(pretrained: Pretrained, training: Training, scratch: Path | None = None) -> Trained:
+def train_embeddings(pretrained: LocalModel, training: EmbedTraining, scratch: Path | None = None) -> Trained:
     """Train `pretrained` as `training` says.
 
     `scratch` is a folder of this machine that keeps checkpoints, from which the same training, killed, goes on to the
@@ -70,7 +70,11 @@ def train_embeddings(pretrained: Pretrained, training: Training, scratch: Path |
 
 
 def train_on_rows(
-    pretrained: Pretrained, training: Training, train: Rows, dev: Rows | None, scratch: Path | None = None
+    pretrained: LocalModel,
+    training: EmbedTraining,
+    train: TextColumns,
+    dev: TextColumns | None,
+    scratch: Path | None = None,
 ) -> Trained:
     """As `train_embeddings`, with rows that were read already."""
     check_rows(training.loss, train, dev)
@@ -80,7 +84,9 @@ def train_on_rows(
         return _train(model, training, train, dev, place)
 
 
-def identity(pretrained: Pretrained, training: Training, train: Rows, dev: Rows | None) -> dict[str, object]:
+def identity(
+    pretrained: LocalModel, training: EmbedTraining, train: TextColumns, dev: TextColumns | None
+) -> dict[str, object]:
     """All that decides the trained weights."""
     return {
         "weights": pretrained.digest,
@@ -102,7 +108,11 @@ def _opened(scratch: Path | None, what: dict[str, object]) -> Iterator[Scratch]:
 
 
 def _train(
-    model: "SentenceTransformer", training: Training, train: Rows, dev: Rows | None, place: Scratch
+    model: "SentenceTransformer",
+    training: EmbedTraining,
+    train: TextColumns,
+    dev: TextColumns | None,
+    place: Scratch,
 ) -> Trained:
     transformers = optional("transformers", "maskfleet embed", EVALUATE)
     model.model_card_data.generate_widget_examples = False  # the model card is ours
@@ -135,7 +145,7 @@ def _train(
     )
 
 
-def _dataset(rows: Rows) -> Any:
+def _dataset(rows: TextColumns) -> Any:
     """Columns in the order of the loss; their names are ours, since some names mean something to the trainer."""
     columns: dict[str, Any] = {
         f"text{number}": column for number, column in enumerate(rows.texts.values(), start=1)
@@ -145,7 +155,7 @@ def _dataset(rows: Rows) -> Any:
     return optional("datasets", "maskfleet embed", EVALUATE).Dataset.from_dict(columns)
 
 
-def _arguments(training: Training, train: Rows, evaluator: object, place: Scratch) -> Any:
+def _arguments(training: EmbedTraining, train: TextColumns, evaluator: object, place: Scratch) -> Any:
     optional("accelerate", "maskfleet embed", EVALUATE)
     when = "epoch" if training.every is None else "steps"
     steps = -(-len(train) // training.batch) * training.epochs
@@ -184,7 +194,7 @@ def _arguments(training: Training, train: Rows, evaluator: object, place: Scratc
     return arguments
 
 
-def _prompts_by_column(training: Training) -> dict[str, str] | None:
+def _prompts_by_column(training: EmbedTraining) -> dict[str, str] | None:
     named = {
         f"text{number}": training.prompts[name]
         for number, name in enumerate(training.train.prompts, start=1)
@@ -193,7 +203,7 @@ def _prompts_by_column(training: Training) -> dict[str, str] | None:
     return named or None
 
 
-def _evaluator(dev: Rows, training: Training, source: Source) -> Any:
+def _evaluator(dev: TextColumns, training: EmbedTraining, source: RowSource) -> Any:
     """sentence-transformers' own: rank correlation of scored pairs, or how many triplets are in order."""
     evaluation = library("evaluation")
     names = source.prompts or (None,) * len(dev.texts)

@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from encoder_core.families.build import ModelConfig
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.xlnet import XlnetConfig
-from launcher.estimate.gpus import Gpu
+from launcher.estimate.gpus import GIB, Gpu
 
+CONTEXT = 1 * GIB  # of a GPU's memory, for CUDA, cuBLAS and NCCL: a guess
+FRAGMENTED = 0.05  # share of a GPU's memory that the allocator cannot use: a guess
 LINK_SHARE = 0.8  # of a link's rate that a collective reaches: a guess
 COPY_RATE = 10e9  # bytes/s from a GPU to its host while training waits: PCIe 4.0 x16 reaches about twice that; a guess
 STORE_RATE = 1e9  # bytes/s from one node to object storage: a guess; 10 Gbit/s of its network
@@ -18,8 +20,13 @@ MTBF_HOURS = 54 * 24 * 2048 / 419
 """Of a node: Llama 3 405B had 419 interruptions in 54 days on 2,048 nodes of 8 H100. Spot machines last far less."""
 
 
+def usable(memory: int) -> int:
+    """Of a GPU's memory, after what is assumed to be lost."""
+    return int(memory * (1 - FRAGMENTED)) - CONTEXT
+
+
 @dataclass(frozen=True)
-class Utilisation:
+class AssumedUtilisation:
     """Share of a GPU's peak that model FLOPs reach, and where that is from.
 
     Attributes:
@@ -33,25 +40,25 @@ class Utilisation:
     step: float | None = None
 
 
-def utilisation(model: ModelConfig, length: int, gpu: Gpu) -> Utilisation:
+def utilisation(model: ModelConfig, length: int, gpu: Gpu) -> AssumedUtilisation:
     """A published run's of like width, else a guess. None of ours was measured on a GPU."""
     found = _published(model.hidden, length, gpu)
     if isinstance(model, DebertaConfig | DebertaV2Config | XlnetConfig):
-        return Utilisation(
+        return AssumedUtilisation(
             found.share / 2, f"a guess: half of ({found.source}), for attention with biases, padded"
         )
     return found
 
 
-def _published(hidden: int, length: int, gpu: Gpu) -> Utilisation:
+def _published(hidden: int, length: int, gpu: Gpu) -> AssumedUtilisation:
     if hidden < 512:
-        return Utilisation(0.03, "ELECTRA-Small, 4 days on a V100, its authors' fp32 code: 2.7 %")
+        return AssumedUtilisation(0.03, "ELECTRA-Small, 4 days on a V100, its authors' fp32 code: 2.7 %")
     if hidden < 1024:
-        return Utilisation(0.25, "ModernBERT-base, 8 x H100: 304k tokens/s a GPU")
+        return AssumedUtilisation(0.25, "ModernBERT-base, 8 x H100: 304k tokens/s a GPU")
     if gpu.half == "fp16":
         if length <= 128:
-            return Utilisation(0.51, "BERT-Large, DeepSpeed on V100, rows of 128: 64 TFLOPS")
-        return Utilisation(0.42, "BERT-Large, DeepSpeed on V100, rows of 512: 53 TFLOPS")
+            return AssumedUtilisation(0.51, "BERT-Large, DeepSpeed on V100, rows of 128: 64 TFLOPS")
+        return AssumedUtilisation(0.42, "BERT-Large, DeepSpeed on V100, rows of 512: 53 TFLOPS")
     if gpu.name.startswith("A100") and length <= 128:
-        return Utilisation(0.45, "BERT-Large, NVIDIA on A100, rows of 128: 580 sequences/s")
-    return Utilisation(0.48, "BERT-Large, MLPerf 3.1, 8 x H100: 7,760 sequences/s, packed")
+        return AssumedUtilisation(0.45, "BERT-Large, NVIDIA on A100, rows of 128: 580 sequences/s")
+    return AssumedUtilisation(0.48, "BERT-Large, MLPerf 3.1, 8 x H100: 7,760 sequences/s, packed")

@@ -4,25 +4,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from data_service.stream.radius import Radius
+from encoder_core.cost import memory
+from encoder_core.cost.memory import STAGES, MemoryPart, Stage
+from encoder_core.cost.products import Shape
+from encoder_core.cost.saved import Kernel
 from encoder_core.families.xlnet import XlnetConfig
 from launcher.errors import EstimateError
-from launcher.estimate import activations, memory
 from launcher.estimate.assumptions import (
     COPY_RATE,
     RESTART,
     SAVE_FIXED,
     STORE_RATE,
-    Utilisation,
+    AssumedUtilisation,
+    usable,
     utilisation,
 )
 from launcher.estimate.cluster import Cluster
 from launcher.estimate.data_needs import DataNeeds, data_needs, shuffle_radius
-from launcher.estimate.flops import reads_backwards
 from launcher.estimate.goodput import Saving, best_interval, daly, goodput, young
-from launcher.estimate.memory import STAGES, Part, Stage
-from launcher.estimate.saved import Kernel
-from launcher.estimate.shape import Shape
 from launcher.estimate.throughput import PhaseTime, phase_time
+from launcher.estimate.workload import microbatch_activations
 from launcher.recipe.schema import Recipe
 from launcher.recipe.summary import known, parameters
 
@@ -30,12 +31,12 @@ MASTER_AND_MOMENTS = 12  # bytes a parameter: three fp32 numbers, all that a che
 
 
 @dataclass(frozen=True)
-class Fit:
+class MemoryFit:
     """One microbatch size at one ZeRO stage: the bill, and whether a GPU can pay it. Rows are of the longest phase."""
 
     stage: Stage
     rows: int
-    parts: tuple[Part, ...]
+    parts: tuple[MemoryPart, ...]
     fits: bool
 
     @property
@@ -75,7 +76,7 @@ class Estimate:
     cluster: Cluster
     parameters: int
     phases: tuple[PhaseTime, ...]
-    fits: tuple[Fit, ...]
+    fits: tuple[MemoryFit, ...]
     data: DataNeeds
     radius: Radius | None
     checkpoints: Checkpoints
@@ -91,19 +92,19 @@ class Estimate:
         return max(self.phases, key=lambda phase: phase.length)
 
     @property
-    def as_configured(self) -> Fit | None:
+    def as_configured(self) -> MemoryFit | None:
         """The recipe's own stage and microbatch; None for a stage that its precision does not have."""
         chosen = [fit for fit in self.fits if fit.stage == self.recipe.zero]
         return max(chosen, key=lambda fit: fit.rows, default=None)
 
-    def largest(self, stage: Stage) -> Fit | None:
+    def largest(self, stage: Stage) -> MemoryFit | None:
         """Of those that fit at a stage, the most rows."""
         fitting = [fit for fit in self.fits if fit.stage == stage and fit.fits]
         return max(fitting, key=lambda fit: fit.rows, default=None)
 
 
 def estimate(
-    recipe: Recipe, cluster: Cluster, mfu: float | None = None, measured: Sequence[Utilisation] = ()
+    recipe: Recipe, cluster: Cluster, mfu: float | None = None, measured: Sequence[AssumedUtilisation] = ()
 ) -> Estimate:
     """What `recipe` needs and takes; `mfu`, or what was `measured` of each phase, in place of what is assumed.
 
@@ -134,11 +135,15 @@ def estimate(
     )
 
 
-def _share(recipe: Recipe, length: int, cluster: Cluster, mfu: float | None) -> Utilisation:
-    return Utilisation(mfu, "given") if mfu is not None else utilisation(recipe.model, length, cluster.gpu)
+def _share(recipe: Recipe, length: int, cluster: Cluster, mfu: float | None) -> AssumedUtilisation:
+    return (
+        AssumedUtilisation(mfu, "given")
+        if mfu is not None
+        else utilisation(recipe.model, length, cluster.gpu)
+    )
 
 
-def _fits(recipe: Recipe, cluster: Cluster, count: int, phase: PhaseTime) -> list[Fit]:
+def _fits(recipe: Recipe, cluster: Cluster, count: int, phase: PhaseTime) -> list[MemoryFit]:
     return [
         _fit(recipe, cluster, count, stage, replace(phase.shape, rows=rows), phase.rounds)
         for stage in STAGES
@@ -153,9 +158,9 @@ def halvings(rows: int) -> list[int]:
     return [*powers, rows]
 
 
-def _fit(recipe: Recipe, cluster: Cluster, count: int, stage: Stage, shape: Shape, rounds: int) -> Fit:
+def _fit(recipe: Recipe, cluster: Cluster, count: int, stage: Stage, shape: Shape, rounds: int) -> MemoryFit:
     parts = bill(recipe, count, cluster.ranks, stage, shape=shape, rounds=rounds)
-    return Fit(stage, shape.rows, parts, memory.total(parts) <= memory.usable(cluster.gpu.memory))
+    return MemoryFit(stage, shape.rows, parts, memory.total(parts) <= usable(cluster.gpu.memory))
 
 
 def bill(
@@ -168,17 +173,14 @@ def bill(
     rounds: int,
     kernel: Kernel = "gpu",
     bucket: int = memory.BUCKET,
-) -> tuple[Part, ...]:
+) -> tuple[MemoryPart, ...]:
     """What fills the memory of one of `ranks` that train `count` parameters, `rounds` microbatches of `shape` a step.
 
-    `kernel`, `bucket`: as in `activations.turns` and `memory.kept`.
+    `kernel`, `bucket`: as in `encoder_core.cost.saved` and `memory.kept`.
     """
     kept = memory.kept(count, ranks, stage, recipe.precision, recipe.reduce_dtype, bucket=bucket)
-    turns = activations.turns(
-        recipe.model, recipe.objective, shape, kernel, backwards=reads_backwards(recipe.input)
-    )
     added = memory.of_microbatch(
-        turns,
+        microbatch_activations(recipe, shape, kernel),
         recipe.precision,
         checkpointed=recipe.activation_checkpointing,
         logits=recipe.objective.contrastive is None,
@@ -188,12 +190,12 @@ def bill(
     return (*kept, *added)
 
 
-def _remembered(model: XlnetConfig, rows: int, precision: str) -> Part:
+def _remembered(model: XlnetConfig, rows: int, precision: str) -> MemoryPart:
     """Of all microbatches of a rank."""
     state = 2 if precision == "bf16" else 4
     formula = f"{state} B x {rows} rows x {model.memory} tokens x {model.hidden} x {model.layers} layers"
     numbers = rows * model.memory * model.hidden * model.layers
-    return Part("memory of earlier tokens", formula, state * numbers)
+    return MemoryPart("memory of earlier tokens", formula, state * numbers)
 
 
 def _checkpoints(recipe: Recipe, cluster: Cluster, count: int, step: float) -> Checkpoints:

@@ -3,8 +3,8 @@
 import json
 from dataclasses import asdict
 
+from encoder_core.cost.memory import STAGES
 from launcher.estimate.estimate import Estimate
-from launcher.estimate.memory import STAGES
 
 
 def as_text(e: Estimate) -> str:

@@ -4,13 +4,21 @@ from collections.abc import Iterator
 
 from data_service.ingest.options import BLOCK_TOKENS
 from data_service.stream.radius import Radius
-from launcher.estimate import activations, memory
-from launcher.estimate.assumptions import COPY_RATE, LINK_SHARE, RESTART, SAVE_FIXED, STORE_RATE
+from encoder_core.cost.memory import STAGES
+from launcher.estimate.assumptions import (
+    CONTEXT,
+    COPY_RATE,
+    FRAGMENTED,
+    LINK_SHARE,
+    RESTART,
+    SAVE_FIXED,
+    STORE_RATE,
+    usable,
+)
 from launcher.estimate.estimate import Estimate
-from launcher.estimate.flops import products, reads_backwards
 from launcher.estimate.goodput import goodput
-from launcher.estimate.memory import STAGES
-from launcher.estimate.throughput import PhaseTime, executed, network_bytes
+from launcher.estimate.throughput import PhaseTime, network_bytes
+from launcher.estimate.workload import executed, microbatch_activations, microbatch_products
 from launcher.format import human_bytes, human_count, human_duration
 
 _WHAT, _RESULT = 42, 14  # columns
@@ -56,7 +64,7 @@ def _flops(e: Estimate, phase: PhaseTime) -> list[str]:
         f"FLOPs of a microbatch: {shape.rows} rows x {shape.length} tokens, {shape.targets_per_row} targets a row "
         f"({phase.steps:,} steps of {phase.rows:,} rows)"
     ]
-    for product in products(e.recipe, shape):
+    for product in microbatch_products(e.recipe, shape):
         formula = f"2 x {product.m:,} x {product.k:,} x {product.n:,} x {product.count:,}, x {1 + product.derivatives}"
         lines.append(_line(product.what, formula, _tera(product.forward + product.backward)))
     lines += [
@@ -104,14 +112,12 @@ def _step(e: Estimate, phase: PhaseTime) -> Iterator[str]:
 
 def _memory(e: Estimate) -> list[str]:
     """GiB of each stage and microbatch."""
-    usable = memory.usable(e.cluster.gpu.memory)
-    whole = (
-        f"{human_bytes(e.cluster.gpu.memory)} x {1 - memory.FRAGMENTED:.2f} - {human_bytes(memory.CONTEXT)}"
-    )
+    left = usable(e.cluster.gpu.memory)
+    whole = f"{human_bytes(e.cluster.gpu.memory)} x {1 - FRAGMENTED:.2f} - {human_bytes(CONTEXT)}"
     rows = sorted({fit.rows for fit in e.fits})
     lines = [
         f"Memory of a GPU in GiB, rows of {e.longest.length}; * does not fit",
-        _line("usable", f"{whole}, after fragments, CUDA and NCCL (assumed)", human_bytes(usable)),
+        _line("usable", f"{whole}, after fragments, CUDA and NCCL (assumed)", human_bytes(left)),
         "  microbatch" + "".join(f"{count:>9}" for count in rows) + "   largest that fits",
     ]
     for stage in STAGES:
@@ -155,10 +161,7 @@ def _tensors(e: Estimate) -> list[str]:
     """What the activations are, most bytes first."""
     recipe, shape = e.recipe, e.longest.shape
     state = 2 if recipe.precision == "bf16" else 4
-    turns = activations.turns(
-        recipe.model, recipe.objective, shape, "gpu", backwards=reads_backwards(recipe.input)
-    )
-    largest = max(turns, key=lambda turn: turn.bytes(state))
+    largest = max(microbatch_activations(recipe, shape), key=lambda kept: kept.bytes(state))
     whole, small = largest.bytes(state), 0
     lines = [f"Tensors kept for the backward pass, {shape.rows} rows of {shape.length}"]
     for tensor in sorted(largest.tensors(), key=lambda tensor: -tensor.bytes(state)):

@@ -1,15 +1,13 @@
 """How long a step takes: FLOPs over what the GPUs are assumed to reach, and the network after it."""
 
-import math
 from dataclasses import dataclass
 
-from data_service.samples.inputs import Packed
-from launcher.estimate.assumptions import LINK_SHARE, Utilisation
+from encoder_core.cost.flops import Count
+from encoder_core.cost.products import Shape
+from launcher.estimate.assumptions import LINK_SHARE, AssumedUtilisation
 from launcher.estimate.cluster import Cluster
-from launcher.estimate.flops import Count, count, products
-from launcher.estimate.shape import Shape
-from launcher.recipe.objective import Objective
-from launcher.recipe.schema import Phase, Recipe
+from launcher.estimate.workload import batch_rows, executed, microbatch_flops, microbatch_shape
+from launcher.recipe.schema import Recipe, RecipePhase
 
 
 @dataclass(frozen=True)
@@ -32,7 +30,7 @@ class PhaseTime:
     microbatches: int
     rounds: int
     flops: Count
-    utilisation: Utilisation
+    utilisation: AssumedUtilisation
     compute: float
     network: float
 
@@ -51,42 +49,12 @@ class PhaseTime:
         return self.steps * self.step
 
 
-def targets_per_row(recipe: Recipe, length: int) -> int:
-    """The mean, to the nearest whole: of a row's tokens but for the special ones at its ends (and between segments)."""
-    return round(_targets(recipe.objective, length, length - (2 if isinstance(recipe.input, Packed) else 3)))
-
-
-def _targets(objective: Objective, length: int, maskable: int) -> float:
-    if objective.plm is not None:
-        return objective.plm.predict
-    if objective.mlm is None:  # contrastive
-        return 0
-    wanted = objective.mlm.rate * (length if objective.mlm.count_special else maskable)
-    if objective.mlm.count == "drawn":  # with replacement, each counted once
-        wanted = maskable * (1 - (1 - 1 / maskable) ** wanted)
-    if objective.mlm.count == "ceil":
-        wanted = math.ceil(wanted)
-    most = objective.mlm.max_predictions
-    return wanted if most is None else min(wanted, most)
-
-
-def batch_rows(phase: Phase) -> int:
-    """Of a step; of a batch of tokens, rows that are full."""
-    return phase.batch.sequences or max(1, (phase.batch.tokens or 0) // phase.length)
-
-
-def microbatch_shape(recipe: Recipe, phase: Phase) -> Shape:
-    """Each text of an example counted as a row."""
-    rows = min(recipe.microbatch, batch_rows(phase)) * recipe.input.texts
-    return Shape(rows, phase.length, targets_per_row(recipe, phase.length))
-
-
 def phase_time(
-    recipe: Recipe, phase: Phase, cluster: Cluster, parameters: int, utilisation: Utilisation
+    recipe: Recipe, phase: RecipePhase, cluster: Cluster, parameters: int, utilisation: AssumedUtilisation
 ) -> PhaseTime:
     """`parameters` of all networks."""
     rows, shape = batch_rows(phase), microbatch_shape(recipe, phase)
-    flops = count(products(recipe, shape))
+    flops = microbatch_flops(recipe, shape)
     microbatches = -(-rows // recipe.microbatch)
     rounds = -(-microbatches // cluster.ranks)
     done = executed(recipe, flops)
@@ -104,13 +72,6 @@ def phase_time(
         compute=rounds * done / (peak * utilisation.share) if utilisation.step is None else utilisation.step,
         network=moved / (LINK_SHARE * cluster.rate) if utilisation.step is None else 0.0,
     )
-
-
-def executed(recipe: Recipe, flops: Count) -> int:
-    """FLOPs of a microbatch with what runs once more: layers under activation checkpointing, and a contrastive step's
-    first pass (encoder_core/objectives/contrastive.py)."""
-    again = flops.recomputed if recipe.activation_checkpointing else 0
-    return flops.model + again + (flops.forward if recipe.objective.contrastive is not None else 0)
 
 
 def network_bytes(parameters: int, ranks: int, recipe: Recipe, rounds: int) -> float:

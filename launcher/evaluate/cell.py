@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict
 from launcher.run.sealed import Sealed, name_of
 
 if TYPE_CHECKING:
-    from launcher.finetune.pretrained import Pretrained
+    from launcher.finetune.pretrained import LocalModel
 
 RULES = 1
 """The version of what our code does with a cell. Raise it with every change after which some cell gives another result:
@@ -67,7 +67,7 @@ class Cell(BaseModel):
         return f"{self.measure} of {self.checkpoint} on {self.task}{lr}, seed {self.seed}"
 
 
-class Measured(BaseModel):
+class CellFigures(BaseModel):
     """What a cell gives.
 
     Attributes:
@@ -102,7 +102,7 @@ class Measure(Protocol):
         """Whether a seed decides anything; else one is enough."""
         ...
 
-    def measure(self, pretrained: "Pretrained", seed: int, place: Path) -> Measured:
+    def measure(self, pretrained: "LocalModel", seed: int, place: Path) -> CellFigures:
         """A pure function of `pretrained` and `seed`; `place` is a folder of this machine that its cells share.
 
         Raises UserError kinds for what cannot be measured."""
@@ -110,7 +110,7 @@ class Measure(Protocol):
 
 
 @dataclass(frozen=True)
-class Work:
+class CellWork:
     """A cell, and how it is computed."""
 
     cell: Cell
@@ -128,7 +128,7 @@ class Result(Sealed):
     format: Literal[1] = 1
     rules: int
     cell: Cell
-    measured: Measured
+    measured: CellFigures
     versions: dict[str, str]
 
     @property

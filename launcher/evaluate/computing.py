@@ -6,15 +6,15 @@ from platform import python_version
 
 from checkpoints.attempt import Owner
 from data_service.store.open import open_store
-from launcher.evaluate.cell import Result, Work
+from launcher.evaluate.cell import CellWork, Result
 from launcher.evaluate.claims import claimed
 from launcher.evaluate.results import Results
-from launcher.finetune.pretrained import Pretrained
+from launcher.finetune.pretrained import LocalModel
 
 _VERSIONED = ("maskfleet", "torch", "transformers", "sentence-transformers", "scikit-learn", "numpy")
 
 
-def compute(work: Work, pretrained: Pretrained, results: str, place: Path) -> bool | Owner:
+def compute(work: CellWork, pretrained: LocalModel, results: str, place: Path) -> bool | Owner:
     """Computes the cell, unless its result is at the URI `results` already: whether it had to. Or, where another
     process computes it and lives, which one. `place` is a folder of this machine that its cells share.
 

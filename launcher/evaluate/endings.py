@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from data_service.errors import UserError as DataError
 from encoder_core.errors import UserError as ModelError
 from launcher.contract import REPEAT, code_of
-from launcher.evaluate.cell import Work
+from launcher.evaluate.cell import CellWork
 
 DEATHS = 4  # processes that die of one cell: more often than machines do by chance
 BREAKS = 2  # times that a cell ends in an error that is none of ours
@@ -14,7 +14,7 @@ _TRACE = 4000  # characters
 
 
 @dataclass(frozen=True)
-class Share:
+class CellResources:
     """What a cell takes of a machine: cores and GPUs, or fractions of one that several cells share. `gpus` None: one
     where the cluster has any."""
 
@@ -23,7 +23,7 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Failure:
+class CellFailure:
     """Why a cell has no result.
 
     Attributes:
@@ -41,8 +41,8 @@ class Failure:
 class Ended:
     """A cell is over. `failure` is None where there is a result now; `computed`: by a process of this command."""
 
-    work: Work
-    failure: Failure | None
+    work: CellWork
+    failure: CellFailure | None
     computed: bool = True
 
 
@@ -54,20 +54,20 @@ class Waiting:
     reason: str
 
 
-def failure_of(work: Work, error: BaseException) -> Failure:
+def failure_of(work: CellWork, error: BaseException) -> CellFailure:
     """What a cell's computation raised, told with the cell's name."""
     name = work.cell.name
     if isinstance(error, DataError | ModelError):
-        return Failure(f"{name}: {error.problem}", error.remedy, passes=code_of(error) == REPEAT)
+        return CellFailure(f"{name}: {error.problem}", error.remedy, passes=code_of(error) == REPEAT)
     line = str(error).strip().partition("\n")[0]
     trace = "".join(traceback.format_exception(error))[-_TRACE:]
     remedy = "what broke is shown; of memory that ran out, --gpus-per-cell and --cpus-per-cell leave more to a cell"
-    return Failure(f"{name}: {type(error).__name__}: {line}", remedy, trace=trace)
+    return CellFailure(f"{name}: {type(error).__name__}: {line}", remedy, trace=trace)
 
 
-def killed(work: Work, reason: str) -> Failure:
+def killed(work: CellWork, reason: str) -> CellFailure:
     """The processes that computed a cell have died again and again; `reason` is of the last."""
-    return Failure(
+    return CellFailure(
         f"{work.cell.name}: {DEATHS} processes in a row died while they computed it; the last: {reason}",
         "give each cell more of a machine with --cpus-per-cell or --gpus-per-cell; Ray's logs say what killed them",
     )

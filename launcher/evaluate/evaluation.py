@@ -4,16 +4,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 from data_service.store.errors import StoreError
-from launcher.evaluate.cell import Cell, Measure, Result, Work
-from launcher.evaluate.endings import Ended, Failure, Share, Waiting
-from launcher.evaluate.grid import Grid, cluster
+from launcher.evaluate.cell import Cell, CellWork, Measure, Result
+from launcher.evaluate.endings import CellFailure, CellResources, Ended, Waiting
+from launcher.evaluate.grid import GridRunner, cluster
 from launcher.evaluate.results import GridRecord, Results
-from launcher.evaluate.table import Row, rows
-from launcher.finetune.pretrained import Pretrained
+from launcher.evaluate.table import TableRow, rows
+from launcher.finetune.pretrained import LocalModel
 
 
 class Named(Protocol):
-    """A model by its digest, with where it was found; see `Pretrained`."""
+    """A model by its digest, with where it was found; see `LocalModel`."""
 
     @property
     def source(self) -> str: ...
@@ -25,7 +25,7 @@ class Named(Protocol):
     def digest(self) -> str: ...
 
 
-class Evaluation:
+class GridEvaluation:
     """The cells of `works`, whose results are in `results`.
 
     Attributes:
@@ -35,18 +35,18 @@ class Evaluation:
         trouble: the store stopped answering, so cells were not begun.
     """
 
-    def __init__(self, results: Results, suite: str, works: Sequence[Work]) -> None:
+    def __init__(self, results: Results, suite: str, works: Sequence[CellWork]) -> None:
         """Looks which cells have a result. Raises StoreError kinds."""
         self._results, self._suite = results, suite
         self._works = list({work.cell.key: work for work in works}.values())
         self._cells = [work.cell for work in works]
         self._found: dict[str, Result] = results.find_all(work.cell.key for work in self._works)
         self.before, self.computed = len(self._found), 0
-        self.failures: list[Failure] = []
+        self.failures: list[CellFailure] = []
         self.trouble: StoreError | None = None
 
     @property
-    def missing(self) -> list[Work]:
+    def missing(self) -> list[CellWork]:
         """The cells that had no result when we came."""
         return [work for work in self._works if work.cell.key not in self._found]
 
@@ -59,7 +59,7 @@ class Evaluation:
         """How many of the missing cells have results of other versions of the rules, which are not used."""
         return self._results.under_other_rules(work.cell.key for work in self.missing)
 
-    def compute(self, models: Sequence[Pretrained], share: Share) -> Iterator[Ended | Waiting]:
+    def compute(self, models: Sequence[LocalModel], share: CellResources) -> Iterator[Ended | Waiting]:
         """Compute what is missing on the Ray cluster, each result stored when it is there.
 
         `models`: those whose weights are `needed`, at least.
@@ -74,7 +74,7 @@ class Evaluation:
             return
         folders = {model.digest: model for model in models if model.digest in self.needed}
         with cluster(share, len(missing)) as (remote, settled):
-            grid = Grid(self._results, settled, models=folders, remote=remote)
+            grid = GridRunner(self._results, settled, models=folders, remote=remote)
             for event in grid.run(missing):
                 if isinstance(event, Ended):
                     self.computed += event.computed and event.failure is None
@@ -82,15 +82,15 @@ class Evaluation:
                 yield event
             self.trouble = grid.trouble
 
-    def table(self) -> list[Row]:
+    def table(self) -> list[TableRow]:
         """Of all results that are there now. Raises StoreError kinds."""
         return rows(self._cells, self._results.find_all(cell.key for cell in self._cells))
 
 
-def plan(models: Sequence[Named], measures: Sequence[Measure], seeds: Sequence[int]) -> list[Work]:
+def plan(models: Sequence[Named], measures: Sequence[Measure], seeds: Sequence[int]) -> list[CellWork]:
     """Every checkpoint with every measure and, where they decide anything, every seed; in the order of a table."""
     return [
-        Work(_cell(model, measure, seed), measure)
+        CellWork(_cell(model, measure, seed), measure)
         for model in models
         for measure in measures
         for seed in (seeds if measure.seeded else seeds[:1])
@@ -112,7 +112,7 @@ def _cell(model: Named, measure: Measure, seed: int) -> Cell:
 
 def recorded(
     results: Results, sources: Sequence[str], steps: Sequence[int] | None, suite: str | None
-) -> list[Row]:
+) -> list[TableRow]:
     """The table of the grids on record, made of results alone: checkpoints and data may be gone.
 
     `sources` and `steps` restrict it to these checkpoints, `suite` to the grids of one.

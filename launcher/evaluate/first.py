@@ -14,15 +14,15 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from launcher.finetune.pretrained import Pretrained, folder_digest
+from launcher.finetune.pretrained import LocalModel, folder_digest
 from launcher.finetune.run import first_finetuned
-from launcher.finetune.settings import MACHINE, Settings
+from launcher.finetune.settings import MACHINE, FinetuneSettings
 from launcher.tasks.task import Task
 
 
 def shared_first(
-    pretrained: Pretrained, task: Task, chosen: Settings, before: Mapping[str, object], place: Path
-) -> Pretrained:
+    pretrained: LocalModel, task: Task, chosen: FinetuneSettings, before: Mapping[str, object], place: Path
+) -> LocalModel:
     """The model that `task` starts after, in a folder below `place`; the first process that needs it makes it.
 
     A process that waits for it goes on when the one that makes it is done, or makes it itself if that one has died.
@@ -40,10 +40,10 @@ def shared_first(
     with FileLock(f"{folder}.lock"):  # the system frees it when its process dies
         if not folder.is_dir():
             _make(pretrained, task, chosen, folder)
-    return Pretrained(f"{pretrained.name} after {task.after}", None, folder, folder_digest(folder))
+    return LocalModel(f"{pretrained.name} after {task.after}", None, folder, folder_digest(folder))
 
 
-def _make(pretrained: Pretrained, task: Task, chosen: Settings, folder: Path) -> None:
+def _make(pretrained: LocalModel, task: Task, chosen: FinetuneSettings, folder: Path) -> None:
     with first_finetuned(pretrained, task, chosen) as made:
         fresh = Path(tempfile.mkdtemp(prefix=".", dir=folder.parent))
         shutil.copytree(made.folder, fresh, dirs_exist_ok=True)

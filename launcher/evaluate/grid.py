@@ -22,13 +22,22 @@ from data_service.service.tasks import lost as gone
 from data_service.store.errors import TRANSIENT, StoreError
 from launcher.cluster.nodes import logs, lost, room_for
 from launcher.errors import OptionError, TryAgain
-from launcher.evaluate.cell import Work
+from launcher.evaluate.cell import CellWork
 from launcher.evaluate.claims import holder
 from launcher.evaluate.computing import compute
-from launcher.evaluate.endings import BREAKS, DEATHS, Ended, Failure, Share, Waiting, failure_of, killed
+from launcher.evaluate.endings import (
+    BREAKS,
+    DEATHS,
+    CellFailure,
+    CellResources,
+    Ended,
+    Waiting,
+    failure_of,
+    killed,
+)
 from launcher.evaluate.results import Results
 from launcher.evaluate.shipped import pack, unpack
-from launcher.finetune.pretrained import Pretrained
+from launcher.finetune.pretrained import LocalModel
 
 _POLL_S = 2.0  # between two looks at what the cluster has
 _LOOK_S = 6.0  # between two looks at what other commands compute: each asks the store for every such cell
@@ -37,7 +46,7 @@ _ANSWER_S = 10.0  # for a cluster's head to take a connection
 _OBJECT_STORE = 256 << 20  # bytes, of a Ray started here: tasks return nothing, and read the driver's folders
 
 
-class Grid:
+class GridRunner:
     """Computes cells on the Ray cluster that this process is connected to (`cluster`).
 
     Args:
@@ -48,9 +57,9 @@ class Grid:
     def __init__(
         self,
         results: Results,
-        share: Share,
+        share: CellResources,
         *,
-        models: Mapping[str, Pretrained],
+        models: Mapping[str, LocalModel],
         remote: bool,
     ) -> None:
         self._results, self._share = results, share
@@ -58,14 +67,14 @@ class Grid:
         self._sent = {digest: [ray.put(pack(model))] for digest, model in models.items()} if remote else {}
         self._task = ray.remote(num_cpus=share.cpus, num_gpus=share.gpus, max_retries=0)(_compute)
         self._node = ray.get_runtime_context().get_node_id()
-        self._waiting: deque[Work] = deque()
-        self._running: dict[ray.ObjectRef, Work] = {}
-        self._elsewhere: dict[str, Work] = {}
+        self._waiting: deque[CellWork] = deque()
+        self._running: dict[ray.ObjectRef, CellWork] = {}
+        self._elsewhere: dict[str, CellWork] = {}
         self._deaths, self._breaks = Counter[str](), Counter[str]()
         self._looked, self._told_elsewhere = time.monotonic(), False
         self.trouble: StoreError | None = None
 
-    def run(self, works: Sequence[Work]) -> Iterator[Ended | Waiting]:
+    def run(self, works: Sequence[CellWork]) -> Iterator[Ended | Waiting]:
         """Every cell as it ends, in any order.
 
         Once the store has not answered for longer than its patience no further cell is begun, and `trouble` says why;
@@ -119,7 +128,7 @@ class Grid:
             else:
                 yield from self._ended(work, answer)
 
-    def _ended(self, work: Work, answer: bool | Owner) -> Iterator[Ended | Waiting]:
+    def _ended(self, work: CellWork, answer: bool | Owner) -> Iterator[Ended | Waiting]:
         if not isinstance(answer, Owner):
             yield Ended(work, None, computed=answer)
             return
@@ -131,7 +140,7 @@ class Grid:
                 1, f"{work.cell.name}: {who} computes it, or has died just now; such cells are waited for"
             )
 
-    def _judge(self, work: Work, error: Exception) -> Failure | None:
+    def _judge(self, work: CellWork, error: Exception) -> CellFailure | None:
         """None: it is to be computed again."""
         if gone(error):
             return None
@@ -181,7 +190,7 @@ def _ray_died(part: str) -> TryAgain:
 
 
 def _compute(
-    work: Work, pretrained: Pretrained, node: str, sent: "list[ray.ObjectRef] | None", results: str
+    work: CellWork, pretrained: LocalModel, node: str, sent: "list[ray.ObjectRef] | None", results: str
 ) -> bool | Owner:
     """In a process of Ray. The driver's folder is there on its own node; on others the checkpoint is unpacked once,
     into the folder of Ray's session, and goes with that."""
@@ -192,23 +201,23 @@ def _compute(
     return compute(work, pretrained, results, place)
 
 
-def _room(share: Share) -> int:
+def _room(share: CellResources) -> int:
     """How many cells the cluster's machines hold at once."""
     return sum(_fits(node["Resources"], share) for node in ray.nodes() if node["Alive"])
 
 
-def _settled(share: Share) -> Share:
+def _with_gpus(share: CellResources) -> CellResources:
     some = ray.cluster_resources().get("GPU", 0.0) > 0
-    return Share(share.cpus, float(some) if share.gpus is None else share.gpus)
+    return CellResources(share.cpus, float(some) if share.gpus is None else share.gpus)
 
 
-def _fits(resources: Mapping[str, float], share: Share) -> int:
+def _fits(resources: Mapping[str, float], share: CellResources) -> int:
     asked = (("CPU", share.cpus), ("GPU", share.gpus))
     return min(int(resources.get(name, 0.0) / amount + 1e-6) for name, amount in asked if amount)
 
 
 @contextmanager
-def cluster(share: Share, cells: int) -> Iterator[tuple[bool, Share]]:
+def cluster(share: CellResources, cells: int) -> Iterator[tuple[bool, CellResources]]:
     """The cluster that this process is connected to, else the one RAY_ADDRESS names, else one of its own: whether it
     may have other machines, and the share of a cell there. An autoscaler is asked for room for `cells` cells.
 
@@ -217,13 +226,13 @@ def cluster(share: Share, cells: int) -> Iterator[tuple[bool, Share]]:
         TryAgain: no cluster answers at RAY_ADDRESS.
     """
     if ray.is_initialized():
-        yield True, _settled(share)
+        yield True, _with_gpus(share)
         return
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     joined = bool(os.environ.get("RAY_ADDRESS"))
     _start(joined)
     try:
-        share = _settled(share)
+        share = _with_gpus(share)
         if not joined and not _room(share):
             raise OptionError(
                 f"--cpus-per-cell {share.cpus:g} --gpus-per-cell {share.gpus:g}: this machine has not so much",

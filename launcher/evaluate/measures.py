@@ -12,12 +12,12 @@ from launcher.diagnose.own_data import OwnData, own_data
 from launcher.diagnose.results import VERSION
 from launcher.embed.evaluate import CellSettings, embed_cell
 from launcher.errors import TaskError
-from launcher.evaluate.cell import Measure, Measured
+from launcher.evaluate.cell import CellFigures, Measure
 from launcher.evaluate.first import shared_first
 from launcher.finetune.outcome import Diverged
-from launcher.finetune.pretrained import Pretrained
+from launcher.finetune.pretrained import LocalModel
 from launcher.finetune.run import finetune
-from launcher.finetune.settings import Settings, candidates
+from launcher.finetune.settings import FinetuneSettings, candidates
 from launcher.recipe.document import Document, override
 from launcher.recipe.evaluation import EvaluationTask
 from launcher.tasks.task import Task, load_task, task_digest
@@ -35,7 +35,7 @@ class Finetuning:
     """
 
     wanted: Task
-    chosen: Settings
+    chosen: FinetuneSettings
     data: str
     before: Mapping[str, object]
 
@@ -50,7 +50,7 @@ class Finetuning:
     def settings(self) -> dict[str, object]:
         return {**self.chosen.model_dump(mode="json"), "after": dict(self.before)}
 
-    def measure(self, pretrained: Pretrained, seed: int, place: Path) -> Measured:
+    def measure(self, pretrained: LocalModel, seed: int, place: Path) -> CellFigures:
         """Metrics on dev. Raises as `finetune`; TaskError: this machine has other data than the grid was planned with.
 
         A fine-tuning that diverges is a result, too: one without a figure.
@@ -64,9 +64,11 @@ class Finetuning:
             )
             outcome = finetune(pretrained, self.wanted, self.chosen, seed, intermediate=first)
         except Diverged as error:
-            return Measured(metrics=dict.fromkeys(self.wanted.metrics), details={"diverged": error.problem})
+            return CellFigures(
+                metrics=dict.fromkeys(self.wanted.metrics), details={"diverged": error.problem}
+            )
         details = {name: value for name, value in outcome.record().items() if name != "metrics"}
-        return Measured(metrics=finite(outcome.metrics), details=details)
+        return CellFigures(metrics=finite(outcome.metrics), details=details)
 
 
 @dataclass(frozen=True)
@@ -91,10 +93,10 @@ class Vectors:
     def settings(self) -> dict[str, object]:
         return self.chosen.model_dump(mode="json")
 
-    def measure(self, pretrained: Pretrained, seed: int, place: Path) -> Measured:
+    def measure(self, pretrained: LocalModel, seed: int, place: Path) -> CellFigures:
         """The task's metrics. Raises as `embed_cell`; TaskError as `Finetuning.measure`."""
         check_data(self.wanted, self.data)
-        return Measured(metrics=finite(embed_cell(pretrained, self.wanted, self.chosen, seed)))
+        return CellFigures(metrics=finite(embed_cell(pretrained, self.wanted, self.chosen, seed)))
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,7 @@ class FrozenMeasure:
         kept = {name: value for name, value in chosen.items() if name not in ("task", "data")}
         return {**kept, "version": VERSION}
 
-    def measure(self, pretrained: Pretrained, seed: int, place: Path) -> Measured:
+    def measure(self, pretrained: LocalModel, seed: int, place: Path) -> CellFigures:
         """What the last layer comes to, or all of them together; every figure is in the details.
 
         Raises: as the measures do; TaskError as `Finetuning.measure`.
@@ -130,7 +132,7 @@ class FrozenMeasure:
         _check_digest(own.digest, self.data, self.task)
         figures = own.figures(frozen_folder(pretrained))
         details: dict[str, object] = {"figures": [figure.model_dump(exclude_none=True) for figure in figures]}
-        return Measured(metrics=headline(figures), details=details)
+        return CellFigures(metrics=headline(figures), details=details)
 
 
 def headline(figures: Sequence[Figure]) -> dict[str, float | None]:
@@ -194,11 +196,11 @@ def measures(tasks: Sequence[Task], assignments: Sequence[str]) -> list[Measure]
 def _measures(task: Task, assignments: Sequence[str]) -> Iterable[Measure]:
     digest = task_digest(task)
     if task.kind in _VECTORS:
-        own = _known(assignments, CellSettings.model_fields, Settings.model_fields)
+        own = _known(assignments, CellSettings.model_fields, FinetuneSettings.model_fields)
         chosen = override(Document({}, task.name, {}), own).data
         yield Vectors(task, CellSettings.model_validate(chosen), digest)
         return
-    own = _known(assignments, Settings.model_fields, CellSettings.model_fields)
+    own = _known(assignments, FinetuneSettings.model_fields, CellSettings.model_fields)
     given = override(Document(dict(task.finetune), task.name, {}), own).data
     before = _before(task)
     for settings in candidates(given, {}):

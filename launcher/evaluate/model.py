@@ -8,14 +8,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib import metadata
 
-from checkpoints.layout import Mark
+from checkpoints.layout import CheckpointName
 from checkpoints.listing import committed
+from data_service.store.base import digest
 from data_service.store.errors import KeyMissing
 from data_service.store.open import open_store
-from data_service.store.verified import digest
 from launcher.errors import RunError, TryAgain
 from launcher.evaluate.results import KnownModel, Results
-from launcher.finetune.pretrained import Pretrained, open_pretrained
+from launcher.finetune.pretrained import LocalModel, open_pretrained
 from launcher.run.record import RECORD, Run, open_run
 from launcher.run.sealed import name_of
 
@@ -26,14 +26,14 @@ class Model:
     """A model by its digest.
 
     Attributes:
-        source, step, digest: as in `Pretrained`.
+        source, step, digest: as in `LocalModel`.
     """
 
     def __init__(self, results: Results, stack: ExitStack, source: str, step: int | None) -> None:
         """`step` of a run's checkpoint; None for its newest, or for a folder. Raises as `open_pretrained`."""
         self._results, self._stack, self._asked = results, stack, step
         self.source = source
-        self._opened: Pretrained | None = None
+        self._opened: LocalModel | None = None
         commit = _commit(source, step)
         self._name = None if commit is None else _name(*commit)
         known = None if self._name is None else results.known_model(self._name)
@@ -48,7 +48,7 @@ class Model:
             known = KnownModel(name=self._name, source=source, step=self.step, weights=self.digest)
             results.keep_model(known)
 
-    def files(self) -> Pretrained:
+    def files(self) -> LocalModel:
         """On this machine's disk, as long as `opened` lasts.
 
         Raises: as `open_pretrained`; TryAgain: the checkpoint is not what it was known to be, which is forgotten.
@@ -86,7 +86,7 @@ def _steps(source: str, steps: Sequence[int] | None) -> Sequence[int | None]:
     return sorted({mark.step for mark in committed(open_run(source).store)})
 
 
-def _commit(source: str, step: int | None) -> tuple[Run, Mark] | None:
+def _commit(source: str, step: int | None) -> tuple[Run, CheckpointName] | None:
     """The run's commit that is meant, be it good or damaged; None if there is none."""
     if open_store(source).size(RECORD) is None:
         return None
@@ -96,7 +96,7 @@ def _commit(source: str, step: int | None) -> tuple[Run, Mark] | None:
     return None if found is None else (run, found)
 
 
-def _name(run: Run, mark: Mark) -> str | None:
+def _name(run: Run, mark: CheckpointName) -> str | None:
     """By all that decides the files of its export; the manifest has the hashes of the weights. None if it is gone."""
     try:
         manifest = run.store.get(mark.manifest)

@@ -6,13 +6,13 @@ from rich.table import Table
 from rich.text import Text
 
 from data_service.visible import one_line
-from launcher.evaluate.table import Row, averages
+from launcher.evaluate.table import TableRow, averages
 
 _HEADS = ("checkpoint", "step", "task", "metric", "median", "lowest", "highest", "seeds", "settings", "")
 _NUMBERS = ("step", "median", "lowest", "highest", "seeds")
 
 
-def terminal_table(rows: Sequence[Row]) -> Table:
+def terminal_table(rows: Sequence[TableRow]) -> Table:
     """Figures x 100, as papers print them; a line for each checkpoint and task, and each checkpoint's average."""
     table = Table(box=None, pad_edge=False)
     for head in _HEADS:
@@ -22,7 +22,7 @@ def terminal_table(rows: Sequence[Row]) -> Table:
     return table
 
 
-def lines(rows: Sequence[Row]) -> list[tuple[str, ...]]:
+def lines(rows: Sequence[TableRow]) -> list[tuple[str, ...]]:
     """The cells of the table, as texts, without the heads."""
     found = [_line(row, rows) for row in rows]
     for checkpoint, step, average in averages(rows):
@@ -35,7 +35,7 @@ def heads() -> tuple[str, ...]:
     return _HEADS
 
 
-def _line(row: Row, rows: Sequence[Row]) -> tuple[str, ...]:
+def _line(row: TableRow, rows: Sequence[TableRow]) -> tuple[str, ...]:
     same_name = {other.data for other in rows if other.task == row.task}
     task = row.task if len(same_name) == 1 else f"{row.task} ({row.data[:8]})"
     return (

@@ -8,8 +8,7 @@ claims/<key>/               who computes it (launcher.evaluate.claims)
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from data_service.store.base import Entry, Store
-from data_service.store.verified import digest
+from data_service.store.base import Entry, Store, digest
 from launcher.evaluate.cell import RULES, Cell, Result
 from launcher.run.sealed import Sealed, keep, read, read_all, seal
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from launcher.finetune.pretrained import Pretrained, module_folders
+from launcher.finetune.pretrained import LocalModel, module_folders
 
 _SENT = (".json", ".safetensors", ".txt", ".model")  # never a pickle, nor what a trainer left
 
@@ -19,11 +19,11 @@ _SENT = (".json", ".safetensors", ".txt", ".model")  # never a pickle, nor what 
 class Shipped:
     """`pretrained`, whose folder is of the machine it comes from; and its files: bytes, by path in the folder."""
 
-    pretrained: Pretrained
+    pretrained: LocalModel
     files: Mapping[str, NDArray[np.uint8]]
 
 
-def pack(pretrained: Pretrained) -> Shipped:
+def pack(pretrained: LocalModel) -> Shipped:
     """Read into memory."""
     files = {
         str(path.relative_to(pretrained.folder)): np.fromfile(path, np.uint8)
@@ -32,7 +32,7 @@ def pack(pretrained: Pretrained) -> Shipped:
     return Shipped(pretrained, files)
 
 
-def unpack(shipped: Shipped, place: Path) -> Pretrained:
+def unpack(shipped: Shipped, place: Path) -> LocalModel:
     """In a folder below `place`, which processes of this machine share: the first that needs it writes it."""
     folder = place / shipped.pretrained.digest
     if not folder.exists():

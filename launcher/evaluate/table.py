@@ -13,13 +13,13 @@ from statistics import mean, median
 
 from data_service.store.base import Store
 from launcher.evaluate.cell import Cell, Result
-from launcher.run.sealed import Sealed, name_of, read_all, seal
+from launcher.run.sealed import Sealed, SealedReader, name_of, seal
 
 ROWS = "tables/"
 _NO_FIGURE = -math.inf
 
 
-class Row(Sealed):
+class TableRow(Sealed):
     """One checkpoint on one task.
 
     Attributes:
@@ -71,7 +71,7 @@ class _Choice:
         return median(_NO_FIGURE if value is None else value for value in self.values(metric).values())
 
 
-def rows(cells: Sequence[Cell], results: Mapping[str, Result]) -> list[Row]:
+def rows(cells: Sequence[Cell], results: Mapping[str, Result]) -> list[TableRow]:
     """A row for each checkpoint and task of the grid, in the order of `cells`; results by key."""
     groups: dict[tuple[object, ...], list[Cell]] = {}
     for cell in cells:
@@ -81,14 +81,14 @@ def rows(cells: Sequence[Cell], results: Mapping[str, Result]) -> list[Row]:
     return [_row(list({cell.key: cell for cell in group}.values()), results) for group in groups.values()]
 
 
-def _row(cells: Sequence[Cell], results: Mapping[str, Result]) -> Row:
+def _row(cells: Sequence[Cell], results: Mapping[str, Result]) -> TableRow:
     first = cells[0]
     choices = list(_choices(cells, results))
     there = sum(len(choice.results) for choice in choices)
     best, metric = _best(choices)
     values = best.values(metric) if best and metric else {}
     finite = [value for value in values.values() if value is not None]
-    return Row(
+    return TableRow(
         checkpoint=first.source,
         step=first.step,
         weights=first.weights,
@@ -149,7 +149,7 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def averages(table: Sequence[Row]) -> list[tuple[str, int | None, float]]:
+def averages(table: Sequence[TableRow]) -> list[tuple[str, int | None, float]]:
     """(checkpoint, step, mean over tasks of the medians) of those that have a figure for every task, where there are
     several tasks."""
     groups = groupby(table, key=lambda row: (row.checkpoint, row.step, row.weights))
@@ -162,14 +162,25 @@ def averages(table: Sequence[Row]) -> list[tuple[str, int | None, float]]:
     return found
 
 
-def keep_rows(store: Store, rows: Sequence[Row]) -> None:
+def keep_rows(store: Store, rows: Sequence[TableRow]) -> None:
     """Put with the run at `store`, for its report: `tables/<digest>.json`, one each; a row about the same weights, task
     and measure gives way. Raises StoreError."""
     for row in rows:
         store.put(row.path, seal(row))
 
 
-def kept_rows(store: Store) -> list[Row]:
-    """By step, then by task. What is no row is passed over. Raises StoreError kinds."""
-    found = read_all(store, (entry.key for entry in store.list(ROWS)), Row)
-    return sorted(found, key=lambda row: (row.step or 0, row.task, row.data))
+class RowReader:
+    """Reads the rows kept with a run again and again; each time what is new (`SealedReader`)."""
+
+    def __init__(self, store: Store) -> None:
+        self._store, self._rows = store, SealedReader(store, TableRow)
+
+    def read(self) -> list[TableRow]:
+        """By step, then by task. What is no row is passed over. Raises StoreError kinds."""
+        found = self._rows.read(self._store.list(ROWS))
+        return sorted(found, key=lambda row: (row.step or 0, row.task, row.data))
+
+
+def kept_rows(store: Store) -> list[TableRow]:
+    """As one `RowReader` reads. Raises StoreError kinds."""
+    return RowReader(store).read()

@@ -10,16 +10,16 @@ from pathlib import Path
 from checkpoints.hf.export import export_model, published, write_model
 from checkpoints.hf.pair import export_pair
 from checkpoints.hf.publish import removable
-from checkpoints.layout import Manifest
+from checkpoints.layout import CheckpointManifest
 from checkpoints.load import Reader
 from data_service.store.open import open_store
 from encoder_core.families.build import ModelConfig
 from encoder_core.families.hf.interchange import Heads, interchange
 from encoder_core.objectives.contrastive import ContrastiveConfig
 from encoder_core.objectives.replaced import DetectorConfig, Part
-from launcher.export.model_card import Network, facts_of, render
+from launcher.export.model_card import ExportedNetwork, facts_of, render
 from launcher.export.sentence_transformer import write_sentence_transformer
-from launcher.recipe.objective import Objective, exported_heads
+from launcher.recipe.objective import RecipeObjective, exported_heads
 from launcher.run.checkpoint import select_checkpoint
 from launcher.run.record import Run
 
@@ -83,21 +83,23 @@ def _write_vectors(folder: Path, contrastive: ContrastiveConfig, config: ModelCo
     )
 
 
-def _networks(manifest: Manifest, config: ModelConfig, objective: Objective) -> dict[str, Network]:
+def _networks(
+    manifest: CheckpointManifest, config: ModelConfig, objective: RecipeObjective
+) -> dict[str, ExportedNetwork]:
     """By folder."""
     if objective.rtd is not None and isinstance(config, DetectorConfig):
         pair: dict[str, tuple[ModelConfig, Heads]] = {
             "generator": (config.generator, "mlm"),
             "discriminator": (config, "rtd"),
         }
-        return {part: Network(interchange(*its).architecture, part, ()) for part, its in pair.items()}
+        return {part: ExportedNetwork(interchange(*its).architecture, part, ()) for part, its in pair.items()}
     their = interchange(config, exported_heads(config, objective))
     known = their.table.names(their.layers)
     left_out = {name.split(".")[0] for name in manifest.shapes if name not in known}
-    return {".": Network(their.architecture, None, tuple(sorted(left_out)))}
+    return {".": ExportedNetwork(their.architecture, None, tuple(sorted(left_out)))}
 
 
-def _described(manifest: Manifest, networks: Mapping[str, Network]) -> Exported:
+def _described(manifest: CheckpointManifest, networks: Mapping[str, ExportedNetwork]) -> Exported:
     models = {folder: network.architecture for folder, network in networks.items()}
     left_out = {part for network in networks.values() for part in network.left_out}
     return Exported(manifest.step, models, tuple(sorted(left_out)))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import yaml
 
-from checkpoints.layout import Manifest
+from checkpoints.layout import CheckpointManifest
 from checkpoints.listing import committed, on, read_manifest
 from data_service.corpus.manifest_file import load_manifest
 from data_service.errors import CorpusError
@@ -32,7 +32,7 @@ _IDENTIFIER = re.compile(r"[a-z0-9][a-z0-9.+-]*")  # how the Hub spells a licenc
 
 
 @dataclass(frozen=True)
-class Network:
+class ExportedNetwork:
     """What is exported into one folder.
 
     Attributes:
@@ -61,7 +61,7 @@ class Facts:
     data: tuple[str, ...]
 
 
-def facts_of(run: Run, manifest: Manifest) -> Facts:
+def facts_of(run: Run, manifest: CheckpointManifest) -> Facts:
     """Raises StoreError, CheckpointError: the run's own records cannot be read. A corpus that is gone is said to be."""
     records = read_history(run.store).evaluations if _of_the_history(run, manifest) else ()
     before = [record for record in records if record["step"] <= manifest.step]
@@ -69,7 +69,7 @@ def facts_of(run: Run, manifest: Manifest) -> Facts:
     return Facts(run, manifest.step, before[-1] if before else None, data)
 
 
-def render(facts: Facts, network: Network, licence: str | None) -> str:
+def render(facts: Facts, network: ExportedNetwork, licence: str | None) -> str:
     """The card as Markdown. `licence` as the user states it, None if nothing is stated."""
     recipe = facts.run.recipe
     parts = (
@@ -86,7 +86,7 @@ def render(facts: Facts, network: Network, licence: str | None) -> str:
     return "\n".join(parts)
 
 
-def _of_the_history(run: Run, manifest: Manifest) -> bool:
+def _of_the_history(run: Run, manifest: CheckpointManifest) -> bool:
     """Whether the run's evaluations are this checkpoint's: not if the run went on from an earlier one."""
     newest = committed(run.store)[0]
     return on(read_manifest(run.store, newest).lineage, manifest.mark)
@@ -103,7 +103,7 @@ def _source(run: Run, name: str) -> str:
     return f"| {name} | {one_line(source.uri)} | {size} | {weight} | {run.record.inputs.corpora[name][:12]} |"
 
 
-def _front_matter(recipe: Recipe, network: Network, licence: str | None) -> str:
+def _front_matter(recipe: Recipe, network: ExportedNetwork, licence: str | None) -> str:
     fields: dict[str, object] = {"library_name": "transformers", "tags": ["maskfleet", recipe.model.family]}
     task = _task(recipe, network)
     if task is not None:
@@ -115,7 +115,7 @@ def _front_matter(recipe: Recipe, network: Network, licence: str | None) -> str:
     return f"---\n{yaml.safe_dump(fields, sort_keys=True)}---\n"
 
 
-def _task(recipe: Recipe, network: Network) -> str | None:
+def _task(recipe: Recipe, network: ExportedNetwork) -> str | None:
     """The pipeline of transformers that uses the head, or of sentence-transformers."""
     if recipe.objective.contrastive is not None:
         return "sentence-similarity"
@@ -124,7 +124,7 @@ def _task(recipe: Recipe, network: Network) -> str | None:
     return "feature-extraction" if network.part == "discriminator" else "fill-mask"
 
 
-def _what(facts: Facts, network: Network) -> Iterator[str]:
+def _what(facts: Facts, network: ExportedNetwork) -> Iterator[str]:
     recipe = facts.run.recipe
     part = f", the {network.part} of a pair" if network.part else ""
     yield (
@@ -140,7 +140,7 @@ def _what(facts: Facts, network: Network) -> Iterator[str]:
         )
 
 
-def _use(recipe: Recipe, network: Network) -> Iterator[str]:
+def _use(recipe: Recipe, network: ExportedNetwork) -> Iterator[str]:
     longest = max(phase.length for phase in recipe.phases)
     yield "## Use\n"
     if recipe.objective.contrastive is not None:

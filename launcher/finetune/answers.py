@@ -12,7 +12,7 @@ _N_BEST = 20  # candidates of a window, and of a question
 
 
 @dataclass(frozen=True)
-class Window:
+class ContextWindow:
     """What a row shows of a context.
 
     Attributes:
@@ -53,7 +53,7 @@ class Answered:
 
 
 def find_answers(
-    questions: int, windows: Sequence[Window], logits: Sequence[Logits], max_answer: int
+    questions: int, windows: Sequence[ContextWindow], logits: Sequence[Logits], max_answer: int
 ) -> list[Answered]:
     """Of each question, from [pieces, 2] scores of each window. Answers have at most `max_answer` pieces."""
     candidates: list[list[Candidate]] = [[] for _ in range(questions)]
@@ -66,7 +66,7 @@ def find_answers(
     return [Answered(tuple(found[:_N_BEST]), float(none)) for found, none in zip(ordered, null, strict=True)]
 
 
-def _in_window(window: Window, scores: Logits, max_answer: int) -> list[Candidate]:
+def _in_window(window: ContextWindow, scores: Logits, max_answer: int) -> list[Candidate]:
     """The best stretches of all that begin in their best window; the first of equal ones."""
     inside = scores[window.first : window.first + len(window.characters)].astype(np.float64)
     begin, end = window.characters.T

@@ -21,10 +21,10 @@ from checkpoints.hf.load import WEIGHTS
 from data_service.visible import one_line
 from launcher.extras import EVALUATE, optional, reason
 from launcher.finetune.heads import HeadConfig, MixedHead
-from launcher.finetune.network import Network, quiet
-from launcher.finetune.outcome import Outcome
-from launcher.finetune.pretrained import Pretrained
-from launcher.finetune.settings import Settings
+from launcher.finetune.network import TaskNetwork, quiet
+from launcher.finetune.outcome import FinetuneOutcome
+from launcher.finetune.pretrained import LocalModel
+from launcher.finetune.settings import FinetuneSettings
 from launcher.run.log import encode
 from launcher.tasks.task import Task
 
@@ -60,16 +60,16 @@ class Provenance:
         task_digest: of the task's settings and of all its examples, as they were read for this.
     """
 
-    pretrained: Pretrained
-    start: Pretrained
+    pretrained: LocalModel
+    start: LocalModel
     task: Task
     task_digest: str
-    settings: Settings
+    settings: FinetuneSettings
     seed: int
-    outcome: Outcome
+    outcome: FinetuneOutcome
 
 
-def write_export(network: Network, folder: Path, provenance: Provenance) -> None:
+def write_export(network: TaskNetwork, folder: Path, provenance: Provenance) -> None:
     """Write the model into the empty `folder`. Raises ExportError: it does not read back bit for bit."""
     network.config.architectures = [type(network.model).__name__]
     network.config.save_pretrained(str(folder))
@@ -91,7 +91,7 @@ def _save(module: nn.Module, path: Path) -> None:
     save_file(weights, path, metadata={"format": "pt"})
 
 
-def open_finetuned(folder: Path) -> Network:
+def open_finetuned(folder: Path) -> TaskNetwork:
     """The model in a folder that `maskfleet finetune` wrote, on the CPU. Raises ExportError: it is no such folder."""
     transformers = optional("transformers", _USE, EVALUATE)
     try:
@@ -111,10 +111,10 @@ def open_finetuned(folder: Path) -> Network:
             f"{folder} is no model that maskfleet finetune wrote: {reason(error)}",
             remedy="give the folder of --out",
         ) from error
-    return Network(model, head, frozen=False).eval()
+    return TaskNetwork(model, head, frozen=False).eval()
 
 
-def _check_read_back(network: Network, folder: Path) -> None:
+def _check_read_back(network: TaskNetwork, folder: Path) -> None:
     again = open_finetuned(folder).state_dict()
     written = network.state_dict()
     if again.keys() != written.keys() or not all(
@@ -147,7 +147,7 @@ def _results(of: Provenance) -> dict[str, object]:
     }
 
 
-def _card(network: Network, of: Provenance) -> str:
+def _card(network: TaskNetwork, of: Provenance) -> str:
     name = type(network.model).__name__
     fields: dict[str, object] = {
         "library_name": "transformers",

@@ -21,7 +21,7 @@ _USE = "fine-tuning"
 
 
 @dataclass(frozen=True)
-class Row:
+class InputRow:
     """One input of T pieces, special ones included.
 
     Attributes:
@@ -64,15 +64,15 @@ class Pieces:
         ids: Sequence[int],
         types: Sequence[int] | None,
         target: NDArray[np.int64] | NDArray[np.float64],
-    ) -> Row:
+    ) -> InputRow:
         kept = np.asarray(types, np.int64) if self.types and types is not None else None
-        return Row(np.asarray(ids, np.int64), kept, target)
+        return InputRow(np.asarray(ids, np.int64), kept, target)
 
-    def shift(self, row: Row, width: int) -> int:
+    def shift(self, row: InputRow, width: int) -> int:
         """Where the row's first piece is once it is padded to `width`."""
         return width - len(row) if self.left else 0
 
-    def batch(self, rows: Sequence[Row], device: torch.device) -> dict[str, Tensor]:
+    def batch(self, rows: Sequence[InputRow], device: torch.device) -> dict[str, Tensor]:
         """What a model of transformers takes: [rows, longest] int64 each."""
         width = max(len(row) for row in rows)
         padded = {name: np.zeros((len(rows), width), np.int64) for name in ("input_ids", "attention_mask")}

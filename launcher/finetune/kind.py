@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from launcher.finetune.inputs import Row
+from launcher.finetune.inputs import InputRow
 
 Logits = NDArray[np.float32]
 """Of one row: [outputs], or [pieces, outputs] where the head looks at each piece."""
@@ -19,10 +19,10 @@ Head = Literal["SequenceClassification", "TokenClassification", "QuestionAnsweri
 class Prepared:
     """Examples as rows. A kind adds what it needs to find the way back."""
 
-    rows: list[Row]
+    rows: list[InputRow]
 
 
-class Kind(Protocol):
+class TaskKind(Protocol):
     """Attributes:
     head: transformers' classes for it are called `AutoModelFor` and this.
     outputs: numbers for each row, or for each piece.
@@ -34,11 +34,11 @@ class Kind(Protocol):
     @property
     def outputs(self) -> int: ...
 
-    def targets(self, rows: Sequence[Row], width: int) -> Tensor:
+    def targets(self, rows: Sequence[InputRow], width: int) -> Tensor:
         """Of rows padded to `width`: [rows], [rows, width] or [rows, 2]."""
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """The loss summed over targets, from [rows, outputs] or [rows, width, outputs]."""
 
-    def count(self, rows: Sequence[Row]) -> int:
+    def count(self, rows: Sequence[InputRow]) -> int:
         """Targets of the rows, over which the loss is a mean."""

@@ -21,7 +21,7 @@ _BESIDE_FIRST = ("encoder.conv.",)  # DeBERTa v2's convolution works beside its 
 
 
 @dataclass(frozen=True)
-class Layout:
+class LayerDepths:
     """Depths of an encoder's parameters: 0 for embeddings, 1 to `layers` for layers, `layers + 1` above them.
 
     Attributes:
@@ -51,7 +51,7 @@ class Layout:
         return {name for name, depth in self.depths.items() if depth > self.layers - count}
 
 
-def layout_of(encoder: nn.Module) -> Layout:
+def layout_of(encoder: nn.Module) -> LayerDepths:
     """Raises TaskMismatch: an encoder whose layers are not numbered as in the models that transformers has."""
     names = [name for name, _ in encoder.named_parameters()]
     numbers = {int(found[1]) for name in names if (found := _LAYER.search(name))}
@@ -62,7 +62,7 @@ def layout_of(encoder: nn.Module) -> Layout:
         )
     layers = max(numbers) + 1
     used = int(getattr(encoder.config, "num_hidden_layers", layers))
-    return Layout({name: _depth(name, layers) for name in names}, layers, shared=used > layers)
+    return LayerDepths({name: _depth(name, layers) for name in names}, layers, shared=used > layers)
 
 
 def _depth(name: str, layers: int) -> int:

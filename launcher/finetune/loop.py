@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 from data_service.rng import draws64, stream_key
 from launcher.finetune.initial import seed_of
-from launcher.finetune.inputs import Pieces, Row
-from launcher.finetune.kind import Kind, Logits
-from launcher.finetune.network import Network
+from launcher.finetune.inputs import InputRow, Pieces
+from launcher.finetune.kind import Logits, TaskKind
+from launcher.finetune.network import TaskNetwork
 from launcher.finetune.optimizer import make_optimizer, rate_share, set_rate
 from launcher.finetune.outcome import Diverged
-from launcher.finetune.settings import Settings
+from launcher.finetune.settings import FinetuneSettings
 
 _ROWS_READ = 64  # rows at a time where nothing is learnt
 
@@ -44,7 +44,13 @@ def epoch_order(rows: int, seed: int, epoch: int) -> NDArray[np.int64]:
 
 
 def train_epochs(
-    network: Network, kind: Kind, pieces: Pieces, rows: Sequence[Row], *, settings: Settings, seed: int
+    network: TaskNetwork,
+    kind: TaskKind,
+    pieces: Pieces,
+    rows: Sequence[InputRow],
+    *,
+    settings: FinetuneSettings,
+    seed: int,
 ) -> Iterator[list[float]]:
     """Trains `network` in place; after each epoch the loss per target of each update.
 
@@ -73,13 +79,13 @@ def train_epochs(
 
 
 def _update(
-    network: Network,
-    kind: Kind,
+    network: TaskNetwork,
+    kind: TaskKind,
     pieces: Pieces,
     optimizer: torch.optim.AdamW,
     *,
-    batch: list[Row],
-    settings: Settings,
+    batch: list[InputRow],
+    settings: FinetuneSettings,
 ) -> float:
     """One update, which is not made if its gradient is not finite. Returns the loss, then not finite either."""
     device = next(network.parameters()).device
@@ -104,7 +110,7 @@ def _update(
 
 @torch.inference_mode()
 def compute_logits(
-    network: Network, pieces: Pieces, rows: Sequence[Row], precision: str = "fp32"
+    network: TaskNetwork, pieces: Pieces, rows: Sequence[InputRow], precision: str = "fp32"
 ) -> list[Logits]:
     """Of each row [outputs], or [pieces, outputs], without padding. Rows of like length share a batch."""
     network.eval()

@@ -9,7 +9,7 @@ from launcher.finetune.inputs import Pieces
 from launcher.finetune.kind import Logits, Prepared
 from launcher.finetune.outcome import TaskMismatch
 from launcher.finetune.sentences import SentenceKind
-from launcher.finetune.settings import Settings
+from launcher.finetune.settings import FinetuneSettings
 from launcher.finetune.spans import PreparedQuestions, SpanKind
 from launcher.finetune.tagging import PreparedWords, TaggingKind
 from launcher.tasks.examples import Examples, Questions, Sentences, Tagged
@@ -20,7 +20,7 @@ Learnable = SentenceKind | TaggingKind | SpanKind
 
 
 @dataclass(frozen=True)
-class Split:
+class PreparedSplit:
     """Examples, and the rows that a model reads for them."""
 
     examples: Examples
@@ -28,7 +28,7 @@ class Split:
 
 
 @dataclass(frozen=True)
-class Measured:
+class SplitScores:
     """Attributes:
     metrics: by name, the task's main one first.
     threshold: above which a question counts as without an answer; None where every question has one.
@@ -43,7 +43,7 @@ class Measured:
         return next(iter(self.metrics.values()))
 
 
-def kind_of(task: Task, pieces: Pieces, settings: Settings) -> Learnable:
+def kind_of(task: Task, pieces: Pieces, settings: FinetuneSettings) -> Learnable:
     """Raises TaskMismatch: a kind that is measured and not fine-tuned, or labels that leave nothing to learn."""
     labels = tuple(task.labels)
     match task.kind:
@@ -64,26 +64,26 @@ def kind_of(task: Task, pieces: Pieces, settings: Settings) -> Learnable:
     )
 
 
-def prepare(kind: Learnable, examples: Examples) -> Split:
+def prepare(kind: Learnable, examples: Examples) -> PreparedSplit:
     """Raises TaskMismatch: examples that do not fit the task or the model."""
     match kind:
         case SentenceKind():
-            return Split(examples, kind.prepare(cast(Sentences, examples)))
+            return PreparedSplit(examples, kind.prepare(cast(Sentences, examples)))
         case TaggingKind():
-            return Split(examples, kind.prepare(cast(Tagged, examples)))
+            return PreparedSplit(examples, kind.prepare(cast(Tagged, examples)))
         case SpanKind():
-            return Split(examples, kind.prepare(cast(Questions, examples)))
+            return PreparedSplit(examples, kind.prepare(cast(Questions, examples)))
 
 
 def measure(
     kind: Learnable,
     task: Task,
-    split: Split,
+    split: PreparedSplit,
     logits: Sequence[Logits],
     *,
     max_answer: int,
     threshold: float | None = None,
-) -> Measured:
+) -> SplitScores:
     """Predictions on a split, and how good they are. `threshold`: as found on dev; None: it is found here."""
     predictions: Predictions
     match kind:
@@ -101,7 +101,7 @@ def measure(
                 threshold = best_threshold(margins, found, none)
             given = texts(answered, questions.contexts, float("inf") if threshold is None else threshold)
             predictions = dict(zip(questions.ids, given, strict=True))
-    return Measured(score(task, split.examples, predictions), predictions, threshold)
+    return SplitScores(score(task, split.examples, predictions), predictions, threshold)
 
 
 def _one_by_one(task: Task, examples: Questions, answers: Sequence[str]) -> list[float]:

@@ -14,9 +14,9 @@ from launcher.extras import EVALUATE, optional, reason
 from launcher.finetune.heads import HeadConfig, MixedHead
 from launcher.finetune.initial import initialise
 from launcher.finetune.kind import Head
-from launcher.finetune.layout import Layout, layout_of
+from launcher.finetune.layout import LayerDepths, layout_of
 from launcher.finetune.outcome import TaskMismatch
-from launcher.finetune.settings import Settings
+from launcher.finetune.settings import FinetuneSettings
 
 # Rates of an encoder's dropout, under the names of all families.
 _DROPOUTS = (
@@ -30,7 +30,7 @@ _DROPOUTS = (
 _USE = "fine-tuning"
 
 
-class Network(nn.Module):
+class TaskNetwork(nn.Module):
     """A model of transformers, whole or an encoder with `head` on it, that gives logits.
 
     Attributes:
@@ -43,7 +43,7 @@ class Network(nn.Module):
     def __init__(self, model: Any, head: MixedHead | None, *, frozen: bool) -> None:
         super().__init__()
         self.model, self.head, self.frozen = model, head, frozen
-        self.layout: Layout = layout_of(self.encoder)
+        self.layout: LayerDepths = layout_of(self.encoder)
 
     @property
     def encoder(self) -> nn.Module:
@@ -53,7 +53,7 @@ class Network(nn.Module):
     def config(self) -> Any:
         return self.model.config
 
-    def train(self, mode: bool = True) -> "Network":
+    def train(self, mode: bool = True) -> "TaskNetwork":
         super().train(mode)
         if self.frozen:
             self.encoder.eval()
@@ -72,7 +72,7 @@ class Network(nn.Module):
 
 
 @dataclass(frozen=True)
-class Wanted:
+class HeadSpec:
     """What the task asks of a model: the head's class, its outputs, and names for them (none: they are no classes)."""
 
     head: Head
@@ -94,7 +94,9 @@ def open_config(folder: Path) -> Any:
         ) from error
 
 
-def open_network(folder: Path, config: Any, wanted: Wanted, settings: Settings, seed: int) -> Network:
+def open_network(
+    folder: Path, config: Any, wanted: HeadSpec, settings: FinetuneSettings, seed: int
+) -> TaskNetwork:
     """The encoder in `folder` under a new head, fp32, on the CPU.
 
     What is new is drawn from (seed, name of the parameter): the head, a pooler that the checkpoint lacks, and
@@ -106,7 +108,7 @@ def open_network(folder: Path, config: Any, wanted: Wanted, settings: Settings, 
     own = settings.pooling != "class" or settings.layers != "last"
     head = _own_head(config, wanted, settings) if own else None
     model, missing = _load(folder, config, "" if own else f"For{wanted.head}")
-    network = Network(model, head, frozen=settings.freeze)
+    network = TaskNetwork(model, head, frozen=settings.freeze)
     _check_gaps(network, missing, folder)
     fresh = _fresh(network, missing, settings.reinit_layers)
     initialise(network, fresh, float(getattr(config, "initializer_range", 0.02)), seed)
@@ -117,7 +119,7 @@ def open_network(folder: Path, config: Any, wanted: Wanted, settings: Settings, 
     return network
 
 
-def _configure(config: Any, wanted: Wanted, settings: Settings) -> None:
+def _configure(config: Any, wanted: HeadSpec, settings: FinetuneSettings) -> None:
     config.num_labels = wanted.outputs
     if wanted.labels:
         config.id2label = dict(enumerate(wanted.labels))
@@ -134,7 +136,7 @@ def _configure(config: Any, wanted: Wanted, settings: Settings) -> None:
         config.summary_last_dropout = settings.task_dropout
 
 
-def _own_head(config: Any, wanted: Wanted, settings: Settings) -> MixedHead:
+def _own_head(config: Any, wanted: HeadSpec, settings: FinetuneSettings) -> MixedHead:
     """Raises TaskMismatch: a pooling that this kind of task has no use for, or lacks."""
     texts = wanted.head == "SequenceClassification"
     if texts == (settings.pooling == "class"):
@@ -189,7 +191,7 @@ def _load(folder: Path, config: Any, head: str) -> tuple[Any, list[str]]:
     return model, sorted(name.removeprefix(prefix) for name in lacking if name.startswith(prefix))
 
 
-def _check_gaps(network: Network, missing: list[str], folder: Path) -> None:
+def _check_gaps(network: TaskNetwork, missing: list[str], folder: Path) -> None:
     gaps = [name for name in missing if name in network.layout.depths and not name.startswith("pooler.")]
     if gaps:
         more = f" and {len(gaps) - 3:,} more" if len(gaps) > 3 else ""
@@ -200,7 +202,7 @@ def _check_gaps(network: Network, missing: list[str], folder: Path) -> None:
         )
 
 
-def _fresh(network: Network, missing: list[str], reinit_layers: int) -> set[str]:
+def _fresh(network: TaskNetwork, missing: list[str], reinit_layers: int) -> set[str]:
     """Names of the parameters that begin anew."""
     pretrained = {id(parameter) for parameter in network.encoder.parameters()}
     heads = {name for name, parameter in network.named_parameters() if id(parameter) not in pretrained}
@@ -211,7 +213,7 @@ def _fresh(network: Network, missing: list[str], reinit_layers: int) -> set[str]
     }
 
 
-def _set_task_dropout(network: Network, rate: float | None) -> None:
+def _set_task_dropout(network: TaskNetwork, rate: float | None) -> None:
     """Raises TaskMismatch: the class of transformers has no dropout before its output."""
     inside = set(network.encoder.modules())
     found = [

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from launcher.finetune.network import Network
-from launcher.finetune.settings import Settings
+from launcher.finetune.network import TaskNetwork
+from launcher.finetune.settings import FinetuneSettings
 
 
 class _Kept(NamedTuple):
@@ -18,7 +18,7 @@ class _Kept(NamedTuple):
     decays: bool
 
 
-def make_optimizer(network: Network, settings: Settings) -> torch.optim.AdamW:
+def make_optimizer(network: TaskNetwork, settings: FinetuneSettings) -> torch.optim.AdamW:
     """AdamW over what learns. Each group's `peak` is its learning rate after the warmup.
 
     A parameter at depth d of L layers has `lr * layer_decay ** (L + 1 - d)`: the head's rate is `lr`, the top layer's
@@ -43,7 +43,7 @@ def make_optimizer(network: Network, settings: Settings) -> torch.optim.AdamW:
     )
 
 
-def _learning(network: Network) -> Iterator[tuple[str, nn.Parameter, int]]:
+def _learning(network: TaskNetwork) -> Iterator[tuple[str, nn.Parameter, int]]:
     above = network.layout.layers + 1
     depths = {id(p): network.layout.depths[name] for name, p in network.encoder.named_parameters()}
     for name, parameter in network.named_parameters():

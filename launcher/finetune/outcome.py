@@ -33,7 +33,7 @@ class Epoch:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class FinetuneOutcome:
     """The kept epoch of one fine-tuning.
 
     Attributes:

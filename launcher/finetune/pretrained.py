@@ -30,7 +30,7 @@ _MODULES = "modules.json"  # of a SentenceTransformer
 
 
 @dataclass(frozen=True)
-class Pretrained:
+class LocalModel:
     """A model on this machine's disk.
 
     Attributes:
@@ -52,7 +52,7 @@ class Pretrained:
 
 
 @contextmanager
-def open_pretrained(source: str, step: int | None = None) -> Iterator[Pretrained]:
+def open_pretrained(source: str, step: int | None = None) -> Iterator[LocalModel]:
     """The model at a run's URI, or in a folder; its files stay until the context ends.
 
     Raises:
@@ -67,7 +67,7 @@ def open_pretrained(source: str, step: int | None = None) -> Iterator[Pretrained
             folder, step = Path(name, part), exported.step
         else:
             folder = _plain_folder(source, step, store, Path(name))
-        yield Pretrained(source, step, folder, folder_digest(folder))
+        yield LocalModel(source, step, folder, folder_digest(folder))
 
 
 def _plain_folder(source: str, step: int | None, store: Store, place: Path) -> Path:

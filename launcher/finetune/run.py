@@ -14,11 +14,11 @@ from data_service.store.open import open_store
 from launcher.finetune.export import Provenance, write_export
 from launcher.finetune.inputs import open_pieces
 from launcher.finetune.loop import compute_logits, reproducible, train_epochs
-from launcher.finetune.measure import Learnable, Measured, Split, kind_of, measure, prepare
-from launcher.finetune.network import Network, Wanted, open_config, open_network
-from launcher.finetune.outcome import Epoch, Outcome, TaskMismatch
-from launcher.finetune.pretrained import Pretrained, folder_digest
-from launcher.finetune.settings import MACHINE, Settings, candidates
+from launcher.finetune.measure import Learnable, PreparedSplit, SplitScores, kind_of, measure, prepare
+from launcher.finetune.network import HeadSpec, TaskNetwork, open_config, open_network
+from launcher.finetune.outcome import Epoch, FinetuneOutcome, TaskMismatch
+from launcher.finetune.pretrained import LocalModel, folder_digest
+from launcher.finetune.settings import MACHINE, FinetuneSettings, candidates
 from launcher.tasks.examples import Examples
 from launcher.tasks.metrics import check_measurable
 from launcher.tasks.task import Task, digest_of_examples, load_task
@@ -28,14 +28,14 @@ _FIRST_SEED = 0  # of the model that a task starts `after`: one for all seeds of
 
 
 def finetune(
-    pretrained: Pretrained,
+    pretrained: LocalModel,
     task: Task,
-    settings: Settings,
+    settings: FinetuneSettings,
     seed: int,
     out: str | None = None,
     *,
-    intermediate: Pretrained | None = None,
-) -> Outcome:
+    intermediate: LocalModel | None = None,
+) -> FinetuneOutcome:
     """Fine-tune on the task's `train`, choose the epoch on its `dev`, measure that on its other splits too.
 
     On one kind of device the same arguments give the same bits, in any process, whatever ran there before. A task that
@@ -61,7 +61,7 @@ def finetune(
             start = intermediate or stack.enter_context(first_finetuned(pretrained, task, settings))
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         stack.enter_context(reproducible(device, settings.threads))
-        wanted = Wanted(kind.head, kind.outputs, tuple(task.labels))
+        wanted = HeadSpec(kind.head, kind.outputs, tuple(task.labels))
         network = open_network(start.folder, open_config(start.folder), wanted, settings, seed).to(device)
         outcome = _train(network, kind, task, splits, settings=settings, seed=seed)
         if out is not None and former is not None:
@@ -86,7 +86,7 @@ def read_splits(task: Task) -> dict[str, Examples]:
 
 
 @contextmanager
-def first_finetuned(pretrained: Pretrained, task: Task, settings: Settings) -> Iterator[Pretrained]:
+def first_finetuned(pretrained: LocalModel, task: Task, settings: FinetuneSettings) -> Iterator[LocalModel]:
     """The model fine-tuned on the task that `task` starts after, with that task's own defaults and seed 0; its files
     stay until the context ends. What is of the machine (microbatch, precision, threads) is as in `settings`.
 
@@ -104,22 +104,22 @@ def first_finetuned(pretrained: Pretrained, task: Task, settings: Settings) -> I
     with tempfile.TemporaryDirectory(prefix="maskfleet-first-") as name:
         finetune(pretrained, before, first, _FIRST_SEED, name)
         folder = Path(name)
-        yield Pretrained(f"{pretrained.name} after {before.name}", None, folder, folder_digest(folder))
+        yield LocalModel(f"{pretrained.name} after {before.name}", None, folder, folder_digest(folder))
 
 
 def _train(
-    network: Network,
+    network: TaskNetwork,
     kind: Learnable,
     task: Task,
-    splits: Mapping[str, Split],
+    splits: Mapping[str, PreparedSplit],
     *,
-    settings: Settings,
+    settings: FinetuneSettings,
     seed: int,
-) -> Outcome:
+) -> FinetuneOutcome:
     """Leaves `network` with the weights of the kept epoch."""
     curves: list[Epoch] = []
     losses: list[float] = []
-    kept: tuple[int, Measured, Mapping[str, Tensor]] | None = None
+    kept: tuple[int, SplitScores, Mapping[str, Tensor]] | None = None
     for epoch, updates in enumerate(
         train_epochs(network, kind, kind.pieces, splits["train"].prepared.rows, settings=settings, seed=seed),
         1,
@@ -135,7 +135,7 @@ def _train(
     assert kept is not None  # there is at least one epoch
     epoch, measured, weights = kept
     network.load_state_dict(weights)
-    return Outcome(
+    return FinetuneOutcome(
         metrics=measured.metrics,
         best_epoch=epoch,
         curves=tuple(curves),
@@ -150,7 +150,7 @@ def _train(
     )
 
 
-def _tell(task: Task, settings: Settings, epoch: Epoch) -> None:
+def _tell(task: Task, settings: FinetuneSettings, epoch: Epoch) -> None:
     figures = ", ".join(f"{name} {value:.4f}" for name, value in epoch.metrics.items())
     _LOG.info(
         "%s, epoch %d of %d: loss %.4f; dev %s", task.name, epoch.epoch, settings.epochs, epoch.loss, figures
@@ -163,16 +163,16 @@ def _best(curves: list[Epoch]) -> int:
 
 
 def _measured(
-    network: Network,
+    network: TaskNetwork,
     kind: Learnable,
     task: Task,
-    split: Split,
-    settings: Settings,
+    split: PreparedSplit,
+    settings: FinetuneSettings,
     threshold: float | None = None,
-) -> Measured:
+) -> SplitScores:
     logits = compute_logits(network, kind.pieces, split.prepared.rows, settings.precision)
     return measure(kind, task, split, logits, max_answer=settings.max_answer, threshold=threshold)
 
 
-def _copied(network: Network) -> dict[str, Tensor]:
+def _copied(network: TaskNetwork) -> dict[str, Tensor]:
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in network.state_dict().items()}

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from launcher.extras import reason
-from launcher.finetune.inputs import Pieces, Row
+from launcher.finetune.inputs import InputRow, Pieces
 from launcher.finetune.kind import Head, Logits, Prepared
 from launcher.finetune.outcome import TaskMismatch
 from launcher.tasks.examples import Sentences
@@ -39,7 +39,7 @@ class SentenceKind:
     def prepare(self, examples: Sentences) -> Prepared:
         """A row of each. Raises TaskMismatch: a label that is none of the task's, or a text that cannot be cut."""
         _check_labels(examples.labels, self.labels)
-        rows: list[Row] = []
+        rows: list[InputRow] = []
         for start in range(0, len(examples), _AT_ONCE):
             part = slice(start, start + _AT_ONCE)
             second = None if examples.second is None else list(examples.second[part])
@@ -65,7 +65,7 @@ class SentenceKind:
                 remedy="set the task's truncation to longest_first",
             ) from error
 
-    def targets(self, rows: Sequence[Row], width: int) -> Tensor:
+    def targets(self, rows: Sequence[InputRow], width: int) -> Tensor:
         """[rows] int64 labels, or float32 scores."""
         values = np.array([row.target for row in rows])
         return torch.from_numpy(values if self.labels else values.astype(np.float32))
@@ -75,7 +75,7 @@ class SentenceKind:
             return F.cross_entropy(logits, targets, reduction="sum")
         return F.mse_loss(logits[:, 0], targets, reduction="sum")
 
-    def count(self, rows: Sequence[Row]) -> int:
+    def count(self, rows: Sequence[InputRow]) -> int:
         return len(rows)
 
     def predictions(self, logits: Sequence[Logits]) -> NDArray[np.int64] | NDArray[np.float64]:

@@ -15,7 +15,7 @@ MACHINE = {"microbatch", "precision", "threads"}
 """Settings that are of the machine: a fine-tuning that comes before another has the same."""
 
 
-class Settings(BaseModel):
+class FinetuneSettings(BaseModel):
     """One fine-tuning, but for its seed. The defaults are BERT's (Devlin et al. 2019, appendix A.3).
 
     Attributes:
@@ -85,7 +85,7 @@ class Settings(BaseModel):
         return self
 
 
-def candidates(defaults: Mapping[str, object], chosen: Mapping[str, object]) -> tuple[Settings, ...]:
+def candidates(defaults: Mapping[str, object], chosen: Mapping[str, object]) -> tuple[FinetuneSettings, ...]:
     """Every combination of the values in a task's `defaults`, each a value or a list of them; `chosen` ones go first.
 
     In the order of the lists, the last key fastest: the first is what one fine-tuning uses.
@@ -94,18 +94,19 @@ def candidates(defaults: Mapping[str, object], chosen: Mapping[str, object]) -> 
     """
     given = {**defaults, **chosen}
     for name in given:
-        if name not in Settings.model_fields:
-            close = get_close_matches(name, Settings.model_fields, n=1)
+        if name not in FinetuneSettings.model_fields:
+            close = get_close_matches(name, FinetuneSettings.model_fields, n=1)
             raise OptionError(
                 f"there is no fine-tuning setting {name!r}",
                 remedy=f"did you mean {close[0]}?"
                 if close
-                else f"there are {', '.join(Settings.model_fields)}",
+                else f"there are {', '.join(FinetuneSettings.model_fields)}",
             )
     lists = [_values(name, given[name]) for name in given]
     try:
         return tuple(
-            Settings.model_validate(dict(zip(given, values, strict=True))) for values in product(*lists)
+            FinetuneSettings.model_validate(dict(zip(given, values, strict=True)))
+            for values in product(*lists)
         )
     except ValidationError as error:
         raise OptionError(

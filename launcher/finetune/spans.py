@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from launcher.finetune.answers import Window
-from launcher.finetune.inputs import Pieces, Row
+from launcher.finetune.answers import ContextWindow
+from launcher.finetune.inputs import InputRow, Pieces
 from launcher.finetune.kind import Head, Prepared
 from launcher.finetune.outcome import TaskMismatch
 from launcher.finetune.windows import best_window, window_ranges
@@ -30,7 +30,7 @@ class PreparedQuestions(Prepared):
     windows: what each row shows of which context.
     """
 
-    windows: tuple[Window, ...]
+    windows: tuple[ContextWindow, ...]
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,8 @@ class SpanKind:
 
     def prepare(self, examples: Questions) -> PreparedQuestions:
         """Raises TaskMismatch: an answer outside its context, or no room for a context."""
-        rows: list[Row] = []
-        windows: list[Window] = []
+        rows: list[InputRow] = []
+        windows: list[ContextWindow] = []
         for index, context in enumerate(examples.contexts):
             answers = examples.answers[index]
             if any(not 0 <= one.start <= one.start + len(one.text) <= len(context) for one in answers):
@@ -82,7 +82,9 @@ class SpanKind:
             windows += seen
         return PreparedQuestions(rows, tuple(windows))
 
-    def _windows(self, pair: _Pair, index: int, answer: Answer | None) -> tuple[list[Row], list[Window]]:
+    def _windows(
+        self, pair: _Pair, index: int, answer: Answer | None
+    ) -> tuple[list[InputRow], list[ContextWindow]]:
         around = len(pair.ids) - len(pair.context)
         room = self.pieces.max_length - around
         if room < min(_LEAST_CONTEXT, len(pair.context)):
@@ -99,8 +101,8 @@ class SpanKind:
             null = int(np.flatnonzero(kept == pair.null)[0])
             characters = pair.characters[begin:end]
             target = _target(characters, answer, first, null)
-            rows.append(Row(pair.ids[kept], pair.types[kept] if self.pieces.types else None, target))
-            windows.append(Window(index, first, null, characters, best[begin:end] == number))
+            rows.append(InputRow(pair.ids[kept], pair.types[kept] if self.pieces.types else None, target))
+            windows.append(ContextWindow(index, first, null, characters, best[begin:end] == number))
         return rows, windows
 
     def _encode(self, question: str, context: str) -> _Pair:
@@ -123,7 +125,7 @@ class SpanKind:
         offsets = encoded["offset_mapping"]
         return question if len(offsets) <= self.max_query else question[: offsets[self.max_query - 1][1]]
 
-    def targets(self, rows: Sequence[Row], width: int) -> Tensor:
+    def targets(self, rows: Sequence[InputRow], width: int) -> Tensor:
         """[rows, 2] int64: positions of the first and the last piece."""
         return torch.from_numpy(np.stack([row.target + self.pieces.shift(row, width) for row in rows]))
 
@@ -134,7 +136,7 @@ class SpanKind:
             end, targets[:, 1], reduction="sum"
         )
 
-    def count(self, rows: Sequence[Row]) -> int:
+    def count(self, rows: Sequence[InputRow]) -> int:
         return 2 * len(rows)
 
 

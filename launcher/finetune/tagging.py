@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from launcher.finetune.inputs import IGNORED, Pieces, Row
+from launcher.finetune.inputs import IGNORED, InputRow, Pieces
 from launcher.finetune.kind import Head, Logits, Prepared
 from launcher.finetune.outcome import Tags, TaskMismatch
 from launcher.finetune.windows import best_window, window_ranges
@@ -47,7 +47,7 @@ class TaggingKind:
                 f"tags of the examples are not among the task's: {', '.join(self.labels)}",
                 remedy="list every tag in the task's `labels`",
             )
-        rows: list[Row] = []
+        rows: list[InputRow] = []
         places = []
         for words, tags in zip(examples.words, examples.tags, strict=True):
             more, place = self._sentence(words, np.array(tags, np.int64), len(rows))
@@ -57,7 +57,7 @@ class TaggingKind:
 
     def _sentence(
         self, words: Sequence[str], tags: NDArray[np.int64], before: int
-    ) -> tuple[list[Row], NDArray[np.int64]]:
+    ) -> tuple[list[InputRow], NDArray[np.int64]]:
         whole, content, first = self._encode(words)
         ranges = window_ranges(len(content), self.pieces.max_length - len(whole) + len(content), self.stride)
         window = best_window(len(content), ranges)[first] if len(words) else np.zeros(0, np.int64)
@@ -70,7 +70,7 @@ class TaggingKind:
             target = np.full(len(kept), IGNORED, np.int64)
             here = window == index
             target[position[here]] = tags[here]
-            rows.append(Row(whole[kept, 0], whole[kept, 1] if self.pieces.types else None, target))
+            rows.append(InputRow(whole[kept, 0], whole[kept, 1] if self.pieces.types else None, target))
         return rows, np.stack([before + window, position], axis=1)
 
     def _encode(self, words: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
@@ -105,7 +105,7 @@ class TaggingKind:
         word_of = np.searchsorted(ends, offsets[content, 0], side="right")
         return np.stack([ids, types], axis=1), content, word_of
 
-    def targets(self, rows: Sequence[Row], width: int) -> Tensor:
+    def targets(self, rows: Sequence[InputRow], width: int) -> Tensor:
         """[rows, width] int64, IGNORED where no word begins."""
         values = np.full((len(rows), width), IGNORED, np.int64)
         for index, row in enumerate(rows):
@@ -116,7 +116,7 @@ class TaggingKind:
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum")
 
-    def count(self, rows: Sequence[Row]) -> int:
+    def count(self, rows: Sequence[InputRow]) -> int:
         return sum(int((row.target != IGNORED).sum()) for row in rows)
 
     def predictions(self, prepared: PreparedWords, logits: Sequence[Logits]) -> Tags:

@@ -11,10 +11,10 @@ from checkpoints.hf.publish import RECORD, publish, removable
 from data_service.store.errors import StoreError
 from data_service.store.open import open_store
 from launcher.finetune.export import RESULTS
-from launcher.finetune.outcome import Diverged, Outcome
-from launcher.finetune.pretrained import Pretrained
+from launcher.finetune.outcome import Diverged, FinetuneOutcome
+from launcher.finetune.pretrained import LocalModel
 from launcher.finetune.run import finetune
-from launcher.finetune.settings import Settings
+from launcher.finetune.settings import FinetuneSettings
 from launcher.run.log import encode
 from launcher.tasks.task import Task
 
@@ -27,8 +27,8 @@ class Tried:
         best: better on dev than all before it.
     """
 
-    settings: Settings
-    outcome: Outcome | None
+    settings: FinetuneSettings
+    outcome: FinetuneOutcome | None
     problem: str | None
     best: bool
 
@@ -42,7 +42,7 @@ class Tried:
 
 
 def try_each(
-    pretrained: Pretrained, task: Task, choices: Sequence[Settings], seed: int, out: str | None
+    pretrained: LocalModel, task: Task, choices: Sequence[FinetuneSettings], seed: int, out: str | None
 ) -> Iterator[Tried]:
     """Fine-tune with each of `choices`, one after another; after the last one the best model is put into `out`.
 

@@ -15,7 +15,7 @@ from data_service.corpus.manifest import PairTexts
 from data_service.samples.inputs import Input, OrderedPairs, TextPairs
 from data_service.samples.samples import Samples
 from data_service.stream.positions import Range
-from data_service.stream.stream import Source, Stream
+from data_service.stream.stream import SampleText, Stream
 from data_service.tokenizers.tokenizer import Tokenizer
 from data_service.visible import visible
 from launcher.errors import RunError
@@ -44,7 +44,7 @@ class Shown:
     epoch: int
     sample: int
     input: Input
-    source: Source
+    source: SampleText
     samples: Samples
     tokenizer: Tokenizer
 
@@ -146,7 +146,7 @@ def _meaning(rows: Input, label: int) -> str:
     return "B is from elsewhere" if label else "B follows A"
 
 
-def _places(source: Source) -> str:
+def _places(source: SampleText) -> str:
     """Where in its block the text lies, segment by segment."""
     return " and ".join(f"text tokens {stretch.start} to {stretch.stop}" for stretch in source.stretches)
 

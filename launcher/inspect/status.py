@@ -7,15 +7,15 @@ from typing import Literal, Protocol
 import numpy as np
 
 from checkpoints.errors import DamagedCheckpoint
-from checkpoints.layout import Manifest
+from checkpoints.layout import CheckpointManifest
 from checkpoints.listing import committed, read_manifest
-from checkpoints.presence import Presence, presence
+from checkpoints.ownership import Presence, presence
 from data_service.errors import UserError
 from data_service.store.base import Store
 from launcher.inspect.report.figures import Floats, Interruption, interruptions, measure, median, rate
-from launcher.run.history import History, Steps, read_history
+from launcher.run.history import History, StepHistory, read_history
 from launcher.run.log import token_loss
-from launcher.run.outline import Origin, open_outline, runs_at
+from launcher.run.outline import ForkOrigin, open_outline, runs_at
 from launcher.run.step_table import Record
 from launcher.run.terms import running_mean, term_losses
 
@@ -25,7 +25,7 @@ _BRIEF = 16  # segments of metrics that a line of a table is made from
 _ENDS: dict[str, State] = {"stop": "stopped", "end": "finished", "failed": "failed"}
 
 
-class Subject(Protocol):
+class OpenedRun(Protocol):
     """A run, opened whole (`launcher.run.record`) or in outline."""
 
     @property
@@ -39,7 +39,7 @@ class Subject(Protocol):
     @property
     def flush_seconds(self) -> float: ...
     @property
-    def origins(self) -> tuple[Origin, ...]: ...
+    def origins(self) -> tuple[ForkOrigin, ...]: ...
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class RunStatus:
     interruptions: tuple[Interruption, ...] | None
     goodput: float | None
     repeated_steps: int | None
-    origins: tuple[Origin, ...]
+    origins: tuple[ForkOrigin, ...]
     evaluation_problem: str | None
     damage: tuple[str, ...]
 
@@ -117,7 +117,7 @@ class Unreadable:
     problem: str
 
 
-def status(run: Subject, now: float, *, brief: bool = False) -> RunStatus:
+def status(run: OpenedRun, now: float, *, brief: bool = False) -> RunStatus:
     """`brief`: from the newest metrics only, which is quick for a run of weeks, and without its interruptions.
 
     Raises StoreError: the store cannot be read.
@@ -125,7 +125,7 @@ def status(run: Subject, now: float, *, brief: bool = False) -> RunStatus:
     return status_by(run, read_history(run.store, _BRIEF if brief else None), now, brief=brief)
 
 
-def status_by(run: Subject, history: History, now: float, *, brief: bool) -> RunStatus:
+def status_by(run: OpenedRun, history: History, now: float, *, brief: bool) -> RunStatus:
     """By a history that was read already, of the newest steps at least. Raises StoreError."""
     found = presence(run.store, now)
     manifest, problem = _newest(run.store)
@@ -171,7 +171,7 @@ def status_by(run: Subject, history: History, now: float, *, brief: bool) -> Run
 
 
 def _state(
-    run: Subject, found: Presence | None, events: Sequence[Record], step: int
+    run: OpenedRun, found: Presence | None, events: Sequence[Record], step: int
 ) -> tuple[State, str | None]:
     """And why it ended, if it did and somebody said so."""
     if found is None:
@@ -202,7 +202,7 @@ def _evaluation_problem(events: Sequence[Record]) -> str | None:
     return None
 
 
-def _newest(store: Store) -> tuple[Manifest | None, str | None]:
+def _newest(store: Store) -> tuple[CheckpointManifest | None, str | None]:
     """The newest checkpoint's manifest, and what is wrong with it."""
     marks = committed(store)
     if not marks:
@@ -213,7 +213,7 @@ def _newest(store: Store) -> tuple[Manifest | None, str | None]:
         return None, error.problem
 
 
-def _tokens(steps: Steps, manifest: Manifest | None) -> int:
+def _tokens(steps: StepHistory, manifest: CheckpointManifest | None) -> int:
     """Of the committed past, by its checkpoint, and of the steps since."""
     before = manifest.state.get("tokens", 0) if manifest else 0
     assert isinstance(before, int)
@@ -225,13 +225,13 @@ def _recent(values: Floats) -> Floats:
     return values[-_RECENT:].copy()  # not a view, which would keep the rest
 
 
-def _terms(steps: Steps) -> dict[str, float]:
+def _terms(steps: StepHistory) -> dict[str, float]:
     """The losses by term."""
     named = {name: _mean(steps, name) for name in sorted(steps.fields) if name.endswith("loss")}
     return term_losses({name: value for name, value in named.items() if value is not None})
 
 
-def _mean(steps: Steps, name: str) -> float | None:
+def _mean(steps: StepHistory, name: str) -> float | None:
     """The running mean of a field over the newest steps that were not skipped; None if it has no number there."""
     values, mean = steps.column(name)[-_RECENT:], None
     skipped = steps.column("skipped")[-_RECENT:] > 0

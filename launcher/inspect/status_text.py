@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from rich.markup import escape
 from rich.table import Table
 
-from checkpoints.presence import Presence
+from checkpoints.ownership import Presence
 from data_service.visible import one_line
 from launcher.format import human_count, human_duration
 from launcher.inspect.status import RunStatus, Unreadable

@@ -21,14 +21,13 @@ from data_service.samples.inputs import RepeatedSentences, TextPairs
 from data_service.samples.packing import EDGE_TOKENS
 from data_service.store.open import open_store
 from launcher.errors import EstimateError
-from launcher.estimate.assumptions import Utilisation
+from launcher.estimate.assumptions import AssumedUtilisation
 from launcher.estimate.cluster import Cluster
-from launcher.estimate.flops import count, products
-from launcher.estimate.throughput import batch_rows, executed, microbatch_shape
+from launcher.estimate.workload import batch_rows, executed, microbatch_flops, microbatch_shape
 from launcher.measure.rows import RandomText, first_ordinary, random_tokenizer, write_corpus
-from launcher.measure.taken import Order, Step, Taken, read_taken
+from launcher.measure.taken import MeasureRequest, Step, Taken, read_taken
 from launcher.measure.trial import Machine, Trial, choose, expected_seconds, this_machine
-from launcher.recipe.schema import Phase, Recipe
+from launcher.recipe.schema import Recipe, RecipePhase
 from launcher.recipe.summary import known, parameters
 from launcher.run.create import create_run
 
@@ -43,7 +42,7 @@ _ERROR = re.compile(
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredPhase:
     """One phase of a recipe on this machine.
 
     Attributes:
@@ -57,7 +56,7 @@ class Measured:
         estimated: the same by the utilisation that `estimate` would have assumed; None without `peak_flops`.
     """
 
-    phase: Phase
+    phase: RecipePhase
     trial: Trial
     step: Step
     low: float
@@ -83,13 +82,13 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Report:
+class MeasuredRecipe:
     """All phases of a recipe on a machine. `parameters`: of all networks, with the vocabulary that was taken."""
 
     recipe: Recipe
     machine: Machine
     parameters: int
-    phases: tuple[Measured, ...]
+    phases: tuple[MeasuredPhase, ...]
 
     @property
     def seconds(self) -> float:
@@ -107,14 +106,14 @@ class Report:
         )
 
 
-def measure(recipe: Recipe, note: Callable[[str], None]) -> Report:
+def measure(recipe: Recipe, note: Callable[[str], None]) -> MeasuredRecipe:
     """Measure every phase of `recipe` on every device of this machine; `note` is told what is about to be done.
 
     Raises:
         EstimateError: not even a row fits into memory, or a rank failed.
     """
     machine = this_machine(recipe)
-    found: dict[tuple[int, int], Measured] = {}
+    found: dict[tuple[int, int], MeasuredPhase] = {}
     phases = []
     for phase in recipe.phases:
         key = (phase.length, batch_rows(phase))  # phases that differ in steps only are measured once
@@ -123,10 +122,10 @@ def measure(recipe: Recipe, note: Callable[[str], None]) -> Report:
             note(announcement(phase, trial, machine))
             found[key] = _measured(recipe, phase, machine, trial, _run(trial, machine))
         phases.append(replace(found[key], phase=phase))
-    return Report(recipe, machine, parameters(recipe), tuple(phases))
+    return MeasuredRecipe(recipe, machine, parameters(recipe), tuple(phases))
 
 
-def utilisations(report: Report, cluster: Cluster) -> list[Utilisation]:
+def utilisations(report: MeasuredRecipe, cluster: Cluster) -> list[AssumedUtilisation]:
     """What `estimate` is to take for each phase on `cluster`; nothing for GPUs of another kind than was measured.
 
     On just this machine the steps themselves; elsewhere the share that computing alone reached here, beside which the
@@ -139,17 +138,17 @@ def utilisations(report: Report, cluster: Cluster) -> list[Utilisation]:
     return [_utilisation(report.recipe, found, machine.peak, here=here) for found in report.phases]
 
 
-def _utilisation(recipe: Recipe, found: Measured, peak: float, *, here: bool) -> Utilisation:
+def _utilisation(recipe: Recipe, found: MeasuredPhase, peak: float, *, here: bool) -> AssumedUtilisation:
     trial, step = found.trial, found.step
     if here:
         share = trial.whole * _executed(_of(recipe, found.phase)) / (peak * found.whole)
-        return Utilisation(share, "measured here", measured=True, step=found.whole)
+        return AssumedUtilisation(share, "measured here", measured=True, step=found.whole)
     computing = max(1e-9, step.seconds * (1 - found.exchange) - step.data)
     share = trial.rounds * _executed(trial.recipe) / (peak * computing)
-    return Utilisation(share, "measured here, exchange between ranks apart", measured=True)
+    return AssumedUtilisation(share, "measured here, exchange between ranks apart", measured=True)
 
 
-def announcement(phase: Phase, trial: Trial, machine: Machine) -> str:
+def announcement(phase: RecipePhase, trial: Trial, machine: Machine) -> str:
     """What is measured, and why not more."""
     what = f"measuring rows of {phase.length} on {machine.ranks} rank(s)"
     seconds = "" if trial.seconds is None else f", about {trial.seconds:.2g} s a step expected"
@@ -160,13 +159,13 @@ def announcement(phase: Phase, trial: Trial, machine: Machine) -> str:
 
 
 def _measured(
-    recipe: Recipe, phase: Phase, machine: Machine, trial: Trial, ranks: Sequence[Taken]
-) -> Measured:
+    recipe: Recipe, phase: RecipePhase, machine: Machine, trial: Trial, ranks: Sequence[Taken]
+) -> MeasuredPhase:
     first = ranks[0]
     seconds = [step.seconds for step in first.steps]
     step = _median(first.steps)
     estimated = expected_seconds(_of(recipe, phase), machine, trial.whole)
-    return Measured(
+    return MeasuredPhase(
         phase=phase,
         trial=trial,
         step=step,
@@ -183,7 +182,7 @@ def _measured(
     )
 
 
-def whole_step(recipe: Recipe, phase: Phase, trial: Trial, step: Step) -> float:
+def whole_step(recipe: Recipe, phase: RecipePhase, trial: Trial, step: Step) -> float:
     """Seconds of the recipe's own step on as many ranks, from those of the trial's."""
     if not trial.smaller and trial.rounds == trial.whole:
         return step.seconds
@@ -199,14 +198,14 @@ def whole_step(recipe: Recipe, phase: Phase, trial: Trial, step: Step) -> float:
     return computing + size * (once + rest) + step.data
 
 
-def _of(recipe: Recipe, phase: Phase) -> Recipe:
+def _of(recipe: Recipe, phase: RecipePhase) -> Recipe:
     """`recipe` as if it had this phase only, its vocabulary known."""
     return recipe.model_copy(update={"model": known(recipe.model), "phases": (phase,)})
 
 
 def _executed(recipe: Recipe) -> int:
     """FLOPs of a microbatch."""
-    return executed(recipe, count(products(recipe, microbatch_shape(recipe, recipe.phases[0]))))
+    return executed(recipe, microbatch_flops(recipe, microbatch_shape(recipe, recipe.phases[0])))
 
 
 def _median(steps: Sequence[Step]) -> Step:
@@ -220,7 +219,7 @@ def _run(trial: Trial, machine: Machine) -> list[Taken]:
     with tempfile.TemporaryDirectory(prefix="maskfleet-measure-") as folder:
         run = prepare(trial, folder)
         orders = [
-            Order(
+            MeasureRequest(
                 run=run,
                 rank=rank,
                 world=machine.ranks,
@@ -261,7 +260,7 @@ def _text(recipe: Recipe, vocabulary: int) -> RandomText:
             return RandomText(ids, _BLOCK_TOKENS)
 
 
-def _start_and_await(orders: Sequence[Order], folder: str) -> None:
+def _start_and_await(orders: Sequence[MeasureRequest], folder: str) -> None:
     """Raises EstimateError with the last words of the rank that failed first."""
     logs = [Path(folder, f"rank{order.rank}.log") for order in orders]
     processes = [_start(order, log) for order, log in zip(orders, logs, strict=True)]
@@ -283,7 +282,7 @@ def _start_and_await(orders: Sequence[Order], folder: str) -> None:
         raise _failure(code, log.read_text("utf-8", errors="replace"))
 
 
-def _start(order: Order, log: Path) -> "subprocess.Popen[bytes]":
+def _start(order: MeasureRequest, log: Path) -> "subprocess.Popen[bytes]":
     place = {"RANK": order.rank, "LOCAL_RANK": order.rank, "WORLD_SIZE": order.world}  # DeepSpeed insists
     environment = os.environ | {name: str(value) for name, value in place.items()}
     command = [sys.executable, "-P", "-m", "launcher.measure.rank", order.model_dump_json()]

@@ -10,14 +10,14 @@ import torch.distributed as dist
 
 from encoder_core.train.exchange import Control
 from launcher.measure.steps import take_steps
-from launcher.measure.taken import Order
+from launcher.measure.taken import MeasureRequest
 from launcher.run.log import encode
 from launcher.run.record import open_run
 
 _COLLECTIVE = timedelta(minutes=10)
 
 
-def carry_out(order: Order) -> None:
+def carry_out(order: MeasureRequest) -> None:
     """In a process of its own, whose group it makes and ends."""
     torch.set_num_threads(order.threads)
     if order.device == "cuda":
@@ -37,4 +37,4 @@ def carry_out(order: Order) -> None:
 
 
 if __name__ == "__main__":
-    carry_out(Order.model_validate_json(sys.argv[1]))
+    carry_out(MeasureRequest.model_validate_json(sys.argv[1]))

@@ -3,14 +3,14 @@
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from launcher.estimate.throughput import batch_rows
+from launcher.estimate.workload import batch_rows
 from launcher.format import human_bytes, human_count, human_duration
-from launcher.measure.measure import Measured, Report
+from launcher.measure.measure import MeasuredPhase, MeasuredRecipe
 
 _WHAT, _RESULT = 42, 14  # columns, as in an estimate
 
 
-def render(report: Report) -> str:
+def render(report: MeasuredRecipe) -> str:
     """Sections: the machine, each phase, and the whole run."""
     sections = [_title(report)]
     sections += [list(_phase(report, found)) for found in report.phases]
@@ -18,7 +18,7 @@ def render(report: Report) -> str:
     return "\n\n".join("\n".join(section) for section in sections)
 
 
-def figures(report: Report) -> dict[str, object]:
+def figures(report: MeasuredRecipe) -> dict[str, object]:
     """Seconds, bytes, FLOP/s and shares. `whole_seconds` is the recipe's own step, `seconds` of the run all of them."""
     return {
         "machine": asdict(report.machine) | {"gpu": report.machine.gpu and report.machine.gpu.name},
@@ -28,7 +28,7 @@ def figures(report: Report) -> dict[str, object]:
     }
 
 
-def _figures(found: Measured) -> dict[str, object]:
+def _figures(found: MeasuredPhase) -> dict[str, object]:
     trial, recipe = found.trial, found.trial.recipe
     return {
         "steps": found.phase.steps,
@@ -54,7 +54,7 @@ def _figures(found: Measured) -> dict[str, object]:
     }
 
 
-def _parts(found: Measured) -> list[tuple[str, float]]:
+def _parts(found: MeasuredPhase) -> list[tuple[str, float]]:
     """Of a step, in seconds, the slowest first."""
     step = found.step
     parts = {
@@ -71,7 +71,7 @@ def _line(what: str, result: str, note: str = "") -> str:
     return f"  {what:<{_WHAT}} {result:>{_RESULT}}  {note}".rstrip()
 
 
-def _title(report: Report) -> list[str]:
+def _title(report: MeasuredRecipe) -> list[str]:
     machine, recipe = report.machine, report.recipe
     threads = "" if machine.device == "cuda" else f", {machine.threads} thread(s) each"
     lines = [
@@ -85,7 +85,7 @@ def _title(report: Report) -> list[str]:
     return lines
 
 
-def _phase(report: Report, found: Measured) -> Iterator[str]:
+def _phase(report: MeasuredRecipe, found: MeasuredPhase) -> Iterator[str]:
     machine, trial, step = report.machine, found.trial, found.step
     rows = batch_rows(found.phase)
     yield f"Rows of {found.phase.length} ({found.phase.steps:,} steps of {rows:,} rows)"
@@ -120,7 +120,7 @@ def _phase(report: Report, found: Measured) -> Iterator[str]:
     yield _line("slowest operators", "", slowest)
 
 
-def _whole(report: Report) -> list[str]:
+def _whole(report: MeasuredRecipe) -> list[str]:
     lines = ["The recipe on this machine, corrected by what was measured (evaluation and failures apart)"]
     for found in report.phases:
         before = "" if found.estimated is None else f"expected {found.estimated:.4g} s"

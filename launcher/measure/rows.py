@@ -13,13 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_service.corpus.layout import TOKENIZER
-from data_service.corpus.manifest import BlockTable, Manifest, PairTexts, block_table
+from data_service.corpus.manifest import BlockTable, CorpusManifest, PairTexts, block_table
 from data_service.corpus.manifest_file import save_manifest
 from data_service.corpus.writer import ShardWriter
-from data_service.store.base import Store
-from data_service.store.verified import digest
+from data_service.store.base import Store, digest
 from data_service.stream.stream import Stream
-from data_service.stream.window import Steps
+from data_service.stream.window import StepLayout
 from data_service.tokenizers.load import save_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
 from data_service.types import Block, Tokens
@@ -35,7 +34,7 @@ _BLOCKS_PER_SHARD = 16
 class InProcess(Stream):
     """A stream computed here, as a rank reads it, with nothing to announce or to close."""
 
-    def prefetch(self, ranges: object, steps: Steps | None = None) -> None:
+    def prefetch(self, ranges: object, steps: StepLayout | None = None) -> None:
         pass
 
     def close(self) -> None:
@@ -101,7 +100,7 @@ def first_ordinary() -> int:
 
 def write_corpus(
     store: Store, blocks: int, text: RandomText, *, vocabulary: int, tokenizer: Tokenizer | None = None
-) -> Manifest:
+) -> CorpusManifest:
     """Write `blocks` random blocks to train on, and one to hold out, as a corpus at the store's root.
 
     Without a `tokenizer` nothing can be masked by words, and no run can be made of it.
@@ -113,7 +112,7 @@ def write_corpus(
     files = {} if tokenizer is None else tokenizer.save_files()
     if tokenizer is not None:
         save_tokenizer(tokenizer, store.at(TOKENIZER).uri)
-    manifest = Manifest(
+    manifest = CorpusManifest(
         tokenizer_hash="0" * 64 if tokenizer is None else tokenizer.hash,
         vocab_size=vocabulary,
         heldout_fraction=HELDOUT,

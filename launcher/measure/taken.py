@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import BaseModel
 
 
-class Order(BaseModel):
+class MeasureRequest(BaseModel):
     """What a rank is to do: `run` for some steps, meeting the others at the file `meeting`; `result` is the file for
     what it finds."""
 

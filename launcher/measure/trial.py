@@ -14,17 +14,16 @@ import psutil
 import torch
 
 from data_service.samples.inputs import Lanes
+from encoder_core.cost import memory
+from encoder_core.cost.saved import Kernel
 from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.build import ModelConfig
 from encoder_core.families.deberta import DebertaV2Config
 from launcher.errors import EstimateError
-from launcher.estimate import memory
-from launcher.estimate.assumptions import utilisation
+from launcher.estimate.assumptions import usable, utilisation
 from launcher.estimate.estimate import bill
-from launcher.estimate.flops import count, products
 from launcher.estimate.gpus import Gpu, gpu_of_device
-from launcher.estimate.saved import Kernel
-from launcher.estimate.throughput import batch_rows, executed, microbatch_shape
+from launcher.estimate.workload import batch_rows, executed, microbatch_flops, microbatch_shape
 from launcher.format import human_bytes
 from launcher.measure.rows import HELDOUT
 from launcher.preflight.measure import available_memory
@@ -32,14 +31,14 @@ from launcher.rank.utilisation import peak
 from launcher.recipe.operation import Events
 from launcher.recipe.schema import (
     BatchSize,
-    Corpus,
-    Evaluation,
     EverySteps,
     Heldout,
     Logging,
-    Phase,
     Recipe,
-    Source,
+    RecipeCorpus,
+    RecipeEvaluation,
+    RecipePhase,
+    RecipeSource,
     TokenizerRef,
 )
 from launcher.recipe.summary import known, parameters
@@ -92,7 +91,9 @@ class Trial:
 
     def at(self, corpus: str, tokenizer: str) -> Recipe:
         """The recipe over these inputs."""
-        sources = Corpus(sources={"synthetic": Source(uri=corpus)}, heldout=Heldout(fraction=HELDOUT))
+        sources = RecipeCorpus(
+            sources={"synthetic": RecipeSource(uri=corpus)}, heldout=Heldout(fraction=HELDOUT)
+        )
         changes = {"corpus": sources, "tokenizer": TokenizerRef(uri=tokenizer)}
         return self.recipe.model_copy(update=changes)
 
@@ -106,7 +107,7 @@ def this_machine(recipe: Recipe) -> Machine:
     if gpus:
         found = torch.cuda.get_device_properties(0)
         device, gpu = torch.device("cuda", 0), gpu_of_device(found.name, found.total_memory)
-        room = memory.usable(found.total_memory)
+        room = usable(found.total_memory)
         return Machine(ranks, "cuda", found.name, threads, room, peak(device, recipe.precision), gpu)
     torch.set_num_threads(threads)
     speed = peak(torch.device("cpu"), recipe.precision)
@@ -114,7 +115,7 @@ def this_machine(recipe: Recipe) -> Machine:
     return Machine(ranks, "cpu", _processor(), threads, room, speed, None)
 
 
-def choose(recipe: Recipe, phase: Phase, machine: Machine) -> Trial:
+def choose(recipe: Recipe, phase: RecipePhase, machine: Machine) -> Trial:
     """The largest trial of `phase` that fits into the machine's memory and ends soon; of those that take long, the
     smallest.
 
@@ -145,7 +146,7 @@ class _Sizes(dict[int, int]):
         return self[layers]
 
 
-def _candidates(recipe: Recipe, phase: Phase, machine: Machine) -> Iterator[Trial]:
+def _candidates(recipe: Recipe, phase: RecipePhase, machine: Machine) -> Iterator[Trial]:
     """From the recipe's own to the smallest."""
     most = min(recipe.microbatch, batch_rows(phase))
     whole = math.ceil(math.ceil(batch_rows(phase) / recipe.microbatch) / machine.ranks)
@@ -169,7 +170,7 @@ def _candidates(recipe: Recipe, phase: Phase, machine: Machine) -> Iterator[Tria
 
 def _trial(
     recipe: Recipe,
-    phase: Phase,
+    phase: RecipePhase,
     machine: Machine,
     *,
     rounds: int,
@@ -188,10 +189,10 @@ def _trial(
     changes = {
         "start": "scratch",
         "model": _with_layers(known(recipe.model), layers),
-        "phases": (Phase(steps=recipe.total_steps, length=phase.length, batch=batch),),
+        "phases": (RecipePhase(steps=recipe.total_steps, length=phase.length, batch=batch),),
         "microbatch": rows,
         "trainers": machine.ranks,
-        "evaluation": Evaluation(every=EverySteps(steps=recipe.total_steps), samples=1),
+        "evaluation": RecipeEvaluation(every=EverySteps(steps=recipe.total_steps), samples=1),
         "logging": Logging(tensorboard=False),
         "events": Events(),
     }
@@ -223,7 +224,7 @@ def expected_seconds(recipe: Recipe, machine: Machine, rounds: int) -> float | N
     share = _CPU_SHARE
     if machine.gpu is not None:
         share = utilisation(recipe.model, phase.length, machine.gpu).share
-    done = executed(recipe, count(products(recipe, microbatch_shape(recipe, phase))))
+    done = executed(recipe, microbatch_flops(recipe, microbatch_shape(recipe, phase)))
     return rounds * done / (machine.peak * share)
 
 

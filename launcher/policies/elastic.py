@@ -1,7 +1,7 @@
 """How many ranks train: what the operator allows, what the cluster can hold, and when that changes.
 
 The batch is the same whatever the number of ranks (logical microbatches are dealt to those there are), so the number
-is a matter of machines alone. Pure functions, which the monitor asks whenever a group of ranks may start or grow.
+is a matter of machines alone. Pure functions, which the coordinator asks whenever a group of ranks may start or grow.
 """
 
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -57,7 +57,7 @@ class Sizing:
 
 
 @dataclass(frozen=True)
-class Start:
+class GroupStart:
     """Start so many ranks, on any nodes but those in `without`."""
 
     ranks: int

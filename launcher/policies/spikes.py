@@ -18,7 +18,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
-from checkpoints.layout import Mark
+from checkpoints.layout import CheckpointName
 from checkpoints.rewind import Rewind
 from launcher.policies.failures import Stop
 
@@ -54,7 +54,7 @@ class Spikes(BaseModel):
 
 
 @dataclass(frozen=True)
-class Recent:
+class SpikeHistory:
     """What is remembered of the steps so far.
 
     Attributes:
@@ -72,7 +72,7 @@ class Recent:
         return {"phase": self.phase, "series": series, "since": self.since}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "Recent":
+    def from_json(cls, data: Mapping[str, Any]) -> "SpikeHistory":
         series = {name: tuple(float(value) for value in values) for name, values in data["series"].items()}
         return cls(int(data["phase"]), series, None if data["since"] is None else int(data["since"]))
 
@@ -87,14 +87,20 @@ def bound(values: Sequence[float], window: int, spreads: float | None) -> float:
     return middle + spreads * max(spread, _LEAST_SPREAD * abs(middle))
 
 
-def largest(settings: Spikes, recent: Recent, phase: int, name: str) -> float:
+def largest(settings: Spikes, recent: SpikeHistory, phase: int, name: str) -> float:
     """The largest figure with which a step of `phase` makes its update."""
     return _bound(settings, recent, phase, name, settings.outlier)
 
 
 def after(
-    settings: Spikes, recent: Recent, phase: int, step: int, figures: Mapping[str, float], *, updated: bool
-) -> Recent:
+    settings: Spikes,
+    recent: SpikeHistory,
+    phase: int,
+    step: int,
+    figures: Mapping[str, float],
+    *,
+    updated: bool,
+) -> SpikeHistory:
     """What is remembered when `step` is done.
 
     Args:
@@ -106,15 +112,15 @@ def after(
         return replace(recent, since=step if recent.since is None else recent.since)
     before = recent.series if recent.phase == phase else {}
     series = {name: (*before.get(name, ()), value)[-settings.window :] for name, value in figures.items()}
-    return Recent(phase, series)
+    return SpikeHistory(phase, series)
 
 
-def is_spike(settings: Spikes, recent: Recent, steps: int) -> bool:
+def is_spike(settings: Spikes, recent: SpikeHistory, steps: int) -> bool:
     """Whether the run should go back now, `steps` steps being done."""
     return recent.since is not None and steps - recent.since >= settings.patience
 
 
-def describe(recent: Recent, loss: float, grad_norm: float) -> str:
+def describe(recent: SpikeHistory, loss: float, grad_norm: float) -> str:
     """What is wrong with a bad step."""
     if not math.isfinite(loss):
         return "losses that are not finite"
@@ -129,12 +135,12 @@ def describe(recent: Recent, loss: float, grad_norm: float) -> str:
 class Verdict:
     """What follows a spike: going back to a checkpoint, if there is one; and the end of the run, if `stop` is given."""
 
-    to: Mark | None
+    to: CheckpointName | None
     stop: Stop | None
 
 
 def decide(
-    settings: Spikes, began: int, cause: str, history: Sequence[Mark], gone_back: Sequence[Rewind]
+    settings: Spikes, began: int, cause: str, history: Sequence[CheckpointName], gone_back: Sequence[Rewind]
 ) -> Verdict:
     """What follows a spike that began with step `began`.
 
@@ -175,6 +181,6 @@ def _in_a_row(settings: Spikes, began: int, gone_back: Sequence[Rewind]) -> int:
     return times
 
 
-def _bound(settings: Spikes, recent: Recent, phase: int, name: str, spreads: float | None) -> float:
+def _bound(settings: Spikes, recent: SpikeHistory, phase: int, name: str, spreads: float | None) -> float:
     values = recent.series.get(name, ()) if recent.phase == phase else ()
     return bound(values, settings.window, spreads)

@@ -39,7 +39,7 @@ class Watchdog(BaseModel):
 
 
 @dataclass(frozen=True)
-class Place:
+class RankProcess:
     """Where a rank's process is: the id of its Ray node, the name of its machine, its number there."""
 
     node: str
@@ -64,7 +64,7 @@ class Beat:
     step: int
     doing: str
     done: int
-    place: Place
+    place: RankProcess
 
     @property
     def where(self) -> tuple[int, str, int]:
@@ -88,20 +88,20 @@ class Stuck:
 
 
 @dataclass(frozen=True)
-class _Sight:
+class _LastSeen:
     """What was seen of a rank: its newest beat, and seconds since it last said anything and last got on."""
 
     beat: Beat
     silent: float = 0.0
     idle: float = 0.0
 
-    def then(self, beat: Beat, watched: float) -> "_Sight":
+    def then(self, beat: Beat, watched: float) -> "_LastSeen":
         """The next look, `watched` seconds later."""
         if beat.place != self.beat.place:
-            return _Sight(beat)
+            return _LastSeen(beat)
         silent = self.silent + watched if beat.count == self.beat.count else 0.0
         idle = self.idle + watched if beat.where == self.beat.where else 0.0
-        return _Sight(beat, silent, idle)
+        return _LastSeen(beat, silent, idle)
 
 
 class Observer:
@@ -117,35 +117,35 @@ class Observer:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._looked: float | None = None
-        self._sights: dict[int, _Sight] = {}
+        self._seen: dict[int, _LastSeen] = {}
 
     def look(self, beats: Mapping[int, Beat]) -> None:
         """Take in how the ranks stand now."""
         now = self._clock()
         watched = 0.0 if self._looked is None else min(now - self._looked, _GAP_S)
         self._looked = now
-        known = self._sights
-        self._sights = {
-            rank: known[rank].then(beat, watched) if rank in known else _Sight(beat)
+        known = self._seen
+        self._seen = {
+            rank: known[rank].then(beat, watched) if rank in known else _LastSeen(beat)
             for rank, beat in beats.items()
         }
 
     def stuck(self, limits: Watchdog) -> list[Stuck]:
         """The ranks that must be ended, those furthest behind first; none while all is well."""
         found = [
-            (sight.beat.step, stuck)
-            for rank, sight in self._sights.items()
-            if (stuck := _judge(rank, sight, limits)) is not None
+            (seen.beat.step, stuck)
+            for rank, seen in self._seen.items()
+            if (stuck := _judge(rank, seen, limits)) is not None
         ]
         return [stuck for _, stuck in sorted(found, key=lambda one: (one[0], one[1].rank))]
 
 
-def _judge(rank: int, sight: _Sight, limits: Watchdog) -> Stuck | None:
-    where = f"{sight.beat.doing} at step {sight.beat.step}"
-    if sight.silent > limits.silence:
-        return Stuck(rank, True, f"has been silent for {sight.silent:.0f} s, last {where}")
-    if sight.idle > (limits.step if sight.beat.doing == TRAINING else limits.other):
-        return Stuck(rank, False, f"has made no progress for {sight.idle:.0f} s, {where}")
+def _judge(rank: int, seen: _LastSeen, limits: Watchdog) -> Stuck | None:
+    where = f"{seen.beat.doing} at step {seen.beat.step}"
+    if seen.silent > limits.silence:
+        return Stuck(rank, True, f"has been silent for {seen.silent:.0f} s, last {where}")
+    if seen.idle > (limits.step if seen.beat.doing == TRAINING else limits.other):
+        return Stuck(rank, False, f"has made no progress for {seen.idle:.0f} s, {where}")
     return None
 
 

@@ -20,7 +20,7 @@ from pydantic import TypeAdapter
 from checkpoints.gather import Peers
 from launcher.preflight import findings
 from launcher.preflight.findings import Finding, Verdict, worst
-from launcher.preflight.measure import Subject, examine
+from launcher.preflight.measure import PreflightSubject, examine
 
 _LIBRARIES = ("torch", "deepspeed", "ray", "numpy", "tokenizers", "safetensors")
 _ROOT = Path(__file__).parents[2]
@@ -83,7 +83,7 @@ def _pass_on(group: dist.ProcessGroup, before: int, after: int, size: int) -> fl
 
 
 @dataclass(frozen=True)
-class Report:
+class NodeReport:
     """What one node found about itself.
 
     Attributes:
@@ -113,14 +113,16 @@ class Report:
         return {**head, "problems": problems, "checks": checks, "versions": self.versions}
 
 
-_REPORT = TypeAdapter(Report | None)
+_REPORT = TypeAdapter(NodeReport | None)
 
 
 class Unfit(Exception):
     """Nodes of this group must not train. The same on all ranks."""
 
 
-def preflight(subject: Subject, peers: Peers, group: dist.ProcessGroup, nodes: Sequence[str]) -> list[Report]:
+def preflight(
+    subject: PreflightSubject, peers: Peers, group: dist.ProcessGroup, nodes: Sequence[str]
+) -> list[NodeReport]:
     """Collective. `nodes`: where each rank is. One report for each node, in order of its first rank."""
     leaders = [nodes.index(node) for node in dict.fromkeys(nodes)]
     report = _report(subject, group, peers.rank, leaders, nodes) if peers.rank in leaders else None
@@ -129,19 +131,19 @@ def preflight(subject: Subject, peers: Peers, group: dist.ProcessGroup, nodes: S
     return with_versions(reports)
 
 
-def unfit(reports: Sequence[Report]) -> list[Report]:
+def unfit(reports: Sequence[NodeReport]) -> list[NodeReport]:
     """Those of nodes on which no rank may train."""
     return [report for report in reports if report.verdict == "failure"]
 
 
-def problem(reports: Sequence[Report]) -> tuple[str, str]:
+def problem(reports: Sequence[NodeReport]) -> tuple[str, str]:
     """What is wrong with unfit nodes, and what to do about it."""
     wrong = [(report, finding) for report in reports for finding in report.bad("failure")]
     texts = [f"node {report.node[:8]} ({report.host}): {f.what}: {f.found}" for report, f in wrong]
     return "; ".join(texts), "; ".join(dict.fromkeys(finding.remedy for _, finding in wrong))
 
 
-def warnings(reports: Sequence[Report]) -> list[str]:
+def warnings(reports: Sequence[NodeReport]) -> list[str]:
     """Lines for the operator; what several nodes have alike, once."""
     found: dict[tuple[str, str], list[str]] = {}
     for report in reports:
@@ -151,18 +153,24 @@ def warnings(reports: Sequence[Report]) -> list[str]:
     return [f"preflight, {', '.join(hosts)}: {what} ({remedy})" for (what, remedy), hosts in found.items()]
 
 
-def with_versions(reports: Sequence[Report]) -> list[Report]:
+def with_versions(reports: Sequence[NodeReport]) -> list[NodeReport]:
     """The reports, with what is installed in another version than on most nodes."""
     differing: Mapping[str, list[Finding]] = findings.versions({r.node: r.versions for r in reports})
-    return [Report(r.node, r.host, r.seconds, (*r.findings, *differing[r.node]), r.versions) for r in reports]
+    return [
+        NodeReport(r.node, r.host, r.seconds, (*r.findings, *differing[r.node]), r.versions) for r in reports
+    ]
 
 
 def _report(
-    subject: Subject, group: dist.ProcessGroup, rank: int, leaders: Sequence[int], nodes: Sequence[str]
-) -> Report:
+    subject: PreflightSubject,
+    group: dist.ProcessGroup,
+    rank: int,
+    leaders: Sequence[int],
+    nodes: Sequence[str],
+) -> NodeReport:
     started = time.monotonic()
     speed = incoming_speed(group, rank, leaders)
     link = [] if speed is None else [findings.link(speed[0], f"node {nodes[speed[1]][:8]}")]
     found = (*examine(subject), *link)
     host, versions = socket.gethostname(), installed()
-    return Report(nodes[rank], host, time.monotonic() - started, found, versions)
+    return NodeReport(nodes[rank], host, time.monotonic() - started, found, versions)

@@ -68,22 +68,22 @@ Check = Callable[[], list[Finding]]
 
 
 @dataclass(frozen=True)
-class Subject:
+class PreflightSubject:
     """What a machine is examined for. `run` is the URI of a run, None before there is one."""
 
     recipe: Recipe
     run: str | None
 
 
-def subject(target: str) -> Subject:
+def subject(target: str) -> PreflightSubject:
     """A recipe, bundled or a file, or the run at a URI. Raises RecipeError, RunError, StoreError."""
     if target in bundled() or Path(target).is_file():
-        return Subject(load(target), None)
+        return PreflightSubject(load(target), None)
     run = open_run(target)
-    return Subject(run.recipe, run.uri)
+    return PreflightSubject(run.recipe, run.uri)
 
 
-def examine(subject: Subject | None) -> list[Finding]:
+def examine(subject: PreflightSubject | None) -> list[Finding]:
     """All checks at once, in 2.5 s at most: one that does not end by then is itself a finding."""
     checks = dict(_checks(subject))
     pool = ThreadPoolExecutor(len(checks), thread_name_prefix="preflight")
@@ -95,7 +95,7 @@ def examine(subject: Subject | None) -> list[Finding]:
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _checks(subject: Subject | None) -> Iterator[tuple[str, Check]]:
+def _checks(subject: PreflightSubject | None) -> Iterator[tuple[str, Check]]:
     """By what they check."""
     yield "memory", lambda: [findings.memory(*available_memory())]
     yield "/dev/shm", lambda: [shared_memory()]

@@ -6,13 +6,13 @@ import torch
 
 from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.layers.initialise import initialise
-from encoder_core.objectives.losses import Objective
+from encoder_core.objectives.losses import ObjectiveModule
 from encoder_core.optim.adamw import AdamW, AdamWConfig
 from encoder_core.optim.groups import parameter_groups
 from encoder_core.optim.lamb import Lamb, LambConfig
 from encoder_core.optim.schedules import learning_rate
 from encoder_core.train.engine_config import EngineConfig
-from encoder_core.train.loop import Plan
+from encoder_core.train.loop import TrainPlan
 from encoder_core.train.step import draw_seed
 from launcher.recipe.objective import objective_module
 from launcher.recipe.schema import Recipe
@@ -20,7 +20,7 @@ from launcher.recipe.schema import Recipe
 WEIGHTS_STEP = -1  # the "step" from whose draws the initial weights come
 
 
-def build_model(recipe: Recipe, tokenizer: Tokenizer) -> Objective:
+def build_model(recipe: Recipe, tokenizer: Tokenizer) -> ObjectiveModule:
     """The model with fresh weights: a function of the recipe's seed, on any machine."""
     config = recipe.model.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
     model = objective_module(config, recipe.objective, checkpoint_activations=recipe.activation_checkpointing)
@@ -29,10 +29,12 @@ def build_model(recipe: Recipe, tokenizer: Tokenizer) -> Objective:
     return model
 
 
-def build_optimizer(recipe: Recipe, model: Objective) -> torch.optim.Optimizer:
+def build_optimizer(recipe: Recipe, model: ObjectiveModule) -> torch.optim.Optimizer:
     """AdamW or LAMB over the model's decay groups. Its learning rate and update number come with each update."""
     settings = optimizer_settings(recipe)
-    groups = parameter_groups(model, settings.weight_decay, decayed=settings.decayed, turns=model.turns())
+    groups = parameter_groups(
+        model, settings.weight_decay, decayed=settings.decayed, update_groups=model.update_groups()
+    )
     return AdamW(groups, settings) if isinstance(settings, AdamWConfig) else Lamb(groups, settings)
 
 
@@ -52,10 +54,10 @@ def engine_config(recipe: Recipe) -> EngineConfig:
     )
 
 
-def training_plan(recipe: Recipe) -> Plan:
+def training_plan(recipe: Recipe) -> TrainPlan:
     """What is done at which step."""
     compare_every = recipe.weight_check.interval(recipe.zero)
-    return Plan(
+    return TrainPlan(
         recipe.seed, recipe.total_steps, schedule(recipe), recipe.evaluation.every.steps, compare_every
     )
 

@@ -12,7 +12,7 @@ from checkpoints.attempt import Attempt
 from checkpoints.commit import Committed, Failed, Outcome
 from checkpoints.errors import CheckpointError, SaveFailed
 from checkpoints.gather import Peers
-from checkpoints.layout import Manifest, Mark
+from checkpoints.layout import CheckpointManifest, CheckpointName
 from checkpoints.retention import Tidied, tidy
 from checkpoints.save import Saver
 from data_service.store.base import Store
@@ -42,7 +42,7 @@ class RunCheckpointer:
     """One rank's hand on the run's checkpoints. Whether and when it saves changes nothing in the training.
 
     A save that fails is recorded and tried again at the next one due; only at the end is it an error. All but the
-    last fall on multiples of `grid` steps.
+    last fall on multiples of `save_multiple` steps. `extra`: what a checkpoint holds beside the trainer's state.
     """
 
     def __init__(
@@ -50,17 +50,18 @@ class RunCheckpointer:
         store: Store,
         attempt: Attempt,
         peers: Peers,
+        *,
         settings: Checkpointing,
         journal: RankJournal,
-        alongside: ExtraState,
-        resumed: Manifest | None,
-        grid: int = 1,
+        extra: ExtraState,
+        resumed: CheckpointManifest | None,
+        save_multiple: int = 1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._saver = Saver(store, attempt, peers, resumed=resumed)
         self._store, self._attempt, self._rank = store, attempt, peers.rank
-        self._settings, self._journal, self._alongside = settings, journal, alongside
-        self._grid, self._clock = grid, clock
+        self._settings, self._journal, self._extra = settings, journal, extra
+        self._save_multiple, self._clock = save_multiple, clock
         self._begun_at = clock()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="retention")
         self._tidying: Future[Tidied] | None = None
@@ -68,11 +69,13 @@ class RunCheckpointer:
 
     def due(self, step: int) -> bool:
         """Whether to save once `step` steps are done: a multiple of the interval, or the time has come; where that
-        was off the grid, then at its next multiple."""
-        if self._saver.underway is not None or step % self._grid:
+        was no multiple of `save_multiple`, then at the next one."""
+        if self._saver.underway is not None or step % self._save_multiple:
             return False
         every = self._settings.every
-        by_count = every.steps is not None and step // every.steps > (step - self._grid) // every.steps
+        by_count = (
+            every.steps is not None and step // every.steps > (step - self._save_multiple) // every.steps
+        )
         by_time = every.minutes is not None and self._clock() - self._begun_at >= 60 * every.minutes
         return by_count or by_time
 
@@ -120,7 +123,7 @@ class RunCheckpointer:
     def _begin(self, engine: Engine, state: TrainState, carried: Carried) -> None:
         self._begun_at = self._clock()
         fragments = chain(engine.fragments(), carried.fragments)
-        whole = state.to_json() | self._alongside.state()
+        whole = state.to_json() | self._extra.state()
         self._saver.begin(state.step, fragments, engine.shapes, whole, carried.shapes)
 
     def _wait_and_commit(self, step: int) -> Outcome:
@@ -147,7 +150,7 @@ class RunCheckpointer:
                     seconds=outcome.background_s,
                 )
                 if self._rank == 0:
-                    self._tidy(self._alongside.way_back(outcome.step))
+                    self._tidy(self._extra.way_back(outcome.step))
             case Failed():
                 self._journal.event("commit_failed", step=outcome.step, reason=outcome.reason)
                 self._journal.note(f"checkpoint of step {outcome.step} failed: {outcome.reason}")
@@ -157,7 +160,7 @@ class RunCheckpointer:
         self._tidied()
         self._tidying = self._pool.submit(self._tidy_now, way_back, self._proven)
 
-    def _tidy_now(self, way_back: int, proven: frozenset[Mark]) -> Tidied:
+    def _tidy_now(self, way_back: int, proven: frozenset[CheckpointName]) -> Tidied:
         every = self._settings.keep_every.steps if self._settings.keep_every else None
         self._store.put_if_absent(BEGAN, b"{}\n")
         return tidy(

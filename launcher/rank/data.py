@@ -11,7 +11,7 @@ import torch
 
 from data_service.samples.samples import Samples, join_rows
 from data_service.stream.positions import Positions, Range
-from data_service.stream.window import Steps
+from data_service.stream.window import StepLayout
 from encoder_core.batch import Batch
 from encoder_core.train.collate import idle_batch, to_batch
 from encoder_core.train.loop import Fetched
@@ -28,7 +28,7 @@ class SampleStream(StreamLength, Protocol):
 
     def read(self, epoch: int, start: int, stop: int) -> Samples: ...
 
-    def prefetch(self, ranges: Iterable[tuple[int, int, int]], steps: Steps | None = None) -> None: ...
+    def prefetch(self, ranges: Iterable[tuple[int, int, int]], steps: StepLayout | None = None) -> None: ...
 
     def close(self) -> None: ...
 
@@ -193,12 +193,12 @@ def checksum(samples: Samples) -> int:
     return crc
 
 
-def _steps(steps: Sequence[Sequence[Range]]) -> Steps | None:
+def _steps(steps: Sequence[Sequence[Range]]) -> StepLayout | None:
     """How these steps lie in their stream; on average, where they are measured in tokens."""
     if not steps:
         return None
     first, rows = steps[0][0], sum(r.stop - r.start for ranges in steps for r in ranges)
-    return Steps(max(1, round(rows / len(steps))), first.epoch, first.start)
+    return StepLayout(max(1, round(rows / len(steps))), first.epoch, first.start)
 
 
 def _add(counts: Iterator[dict[str, int]]) -> dict[str, int]:

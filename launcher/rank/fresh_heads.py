@@ -15,15 +15,14 @@ from collections.abc import Callable, Collection, Iterator
 import torch
 from torch import Tensor, nn
 
-from encoder_core.heads.mlm import MaskedLanguageModelHead
-from encoder_core.heads.span_boundary import SpanBoundaryHead
+from encoder_core.heads.prediction import MaskedLanguageModelHead, SpanBoundaryHead
 from launcher.recipe.schema import Recipe
 from launcher.run.inputs import unigram_probabilities
 
 SPREAD = 0.5  # standard deviation of a position's logits over the vocabulary
 
 
-def settled(
+def initial_head(
     model: nn.Module, recipe: Recipe, fresh: Collection[str], value: Callable[[str], Tensor]
 ) -> dict[str, Tensor]:
     """Values, by name, for the gain and the bias of each head of `model` that is `fresh` while its table is not.

@@ -24,7 +24,7 @@ from encoder_core.objectives.gradient_disentangled import is_difference
 from encoder_core.objectives.replaced import EMBEDDINGS, DetectorConfig, Sharing
 from encoder_core.train.zero_state import Read
 from launcher.errors import RunError
-from launcher.recipe.objective import Objective, exported_heads
+from launcher.recipe.objective import RecipeObjective, exported_heads
 from launcher.recipe.schema import Recipe
 from launcher.run.record import open_run
 
@@ -32,7 +32,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
-class Source:
+class InitialSource:
     """A model to start from, its parameters by our names. `tokenizer`: of its rows, where it is not the run's."""
 
     shapes: Shapes
@@ -42,7 +42,9 @@ class Source:
     close: Callable[[], None] = field(default=lambda: None)
 
 
-def from_run(recipe: Recipe, config: ModelConfig, tokenizer: Tokenizer, store: Store, peers: Peers) -> Source:
+def from_run(
+    recipe: Recipe, config: ModelConfig, tokenizer: Tokenizer, store: Store, peers: Peers
+) -> InitialSource:
     """The newest checkpoint that verifies of the run in `store`. A collective.
 
     Raises:
@@ -61,7 +63,7 @@ def from_run(recipe: Recipe, config: ModelConfig, tokenizer: Tokenizer, store: S
     if pair is not None and recipe.objective.contrastive is not None:
         shapes, read = _discriminator(shapes, read, pair.embeddings)
         record["network"] = PARTS[1]
-    return Source(shapes, read, other, record, reader.close)
+    return InitialSource(shapes, read, other, record, reader.close)
 
 
 def _discriminator(shapes: Shapes, read: Read, sharing: Sharing) -> tuple[Shapes, Read]:
@@ -118,7 +120,7 @@ def _check_sharing(theirs: Recipe, ours: Recipe) -> None:
 
 def from_folder(
     recipe: Recipe, config: ModelConfig, tokenizer: Tokenizer, store: Store, peers: Peers
-) -> Source:
+) -> InitialSource:
     """The model, or the pair, of the folder in `store`, read whole by each rank. A collective.
 
     Raises:
@@ -147,7 +149,7 @@ def from_folder(
     if found is None:
         record["tokenizer"] = "none in the folder: taken to be the recipe's"
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    return Source(shapes, from_tensors(tensors), found if known else None, record)
+    return InitialSource(shapes, from_tensors(tensors), found if known else None, record)
 
 
 def check_folder(recipe: Recipe, config: ModelConfig, store: Store) -> None:
@@ -185,7 +187,7 @@ def network_in(recipe: Recipe, folder: Store) -> Store:
     return folder if alone or part.size(CONFIG) is None else part
 
 
-def _folder_config(objective: Objective, config: ModelConfig, folder: Path, where: str) -> ModelConfig:
+def _folder_config(objective: RecipeObjective, config: ModelConfig, folder: Path, where: str) -> ModelConfig:
     """`config` with the rows of the folder's vocabulary; the folder holds one network or two, as wanted."""
     pair = [part for part in PARTS if (folder / part / CONFIG).is_file()]
     network = folder / PARTS[1] if objective.rtd is not None else folder
@@ -202,7 +204,9 @@ def _folder_config(objective: Objective, config: ModelConfig, folder: Path, wher
     return config.model_copy(update={"vocab": read_folder_config(network).vocab})
 
 
-def _folder_weights(objective: Objective, config: ModelConfig, folder: Path, where: str) -> dict[str, Tensor]:
+def _folder_weights(
+    objective: RecipeObjective, config: ModelConfig, folder: Path, where: str
+) -> dict[str, Tensor]:
     its = _folder_config(objective, config, folder, where)
     if objective.rtd is not None:
         assert isinstance(its, DetectorConfig)  # `objective_module` has built both networks
@@ -210,7 +214,7 @@ def _folder_weights(objective: Objective, config: ModelConfig, folder: Path, whe
     return weights_for(its, folder, exported_heads(config, objective))
 
 
-def _left(objective: Objective, config: ModelConfig, folder: Path) -> list[str]:
+def _left(objective: RecipeObjective, config: ModelConfig, folder: Path) -> list[str]:
     """Their names of what a single network's folder has and the objective does not train."""
     return [] if objective.rtd is not None else unused_in(config, folder, exported_heads(config, objective))
 

@@ -31,10 +31,10 @@ from encoder_core.families.build import ModelConfig
 from encoder_core.families.hf.keys import ENCODER
 from encoder_core.train.zero_state import MASTER, Read
 from launcher.errors import RunError
-from launcher.rank.fresh_heads import settled
+from launcher.rank.fresh_heads import initial_head
 from launcher.rank.initial_sources import (
+    InitialSource,
     Shapes,
-    Source,
     check_folder,
     check_run,
     from_folder,
@@ -42,13 +42,13 @@ from launcher.rank.initial_sources import (
     from_tensors,
     network_in,
 )
-from launcher.recipe.objective import Objective, meta_module
+from launcher.recipe.objective import RecipeObjective, meta_module
 from launcher.recipe.schema import Recipe
 from launcher.run.record import RECORD, Run
 
 
 @dataclass(frozen=True)
-class Start:
+class InitialWeights:
     """Initial weights.
 
     Attributes:
@@ -74,7 +74,7 @@ class Start:
         return "; ".join(parts)
 
 
-def initial_weights(run: Run, tokenizer: Tokenizer, model: nn.Module, peers: Peers) -> Start | None:
+def initial_weights(run: Run, tokenizer: Tokenizer, model: nn.Module, peers: Peers) -> InitialWeights | None:
     """What `run` begins from; None for `model`'s own fresh weights, which are not yet sharded. A collective.
 
     Raises:
@@ -126,8 +126,8 @@ def _refuse_nothing(start: str, store: Store) -> None:
 
 
 def _onto(
-    model: nn.Module, source: Source, recipe: Recipe, config: ModelConfig, tokenizer: Tokenizer
-) -> Start:
+    model: nn.Module, source: InitialSource, recipe: Recipe, config: ModelConfig, tokenizer: Tokenizer
+) -> InitialWeights:
     """`source` for the run's module: tables that follow the vocabulary carried over, what is missing left fresh."""
     parameters = dict(model.named_parameters())
     fresh = [name for name in parameters if name not in source.shapes]
@@ -142,17 +142,19 @@ def _onto(
     _check_fit(
         {name: tuple(p.shape) for name, p in parameters.items() if name not in tables}, source, recipe.start
     )
-    held |= settled(model, recipe, fresh, lambda name: held[name] if name in held else _whole(source, name))
+    held |= initial_head(
+        model, recipe, fresh, lambda name: held[name] if name in held else _whole(source, name)
+    )
     record.setdefault("left", list[JsonValue](sorted(source.shapes.keys() - parameters.keys())))
-    return Start(_over(held, source.read), record, source.close)
+    return InitialWeights(_over(held, source.read), record, source.close)
 
 
-def _whole(source: Source, name: str) -> Tensor:
+def _whole(source: InitialSource, name: str) -> Tensor:
     shape = torch.Size(source.shapes[name])
     return source.read(name, MASTER, 0, shape.numel()).view(shape)
 
 
-def _check_fit(expected: Shapes, source: Source, where: str) -> None:
+def _check_fit(expected: Shapes, source: InitialSource, where: str) -> None:
     missing = [name for name in expected if name not in source.shapes and _of_encoder(name)]
     if missing:
         raise RunError(
@@ -181,7 +183,7 @@ def _over(held: Mapping[str, Tensor], read: Read) -> Read:
     return lambda name, kind, start, stop: (first if name in held else read)(name, kind, start, stop)
 
 
-def vocabulary_tables(config: ModelConfig, objective: Objective) -> set[str]:
+def vocabulary_tables(config: ModelConfig, objective: RecipeObjective) -> set[str]:
     """The parameters with a row for each id: those whose shape follows the vocabulary's size."""
     other = config.model_copy(update={"vocab": config.vocabulary + 1})
     shapes = {name: p.shape for name, p in meta_module(other, objective).named_parameters()}

@@ -15,7 +15,7 @@ from encoder_core.train.metrics import StepReport
 from launcher.policies.stragglers import Detector
 from launcher.rank.tensorboard import TensorBoardFiles
 from launcher.rank.utilisation import Utilisation
-from launcher.run.log import Journal, evaluation_record
+from launcher.run.log import RunLog, evaluation_record
 
 _SHOWN_S = 0.05  # shorter parts are no news to people
 
@@ -87,7 +87,7 @@ class RankJournal:
 
     link: Link
     startup: Startup
-    journal: Journal | None
+    journal: RunLog | None
     tensorboard: TensorBoardFiles | None
     stragglers: Detector | None = None
     hosts: Sequence[str] = ()

@@ -13,11 +13,12 @@ from torch import Tensor
 
 from checkpoints.attempt import Attempt
 from checkpoints.gather import Peers
+from checkpoints.layout import CheckpointManifest
 from checkpoints.load import Good, Reader, newest_good
 from data_service.samples.spec import StreamSpec
 from data_service.store.local import LocalStore
 from data_service.tokenizers.tokenizer import Tokenizer
-from encoder_core.objectives.losses import Objective
+from encoder_core.objectives.losses import ObjectiveModule
 from encoder_core.train.engine import Engine
 from encoder_core.train.exchange import Control
 from encoder_core.train.loop import Trainer
@@ -28,17 +29,17 @@ from encoder_core.train.weight_check import CorruptReplica
 from encoder_core.train.zero_state import KINDS, MASTER
 from launcher.errors import RunError
 from launcher.policies.stragglers import Detector
-from launcher.preflight.collective import Report
+from launcher.preflight.collective import NodeReport
 from launcher.rank.build import build_model, build_optimizer, engine_config, training_plan
 from launcher.rank.checkpointing import RunCheckpointer
 from launcher.rank.data import RankData, RankShard, SampleStream
-from launcher.rank.initial_weights import Start, initial_weights
+from launcher.rank.initial_weights import InitialWeights, initial_weights
 from launcher.rank.journal import Link, RankJournal, Startup
 from launcher.rank.spike_guard import SpikeGuard
 from launcher.rank.tensorboard import TensorBoardFiles
 from launcher.rank.utilisation import Utilisation, utilisation
 from launcher.run.left_out import read_lost
-from launcher.run.log import Journal
+from launcher.run.log import RunLog
 from launcher.run.record import BEGAN, Run
 from launcher.run.streams import heldout_spec, sample_positions, stream_spec
 
@@ -53,7 +54,7 @@ def run_rank(
     open_stream: OpenStream,
     link: Link,
     startup: Startup,
-    reports: Sequence[Report] = (),
+    reports: Sequence[NodeReport] = (),
 ) -> TrainState:
     """Train this rank's part of `run` until it is complete or a stop is requested; the result is committed.
 
@@ -65,40 +66,40 @@ def run_rank(
         Rewound: the loss went bad, and it is on record that the run goes on from before.
         UserError kinds of the packages below: damaged data, a store that does not answer, and the like.
     """
+    # Agree with the other ranks on the checkpoint to resume from.
     link.beat(0, "starting")
     hosts = [str(host) for host in peers.all_gather(socket.gethostname())]
     _set_up_torch(hosts, run.recipe.deterministic)
     tokenizer = run.tokenizer()
-    good = _resume_point(run, peers)
-    if good is not None:
-        link.beat(good.manifest.step, "loading")
+    good = _resume_point(run, peers, link)
     startup.done("checkpoint")
+    # Build the model and its optimizer; load that checkpoint, or what the run begins with.
     model, engine, begin = _build(run, tokenizer, peers, good)
     startup.done("model")
     state = _load(run, engine, good, begin, link)
     startup.done("load")
-    meter = (
-        utilisation(run.recipe, tokenizer.vocab_size, engine.device, control.world)
-        if control.rank == 0
-        else None
-    )
+    # Open the journal, and record how this start begins.
+    meter = _meter(run, tokenizer, engine, control)
     journal = _journal(run, attempt, control, link, startup, state, hosts, meter)
     _record_start(journal, state, good, begin, control, reports)
+    # Open the data at the step the run stands at, without the ranges that rewinds left out.
     resumed = good.manifest if good else None
     streams = [open_stream(stream_spec(run, tokenizer, n)) for n in range(len(run.recipe.phases))]
     lost = read_lost(run, resumed, peers)
     positions = sample_positions(run, streams, lost.ranges)
-    losses = SpikeGuard(run, attempt, control, peers, journal, positions, resumed, lost)
-    refresh = run.recipe.memory_refresh
-    grid = refresh.every if refresh else 1
-    keeper = RunCheckpointer(run.store, attempt, peers, run.recipe.checkpoint, journal, losses, resumed, grid)
     share = RankShard(control.rank, control.world, run.recipe.microbatch)
     heldout = _heldout(run, tokenizer, open_stream)
+    refresh = run.recipe.memory_refresh
     data = RankData(streams, positions, heldout, share, engine.device, model.target_counts, refresh)
+    # Train to the end, or until a stop is requested.
+    guard = SpikeGuard(run, attempt, control, peers, journal, positions, resumed, lost)
+    checkpointer = _checkpointer(run, attempt, peers, journal, guard, resumed)
     plan = training_plan(run.recipe)
     with closing(data), closing(journal):
         memories = _memories(run, engine, good, data, share)
-        trainer = Trainer(engine, control, data, keeper, losses, journal, plan, link.stop_requested, memories)
+        trainer = Trainer(
+            engine, control, data, checkpointer, guard, journal, plan, link.stop_requested, memories
+        )
         startup.done("data")
         try:
             return trainer.train(state)
@@ -114,7 +115,7 @@ def _set_up_torch(hosts: Sequence[str], deterministic: bool) -> None:
     torch.set_deterministic_debug_mode("error" if deterministic else "default")
 
 
-def _resume_point(run: Run, peers: Peers) -> Good | None:
+def _resume_point(run: Run, peers: Peers, link: Link) -> Good | None:
     """The checkpoint all ranks resume from; None only if the run never had one: no silent restart from zero."""
     good = newest_good(run.store, peers)
     if good is None and run.store.size(BEGAN) is not None:
@@ -122,14 +123,16 @@ def _resume_point(run: Run, peers: Peers) -> Good | None:
             f"{run.uri} had checkpoints, and none is left",
             remedy="restore its checkpoints/ folder from a copy, or start a new run",
         )
-    if good is not None and peers.rank == 0:
-        run.store.put_if_absent(BEGAN, b"{}\n")
+    if good is not None:
+        if peers.rank == 0:
+            run.store.put_if_absent(BEGAN, b"{}\n")
+        link.beat(good.manifest.step, "loading")
     return good
 
 
 def _build(
     run: Run, tokenizer: Tokenizer, peers: Peers, good: Good | None
-) -> tuple[Objective, Engine, Start | None]:
+) -> tuple[ObjectiveModule, Engine, InitialWeights | None]:
     """The model, the engine around it, and what a fresh run begins from if that is not chance."""
     model = build_model(run.recipe, tokenizer)
     begin = None if good else initial_weights(run, tokenizer, model, peers)
@@ -137,7 +140,9 @@ def _build(
     return model, engine, begin
 
 
-def _load(run: Run, engine: Engine, good: Good | None, begin: Start | None, link: Link) -> TrainState:
+def _load(
+    run: Run, engine: Engine, good: Good | None, begin: InitialWeights | None, link: Link
+) -> TrainState:
     """Each range that is read is a sign of progress."""
     if good is not None:
         step, reads = good.manifest.step, count(1)
@@ -161,6 +166,28 @@ def _heldout(run: Run, tokenizer: Tokenizer, open_stream: OpenStream) -> tuple[S
     return heldout, min(run.recipe.evaluation.samples, heldout.samples_per_epoch)
 
 
+def _checkpointer(
+    run: Run,
+    attempt: Attempt,
+    peers: Peers,
+    journal: RankJournal,
+    guard: SpikeGuard,
+    resumed: CheckpointManifest | None,
+) -> RunCheckpointer:
+    """Saves only where memory is computed anew, if the recipe says where: those checkpoints need hold none."""
+    refresh = run.recipe.memory_refresh
+    return RunCheckpointer(
+        run.store,
+        attempt,
+        peers,
+        settings=run.recipe.checkpoint,
+        journal=journal,
+        extra=guard,
+        resumed=resumed,
+        save_multiple=refresh.every if refresh else 1,
+    )
+
+
 def _memories(run: Run, engine: Engine, good: Good | None, data: RankData, share: RankShard) -> Memories:
     """What this rank's microbatches remember where the run goes on; nothing if it is recomputed there.
 
@@ -181,6 +208,13 @@ def _memories(run: Run, engine: Engine, good: Good | None, data: RankData, share
     return memories
 
 
+def _meter(run: Run, tokenizer: Tokenizer, engine: Engine, control: Control) -> Utilisation | None:
+    """Of all ranks together, so only rank 0 has one."""
+    if control.rank != 0:
+        return None
+    return utilisation(run.recipe, tokenizer.vocab_size, engine.device, control.world)
+
+
 def _journal(
     run: Run,
     attempt: Attempt,
@@ -196,7 +230,7 @@ def _journal(
     files = None
     if run.recipe.logging.tensorboard and isinstance(run.store, LocalStore):
         files = TensorBoardFiles(Path(run.store.root) / "tensorboard", state.step, link.note)
-    metrics = Journal(run.store, attempt.number, run.recipe.logging.flush_seconds, link.note)
+    metrics = RunLog(run.store, attempt.number, run.recipe.logging.flush_seconds, link.note)
     stragglers = Detector(run.recipe.stragglers, forward=run.recipe.zero < 3)
     return RankJournal(link, startup, metrics, files, stragglers, hosts, meter)
 
@@ -212,9 +246,9 @@ def _record_start(
     journal: RankJournal,
     state: TrainState,
     good: Good | None,
-    begin: Start | None,
+    begin: InitialWeights | None,
     control: Control,
-    reports: Sequence[Report],
+    reports: Sequence[NodeReport],
 ) -> None:
     _record_origin(journal, state, good, begin, control)
     for report in reports:
@@ -222,7 +256,7 @@ def _record_start(
 
 
 def _record_origin(
-    journal: RankJournal, state: TrainState, good: Good | None, begin: Start | None, control: Control
+    journal: RankJournal, state: TrainState, good: Good | None, begin: InitialWeights | None, control: Control
 ) -> None:
     if good is None:
         journal.event("start", step=0, world=control.world, **(begin.record if begin else {}))

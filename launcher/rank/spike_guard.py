@@ -9,7 +9,7 @@ from pydantic import JsonValue
 from checkpoints.attempt import Attempt
 from checkpoints.errors import CheckpointError
 from checkpoints.gather import Peers, first_or_raise
-from checkpoints.layout import Manifest, Segment
+from checkpoints.layout import CheckpointManifest, LineageSegment
 from checkpoints.listing import committed, on
 from checkpoints.rewind import SKIPS, Rewind, Span, record
 from data_service.stream.positions import Positions, Range
@@ -18,7 +18,7 @@ from encoder_core.train.metrics import StepReport, means
 from encoder_core.train.step import gather_sums
 from launcher.errors import RunError
 from launcher.policies import spikes
-from launcher.policies.spikes import LOSS, Recent, Spikes
+from launcher.policies.spikes import LOSS, SpikeHistory, Spikes
 from launcher.rank.journal import RankJournal
 from launcher.run.left_out import RECENT, Lost
 from launcher.run.record import Run
@@ -44,14 +44,14 @@ class SpikeGuard:
     peers: Peers
     journal: RankJournal
     positions: Positions
-    resumed: Manifest | None
+    resumed: CheckpointManifest | None
     lost: Lost
-    recent: Recent = field(init=False)
+    recent: SpikeHistory = field(init=False)
     _turns: dict[str, float] = field(default_factory=dict)  # figures of the present step's turns
 
     def __post_init__(self) -> None:
         known = self.resumed.state.get(RECENT) if self.resumed else None
-        self.recent = Recent.from_json(known) if isinstance(known, dict) else Recent()
+        self.recent = SpikeHistory.from_json(known) if isinstance(known, dict) else SpikeHistory()
 
     def limit(self, step: int, turn: str, sums: Mapping[str, float]) -> float:
         """The largest gradient norm with which `turn` makes its update, given this rank's sums: none, if the loss is
@@ -110,7 +110,7 @@ class SpikeGuard:
     def _decide(self, began: int, reached: int, cause: str) -> JsonValue:
         """Rank 0's: the verdict, on record, as `_go_back` reads it."""
         begun_at, past = (self.resumed.step, self.resumed.lineage) if self.resumed else (0, ())
-        lineage = (*past, Segment(attempt=self.attempt.number, start=begun_at, stop=reached))
+        lineage = (*past, LineageSegment(attempt=self.attempt.number, start=begun_at, stop=reached))
         history = [mark for mark in committed(self.run.store) if on(lineage, mark)]
         verdict = spikes.decide(self._settings, began, cause, history, self.lost.gone_back)
         if verdict.to is not None:

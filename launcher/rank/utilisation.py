@@ -1,7 +1,7 @@
 """Model FLOPs utilisation (MFU; Chowdhery et al. 2022, appendix B): the products that a step needs, over what the
 devices could compute in its time. Recomputation does not count as use.
 
-FLOPs are counted (`launcher.estimate.flops`), rows taken as full. A GPU's peak is the vendor's; a CPU's is measured.
+FLOPs are counted (`encoder_core.cost.flops`), rows taken as full. A GPU's peak is the vendor's; a CPU's is measured.
 """
 
 import time
@@ -11,10 +11,9 @@ from itertools import accumulate
 
 import torch
 
-from launcher.estimate.flops import count, products
+from encoder_core.cost.products import Shape
 from launcher.estimate.gpus import gpu_of_device
-from launcher.estimate.shape import Shape
-from launcher.estimate.throughput import targets_per_row
+from launcher.estimate.workload import microbatch_flops, targets_per_row
 from launcher.recipe.schema import Recipe
 
 _MEASURE_S = 0.1
@@ -53,7 +52,7 @@ def utilisation(recipe: Recipe, vocabulary: int, device: torch.device, ranks: in
     model = recipe.model if recipe.model.vocab else recipe.model.model_copy(update={"vocab": vocabulary})
     known = recipe.model_copy(update={"model": model})
     shapes = (Shape(1, phase.length, targets_per_row(recipe, phase.length)) for phase in recipe.phases)
-    flops = tuple(count(products(known, shape)).model / shape.tokens for shape in shapes)
+    flops = tuple(microbatch_flops(known, shape).model / shape.tokens for shape in shapes)
     return Utilisation(tuple(accumulate(phase.steps for phase in recipe.phases)), flops, speed * ranks)
 
 

@@ -23,7 +23,7 @@ from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.initialise import on_meta
 from encoder_core.objectives.contrastive import ContrastiveConfig, contrastive_model
 from encoder_core.objectives.gradient_disentangled import gradient_disentangled_detection
-from encoder_core.objectives.losses import Objective as ObjectiveModule
+from encoder_core.objectives.losses import ObjectiveModule as ObjectiveModule
 from encoder_core.objectives.mlm import masked_language_model
 from encoder_core.objectives.mlm_pair import masked_language_model_with_pairs
 from encoder_core.objectives.plm import permuted_language_model
@@ -45,7 +45,7 @@ class ExtraTerm(BaseModel):
     weight: float = Field(default=1.0, gt=0)
 
 
-class Objective(Choice):
+class RecipeObjective(Choice):
     """What is predicted.
 
     Attributes:
@@ -85,7 +85,7 @@ class Objective(Choice):
 
 
 def objective_module(
-    config: ModelConfig, objective: Objective, *, checkpoint_activations: bool = False
+    config: ModelConfig, objective: RecipeObjective, *, checkpoint_activations: bool = False
 ) -> ObjectiveModule:
     """The module that trains `objective` on a model of `config`; weights not yet initialised (`initialise`).
 
@@ -117,7 +117,7 @@ def objective_module(
     return masked_language_model(config, checkpoint_activations=checkpoint_activations)
 
 
-def misfit(config: ModelConfig, objective: Objective) -> str | None:
+def misfit(config: ModelConfig, objective: RecipeObjective) -> str | None:
     """Why a family cannot be trained by an objective; None if it can."""
     if objective.contrastive is not None:
         return None
@@ -130,7 +130,7 @@ def misfit(config: ModelConfig, objective: Objective) -> str | None:
     return None
 
 
-def exported_heads(config: ModelConfig, objective: Objective) -> Heads:
+def exported_heads(config: ModelConfig, objective: RecipeObjective) -> Heads:
     """What of a network trained alone a class of transformers has a place for: its head, and BERT's and ALBERT's pair
     head. None beside an encoder of text vectors."""
     if objective.contrastive is not None:
@@ -154,7 +154,7 @@ def parameter_count(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def meta_module(config: ModelConfig, objective: Objective) -> ObjectiveModule:
+def meta_module(config: ModelConfig, objective: RecipeObjective) -> ObjectiveModule:
     """The module without memory: for its names, shapes and size."""
     with on_meta():
         return objective_module(config, objective)

@@ -32,7 +32,7 @@ from launcher.policies.spikes import Spikes
 from launcher.policies.stragglers import Stragglers
 from launcher.policies.watchdog import Watchdog
 from launcher.recipe.evaluation import Tasks
-from launcher.recipe.objective import Objective
+from launcher.recipe.objective import RecipeObjective
 from launcher.recipe.operation import Events, Mlflow, Wandb, WeightCheck
 from launcher.recipe.parts import Choice
 
@@ -40,7 +40,7 @@ PLACEHOLDER = "s3://your-bucket/"
 """What stands in recipes in place of a bucket."""
 
 
-class Strict(BaseModel):
+class RecipePart(BaseModel):
     """Frozen, and an unknown key is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -57,25 +57,25 @@ def _spell_bytes(size: int) -> str:
 Bytes = Annotated[ByteSize, Field(gt=0), PlainSerializer(_spell_bytes, return_type=str, when_used="always")]
 
 
-class Source(Strict):
+class RecipeSource(RecipePart):
     """One corpus of the mixture. `weight: auto` is in proportion to its tokens."""
 
     uri: str = Field(min_length=1)
     weight: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"
 
 
-class Heldout(Strict):
+class Heldout(RecipePart):
     """The share of documents kept from training; must be what the corpora were built with."""
 
     fraction: float = Field(ge=0, lt=0.5)
 
 
-class Corpus(Strict):
-    sources: dict[str, Source] = Field(min_length=1)
+class RecipeCorpus(RecipePart):
+    sources: dict[str, RecipeSource] = Field(min_length=1)
     heldout: Heldout
 
 
-class Mixing(Strict):
+class Mixing(RecipePart):
     """How the sources of the corpus come together.
 
     Attributes:
@@ -90,7 +90,7 @@ class Mixing(Strict):
     temperature: float = Field(default=1.0, ge=1)
 
 
-class TokenizerRef(Strict):
+class TokenizerRef(RecipePart):
     uri: str = Field(min_length=1)
 
 
@@ -107,7 +107,7 @@ class BatchSize(Choice):
         return self
 
 
-class Phase(Strict):
+class RecipePhase(RecipePart):
     """A stretch of training: optimizer steps, row length in tokens (special tokens included), batch."""
 
     steps: PositiveInt
@@ -128,7 +128,7 @@ class Optimizer(Choice):
         return self
 
 
-class DataService(Strict):
+class DataService(RecipePart):
     """Ray tasks that build windows (`auto`: half of the cluster's cores, four a rank at most), and the memory they may
     fill ahead."""
 
@@ -155,11 +155,11 @@ class Every(Choice):
         return " or ".join(parts) + (", whichever comes first" if len(parts) > 1 else "")
 
 
-class EverySteps(Strict):
+class EverySteps(RecipePart):
     steps: PositiveInt
 
 
-class Checkpointing(Strict):
+class Checkpointing(RecipePart):
     """When a run saves, and which checkpoints stay: the newest `keep_last`, and multiples of `keep_every`."""
 
     every: Every
@@ -167,7 +167,7 @@ class Checkpointing(Strict):
     keep_every: EverySteps | None = None
 
 
-class Evaluation(Strict):
+class RecipeEvaluation(RecipePart):
     """How often the held-out loss is measured, on how many held-out rows (the same ones every time); and `tasks`, what
     is measured of every commit beside training (`launcher.diagnose`): out of the YAML where there is nothing."""
 
@@ -180,7 +180,7 @@ class Evaluation(Strict):
         return {name: value for name, value in serialize(self).items() if name != "tasks" or value}
 
 
-class Logging(Strict):
+class Logging(RecipePart):
     """Seconds that metrics may wait in memory, whether a local run writes TensorBoard files too, and which trackers the
     run is published to."""
 
@@ -190,20 +190,20 @@ class Logging(Strict):
     mlflow: Mlflow | None = None
 
 
-class Recipe(Strict):
+class Recipe(RecipePart):
     """See library/roberta-base.yaml for every key, commented."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     seed: int = Field(ge=0, lt=2**63)
     start: str = Field(min_length=1)
-    corpus: Corpus
+    corpus: RecipeCorpus
     tokenizer: TokenizerRef
     model: ModelConfig
     input: Input
     shuffle: Literal["uniform", "spread"] = "uniform"
     mixing: Mixing = Mixing()
-    objective: Objective
-    phases: tuple[Phase, ...] = Field(min_length=1)
+    objective: RecipeObjective
+    phases: tuple[RecipePhase, ...] = Field(min_length=1)
     optimizer: Optimizer
     schedule: ScheduleConfig
     precision: Precision
@@ -216,7 +216,7 @@ class Recipe(Strict):
     trainers: PositiveInt | Literal["auto"] | Trainers = "auto"
     data_service: DataService
     checkpoint: Checkpointing
-    evaluation: Evaluation
+    evaluation: RecipeEvaluation
     logging: Logging = Logging()
     watchdog: Watchdog = Watchdog()
     spikes: Spikes = Spikes()

@@ -5,7 +5,7 @@ from encoder_core.layers.initialise import on_meta
 from encoder_core.objectives.networks import network
 from launcher.format import human_count
 from launcher.recipe.objective import meta_module, parameter_count
-from launcher.recipe.schema import Phase, Recipe
+from launcher.recipe.schema import Recipe, RecipePhase
 
 _ASSUMED_VOCABULARY = 50_265  # for counting only, where the recipe leaves it to the tokenizer
 
@@ -64,7 +64,7 @@ def summary(recipe: Recipe) -> list[str]:
     ]
 
 
-def tokens_per_step(phase: Phase, texts: int = 1) -> int:
+def tokens_per_step(phase: RecipePhase, texts: int = 1) -> int:
     """Tokens of a step's batch, rows taken as full. `texts`: of each row (`Recipe.input.texts`)."""
     return phase.batch.tokens or (phase.batch.sequences or 0) * texts * phase.length
 
@@ -83,7 +83,7 @@ def _size(recipe: Recipe) -> str:
     return size + assumed
 
 
-def _phase(phase: Phase, recipe: Recipe) -> str:
+def _phase(phase: RecipePhase, recipe: Recipe) -> str:
     rows = phase.batch.sequences
     batch = f"{rows:,} rows in {rows // recipe.microbatch:,} microbatches" if rows else "by tokens"
     texts = recipe.input.texts

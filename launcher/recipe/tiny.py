@@ -9,18 +9,18 @@ from encoder_core.families.deberta import DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.xlnet import XlnetConfig
 from launcher.recipe.checks import impossible
-from launcher.recipe.objective import Objective
+from launcher.recipe.objective import RecipeObjective
 from launcher.recipe.schema import (
     PLACEHOLDER,
     BatchSize,
     Checkpointing,
     DataService,
-    Evaluation,
     Every,
     EverySteps,
     Optimizer,
-    Phase,
     Recipe,
+    RecipeEvaluation,
+    RecipePhase,
 )
 
 STEPS = 2000
@@ -72,14 +72,14 @@ def tiny(recipe: Recipe) -> Recipe:
             "activation_checkpointing": False,
             "data_service": DataService(workers=1, memory=ByteSize(256 << 20)),
             "checkpoint": Checkpointing(every=Every(steps=quarter.steps), keep_last=2),
-            "evaluation": Evaluation(every=quarter, samples=16 * ROWS),
+            "evaluation": RecipeEvaluation(every=quarter, samples=16 * ROWS),
         }
     )
     assert not impossible(small), "shrinking never makes a combination impossible"
     return small
 
 
-def _phases(recipe: Recipe) -> tuple[Phase, ...]:
+def _phases(recipe: Recipe) -> tuple[RecipePhase, ...]:
     """The same shares of the steps. A phase's rows are short where it has one segment, or a later phase's are
     longer."""
     one_segment = isinstance(recipe.input, Packed | Lanes | TextPairs | RepeatedSentences)
@@ -94,16 +94,16 @@ def _phases(recipe: Recipe) -> tuple[Phase, ...]:
     )
 
 
-def _steps(objective: Objective) -> int:
+def _steps(objective: RecipeObjective) -> int:
     if objective.rtd is not None:
         return DETECTION_STEPS
     return STEPS if objective.sop is None else ORDER_STEPS
 
 
-def _phase(phase: Phase, steps: int, most: int) -> Phase:
+def _phase(phase: RecipePhase, steps: int, most: int) -> RecipePhase:
     length = min(phase.length, most)
     batch = BatchSize(sequences=ROWS) if phase.batch.sequences else BatchSize(tokens=ROWS * length)
-    return Phase(steps=steps, length=length, batch=batch)
+    return RecipePhase(steps=steps, length=length, batch=batch)
 
 
 def _model(model: ModelConfig, length: int, *, drops: bool) -> ModelConfig:
@@ -155,7 +155,7 @@ def _input(rows: Input, length: int) -> Input:
             return rows.model_copy(update={"copies": min(rows.copies, COPIES)})
 
 
-def _objective(objective: Objective, length: int) -> Objective:
+def _objective(objective: RecipeObjective, length: int) -> RecipeObjective:
     """Masks as they are; fewer predictions in a shorter row, narrower vectors."""
     if objective.contrastive is not None and objective.contrastive.matryoshka is not None:
         widths = [min(width, HIDDEN >> place) for place, width in enumerate(objective.contrastive.matryoshka)]

@@ -3,7 +3,7 @@
 import logging
 
 from checkpoints.gather import Alone
-from checkpoints.layout import Manifest
+from checkpoints.layout import CheckpointManifest
 from checkpoints.listing import committed, read_manifest
 from checkpoints.load import newest_good
 from launcher.errors import RunError
@@ -12,7 +12,7 @@ from launcher.run.record import Run
 _log = logging.getLogger(__name__)
 
 
-def select_checkpoint(run: Run, step: int | None) -> Manifest:
+def select_checkpoint(run: Run, step: int | None) -> CheckpointManifest:
     """Of `step`, the newest attempt's if several took it; None: the newest that verifies. Newer ones that do not are
     named in a warning of the log.
 

@@ -17,7 +17,7 @@ from launcher.recipe.schema import Recipe
 from launcher.run.inputs import Inputs, read_inputs, refuse_placeholders
 from launcher.run.kept_tokenizer import keep
 from launcher.run.log import operator_event
-from launcher.run.outline import Origin
+from launcher.run.outline import ForkOrigin
 from launcher.run.readiness import check_rows
 from launcher.run.record import RECIPE, RECORD, Run, RunRecord, dump
 from launcher.tasks.measurable import check_tasks
@@ -124,7 +124,7 @@ def changed_fields(old: RunRecord, new: RunRecord) -> list[str]:
 
 
 def record_of(
-    recipe: Recipe, inputs: Inputs, now: datetime, origins: tuple[Origin, ...] = (), data_begins: int = 0
+    recipe: Recipe, inputs: Inputs, now: datetime, origins: tuple[ForkOrigin, ...] = (), data_begins: int = 0
 ) -> RunRecord:
     """What the run of a resolved recipe with these inputs is."""
     fields = identity.identity(recipe)

@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from pydantic import JsonValue
 
 from checkpoints.copying import BEFORE, copy_checkpoint
-from checkpoints.layout import Manifest, Mark
+from checkpoints.layout import CheckpointManifest, CheckpointName
 from checkpoints.listing import committed
 from checkpoints.rewind import SKIPS, rewinds, skips
 from data_service.tokenizers.tokenizer import Tokenizer
@@ -35,7 +35,7 @@ from launcher.run.inputs import read_inputs
 from launcher.run.kept_tokenizer import keep
 from launcher.run.left_out import RECENT
 from launcher.run.log import operator_event
-from launcher.run.outline import Origin
+from launcher.run.outline import ForkOrigin
 from launcher.run.record import BEGAN, Run, RunRecord
 
 _DATA = ("seed", "corpus.*", "input.*", "shuffle", "mixing.*")  # with the phases: which text each step takes
@@ -76,7 +76,7 @@ def fork(
     _check_model(source, recipe, wanted, manifest, tokenizer)
     _check_place(store.uri, committed(store), recipe, manifest.step)
     restarted = () if keep_position else tuple(_other_data(source, recipe, wanted, manifest.step))
-    origin = Origin(
+    origin = ForkOrigin(
         run=source.store.uri,
         fingerprint=past.fingerprint,
         step=manifest.step,
@@ -95,7 +95,7 @@ def fork(
     return Forked(Run(uri, store, recipe, record), manifest.step, origin.changes, restarted)
 
 
-def _on_its_own(source: Run, manifest: Manifest, restarted: bool) -> Manifest:
+def _on_its_own(source: Run, manifest: CheckpointManifest, restarted: bool) -> CheckpointManifest:
     """The checkpoint with all that `source` knows of the data that it leaves out; for other data, with nothing of that,
     nor of the losses that were usual."""
     if restarted:
@@ -107,7 +107,7 @@ def _on_its_own(source: Run, manifest: Manifest, restarted: bool) -> Manifest:
 
 
 def _check_model(
-    source: Run, recipe: Recipe, wanted: RunRecord, manifest: Manifest, tokenizer: Tokenizer
+    source: Run, recipe: Recipe, wanted: RunRecord, manifest: CheckpointManifest, tokenizer: Tokenizer
 ) -> None:
     past = source.record
     fixed = [path for path in changed_fields(past, wanted) if _any(path, _FIXED) and not _any(path, _FREE)]
@@ -128,8 +128,8 @@ def _check_model(
         )
 
 
-def _check_place(uri: str, there: Sequence[Mark], recipe: Recipe, step: int) -> None:
-    if any(mark != Mark(BEFORE, step) for mark in there):
+def _check_place(uri: str, there: Sequence[CheckpointName], recipe: Recipe, step: int) -> None:
+    if any(mark != CheckpointName(BEFORE, step) for mark in there):
         raise RunError(
             f"{uri} holds another checkpoint already: a fork that was interrupted, or is under way",
             remedy="choose another URI, or delete what lies there",

@@ -54,7 +54,7 @@ class _Part:
         return None if whole is None else whole[self.start : self.start + len(self.steps)]
 
 
-class Steps:
+class StepHistory:
     """The step records of the committed lineage. A field is read when it is asked for, and not kept: all fields of a
     million steps would fill the memory of a small machine.
 
@@ -73,7 +73,7 @@ class Steps:
         self._parts = tuple(replace(part, steps=own) for part, own in zip(parts, rows, strict=True))
 
     @classmethod
-    def of(cls, records: Sequence[Record]) -> "Steps":
+    def of(cls, records: Sequence[Record]) -> "StepHistory":
         """Of step records at hand, steps strictly increasing."""
         builder = TableBuilder()
         builder.add(0, "records", "\n".join(json.dumps(record) for record in records).encode())
@@ -81,21 +81,21 @@ class Steps:
         return cls([_Part(table.columns, 0, table.columns["step"])] if len(records) else ())
 
     @classmethod
-    def of_columns(cls, columns: dict[str, Floats]) -> "Steps":
+    def of_columns(cls, columns: dict[str, Floats]) -> "StepHistory":
         """Of columns at hand, [n] float64 each, one of them `step`, strictly increasing."""
         return cls([_Part(columns, 0, columns["step"])] if len(columns["step"]) else ())
 
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def newest(self, count: int) -> "Steps":
+    def newest(self, count: int) -> "StepHistory":
         """The last `count` records, or all if there are fewer, read into memory. Raises StoreError."""
         parts: list[_Part] = []
         while len(parts) < len(self._parts) and sum(len(part.steps) for part in parts) < count:
             parts.insert(0, self._parts[-1 - len(parts)])
-        last = Steps(parts, self._damage)
+        last = StepHistory(parts, self._damage)
         columns = {name: last.column(name)[-count:].copy() for name in last.fields}
-        return Steps.of_columns({**columns, "step": last.numbers[-count:].copy()})
+        return StepHistory.of_columns({**columns, "step": last.numbers[-count:].copy()})
 
     @property
     def fields(self) -> frozenset[str]:
@@ -141,7 +141,7 @@ class History:
         reached: the last segment of metrics that was read of each attempt.
     """
 
-    steps: Steps
+    steps: StepHistory
     evaluations: tuple[Record, ...]
     events: tuple[Record, ...]
     repeated: int
@@ -167,7 +167,7 @@ def read_history(store: Store, latest: int | None = None) -> History:
         for event in read_events(store, attempt, stretches, stretches[0].first - 1, lineage.damage)
     ]
     return History(
-        Steps(lineage.parts, lineage.damage),
+        StepHistory(lineage.parts, lineage.damage),
         tuple(lineage.evaluations),
         tuple(sorted(events, key=lambda event: float(event["time"]))),
         lineage.repeated,

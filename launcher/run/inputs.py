@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
 from data_service.corpus.layout import TOKENIZER
-from data_service.corpus.manifest import Manifest
+from data_service.corpus.manifest import CorpusManifest
 from data_service.corpus.manifest_file import load_manifest
 from data_service.errors import CorpusError, TokenizerError
 from data_service.store.open import open_store
@@ -121,7 +121,7 @@ def read_inputs(recipe: Recipe, tokenizer: Tokenizer) -> Inputs:
             remedy="; ".join(problem.remedy for problem in problems),
         )
     corpora: dict[str, str] = {}
-    manifests: list[Manifest] = []
+    manifests: list[CorpusManifest] = []
     for name, source in recipe.corpus.sources.items():
         manifest = load_manifest(open_store(source.uri))
         _check_corpus(manifest, source.uri, recipe, tokenizer.hash)
@@ -139,7 +139,7 @@ def unigram_probabilities(recipe: Recipe) -> NDArray[np.float64]:
     return np.asarray(counts / counts.sum(), dtype=np.float64)
 
 
-def _check_corpus(manifest: Manifest, uri: str, recipe: Recipe, tokenizer_hash: str) -> None:
+def _check_corpus(manifest: CorpusManifest, uri: str, recipe: Recipe, tokenizer_hash: str) -> None:
     if manifest.tokenizer_hash != tokenizer_hash:
         raise TokenizerError(
             f"{uri} was built with another tokenizer ({manifest.tokenizer_hash[:12]}) than "
@@ -161,7 +161,7 @@ def _check_corpus(manifest: Manifest, uri: str, recipe: Recipe, tokenizer_hash: 
         )
 
 
-def _check_sentences(manifest: Manifest, uri: str, recipe: Recipe) -> None:
+def _check_sentences(manifest: CorpusManifest, uri: str, recipe: Recipe) -> None:
     """Where every document is one sentence, no sentence follows another: the answer would always be "random"."""
     if recipe.objective.nsp is None or manifest.train.sentences.sum() > manifest.train.documents.sum():
         return
@@ -172,7 +172,7 @@ def _check_sentences(manifest: Manifest, uri: str, recipe: Recipe) -> None:
     )
 
 
-def _check_weights(recipe: Recipe, manifests: list[Manifest]) -> None:
+def _check_weights(recipe: Recipe, manifests: list[CorpusManifest]) -> None:
     """Rows are not counted yet, but there is a most of them: each sentence alone, in rows of the phase's length. What
     this leaves is found when training starts, and so are sources too small for batches of one source.
     """

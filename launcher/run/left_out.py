@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pydantic import JsonValue
 
 from checkpoints.gather import Alone, Peers, first_or_raise
-from checkpoints.layout import Manifest
+from checkpoints.layout import CheckpointManifest
 from checkpoints.load import newest_good
 from checkpoints.rewind import Rewind, Span, rewinds, skips
 from data_service.stream.positions import Range
@@ -32,7 +32,7 @@ class Lost:
         return tuple(Range(*span) for span in self.spans)
 
 
-def read_lost(run: Run, good: Manifest | None, peers: Peers) -> Lost:
+def read_lost(run: Run, good: CheckpointManifest | None, peers: Peers) -> Lost:
     """As rank 0 reads it, for all. Raises StoreError, on all."""
 
     def read() -> JsonValue:

@@ -48,7 +48,7 @@ def token_loss(figures: Mapping[str, Any]) -> float:
     return float(figures["loss" if term is None else f"{term}_loss"])
 
 
-class Journal:
+class RunLog:
     """Keeps records in memory until a flush, which the caller's loop decides on. Nothing here raises for the store.
 
     Call `flush_due` once a step, and `flush` before every commit. The segments of older attempts, and in the long run

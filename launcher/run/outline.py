@@ -16,7 +16,7 @@ from launcher.recipe.document import parse
 RECIPE, RECORD = "recipe.yaml", "run.json"
 
 
-class Origin(BaseModel):
+class ForkOrigin(BaseModel):
     """The checkpoint of another run that a run began with (`launcher.run.fork`).
 
     Attributes:
@@ -53,7 +53,7 @@ class Record(_Part):
     fingerprint: str
     inputs: _Inputs
     versions: dict[str, str]
-    origins: tuple[Origin, ...] = ()
+    origins: tuple[ForkOrigin, ...] = ()
 
 
 class _Place(_Part):
@@ -102,7 +102,7 @@ class Outline:
     tokenizer: str
 
     @property
-    def origins(self) -> tuple[Origin, ...]:
+    def origins(self) -> tuple[ForkOrigin, ...]:
         return self.record.origins
 
     def facts(self) -> dict[str, str]:

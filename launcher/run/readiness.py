@@ -14,7 +14,7 @@ from data_service.store.open import open_store
 from data_service.stream.stream import Stream
 from data_service.tokenizers.tokenizer import Tokenizer
 from launcher.errors import RecipeError
-from launcher.recipe.schema import Phase
+from launcher.recipe.schema import RecipePhase
 from launcher.run.record import Run
 from launcher.run.streams import heldout_spec, stream_spec
 
@@ -135,7 +135,7 @@ def _readings(run: Run) -> float:
     return sum(phase.steps * _batch_tokens(phase) for phase in recipe.phases) / _training_tokens(run)
 
 
-def _batch_tokens(phase: Phase) -> int:
+def _batch_tokens(phase: RecipePhase) -> int:
     return phase.batch.tokens or (phase.batch.sequences or 0) * phase.length
 
 

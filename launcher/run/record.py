@@ -23,7 +23,7 @@ from launcher.recipe.schema import Recipe
 from launcher.run import outline
 from launcher.run.inputs import Inputs
 from launcher.run.kept_tokenizer import kept
-from launcher.run.outline import Origin
+from launcher.run.outline import ForkOrigin
 
 RECIPE, RECORD = outline.RECIPE, outline.RECORD
 BEGAN = "checkpoints/began.json"  # there has been a commit: finding none later is an error, not a fresh start
@@ -46,7 +46,7 @@ class RunRecord(BaseModel):
     fingerprint: str
     inputs: Inputs
     versions: dict[str, str]
-    origins: tuple[Origin, ...] = ()
+    origins: tuple[ForkOrigin, ...] = ()
     data_begins: int = 0
 
 
@@ -73,7 +73,7 @@ class Run:
         return self.recipe.logging.flush_seconds
 
     @property
-    def origins(self) -> tuple[Origin, ...]:
+    def origins(self) -> tuple[ForkOrigin, ...]:
         """What it was forked from, the oldest first."""
         return self.record.origins
 

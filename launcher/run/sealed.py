@@ -10,14 +10,12 @@ measured of their checkpoints.
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from data_service.store.base import Store
+from data_service.store.base import ATTEMPTS, Entry, Store, digest, together
 from data_service.store.errors import KeyMissing
-from data_service.store.together import together
-from data_service.store.verified import ATTEMPTS, digest
 
 
 class Sealed(BaseModel, ABC):
@@ -86,6 +84,37 @@ def read(store: Store, path: str, kind: type[M]) -> M | None:
 def read_all(store: Store, paths: Iterable[str], kind: type[M]) -> list[M]:
     """Those of `paths` that can be read, in their order. Raises as `read`."""
     return [found for found in together(lambda path: read(store, path, kind), paths) if found is not None]
+
+
+class SealedReader(Generic[M]):
+    """Reads the objects of one kind again and again. Only what is new or was changed since is requested.
+
+    A version that a listing names always has the same bytes. So an object is read again only when its version in the
+    listing is another one. Objects that cannot be read are tried again each time.
+    """
+
+    def __init__(self, store: Store, kind: type[M]) -> None:
+        self._store, self._kind = store, kind
+        self._known: dict[
+            str, tuple[str, M]
+        ] = {}  # by path: the version that was listed, and what was read then
+
+    def read(self, listed: Iterable[Entry]) -> list[M]:
+        """Those of `listed` that can be read, in their order. What is not listed is forgotten. Raises as `read`."""
+        entries = list(listed)
+        new = [entry for entry in entries if not self._knows(entry)]
+        found = together(lambda entry: read(self._store, entry.key, self._kind), new)
+        fresh = {
+            entry.key: (entry.version, made)
+            for entry, made in zip(new, found, strict=True)
+            if made is not None
+        }
+        known = {entry.key: self._known[entry.key] for entry in entries if self._knows(entry)}
+        self._known = known | fresh
+        return [self._known[entry.key][1] for entry in entries if entry.key in self._known]
+
+    def _knows(self, entry: Entry) -> bool:
+        return bool(entry.version) and self._known.get(entry.key, ("",))[0] == entry.version
 
 
 def _unsealed(data: bytes, kind: type[M]) -> M | None:

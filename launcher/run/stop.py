@@ -6,8 +6,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from checkpoints.presence import Presence, presence
-from checkpoints.stop import StopRequest, request_stop
+from checkpoints.ownership import Presence, StopRequest, presence, request_stop
 from data_service.store.base import Store
 from launcher.run.log import operator_event
 

@@ -5,10 +5,10 @@ from typing import Literal, Protocol
 
 from data_service.samples.inputs import Lanes, RepeatedSentences, TextPairs
 from data_service.samples.spec import SourceSpec, StreamSpec, WindowSize
-from data_service.stream.positions import Axis, Phase, Positions, Range
+from data_service.stream.positions import Axis, PhaseBatches, Positions, Range
 from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.families.xlnet import XlnetConfig
-from launcher.recipe.schema import Phase as RecipePhase
+from launcher.recipe.schema import RecipePhase
 from launcher.run.record import Run
 
 LANES_WINDOW_BATCHES = 64  # every lane breaks off where a window ends
@@ -51,11 +51,11 @@ def sample_positions(run: Run, streams: Sequence[StreamLength], skips: Sequence[
     return Positions(phases, skips, begin=run.record.data_begins)
 
 
-def _phase(phase: RecipePhase, stream: StreamLength) -> Phase:
+def _phase(phase: RecipePhase, stream: StreamLength) -> PhaseBatches:
     if phase.batch.sequences is not None:
-        return Phase.of_samples(phase.steps, phase.batch.sequences, stream.samples_per_epoch)
+        return PhaseBatches.of_samples(phase.steps, phase.batch.sequences, stream.samples_per_epoch)
     assert phase.batch.tokens is not None  # the recipe has exactly one
-    return Phase(phase.steps, phase.batch.tokens, stream.samples_per_epoch, stream.token_axis())
+    return PhaseBatches(phase.steps, phase.batch.tokens, stream.samples_per_epoch, stream.token_axis())
 
 
 def _spec(

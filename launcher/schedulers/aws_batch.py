@@ -27,7 +27,7 @@ MOST_ATTEMPTS = 10  # AWS's own limit
 
 
 @dataclass(frozen=True)
-class Place:
+class BucketPrefix:
     """A part of a bucket that the job may read, and perhaps write. `prefix` has no slash at either end."""
 
     bucket: str
@@ -63,7 +63,7 @@ class BatchJob(Launch):
     attempts: Annotated[int, Field(ge=1, le=MOST_ATTEMPTS)] = MOST_ATTEMPTS
 
     @property
-    def places(self) -> list[Place]:
+    def places(self) -> list[BucketPrefix]:
         """What the job's role is granted: the run, and every other place in S3 once."""
         others = dict.fromkeys(uri for uri in self.reads if uri.startswith("s3://"))
         return [_place(self.run, writes=True), *(_place(uri, writes=False) for uri in others)]
@@ -100,11 +100,11 @@ def submit(job: BatchJob) -> str:
     return checked(["aws", "batch", "submit-job", *names, "--query", "jobId", "--output", "text"]).strip()
 
 
-def _place(uri: str, *, writes: bool) -> Place:
+def _place(uri: str, *, writes: bool) -> BucketPrefix:
     bucket, _, prefix = uri.removeprefix("s3://").partition("/")
     if set("*?$") & set(uri):
         raise LaunchError(
             f"{uri} has a character that means something else in an IAM policy: * ? or $",
             remedy="use a URI without it",
         )
-    return Place(bucket, prefix.strip("/"), writes)
+    return BucketPrefix(bucket, prefix.strip("/"), writes)

@@ -88,7 +88,7 @@ Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 Size = Annotated[ByteSize, Field(ge=1 << 20)]
 
 
-class Settings(BaseModel):
+class JobSettings(BaseModel):
     """Frozen, and an unknown key is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -107,7 +107,7 @@ class Settings(BaseModel):
             ) from error
 
 
-class Training(Settings):
+class TrainingJob(JobSettings):
     """What is trained.
 
     Attributes:
@@ -127,7 +127,7 @@ class Training(Settings):
         return ["maskfleet", "train", self.run, *sets, "--nodes", str(self.nodes)]
 
 
-class Launch(Training):
+class Launch(TrainingJob):
     """One job that trains on a cluster of its own.
 
     Attributes:
@@ -150,7 +150,7 @@ class Launch(Training):
         return self.shared_memory * 3 // 4
 
 
-AnyTraining = TypeVar("AnyTraining", bound=Training)
+AnyTraining = TypeVar("AnyTraining", bound=TrainingJob)
 
 
 def job_name(run: str) -> str:

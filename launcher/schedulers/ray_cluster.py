@@ -12,7 +12,7 @@ from typing import Annotated
 from pydantic import Field
 
 from launcher.contract import SAVE_SECONDS
-from launcher.schedulers.job import Launch, Size, Training, Word, checked, needs_object_storage
+from launcher.schedulers.job import Launch, Size, TrainingJob, Word, checked, needs_object_storage
 from launcher.schedulers.job import render as fill
 
 _DASHBOARD = "http://127.0.0.1:8265"
@@ -45,7 +45,7 @@ def render(job: RayCluster) -> str:
     return fill("ray_cluster/cluster.yaml", job=needs_object_storage(job), save_seconds=SAVE_SECONDS)
 
 
-def submission(job: Training, address: str) -> list[str]:
+def submission(job: TrainingJob, address: str) -> list[str]:
     """The command that hands the job to the cluster whose dashboard is at `address`."""
     variables = {
         "MASKFLEET_RUN": job.run,
@@ -66,6 +66,6 @@ def submit(job: RayCluster) -> str:
         return checked(["ray", "exec", str(cluster), shlex.join(submission(job, _DASHBOARD))])
 
 
-def submit_to(job: Training, address: str) -> str:
+def submit_to(job: TrainingJob, address: str) -> str:
     """Hand the job to a running cluster; returns what Ray says. Raises LaunchError."""
     return checked(submission(needs_object_storage(job), address))

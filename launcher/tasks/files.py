@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from data_service.ingest.compressed import open_text
+from data_service.ingest.files import open_text
 from data_service.ingest.inputs import Compression, InputFile
 from data_service.store.open import open_store
 from launcher.errors import TaskError
@@ -14,7 +14,7 @@ _PACKED: dict[str, Compression] = {".gz": "gz", ".zst": "zst"}
 
 
 @dataclass(frozen=True)
-class Folder:
+class TaskFolder:
     """Where a task's files lie.
 
     Attributes:
@@ -58,7 +58,7 @@ class Folder:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class FilePosition:
     """A line (from 1) or a row (from 0) of a file."""
 
     file: InputFile
@@ -81,7 +81,8 @@ def read_lines(file: InputFile, encoding: str) -> Iterator[str]:
                 line = raw.decode(encoding)
             except UnicodeDecodeError as error:
                 raise TaskError(
-                    f"{Place(file, 'line', number)}: byte {error.start} (0x{raw[error.start]:02x}) is not {encoding}",
+                    f"{FilePosition(file, 'line', number)}: byte {error.start} (0x{raw[error.start]:02x}) "
+                    f"is not {encoding}",
                     remedy="convert the file to UTF-8, or name the task's `encoding`",
                 ) from error
             yield (line.removeprefix(_MARK) if number == 1 else line).removesuffix("\n").removesuffix("\r")

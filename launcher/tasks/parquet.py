@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from data_service.ingest.files import open_ranged
 from data_service.ingest.inputs import InputFile
-from data_service.ingest.ranged import open_ranged
 from launcher.errors import TaskError
 
 _ROWS = 1024  # in memory at a time

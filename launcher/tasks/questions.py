@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from data_service.ingest.inputs import InputFile
 from launcher.errors import TaskError
 from launcher.tasks.examples import Answer, Questions
-from launcher.tasks.files import Folder, read_whole
+from launcher.tasks.files import TaskFolder, read_whole
 from launcher.tasks.rows import layout_of, read_rows, valid_text
 from launcher.tasks.schema import Description, File
 
@@ -30,7 +30,7 @@ class _Misplaced(Exception):
     """An answer that is not where it should be; the problem."""
 
 
-def read_questions(task: Description, files: Sequence[File], folder: Folder) -> Questions:
+def read_questions(task: Description, files: Sequence[File], folder: TaskFolder) -> Questions:
     """The questions of `files` in their order.
 
     Raises:

@@ -10,15 +10,15 @@ from contextlib import suppress
 from data_service.ingest.inputs import InputFile
 from launcher.errors import TaskError
 from launcher.tasks.examples import Retrieval
-from launcher.tasks.files import Folder, Place
-from launcher.tasks.rows import Layout, Row, read_rows
+from launcher.tasks.files import FilePosition, TaskFolder
+from launcher.tasks.rows import FileRow, RowFormat, read_rows
 from launcher.tasks.schema import Description, File, Format, Judged
 
 _FORMATS: dict[str, Format] = {".jsonl": "jsonl", ".json": "jsonl", ".parquet": "parquet", ".tsv": "tsv"}
 _QUERY, _DOCUMENT, _SCORE = "query-id", "corpus-id", "score"
 
 
-def read_retrieval(task: Description, files: Sequence[File], folder: Folder) -> Retrieval:
+def read_retrieval(task: Description, files: Sequence[File], folder: TaskFolder) -> Retrieval:
     """All documents, and the queries that have a relevant one. A judgement without a score is 1 (NanoBEIR).
 
     Raises:
@@ -51,7 +51,7 @@ def _read_texts(file: InputFile, texts: dict[str, str]) -> None:
 
 
 def _judge(
-    row: Row, queries: dict[str, str], documents: dict[str, str], relevant: dict[str, dict[str, int]]
+    row: FileRow, queries: dict[str, str], documents: dict[str, str], relevant: dict[str, dict[str, int]]
 ) -> None:
     query, document = row.label(_QUERY), row.label(_DOCUMENT)
     for name, texts, what in ((query, queries, "query"), (document, documents, "document")):
@@ -70,7 +70,7 @@ def _judge(
         found[document] = int(score)
 
 
-def _number(value: object, place: Place) -> float:
+def _number(value: object, place: FilePosition) -> float:
     with suppress(ValueError):
         score = float(str(value))
         if score.is_integer():
@@ -78,9 +78,9 @@ def _number(value: object, place: Place) -> float:
     raise TaskError(f"{place}: the score {value!r} is not a whole number", remedy="correct the line")
 
 
-def _rows(file: InputFile, wanted: tuple[str, ...], optional: tuple[str, ...]) -> Iterator[Row]:
+def _rows(file: InputFile, wanted: tuple[str, ...], optional: tuple[str, ...]) -> Iterator[FileRow]:
     name = file.key.lower().removesuffix(".gz").removesuffix(".zst")
     for ending, form in _FORMATS.items():
         if name.endswith(ending):
-            return read_rows(Layout(form, wanted, optional), file)
+            return read_rows(RowFormat(form, wanted, optional), file)
     raise TaskError(f"{file.uri}: no .jsonl, .parquet or .tsv", remedy="name files of one of these kinds")

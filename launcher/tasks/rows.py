@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from data_service.ingest.inputs import InputFile
 from launcher.errors import TaskError
-from launcher.tasks.files import Place, read_lines
+from launcher.tasks.files import FilePosition, read_lines
 from launcher.tasks.schema import Description, Format
 
 _DELIMITERS = {"tsv": "\t", "csv": ","}
@@ -18,7 +18,7 @@ _log = logging.getLogger("launcher.tasks")
 
 
 @dataclass(frozen=True)
-class Layout:
+class RowFormat:
     """How a file of rows is to be read.
 
     Attributes:
@@ -43,9 +43,9 @@ class Layout:
         return any(isinstance(column, int) for column in self.columns)
 
 
-def layout_of(task: Description) -> Layout:
+def layout_of(task: Description) -> RowFormat:
     """The layout that a task's YAML describes."""
-    return Layout(
+    return RowFormat(
         format=task.format,
         columns=tuple(task.fields.named().values()),
         encoding=task.encoding,
@@ -55,7 +55,7 @@ def layout_of(task: Description) -> Layout:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class FileRow:
     """One record of a file.
 
     Attributes:
@@ -63,7 +63,7 @@ class Row:
         values: by field name, or by column number as text.
     """
 
-    place: Place
+    place: FilePosition
     values: Mapping[str, object]
 
     def value(self, name: str) -> object:
@@ -103,7 +103,7 @@ class Row:
         )
 
 
-def valid_text(text: str, place: Place | str) -> str:
+def valid_text(text: str, place: FilePosition | str) -> str:
     """`text`. Raises TaskError: half a surrogate pair, which JSON can spell, but no tokenizer reads."""
     if not text.isascii():
         try:
@@ -116,7 +116,7 @@ def valid_text(text: str, place: Place | str) -> str:
     return text
 
 
-def label_index(label: str, place: Place, task: Description) -> int:
+def label_index(label: str, place: FilePosition, task: Description) -> int:
     """Raises TaskError: it is none of the task's labels."""
     if task.label_ids and label.isdecimal() and int(label) < len(task.labels):
         return int(label)
@@ -129,7 +129,7 @@ def label_index(label: str, place: Place, task: Description) -> int:
     )
 
 
-def score_value(label: str, place: Place, task: Description) -> float:
+def score_value(label: str, place: FilePosition, task: Description) -> float:
     """Raises TaskError: no finite number, or one outside of the task's range."""
     try:
         score = float(label)
@@ -149,7 +149,7 @@ def score_value(label: str, place: Place, task: Description) -> float:
     return score
 
 
-def read_rows(layout: Layout, file: InputFile) -> Iterator[Row]:
+def read_rows(layout: RowFormat, file: InputFile) -> Iterator[FileRow]:
     """The rows of a file, blank lines left out.
 
     Raises:
@@ -163,23 +163,23 @@ def read_rows(layout: Layout, file: InputFile) -> Iterator[Row]:
 
             columns = [str(column) for column in layout.columns]
             for number, values in enumerate(read_parquet(file, columns, layout.optional)):
-                yield Row(Place(file, "row", number), values)
+                yield FileRow(FilePosition(file, "row", number), values)
         case "txt":
             for place, line in _filled_lines(layout, file):
-                yield Row(place, {"first": line})
+                yield FileRow(place, {"first": line})
         case "label_first" | "trec":
             yield from _label_first(layout, file)
         case _:
             yield from _table(layout, file)
 
 
-def _filled_lines(layout: Layout, file: InputFile) -> Iterator[tuple[Place, str]]:
+def _filled_lines(layout: RowFormat, file: InputFile) -> Iterator[tuple[FilePosition, str]]:
     for number, line in enumerate(read_lines(file, layout.encoding), 1):
         if line.strip():
-            yield Place(file, "line", number), line
+            yield FilePosition(file, "line", number), line
 
 
-def _json_lines(layout: Layout, file: InputFile) -> Iterator[Row]:
+def _json_lines(layout: RowFormat, file: InputFile) -> Iterator[FileRow]:
     for place, line in _filled_lines(layout, file):
         try:
             record = json.loads(line)
@@ -190,10 +190,10 @@ def _json_lines(layout: Layout, file: InputFile) -> Iterator[Row]:
             raise TaskError(
                 f"{place}: a JSON {type(record).__name__}, not an object", remedy="write one object a line"
             )
-        yield Row(place, record)
+        yield FileRow(place, record)
 
 
-def _label_first(layout: Layout, file: InputFile) -> Iterator[Row]:
+def _label_first(layout: RowFormat, file: InputFile) -> Iterator[FileRow]:
     """`3 a stirring film`, or TREC's `NUM:dist How far is it ...`, whose fine label is left out."""
     for place, line in _filled_lines(layout, file):
         label, _, text = line.partition(" ")
@@ -201,10 +201,10 @@ def _label_first(layout: Layout, file: InputFile) -> Iterator[Row]:
         if not text.strip() or (layout.format == "trec" and not colon):
             wanted = "LABEL:detail" if layout.format == "trec" else "a label"
             raise TaskError(f"{place}: not {wanted}, a space and a text", remedy="correct the line")
-        yield Row(place, {"label": coarse if layout.format == "trec" else label, "first": text.strip()})
+        yield FileRow(place, {"label": coarse if layout.format == "trec" else label, "first": text.strip()})
 
 
-def _table(layout: Layout, file: InputFile) -> Iterator[Row]:
+def _table(layout: RowFormat, file: InputFile) -> Iterator[FileRow]:
     cells = _quoted_cells(layout, file) if layout.quoted else _plain_cells(layout, file)
     names = None if layout.numbered else _header(cells, layout, file)
     least = max((column for column in layout.columns if isinstance(column, int)), default=0)
@@ -216,12 +216,12 @@ def _table(layout: Layout, file: InputFile) -> Iterator[Row]:
             broken += 1
             continue
         keys = names or [str(number) for number in range(1, len(row) + 1)]
-        yield Row(place, dict(zip(keys, row, strict=True)))
+        yield FileRow(place, dict(zip(keys, row, strict=True)))
     if broken:
         _log.warning("%s: left out %d rows with another number of fields", file.uri, broken)
 
 
-def _misfit(place: Place, count: int, least: int, names: list[str] | None) -> TaskError:
+def _misfit(place: FilePosition, count: int, least: int, names: list[str] | None) -> TaskError:
     there = f"{count} field{'s' if count != 1 else ''}"
     wanted = f"but column {least} is needed" if names is None else f"where the first line names {len(names)}"
     return TaskError(
@@ -230,7 +230,7 @@ def _misfit(place: Place, count: int, least: int, names: list[str] | None) -> Ta
     )
 
 
-def _header(cells: Iterator[tuple[Place, list[str]]], layout: Layout, file: InputFile) -> list[str]:
+def _header(cells: Iterator[tuple[FilePosition, list[str]]], layout: RowFormat, file: InputFile) -> list[str]:
     _, first = next(cells, (None, []))
     names = [name.strip() for name in first]
     for wanted in (str(column) for column in layout.columns):
@@ -244,18 +244,18 @@ def _header(cells: Iterator[tuple[Place, list[str]]], layout: Layout, file: Inpu
     return names
 
 
-def _plain_cells(layout: Layout, file: InputFile) -> Iterator[tuple[Place, list[str]]]:
+def _plain_cells(layout: RowFormat, file: InputFile) -> Iterator[tuple[FilePosition, list[str]]]:
     for number, line in enumerate(read_lines(file, layout.encoding), 1):
         if line:
-            yield Place(file, "line", number), line.split(_DELIMITERS[layout.format])
+            yield FilePosition(file, "line", number), line.split(_DELIMITERS[layout.format])
 
 
-def _quoted_cells(layout: Layout, file: InputFile) -> Iterator[tuple[Place, list[str]]]:
+def _quoted_cells(layout: RowFormat, file: InputFile) -> Iterator[tuple[FilePosition, list[str]]]:
     csv.field_size_limit(_LONGEST_FIELD)  # of the whole process
     lines = (f"{line}\n" for line in read_lines(file, layout.encoding))
     rows = csv.reader(lines, delimiter=_DELIMITERS[layout.format], strict=True)
     while True:
-        place = Place(file, "line", rows.line_num + 1)
+        place = FilePosition(file, "line", rows.line_num + 1)
         try:
             row = next(rows)
         except StopIteration:

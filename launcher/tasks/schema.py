@@ -61,27 +61,27 @@ FORMATS: dict[Kind, tuple[Format, ...]] = {
 }
 
 
-class Part(BaseModel):
+class TaskPart(BaseModel):
     """A part of a task's YAML: other keys are mistakes."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class OneClass(Part):
+class OneClass(TaskPart):
     """A file whose texts all have one label."""
 
     path: str
     label: str
 
 
-class WithGold(Part):
+class WithGold(TaskPart):
     """Texts in one file, their labels or scores in another, line by line (SemEval's STS)."""
 
     path: str
     gold: str
 
 
-class Judged(Part):
+class Judged(TaskPart):
     """Retrieval as BEIR has it: documents, queries, and which are relevant to which (qrels)."""
 
     corpus: str
@@ -92,7 +92,7 @@ class Judged(Part):
 File = str | OneClass | WithGold | Judged
 
 
-class Fields(Part):
+class Fields(TaskPart):
     """Where in a row, a line or an object each thing is: a field's name, or a column's number from 1.
 
     Numbers mean that the file has no first line with names. Which fields a task needs follows from its kind; the
@@ -114,7 +114,7 @@ class Fields(Part):
         return {name: place for name, place in self if place is not None}
 
 
-class Shares(Part):
+class Shares(TaskPart):
     """Shares of the published examples of which dev and test are made, where a task is published in one piece."""
 
     dev: float = Field(default=0.0, ge=0, lt=1)
@@ -124,7 +124,7 @@ class Shares(Part):
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
 
 
-class Description(Part):
+class Description(TaskPart):
     """A task as its YAML describes it.
 
     Attributes:

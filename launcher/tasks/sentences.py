@@ -6,14 +6,14 @@ import numpy as np
 
 from launcher.errors import TaskError
 from launcher.tasks.examples import Sentences
-from launcher.tasks.files import Folder, read_lines
-from launcher.tasks.rows import Row, label_index, layout_of, read_rows, score_value
+from launcher.tasks.files import TaskFolder, read_lines
+from launcher.tasks.rows import FileRow, label_index, layout_of, read_rows, score_value
 from launcher.tasks.schema import SCORED, Description, File, Judged, OneClass, WithGold
 
-_Labelled = tuple[Row, str]  # and the label as the files spell it
+_Labelled = tuple[FileRow, str]  # and the label as the files spell it
 
 
-def read_sentences(task: Description, files: Sequence[File], folder: Folder) -> Sentences:
+def read_sentences(task: Description, files: Sequence[File], folder: TaskFolder) -> Sentences:
     """The examples of `files` in their order, without those whose label is one of `skip_labels`.
 
     Raises:
@@ -41,7 +41,7 @@ def read_sentences(task: Description, files: Sequence[File], folder: Folder) -> 
     )
 
 
-def _labelled(task: Description, file: File, folder: Folder, label: str) -> Iterator[_Labelled]:
+def _labelled(task: Description, file: File, folder: TaskFolder, label: str) -> Iterator[_Labelled]:
     match file:
         case OneClass():
             of_all = str(task.labels.index(file.label)) if task.label_ids else file.label
@@ -54,7 +54,7 @@ def _labelled(task: Description, file: File, folder: Folder, label: str) -> Iter
             yield from ((row, row.label(label)) for row in read_rows(layout_of(task), folder.find(file)))
 
 
-def _with_gold(task: Description, file: WithGold, folder: Folder) -> Iterator[_Labelled]:
+def _with_gold(task: Description, file: WithGold, folder: TaskFolder) -> Iterator[_Labelled]:
     """Line n of the one belongs to line n of the other, which may be blank (STS: a pair that was not scored)."""
     texts, golds = folder.find(file.path), folder.find(file.gold)
     gold = [line.strip() for line in read_lines(golds, task.encoding)]

@@ -20,13 +20,13 @@ from pydantic import Field, model_validator
 from launcher.errors import TaskError
 from launcher.recipe.document import Words, parse, validate
 from launcher.recipe.evaluation import EvaluationTask
-from launcher.tasks.schema import Name, Part, Setting
+from launcher.tasks.schema import Name, Setting, TaskPart
 from launcher.tasks.task import Task, bundled_tasks, bundled_texts, home_of, load_task, read_yaml
 
 WORDS = Words("suite", "maskfleet tasks show glue", TaskError)
 
 
-class Entry(Part):
+class SuiteEntry(TaskPart):
     """A task of a suite.
 
     Attributes:
@@ -42,7 +42,7 @@ class Entry(Part):
     after: Name | None = None
 
 
-class Suite(Part):
+class Suite(TaskPart):
     """What a suite's YAML says.
 
     Attributes:
@@ -52,7 +52,7 @@ class Suite(Part):
 
     name: Name
     about: str = ""
-    tasks: tuple[str | Entry, ...] = ()
+    tasks: tuple[str | SuiteEntry, ...] = ()
     frozen: tuple[EvaluationTask, ...] = ()
 
     @model_validator(mode="after")
@@ -62,9 +62,9 @@ class Suite(Part):
         return self
 
     @property
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[SuiteEntry]:
         """All tasks in the long form."""
-        return [Entry(task=entry) if isinstance(entry, str) else entry for entry in self.tasks]
+        return [SuiteEntry(task=entry) if isinstance(entry, str) else entry for entry in self.tasks]
 
 
 def load_suite(name_or_path: str, data: str | None = None) -> tuple[Task, ...]:
@@ -146,7 +146,7 @@ def bundled_suites() -> Mapping[str, str]:
     return bundled_texts("library/suites")
 
 
-def _task(entry: Entry, home: str | None, data: str | None) -> Task:
+def _task(entry: SuiteEntry, home: str | None, data: str | None) -> Task:
     """`home`: the folder of the suite's file; None where it is a bundled one."""
     root = data if entry.data is None else entry.data
     if not entry.task.endswith((".yaml", ".yml")):

@@ -4,14 +4,14 @@ from collections.abc import Iterator, Sequence
 
 from launcher.errors import TaskError
 from launcher.tasks.examples import Tagged
-from launcher.tasks.files import Folder, Place, read_lines
-from launcher.tasks.rows import Row, label_index, layout_of, read_rows, valid_text
+from launcher.tasks.files import FilePosition, TaskFolder, read_lines
+from launcher.tasks.rows import FileRow, label_index, layout_of, read_rows, valid_text
 from launcher.tasks.schema import Description, File, Scheme
 
 _DOCUMENT = "-DOCSTART-"  # the word of a line between two documents
 
 
-def read_tagged(task: Description, files: Sequence[File], folder: Folder) -> Tagged:
+def read_tagged(task: Description, files: Sequence[File], folder: TaskFolder) -> Tagged:
     """The sentences of `files` in their order, tags converted to BIO.
 
     Raises:
@@ -28,11 +28,13 @@ def read_tagged(task: Description, files: Sequence[File], folder: Folder) -> Tag
     return Tagged(tuple(words), tuple(tags))
 
 
-def _sentences(task: Description, path: str, folder: Folder) -> Iterator[tuple[Place, list[str], list[str]]]:
+def _sentences(
+    task: Description, path: str, folder: TaskFolder
+) -> Iterator[tuple[FilePosition, list[str], list[str]]]:
     """Where each sentence ends, its words and its tags as written."""
     file = folder.find(path)
     if task.format == "columns":
-        yield from _columns(task, Place(file, "line", 0))
+        yield from _columns(task, FilePosition(file, "line", 0))
         return
     for row in read_rows(layout_of(task), file):
         words, tags = (_list(row, str(place)) for place in (task.fields.words, task.fields.tags))
@@ -45,7 +47,7 @@ def _sentences(task: Description, path: str, folder: Folder) -> Iterator[tuple[P
             yield row.place, [valid_text(word, row.place) for word in words], tags
 
 
-def _list(row: Row, name: str) -> list[str]:
+def _list(row: FileRow, name: str) -> list[str]:
     value = row.value(name)
     if isinstance(value, list) and all(isinstance(part, str | int) for part in value):
         return [str(part) for part in value]
@@ -55,7 +57,7 @@ def _list(row: Row, name: str) -> list[str]:
     )
 
 
-def _columns(task: Description, start: Place) -> Iterator[tuple[Place, list[str], list[str]]]:
+def _columns(task: Description, start: FilePosition) -> Iterator[tuple[FilePosition, list[str], list[str]]]:
     """A word a line, a blank line after each sentence. Columns are parted by tabs or, where a line has none, spaces."""
     word_column, tag_column = task.fields.words, task.fields.tags
     assert isinstance(word_column, int)
@@ -69,7 +71,7 @@ def _columns(task: Description, start: Place) -> Iterator[tuple[Place, list[str]
                 yield place, words, tags
             words, tags = [], []
             continue
-        place = Place(start.file, "line", number)
+        place = FilePosition(start.file, "line", number)
         cells = line.split("\t" if "\t" in line else " ")
         width = width or len(cells)
         if len(cells) != width or width < max(word_column, tag_column):

@@ -19,7 +19,7 @@ from launcher.errors import TaskError
 from launcher.recipe.document import Words, parse, validate
 from launcher.tasks.checks import impossible
 from launcher.tasks.examples import Examples, digest
-from launcher.tasks.files import Folder
+from launcher.tasks.files import TaskFolder
 from launcher.tasks.held_out import division
 from launcher.tasks.questions import read_questions
 from launcher.tasks.retrieval import read_retrieval
@@ -69,7 +69,7 @@ class Task(Description):
         for path in self.paths(published):
             folder.find(path)
 
-    def _place(self, split: str) -> tuple[str, Folder]:
+    def _place(self, split: str) -> tuple[str, TaskFolder]:
         """The published split that `split` is made of, and where its files are."""
         if split not in self.splits:
             raise self._no_split(split)
@@ -78,9 +78,9 @@ class Task(Description):
                 f"the files of the task {self.name} are not known",
                 remedy=f"give the folder that holds them with --data; they are published at {self.published}",
             )
-        return split if split in self.files else "train", Folder(self._root, self.name, self.published)
+        return split if split in self.files else "train", TaskFolder(self._root, self.name, self.published)
 
-    def _published(self, split: str, folder: Folder) -> Examples:
+    def _published(self, split: str, folder: TaskFolder) -> Examples:
         files = self.sources(split)
         match self.kind:
             case "classification" | "pair_classification" | "regression" | "similarity":

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pydantic import BaseModel, ConfigDict
 
 from checkpoints.errors import DamagedCheckpoint
-from checkpoints.layout import Mark, Segment
+from checkpoints.layout import CheckpointName, LineageSegment
 from checkpoints.listing import committed, read_manifest
 from data_service.store.base import Store
 from launcher.run.packs import DamagedPack, Pack
@@ -25,7 +25,7 @@ class Cursor(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    taken: tuple[Segment, ...] = ()
+    taken: tuple[LineageSegment, ...] = ()
     after: int = -1
     evaluated: int = 0
 
@@ -61,7 +61,7 @@ class LineageFollower:
 
     def __init__(self, store: Store, cursor: Cursor | None = None) -> None:
         self._store, self.cursor = store, cursor or Cursor()
-        self._newest: tuple[Mark, tuple[Segment, ...]] | None = None
+        self._newest: tuple[CheckpointName, tuple[LineageSegment, ...]] | None = None
 
     def new(self, most: int = 4096) -> News:
         """What was not returned yet, `most` records at a time. Raises StoreError; a later call goes on from there."""
@@ -77,7 +77,7 @@ class LineageFollower:
         self.cursor = cursor
         return News(superseded, tuple(taking.records), taking.full, tuple(taking.damage))
 
-    def _lineage(self) -> tuple[Segment, ...] | None:
+    def _lineage(self) -> tuple[LineageSegment, ...] | None:
         """Of the newest checkpoint; None if there is none, or it cannot be read: the next one tells."""
         marks = committed(self._store)
         if not marks:
@@ -103,7 +103,7 @@ class _Taking:
     def full(self) -> bool:
         return len(self.records) >= self.most
 
-    def take(self, part: Segment, cursor: Cursor) -> Cursor:
+    def take(self, part: LineageSegment, cursor: Cursor) -> Cursor:
         """What `part` has left, and where to go on. `cursor` is in it."""
         after, reached, evaluated = cursor.after, cursor.taken[-1].stop, cursor.evaluated
         for number, records in self._segments(part.attempt, after):
@@ -148,7 +148,7 @@ class _Taking:
             yield from ((number, name, data) for number, data in inside if number > after)
 
 
-def _gone_back(cursor: Cursor, lineage: tuple[Segment, ...]) -> tuple[Cursor, int | None]:
+def _gone_back(cursor: Cursor, lineage: tuple[LineageSegment, ...]) -> tuple[Cursor, int | None]:
     """The cursor on what `lineage` has in common with what was returned, and where that ends if more was returned."""
     taken = cursor.taken
     common = 0
@@ -169,11 +169,11 @@ def _gone_back(cursor: Cursor, lineage: tuple[Segment, ...]) -> tuple[Cursor, in
     )
 
 
-def _at(cursor: Cursor, part: Segment) -> Cursor:
+def _at(cursor: Cursor, part: LineageSegment) -> Cursor:
     """The cursor in `part`: at its beginning unless it is there already. The part before it is over."""
     last = cursor.taken[-1] if cursor.taken else None
     if last is not None and (last.attempt, last.start) == (part.attempt, part.start):
         return cursor
     before = (*cursor.taken[:-1], last.model_copy(update={"stop": part.start})) if last is not None else ()
-    begun = Segment(attempt=part.attempt, start=part.start, stop=part.start)
+    begun = LineageSegment(attempt=part.attempt, start=part.start, stop=part.start)
     return Cursor(taken=(*before, begun), evaluated=cursor.evaluated)

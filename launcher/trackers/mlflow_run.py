@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 
 from launcher.recipe.operation import Mlflow, holds_login
-from launcher.trackers.publish import Hopeless, Order, Row, Story
+from launcher.trackers.publish import Hopeless, PublishRequest, StepFigures, Story
 
 _ID, _LOGGED = "maskfleet.id", "maskfleet.logged"
 _METRICS, _PARAMS = 900, 100  # of one request; MLflow's limits are 1000 of both and tags, and 100
@@ -22,7 +22,7 @@ class MlflowRun:
 
     sure = True
 
-    def __init__(self, order: Order, settings: Mlflow, identifier: str) -> None:
+    def __init__(self, order: PublishRequest, settings: Mlflow, identifier: str) -> None:
         """Raises Hopeless: there is no client, or no server is named."""
         try:
             from mlflow.tracking import MlflowClient
@@ -32,7 +32,7 @@ class MlflowRun:
         self._run, self._time = self._open(order, settings.experiment, identifier)
         self._client.update_run(self._run, status="RUNNING")
 
-    def log(self, rows: Sequence[Row]) -> None:
+    def log(self, rows: Sequence[StepFigures]) -> None:
         from mlflow.entities import Metric, RunTag
 
         metrics = []
@@ -54,7 +54,7 @@ class MlflowRun:
         if story.end is not None:
             self._client.set_terminated(self._run, _STATES[story.end])
 
-    def _open(self, order: Order, experiment: str, identifier: str) -> tuple[str, int]:
+    def _open(self, order: PublishRequest, experiment: str, identifier: str) -> tuple[str, int]:
         """The run's id there, and the time of what was logged last (ms)."""
         found = self._client.get_experiment_by_name(experiment)
         place = found.experiment_id if found else self._client.create_experiment(experiment)
@@ -65,7 +65,7 @@ class MlflowRun:
         self._describe(made.info.run_id, order)
         return made.info.run_id, 0
 
-    def _describe(self, run: str, order: Order) -> None:
+    def _describe(self, run: str, order: PublishRequest) -> None:
         """Parameters never change in MLflow: these are the recipe when the run was first published."""
         from mlflow.entities import Param
 

@@ -40,7 +40,7 @@ class Hopeless(Exception):
     """The tracker cannot be published to, now or later; what the operator can do about it."""
 
 
-class Order(BaseModel):
+class PublishRequest(BaseModel):
     """What is published where.
 
     Attributes:
@@ -61,7 +61,7 @@ class Order(BaseModel):
 
 
 @dataclass(frozen=True)
-class Row:
+class StepFigures:
     """Figures of a step, by name."""
 
     step: int
@@ -86,7 +86,7 @@ class Tracker(Protocol):
 
     sure: bool
 
-    def log(self, rows: Sequence[Row]) -> None: ...
+    def log(self, rows: Sequence[StepFigures]) -> None: ...
     def tell(self, story: Story) -> None: ...
     def finish(self, story: Story) -> None:
         """After it, all is kept."""
@@ -149,9 +149,9 @@ class Publisher:
         self._store.put(self._key, self._state.model_dump_json().encode())
 
 
-def row_of(record: Mapping[str, Any], went_back: int) -> Row:
+def row_of(record: Mapping[str, Any], went_back: int) -> StepFigures:
     """`times_gone_back` tells apart what was logged for a step before the run went back past it, and after."""
-    return Row(int(record["step"]), figures(record) | {"times_gone_back": float(went_back)})
+    return StepFigures(int(record["step"]), figures(record) | {"times_gone_back": float(went_back)})
 
 
 def story(events: Sequence[Mapping[str, Any]]) -> Story:
@@ -176,7 +176,7 @@ def identity(store: Store, place: str) -> str:
     return str(json.loads(store.get(key))["id"])
 
 
-def open_tracker(order: Order, identifier: str) -> Tracker:
+def open_tracker(order: PublishRequest, identifier: str) -> Tracker:
     """Raises Hopeless: the client is not installed, or has no login."""
     match order.tracker:
         case Wandb():
@@ -196,7 +196,7 @@ def place_of(tracker: Wandb | Mlflow) -> str:
     return f"trackers/{type(tracker).__name__.lower()}"
 
 
-def publish(order: Order, ending: threading.Event, notes: TextIO) -> None:
+def publish(order: PublishRequest, ending: threading.Event, notes: TextIO) -> None:
     """Until `ending`, and then what is left. Raises whatever the tracker's client raises."""
     store, place = open_store(order.uri), place_of(order.tracker)
     publisher = Publisher(store, open_tracker(order, identity(store, place)), place)
@@ -216,7 +216,7 @@ def publish(order: Order, ending: threading.Event, notes: TextIO) -> None:
 def main() -> int:
     """0: all was published. HOPELESS: nothing ever will be. 1: it failed, and may be tried again."""
     notes = _private_output()
-    order = Order.model_validate_json(sys.stdin.readline())
+    order = PublishRequest.model_validate_json(sys.stdin.readline())
     ending = threading.Event()
     threading.Thread(target=_follow_driver, args=(ending,), name="driver", daemon=True).start()
     try:

@@ -18,7 +18,7 @@ from data_service.store.local import LocalStore
 from launcher.recipe.identity import flatten
 from launcher.recipe.operation import Mlflow, Wandb
 from launcher.recipe.schema import Recipe
-from launcher.trackers.publish import HOPELESS, LAST_WORDS_S, Order
+from launcher.trackers.publish import HOPELESS, LAST_WORDS_S, PublishRequest
 
 _POLL_S = 15.0
 _AGAIN_S = 60.0  # after it ended by itself
@@ -29,7 +29,7 @@ Note = Callable[[str], None]
 class Publishing:
     """Keeps the process of one order alive until `end`. `note` shows a line to the operator: one, whatever happens."""
 
-    def __init__(self, order: Order, note: Note, again_s: float = _AGAIN_S) -> None:
+    def __init__(self, order: PublishRequest, note: Note, again_s: float = _AGAIN_S) -> None:
         self._order, self._note, self._again_s = order, note, again_s
         self._name = type(order.tracker).__name__.lower()
         self._ending = threading.Event()
@@ -106,11 +106,11 @@ def tracking(store: Store, recipe: Recipe, note: Note) -> Iterator[None]:
             one.end(max(0.0, deadline - time.monotonic()))
 
 
-def orders(store: Store, recipe: Recipe, poll_s: float = _POLL_S) -> list[Order]:
+def orders(store: Store, recipe: Recipe, poll_s: float = _POLL_S) -> list[PublishRequest]:
     """One for each tracker that the recipe names."""
     trackers: list[Wandb | Mlflow | None] = [recipe.logging.wandb, recipe.logging.mlflow]
     return [
-        Order(
+        PublishRequest(
             uri=store.uri,
             name=recipe.name,
             recipe=flatten(recipe.to_data()),

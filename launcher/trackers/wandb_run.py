@@ -8,7 +8,7 @@ An offline run has a folder for each start of `maskfleet train`, all of one id: 
 from collections.abc import Sequence
 
 from launcher.recipe.operation import Wandb
-from launcher.trackers.publish import Hopeless, Order, Row, Story
+from launcher.trackers.publish import Hopeless, PublishRequest, StepFigures, Story
 
 _TAGS = 50  # of different events
 
@@ -19,7 +19,7 @@ class WandbRun:
 
     sure = False
 
-    def __init__(self, order: Order, settings: Wandb, identifier: str) -> None:
+    def __init__(self, order: PublishRequest, settings: Wandb, identifier: str) -> None:
         """Raises Hopeless: there is no client, or no login."""
         try:
             import wandb
@@ -46,7 +46,7 @@ class WandbRun:
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
 
-    def log(self, rows: Sequence[Row]) -> None:
+    def log(self, rows: Sequence[StepFigures]) -> None:
         for row in rows:
             self._run.log({"step": row.step, **row.figures})
 

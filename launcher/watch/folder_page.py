@@ -5,7 +5,7 @@ from urllib.parse import quote
 
 from launcher.format import human_count, human_duration
 from launcher.inspect.report.chart import TONES, draw
-from launcher.inspect.report.curves import Compared, compared
+from launcher.inspect.report.curves import ComparedRun, compared
 from launcher.inspect.report.summary import Axis
 from launcher.inspect.status import RunStatus, Unreadable
 from launcher.run.terms import spell
@@ -105,7 +105,7 @@ def link_to(name: str) -> str:
 
 def _curves(tones: Mapping[str, int], views: Mapping[str, View[SeenRun]], axis: Axis) -> str:
     runs = [
-        Compared(name, tones[name], view.value.account)
+        ComparedRun(name, tones[name], view.value.account)
         for name, view in sorted(views.items())
         if view.value is not None
     ]

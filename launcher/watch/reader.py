@@ -7,16 +7,15 @@ from dataclasses import dataclass
 from pydantic import ValidationError
 
 from data_service.errors import UserError
-from data_service.store.base import Store
-from data_service.store.together import together
-from launcher.diagnose.results import Evaluated, evaluated
-from launcher.evaluate.table import Row, kept_rows
+from data_service.store.base import Store, together
+from launcher.diagnose.results import Evaluated, EvaluationReader
+from launcher.evaluate.table import RowReader, TableRow
 from launcher.inspect.kept_baselines import kept_baselines
 from launcher.inspect.report.account import Account
-from launcher.inspect.report.page import Subject
+from launcher.inspect.report.page import ReportSubject
 from launcher.inspect.status import RunStatus, Unreadable, status, status_by
 from launcher.run.outline import Outline, outline, read_files, runs_at
-from launcher.watch.records import Records
+from launcher.watch.records import LiveRecords
 
 _SELDOM_S = 30.0  # between looks at what changes seldom: results of evaluations, runs that have ended
 
@@ -29,7 +28,7 @@ class SeenRun:
         waiting: share of the newest steps' time that their slowest rank waited for data; None before the first step.
     """
 
-    subject: Subject
+    subject: ReportSubject
     account: Account
     status: RunStatus
     waiting: float | None
@@ -58,12 +57,22 @@ class _Sketch:
         return self._made
 
 
+@dataclass(frozen=True)
+class _Beside:
+    """What was measured of a run beside its training."""
+
+    baselines: dict[str, float]
+    evaluated: tuple[Evaluated, ...]
+    rows: list[TableRow]
+
+
 class RunReader:
     """Reads a run again and again; each time what is new. `clock` in seconds since 1970."""
 
     def __init__(self, uri: str, store: Store, clock: Callable[[], float] = time.time) -> None:
         self._store, self._clock = store, clock
-        self._sketch, self._records = _Sketch(uri, store), Records(store)
+        self._sketch, self._records = _Sketch(uri, store), LiveRecords(store)
+        self._evaluations, self._rows = EvaluationReader(store), RowReader(store)
         self._beside: tuple[float, _Beside] | None = None
 
     def read(self) -> SeenRun:
@@ -79,11 +88,11 @@ class RunReader:
             self._records.tokens_before = max(self._records.tokens_before, before)
         return SeenRun(self._subject(run), account, found, self._records.waiting)
 
-    def _subject(self, run: Outline) -> Subject:
+    def _subject(self, run: Outline) -> ReportSubject:
         if self._beside is None or self._clock() - self._beside[0] > _SELDOM_S:
-            self._beside = self._clock(), _Beside.read(run)
+            self._beside = self._clock(), self._read_beside(run)
         beside = self._beside[1]
-        return Subject(
+        return ReportSubject(
             name=run.name,
             uri=run.uri,
             created=run.record.created,
@@ -95,22 +104,13 @@ class RunReader:
             evaluated=beside.rows,
         )
 
-
-@dataclass(frozen=True)
-class _Beside:
-    """What was measured of a run beside its training."""
-
-    baselines: dict[str, float]
-    evaluated: tuple[Evaluated, ...]
-    rows: list[Row]
-
-    @classmethod
-    def read(cls, run: Outline) -> "_Beside":
+    def _read_beside(self, run: Outline) -> _Beside:
         try:
             baselines = kept_baselines(run.store, run.record.fingerprint)
         except ValidationError:  # computed anew by the next report
             baselines = None
-        return cls(baselines.named() if baselines else {}, tuple(evaluated(run.store)), kept_rows(run.store))
+        named = baselines.named() if baselines else {}
+        return _Beside(named, tuple(self._evaluations.read()), self._rows.read())
 
 
 class FolderReader:

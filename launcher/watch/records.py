@@ -8,7 +8,7 @@ from data_service.store.base import Store
 from launcher.inspect.report.account import Account
 from launcher.inspect.report.figures import Floats, median, rate
 from launcher.inspect.report.summary import Summary
-from launcher.run.history import History, Steps, read_events, read_history
+from launcher.run.history import History, StepHistory, read_events, read_history
 from launcher.run.segments import EVENTS, METRICS, Stretch, once, read, stored
 from launcher.run.step_table import Record, StepTable, TableBuilder
 
@@ -26,7 +26,7 @@ class _Kept:
     """
 
     summary: Summary
-    recent: Steps
+    recent: StepHistory
     evaluations: list[Record]
     repeated: int
     after: dict[int, int]
@@ -79,7 +79,7 @@ class _Events:
             self.found.sort(key=lambda event: float(event["time"]))
 
 
-class Records:
+class LiveRecords:
     """Of the run at `store`. `update` costs what is new: a few listings if nothing is."""
 
     def __init__(self, store: Store) -> None:
@@ -177,7 +177,7 @@ def _last(stretches: list[Stretch]) -> int:
     return max(stretch.last for stretch in stretches)
 
 
-def _newest(recent: Steps, columns: dict[str, Floats]) -> Steps:
+def _newest(recent: StepHistory, columns: dict[str, Floats]) -> StepHistory:
     """The last of both."""
     if not len(columns.get("step", ())):
         return recent
@@ -192,4 +192,4 @@ def _newest(recent: Steps, columns: dict[str, Floats]) -> Steps:
         )[-RECENT:]
         for name in names
     }
-    return Steps.of_columns(joined)
+    return StepHistory.of_columns(joined)

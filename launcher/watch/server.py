@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
 from launcher.errors import OptionError
-from launcher.watch.site import Answer, Site
+from launcher.watch.site import Response, Site
 
 _MOST_REQUESTS = 64  # at a time; more are turned away
 _PATIENCE_S = 10.0  # with a browser that does not go on
@@ -109,7 +109,7 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:
         """Nothing is logged."""
 
-    def _answer(self) -> Answer:
+    def _answer(self) -> Response:
         if not self.server.is_named(self.headers.get("Host")):
             return _plain(HTTPStatus.FORBIDDEN, "this host is not served here; --host says which is")
         try:
@@ -124,7 +124,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         super().end_headers()
 
-    def _send(self, answer: Answer) -> None:
+    def _send(self, answer: Response) -> None:
         body = answer.body
         zipped = "gzip" in self.headers.get("Accept-Encoding", "") and len(body) > 1000
         if zipped:
@@ -158,8 +158,8 @@ def serve(server: Server, say: Callable[[str], None]) -> None:
     server.socket.close()
 
 
-def _plain(status: HTTPStatus, text: str) -> Answer:
-    return Answer(status, "text/plain", f"{text}\n".encode("utf-8", "replace"))
+def _plain(status: HTTPStatus, text: str) -> Response:
+    return Response(status, "text/plain", f"{text}\n".encode("utf-8", "replace"))
 
 
 def _is_any(host: str) -> bool:

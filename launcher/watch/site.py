@@ -23,7 +23,7 @@ _UP = '<a class="up" href="/">&larr; all runs</a>'
 
 
 @dataclass(frozen=True)
-class Answer:
+class Response:
     """`body` in UTF-8."""
 
     status: int
@@ -55,11 +55,11 @@ class Site:
         style = f"{CSS}{_asset('watch.css')}".encode()
         script = _asset("watch.js").encode()
         self._files = {
-            "/watch.css": Answer(200, "text/css", style),
-            "/watch.js": Answer(200, "text/javascript", script),
+            "/watch.css": Response(200, "text/css", style),
+            "/watch.js": Response(200, "text/javascript", script),
         }
 
-    def answer(self, target: str) -> Answer:
+    def answer(self, target: str) -> Response:
         """To a GET of `target`, a path with a query."""
         parts = urlsplit(target)
         if parts.path in self._files:
@@ -67,11 +67,11 @@ class Site:
         query = parse_qs(parts.query, keep_blank_values=True, max_num_fields=100)
         page = self._page(parts.path, _axis(query), query.get("run", []))
         if page is None:
-            return Answer(404, "text/plain", b"there is no such page\n")
+            return Response(404, "text/plain", b"there is no such page\n")
         if "live" in query:
             return _news(page, query["live"][0])
         html = document(page.title, page.sections, page.state, page.up)
-        return Answer(200, "text/html", html.encode("utf-8", "replace"))
+        return Response(200, "text/html", html.encode("utf-8", "replace"))
 
     def _page(self, path: str, axis: Axis, asked: Sequence[str]) -> _Page | None:
         """None if there is none at `path`."""
@@ -130,13 +130,13 @@ class Site:
             return self._runs[name]
 
 
-def _news(page: _Page, known: str) -> Answer:
+def _news(page: _Page, known: str) -> Response:
     """What is new since the version `known`: all sections, or none."""
     current = version(page.sections)
     news: dict[str, object] = {"version": current, "title": page.title, **page.state}
     if current != known:
         news["sections"] = page.sections
-    return Answer(200, "application/json", json.dumps(news).encode())
+    return Response(200, "application/json", json.dumps(news).encode())
 
 
 def _axis(query: dict[str, list[str]]) -> Axis:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.checks.pure import NotPure, guarded, is_pure
+from tests.support.checks.pure import WHOLE, NotPure, guarded, is_pure
 
 ROOT = Path(__file__).parents[2]
 CORE = {
@@ -50,6 +50,10 @@ STRIKES: dict[str, Callable[[], object]] = {
 def test_every_core_room_has_pure_tests(room: str) -> None:
     tests = (ROOT / "tests" / room).glob("test_*.py")
     assert [path.name for path in tests if is_pure(path)]
+
+
+def test_the_modules_that_stand_for_a_whole_are_there() -> None:
+    assert [str(module) for module in WHOLE if not module.is_file()] == []
 
 
 @pytest.mark.parametrize("why", IMPURE)

@@ -38,6 +38,7 @@ DRAWN = {
         tokenizers -> store
     """,
     "encoder_core": """
+        cost -> families heads layers objectives train
         train -> objectives optim
         objectives -> families heads layers optim
         heads -> layers

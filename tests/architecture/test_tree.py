@@ -65,7 +65,7 @@ EVERYTHING = "catches everything"
 # Where a process ends, or a thread that nobody waits for: there every failure is turned into a word and a code.
 LAST_RESORTS = (
     "data_service/ingest/ray_pool.py",  # Ray raises this very class where a busy machine takes too long
-    "launcher/cluster/operate.py",
+    "launcher/cluster/train.py",
     "launcher/cluster/evaluators.py",
     "launcher/embed/model.py",  # transformers and tokenizers raise errors of any kind about files
     "launcher/finetune/export.py",

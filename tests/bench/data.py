@@ -21,7 +21,7 @@ from program import note, run
 from s3_place import Place, place
 from synthetic import BLOCK_TOKENS, NEVER_MASKED, SPECIAL, VOCABULARY, write_corpus
 
-from data_service.corpus.manifest import Manifest
+from data_service.corpus.manifest import CorpusManifest
 from data_service.samples.spec import SourceSpec, StreamSpec, WindowSize
 from data_service.service.client import FeedClient
 from data_service.service.feed import FeedConfig, FeedHandle, start_feed
@@ -80,7 +80,7 @@ def render(result: Comparison) -> str:
     )
 
 
-def measure_ours(uri: str, manifest: Manifest, workers: int, left_out: frozenset[int]) -> float:
+def measure_ours(uri: str, manifest: CorpusManifest, workers: int, left_out: frozenset[int]) -> float:
     """CPU seconds per million tokens through the Ray service on a cluster of its own."""
     with tempfile.TemporaryDirectory(prefix="ray-") as folder:
         ray.init(num_cpus=workers, include_dashboard=False, log_to_driver=False, _temp_dir=str(Path(folder)))
@@ -107,7 +107,7 @@ def _read(feed: FeedHandle, spec: StreamSpec, epochs: int) -> int:
     return tokens
 
 
-def _spec(uri: str, manifest: Manifest, seed: int) -> StreamSpec:
+def _spec(uri: str, manifest: CorpusManifest, seed: int) -> StreamSpec:
     return StreamSpec(
         sources=(SourceSpec(name="random", uri=uri, manifest_fingerprint=manifest.fingerprint),),
         length=LENGTH,

@@ -28,7 +28,7 @@ from data_service.corpus.manifest_file import load_manifest, save_manifest
 from data_service.samples.spec import SourceSpec, StreamSpec, WindowSize
 from data_service.store.open import open_store
 from data_service.stream.counts import count_range, count_rows
-from data_service.stream.plan import Plan
+from data_service.stream.plan import StreamPlan
 from data_service.stream.sources import Corpora
 from data_service.stream.stream import Stream
 
@@ -99,7 +99,7 @@ def render(cost: Cost) -> str:
     return "\n".join([head, *(f"{name:<58}{value}" for name, value in rows)])
 
 
-def _make_plan(uri: str) -> tuple[float, float, Plan]:
+def _make_plan(uri: str) -> tuple[float, float, StreamPlan]:
     """Seconds to read the manifest, seconds to make the plan, and the plan."""
     spec = _spec(uri)
     began = time.perf_counter()
@@ -107,11 +107,11 @@ def _make_plan(uri: str) -> tuple[float, float, Plan]:
     read = time.perf_counter()
     # Whole-sentence rows are a few per cent shorter than full ones; which is which does not matter to the plan.
     counts = tuple(table.tokens // (_LENGTH - 25) + 1 for table in corpora.tables)
-    plan = Plan(spec, corpora.tables, counts)
+    plan = StreamPlan(spec, corpora.tables, counts)
     return read - began, time.perf_counter() - read, plan
 
 
-def _seek(plan: Plan) -> tuple[float, ...]:
+def _seek(plan: StreamPlan) -> tuple[float, ...]:
     rng = np.random.default_rng(0)
     seconds = []
     for _ in range(_SEEKS):

@@ -32,7 +32,7 @@ from launcher.cli.options import InputsArgument
 from launcher.cli.texts import sample_texts
 from launcher.diagnose.figures import Figure
 from launcher.diagnose.frozen import open_checkpoint, untrained
-from launcher.diagnose.probe import linear_probe
+from launcher.diagnose.linear_probe import linear_probe
 from launcher.diagnose.task_data import probe_splits
 from launcher.inspect.baselines import baselines
 from launcher.recipe.evaluation import ProbeSettings

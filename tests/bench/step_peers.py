@@ -17,7 +17,7 @@ from encoder_core.families.hf import xlnet as hf_xlnet
 from encoder_core.families.hf.interchange import Heads, Interchange, interchange
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.initialise import initialise
-from encoder_core.objectives.losses import Objective
+from encoder_core.objectives.losses import ObjectiveModule
 from encoder_core.objectives.mlm import masked_language_model
 from encoder_core.objectives.mlm_pair import masked_language_model_with_pairs
 from encoder_core.objectives.plm import permuted_language_model
@@ -38,7 +38,7 @@ class Pair(ABC):
         note: what a reader of the ratios must know, or "".
     """
 
-    ours: Objective
+    ours: ObjectiveModule
     theirs: Any
     note: str = ""
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from data_service.corpus.manifest import Manifest, block_table
+from data_service.corpus.manifest import CorpusManifest, block_table
 from data_service.store.base import Store
 from data_service.tokenizers.specials import SpecialIds
 from data_service.types import Block
@@ -24,12 +24,12 @@ def random_block(seed: int) -> Block:
     return TEXT.block(seed)
 
 
-def write_corpus(store: Store, blocks: int) -> Manifest:
+def write_corpus(store: Store, blocks: int) -> CorpusManifest:
     """Write `blocks` random blocks as a corpus at the store's root."""
     return synthetic_rows.write_corpus(store, blocks, TEXT, vocabulary=VOCABULARY)
 
 
-def synthetic_manifest(tokens: int) -> Manifest:
+def synthetic_manifest(tokens: int) -> CorpusManifest:
     """The manifest of a corpus of so many tokens in blocks of a million. There is nothing behind it."""
     blocks = -(-tokens // BLOCK_TOKENS)
     length = 2 * BLOCK_TOKENS + 8 * BLOCK_TOKENS // _SENTENCE + 4096
@@ -39,7 +39,7 @@ def synthetic_manifest(tokens: int) -> Manifest:
         for n in range(blocks)
     ]
     shards = [f"train/{n:06d}.tar" for n in range(-(-blocks // _BLOCKS_PER_SHARD))]
-    return Manifest(
+    return CorpusManifest(
         tokenizer_hash="0" * 64,
         vocab_size=VOCABULARY,
         heldout_fraction=0.0,

@@ -10,9 +10,8 @@ import psutil
 import pytest
 
 from checkpoints.attempt import Attempt, Heartbeat, Owner, claim
-from checkpoints.claiming import await_claim
 from checkpoints.errors import RunIsActive
-from checkpoints.presence import presence
+from checkpoints.ownership import await_claim, presence
 from tests.support.stores.faulty import ClockedStore
 
 NOW = 1_000_000.0

@@ -13,19 +13,18 @@ from hypothesis import strategies as st
 from checkpoints.attempt import Attempt, Owner, claim
 from checkpoints.errors import CheckpointError, DamagedCheckpoint
 from checkpoints.gather import Alone
-from checkpoints.layout import Mark, sealed, unsealed
+from checkpoints.layout import CheckpointName, sealed, unsealed
 from checkpoints.listing import read_manifest, rows
 from checkpoints.load import newest_good
-from checkpoints.presence import presence
+from checkpoints.ownership import StopRequest, presence, request_stop, stop_requested
 from checkpoints.rewind import Rewind, record, rewinds
-from checkpoints.stop import StopRequest, request_stop, stop_requested
 from checkpoints.verify import verify_all
 from data_service.store.base import Store
 from encoder_core.train.memory_schedule import MEMORY
 from tests.support.ranks.checkpointing import assert_holds, commit_steps, random_state
 from tests.support.stores.faulty import ClockedStore
 
-NEWEST = Mark(1, 20)
+NEWEST = CheckpointName(1, 20)
 ELSEWHERE = Owner(host="node-9", processes="another boot", pid=77, started=5.0, claimed=5.0)
 Place = tuple[str | int, ...]
 
@@ -97,7 +96,7 @@ def test_a_manifest_with_anything_else_anywhere_loads_the_same_or_is_passed_over
         assert good is not None
         assert (good.manifest.mark == NEWEST) == (reports[NEWEST] == ())
         assert_holds(store, good.manifest, random_state(good.manifest.step))
-        assert good.manifest.mark in (NEWEST, Mark(1, 10))
+        assert good.manifest.mark in (NEWEST, CheckpointName(1, 10))
     finally:
         store.put(NEWEST.manifest, original)
 
@@ -174,7 +173,7 @@ def test_a_record_that_was_damaged_at_random_has_an_answer(
     attempt.beat(5.0)
     attempt.end(6.0)
     request_stop(store, StopRequest(attempt=1, by="ann", time=5.0))
-    record(store, rewind_to(Mark(1, 7)), attempt)
+    record(store, rewind_to(CheckpointName(1, 7)), attempt)
     key = data.draw(st.sampled_from(_RECORDS))
     original = store.get(key)
     text = bytearray(original)
@@ -190,25 +189,25 @@ def test_a_record_that_was_damaged_at_random_has_an_answer(
     assert claim(store).number == 2
     assert Attempt(store, 1).superseded(ELSEWHERE) is not None
     if key != _RECORDS[-1] or bytes(text) == original:
-        assert rewinds(store) == [rewind_to(Mark(1, 7))]
+        assert rewinds(store) == [rewind_to(CheckpointName(1, 7))]
         return
     with pytest.raises(DamagedCheckpoint, match="rewind-a000001"):
         rewinds(store)
 
 
-def rewind_to(mark: Mark) -> Rewind:
+def rewind_to(mark: CheckpointName) -> Rewind:
     return Rewind(attempt=1, to=mark, began=9, reached=12, cause="a spike", skips=((0, 0, 4, 9),))
 
 
 def test_a_rewind_from_before_there_were_digests_counts(store: ClockedStore) -> None:
-    store.put("checkpoints/rewind-a000001.json", rewind_to(Mark(1, 10)).model_dump_json().encode())
+    store.put("checkpoints/rewind-a000001.json", rewind_to(CheckpointName(1, 10)).model_dump_json().encode())
     good = newest_good(store, Alone())
     assert good is not None
     assert good.manifest.step == 10
 
 
 def test_a_rewind_that_cannot_be_read_brings_nothing_back(store: ClockedStore) -> None:
-    record(store, rewind_to(Mark(1, 10)), Attempt(store, 1))
+    record(store, rewind_to(CheckpointName(1, 10)), Attempt(store, 1))
     store.put("checkpoints/rewind-a000001.json", b"")
     for ask in (lambda: newest_good(store, Alone()), lambda: rows(store)):
         with pytest.raises(CheckpointError, match="rewind-a000001") as caught:

@@ -9,7 +9,7 @@ import torch
 from checkpoints.attempt import Attempt, claim
 from checkpoints.errors import CheckpointError, DamagedCheckpoint, NoGoodCheckpoint
 from checkpoints.gather import Alone, Peers
-from checkpoints.layout import CHUNK, Mark
+from checkpoints.layout import CHUNK, CheckpointName
 from checkpoints.listing import read_manifest, rows
 from checkpoints.load import Good, Reader, newest_good
 from checkpoints.save import Saver
@@ -42,7 +42,7 @@ def test_no_checkpoints_is_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["manifest", "data"])
 @pytest.mark.parametrize("where", [0, 0.3, 0.7, -1])
 def test_a_flipped_bit_anywhere_falls_back(store: LocalStore, name: str, where: float) -> None:
-    mark = Mark(attempt=1, step=30)
+    mark = CheckpointName(attempt=1, step=30)
     key = mark.manifest if name == "manifest" else mark.file(0)
     size = store.size(key) or 0
     flip(store, key, int(where * size) if where >= 0 else size - 1)
@@ -57,19 +57,19 @@ def test_a_flipped_bit_anywhere_falls_back(store: LocalStore, name: str, where: 
 
 @pytest.mark.parametrize("full", [True, False])
 def test_missing_and_truncated_files_fall_back(store: LocalStore, full: bool) -> None:
-    store.delete(Mark(1, 30).file(0))
-    key = Mark(1, 20).file(0)
+    store.delete(CheckpointName(1, 30).file(0))
+    key = CheckpointName(1, 20).file(0)
     store.put(key, store.get(key)[:-1])
     good = newest_good(store, Alone(), full=full)
     assert good is not None
     assert good.manifest.step == 10
     missing, short = good.passed_over
-    assert f"{Mark(1, 30).file(0)} is missing" in missing
+    assert f"{CheckpointName(1, 30).file(0)} is missing" in missing
     assert "bytes instead of" in short
 
 
 def test_a_manifest_in_a_wrong_folder_falls_back(store: LocalStore) -> None:
-    store.put(Mark(1, 40).manifest, store.get(Mark(1, 10).manifest))
+    store.put(CheckpointName(1, 40).manifest, store.get(CheckpointName(1, 10).manifest))
     good = newest_good(store, Alone())
     assert good is not None
     assert good.manifest.step == 30
@@ -78,7 +78,7 @@ def test_a_manifest_in_a_wrong_folder_falls_back(store: LocalStore) -> None:
 
 def test_checkpoints_but_no_good_one_is_an_error_with_all_reasons(store: LocalStore) -> None:
     for step in (10, 20, 30):
-        flip(store, Mark(1, step).file(0), 100)
+        flip(store, CheckpointName(1, step).file(0), 100)
     with pytest.raises(NoGoodCheckpoint) as caught:
         newest_good(store, Alone())
     assert all(f"step {step} (attempt 1)" in caught.value.problem for step in (10, 20, 30))
@@ -86,12 +86,12 @@ def test_checkpoints_but_no_good_one_is_an_error_with_all_reasons(store: LocalSt
 
 def test_a_later_attempt_is_newer_than_a_higher_step(store: LocalStore) -> None:
     """After a fall-back or a rewind, what the run left behind must not come back."""
-    base = read_manifest(store, Mark(1, 10))
+    base = read_manifest(store, CheckpointName(1, 10))
     Attempt(store, 1).end(0.0)
     commit_steps(store, claim(store), 15, resumed=base)
     good = newest_good(store, Alone())
     assert good is not None
-    assert good.manifest.mark == Mark(2, 15)
+    assert good.manifest.mark == CheckpointName(2, 15)
     assert [(row.step, row.attempt, row.abandoned) for row in rows(store)] == [
         (15, 2, False),
         (30, 1, True),
@@ -101,7 +101,7 @@ def test_a_later_attempt_is_newer_than_a_higher_step(store: LocalStore) -> None:
 
 
 def test_ranks_agree_and_share_the_work(store: LocalStore) -> None:
-    flip(store, Mark(1, 30).file(0), 100)
+    flip(store, CheckpointName(1, 30).file(0), 100)
     answers = on_threads(3, lambda peers: newest_good(store, peers))
     assert answers[0] == answers[1] == answers[2]
     assert isinstance(answers[0], Good)
@@ -122,8 +122,8 @@ def test_a_store_that_fails_on_one_rank_is_an_error_on_all(store: LocalStore, fa
 
 
 def test_verify_reports_every_checkpoint(store: LocalStore) -> None:
-    flip(store, Mark(1, 20).file(0), 100)
-    flip(store, Mark(1, 10).manifest, 100)
+    flip(store, CheckpointName(1, 20).file(0), 100)
+    flip(store, CheckpointName(1, 10).manifest, 100)
     found = {report.mark.step: report.problems for report in verify_all(store)}
     assert found[30] == ()
     assert "does not match its hash" in found[20][0]
@@ -131,11 +131,11 @@ def test_verify_reports_every_checkpoint(store: LocalStore) -> None:
 
 
 def test_the_list_shows_unreadable_checkpoints(store: LocalStore) -> None:
-    flip(store, Mark(1, 20).manifest, 100)
+    flip(store, CheckpointName(1, 20).manifest, 100)
     found = {row.step: row for row in rows(store)}
     assert found[20].problem is not None
     assert found[30].world_size == 1
-    assert found[30].bytes == sum(entry.size for entry in store.list(Mark(1, 30).folder))
+    assert found[30].bytes == sum(entry.size for entry in store.list(CheckpointName(1, 30).folder))
 
 
 def test_ranges_across_chunks_and_pieces(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_ranges_across_chunks_and_pieces(tmp_path: Path) -> None:
     pieces = [Fragment("w", start, {"master": weight[start:stop]}) for start, stop in pairwise(ends)]
     saver.begin(1, reversed(pieces), {"w": (size,)}, {})
     saver.commit()
-    with Reader(store, read_manifest(store, Mark(1, 1))) as reader:
+    with Reader(store, read_manifest(store, CheckpointName(1, 1))) as reader:
         for start, stop in [(0, size), (12_344, 12_346), (1_048_570, 1_048_580), (5, 5), (size - 1, size)]:
             assert torch.equal(reader.read("w", "master", start, stop), weight[start:stop])
         small = torch.cat(
@@ -170,15 +170,15 @@ def test_ranges_across_chunks_and_pieces(tmp_path: Path) -> None:
 )
 def test_what_is_not_there_is_named(store: LocalStore, name: str, kind: str, start: int, stop: int) -> None:
     with (
-        Reader(store, read_manifest(store, Mark(1, 30))) as reader,
+        Reader(store, read_manifest(store, CheckpointName(1, 30))) as reader,
         pytest.raises(CheckpointError, match=name),
     ):
         reader.read(name, kind, start, stop)
 
 
 def test_a_read_never_returns_damage(store: LocalStore) -> None:
-    manifest = read_manifest(store, Mark(1, 30))
-    flip(store, Mark(1, 30).file(0), manifest.bytes // 2)
+    manifest = read_manifest(store, CheckpointName(1, 30))
+    flip(store, CheckpointName(1, 30).file(0), manifest.bytes // 2)
     with Reader(store, manifest) as reader, pytest.raises(DamagedCheckpoint, match="does not match its hash"):
         [reader.read_full(name) for name in SHAPES]
 

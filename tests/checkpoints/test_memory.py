@@ -9,7 +9,7 @@ from checkpoints.attempt import claim
 from checkpoints.commit import Committed, Failed
 from checkpoints.errors import CheckpointError
 from checkpoints.gather import Alone, Peers
-from checkpoints.layout import Manifest, Mark
+from checkpoints.layout import CheckpointManifest, CheckpointName
 from checkpoints.listing import read_manifest
 from checkpoints.load import Reader
 from checkpoints.save import Saver
@@ -39,7 +39,7 @@ def test_memory_comes_back_beside_the_parameters(store: Store) -> None:
         return saver.commit()
 
     assert all(isinstance(outcome, Committed) for outcome in on_threads(3, work))
-    manifest = read_manifest(store, Mark(1, 1))
+    manifest = read_manifest(store, CheckpointName(1, 1))
     assert verify(store, manifest) == []
     assert (manifest.shapes, manifest.memory, manifest.kinds) == (SHAPES, MEMORY_SHAPES, tuple(sorted(KINDS)))
     assert_holds(store, manifest, random_state(1))
@@ -67,6 +67,6 @@ def memory(remembered: torch.Tensor, rank: int) -> Fragment:
 
 def test_a_manifest_from_before_there_was_memory_is_read(store: Store) -> None:
     save(Saver(store, claim(store), Alone()), 10, seed=1)
-    manifest = read_manifest(store, Mark(1, 10))
+    manifest = read_manifest(store, CheckpointName(1, 10))
     old = {key: value for key, value in manifest.model_dump().items() if key != "memory"}
-    assert Manifest.model_validate(old) == manifest
+    assert CheckpointManifest.model_validate(old) == manifest

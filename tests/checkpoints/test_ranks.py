@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from checkpoints.attempt import claim
-from checkpoints.layout import Mark
+from checkpoints.layout import CheckpointName
 from checkpoints.listing import committed
 from data_service.store.local import LocalStore
 from tests.support.ranks.checkpointing import gather, load_at, one_rank_leaves, save_and_fail_and_save
@@ -31,7 +31,7 @@ def test_three_ranks_save_and_one_or_two_load(tmp_path: Path) -> None:
     assert outcomes[0][1].startswith("failed 20: rank 2: no space left")
     assert outcomes[0][2] == "committed 30"
     assert run_ranks(load_at, 1, store.uri) == [(30, [], True)]
-    key = Mark(1, 30).file(2)
+    key = CheckpointName(1, 30).file(2)
     data = bytearray(store.get(key))
     data[-1] ^= 1
     store.put(key, bytes(data))

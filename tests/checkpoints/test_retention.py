@@ -8,7 +8,7 @@ from checkpoints.attempt import claim
 from checkpoints.commit import Committed
 from checkpoints.errors import Superseded
 from checkpoints.gather import Alone
-from checkpoints.layout import Mark, Segment
+from checkpoints.layout import CheckpointName, LineageSegment
 from checkpoints.listing import committed, folders, read_manifest
 from checkpoints.load import newest_good
 from checkpoints.retention import expired, sweep, tidy
@@ -37,35 +37,47 @@ def store(tmp_path: Path) -> LocalStore:
 def test_the_newest_and_the_multiples_stay(
     steps: list[int], keep_last: int, keep_every: int | None, kept: list[int]
 ) -> None:
-    lineage = (Segment(attempt=1, start=0, stop=steps[-1]),)
-    gone = expired([Mark(1, step) for step in steps], lineage, keep_last=keep_last, keep_every=keep_every)
+    lineage = (LineageSegment(attempt=1, start=0, stop=steps[-1]),)
+    gone = expired(
+        [CheckpointName(1, step) for step in steps], lineage, keep_last=keep_last, keep_every=keep_every
+    )
     assert sorted(set(steps) - {mark.step for mark in gone}) == kept
 
 
 def test_what_was_kept_for_a_multiple_stays_kept_as_the_run_goes_on() -> None:
-    marks: list[Mark] = []
+    marks: list[CheckpointName] = []
     for step in range(7, 700, 13):
-        marks.append(Mark(1, step))
-        gone = expired(marks, (Segment(attempt=1, start=0, stop=step),), keep_last=2, keep_every=100)
+        marks.append(CheckpointName(1, step))
+        gone = expired(marks, (LineageSegment(attempt=1, start=0, stop=step),), keep_last=2, keep_every=100)
         marks = [mark for mark in marks if mark not in gone]
     every = [min(step for step in range(7, 700, 13) if step >= bound) for bound in range(100, 700, 100)]
     assert [mark.step for mark in marks] == sorted({*every, *list(range(7, 700, 13))[-2:]})
 
 
 def test_abandoned_branches_go() -> None:
-    lineage = (Segment(attempt=1, start=0, stop=20), Segment(attempt=3, start=20, stop=50))
-    marks = [Mark(1, 10), Mark(1, 20), Mark(1, 30), Mark(2, 40), Mark(3, 40), Mark(3, 50)]
-    assert expired(marks, lineage, keep_last=9, keep_every=None) == [Mark(1, 30), Mark(2, 40)]
+    lineage = (LineageSegment(attempt=1, start=0, stop=20), LineageSegment(attempt=3, start=20, stop=50))
+    marks = [
+        CheckpointName(1, 10),
+        CheckpointName(1, 20),
+        CheckpointName(1, 30),
+        CheckpointName(2, 40),
+        CheckpointName(3, 40),
+        CheckpointName(3, 50),
+    ]
+    assert expired(marks, lineage, keep_last=9, keep_every=None) == [
+        CheckpointName(1, 30),
+        CheckpointName(2, 40),
+    ]
 
 
 def test_tidy_deletes_what_expired_and_nothing_else(store: LocalStore) -> None:
     attempt = claim(store)
     commit_steps(store, attempt, 10, 20, 30)
     tidied = tidy(store, attempt, keep_last=2, keep_every=None)
-    assert tidied.deleted == (Mark(1, 10),)
-    assert committed(store) == [Mark(1, 30), Mark(1, 20)]
+    assert tidied.deleted == (CheckpointName(1, 10),)
+    assert committed(store) == [CheckpointName(1, 30), CheckpointName(1, 20)]
     assert not any("00000010" in entry.key for entry in store.list())
-    assert_holds(store, read_manifest(store, Mark(1, 20)), random_state(20))
+    assert_holds(store, read_manifest(store, CheckpointName(1, 20)), random_state(20))
 
 
 @pytest.mark.parametrize("damage", ["data missing", "manifest unreadable"])
@@ -73,16 +85,16 @@ def test_the_last_good_one_stays_while_the_newest_is_damaged(store: LocalStore, 
     attempt = claim(store)
     commit_steps(store, attempt, 10, 20)
     if damage == "data missing":
-        store.delete(Mark(1, 20).file(0))
+        store.delete(CheckpointName(1, 20).file(0))
     else:
-        store.put(Mark(1, 20).manifest, b"{}")
+        store.put(CheckpointName(1, 20).manifest, b"{}")
     assert tidy(store, attempt, keep_last=1, keep_every=None).deleted == ()
     good = newest_good(store, Alone())
     assert good is not None
     assert good.manifest.step == 10
 
 
-def damage(store: LocalStore, mark: Mark) -> None:
+def damage(store: LocalStore, mark: CheckpointName) -> None:
     """Other content, of the same size."""
     data = bytearray(store.get(mark.file(0)))
     data[-1] ^= 1
@@ -94,7 +106,7 @@ def test_rot_that_no_size_shows_takes_no_good_one_with_it(store: LocalStore, kee
     attempt = claim(store)
     commit_steps(store, attempt, 10, 20, 30)
     for step in (20, 30)[-keep_last:]:
-        damage(store, Mark(1, step))
+        damage(store, CheckpointName(1, step))
     assert tidy(store, attempt, keep_last=keep_last, keep_every=None).deleted == ()
     good = newest_good(store, Alone())
     assert good is not None
@@ -104,7 +116,7 @@ def test_rot_that_no_size_shows_takes_no_good_one_with_it(store: LocalStore, kee
 def test_one_of_as_many_as_are_kept_is_read_back(store: LocalStore) -> None:
     reads = _Counting(store)
     attempt = claim(store)
-    saver, proven = Saver(store, attempt, Alone()), frozenset[Mark]()
+    saver, proven = Saver(store, attempt, Alone()), frozenset[CheckpointName]()
     read = []
     for step in range(1, 10):
         assert isinstance(save(saver, step, step), Committed)
@@ -112,7 +124,7 @@ def test_one_of_as_many_as_are_kept_is_read_back(store: LocalStore) -> None:
         proven = tidy(reads, attempt, keep_last=3, keep_every=None, proven=proven).proven  # type: ignore[arg-type]
         read += [step] * (reads.ranges > 0)
     assert read == [4, 7]
-    assert committed(store) == [Mark(1, 9), Mark(1, 8), Mark(1, 7)]
+    assert committed(store) == [CheckpointName(1, 9), CheckpointName(1, 8), CheckpointName(1, 7)]
 
 
 def test_the_one_resumed_from_is_known_to_be_good(store: LocalStore) -> None:
@@ -120,9 +132,9 @@ def test_the_one_resumed_from_is_known_to_be_good(store: LocalStore) -> None:
     commit_steps(store, first, 10)
     first.end(0.0)
     attempt = claim(store)
-    commit_steps(store, attempt, 20, 30, resumed=read_manifest(store, Mark(1, 10)))
-    damage(store, Mark(2, 30))
-    proven = frozenset({Mark(1, 10)})
+    commit_steps(store, attempt, 20, 30, resumed=read_manifest(store, CheckpointName(1, 10)))
+    damage(store, CheckpointName(2, 30))
+    proven = frozenset({CheckpointName(1, 10)})
     tidied = tidy(store, attempt, keep_last=1, keep_every=None, proven=proven)
     assert (tidied.deleted, tidied.proven) == ((), proven)
 
@@ -150,7 +162,7 @@ def test_a_zombie_cannot_delete(store: LocalStore) -> None:
         tidy(store, zombie, keep_last=1, keep_every=None)
     with pytest.raises(Superseded):
         sweep(store, zombie)
-    assert committed(store) == [Mark(1, 20), Mark(1, 10)]
+    assert committed(store) == [CheckpointName(1, 20), CheckpointName(1, 10)]
 
 
 def test_orphans_of_dead_attempts_go_and_saves_under_way_stay(store: LocalStore) -> None:
@@ -161,21 +173,21 @@ def test_orphans_of_dead_attempts_go_and_saves_under_way_stay(store: LocalStore)
     abandoned.wait()
     dead.end(0.0)
     attempt = claim(store)
-    saver = Saver(store, attempt, Alone(), resumed=read_manifest(store, Mark(1, 10)))
+    saver = Saver(store, attempt, Alone(), resumed=read_manifest(store, CheckpointName(1, 10)))
     saver.begin(15, cut(random_state(15), (), 0), SHAPES, {})
     saver.wait()
     assert tidy(store, attempt, keep_last=1, keep_every=None).orphans == 1
-    assert [folder.mark for folder in folders(store)] == [Mark(2, 15), Mark(1, 10)]
+    assert [folder.mark for folder in folders(store)] == [CheckpointName(2, 15), CheckpointName(1, 10)]
     saver.commit()
-    assert_holds(store, read_manifest(store, Mark(2, 15)), random_state(15))
+    assert_holds(store, read_manifest(store, CheckpointName(2, 15)), random_state(15))
 
 
 def test_a_half_deleted_checkpoint_is_swept_later(store: LocalStore) -> None:
     attempt = claim(store)
     commit_steps(store, attempt, 10, 20)
-    store.delete(Mark(1, 10).manifest)
+    store.delete(CheckpointName(1, 10).manifest)
     assert tidy(store, attempt, keep_last=2, keep_every=None).orphans == 1
-    assert [folder.mark for folder in folders(store)] == [Mark(1, 20)]
+    assert [folder.mark for folder in folders(store)] == [CheckpointName(1, 20)]
 
 
 def test_of_a_run_without_checkpoints_nothing_is_deleted(store: LocalStore) -> None:

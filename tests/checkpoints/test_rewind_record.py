@@ -7,7 +7,7 @@ import pytest
 from checkpoints.attempt import Attempt, claim
 from checkpoints.errors import CheckpointError, Superseded
 from checkpoints.gather import Alone
-from checkpoints.layout import Manifest, Mark, Segment
+from checkpoints.layout import CheckpointManifest, CheckpointName, LineageSegment
 from checkpoints.listing import committed, folders, read_manifest, rows
 from checkpoints.load import newest_good
 from checkpoints.retention import expired, tidy
@@ -24,24 +24,24 @@ def store(tmp_path: Path) -> LocalStore:
     store = LocalStore(tmp_path / "run")
     attempt = claim(store)
     commit_steps(store, attempt, 10, 20, 30, 40)
-    record(store, went_back(1, Mark(1, 20)), attempt)
+    record(store, went_back(1, CheckpointName(1, 20)), attempt)
     attempt.end(0.0)
     return store
 
 
-def went_back(attempt: int, to: Mark | None, left_out: tuple[Span, ...] = LEFT_OUT) -> Rewind:
+def went_back(attempt: int, to: CheckpointName | None, left_out: tuple[Span, ...] = LEFT_OUT) -> Rewind:
     return Rewind(attempt=attempt, to=to, began=36, reached=41, cause="a spike", skips=left_out)
 
 
-def newest(store: LocalStore) -> Manifest:
+def newest(store: LocalStore) -> CheckpointManifest:
     good = newest_good(store, Alone())
     assert good is not None
     return good.manifest
 
 
 def test_the_run_goes_on_from_where_it_went_back_to(store: LocalStore) -> None:
-    assert newest(store).mark == Mark(1, 20)
-    assert committed(store) == [Mark(1, 20), Mark(1, 10)]
+    assert newest(store).mark == CheckpointName(1, 20)
+    assert committed(store) == [CheckpointName(1, 20), CheckpointName(1, 10)]
     assert [(row.step, row.abandoned) for row in rows(store)] == [
         (40, True),
         (30, True),
@@ -53,34 +53,34 @@ def test_the_run_goes_on_from_where_it_went_back_to(store: LocalStore) -> None:
 def test_and_does_so_again_while_later_attempts_commit_nothing(store: LocalStore) -> None:
     claim(store).end(0.0)
     claim(store)
-    assert newest(store).mark == Mark(1, 20)
+    assert newest(store).mark == CheckpointName(1, 20)
 
 
 def test_a_later_attempts_checkpoints_count_and_falling_back_passes_over_what_was_left(
     store: LocalStore,
 ) -> None:
-    commit_steps(store, claim(store), 25, 33, resumed=read_manifest(store, Mark(1, 20)))
-    assert newest(store).mark == Mark(2, 33)
+    commit_steps(store, claim(store), 25, 33, resumed=read_manifest(store, CheckpointName(1, 20)))
+    assert newest(store).mark == CheckpointName(2, 33)
     assert newest(store).lineage == (
-        Segment(attempt=1, start=0, stop=20),
-        Segment(attempt=2, start=20, stop=33),
+        LineageSegment(attempt=1, start=0, stop=20),
+        LineageSegment(attempt=2, start=20, stop=33),
     )
     for step in (33, 25):
-        store.delete(Mark(2, step).file(0))
-    assert newest(store).mark == Mark(1, 20), "not the steps 30 and 40 that are still stored"
+        store.delete(CheckpointName(2, step).file(0))
+    assert newest(store).mark == CheckpointName(1, 20), "not the steps 30 and 40 that are still stored"
 
 
 def test_going_back_twice_without_a_commit_between(store: LocalStore) -> None:
     second = claim(store)
-    record(store, went_back(2, Mark(1, 10), (*LEFT_OUT, (0, 0, 90, 99))), second)
-    assert newest(store).mark == Mark(1, 10)
+    record(store, went_back(2, CheckpointName(1, 10), (*LEFT_OUT, (0, 0, 90, 99))), second)
+    assert newest(store).mark == CheckpointName(1, 10)
     assert skips(newest(store), rewinds(store)) == ((0, 0, 40, 90), (0, 0, 90, 99))
 
 
 def test_what_is_left_out_is_known_from_the_record_and_then_from_the_manifests(store: LocalStore) -> None:
     assert skips(newest(store), rewinds(store)) == LEFT_OUT
     assert skips(None, []) == ()
-    later = read_manifest(store, Mark(1, 20)).model_copy(
+    later = read_manifest(store, CheckpointName(1, 20)).model_copy(
         update={"attempt": 2, "state": {"skips": [[0, 0, 40, 90], [1, 2, 0, 7]]}}
     )
     assert skips(later, rewinds(store)) == ((0, 0, 40, 90), (1, 2, 0, 7))
@@ -93,33 +93,35 @@ def test_a_run_may_be_told_before_it_begins(tmp_path: Path) -> None:
     assert newest_good(store, Alone()) is None
     assert skips(None, rewinds(store)) == LEFT_OUT
     commit_steps(store, claim(store), 10)
-    assert newest(store).mark == Mark(1, 10)
+    assert newest(store).mark == CheckpointName(1, 10)
 
 
 def test_a_zombie_does_not_go_back(store: LocalStore) -> None:
     claim(store)
     with pytest.raises(Superseded):
-        record(store, went_back(1, Mark(1, 10)), Attempt(store, 1))
+        record(store, went_back(1, CheckpointName(1, 10)), Attempt(store, 1))
 
 
 def test_nor_does_an_attempt_do_so_twice(store: LocalStore) -> None:
-    record(store, went_back(1, Mark(1, 20)), Attempt(store, 1))  # the answer to the first had been lost
+    record(
+        store, went_back(1, CheckpointName(1, 20)), Attempt(store, 1)
+    )  # the answer to the first had been lost
     with pytest.raises(CheckpointError, match="differs"):
-        record(store, went_back(1, Mark(1, 10)), Attempt(store, 1))
-    assert newest(store).mark == Mark(1, 20)
+        record(store, went_back(1, CheckpointName(1, 10)), Attempt(store, 1))
+    assert newest(store).mark == CheckpointName(1, 20)
 
 
 def test_what_was_left_is_deleted_after_the_next_commit_and_not_before(store: LocalStore) -> None:
     attempt = claim(store)
     assert tidy(store, attempt, keep_last=1, keep_every=None).deleted == (
-        Mark(1, 10),
-        Mark(1, 30),
-        Mark(1, 40),
+        CheckpointName(1, 10),
+        CheckpointName(1, 30),
+        CheckpointName(1, 40),
     )
-    assert newest(store).mark == Mark(1, 20), "the way on stays, whatever else goes"
+    assert newest(store).mark == CheckpointName(1, 20), "the way on stays, whatever else goes"
     commit_steps(store, attempt, 25, resumed=newest(store))
     tidy(store, attempt, keep_last=1, keep_every=None)
-    assert [folder.mark for folder in folders(store)] == [Mark(2, 25)]
+    assert [folder.mark for folder in folders(store)] == [CheckpointName(2, 25)]
 
 
 @pytest.mark.parametrize(
@@ -135,8 +137,8 @@ def test_what_was_left_is_deleted_after_the_next_commit_and_not_before(store: Lo
 )
 def test_the_way_back_is_kept(way_back: int | None, kept: list[int]) -> None:
     """However few are kept, those are from which one must be as old as that, now or later."""
-    marks = [Mark(1, step) for step in (10, 20, 30, 40, 50)]
-    lineage = (Segment(attempt=1, start=0, stop=50),)
+    marks = [CheckpointName(1, step) for step in (10, 20, 30, 40, 50)]
+    lineage = (LineageSegment(attempt=1, start=0, stop=50),)
     gone = expired(marks, lineage, keep_last=1, keep_every=None, way_back=way_back)
     assert [mark.step for mark in marks if mark not in gone] == kept
 
@@ -144,10 +146,10 @@ def test_the_way_back_is_kept(way_back: int | None, kept: list[int]) -> None:
 @pytest.mark.parametrize("every", [1, 3, 10])
 def test_there_is_a_way_back_at_every_step_of_a_long_run(every: int) -> None:
     """Ten steps back from wherever the run is, as early as there can be one, with one checkpoint kept otherwise."""
-    marks: list[Mark] = []
+    marks: list[CheckpointName] = []
     for step in range(every, 300, every):
-        marks.append(Mark(1, step))
-        lineage = (Segment(attempt=1, start=0, stop=step),)
+        marks.append(CheckpointName(1, step))
+        lineage = (LineageSegment(attempt=1, start=0, stop=step),)
         gone = expired(marks, lineage, keep_last=1, keep_every=None, way_back=step - 10)
         marks = [mark for mark in marks if mark not in gone]
         if step - 10 >= every:

@@ -16,7 +16,7 @@ from checkpoints.attempt import Attempt, claim
 from checkpoints.commit import Committed, Failed
 from checkpoints.errors import CheckpointError, Superseded
 from checkpoints.gather import Alone, Peers
-from checkpoints.layout import Manifest, Mark, Segment, decode, encode
+from checkpoints.layout import CheckpointManifest, CheckpointName, LineageSegment, decode, encode
 from checkpoints.listing import committed, read_manifest
 from checkpoints.load import Reader, newest_good
 from checkpoints.save import Saver
@@ -55,7 +55,7 @@ def test_a_checkpoint_on_every_kind_of_store(any_store: Store) -> None:
     good = newest_good(any_store, Alone())
     assert good is not None
     assert good.passed_over == ()
-    assert good.manifest.mark == Mark(attempt=1, step=10)
+    assert good.manifest.mark == CheckpointName(attempt=1, step=10)
     assert good.manifest.state == {"step": 10, "seed": 1}
     assert outcome.bytes == good.manifest.bytes
     assert_holds(any_store, good.manifest, random_state(1))
@@ -85,7 +85,7 @@ def test_any_cut_loads_as_any_other(tmp_path_factory: pytest.TempPathFactory, da
 
     assert all(on_threads(world, work)) or total == 0
     if total:
-        manifest = read_manifest(store, Mark(attempt=1, step=1))
+        manifest = read_manifest(store, CheckpointName(attempt=1, step=1))
         assert_holds(store, manifest, state)
         with Reader(store, manifest) as reader:
             for name, shape in shapes.items():
@@ -98,7 +98,7 @@ def test_any_cut_loads_as_any_other(tmp_path_factory: pytest.TempPathFactory, da
 
 def test_files_are_plain_safetensors(store: LocalStore, attempt: Attempt) -> None:
     save(Saver(store, attempt, Alone()), 10, seed=1)
-    tensors = load_file(store.root / Mark(1, 10).file(0))
+    tensors = load_file(store.root / CheckpointName(1, 10).file(0))
     state = random_state(1)
     assert torch.equal(tensors["embed.weight:exp_avg:0"], state["embed.weight"]["exp_avg"])
     assert len(tensors) == 4 * len(KINDS)  # the empty parameter has no elements
@@ -106,7 +106,7 @@ def test_files_are_plain_safetensors(store: LocalStore, attempt: Attempt) -> Non
 
 def test_manifests_are_plain_json(store: Store, attempt: Attempt) -> None:
     save(Saver(store, attempt, Alone()), 10, seed=1)
-    manifest = json.loads(store.get(Mark(1, 10).manifest))["manifest"]
+    manifest = json.loads(store.get(CheckpointName(1, 10).manifest))["manifest"]
     assert manifest["step"] == 10
     assert manifest["versions"]["torch"] == torch.__version__
 
@@ -127,7 +127,7 @@ def test_what_is_saved_is_what_was_there_when_it_began(store: Store, attempt: At
     assert saver.ready()
     assert isinstance(saver.commit(), Committed)
     assert (saver.underway, saver.ready(), saver.last_step) == (None, False, 10)
-    manifest = read_manifest(store, Mark(1, 10))
+    manifest = read_manifest(store, CheckpointName(1, 10))
     assert manifest.state == {"metrics": {"loss": [1.0]}}
     assert_holds(store, manifest, random_state(1))
 
@@ -135,7 +135,7 @@ def test_what_is_saved_is_what_was_there_when_it_began(store: Store, attempt: At
 def test_memory_is_used_again_and_old_checkpoints_stay_as_they_were(store: Store, attempt: Attempt) -> None:
     commit_steps(store, attempt, 10, 20, 30)
     for step in (10, 20, 30):
-        assert_holds(store, read_manifest(store, Mark(1, step)), random_state(step))
+        assert_holds(store, read_manifest(store, CheckpointName(1, step)), random_state(step))
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -151,7 +151,7 @@ def test_memory_is_used_again_and_old_checkpoints_stay_as_they_were(store: Store
     )
 )
 def test_state_comes_back_exactly(value: JsonValue) -> None:
-    manifest = Manifest(
+    manifest = CheckpointManifest(
         step=1,
         attempt=1,
         world_size=1,
@@ -160,7 +160,7 @@ def test_state_comes_back_exactly(value: JsonValue) -> None:
         files=(),
         pieces=(),
         state={"": value},
-        lineage=(Segment(attempt=1, start=0, stop=1),),
+        lineage=(LineageSegment(attempt=1, start=0, stop=1),),
         versions={},
         created=0.0,
     )
@@ -178,10 +178,15 @@ def test_lineage_is_who_took_which_steps(store: Store) -> None:
     commit_steps(store, first, 10, 20)
     first.end(0.0)
     second = claim(store)
-    commit_steps(store, second, 15, 30, resumed=read_manifest(store, Mark(1, 10)))
-    expected = (Segment(attempt=1, start=0, stop=10), Segment(attempt=2, start=10, stop=30))
-    assert read_manifest(store, Mark(2, 30)).lineage == expected
-    assert committed(store) == [Mark(2, 30), Mark(2, 15), Mark(1, 20), Mark(1, 10)]
+    commit_steps(store, second, 15, 30, resumed=read_manifest(store, CheckpointName(1, 10)))
+    expected = (LineageSegment(attempt=1, start=0, stop=10), LineageSegment(attempt=2, start=10, stop=30))
+    assert read_manifest(store, CheckpointName(2, 30)).lineage == expected
+    assert committed(store) == [
+        CheckpointName(2, 30),
+        CheckpointName(2, 15),
+        CheckpointName(1, 20),
+        CheckpointName(1, 10),
+    ]
 
 
 @pytest.mark.parametrize(

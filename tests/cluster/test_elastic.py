@@ -52,7 +52,7 @@ def test_fewer_ranks_then_more_again(tmp_path: Path, cluster: Cluster) -> None:
     nodes = cluster.list_all_nodes()
     uri = small_runs.new_run(tmp_path, "run", *SETTINGS)
     with training(uri) as process:
-        wait_for(process, lambda: any(processes(node, "ray::MonitorState") for node in nodes))
+        wait_for(process, lambda: any(processes(node, "ray::Coordinator") for node in nodes))
         lost = cluster.add_node(num_cpus=1, **MEMORY)  # only now: the command itself must not be on it
         wait_for(process, lambda: committed(uri) >= 10)
         assert processes(lost, "ray::RankProcess")
@@ -90,7 +90,7 @@ def test_a_node_that_is_drained_is_left_before_it_goes(tmp_path: Path, cluster: 
     nodes = cluster.list_all_nodes()
     uri = small_runs.new_run(tmp_path, "run", *SETTINGS)
     with training(uri) as process:
-        wait_for(process, lambda: any(processes(node, "ray::MonitorState") for node in nodes))
+        wait_for(process, lambda: any(processes(node, "ray::Coordinator") for node in nodes))
         going = cluster.add_node(num_cpus=1, **MEMORY)
         wait_for(process, lambda: committed(uri) >= 10)
         assert processes(going, "ray::RankProcess")

@@ -16,9 +16,9 @@ from data_service.service.client import FeedClient
 from data_service.service.feed import FeedConfig, FeedHandle, start_feed
 from data_service.store.errors import Truncated
 from data_service.store.open import open_store
-from data_service.stream.positions import Phase, Positions, Range
+from data_service.stream.positions import PhaseBatches, Positions, Range
 from data_service.stream.stream import Stream
-from data_service.stream.window import Steps
+from data_service.stream.window import StepLayout
 from data_service.tokenizers.load import save_tokenizer
 from launcher.rank.data import cut
 from tests.support.data.corpora import (
@@ -61,7 +61,7 @@ def spec(uri: str) -> StreamSpec:
 
 
 def steps_of(spec: StreamSpec, steps: int, batch: int, count: int) -> list[Ranges]:
-    positions = Positions([Phase.of_samples(steps, batch, count)])
+    positions = Positions([PhaseBatches.of_samples(steps, batch, count)])
     return [[(r.epoch, r.start, r.stop) for r in positions.ranges(step)] for step in range(steps)]
 
 
@@ -170,7 +170,7 @@ def test_ranks_come_and_go_whatever_steps_they_announce(spec: StreamSpec) -> Non
             ranks = [clients.enter_context(connected(feed, spec)) for _ in range(world)]
             parts = [[cut_rows(step, rank * share, share) for step in steps[first:]] for rank in range(world)]
             for client, part in zip(ranks, parts, strict=True):
-                hint = Steps(draws.choice([batch, batch, 100]), 0, draws.choice([0, 0, 17]))
+                hint = StepLayout(draws.choice([batch, batch, 100]), 0, draws.choice([0, 0, 17]))
                 client.prefetch([r for step in part for r in step], draws.choice([hint, None]))
             for number in range(8):
                 for client, part in zip(ranks, parts, strict=True):
@@ -295,7 +295,7 @@ def test_batches_of_examples_are_of_one_source_for_every_rank(tmp_path: Path, sl
     for rank in range(3):
         mine = [cut_rows(step, 4 * rank, 4) for step in steps]
         with connected(feed, spec) as client:
-            client.prefetch((range_ for step in mine for range_ in step), Steps(12, 0, 0))
+            client.prefetch((range_ for step in mine for range_ in step), StepLayout(12, 0, 0))
             for step in mine:
                 for range_ in step:
                     assert_same(client.read(*range_), reference.read(*range_))

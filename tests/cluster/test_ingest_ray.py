@@ -14,7 +14,7 @@ import ray
 
 from data_service.errors import InputError
 from data_service.ingest.build import build_corpus
-from data_service.ingest.progress import Progress
+from data_service.ingest.pool import Progress
 from data_service.store.open import open_store
 from tests.support.data.raw_text import (
     DOCUMENTS,

@@ -12,7 +12,7 @@ from checkpoints.attempt import Owner, claim
 from data_service.service.feed import FeedConfig, start_feed
 from data_service.service.gauges import DESCRIPTIONS as SERVICE
 from data_service.store.open import open_store
-from launcher.cluster.coordinator import start_monitor
+from launcher.cluster.coordinator import start_coordinator
 from launcher.cluster.gauges import DESCRIPTIONS
 from launcher.policies.elastic import Sizing
 from launcher.run.log import evaluation_record
@@ -45,10 +45,10 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def test_every_gauge_is_on_the_metrics_port(port: str, tmp_path: Path) -> None:
     store, owner = open_store(tmp_path / "run"), Owner.here(time.time())
     size = Sizing(least=1, most=1, expected=1, wait=0, grow=0, each={"CPU": 1})
-    monitor = start_monitor(claim(store, owner=owner), owner, size, None)
-    ray.get(monitor.enter.remote(["node"]))
-    ray.get(monitor.record.remote(step_record(6, attempt=1) | {"mfu": 0.5}))
-    ray.get(monitor.record.remote(evaluation_record(7, {"loss": 9.0, "mlm_loss": 2.0, "rtd_loss": 0.3})))
+    coordinator = start_coordinator(claim(store, owner=owner), owner, size, None)
+    ray.get(coordinator.enter.remote(["node"]))
+    ray.get(coordinator.record.remote(step_record(6, attempt=1) | {"mfu": 0.5}))
+    ray.get(coordinator.record.remote(evaluation_record(7, {"loss": 9.0, "mlm_loss": 2.0, "rtd_loss": 0.3})))
     spec = spec_of(source_of(write_corpus(tmp_path, [random_block(seed, 20_000) for seed in range(4)])))
     feed = start_feed(FeedConfig(workers=1, memory=1 << 28))
     ray.get(feed.open.remote(spec.model_dump_json()))

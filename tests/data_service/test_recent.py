@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_service.recent import Recent
+from data_service.recent import RecentResults
 from tests.support.faults.process import switching_often
 
 
 @given(st.integers(1, 5), st.lists(st.integers(0, 7), max_size=60))
 def test_the_last_that_were_made_are_remembered(most: int, asked: list[int]) -> None:
-    recent: Recent[int, str] = Recent(most)
+    recent: RecentResults[int, str] = RecentResults(most)
     order: list[int] = []
     for key in asked:
         made: list[int] = []
@@ -25,7 +25,7 @@ def test_the_last_that_were_made_are_remembered(most: int, asked: list[int]) -> 
 
 
 def test_what_is_not_made_is_not_remembered() -> None:
-    recent: Recent[int, int] = Recent(2)
+    recent: RecentResults[int, int] = RecentResults(2)
     with pytest.raises(ZeroDivisionError):
         recent.get(1, lambda: 1 // 0)
     assert recent.get(1, lambda: 5) == 5
@@ -33,7 +33,7 @@ def test_what_is_not_made_is_not_remembered() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_threads_share_it(seed: int) -> None:
-    recent: Recent[int, int] = Recent(3)
+    recent: RecentResults[int, int] = RecentResults(3)
 
     def ask(number: int) -> None:
         draw = random.Random(100 * seed + number)

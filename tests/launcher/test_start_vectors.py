@@ -13,7 +13,7 @@ from encoder_core.objectives.contrastive import ContrastiveConfig
 from encoder_core.objectives.replaced import ReplacedTokenConfig, Sharing
 from launcher.errors import RunError
 from launcher.export.export import export_run
-from launcher.recipe.objective import Objective
+from launcher.recipe.objective import RecipeObjective
 from launcher.run.record import open_run
 from tests.support.models.parity import parameters_of
 from tests.support.runs.starts import (
@@ -28,11 +28,11 @@ from tests.support.runs.starts import (
 )
 from tests.support.stores.s3 import S3Server
 
-VECTORS = Objective(contrastive=ContrastiveConfig(projection=True))
+VECTORS = RecipeObjective(contrastive=ContrastiveConfig(projection=True))
 
 
-def detection(sharing: Sharing) -> Objective:
-    return Objective(mlm=MLM, rtd=ReplacedTokenConfig(embeddings=sharing))
+def detection(sharing: Sharing) -> RecipeObjective:
+    return RecipeObjective(mlm=MLM, rtd=ReplacedTokenConfig(embeddings=sharing))
 
 
 def reloaded(folder: Path) -> dict[str, torch.Tensor]:

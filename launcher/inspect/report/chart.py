@@ -47,7 +47,7 @@ class Level:
 
 
 @dataclass(frozen=True)
-class Mark:
+class ChartMark:
     """Something that happened at `x`, and what."""
 
     x: float
@@ -81,7 +81,7 @@ class Chart:
     series: tuple[Series, ...]
     x_end: float
     levels: tuple[Level, ...] = ()
-    marks: tuple[Mark, ...] = ()
+    marks: tuple[ChartMark, ...] = ()
     x_start: float = 0.0
     zero: bool = False
     format: Callable[[float], str] = field(default=_three_digits)
@@ -200,7 +200,7 @@ def _grid(frame: _Frame, ticks: Sequence[float], chart: Chart) -> list[str]:
     return shapes
 
 
-def _mark(frame: _Frame, mark: Mark, chart: Chart) -> str:
+def _mark(frame: _Frame, mark: ChartMark, chart: Chart) -> str:
     at = f"{frame.x(mark.x):.1f}"
     title = f"<title>{_text(mark.text)} at {_text(_place(chart, mark.x))}</title>"
     return f'<line class="mark" x1="{at}" x2="{at}" y1="{_TOP}" y2="{HEIGHT - _BOTTOM}">{title}</line>'
@@ -248,7 +248,7 @@ def _spoken(chart: Chart, drawn: Sequence[_Drawn]) -> str:
     return f"{chart.title}: {'; '.join(ends)}; up to {_place(chart, chart.x_end)}"
 
 
-def _readings(frame: _Frame, drawn: Sequence[_Drawn], marks: Sequence[Mark], chart: Chart) -> str:
+def _readings(frame: _Frame, drawn: Sequence[_Drawn], marks: Sequence[ChartMark], chart: Chart) -> str:
     """JSON: of each series its points in pixels with their texts, and the marks."""
     series = [
         {

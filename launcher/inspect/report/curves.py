@@ -9,7 +9,7 @@ import numpy as np
 
 from launcher.format import human_count
 from launcher.inspect.report.account import Account
-from launcher.inspect.report.chart import Chart, Floats, Level, Mark, Series
+from launcher.inspect.report.chart import Chart, ChartMark, Floats, Level, Series
 from launcher.inspect.report.figures import Interruption, column
 from launcher.inspect.report.summary import RATE, Axis, Summary
 from launcher.run.step_table import Record
@@ -82,7 +82,7 @@ def charts(account: Account, baselines: Mapping[str, float], axis: Axis = "steps
 
 
 @dataclass(frozen=True)
-class Compared:
+class ComparedRun:
     """One of several runs: its name on the page, its colour, and what happened in it."""
 
     name: str
@@ -90,7 +90,7 @@ class Compared:
     account: Account
 
 
-def compared(runs: Sequence[Compared], axis: Axis) -> Iterator[Chart]:
+def compared(runs: Sequence[ComparedRun], axis: Axis) -> Iterator[Chart]:
     """The curves of several runs over each other: a chart for each loss, in training and held out, and more."""
     chart = partial(_chart, [run.account.summary for run in runs], axis)
     recorded = {name for run in runs for name in run.account.summary.fields}
@@ -118,7 +118,7 @@ def _chart(
     series: tuple[Series, ...],
     *,
     levels: tuple[Level, ...] = (),
-    marks: tuple[Mark, ...] = (),
+    marks: tuple[ChartMark, ...] = (),
     zero: bool = False,
     format: Callable[[float], str] = lambda value: f"{value:.3g}",
 ) -> Chart:
@@ -158,14 +158,14 @@ def _held_out(account: Account, name: str, axis: Axis, label: str, tone: int) ->
     return Series(label, account.summary.along(done[known], axis), values[known], tone, dots=True)
 
 
-def _marks(account: Account, axis: Axis) -> tuple[Mark, ...]:
+def _marks(account: Account, axis: Axis) -> tuple[ChartMark, ...]:
     told = [
         (float(gap.resumed_from), _interrupted(gap)) for gap in account.gaps if gap.resumed_from is not None
     ]
     told += [(float(event["step"]), text) for event in account.events if (text := _happened(event))]
     told.sort()
     places: Floats = account.summary.along([step for step, _ in told], axis)
-    return tuple(Mark(float(x), text) for x, (_, text) in zip(places, told, strict=True))
+    return tuple(ChartMark(float(x), text) for x, (_, text) in zip(places, told, strict=True))
 
 
 def _interrupted(gap: Interruption) -> str:

@@ -7,7 +7,7 @@ from html import escape
 import numpy as np
 
 from launcher.diagnose.figures import ANISOTROPY, Figure, Form, named
-from launcher.diagnose.results import Evaluated, Result
+from launcher.diagnose.results import DiagnosticResult, Evaluated
 from launcher.inspect.report.chart import TONES, Chart, Level, Series, draw
 from launcher.inspect.report.style import table
 from launcher.recipe.evaluation import EvaluationTask
@@ -66,7 +66,7 @@ def _curves(found: Sequence[Evaluated]) -> list[_Curve]:
     return list(curves.values())
 
 
-def _same(result: Result) -> str:
+def _same(result: DiagnosticResult) -> str:
     """Equal for results of one task on one set of data."""
     return result.cell.model_copy(update={"weights": ""}).model_dump_json()
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from launcher.run.history import History, Steps
+from launcher.run.history import History, StepHistory
 from launcher.run.step_table import Record
 
 Floats = NDArray[np.float64]
@@ -116,7 +116,7 @@ def figures(
     )
 
 
-def rate(steps: Steps) -> Floats:
+def rate(steps: StepHistory) -> Floats:
     """[n] tokens/s of each step. In place: a column of a million steps is 8 MB."""
     seconds, tokens = steps.column("seconds"), steps.column("tokens")
     np.maximum(seconds, 1e-9, out=seconds)

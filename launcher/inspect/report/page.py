@@ -10,7 +10,7 @@ from html import escape
 from data_service.visible import visible
 from launcher.diagnose.results import Evaluated
 from launcher.evaluate.render import heads, lines
-from launcher.evaluate.table import Row
+from launcher.evaluate.table import TableRow
 from launcher.format import human_count, human_duration
 from launcher.inspect.report import tables
 from launcher.inspect.report.account import Account
@@ -26,7 +26,7 @@ from launcher.run.step_table import Record
 
 
 @dataclass(frozen=True)
-class Subject:
+class ReportSubject:
     """What the page is about.
 
     Attributes:
@@ -47,10 +47,10 @@ class Subject:
     facts: dict[str, str]
     baselines: dict[str, float]
     beside: tuple[Evaluated, ...] = ()
-    evaluated: Sequence[Row] = ()
+    evaluated: Sequence[TableRow] = ()
 
 
-def render(subject: Subject, history: History, now: datetime) -> str:
+def render(subject: ReportSubject, history: History, now: datetime) -> str:
     """The page's HTML."""
     account = Account.of(history)
     body = "".join(
@@ -67,13 +67,15 @@ def render(subject: Subject, history: History, now: datetime) -> str:
     return f'<!doctype html><html lang="en"><head>{head}<style>{CSS}</style></head>{page}</html>\n'
 
 
-def drawings(subject: Subject, account: Account, axis: Axis = "steps", *, readings: bool = False) -> str:
+def drawings(
+    subject: ReportSubject, account: Account, axis: Axis = "steps", *, readings: bool = False
+) -> str:
     """The curves, and where the time went. `readings`: as `chart.draw` has it."""
     curves = (draw(chart, readings=readings) for chart in charts(account, subject.baselines, axis))
     return f'<div class="charts">{"".join(curves)}{draw_timeline(account.events)}</div>'
 
 
-def sections(subject: Subject, account: Account, *, folded: bool = False) -> dict[str, str]:
+def sections(subject: ReportSubject, account: Account, *, folded: bool = False) -> dict[str, str]:
     """What stands below the curves, by name and in order; empty text where there is nothing to say. `folded`: the
     recipe is shown when somebody asks for it."""
     events = account.events
@@ -95,7 +97,7 @@ def sections(subject: Subject, account: Account, *, folded: bool = False) -> dic
     }
 
 
-def _header(subject: Subject, account: Account, now: datetime) -> str:
+def _header(subject: ReportSubject, account: Account, now: datetime) -> str:
     done = account.figures.steps >= subject.total_steps
     ended = [event["kind"] for event in account.events if event["kind"] in ("start", "resume", "stop")]
     state = "finished" if done else "stopped" if ended[-1:] == ["stop"] else "not finished"
@@ -107,7 +109,7 @@ def _header(subject: Subject, account: Account, now: datetime) -> str:
     )
 
 
-def figures_of(subject: Subject, account: Account) -> Iterator[tuple[str, str]]:
+def figures_of(subject: ReportSubject, account: Account) -> Iterator[tuple[str, str]]:
     """Figures, and what each of them counts."""
     figures = account.figures
     yield f"{figures.steps:,}", f"of {subject.total_steps:,} steps"
@@ -124,7 +126,7 @@ def figures_of(subject: Subject, account: Account) -> Iterator[tuple[str, str]]:
         yield f"{figures.skipped:,}", "steps skipped, gradients not finite or far too large"
 
 
-def held_out(subject: Subject, evaluation: Record) -> Iterator[tuple[str, str]]:
+def held_out(subject: ReportSubject, evaluation: Record) -> Iterator[tuple[str, str]]:
     """The figures of an evaluation."""
     loss = token_loss(evaluation)
     perplexity = evaluation.get("perplexity")
@@ -144,7 +146,7 @@ def tiles(figures: Iterator[tuple[str, str]]) -> str:
     return f'<div class="tiles">{"".join(shown)}</div>'
 
 
-def _evaluated(rows: Sequence[Row]) -> str:
+def _evaluated(rows: Sequence[TableRow]) -> str:
     if not rows:
         return ""
     shown = [line[1:] for line in lines(rows)]
@@ -152,7 +154,7 @@ def _evaluated(rows: Sequence[Row]) -> str:
     return f'<h2>Evaluation</h2><p class="soft">{note}</p>' + table(heads()[1:], shown, 3)
 
 
-def _configuration(subject: Subject, opened: str) -> str:
+def _configuration(subject: ReportSubject, opened: str) -> str:
     rows = [(name, value) for name, value in subject.facts.items()]
     recipe = f"<summary>recipe.yaml, as resolved</summary><pre>{escape(visible(subject.recipe))}</pre>"
     return (

@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from launcher.run.history import Steps
+from launcher.run.history import StepHistory
 
 Floats = NDArray[np.float64]
 Axis = Literal["steps", "tokens", "hours"]
@@ -94,7 +94,7 @@ class Summary:
     _width: float
 
     @classmethod
-    def of(cls, steps: Steps, tokens_before: float = 0.0) -> "Summary":
+    def of(cls, steps: StepHistory, tokens_before: float = 0.0) -> "Summary":
         """Reads one column after the other. Raises StoreError."""
         nothing = cls(np.empty(0), np.empty(0), 0, tokens_before, {}, 1.0)
         return nothing.and_then(steps.numbers, steps.fields, steps.column)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from launcher.diagnose.results import evaluated
 from launcher.evaluate.table import kept_rows
-from launcher.inspect.report.page import Subject, render
+from launcher.inspect.report.page import ReportSubject, render
 from launcher.output import write_file
 from launcher.run.history import read_history
 from launcher.run.outline import Outline, open_outline
@@ -26,7 +26,7 @@ def write_report(run: "Run", out: Path, *, with_baselines: bool, now: datetime) 
     write_file(out, render(subject(run, with_baselines=with_baselines), read_history(run.store), now))
 
 
-def subject(run: "Run", *, with_baselines: bool) -> Subject:
+def subject(run: "Run", *, with_baselines: bool) -> ReportSubject:
     """What the page says about the run besides its history."""
     computed: dict[str, float] = {}
     if with_baselines and run.recipe.objective.contrastive is None:  # which hides no tokens to guess
@@ -38,9 +38,9 @@ def subject(run: "Run", *, with_baselines: bool) -> Subject:
     return outlined(open_outline(run.uri, run.store), computed)
 
 
-def outlined(run: Outline, baselines: dict[str, float]) -> Subject:
+def outlined(run: Outline, baselines: dict[str, float]) -> ReportSubject:
     """The same of a run in outline. Raises StoreError."""
-    return Subject(
+    return ReportSubject(
         name=run.name,
         uri=run.uri,
         created=run.record.created,

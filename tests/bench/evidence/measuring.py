@@ -10,11 +10,11 @@ from pathlib import Path
 
 from checkpoints.hf.export import export_model
 from checkpoints.hf.pair import export_pair
-from checkpoints.layout import Mark
+from checkpoints.layout import CheckpointName
 from checkpoints.listing import committed
 from data_service.store.open import open_store
 from encoder_core.objectives.replaced import DetectorConfig
-from launcher.diagnose.evaluate import Outcome, evaluate_checkpoint, evaluate_commit
+from launcher.diagnose.evaluate import CommitOutcome, evaluate_checkpoint, evaluate_commit
 from launcher.diagnose.frozen import untrained
 from launcher.diagnose.results import write_commit
 from launcher.errors import RunError
@@ -23,7 +23,7 @@ from launcher.evaluate.computing import compute
 from launcher.evaluate.evaluation import plan
 from launcher.evaluate.measures import measures
 from launcher.evaluate.results import GridRecord, Results
-from launcher.finetune.pretrained import Pretrained, open_pretrained
+from launcher.finetune.pretrained import LocalModel, open_pretrained
 from launcher.rank.build import build_model
 from launcher.recipe.evaluation import EvaluationTask, ProbeSettings, SimilaritySettings
 from launcher.recipe.objective import exported_heads
@@ -32,7 +32,7 @@ from launcher.tasks.task import load_task
 
 from .place import Place
 
-BEGINNING = Mark(attempt=0, step=0)
+BEGINNING = CheckpointName(attempt=0, step=0)
 """The weights that a run begins with, among its commits."""
 DOMAIN = ("section", "proposal", "order", "markup")
 SUITE = "domain"
@@ -61,7 +61,7 @@ def measure_frozen(place: Place, run: Run) -> None:
             _check(run, evaluate_commit(run, mark, tasks))
 
 
-def _check(run: Run, outcome: Outcome) -> None:
+def _check(run: Run, outcome: CommitOutcome) -> None:
     if outcome.failed:
         what = "; ".join(f"{task}: {reason}" for task, reason in outcome.failed.items())
         raise RunError(f"{run.uri} could not be measured: {what}", remedy="see the text of the comparison")
@@ -86,7 +86,7 @@ def domain_measures(place: Place, tasks: Sequence[str]) -> list[Measure]:
 
 
 @contextmanager
-def both(place: Place, family: str, seed: int, run: Run) -> Iterator[tuple[Pretrained, Pretrained]]:
+def both(place: Place, family: str, seed: int, run: Run) -> Iterator[tuple[LocalModel, LocalModel]]:
     """The last checkpoint, and the weights that its run began with."""
     folder = place.untrained(family, seed)
     export_untrained(run, folder)

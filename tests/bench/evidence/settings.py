@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
 from data_service.tokenizers.specials import Style
 from data_service.tokenizers.tokenizer import Kind
-from launcher.finetune.settings import Settings
+from launcher.finetune.settings import FinetuneSettings
 
 Share = Annotated[float, Field(gt=0, lt=1)]
 
@@ -103,7 +103,7 @@ class Comparison(_Part):
     pretraining: Pretraining
     families: dict[str, Family]
     domain: Domain
-    finetuning: Settings
+    finetuning: FinetuneSettings
     vectors: Vectors
 
 

@@ -14,7 +14,7 @@ from launcher.evaluate.computing import compute
 from launcher.evaluate.evaluation import plan
 from launcher.evaluate.measures import Vectors
 from launcher.evaluate.results import GridRecord, Results
-from launcher.finetune.pretrained import Pretrained, open_pretrained
+from launcher.finetune.pretrained import LocalModel, open_pretrained
 from launcher.rank.initial_weights import check_start
 from launcher.recipe.load import load
 from launcher.recipe.schema import Recipe
@@ -45,7 +45,7 @@ def train_vectors(place: Place, family: str, seed: int, run: Run, interrupted: E
             _measure(place, [model])
 
 
-def _measure(place: Place, models: Sequence[Pretrained]) -> None:
+def _measure(place: Place, models: Sequence[LocalModel]) -> None:
     results = Results(open_store(str(place.results)))
     works = plan(models, list(similarity_measures(place)), [0])
     results.keep_grid(GridRecord(suite=SUITE, cells=tuple(work.cell for work in works)))

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_service.corpus.manifest import Manifest, block_table
+from data_service.corpus.manifest import CorpusManifest, block_table
 from data_service.corpus.manifest_file import dump_manifest, load_manifest, parse_manifest, save_manifest
 from data_service.errors import CorpusError
 from data_service.store.open import open_store
@@ -16,7 +16,7 @@ TRAIN = block_table(
     ["0" * 32, "1" * 32, "a" * 32],
     ["train/000000.tar", "train/000001.tar"],
 )
-MANIFEST = Manifest(
+MANIFEST = CorpusManifest(
     tokenizer_hash="ab" * 32,
     vocab_size=5,
     heldout_fraction=0.25,

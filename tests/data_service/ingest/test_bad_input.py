@@ -15,7 +15,7 @@ import zstandard
 
 from data_service.corpus.corpus import show_documents
 from data_service.errors import InputError
-from data_service.ingest.compressed import open_text
+from data_service.ingest.files import open_text
 from data_service.ingest.inputs import list_inputs
 from data_service.ingest.options import BuildOptions
 from data_service.store.errors import KeyMissing
@@ -185,7 +185,7 @@ def test_a_bomb_costs_little_memory(tmp_path: Path) -> None:
     script = (
         "import resource, sys\n"
         "from data_service.errors import InputError\n"
-        "from data_service.ingest.compressed import open_text\n"
+        "from data_service.ingest.files import open_text\n"
         "from data_service.ingest.inputs import list_inputs\n"
         "(file,) = list_inputs([sys.argv[1]]).files\n"
         "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10\n"

@@ -11,7 +11,7 @@ import pytest
 from data_service.errors import CorpusError, InputError
 from data_service.ingest.build import build_corpus
 from data_service.ingest.options import BuildOptions
-from data_service.ingest.progress import Progress
+from data_service.ingest.pool import Progress
 from data_service.stream.statistics import corpus_stats
 from tests.support.data.raw_text import DOCUMENTS, Killed, build, ignore_progress, tokenizer_folder
 

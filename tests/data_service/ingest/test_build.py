@@ -17,7 +17,7 @@ from data_service.errors import CorpusError, InputError
 from data_service.ingest import compare
 from data_service.ingest.build import build_corpus
 from data_service.ingest.options import BuildOptions
-from data_service.ingest.progress import Progress
+from data_service.ingest.pool import Progress
 from data_service.ingest.sentences import split_sentences
 from data_service.store.base import Store
 from data_service.store.errors import OutOfSpace

@@ -8,7 +8,7 @@ import pytest
 from data_service.corpus.corpus import show_documents
 from data_service.errors import CorpusError
 from data_service.ingest.build import build_corpus
-from data_service.ingest.progress import Progress
+from data_service.ingest.pool import Progress
 from data_service.store.base import Store
 from tests.support.data.raw_text import (
     DOCUMENTS,

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_service.corpus.corpus import open_corpus
-from data_service.corpus.manifest import BlockTable, Manifest
+from data_service.corpus.manifest import BlockTable, CorpusManifest
 from data_service.corpus.reader import read_block
 from data_service.ingest.build import build_corpus
 from data_service.ingest.hashing import encoded_text, folded_text, hash_text, hash_tokens
@@ -36,7 +36,7 @@ def tokens_of(store: Store, table: BlockTable) -> list[bytes]:
     return found
 
 
-def build_with(kind: Kind, folder: Path, inputs: Path) -> tuple[Manifest, list[bytes], list[bytes]]:
+def build_with(kind: Kind, folder: Path, inputs: Path) -> tuple[CorpusManifest, list[bytes], list[bytes]]:
     """A corpus, and the hashes of its training and of its held-out documents' tokens."""
     if kind == "byte_bpe":
         tokenizer = small_tokenizer()

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_service.corpus.manifest import BlockTable, HeldoutRule, Manifest
+from data_service.corpus.manifest import BlockTable, CorpusManifest, HeldoutRule
 from data_service.corpus.reader import read_block
 from data_service.errors import InputError
 from data_service.ingest.build import build_corpus
@@ -259,7 +259,7 @@ def test_a_long_line_that_was_shifted_is_cut_at_the_same_places() -> None:
 
 def test_the_rule_survives_the_manifest(tmp_path: Path) -> None:
     source = write_kind(tmp_path / "inputs", "one text", 30_000)
-    built: Manifest = build(source, tmp_path / "corpus", BuildOptions())
+    built: CorpusManifest = build(source, tmp_path / "corpus", BuildOptions())
     read = open_corpus(str(tmp_path / "corpus")).manifest
     assert read.heldout_rule == built.heldout_rule
     content = json.loads((tmp_path / "corpus/manifest.json").read_text())["content"]["heldout_rule"]

@@ -23,8 +23,8 @@ from data_service.ingest.documents import read_records
 from data_service.ingest.hashing import hash_texts
 from data_service.ingest.inputs import list_inputs
 from data_service.ingest.options import BuildOptions, PairFields
+from data_service.ingest.records import BadRecord, Text
 from data_service.ingest.splits import plan_splits
-from data_service.ingest.text import BadRecord, Text
 from data_service.samples.inputs import Packed, RepeatedSentences, TextPairs
 from data_service.stream.sources import check_kind
 from data_service.stream.statistics import corpus_stats

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from data_service.ingest.runs import encode_sentences
+from data_service.ingest.blocks import encode_sentences
 from data_service.ingest.sentences import LONGEST, split_sentences
 from data_service.tokenizers.load import load_tokenizer
 from data_service.tokenizers.options import TokenizerOptions

@@ -16,8 +16,8 @@ from data_service.ingest.build import build_corpus
 from data_service.ingest.documents import read_documents
 from data_service.ingest.inputs import list_inputs
 from data_service.ingest.options import BuildOptions
-from data_service.ingest.progress import Progress
-from data_service.ingest.splits import Piece, Split
+from data_service.ingest.pool import Progress
+from data_service.ingest.splits import FilePiece, Split
 from data_service.ingest.streamed import PieceReader
 from tests.support.data.raw_text import (
     DOCUMENTS,
@@ -40,13 +40,13 @@ def pack(path: Path, data: bytes) -> Path:
     return path
 
 
-def pieces_of(path: Path, size: int, cuts: list[int]) -> list[Piece]:
+def pieces_of(path: Path, size: int, cuts: list[int]) -> list[FilePiece]:
     (file,) = list_inputs([str(path)]).files
     edges = sorted({0, size, *(cut for cut in cuts if cut < size)})
-    return [Piece(file, start, stop, size) for start, stop in pairwise(edges)]
+    return [FilePiece(file, start, stop, size) for start, stop in pairwise(edges)]
 
 
-def documents_of(piece: Piece, options: BuildOptions) -> list[str]:
+def documents_of(piece: FilePiece, options: BuildOptions) -> list[str]:
     return [document.text for document in read_documents(Split((piece,)), options)]
 
 
@@ -57,7 +57,7 @@ def check_any_pieces(path: Path, data: bytes, cuts: list[int], options: BuildOpt
     reader = PieceReader()
     handed = [reader.read(piece, options) for piece in pieces]
     (file,) = list_inputs([str(path)]).files
-    whole = documents_of(Piece(file, 0, file.size), options)
+    whole = documents_of(FilePiece(file, 0, file.size), options)
     assert [text for piece in handed for text in documents_of(piece, options)] == whole
     assert b"".join(piece.text or b"" for piece in handed) == data
     other = PieceReader()

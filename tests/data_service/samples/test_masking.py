@@ -10,7 +10,7 @@ from data_service.rng import Key, stream_key
 from data_service.samples.inputs import Packed
 from data_service.samples.make import make_rows
 from data_service.samples.masking import MlmMasking, Replacement
-from data_service.samples.packing import Rows, pack
+from data_service.samples.packing import RowCuts, pack
 from data_service.samples.samples import Samples, slice_rows
 from data_service.samples.spec import SourceSpec, StreamSpec
 from data_service.types import Block
@@ -31,7 +31,7 @@ def spec_with(masking: MlmMasking, length: int = 64, packing: str = "full_senten
     return spec_of(SOURCE, length=length, masking=masking, input={"packing": packing})
 
 
-def make(block: Block, spec: StreamSpec, key: Key | None = None) -> tuple[Rows, Samples]:
+def make(block: Block, spec: StreamSpec, key: Key | None = None) -> tuple[RowCuts, Samples]:
     assert isinstance(spec.input, Packed)
     rows = pack(block, spec.input.packing, spec.length)
     words = None if spec.masking.unit == "token" else WORD_STARTS

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_service.samples.packing import Packing, Rows, contiguous_rows, pack
+from data_service.samples.packing import Packing, RowCuts, contiguous_rows, pack
 from data_service.types import Block
 from tests.support.data.corpora import block_of, random_block
 
@@ -76,7 +76,7 @@ def test_contiguous_rows_are_counted_from_the_manifest_and_full(block: Block, le
     assert (rows.lengths[:-1] >= length - 2).all()  # a separator left out at either end
 
 
-def edges_of(documents: list[list[int]], packing: Packing, length: int = 12) -> Rows:
+def edges_of(documents: list[list[int]], packing: Packing, length: int = 12) -> RowCuts:
     return pack(block_of(documents), packing, length)
 
 

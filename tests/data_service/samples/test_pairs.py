@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from data_service.rng import Key, stream_key
 from data_service.samples import sentence_chunks as chunks
 from data_service.samples.inputs import OrderedPairs, SegmentPairs, SentencePairs, TwoSegments
-from data_service.samples.packing import Rows, Segments
+from data_service.samples.packing import RowCuts, Segments
 from data_service.samples.pairs import ordered_pairs, segment_pairs, sentence_pairs, two_segments
 from data_service.types import Block
 from tests.support.data.corpora import block_of, random_block
@@ -280,7 +280,7 @@ def test_no_token_is_lost_or_repeated(
         segments = two_segments(
             block, TwoSegments(packing="two_segments", short=short, single=other), length, key
         )
-    rows = Rows.paired(segments)
+    rows = RowCuts.paired(segments)
     found = [token for row in range(len(rows)) for part in rows.stretches(row) for token in part]
     assert sorted(found) == list(range(len(block.tokens)))
     assert rows.lengths.max() <= length

@@ -5,7 +5,7 @@ from itertools import count
 
 import pytest
 
-from data_service.store.together import together
+from data_service.store.base import together
 
 
 def test_answers_come_in_order_and_requests_go_together() -> None:

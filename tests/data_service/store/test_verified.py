@@ -7,10 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_service.errors import CorruptBlock
-from data_service.store.base import Store
+from data_service.store.base import Store, chunk_digests, digest, read_verified
 from data_service.store.errors import Truncated
 from data_service.store.open import open_store
-from data_service.store.verified import chunk_digests, digest, read_verified
 from tests.support.stores.fault_proxy import FaultProxy
 from tests.support.stores.s3 import S3Server
 

@@ -13,8 +13,8 @@ from data_service.ingest.build import build_corpus
 from data_service.samples.samples import Samples, join_rows
 from data_service.samples.spec import SourceSpec, StreamSpec
 from data_service.stream.order import LaneOrder
-from data_service.stream.plan import Plan
-from data_service.stream.positions import Phase, Positions
+from data_service.stream.plan import StreamPlan
+from data_service.stream.positions import PhaseBatches, Positions
 from data_service.stream.stream import Stream
 from data_service.tokenizers.load import save_tokenizer
 from data_service.tokenizers.options import TokenizerOptions
@@ -69,7 +69,7 @@ def test_each_lane_of_a_step_continues_itself(
 ) -> None:
     """Inside a window and a block the next row begins where this one's reused part ends, in its own direction."""
     stream = Stream(lanes_spec(tokenizer, sources[0]))
-    positions = Positions([Phase.of_samples(40, LANES, stream.samples_per_epoch)])
+    positions = Positions([PhaseBatches.of_samples(40, LANES, stream.samples_per_epoch)])
     continued = 0
     for step, following in pairwise(range(40)):
         (now,), (then,) = positions.ranges(step), positions.ranges(following)
@@ -217,7 +217,7 @@ def test_windows_of_a_plan_are_whole_steps_of_every_source(
         lanes=lanes,
         window={"samples": 3 * lanes, "least_tokens": 1},
     )
-    plan = Plan(spec, tables, counts)
+    plan = StreamPlan(spec, tables, counts)
     assert plan.grid.samples_per_epoch % lanes == 0
     for window in range(plan.grid.windows):
         made = plan.window(epoch, window)

@@ -13,8 +13,8 @@ from data_service.errors import PlanError
 from data_service.samples.samples import join_rows, slice_rows
 from data_service.stream.mixture import weights_of
 from data_service.stream.order import SourceOrder
-from data_service.stream.plan import Plan
-from data_service.stream.positions import Phase, Positions, Range
+from data_service.stream.plan import StreamPlan
+from data_service.stream.positions import PhaseBatches, Positions, Range
 from data_service.stream.sources import Corpora
 from data_service.stream.stream import Stream
 from data_service.stream.window import SlabLayout, build_window
@@ -33,7 +33,7 @@ stretches = st.sampled_from([1, 16])
 
 
 @st.composite
-def plans(draw: st.DrawFn, split: str = "train") -> Plan:
+def plans(draw: st.DrawFn, split: str = "train") -> StreamPlan:
     """Up to four sources of one or more batches each, in blocks of any size."""
     batch = draw(st.integers(1, 9))
     blocks = st.lists(st.integers(1, 40), min_size=1, max_size=8)
@@ -52,7 +52,7 @@ def plans(draw: st.DrawFn, split: str = "train") -> Plan:
         return plan_of(rows, None, one_source=batch)
 
 
-def batches(plan: Plan, epoch: int) -> Iterator[list[tuple[int, int, int, int]]]:
+def batches(plan: StreamPlan, epoch: int) -> Iterator[list[tuple[int, int, int, int]]]:
     rows, batch = rows_of_epoch(plan, epoch), plan.spec.one_source
     assert batch is not None
     assert len(rows) % batch == 0
@@ -61,7 +61,9 @@ def batches(plan: Plan, epoch: int) -> Iterator[list[tuple[int, int, int, int]]]
 
 @settings(deadline=None)
 @given(plans(), st.integers(0, 5))
-def test_every_batch_is_of_one_source_and_no_row_comes_twice_in_an_epoch(plan: Plan, epoch: int) -> None:
+def test_every_batch_is_of_one_source_and_no_row_comes_twice_in_an_epoch(
+    plan: StreamPlan, epoch: int
+) -> None:
     seen: Counter[tuple[int, int, int]] = Counter()
     for batch in batches(plan, epoch):
         assert len({source for source, _, _, _ in batch}) == 1
@@ -72,7 +74,7 @@ def test_every_batch_is_of_one_source_and_no_row_comes_twice_in_an_epoch(plan: P
 
 @settings(deadline=None, max_examples=25)
 @given(plans())
-def test_rows_of_a_source_come_alike_often_over_the_epochs(plan: Plan) -> None:
+def test_rows_of_a_source_come_alike_often_over_the_epochs(plan: StreamPlan) -> None:
     """What an epoch leaves over, the next begins with: nothing is left out for good."""
     seen = Counter(row[:3] for epoch in range(5) for row in rows_of_epoch(plan, epoch))
     for source, quota in enumerate(plan.grid.quotas):
@@ -84,7 +86,7 @@ def test_rows_of_a_source_come_alike_often_over_the_epochs(plan: Plan) -> None:
 
 @settings(deadline=None)
 @given(plans(), st.integers(0, 3), st.data())
-def test_a_sample_is_found_alone(plan: Plan, epoch: int, data: st.DataObject) -> None:
+def test_a_sample_is_found_alone(plan: StreamPlan, epoch: int, data: st.DataObject) -> None:
     sample = data.draw(st.integers(0, plan.grid.samples_per_epoch - 1))
     origin = plan.origin(epoch, sample)
     expected = rows_of_epoch(plan, epoch)[sample]
@@ -93,7 +95,7 @@ def test_a_sample_is_found_alone(plan: Plan, epoch: int, data: st.DataObject) ->
 
 @settings(deadline=None)
 @given(plans())
-def test_sources_have_their_share_of_an_epoch_and_of_every_window(plan: Plan) -> None:
+def test_sources_have_their_share_of_an_epoch_and_of_every_window(plan: StreamPlan) -> None:
     """To a batch; and one batch more in proportion would take more rows than some source has."""
     spec, batch = plan.spec, plan.spec.one_source
     assert batch is not None
@@ -118,11 +120,11 @@ def test_sources_have_their_share_of_an_epoch_and_of_every_window(plan: Plan) ->
 @settings(deadline=None)
 @given(plans(), st.integers(1, 12), st.lists(st.integers(0, 11), max_size=4), st.data())
 def test_every_step_of_a_run_is_of_one_source_though_steps_are_skipped(
-    plan: Plan, steps: int, skipped: list[int], data: st.DataObject
+    plan: StreamPlan, steps: int, skipped: list[int], data: st.DataObject
 ) -> None:
     batch, size = plan.spec.one_source, plan.grid.samples_per_epoch
     assert batch is not None
-    phases = [Phase.of_samples(steps, batch, size), Phase.of_samples(3, batch, size)]
+    phases = [PhaseBatches.of_samples(steps, batch, size), PhaseBatches.of_samples(3, batch, size)]
     whole = Positions(phases)
     skips = [lost for step in skipped if step < whole.steps for lost in whole.ranges(step)]
     positions = Positions(phases, skips)

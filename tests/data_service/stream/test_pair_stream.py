@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from data_service.rng import stream_key
 from data_service.samples.make import cut, make_rows
 from data_service.samples.masking import MlmMasking
-from data_service.samples.packing import Rows
+from data_service.samples.packing import RowCuts
 from data_service.samples.samples import join_rows, slice_rows
 from data_service.samples.spec import SourceSpec
 from data_service.store.open import open_store
@@ -72,7 +72,7 @@ def test_rows_are_laid_out_with_their_segments(seed: int, packing: str) -> None:
     spec = spec_of(NOWHERE, length=24, input={"packing": packing})
     block = random_block(seed, 300, sentence=7)
     rows = cut(block, spec, stream_key("structure", seed))
-    assert isinstance(rows, Rows)
+    assert isinstance(rows, RowCuts)
     made = make_rows(block, rows, 0, len(rows), spec, stream_key("test"), None)
     tokens = made.tokens.copy()
     tokens[made.target_positions] = made.target_ids
@@ -97,7 +97,7 @@ def test_words_end_with_their_segment_and_sentence(seed: int, packing: str) -> N
     )
     block = random_block(seed, 300, sentence=7)
     rows = cut(block, spec, stream_key("structure", seed))
-    assert isinstance(rows, Rows)
+    assert isinstance(rows, RowCuts)
     made = make_rows(block, rows, 0, len(rows), spec, stream_key("test"), WORD_STARTS)
     sentences = set(block.sentences.tolist())
     targets = set(made.target_positions.tolist())

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from data_service.errors import PlanError
 from data_service.samples.spec import StreamSpec
-from data_service.stream.plan import Grid, Plan
+from data_service.stream.plan import EpochLayout, StreamPlan
 from tests.support.data.corpora import plan_of, rows_of_epoch, table_of
 
 row_counts = st.lists(st.integers(1, 40), min_size=1, max_size=12)
@@ -69,7 +69,7 @@ def test_a_sample_is_found_alone(
 @given(st.lists(st.integers(0, 500), min_size=1, max_size=4), st.integers(1, 60), st.data())
 def test_spans_cut_any_range_at_the_windows(quotas: list[int], windows: int, data: st.DataObject) -> None:
     total = sum(quotas)
-    grid = Grid(tuple(quotas), windows, 0)
+    grid = EpochLayout(tuple(quotas), windows, 0)
     start = data.draw(st.integers(0, total))
     stop = data.draw(st.integers(start, total))
     spans = list(grid.spans(start, stop))
@@ -81,7 +81,7 @@ def test_spans_cut_any_range_at_the_windows(quotas: list[int], windows: int, dat
 @pytest.mark.parametrize(("start", "stop"), [(-1, 2), (0, 11), (5, 4)])
 def test_ranges_outside_the_epoch_are_refused(start: int, stop: int) -> None:
     with pytest.raises(IndexError, match="epoch of 10"):
-        list(Grid((10,), 2, 0).spans(start, stop))
+        list(EpochLayout((10,), 2, 0).spans(start, stop))
 
 
 def test_epochs_and_windows_are_shuffled() -> None:
@@ -139,7 +139,7 @@ def test_the_seed_and_the_corpus_decide_the_order_and_its_address_does_not() -> 
 
     def order(spec: StreamSpec) -> list[tuple[int, int, int, int]]:
         tables, counts = tuple(map(table_of, rows)), tuple(np.array(c) for c in rows)
-        return rows_of_epoch(Plan(spec, tables, counts), 0)
+        return rows_of_epoch(StreamPlan(spec, tables, counts), 0)
 
     moved = base.spec.model_copy(
         update={"sources": tuple(s.model_copy(update={"uri": "elsewhere"}) for s in base.spec.sources)}

@@ -7,7 +7,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from data_service.errors import PlanError
-from data_service.stream.positions import Phase, Positions, Range, SampleAxis
+from data_service.stream.positions import PhaseBatches, Positions, Range, SampleAxis
 
 
 @dataclass(frozen=True)
@@ -34,18 +34,18 @@ def samples(ranges: tuple[Range, ...]) -> list[tuple[int, int]]:
 
 sample_phases = st.lists(
     st.tuples(st.integers(1, 12), st.integers(1, 9), st.integers(0, 15)), min_size=1, max_size=3
-).map(lambda sizes: [Phase.of_samples(steps, batch, batch + more) for steps, batch, more in sizes])
+).map(lambda sizes: [PhaseBatches.of_samples(steps, batch, batch + more) for steps, batch, more in sizes])
 
 drawn_skips = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 20), st.integers(1, 12)), max_size=4)
 
 
-def skips_of_first(phase: Phase, drawn: list[tuple[int, int, int]]) -> list[Range]:
+def skips_of_first(phase: PhaseBatches, drawn: list[tuple[int, int, int]]) -> list[Range]:
     """Skips of samples that exist: (epoch, start, length)."""
     size = phase.samples_per_epoch
     return [Range(0, epoch, start, min(start + n, size)) for epoch, start, n in drawn if start < size]
 
 
-def one_by_one(phases: list[Phase], skips: list[Range]) -> list[list[tuple[int, int]]]:
+def one_by_one(phases: list[PhaseBatches], skips: list[Range]) -> list[list[tuple[int, int]]]:
     """Each step's samples, taken one after the other."""
     steps, epoch = [], 0
     for number, phase in enumerate(phases):
@@ -66,7 +66,7 @@ def one_by_one(phases: list[Phase], skips: list[Range]) -> list[list[tuple[int, 
 
 @given(sample_phases, drawn_skips)
 def test_every_step_takes_what_follows_the_step_before(
-    phases: list[Phase], drawn: list[tuple[int, int, int]]
+    phases: list[PhaseBatches], drawn: list[tuple[int, int, int]]
 ) -> None:
     skips = skips_of_first(phases[0], drawn)
     positions, literal = Positions(phases, skips), one_by_one(phases, skips)
@@ -74,7 +74,7 @@ def test_every_step_takes_what_follows_the_step_before(
 
 
 def test_skips_of_a_later_phase() -> None:
-    phases = [Phase.of_samples(3, 4, 10), Phase.of_samples(4, 3, 8)]
+    phases = [PhaseBatches.of_samples(3, 4, 10), PhaseBatches.of_samples(4, 3, 8)]
     skips = [Range(1, 2, 4, 7), Range(0, 0, 0, 2), Range(0, 0, 1, 3)]
     positions = Positions(phases, skips)
     assert [samples(positions.ranges(step)) for step in range(7)] == one_by_one(phases, skips)
@@ -82,7 +82,7 @@ def test_skips_of_a_later_phase() -> None:
 
 def test_what_an_earlier_skip_moved_out_of_a_phase_is_not_skipped_there() -> None:
     """The first phase, pushed into its second epoch, makes the next begin with the third: the second is not read."""
-    phases = [Phase.of_samples(2, 4, 10), Phase.of_samples(2, 4, 10)]
+    phases = [PhaseBatches.of_samples(2, 4, 10), PhaseBatches.of_samples(2, 4, 10)]
     moved = [Range(0, 0, 0, 4), Range(1, 1, 0, 8)]
     positions = Positions(phases, moved)
     assert [samples(positions.ranges(step)) for step in range(4)] == one_by_one(phases, moved)
@@ -90,7 +90,7 @@ def test_what_an_earlier_skip_moved_out_of_a_phase_is_not_skipped_there() -> Non
 
 
 def test_skipping_the_data_of_a_step_moves_the_next_data_up() -> None:
-    phases = [Phase.of_samples(10, 4, 10)]
+    phases = [PhaseBatches.of_samples(10, 4, 10)]
     before = Positions(phases)
     after = Positions(phases, before.ranges(2))
     assert [after.ranges(step) for step in (0, 1)] == [before.ranges(step) for step in (0, 1)]
@@ -101,7 +101,7 @@ def test_skipping_the_data_of_a_step_moves_the_next_data_up() -> None:
 def test_token_batches_take_every_sample_once(lengths: list[int], batch: int, steps: int) -> None:
     assume(batch <= sum(lengths))
     axis = UnevenAxis(tuple(lengths))
-    positions = Positions([Phase(steps, batch, len(lengths), axis)])
+    positions = Positions([PhaseBatches(steps, batch, len(lengths), axis)])
     found = [samples(positions.ranges(step)) for step in range(steps)]
     laid_end_to_end = [sample for taken in found for sample in taken]
     epoch, sample = axis.locate(steps * batch)
@@ -113,7 +113,7 @@ def test_token_batches_take_every_sample_once(lengths: list[int], batch: int, st
 
 def test_token_batches_skip_too() -> None:
     axis = UnevenAxis((3, 5, 2, 4, 6))
-    phases = [Phase(6, 8, 5, axis)]
+    phases = [PhaseBatches(6, 8, 5, axis)]
     before = Positions(phases)
     skipped = before.ranges(1)
     after = Positions(phases, skipped)
@@ -126,13 +126,13 @@ def test_token_batches_skip_too() -> None:
 
 
 def test_a_new_phase_starts_a_new_epoch() -> None:
-    positions = Positions([Phase.of_samples(5, 2, 10), Phase.of_samples(1, 3, 7)])
+    positions = Positions([PhaseBatches.of_samples(5, 2, 10), PhaseBatches.of_samples(1, 3, 7)])
     assert positions.ranges(4) == (Range(0, 0, 8, 10),)
     assert positions.ranges(5) == (Range(1, 1, 0, 3),)
 
 
 @given(sample_phases, st.integers(0, 40))
-def test_data_may_begin_at_a_later_step(phases: list[Phase], begin: int) -> None:
+def test_data_may_begin_at_a_later_step(phases: list[PhaseBatches], begin: int) -> None:
     """The steps from there on take what a run of the remaining steps would take from its first step on."""
     total = sum(phase.steps for phase in phases)
     assume(begin < total)
@@ -141,7 +141,7 @@ def test_data_may_begin_at_a_later_step(phases: list[Phase], begin: int) -> None
         gone = min(passed, phase.steps)
         passed -= gone
         if phase.steps > gone:
-            rest = Phase.of_samples(phase.steps - gone, phase.batch, phase.samples_per_epoch)
+            rest = PhaseBatches.of_samples(phase.steps - gone, phase.batch, phase.samples_per_epoch)
             left.append((number, rest))
     positions = Positions(phases, begin=begin)
     literal = one_by_one([phase for _, phase in left], [])
@@ -154,20 +154,20 @@ def test_data_may_begin_at_a_later_step(phases: list[Phase], begin: int) -> None
 
 
 def test_the_last_step_of_a_long_run_is_found_at_once() -> None:
-    positions = Positions([Phase.of_samples(10**9, 8192, 78_125_123)])
+    positions = Positions([PhaseBatches.of_samples(10**9, 8192, 78_125_123)])
     (found,) = positions.ranges(123_456_789)
     assert (found.epoch, found.start) == divmod(123_456_789 * 8192, 78_125_123)
 
 
 def test_a_batch_larger_than_an_epoch_is_refused() -> None:
     with pytest.raises(PlanError, match="batch of 11 is larger than an epoch of the corpus, 10"):
-        Positions([Phase.of_samples(1, 11, 10)])
+        Positions([PhaseBatches.of_samples(1, 11, 10)])
 
 
 @pytest.mark.parametrize("step", [-1, 5])
 def test_steps_outside_the_run_are_refused(step: int) -> None:
     with pytest.raises(IndexError, match="run of 5"):
-        Positions([Phase.of_samples(5, 2, 10)]).ranges(step)
+        Positions([PhaseBatches.of_samples(5, 2, 10)]).ranges(step)
 
 
 def test_sample_axis_is_its_own_inverse() -> None:

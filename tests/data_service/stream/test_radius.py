@@ -16,7 +16,7 @@ from data_service.ingest.options import BLOCK_TOKENS
 from data_service.samples.spec import SourceSpec, StreamSpec, WindowSize
 from data_service.store.open import open_store
 from data_service.stream.order import SpreadOrder
-from data_service.stream.plan import Plan
+from data_service.stream.plan import StreamPlan
 from data_service.stream.radius import NEAR, Radius, expected_radius, radius
 from data_service.tokenizers.specials import SpecialIds
 from launcher.cli.main import app
@@ -96,7 +96,7 @@ def test_the_measure_is_what_counting_by_hand_finds(blocks: list[int], batch: in
         seed=1,
         window=WindowSize(samples=3 * batch, least_tokens=1, stretches=stretches),
     )
-    plan = Plan(spec, (table,), (np.array([-(-n // 14) for n in blocks]),))
+    plan = StreamPlan(spec, (table,), (np.array([-(-n // 14) for n in blocks]),))
     total = plan.grid.samples_per_epoch
     if batch > total:
         with pytest.raises(PlanError, match="larger than an epoch"):

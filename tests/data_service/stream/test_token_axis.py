@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from data_service.corpus.manifest import block_table
 from data_service.samples.spec import SourceSpec
-from data_service.stream.plan import Plan
-from data_service.stream.positions import Phase, Positions
+from data_service.stream.plan import StreamPlan
+from data_service.stream.positions import PhaseBatches, Positions
 from data_service.stream.stream import Stream
 from data_service.stream.token_axis import TokenAxis
 from tests.support.data.corpora import random_block, source_of, spec_of, write_corpus
@@ -53,7 +53,7 @@ def test_units_are_the_tokens_before_a_sample(
 
 def test_steps_of_so_many_tokens(uris: list[str], tmp_path: Path) -> None:
     stream = stream_of(uris, (None, None))
-    positions = Positions([Phase(40, 700, stream.samples_per_epoch, stream.token_axis())])
+    positions = Positions([PhaseBatches(40, 700, stream.samples_per_epoch, stream.token_axis())])
     sizes = []
     for step in range(40):
         read = [stream.read(r.epoch, r.start, r.stop) for r in positions.ranges(step)]
@@ -74,7 +74,7 @@ def test_blocks_of_no_row_and_rows_of_any_length(rows: list[int], seed: int, len
     source = SourceSpec(name="s", uri="u", manifest_fingerprint="f")
     spec = spec_of(source, length=length, window={"samples": 7, "least_tokens": 1})
     counts = (np.array(rows),)
-    plan = Plan(spec, (table,), counts)
+    plan = StreamPlan(spec, (table,), counts)
     axis, first = TokenAxis(plan, counts, (lengths,)), np.cumsum([0, *rows])
     before = 0
     for sample in range(sum(rows)):

@@ -9,22 +9,22 @@ from hypothesis import strategies as st
 
 from data_service.samples.samples import join_rows, slice_rows
 from data_service.service.announced import Announced
-from data_service.stream.plan import Grid
+from data_service.stream.plan import EpochLayout
 from data_service.stream.sources import Corpora
 from data_service.stream.stream import Stream
-from data_service.stream.window import SlabLayout, Steps, build_window
+from data_service.stream.window import SlabLayout, StepLayout, build_window
 from tests.support.data.corpora import random_block, source_of, spec_of, write_corpus
 
 layouts = st.builds(
     lambda quotas, windows, window, epoch, rows, steps: SlabLayout.of(
-        Grid(tuple(quotas), windows, 1), epoch, window % windows, rows=rows, steps=steps
+        EpochLayout(tuple(quotas), windows, 1), epoch, window % windows, rows=rows, steps=steps
     ),
     st.lists(st.integers(8, 60), min_size=1, max_size=3),
     st.integers(1, 8),
     st.integers(0, 7),
     st.integers(0, 5),
     st.integers(1, 40),
-    st.none() | st.builds(Steps, st.integers(1, 50), st.integers(0, 5), st.integers(0, 200)),
+    st.none() | st.builds(StepLayout, st.integers(1, 50), st.integers(0, 5), st.integers(0, 200)),
 )
 
 
@@ -49,8 +49,8 @@ def test_any_range_is_found_in_its_slabs(layout: SlabLayout, data: st.DataObject
 @given(st.integers(1, 12), st.integers(0, 3), st.integers(0, 500), st.integers(1, 40))
 def test_a_share_of_every_step_lies_in_few_slabs(ranks: int, epoch: int, sample: int, rows: int) -> None:
     """Whatever the window and wherever steps begin: the rows of one rank are in as many slabs as those of one step."""
-    share, grid = 6, Grid((4000,), 3, 1)
-    steps = Steps(share * ranks, 0, sample)
+    share, grid = 6, EpochLayout((4000,), 3, 1)
+    steps = StepLayout(share * ranks, 0, sample)
     for window in range(3):
         layout = SlabLayout.of(grid, epoch, window, rows=rows, steps=steps)
         origin = epoch * 4000 + grid.start(window)
@@ -66,8 +66,8 @@ def test_a_share_of_every_step_lies_in_few_slabs(ranks: int, epoch: int, sample:
         assert len(needed[0]) <= share // layout.stripe + 2
 
 
-@pytest.mark.parametrize("steps", [None, Steps(30, 1, 17), Steps(7, 0, 0)])
-def test_a_window_built_in_any_layout_holds_the_stream(tmp_path, steps: Steps | None) -> None:
+@pytest.mark.parametrize("steps", [None, StepLayout(30, 1, 17), StepLayout(7, 0, 0)])
+def test_a_window_built_in_any_layout_holds_the_stream(tmp_path, steps: StepLayout | None) -> None:
     spec = spec_of(source_of(write_corpus(tmp_path / "c", [random_block(seed, 4000) for seed in range(4)])))
     stream, corpora = Stream(spec), Corpora(spec)
     grid = stream.plan.grid

@@ -8,7 +8,7 @@ from torch import nn
 from encoder_core.batch import Batch
 from encoder_core.families.deberta import DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
-from encoder_core.heads.replaced import ReplacedTokenHead
+from encoder_core.heads.classification import ReplacedTokenHead
 from encoder_core.layers.initialise import initialise
 from encoder_core.objectives.gradient_disentangled import (
     GradientDisentangledDetection,
@@ -58,7 +58,7 @@ def test_differences_begin_at_zero() -> None:
 @pytest.mark.parametrize("config", [DEBERTA, ELECTRA], ids=["deberta", "electra"])
 def test_every_parameter_has_exactly_one_turn(config: DetectorConfig) -> None:
     model = built(config)
-    turns = model.turns()
+    turns = model.update_groups()
     assert list(turns) == ["generator", "discriminator"]
     names = {id(p): name for name, p in model.named_parameters()}
     for turn, params in turns.items():
@@ -144,7 +144,7 @@ def test_the_discriminator_tells_the_head_where_rows_begin() -> None:
 def test_shared_embeddings_are_possible_too() -> None:
     model = replaced_token_detection(DEBERTA, ReplacedTokenConfig())
     assert model.generator.encoder.embeddings is model.discriminator.encoder.embeddings
-    assert list(model.turns()) == ["all"]
+    assert list(model.update_groups()) == ["all"]
 
 
 @pytest.mark.parametrize("config", [DEBERTA, ELECTRA], ids=["deberta", "electra"])

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from encoder_core.objectives import info_nce as module
 from encoder_core.objectives.info_nce import info_nce
-from encoder_core.objectives.losses import Everyone
+from encoder_core.objectives.losses import AllExamples
 
 
-class Known(Everyone):
+class Known(AllExamples):
     """One of several processes; what the others have is known ahead, gathered in this order."""
 
     def __init__(self, at: Tensor, gathered: list[Tensor]) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from encoder_core.batch import Batch
 from encoder_core.families.bert import BertConfig
-from encoder_core.heads.span_boundary import MAX_TARGETS
+from encoder_core.heads.prediction import MAX_TARGETS
 from encoder_core.objectives.span_boundary import boundary_targets, span_boundary_model
 from tests.support.models.parity import make_batch, random_weights
 

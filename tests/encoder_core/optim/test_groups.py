@@ -76,7 +76,7 @@ def test_frozen_parameters_are_left_out(model) -> None:
 def test_turns_keep_their_order_and_share_no_group(model) -> None:
     head = list(model.head.parameters())
     first = [p for p in model.parameters() if all(p is not other for other in head)]
-    groups = parameter_groups(model, 0.01, turns={"second": head, "first": first})
+    groups = parameter_groups(model, 0.01, update_groups={"second": head, "first": first})
     assert [group["turn"] for group in groups] == ["second", "second", "first", "first"]
     placed = _by_name(model, groups)
     assert all(

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from encoder_core.errors import TrainingError
-from encoder_core.optim.lamb import Lamb, LambConfig, Segment
+from encoder_core.optim.lamb import Lamb, LambConfig, ShardSegment
 from encoder_core.optim.updates import set_update
 
 STEPS = 10
@@ -68,7 +68,7 @@ def test_a_flat_tensor_of_several_parameters_steps_like_the_parameters() -> None
     flat = nn.Parameter(torch.cat([*(p.detach().flatten() for p in _parameters()), padding]))
     sharded = Lamb([flat], LambConfig(lr=0.01))
     starts = [0, 91, 141, 157]
-    segments = [Segment(i, start, stop) for i, (start, stop) in enumerate(pairwise(starts))]
+    segments = [ShardSegment(i, start, stop) for i, (start, stop) in enumerate(pairwise(starts))]
     torch.distributed.init_process_group("gloo", rank=0, world_size=1, store=torch.distributed.HashStore())
     try:
         sharded.shard({flat: segments}, parameters=3)

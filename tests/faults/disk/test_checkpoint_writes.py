@@ -10,7 +10,7 @@ import pytest
 from checkpoints.attempt import Attempt, claim
 from checkpoints.commit import Committed
 from checkpoints.gather import Alone
-from checkpoints.layout import Manifest, Mark
+from checkpoints.layout import CheckpointManifest, CheckpointName
 from checkpoints.listing import folders
 from checkpoints.load import newest_good
 from checkpoints.retention import tidy
@@ -24,7 +24,7 @@ from tests.support.ranks.checkpointing import SHAPES, assert_holds, commit_steps
 from tests.support.stores.s3 import S3Server
 
 
-def resume(store: Store) -> tuple[Attempt, Manifest]:
+def resume(store: Store) -> tuple[Attempt, CheckpointManifest]:
     attempt = claim(store)
     good = newest_good(store, Alone())
     assert good is not None
@@ -120,6 +120,6 @@ def test_a_full_disk_costs_one_checkpoint_and_says_so(tmp_path: Path) -> None:
     assert "no space left to write" in getattr(outcome, "reason", "")
     good = newest_good(store, Alone())
     assert good is not None
-    assert good.manifest.mark == Mark(1, 10)
+    assert good.manifest.mark == CheckpointName(1, 10)
     saver.begin(21, cut(random_state(21), (), 0), SHAPES, {})
     assert isinstance(saver.commit(), Committed)

@@ -7,7 +7,7 @@ import pytest
 from transformers import XLNetLMHeadModel
 
 from checkpoints.gather import Alone
-from checkpoints.layout import Manifest
+from checkpoints.layout import CheckpointManifest
 from checkpoints.load import newest_good
 from checkpoints.verify import verify
 from launcher.export.export import Exported, export_run
@@ -43,7 +43,7 @@ def undisturbed(folder: Path) -> str:
     return finish(new_run(folder, "undisturbed"), 2)
 
 
-def newest(run: str) -> Manifest:
+def newest(run: str) -> CheckpointManifest:
     good = newest_good(open_run(run).store, Alone())
     assert good is not None
     return good.manifest

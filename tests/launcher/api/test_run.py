@@ -15,7 +15,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import maskfleet
 from data_service.stream.stream import Stream
-from data_service.stream.window import Steps
+from data_service.stream.window import StepLayout
 from data_service.tokenizers.load import load_tokenizer
 from launcher.errors import MissingPackage, RunError
 from launcher.rank.data import RankData, RankShard, checksum
@@ -32,7 +32,7 @@ Item = dict[str, torch.Tensor]
 class Local(Stream):
     """A stream as ranks want it, without Ray."""
 
-    def prefetch(self, ranges: Iterable[tuple[int, int, int]], steps: Steps | None = None) -> None:
+    def prefetch(self, ranges: Iterable[tuple[int, int, int]], steps: StepLayout | None = None) -> None:
         pass
 
     def close(self) -> None:

@@ -19,7 +19,7 @@ from launcher.cli import main as cli
 from launcher.cli.main import app
 from launcher.errors import OutputError, RecipeError, RunError
 from launcher.inspect import baselines as counting
-from launcher.inspect.report.chart import Chart, Mark, Series, draw
+from launcher.inspect.report.chart import Chart, ChartMark, Series, draw
 from launcher.preflight.doctor import probe_store
 from launcher.preflight.measure import _checkpoint_bytes
 from launcher.rank.initial_weights import check_start
@@ -201,7 +201,7 @@ def test_a_forks_curves_begin_where_it_does() -> None:
             "nats",
             series,
             x_end=9100.0,
-            marks=(Mark(9050.0, "stopped"), Mark(10.0, "long ago")),
+            marks=(ChartMark(9050.0, "stopped"), ChartMark(10.0, "long ago")),
             x_start=9000.0,
         )
     )

@@ -1,32 +1,32 @@
-"""The monitor through starts and failures, with nodes of our own in place of Ray's; it runs as a plain object."""
+"""The coordinator through starts and failures, with nodes of our own in place of Ray's; it runs as a plain object."""
 
 from pathlib import Path
 
 from data_service.store.local import LocalStore
-from launcher.policies.elastic import Start
+from launcher.policies.elastic import GroupStart
 from launcher.policies.failures import BARREN, NODE_FAILURES, SAME_ERROR
-from launcher.policies.watchdog import Place
+from launcher.policies.watchdog import RankProcess
 from launcher.run.history import read_history
 from tests.support.clusters.coordinators import ELASTIC, FIXED, Cluster, begin, events, state
 
 
 def test_a_machine_goes_and_comes_back(cluster: Cluster, tmp_path: Path) -> None:
     ranks = state(tmp_path, ELASTIC)
-    assert ranks.next_group([]) == Start(3, frozenset())
+    assert ranks.next_group([]) == GroupStart(3, frozenset())
     assert begin(ranks, "a", "a", "b") == 1
     del cluster.cores["b"]
-    assert ranks.next_group([2]) == Start(2, frozenset())
+    assert ranks.next_group([2]) == GroupStart(2, frozenset())
     assert begin(ranks, "a", "a") == 2, "every group is an attempt of its own"
     ranks.look_around()
-    assert not ranks.beat(0, 8, "training", Place("a", 100)).pause
+    assert not ranks.beat(0, 8, "training", RankProcess("a", 100)).pause
     cluster.cores["c"] = 1
     ranks.look_around()
-    assert ranks.beat(0, 8, "training", Place("a", 100)).pause
-    assert not ranks.beat(0, 8, "training", Place("a", 100)).stop
+    assert ranks.beat(0, 8, "training", RankProcess("a", 100)).pause
+    assert not ranks.beat(0, 8, "training", RankProcess("a", 100)).stop
     ranks.finish(9)
     assert ranks.status().paused
-    assert ranks.next_group([]) == Start(3, frozenset())
-    early = ranks.beat(0, 0, "starting", Place("a", 200))
+    assert ranks.next_group([]) == GroupStart(3, frozenset())
+    early = ranks.beat(0, 0, "starting", RankProcess("a", 200))
     assert not early.pause, "that was for the ranks before"
     assert begin(ranks, "a", "a", "c") == 3
     assert events(tmp_path, ranks) == [("world", 3, 2), ("pause", None, None), ("world", 2, 3)]
@@ -39,12 +39,12 @@ def test_a_node_that_is_to_go_is_left_in_time(cluster: Cluster, tmp_path: Path) 
     cluster.cores["c"] = 1
     cluster.draining = {"c": 0}
     ranks.look_around()
-    assert not ranks.beat(0, 8, "training", Place("a", 100)).pause, "no rank is on that one"
+    assert not ranks.beat(0, 8, "training", RankProcess("a", 100)).pause, "no rank is on that one"
     cluster.draining = {"b": 1_800_000_000_000}
     ranks.look_around()
-    assert ranks.beat(0, 8, "training", Place("a", 100)).pause
+    assert ranks.beat(0, 8, "training", RankProcess("a", 100)).pause
     ranks.finish(9)
-    assert ranks.next_group([]) == Start(3, frozenset()), "with c in place of b"
+    assert ranks.next_group([]) == GroupStart(3, frozenset()), "with c in place of b"
     assert events(tmp_path, ranks) == [("pause", None, None)]
 
 
@@ -52,11 +52,11 @@ def test_who_died_first_is_what_ray_says(cluster: Cluster, tmp_path: Path) -> No
     """Rank 1 dies without a word, rank 0 raises because of it, rank 2 has noticed nothing yet."""
     ranks = state(tmp_path, ELASTIC)
     for _ in range(NODE_FAILURES):
-        assert ranks.next_group([0, 1]) == Start(3, frozenset())
+        assert ranks.next_group([0, 1]) == GroupStart(3, frozenset())
         begin(ranks, "a", "b", "a")
         ranks.record({"kind": "step"})
         ranks.failed(0, "RuntimeError: connection closed by peer")
-    assert ranks.next_group([0, 1]) == Start(2, frozenset("b"))
+    assert ranks.next_group([0, 1]) == GroupStart(2, frozenset("b"))
 
 
 def test_a_death_is_on_record(cluster: Cluster, tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_a_death_is_on_record(cluster: Cluster, tmp_path: Path) -> None:
 def test_a_node_that_cannot_be_spared_stays(cluster: Cluster, tmp_path: Path) -> None:
     ranks = state(tmp_path, FIXED)
     for _ in range(NODE_FAILURES + 1):
-        assert ranks.next_group([0]) == Start(2, frozenset())
+        assert ranks.next_group([0]) == GroupStart(2, frozenset())
         begin(ranks, "a", "b")
         ranks.record({"kind": "step"})
 
@@ -129,10 +129,10 @@ def test_ranks_that_were_cut_off_are_not_listened_to(cluster: Cluster, tmp_path:
     new = begin(ranks, "a", "a")
     ranks.fail("attempt 1 was superseded by attempt 2", "let this process end", old)
     ranks.failed(1, "RuntimeError: connection closed", None, old)
-    ranks.beat(1, 3, "training", Place("b", 101), old)
+    ranks.beat(1, 3, "training", RankProcess("b", 101), old)
     ranks.finish(3, old)
     status = ranks.status()
-    assert (status.fatal, status.finished, status.beats[1].place) == (None, None, Place("a", 101))
+    assert (status.fatal, status.finished, status.beats[1].place) == (None, None, RankProcess("a", 101))
     ranks.finish(9, new)
     assert ranks.status().finished == 9
 
@@ -159,6 +159,6 @@ def test_a_stop_while_machines_are_waited_for(cluster: Cluster, tmp_path: Path) 
 
 def test_other_ranks_than_wrote_the_checkpoint(cluster: Cluster, tmp_path: Path) -> None:
     ranks = state(tmp_path, ELASTIC, last=2)
-    assert ranks.next_group([]) == Start(3, frozenset())
+    assert ranks.next_group([]) == GroupStart(3, frozenset())
     begin(ranks, "a", "a", "b")
     assert events(tmp_path, ranks) == [("world", 2, 3)]

@@ -1,4 +1,4 @@
-"""The monitor when things fail: stores, ranks, peers, other commands; it runs as a plain object."""
+"""The coordinator when things fail: stores, ranks, peers, other commands; it runs as a plain object."""
 
 import threading
 import time
@@ -6,9 +6,9 @@ from pathlib import Path
 
 from data_service.store.local import LocalStore
 from launcher.cluster.deaths import read_deaths
-from launcher.policies.elastic import Start
+from launcher.policies.elastic import GroupStart
 from launcher.policies.failures import BARREN, NODE_FAILURES, SAME_ERROR, Failure
-from launcher.policies.watchdog import Place
+from launcher.policies.watchdog import RankProcess
 from launcher.run.history import read_history
 from tests.support.clusters.coordinators import ELASTIC, Cluster, begin, faulty, state
 from tests.support.stores.faulty import set_fault
@@ -25,7 +25,7 @@ def test_a_store_that_hangs_keeps_nobody_from_showing_life(cluster: Cluster, tmp
     entering.start()
     began = time.monotonic()
     for step in range(100):
-        ranks.beat(0, step, "starting", Place("a", 200))
+        ranks.beat(0, step, "starting", RankProcess("a", 200))
         assert ranks.status().beats[0].step == step
     assert time.monotonic() - began < 5
     assert entering.is_alive(), "the claim waits for the store"
@@ -56,11 +56,11 @@ def test_a_claim_waits_for_the_store_and_nobody_is_blamed(cluster: Cluster, tmp_
 def test_stores_that_do_not_answer_end_no_run(cluster: Cluster, tmp_path: Path) -> None:
     ranks = state(tmp_path, ELASTIC)
     for _ in range(2 * BARREN):
-        assert ranks.next_group([0]) == Start(3, frozenset())
-        ranks.beat(0, 0, "starting", Place("a", 1))
+        assert ranks.next_group([0]) == GroupStart(3, frozenset())
+        ranks.beat(0, 0, "starting", RankProcess("a", 1))
         ranks.failed(0, "StoreUnavailable: no answer", kind="transient")
         ranks.failed(1, "RuntimeError: connection closed by peer", kind="silent")
-    assert ranks.next_group([0]) == Start(3, frozenset())
+    assert ranks.next_group([0]) == GroupStart(3, frozenset())
     assert ranks.close(10)
 
 
@@ -82,13 +82,13 @@ def test_who_hung_is_blamed(cluster: Cluster, tmp_path: Path) -> None:
     """A9: all are killed, and still it is known for whom they waited."""
     ranks = state(tmp_path, ELASTIC)
     for _ in range(NODE_FAILURES):
-        assert ranks.next_group([0, 1, 2]) == Start(3, frozenset())
+        assert ranks.next_group([0, 1, 2]) == GroupStart(3, frozenset())
         begin(ranks, "a", "b", "a")
         ranks.stacks()
-        assert ranks.beat(0, 8, "training", Place("a", 100)).stacks
+        assert ranks.beat(0, 8, "training", RankProcess("a", 100)).stacks
         ranks.stack(0, "thread MainThread")
         ranks.hung("rank 1 has been silent for 120 s", [1], ranks.status().group)
-    assert ranks.next_group([0, 1, 2]) == Start(2, frozenset("b"))
+    assert ranks.next_group([0, 1, 2]) == GroupStart(2, frozenset("b"))
     assert ranks.close(10)
     hangs = [e for e in read_history(LocalStore(tmp_path)).events if e["kind"] == "hang"]
     assert [hang["without_stacks"] for hang in hangs] == [[1, 2]] * NODE_FAILURES
@@ -98,7 +98,7 @@ def test_who_hung_is_blamed(cluster: Cluster, tmp_path: Path) -> None:
 def test_nobody_is_blamed_for_a_hang_of_all(cluster: Cluster, tmp_path: Path) -> None:
     ranks = state(tmp_path, ELASTIC)
     for _ in range(NODE_FAILURES + 1):
-        assert ranks.next_group([0, 1, 2]) == Start(3, frozenset())
+        assert ranks.next_group([0, 1, 2]) == GroupStart(3, frozenset())
         begin(ranks, "a", "b", "a")
         ranks.hung("all stand still", [], ranks.status().group)
     assert ranks.close(10)
@@ -122,7 +122,7 @@ def test_deaths_are_counted_over_all_commands(cluster: Cluster, tmp_path: Path) 
 def test_what_earlier_commands_knew_of_a_node_holds(cluster: Cluster, tmp_path: Path) -> None:
     bad = Failure(time=time.time(), step=7, committed=0, worked=True, node="b", error=None, kind="silent")
     ranks = state(tmp_path, ELASTIC, failures=[bad] * NODE_FAILURES)
-    assert ranks.next_group([]) == Start(2, frozenset("b"))
+    assert ranks.next_group([]) == GroupStart(2, frozenset("b"))
 
 
 def test_a_death_while_stopping_is_nobodys_failure(cluster: Cluster, tmp_path: Path) -> None:
@@ -163,13 +163,13 @@ def test_the_operator_hears_of_a_start_and_of_a_death(cluster: Cluster, tmp_path
     ranks.next_group([])
     number = ranks.enter(("a", "a", "b"))
     for rank, node in enumerate("aab"):
-        ranks.beat(rank, 40, "loading", Place(node, 100, f"host-{node}"))
-        ranks.beat(rank, 47, "training", Place(node, 100, f"host-{node}"))
+        ranks.beat(rank, 40, "loading", RankProcess(node, 100, f"host-{node}"))
+        ranks.beat(rank, 47, "training", RankProcess(node, 100, f"host-{node}"))
     ranks.record({"kind": "step"})
     ranks.failed(0, "RuntimeError: connection closed", kind="silent")
     ranks.next_group([2])
     ranks.enter(("a", "a", "b"))
-    ranks.beat(0, 40, "loading", Place("a", 300, "host-a"))
+    ranks.beat(0, 40, "loading", RankProcess("a", 300, "host-a"))
     ranks.failed(0, "ValueError: bad row", trace="Traceback: a long one")
     ranks.next_group([0])
     assert number == 1

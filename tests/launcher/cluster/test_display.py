@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from data_service.ingest.progress import Progress
+from data_service.ingest.pool import Progress
 from launcher.cli.build_progress import BuildWatch
 from launcher.cluster.display import Watch
 from launcher.format import human_bytes, human_count, human_duration

@@ -18,9 +18,9 @@ from data_service.store.errors import (
     StoreUnavailable,
 )
 from encoder_core.errors import TrainingError
-from launcher.cluster import operate as operating
+from launcher.cluster import train as training
 from launcher.cluster.stop_requests import Stopping
-from launcher.cluster.supervisor import Outcome, train
+from launcher.cluster.supervisor import RunOutcome, supervise
 from launcher.contract import FINISHED, MISTAKE, REPEAT, STOPPED, code_of
 from launcher.errors import RecipeError, RunChanged, RunError, TryAgain
 from launcher.run.history import read_history
@@ -52,17 +52,17 @@ def test_so_is_everything_else() -> None:
 
 
 def ended(run: str, monkeypatch: pytest.MonkeyPatch, end: Any) -> tuple[int, str, list[dict[str, Any]]]:
-    """What a start makes of an end of `train`: its code, what is shown, what is on record."""
+    """What a start makes of an end of `supervise`: its code, what is shown, what is on record."""
 
-    def instead(*_: object) -> Outcome:
+    def instead(*_: object) -> RunOutcome:
         if isinstance(end, BaseException):
             raise end
         return end
 
-    monkeypatch.setattr(operating, "train", instead)
+    monkeypatch.setattr(training, "supervise", instead)
     shown: list[str] = []
-    monkeypatch.setattr(operating.Watch, "note", lambda self, text: shown.append(text))
-    outcome = operating.operate(open_run(run), Console())
+    monkeypatch.setattr(training.Watch, "note", lambda self, text: shown.append(text))
+    outcome = training.train(open_run(run), Console())
     return outcome.code, "\n".join(shown), list(read_history(open_run(run).store).events)
 
 
@@ -70,7 +70,7 @@ def ended(run: str, monkeypatch: pytest.MonkeyPatch, end: Any) -> tuple[int, str
 def test_an_orderly_end_is_an_event_with_the_step(
     code: int, fresh_run: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found, _, (event,) = ended(fresh_run, monkeypatch, Outcome(code, 7, "SIGTERM" if code else None))
+    found, _, (event,) = ended(fresh_run, monkeypatch, RunOutcome(code, 7, "SIGTERM" if code else None))
     assert (found, event["kind"], event["step"]) == (code, "stop" if code else "end", 7)
 
 
@@ -99,7 +99,7 @@ def test_an_outage_does_not_mask_the_reason(fresh_run: str, monkeypatch: pytest.
         raise StoreUnavailable.at(fresh_run, "no answer")
 
     monkeypatch.setattr("launcher.cluster.operator_log.operator_event", away)
-    monkeypatch.setattr(operating, "_RECORD_S", 0.1)
+    monkeypatch.setattr(training, "_RECORD_S", 0.1)
     code, shown, events = ended(fresh_run, monkeypatch, StoreUnavailable.at("s3://b/k", "refused"))
     assert (code, events) == (REPEAT, [])
     assert "cannot reach s3://b/k: refused" in shown
@@ -117,6 +117,6 @@ def test_no_cluster_at_the_address(fresh_run: str, monkeypatch: pytest.MonkeyPat
             notes.append(text)
 
     with pytest.raises(TryAgain, match="no Ray cluster answers"):
-        train(open_run(fresh_run), Display(), Stopping(notes.append))
+        supervise(open_run(fresh_run), Display(), Stopping(notes.append))
     assert "nothing answers at RAY_ADDRESS=127.0.0.1:1 yet" in notes[0]
     assert not list(open_run(fresh_run).store.list("attempts/"))

@@ -8,13 +8,13 @@ import pytest
 from launcher.cluster import stuck_ranks as guard
 from launcher.cluster.standing import Status
 from launcher.cluster.stuck_ranks import StuckRankKiller
-from launcher.policies.watchdog import Beat, Place, Watchdog
+from launcher.policies.watchdog import Beat, RankProcess, Watchdog
 
-PLACES = [Place("a", 1, "one"), Place("b", 2, "two")]
+PLACES = [RankProcess("a", 1, "one"), RankProcess("b", 2, "two")]
 RUN: Any = SimpleNamespace(recipe=SimpleNamespace(watchdog=Watchdog(step=100, other=500, silence=5)))
 
 
-class Monitor:
+class Coordinator:
     """Keeps what it is told; gone, if `alive` is not set."""
 
     def __init__(self, alive: bool = True) -> None:
@@ -35,9 +35,9 @@ class Monitor:
 class World:
     """Two ranks, of which rank 1 may be frozen, a driver that looks, and a clock."""
 
-    def __init__(self, monitor: Monitor, group: int = 1) -> None:
+    def __init__(self, coordinator: Coordinator, group: int = 1) -> None:
         self.now = 0.0
-        self.guard = StuckRankKiller(RUN, monitor, lambda text: None, lambda: self.now)
+        self.guard = StuckRankKiller(RUN, coordinator, lambda text: None, lambda: self.now)
         self.count, self.frozen, self.group = 1, False, group
 
     def status(self, **more: Any) -> Status:
@@ -53,48 +53,48 @@ class World:
 
 
 @pytest.fixture
-def killed(monkeypatch: pytest.MonkeyPatch) -> list[list[Place]]:
-    found: list[list[Place]] = []
+def killed(monkeypatch: pytest.MonkeyPatch) -> list[list[RankProcess]]:
+    found: list[list[RankProcess]] = []
     monkeypatch.setattr(guard, "kill", found.append)
     monkeypatch.setattr(guard.ray, "get", lambda answer, timeout: answer)
     return found
 
 
-def test_a_rank_that_freezes_before_its_group_is_let_in_is_found(killed: list[list[Place]]) -> None:
+def test_a_rank_that_freezes_before_its_group_is_let_in_is_found(killed: list[list[RankProcess]]) -> None:
     """There is no attempt yet. Once a group."""
-    monitor = Monitor()
-    world = World(monitor)
+    coordinator = Coordinator()
+    world = World(coordinator)
     world.look(3)
     world.frozen = True
     world.look(20)
     assert killed == [PLACES]
-    ((what, behind, group),) = monitor.told
+    ((what, behind, group),) = coordinator.told
     assert (what.split(" for ")[0], behind, group) == ("rank 1 has been silent", [1], 1)
     world.group = 2
     world.look(20)
     assert len(killed) == 2
 
 
-def test_a_monitor_that_is_gone_saves_nobody(killed: list[list[Place]]) -> None:
+def test_a_coordinator_that_is_gone_saves_nobody(killed: list[list[RankProcess]]) -> None:
     """A7: first of all, the ranks are ended."""
-    world = World(Monitor(alive=False))
+    world = World(Coordinator(alive=False))
     world.frozen = True
     with pytest.raises(guard.ray.exceptions.ActorDiedError):
         world.look(20)
     assert killed == [PLACES]
 
 
-def test_a_driver_that_was_stopped_kills_nobody(killed: list[list[Place]]) -> None:
-    world = World(Monitor())
+def test_a_driver_that_was_stopped_kills_nobody(killed: list[list[RankProcess]]) -> None:
+    world = World(Coordinator())
     for _ in range(20):
         world.now += 3600
         world.look(1)
     assert killed == []
 
 
-def test_ranks_whose_run_was_taken_over_are_ended_at_once(killed: list[list[Place]]) -> None:
+def test_ranks_whose_run_was_taken_over_are_ended_at_once(killed: list[list[RankProcess]]) -> None:
     """A15: they do not train on until their next commit."""
-    world = World(Monitor())
+    world = World(Coordinator())
     world.guard.check(world.status())
     assert killed == []
     world.guard.check(world.status(superseded=True))

@@ -1,4 +1,4 @@
-"""How a rank's end is told: mistakes end the run, all else goes to the policy. The monitor is a list of calls."""
+"""How a rank's end is told: mistakes end the run, all else goes to the policy. The coordinator is a list of calls."""
 
 from typing import Any
 
@@ -13,16 +13,16 @@ from encoder_core.errors import ModelError, TrainingError
 from encoder_core.train.weight_check import CorruptReplica
 from launcher.cluster import worker
 from launcher.cluster.standing import Orders
-from launcher.cluster.worker import MonitorLost, RayLink
+from launcher.cluster.worker import CoordinatorLost, RayLink
 from launcher.errors import RecipeError, RunError
-from launcher.policies.watchdog import Place
+from launcher.policies.watchdog import RankProcess
 from launcher.preflight.collective import Unfit
 from launcher.rank.spike_guard import Rewound
 
 AWAY = StoreUnavailable.at("s3://bucket/run", "no answer")
 
 
-class Monitor:
+class Coordinator:
     """Every call is kept, and answered with what `answers` has for it."""
 
     def __init__(self, **answers: list[Any]) -> None:
@@ -48,22 +48,22 @@ class _Method:
 @pytest.fixture(autouse=True)
 def without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker.ray, "get", lambda answer: answer)
-    monkeypatch.setattr(worker, "here", lambda: Place("node", 1, "host"))
+    monkeypatch.setattr(worker, "here", lambda: RankProcess("node", 1, "host"))
     monkeypatch.setattr(worker, "BEAT_S", 0.001)
     monkeypatch.setattr(worker, "_AGAIN_S", 0.001)
 
 
 def told(error: BaseException, *, stopped: bool = False, doing: str = "training") -> tuple[bool, list[Any]]:
-    """What the monitor hears of a rank's error, and whether the rank ends in good order."""
-    monitor = Monitor(beat=[Orders(stop=stopped, pause=False, stacks=False)] * 1000)
-    link = RayLink(monitor, 3, grid=1)
+    """What the coordinator hears of a rank's error, and whether the rank ends in good order."""
+    coordinator = Coordinator(beat=[Orders(stop=stopped, pause=False, stacks=False)] * 1000)
+    link = RayLink(coordinator, 3, save_multiple=1)
     link.attempt = 5
     link.beat(7, doing)
     while stopped and not link.stop_requested():
         pass
-    good = worker._in_good_order(monitor, link, error)
+    good = worker._in_good_order(coordinator, link, error)
     link.close()
-    return good, [call for call in monitor.calls if call[0] != "beat"]
+    return good, [call for call in coordinator.calls if call[0] != "beat"]
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_a_mistake_ends_the_run(kind: Any) -> None:
         (DistNetworkError("recvValue failed"), "silent"),
         (worker.ray.exceptions.ActorDiedError(), "silent"),
         (worker.ray.exceptions.WorkerCrashedError(), "silent"),
-        (MonitorLost("gone"), "silent"),
+        (CoordinatorLost("gone"), "silent"),
         (SystemExit(1), "silent"),
     ],
 )
@@ -129,21 +129,21 @@ def test_a_last_save_that_fails_ends_in_good_order_if_a_stop_was_asked_for(error
 
 
 def test_ranks_wait_together_for_a_store_that_lets_nobody_claim() -> None:
-    monitor = Monitor(enter=["no answer", "no answer", 6], beat=[Orders(False, False, False)] * 1000)
-    link = RayLink(monitor, 0, grid=1)
-    assert worker._enter(monitor, link, Alone(), ["n"], []) == 6  # type: ignore[arg-type]
+    coordinator = Coordinator(enter=["no answer", "no answer", 6], beat=[Orders(False, False, False)] * 1000)
+    link = RayLink(coordinator, 0, save_multiple=1)
+    assert worker._enter(coordinator, link, Alone(), ["n"], []) == 6  # type: ignore[arg-type]
     assert link._where == (0, "waiting for the store", 2)
     link.close()
-    refusing = Monitor(enter=[None])
+    refusing = Coordinator(enter=[None])
     assert worker._enter(refusing, link, Alone(), ["n"], []) is None  # type: ignore[arg-type]
 
 
-def test_a_rank_whose_monitor_died_ends_at_its_next_step() -> None:
+def test_a_rank_whose_coordinator_died_ends_at_its_next_step() -> None:
     """A thread that died in silence left the rank to train on, unseen."""
     unavailable = worker.ray.exceptions.ActorUnavailableError("back soon", None)
     beats = [unavailable, Orders(False, False, False), worker.ray.exceptions.ActorDiedError()]
-    link = RayLink(Monitor(beat=beats), 0, grid=1)
-    with pytest.raises(MonitorLost):
+    link = RayLink(Coordinator(beat=beats), 0, save_multiple=1)
+    with pytest.raises(CoordinatorLost):
         _train_on(link)
     link.close()
 
@@ -157,7 +157,9 @@ def test_and_ends_itself_if_it_makes_no_step(monkeypatch: pytest.MonkeyPatch) ->
     codes: list[int] = []
     monkeypatch.setattr(worker, "_GRACE_S", 0.01)
     monkeypatch.setattr(worker.os, "_exit", codes.append)
-    link = RayLink(Monitor(beat=[worker.ray.exceptions.ActorDiedError() for _ in range(10_000)]), 0, grid=1)
+    link = RayLink(
+        Coordinator(beat=[worker.ray.exceptions.ActorDiedError() for _ in range(10_000)]), 0, save_multiple=1
+    )
     while not codes:
         pass
     assert codes[0] == 1

@@ -13,7 +13,7 @@ from launcher.errors import OptionError, RunError
 from launcher.inspect.report.evaluations import evaluations, on_lineage
 from launcher.inspect.report.write import subject, write_report
 from launcher.run.history import read_history
-from launcher.run.log import Journal, operator_event
+from launcher.run.log import RunLog, operator_event
 from launcher.run.record import open_run
 from tests.support.data.made_up import WORDS
 from tests.support.models.exports import FAMILIES, export
@@ -85,7 +85,7 @@ def test_a_run_and_its_report(inputs: Path, tmp_path: Path) -> None:
     assert {record["task"] for record in records} == {"anisotropy", "heldout"}
 
     later = Committing(uri)
-    journal = Journal(run.store, later.attempt.number, 1000.0)
+    journal = RunLog(run.store, later.attempt.number, 1000.0)
     journal.event("resume", 2.0, step=3)
     assert journal.close(30)
     found, events = subject(run, with_baselines=False).beside, read_history(run.store).events

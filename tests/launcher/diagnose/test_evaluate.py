@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from checkpoints.layout import Mark
+from checkpoints.layout import CheckpointName
 from data_service.stream.stream import Stream
 from encoder_core.train.collate import to_batch
-from launcher.diagnose.evaluate import Outcome, evaluate_commit
+from launcher.diagnose.evaluate import CommitOutcome, evaluate_commit
 from launcher.diagnose.figures import Figure, named
 from launcher.diagnose.frozen import open_checkpoint
 from launcher.diagnose.heldout import held_out
 from launcher.diagnose.results import (
-    Cell,
-    Result,
+    DiagnosticCell,
+    DiagnosticResult,
     evaluated,
     read_result,
     results_of,
@@ -45,12 +45,12 @@ def evaluated_run(inputs: Path, tmp_path: Path) -> str:
     )
 
 
-def evaluate(uri: str, mark: Mark) -> Outcome:
+def evaluate(uri: str, mark: CheckpointName) -> CommitOutcome:
     run = open_run(uri)
     return evaluate_commit(run, mark, run.recipe.evaluation.tasks)
 
 
-def pending(uri: str, mark: Mark) -> bool:
+def pending(uri: str, mark: CheckpointName) -> bool:
     run = open_run(uri)
     return unevaluated(run.store, mark, run.recipe.evaluation.tasks)
 
@@ -63,17 +63,17 @@ def objects(uri: str) -> dict[str, bytes]:
 def test_every_measure_once_whoever_asks(evaluated_run: str) -> None:
     mark = Committing(evaluated_run).commit(3)
     assert pending(evaluated_run, mark)
-    assert evaluate(evaluated_run, mark) == Outcome(computed=NAMES)
+    assert evaluate(evaluated_run, mark) == CommitOutcome(computed=NAMES)
     assert not pending(evaluated_run, mark)
     before = objects(evaluated_run)
-    assert evaluate(evaluated_run, mark) == Outcome(known=NAMES)
+    assert evaluate(evaluated_run, mark) == CommitOutcome(known=NAMES)
     again = Committing(evaluated_run).commit(3)
     assert again != mark, "another attempt with the same weights"
-    assert evaluate(evaluated_run, again) == Outcome(known=NAMES)
+    assert evaluate(evaluated_run, again) == CommitOutcome(known=NAMES)
     after = objects(evaluated_run)
     assert {key: after[key] for key in before} == before
     other = Committing(evaluated_run).commit(4)
-    assert evaluate(evaluated_run, other) == Outcome(computed=NAMES)
+    assert evaluate(evaluated_run, other) == CommitOutcome(computed=NAMES)
     found = {
         one.commit.step: [figure for result in one.results for figure in result.figures]
         for one in evaluated(open_run(evaluated_run).store)
@@ -93,7 +93,7 @@ def test_other_data_under_the_same_name_is_another_result(evaluated_run: str, tm
     mark = Committing(evaluated_run).commit(3)
     evaluate(evaluated_run, mark)
     (tmp_path / "test.tsv").write_text("the machine\t1\nnothing lost\t0\n")
-    assert evaluate(evaluated_run, mark) == Outcome(
+    assert evaluate(evaluated_run, mark) == CommitOutcome(
         computed=("probe word",), known=(NAMES[0], NAMES[1], NAMES[3])
     )
 
@@ -102,8 +102,8 @@ def test_a_commit_that_is_gone_is_no_failure(evaluated_run: str) -> None:
     committing = Committing(evaluated_run)
     marks = [committing.commit(step) for step in (3, 6, 9)]
     committing.keep_last(1)
-    assert evaluate(evaluated_run, marks[0]) == Outcome(gone=True)
-    assert evaluate(evaluated_run, marks[2]) == Outcome(computed=NAMES)
+    assert evaluate(evaluated_run, marks[0]) == CommitOutcome(gone=True)
+    assert evaluate(evaluated_run, marks[2]) == CommitOutcome(computed=NAMES)
 
 
 def test_what_one_task_lacks_does_not_hinder_the_others(evaluated_run: str, tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_what_one_task_lacks_does_not_hinder_the_others(evaluated_run: str, tmp_
     assert "line 1" in outcome.failed["similarity shared"]
     assert pending(evaluated_run, mark)
     task_files(str(tmp_path))
-    assert evaluate(evaluated_run, mark) == Outcome(computed=NAMES[2:], known=NAMES[:2])
+    assert evaluate(evaluated_run, mark) == CommitOutcome(computed=NAMES[2:], known=NAMES[:2])
 
 
 def test_damaged_results_are_computed_again(evaluated_run: str) -> None:
@@ -140,9 +140,13 @@ def test_damaged_results_are_computed_again(evaluated_run: str) -> None:
 def test_results_of_another_version_are_not_taken(evaluated_run: str) -> None:
     run = open_run(evaluated_run)
     task = EvaluationTask(heldout=HeldOutSettings())
-    cells = [Cell(weights="w" * 64, task=task, data="d", seed=1, version=version) for version in (1, 2)]
+    cells = [
+        DiagnosticCell(weights="w" * 64, task=task, data="d", seed=1, version=version) for version in (1, 2)
+    ]
     assert cells[0].path != cells[1].path
-    result = Result(cell=cells[1], figures=(Figure(measure="loss", value=float("nan")),), seconds=1.0)
+    result = DiagnosticResult(
+        cell=cells[1], figures=(Figure(measure="loss", value=float("nan")),), seconds=1.0
+    )
     assert write_result(run.store, result)
     assert not write_result(run.store, result), "the first one stays"
     assert read_result(run.store, cells[0]) is None
@@ -155,7 +159,7 @@ def test_where_data_lie_decides_nothing() -> None:
         EvaluationTask.model_validate({"probe": {"task": "word", "data": data}})
         for data in ("here", "s3://there/x")
     ]
-    assert len({Cell(weights="w", task=task, data="d", seed=0).path for task in tasks}) == 1
+    assert len({DiagnosticCell(weights="w", task=task, data="d", seed=0).path for task in tasks}) == 1
 
 
 def whole(run: Run) -> dict[str, float]:

@@ -9,7 +9,7 @@ import pytest
 
 from launcher.diagnose.figures import Figure, named
 from launcher.diagnose.frozen import Frozen, open_frozen
-from launcher.diagnose.probe import Splits, linear_probe
+from launcher.diagnose.linear_probe import Splits, linear_probe
 from launcher.diagnose.task_data import at_most
 from launcher.errors import RunError
 from launcher.tasks.examples import Sentences

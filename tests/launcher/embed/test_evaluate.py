@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from scipy.stats import pearsonr, spearmanr
 
-from launcher.embed.evaluate import CellSettings, Fit, embed_cell
+from launcher.embed.evaluate import CellSettings, FitSettings, embed_cell
 from launcher.embed.model import load_model
 from launcher.embed.settings import Encoding
 from launcher.errors import TaskError
-from launcher.finetune.pretrained import Pretrained, open_pretrained
+from launcher.finetune.pretrained import LocalModel, open_pretrained
 from launcher.tasks.task import Task, load_task
 from tests.support.data.made_up import WORDS
 from tests.support.models.exports import FAMILIES, export
@@ -37,7 +37,7 @@ metrics: [ndcg@10, mrr@10, recall@100, map@100]
 
 
 @pytest.fixture(scope="module")
-def bert(tmp_path_factory: pytest.TempPathFactory) -> Pretrained:
+def bert(tmp_path_factory: pytest.TempPathFactory) -> LocalModel:
     folder = tmp_path_factory.mktemp("bert")
     export(FAMILIES["bert"], folder / "model")
     with open_pretrained(str(folder / "model")) as pretrained:
@@ -56,7 +56,7 @@ def sts(folder: Path, seed: int = 1) -> Task:
     return load_task(str(folder / "sts.yaml"))
 
 
-def test_similarity_is_the_correlation_of_the_cosine(bert: Pretrained, tmp_path: Path) -> None:
+def test_similarity_is_the_correlation_of_the_cosine(bert: LocalModel, tmp_path: Path) -> None:
     task = sts(tmp_path)
     examples = task.read("dev")
     model = load_model(bert, Encoding(pooling="max"))
@@ -68,10 +68,10 @@ def test_similarity_is_the_correlation_of_the_cosine(bert: Pretrained, tmp_path:
     assert found["pearson"] == pytest.approx(pearsonr(cosines, examples.labels).statistic, abs=1e-5)  # type: ignore[union-attr]
 
 
-def test_a_cell_trains_on_the_tasks_own_split(bert: Pretrained, tmp_path: Path) -> None:
+def test_a_cell_trains_on_the_tasks_own_split(bert: LocalModel, tmp_path: Path) -> None:
     """A function of its arguments: twice the same, another seed another figure."""
     task = sts(tmp_path)
-    settings = CellSettings(fit=Fit(epochs=1, lr=1e-3))
+    settings = CellSettings(fit=FitSettings(epochs=1, lr=1e-3))
     first, again, other = (embed_cell(bert, task, settings, seed) for seed in (1, 1, 2))
     assert first == again
     assert first != other
@@ -92,7 +92,7 @@ def beir(folder: Path, draw: random.Random) -> tuple[Task, Mapping[str, set[str]
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_retrieval_is_its_formulas(bert: Pretrained, tmp_path: Path, seed: int) -> None:
+def test_retrieval_is_its_formulas(bert: LocalModel, tmp_path: Path, seed: int) -> None:
     task, relevant = beir(tmp_path, random.Random(seed))
     examples = task.read("test")
     model = load_model(bert, Encoding(normalize=True))
@@ -111,7 +111,7 @@ def test_retrieval_is_its_formulas(bert: Pretrained, tmp_path: Path, seed: int) 
     assert found["recall@100"] == pytest.approx(np.mean(recalls), abs=1e-6)
 
 
-def test_a_task_that_vectors_do_not_answer(bert: Pretrained, tmp_path: Path) -> None:
+def test_a_task_that_vectors_do_not_answer(bert: LocalModel, tmp_path: Path) -> None:
     (tmp_path / "dev.tsv").write_text("a rank\t0\n")
     (tmp_path / "class.yaml").write_text(
         "name: cls\nkind: classification\npublished: here\nfiles: {dev: dev.tsv}\nformat: tsv\n"
@@ -121,7 +121,7 @@ def test_a_task_that_vectors_do_not_answer(bert: Pretrained, tmp_path: Path) -> 
         embed_cell(bert, load_task(str(tmp_path / "class.yaml")), CellSettings(), seed=1)
 
 
-def test_scores_that_are_all_equal(bert: Pretrained, tmp_path: Path) -> None:
+def test_scores_that_are_all_equal(bert: LocalModel, tmp_path: Path) -> None:
     task = sts(tmp_path)
     (tmp_path / "dev.tsv").write_text("3\ta rank\trows\n3\tloss\tfalls\n")
     with pytest.raises(TaskError, match="all scores are 3"):
@@ -129,7 +129,7 @@ def test_scores_that_are_all_equal(bert: Pretrained, tmp_path: Path) -> None:
 
 
 def test_long_texts_are_cut_and_it_is_said(
-    bert: Pretrained, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    bert: LocalModel, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     task = sts(tmp_path)
     (tmp_path / "dev.tsv").write_text(f"3\ta rank\t{'rows ' * 100}\n1\tloss\tfalls\n")

@@ -10,7 +10,7 @@ from sentence_transformers import SentenceTransformer
 
 from launcher.embed.evaluate import CellSettings, embed_cell
 from launcher.embed.export import export_embeddings
-from launcher.embed.settings import Training
+from launcher.embed.settings import EmbedTraining
 from launcher.embed.train import train_embeddings
 from launcher.finetune.pretrained import open_pretrained
 from launcher.tasks.task import Task, loads
@@ -44,7 +44,7 @@ def test_a_family_from_checkpoint_to_vectors(tmp_path: Path, family: str, poolin
     """Above chance: a rank correlation of 0, and half of what is found relevant."""
     export(FAMILIES[family], tmp_path / "model")
     table = {"texts": ["a", "b"], "label": "score", "scores": [0, 5]}
-    training = Training.model_validate(
+    training = EmbedTraining.model_validate(
         {
             "train": {"files": [write_rows(tmp_path / "train.jsonl", scored(96))], **table},
             "dev": {"files": [write_rows(tmp_path / "dev.jsonl", scored(80, seed=9))], **table},

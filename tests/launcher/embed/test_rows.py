@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from data_service.store.base import Store
 from data_service.store.open import open_store
 from launcher.embed.rows import read_source
-from launcher.embed.settings import Source, load_settings
+from launcher.embed.settings import RowSource, load_settings
 from launcher.errors import RecipeError, TaskError
 
 TEXT = st.text(st.characters(blacklist_categories=("Cs", "Cc", "Zl", "Zp")), min_size=1, max_size=30).filter(
@@ -50,7 +50,7 @@ def write(folder: Path, rows: list[tuple[str, str, float]], form: str) -> str:
 @given(ROWS)
 def test_every_form_holds_the_same(tmp_path: Path, rows: list[tuple[str, str, float]]) -> None:
     found = [
-        read_source(Source(files=(write(tmp_path, rows, form),), **PAIRS), str(tmp_path))
+        read_source(RowSource(files=(write(tmp_path, rows, form),), **PAIRS), str(tmp_path))
         for form in ("jsonl", "jsonl.gz", "csv", "tsv", "parquet")
     ]
     assert all(other == found[0] for other in found)
@@ -65,7 +65,7 @@ def test_rows_in_a_bucket_splits_in_one_file_and_labels_to_ignore(any_store: Sto
         for gold, split in (("same", "train"), ("-", "train"), ("other", "train"), ("same", "dev"))
     ]
     any_store.put("nli.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode())
-    source = Source(
+    source = RowSource(
         files=("nli.jsonl",),
         texts=("a", "b"),
         label="gold",
@@ -96,15 +96,15 @@ def test_mistakes_in_a_file_have_their_line(tmp_path: Path, what: str) -> None:
     text, changes, problem = BAD[what]
     (tmp_path / "rows.jsonl").write_text(text, encoding="utf-8")
     with pytest.raises(TaskError, match=problem) as error:
-        read_source(Source(files=("rows.jsonl",), **(PAIRS | changes)), str(tmp_path))
+        read_source(RowSource(files=("rows.jsonl",), **(PAIRS | changes)), str(tmp_path))
     assert error.value.remedy
 
 
 def test_a_missing_file_and_a_form_of_no_kind(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match=r"rows\.jsonl is not there"):
-        read_source(Source(files=("rows.jsonl",), **PAIRS), str(tmp_path))
+        read_source(RowSource(files=("rows.jsonl",), **PAIRS), str(tmp_path))
     with pytest.raises(TaskError, match="no known form"):
-        read_source(Source(files=("rows.xlsx",), **PAIRS), str(tmp_path))
+        read_source(RowSource(files=("rows.xlsx",), **PAIRS), str(tmp_path))
 
 
 def test_tasks_give_their_pairs(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_tasks_give_their_pairs(tmp_path: Path) -> None:
         "name: sts\nkind: similarity\npublished: here\nfiles: {train: rows.tsv}\nformat: tsv\n"
         "fields: {first: a, second: b, label: score}\nscore_range: [0, 4]\nmetrics: [spearman]\n"
     )
-    rows = read_source(Source(tasks=(str(task),)), str(tmp_path))
+    rows = read_source(RowSource(tasks=(str(task),)), str(tmp_path))
     assert rows.texts == {"first": ["x", "z"], "second": ["y", "w"]}
     assert rows.labels == [1.0, 0.0]
 

@@ -11,9 +11,9 @@ import torch
 from scipy.stats import spearmanr
 
 from encoder_core.errors import ModelError
-from launcher.embed.settings import Training
+from launcher.embed.settings import EmbedTraining
 from launcher.embed.train import train_embeddings
-from launcher.finetune.pretrained import Pretrained, open_pretrained
+from launcher.finetune.pretrained import LocalModel, open_pretrained
 from tests.support.models.exports import FAMILIES, export
 from tests.support.tasks.small_tasks import scored, triplets, write_rows
 
@@ -44,12 +44,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def bert(place: Path) -> Pretrained:
+def bert(place: Path) -> LocalModel:
     with open_pretrained(str(place / "bert")) as pretrained:
         return pretrained  # a local folder: it stays
 
 
-def settings(place: Path, loss: str = "cosent", **changes: Any) -> Training:
+def settings(place: Path, loss: str = "cosent", **changes: Any) -> EmbedTraining:
     kind, table = LOSSES[loss]
     file = "triplets.jsonl" if "p" in table["texts"] else "pairs.jsonl"
     values: dict[str, Any] = {
@@ -60,7 +60,7 @@ def settings(place: Path, loss: str = "cosent", **changes: Any) -> Training:
         "max_length": 16,
         **changes,
     }
-    return Training.model_validate(values)
+    return EmbedTraining.model_validate(values)
 
 
 def weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -69,7 +69,7 @@ def weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("loss", LOSSES)
-def test_every_loss_learns(place: Path, bert: Pretrained, loss: str) -> None:
+def test_every_loss_learns(place: Path, bert: LocalModel, loss: str) -> None:
     """Rank correlation on sentences of its own, from that of a random network to nearly all."""
     before = train_embeddings(bert, settings(place, loss, epochs=1, lr=1e-12)).dev["dev_spearman_cosine"]
     trained = train_embeddings(bert, settings(place, loss, epochs=6, batch=8, lr=5e-3))
@@ -79,7 +79,7 @@ def test_every_loss_learns(place: Path, bert: Pretrained, loss: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("loss", ["cosine", "cached", "cosent"])
-def test_matryoshka_trains_the_beginning_of_the_vector(place: Path, bert: Pretrained, loss: str) -> None:
+def test_matryoshka_trains_the_beginning_of_the_vector(place: Path, bert: LocalModel, loss: str) -> None:
     """Four numbers of 32 rank pairs nearly as all of them do."""
     trained = train_embeddings(bert, settings(place, loss, epochs=6, batch=8, lr=5e-3, matryoshka=[32, 4]))
     rows = scored(80, seed=9)
@@ -98,7 +98,7 @@ def test_xlnet_learns_at_its_last_token(place: Path, tmp_path: Path) -> None:
     assert trained.dev["dev_spearman_cosine"] > 0.7
 
 
-def test_the_seed_decides(place: Path, bert: Pretrained) -> None:
+def test_the_seed_decides(place: Path, bert: LocalModel) -> None:
     """Also of the softmax's head, which is drawn before the trainer begins."""
     first, again, other = (
         weights(train_embeddings(bert, settings(place, "softmax", seed=seed, dev=None)).model)
@@ -117,7 +117,7 @@ def test_the_seed_decides(place: Path, bert: Pretrained) -> None:
     ],
 )
 def test_a_killed_training_goes_on_to_the_same_weights(
-    place: Path, bert: Pretrained, tmp_path: Path, loss: str, draw: int
+    place: Path, bert: LocalModel, tmp_path: Path, loss: str, draw: int
 ) -> None:
     """SIGKILL before a random step, several times: bits as if nothing had been."""
     training = settings(place, loss, epochs=2, every=3)
@@ -132,7 +132,7 @@ def test_a_killed_training_goes_on_to_the_same_weights(
 
 
 @pytest.mark.long
-def test_the_best_weights_on_dev_are_kept(place: Path, bert: Pretrained) -> None:
+def test_the_best_weights_on_dev_are_kept(place: Path, bert: LocalModel) -> None:
     training = settings(place, "cosent", epochs=4, lr=2e-2)
     best, last = (
         train_embeddings(bert, training.model_copy(update={"keep": keep})) for keep in ("best", "last")
@@ -145,14 +145,14 @@ def test_the_best_weights_on_dev_are_kept(place: Path, bert: Pretrained) -> None
     assert last.dev["dev_spearman_cosine"] == pytest.approx(seen[-1], abs=1e-6)
 
 
-def test_weights_that_are_no_numbers_are_not_handed_out(place: Path, bert: Pretrained) -> None:
+def test_weights_that_are_no_numbers_are_not_handed_out(place: Path, bert: LocalModel) -> None:
     with pytest.raises(ModelError, match="no longer finite"):
         train_embeddings(bert, settings(place, "cosine", lr=1e38, dev=None, warmup=0.0))
 
 
 @pytest.mark.long
 def test_a_scratch_of_another_training_is_begun_anew(
-    place: Path, bert: Pretrained, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    place: Path, bert: LocalModel, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     scratch = tmp_path / "scratch"
     train_embeddings(bert, settings(place, every=3, dev=None), scratch)

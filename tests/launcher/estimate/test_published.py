@@ -2,27 +2,25 @@
 
 import pytest
 
-from data_service.samples.masking import MlmMasking
+from encoder_core.cost.flops import ObjectiveTerms, count, products
+from encoder_core.cost.products import Shape
 from encoder_core.families import albert, bert, electra, roberta
 from encoder_core.families.build import ModelConfig
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.objectives.replaced import ReplacedTokenConfig
 from launcher.estimate.cluster import Cluster
 from launcher.estimate.estimate import estimate
-from launcher.estimate.flops import count, joined, of_objective
 from launcher.estimate.gpus import find_gpu
-from launcher.estimate.shape import Shape
 from launcher.recipe.load import load
-from launcher.recipe.objective import ExtraTerm, Objective
 
-MLM = Objective(mlm=MlmMasking())
-NSP = Objective(mlm=MlmMasking(), nsp=ExtraTerm())
-RTD = Objective(mlm=MlmMasking(), rtd=ReplacedTokenConfig())
+MLM = ObjectiveTerms()
+NSP = ObjectiveTerms(pairs=True)
+RTD = ObjectiveTerms(replaced=ReplacedTokenConfig())
 
 
-def flops(model: ModelConfig, objective: Objective, length: int, targets: int) -> int:
+def flops(model: ModelConfig, terms: ObjectiveTerms, length: int, targets: int) -> int:
     """Forward and backward of one row."""
-    return count(joined(of_objective(model, objective, Shape(1, length, targets)))).model
+    return count(products(model, terms, Shape(1, length, targets))).model
 
 
 @pytest.mark.parametrize(("length", "targets", "rows", "tflops"), [(128, 20, 272, 64), (512, 80, 52, 53)])
@@ -54,7 +52,7 @@ def test_modernbert_on_eight_h100() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "objective", "rows", "length", "published"),
+    ("model", "terms", "rows", "length", "published"),
     [
         (bert.BASE, MLM, 256e6, 512, 6.4e19),
         (bert.LARGE, MLM, 256e6, 512, 1.9e20),
@@ -66,12 +64,12 @@ def test_modernbert_on_eight_h100() -> None:
     ],
 )
 def test_training_flops_that_electra_states(
-    model: ModelConfig, objective: Objective, rows: float, length: int, published: float
+    model: ModelConfig, terms: ObjectiveTerms, rows: float, length: int, published: float
 ) -> None:
     """Clark et al. 2020, and their flops_computation.py: the backward pass counts as one forward pass, embeddings are
     looked up by a dense product, 15.625 % is masked; and small operations count, 5 % or less but in small models."""
     targets = round(0.15625 * length)
-    forward = count(joined(of_objective(model, objective, Shape(1, length, targets)))).forward
+    forward = count(products(model, terms, Shape(1, length, targets))).forward
     networks = [model, model.generator] if isinstance(model, ElectraConfig) else [model]
     looked_up = sum(2 * length * _width(network) * network.vocabulary for network in networks)
     ours = 2 * rows * (forward + looked_up)

@@ -8,14 +8,14 @@ import pytest
 from launcher.evaluate.first import shared_first
 from launcher.evaluate.measures import Finetuning, measures
 from launcher.finetune import run
-from launcher.finetune.pretrained import Pretrained
+from launcher.finetune.pretrained import LocalModel
 from launcher.finetune.run import finetune
 from launcher.tasks.task import Task
 from tests.support.tasks.small_tasks import QUICK, description, model, task
 
 
 @pytest.fixture(scope="module")
-def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Pretrained:
+def pretrained(tmp_path_factory: pytest.TempPathFactory) -> LocalModel:
     return model("bert", tmp_path_factory.mktemp("models"))
 
 
@@ -31,7 +31,7 @@ def chained(tmp_path: Path) -> Task:
 
 
 def test_two_cells_make_it_once_and_it_is_what_one_alone_would_make(
-    pretrained: Pretrained, chained: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pretrained: LocalModel, chained: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = []
     original = run.finetune
@@ -52,7 +52,7 @@ def test_two_cells_make_it_once_and_it_is_what_one_alone_would_make(
 
 
 def test_another_checkpoint_or_setting_of_the_machine_is_another_model(
-    pretrained: Pretrained, chained: Task, tmp_path: Path
+    pretrained: LocalModel, chained: Task, tmp_path: Path
 ) -> None:
     place, before = tmp_path / "place", {"task": "t", "finetune": {}}
     one = shared_first(pretrained, chained, QUICK, before, place)

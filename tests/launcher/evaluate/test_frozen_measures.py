@@ -8,10 +8,10 @@ from launcher.diagnose.figures import Figure
 from launcher.diagnose.frozen import open_frozen
 from launcher.diagnose.own_data import own_data
 from launcher.errors import TaskError
-from launcher.evaluate.cell import Measured
+from launcher.evaluate.cell import CellFigures
 from launcher.evaluate.evaluation import plan
 from launcher.evaluate.measures import frozen_measures, headline
-from launcher.finetune.pretrained import Pretrained
+from launcher.finetune.pretrained import LocalModel
 from launcher.tasks.suite import load_frozen, load_suite
 from tests.support.tasks.small_tasks import model, task_files
 
@@ -25,7 +25,7 @@ frozen:
 
 
 @pytest.fixture(scope="module")
-def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Pretrained:
+def pretrained(tmp_path_factory: pytest.TempPathFactory) -> LocalModel:
     return model("bert", tmp_path_factory.mktemp("models"))
 
 
@@ -37,7 +37,7 @@ def suite(tmp_path: Path) -> str:
 
 
 def test_a_suite_names_them_and_their_figures_are_those_of_the_frozen_model(
-    suite: str, pretrained: Pretrained, tmp_path: Path
+    suite: str, pretrained: LocalModel, tmp_path: Path
 ) -> None:
     assert load_suite(suite) == ()
     wanted = load_frozen(suite)
@@ -53,11 +53,11 @@ def test_a_suite_names_them_and_their_figures_are_those_of_the_frozen_model(
         figures = own.figures(frozen)
         assert measured.metrics == headline(figures)
         assert measured.details["figures"] == [figure.model_dump(exclude_none=True) for figure in figures]
-        assert Measured.model_validate_json(measured.model_dump_json()) == measured
+        assert CellFigures.model_validate_json(measured.model_dump_json()) == measured
 
 
 def test_their_keys_follow_data_and_settings_and_not_places(
-    suite: str, pretrained: Pretrained, tmp_path: Path
+    suite: str, pretrained: LocalModel, tmp_path: Path
 ) -> None:
     def keys() -> list[str]:
         works = plan([pretrained], frozen_measures(load_frozen(suite)), [0])
@@ -79,7 +79,7 @@ def test_their_keys_follow_data_and_settings_and_not_places(
     assert [one == other for one, other in zip(keys(), before, strict=True)] == [False, True, True]
 
 
-def test_a_machine_with_other_files_refuses(suite: str, pretrained: Pretrained, tmp_path: Path) -> None:
+def test_a_machine_with_other_files_refuses(suite: str, pretrained: LocalModel, tmp_path: Path) -> None:
     (probe, *_) = frozen_measures(load_frozen(suite))
     lines = (tmp_path / "dev.tsv").read_text().splitlines()
     (tmp_path / "dev.tsv").write_text("\n".join(lines[1:]) + "\n")

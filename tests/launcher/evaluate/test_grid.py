@@ -16,17 +16,17 @@ from data_service.errors import InputError
 from data_service.store.base import Store
 from data_service.store.errors import StoreUnavailable
 from data_service.store.open import open_store
-from launcher.evaluate.cell import Measured, Work
+from launcher.evaluate.cell import CellFigures, CellWork
 from launcher.evaluate.claims import claimed
-from launcher.evaluate.endings import Ended, Share, Waiting
-from launcher.evaluate.evaluation import Evaluation, plan, recorded
+from launcher.evaluate.endings import CellResources, Ended, Waiting
+from launcher.evaluate.evaluation import GridEvaluation, plan, recorded
 from launcher.evaluate.results import Results
-from launcher.finetune.pretrained import Pretrained
+from launcher.finetune.pretrained import LocalModel
 from tests.support.tasks import small_cells
 from tests.support.tasks.small_cells import Fitting, checkpoints, diary
 
 pytestmark = pytest.mark.cluster
-ONE = Share(cpus=1)
+ONE = CellResources(cpus=1)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -52,7 +52,7 @@ class Broken(Fitting):
 
     ours: bool = True
 
-    def measure(self, pretrained: Pretrained, seed: int, place: Path) -> Measured:
+    def measure(self, pretrained: LocalModel, seed: int, place: Path) -> CellFigures:
         self._note("begins", self.task)
         if self.ours:
             raise InputError("train.tsv:7: label 'x' is not one of 0, 1", remedy="correct the line")
@@ -65,19 +65,19 @@ def store(tmp_path: Path) -> Store:
 
 
 @pytest.fixture
-def models(tmp_path: Path) -> list[Pretrained]:
+def models(tmp_path: Path) -> list[LocalModel]:
     return checkpoints(tmp_path, (0.1, 2.0))
 
 
 def run(
-    store: Store, works: list[Work], models: list[Pretrained]
-) -> tuple[Evaluation, list[Ended | Waiting]]:
-    evaluation = Evaluation(Results(store), "small", works)
+    store: Store, works: list[CellWork], models: list[LocalModel]
+) -> tuple[GridEvaluation, list[Ended | Waiting]]:
+    evaluation = GridEvaluation(Results(store), "small", works)
     return evaluation, list(evaluation.compute(models, ONE))
 
 
 def test_a_worker_dies_cells_fail_and_the_rest_is_computed_once(
-    tmp_path: Path, store: Store, models: list[Pretrained]
+    tmp_path: Path, store: Store, models: list[LocalModel]
 ) -> None:
     notes = str(tmp_path / "diary")
     good = [Fitting("a", lr, notes, dies=lr == 0.1) for lr in (0.1, 1.0)]
@@ -108,7 +108,7 @@ def test_a_worker_dies_cells_fail_and_the_rest_is_computed_once(
 
 
 def test_two_commands_at_once_compute_no_cell_twice_and_have_the_same_table(
-    tmp_path: Path, store: Store, models: list[Pretrained]
+    tmp_path: Path, store: Store, models: list[LocalModel]
 ) -> None:
     notes = str(tmp_path / "diary")
     works = plan(models, [Fitting("a", lr, notes) for lr in (0.1, 1.0)], range(2))
@@ -130,10 +130,10 @@ def test_two_commands_at_once_compute_no_cell_twice_and_have_the_same_table(
 
 
 def test_cells_of_another_process_are_waited_for_and_taken_over_when_it_ends(
-    store: Store, models: list[Pretrained]
+    store: Store, models: list[LocalModel]
 ) -> None:
     works = plan(models, [Fitting("a", 1.0)], [0])
-    evaluation = Evaluation(Results(store), "small", works)
+    evaluation = GridEvaluation(Results(store), "small", works)
     with claimed(store, works[0].cell.key) as other:
         assert other is None
         events = evaluation.compute(models, ONE)
@@ -149,7 +149,7 @@ def test_cells_of_another_process_are_waited_for_and_taken_over_when_it_ends(
 
 
 def test_two_commands_whose_cells_fail_do_not_wait_for_each_other(
-    store: Store, models: list[Pretrained]
+    store: Store, models: list[LocalModel]
 ) -> None:
     """What one of them has failed at is nobody's any more."""
     works = plan(models[:1], [Broken(f"label {number}", 1.0) for number in range(4)], [0])
@@ -170,18 +170,18 @@ def test_two_commands_whose_cells_fail_do_not_wait_for_each_other(
 class Unanswered(Fitting):
     """Meets a store that does not answer, or dies."""
 
-    def measure(self, pretrained: Pretrained, seed: int, place: Path) -> Measured:
+    def measure(self, pretrained: LocalModel, seed: int, place: Path) -> CellFigures:
         if self.dies:
             os.kill(os.getpid(), signal.SIGKILL)
         raise StoreUnavailable.at("s3://results", "no answer")
 
 
 def test_a_command_whose_store_is_silent_ends_although_cells_die(
-    store: Store, models: list[Pretrained]
+    store: Store, models: list[LocalModel]
 ) -> None:
     """The cell that died would be computed again, which is not begun any more."""
     works = plan(models[:1], [Unanswered("a", 1.0), Unanswered("b", 1.0, dies=True)], [0])
-    ended: list[Evaluation] = []
+    ended: list[GridEvaluation] = []
     thread = threading.Thread(target=lambda: ended.append(run(store, works, models)[0]), daemon=True)
     thread.start()
     thread.join(60)

@@ -5,16 +5,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from data_service.store.open import open_store
-from launcher.evaluate.cell import Measured, Result
-from launcher.evaluate.table import Row, keep_rows, kept_rows, rows
-from launcher.inspect.report.page import Subject, render
+from launcher.evaluate.cell import CellFigures, Result
+from launcher.evaluate.table import TableRow, keep_rows, kept_rows, rows
+from launcher.inspect.report.page import ReportSubject, render
 from launcher.run.history import read_history
 from tests.support.tasks.small_cells import cell
 
 
-def table(value: float, step: int = 100) -> list[Row]:
+def table(value: float, step: int = 100) -> list[TableRow]:
     grid = [cell(seed=seed, step=step, weights=str(step)) for seed in range(3)]
-    measured = Measured(metrics={"accuracy": value})
+    measured = CellFigures(metrics={"accuracy": value})
     return rows(grid, {one.key: Result(rules=1, cell=one, measured=measured, versions={}) for one in grid})
 
 
@@ -28,7 +28,7 @@ def test_rows_are_kept_once_for_each_checkpoint_and_task_in_the_order_of_steps(t
 
 
 def test_the_page_shows_them(tmp_path: Path) -> None:
-    subject = Subject("base", "runs/base", "today", 100, "", {}, {})
+    subject = ReportSubject("base", "runs/base", "today", 100, "", {}, {})
     history = read_history(open_store(tmp_path))
     page = render(replace(subject, evaluated=table(0.625)), history, datetime.now(UTC))
     assert "<h2>Evaluation</h2>" in page

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from data_service.store.base import Store
 from data_service.store.open import open_store
-from launcher.evaluate.cell import Cell, Measured, Result
+from launcher.evaluate.cell import Cell, CellFigures, Result
 from launcher.evaluate.results import GridRecord, Results
 from launcher.run.sealed import seal
 from tests.support.stores.fault_proxy import FaultProxy
@@ -19,7 +19,7 @@ from tests.support.tasks.small_cells import cell
 
 
 def result(of: Cell, accuracy: float, rules: int = 1) -> Result:
-    return Result(rules=rules, cell=of, measured=Measured(metrics={"accuracy": accuracy}), versions={})
+    return Result(rules=rules, cell=of, measured=CellFigures(metrics={"accuracy": accuracy}), versions={})
 
 
 def test_the_first_of_many_writers_is_kept_and_all_are_told_so(any_store: Store) -> None:

@@ -5,7 +5,7 @@ import threading
 from pathlib import Path
 
 from launcher.evaluate.shipped import pack, unpack
-from launcher.finetune.pretrained import Pretrained, folder_digest
+from launcher.finetune.pretrained import LocalModel, folder_digest
 
 
 def folder_with_modules(folder: Path) -> Path:
@@ -22,8 +22,8 @@ def folder_with_modules(folder: Path) -> Path:
 
 def test_what_arrives_has_the_same_digest_and_nothing_beside_the_model(tmp_path: Path) -> None:
     folder = folder_with_modules(tmp_path / "here")
-    sent = pack(Pretrained("here", None, folder, folder_digest(folder)))
-    arrived: list[Pretrained] = []
+    sent = pack(LocalModel("here", None, folder, folder_digest(folder)))
+    arrived: list[LocalModel] = []
     threads = [
         threading.Thread(target=lambda: arrived.append(unpack(sent, tmp_path / "there"))) for _ in range(4)
     ]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.evaluate.cell import Cell, Measured, Result
+from launcher.evaluate.cell import Cell, CellFigures, Result
 from launcher.evaluate.render import lines
 from launcher.evaluate.table import averages, rows
 from tests.support.tasks.small_cells import cell
@@ -22,7 +22,7 @@ GRID = [
 
 
 def result(of: Cell, value: float | None) -> Result:
-    measured = Measured(metrics={"accuracy": value, "f1": 0.5})
+    measured = CellFigures(metrics={"accuracy": value, "f1": 0.5})
     return Result(rules=1, cell=of, measured=measured, versions={})
 
 

@@ -25,8 +25,8 @@ from encoder_core.objectives.replaced import ReplacedTokenConfig
 from encoder_core.train.zero_state import MASTER, Fragment
 from launcher.export.export import export_run
 from launcher.rank.build import build_model
-from launcher.recipe.objective import ExtraTerm, Objective
-from launcher.run.log import Journal
+from launcher.recipe.objective import ExtraTerm, RecipeObjective
+from launcher.run.log import RunLog
 from launcher.run.record import open_run
 from tests.support.models.parity import random_weights
 from tests.support.runs.starts import Setting, trained
@@ -35,44 +35,44 @@ SHAPE = {"layers": 2, "hidden": 32, "heads": 4, "feed_forward": 48, "max_length"
 MLM, ONE = MlmMasking(), ExtraTerm()
 DISENTANGLED = ReplacedTokenConfig(embeddings="gradient_disentangled")
 
-Case = tuple[ModelConfig, Objective, dict[str, str], tuple[str, ...]]
+Case = tuple[ModelConfig, RecipeObjective, dict[str, str], tuple[str, ...]]
 CASES: dict[str, Case] = {
-    "bert": (BertConfig(**SHAPE), Objective(mlm=MLM), {".": "BertForMaskedLM"}, ()),
-    "bert-nsp": (BertConfig(**SHAPE), Objective(mlm=MLM, nsp=ONE), {".": "BertForPreTraining"}, ()),
+    "bert": (BertConfig(**SHAPE), RecipeObjective(mlm=MLM), {".": "BertForMaskedLM"}, ()),
+    "bert-nsp": (BertConfig(**SHAPE), RecipeObjective(mlm=MLM, nsp=ONE), {".": "BertForPreTraining"}, ()),
     "spanbert": (
         BertConfig(**SHAPE),
-        Objective(mlm=MLM.model_copy(update={"unit": "span"}), sbo=ONE),
+        RecipeObjective(mlm=MLM.model_copy(update={"unit": "span"}), sbo=ONE),
         {".": "BertForMaskedLM"},
         ("boundary_head",),
     ),
     "albert-sop": (
         AlbertConfig(**SHAPE, embedding=16),
-        Objective(mlm=MLM, sop=ONE),
+        RecipeObjective(mlm=MLM, sop=ONE),
         {".": "AlbertForPreTraining"},
         (),
     ),
     "deberta-sop": (
         DebertaConfig(**SHAPE, mask_decoder="plain"),
-        Objective(mlm=MLM, sop=ONE),
+        RecipeObjective(mlm=MLM, sop=ONE),
         {".": "DebertaForMaskedLM"},
         ("pair_head",),
     ),
-    "deberta-v2": (DebertaV2Config(**SHAPE), Objective(mlm=MLM), {".": "DebertaV2ForMaskedLM"}, ()),
+    "deberta-v2": (DebertaV2Config(**SHAPE), RecipeObjective(mlm=MLM), {".": "DebertaV2ForMaskedLM"}, ()),
     "xlnet": (
         XlnetConfig(**SHAPE, reuse=0, memory=0),
-        Objective(plm=PermutedPrediction()),
+        RecipeObjective(plm=PermutedPrediction()),
         {".": "XLNetLMHeadModel"},
         (),
     ),
     "electra": (
         ElectraConfig(**SHAPE, embedding=16, generator_divisor=2),
-        Objective(mlm=MLM, rtd=ReplacedTokenConfig()),
+        RecipeObjective(mlm=MLM, rtd=ReplacedTokenConfig()),
         {"generator": "ElectraForMaskedLM", "discriminator": "ElectraForPreTraining"},
         (),
     ),
     "deberta-v3": (
         DebertaV2Config(**SHAPE),
-        Objective(mlm=MLM, rtd=DISENTANGLED),
+        RecipeObjective(mlm=MLM, rtd=DISENTANGLED),
         {"generator": "DebertaV2ForMaskedLM", "discriminator": "DebertaV2Model"},
         (),
     ),
@@ -84,7 +84,7 @@ def test_a_checkpoint_becomes_what_transformers_loads(
     fresh_run: str,
     tmp_path: Path,
     config: ModelConfig,
-    objective: Objective,
+    objective: RecipeObjective,
     models: dict[str, str],
     left_out: tuple[str, ...],
 ) -> None:
@@ -138,7 +138,7 @@ def test_an_export_replaces_the_one_before_and_nothing_else(fresh_run: str, tmp_
 def test_the_card_states_the_loss_at_its_step(fresh_run: str, tmp_path: Path) -> None:
     run = open_run(fresh_run)
     trained(Setting(run, run.tokenizer()), fresh_run, CASES["bert"][0], CASES["bert"][1])
-    journal = Journal(run.store, 1, 1000.0, lambda line: None)
+    journal = RunLog(run.store, 1, 1000.0, lambda line: None)
     for step, loss in ((2, 5.5), (4, 4.25), (6, 3.0)):
         figures = {"loss": loss, "mlm_loss": loss, "perplexity": 70.1}
         journal.metric({"kind": "evaluation", "step": step, **figures})

@@ -2,15 +2,15 @@
 
 import pytest
 
-from launcher.finetune.pretrained import Pretrained
+from launcher.finetune.pretrained import LocalModel
 from tests.support.tasks.small_tasks import Models, model
 
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
-    made: dict[str, Pretrained] = {}
+    made: dict[str, LocalModel] = {}
 
-    def give(family: str) -> Pretrained:
+    def give(family: str) -> LocalModel:
         if family not in made:
             made[family] = model(family, tmp_path_factory.mktemp(family) / "model")
         return made[family]

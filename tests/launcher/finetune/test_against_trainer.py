@@ -14,14 +14,14 @@ import pytest
 import torch
 import transformers
 
-from launcher.finetune.inputs import IGNORED, Pieces, Row, open_pieces
-from launcher.finetune.kind import Kind
+from launcher.finetune.inputs import IGNORED, InputRow, Pieces, open_pieces
+from launcher.finetune.kind import TaskKind
 from launcher.finetune.loop import compute_logits, epoch_order, reproducible, train_epochs
 from launcher.finetune.measure import Learnable, kind_of, measure, prepare
-from launcher.finetune.network import Network, Wanted, open_config, open_network
-from launcher.finetune.pretrained import Pretrained
+from launcher.finetune.network import HeadSpec, TaskNetwork, open_config, open_network
+from launcher.finetune.pretrained import LocalModel
 from launcher.finetune.run import finetune
-from launcher.finetune.settings import Settings
+from launcher.finetune.settings import FinetuneSettings
 from launcher.tasks.task import Task
 from tests.support.tasks.small_tasks import QUICK, model, task
 
@@ -61,7 +61,7 @@ class Observed(transformers.Trainer):
         return loss
 
 
-def collate(rows: Sequence[Row], tokenizer: Any, head: str) -> dict[str, torch.Tensor]:
+def collate(rows: Sequence[InputRow], tokenizer: Any, head: str) -> dict[str, torch.Tensor]:
     """A batch by transformers' own padding."""
     items = []
     for row in rows:
@@ -86,20 +86,20 @@ def collate(rows: Sequence[Row], tokenizer: Any, head: str) -> dict[str, torch.T
 
 
 def opened(
-    pretrained: Pretrained, asked: Task, settings: Settings, seed: int
-) -> tuple[Network, Learnable, Pieces]:
+    pretrained: LocalModel, asked: Task, settings: FinetuneSettings, seed: int
+) -> tuple[TaskNetwork, Learnable, Pieces]:
     config = open_config(pretrained.folder)
     pieces = open_pieces(pretrained.folder, config, settings.max_length)
     kind = kind_of(asked, pieces, settings)
-    wanted = Wanted(kind.head, kind.outputs, tuple(asked.labels))
+    wanted = HeadSpec(kind.head, kind.outputs, tuple(asked.labels))
     return open_network(pretrained.folder, config, wanted, settings, seed), kind, pieces
 
 
 def trained_by_trainer(
-    network: Network,
-    kind: Kind,
-    rows: list[Row],
-    settings: Settings,
+    network: TaskNetwork,
+    kind: TaskKind,
+    rows: list[InputRow],
+    settings: FinetuneSettings,
     folder: Path,
     *,
     tokenizer: Any,
@@ -179,7 +179,7 @@ def test_with_dropout_five_seeds_agree_within_their_noise(tmp_path: Path) -> Non
         model("bert", tmp_path / "model"),
         task("classification", tmp_path, train=96, dev=200),
     )
-    settings = Settings(lr=2e-3, epochs=8, batch=16, keep="last")
+    settings = FinetuneSettings(lr=2e-3, epochs=8, batch=16, keep="last")
     ours, theirs = [], []
     for seed in range(5):
         ours.append(next(iter(finetune(pretrained, asked, settings, seed).metrics.values())))

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.finetune.answers import Window, best_threshold, find_answers
+from launcher.finetune.answers import ContextWindow, best_threshold, find_answers
 
 score = st.floats(-5, 5, width=32)
 
@@ -17,7 +17,7 @@ def test_the_best_stretch_is_the_best_of_all(
     best = np.array(data.draw(st.lists(st.booleans(), min_size=pieces, max_size=pieces)))
     characters = np.array([(3 * index, 3 * index + 2) for index in range(pieces)])
     logits = np.array(scores, np.float32)
-    found = find_answers(1, [Window(0, 1, 0, characters, best)], [logits], longest)[0]
+    found = find_answers(1, [ContextWindow(0, 1, 0, characters, best)], [logits], longest)[0]
     totals = {
         (a, b): float(np.float64(logits[a + 1, 0]) + np.float64(logits[b + 1, 1]))
         for a in range(pieces)

@@ -16,7 +16,7 @@ from launcher.embed.settings import Encoding
 from launcher.export.sentence_transformer import write_sentence_transformer
 from launcher.finetune.inputs import open_pieces
 from launcher.finetune.loop import compute_logits
-from launcher.finetune.network import Wanted, open_config, open_network
+from launcher.finetune.network import HeadSpec, open_config, open_network
 from launcher.finetune.pretrained import open_pretrained
 from tests.support.faults.files import altered, damaged
 from tests.support.tasks.small_tasks import QUICK, Models
@@ -40,7 +40,7 @@ def predict(folder: Path) -> None:
     with open_pretrained(str(folder)) as found:
         config = open_config(found.folder)
         pieces = open_pieces(found.folder, config, None)
-        wanted = Wanted("SequenceClassification", 2, ("no", "yes"))
+        wanted = HeadSpec("SequenceClassification", 2, ("no", "yes"))
         network = open_network(found.folder, config, wanted, QUICK, 1)
         ids = pieces.tokenizer("rank reads its rows")["input_ids"]
         (logits,) = compute_logits(network, pieces, [pieces.row(ids, None, ids[:1])])

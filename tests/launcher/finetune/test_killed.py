@@ -14,19 +14,19 @@ from data_service.store.open import open_store
 from launcher.cli.main import app
 from launcher.contract import REPEAT
 from launcher.finetune.export import RESULTS
-from launcher.finetune.pretrained import Pretrained, folder_digest, open_pretrained
-from launcher.finetune.settings import Settings
+from launcher.finetune.pretrained import LocalModel, folder_digest, open_pretrained
+from launcher.finetune.settings import FinetuneSettings
 from launcher.finetune.tries import try_each
 from tests.support.ranks.forked import forked
 from tests.support.stores.fault_proxy import FaultProxy
 from tests.support.stores.s3 import S3Server
 from tests.support.tasks.small_tasks import Models, description, task
 
-FEW = Settings(lr=1e-3, epochs=1, batch=16)
+FEW = FinetuneSettings(lr=1e-3, epochs=1, batch=16)
 
 
 def _finetuned(source: str, folder: str, data: str, out: str) -> None:
-    given = Pretrained(source, None, Path(folder), "")
+    given = LocalModel(source, None, Path(folder), "")
     list(try_each(given, task("classification", Path(data)), [FEW], 5, out))
 
 

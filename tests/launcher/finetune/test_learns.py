@@ -15,7 +15,7 @@ from data_service.tokenizers.load import save_tokenizer
 from launcher.cli.recipe import load_recipe
 from launcher.finetune.pretrained import open_pretrained
 from launcher.finetune.run import finetune
-from launcher.finetune.settings import Settings
+from launcher.finetune.settings import FinetuneSettings
 from launcher.run.create import create_run
 from launcher.run.inputs import sections_for
 from launcher.run.record import open_run
@@ -42,7 +42,7 @@ RECIPES = {
     "deberta-v3": "deberta-v3-base",
 }
 SHAPE = ("model.max_length=96", "model.hidden=64", "model.feed_forward=128", "model.heads=4")
-STEPS = Settings(lr=2e-3, epochs=10, batch=16, dropout=0.0, task_dropout=0.0)
+STEPS = FinetuneSettings(lr=2e-3, epochs=10, batch=16, dropout=0.0, task_dropout=0.0)
 
 
 def guess(asked: Task) -> float:

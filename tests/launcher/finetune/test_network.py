@@ -13,25 +13,25 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from launcher.finetune.inputs import open_pieces
-from launcher.finetune.network import Network, Wanted, open_config, open_network
+from launcher.finetune.network import HeadSpec, TaskNetwork, open_config, open_network
 from launcher.finetune.optimizer import make_optimizer, rate_share
 from launcher.finetune.outcome import TaskMismatch
-from launcher.finetune.pretrained import Pretrained, folder_digest, open_pretrained
-from launcher.finetune.settings import Settings
+from launcher.finetune.pretrained import LocalModel, folder_digest, open_pretrained
+from launcher.finetune.settings import FinetuneSettings
 from tests.support.tasks.small_tasks import QUICK, Models
 
-TEXTS = Wanted("SequenceClassification", 2, ("no", "yes"))
-WORDS = Wanted("TokenClassification", 3, ("O", "B-X", "I-X"))
-SPANS = Wanted("QuestionAnswering", 2, ())
+TEXTS = HeadSpec("SequenceClassification", 2, ("no", "yes"))
+WORDS = HeadSpec("TokenClassification", 3, ("O", "B-X", "I-X"))
+SPANS = HeadSpec("QuestionAnswering", 2, ())
 
 
-def opened(given: Pretrained, wanted: Wanted, seed: int = 1, **changes: object) -> Network:
-    settings = Settings.model_validate({**QUICK.model_dump(), **changes})
+def opened(given: LocalModel, wanted: HeadSpec, seed: int = 1, **changes: object) -> TaskNetwork:
+    settings = FinetuneSettings.model_validate({**QUICK.model_dump(), **changes})
     return open_network(given.folder, open_config(given.folder), wanted, settings, seed)
 
 
-def rates(network: Network, **changes: object) -> dict[str, float]:
-    optimizer = make_optimizer(network, Settings.model_validate({"lr": 1.0, **changes}))
+def rates(network: TaskNetwork, **changes: object) -> dict[str, float]:
+    optimizer = make_optimizer(network, FinetuneSettings.model_validate({"lr": 1.0, **changes}))
     names = {id(parameter): name for name, parameter in network.named_parameters()}
     return {names[id(p)]: group["lr"] for group in optimizer.param_groups for p in group["params"]}
 
@@ -67,7 +67,7 @@ def test_deberta_v2s_convolution_moves_with_its_first_layer(tmp_path: Path) -> N
         intermediate_size=48,
         conv_kernel_size=3,
     )
-    network = Network(transformers.DebertaV2ForTokenClassification(config), None, frozen=False)
+    network = TaskNetwork(transformers.DebertaV2ForTokenClassification(config), None, frozen=False)
     found = rates(network, layer_decay=0.5)
     assert {rate for name, rate in found.items() if "encoder.conv." in name} == {0.25}
 
@@ -85,7 +85,7 @@ def test_the_schedule_is_transformers_own(steps: int, share: float) -> None:
 
 def test_weights_decay_and_biases_and_norms_do_not(models: Models) -> None:
     network = opened(models("xlnet"), TEXTS)
-    optimizer = make_optimizer(network, Settings(weight_decay=0.1))
+    optimizer = make_optimizer(network, FinetuneSettings(weight_decay=0.1))
     names = {id(parameter): name for name, parameter in network.named_parameters()}
     for group in optimizer.param_groups:
         for parameter in group["params"]:
@@ -95,7 +95,7 @@ def test_weights_decay_and_biases_and_norms_do_not(models: Models) -> None:
 
 @pytest.mark.parametrize(("family", "wanted"), [("bert", WORDS), ("electra", TEXTS), ("deberta-v3", SPANS)])
 def test_the_encoder_is_the_checkpoints_and_the_head_is_drawn_from_the_seed(
-    models: Models, family: str, wanted: Wanted
+    models: Models, family: str, wanted: HeadSpec
 ) -> None:
     one, same, other = (dict(opened(models(family), wanted, seed).named_parameters()) for seed in (1, 1, 2))
     stored = load_file(models(family).folder / "model.safetensors")
@@ -142,13 +142,13 @@ def test_dropout_is_set_where_it_is_asked(models: Models) -> None:
     ],
 )
 def test_settings_that_the_model_cannot_have_are_refused(
-    models: Models, wanted: Wanted, changes: dict[str, object], problem: str
+    models: Models, wanted: HeadSpec, changes: dict[str, object], problem: str
 ) -> None:
     with pytest.raises(TaskMismatch, match=problem):
         opened(models("bert"), wanted, **changes)
 
 
-def edited(given: Pretrained, folder: Path, change: Callable[[Path], None]) -> Path:
+def edited(given: LocalModel, folder: Path, change: Callable[[Path], None]) -> Path:
     shutil.copytree(given.folder, folder)
     change(folder)
     return folder
@@ -194,7 +194,7 @@ def test_a_damaged_checkpoint_is_refused(
 ) -> None:
     folder = edited(models("bert"), tmp_path / "model", change)
     with pytest.raises(TaskMismatch, match=problem):
-        opened(Pretrained("x", None, folder, ""), TEXTS)
+        opened(LocalModel("x", None, folder, ""), TEXTS)
 
 
 def test_a_tokenizer_that_does_not_fit_is_refused(models: Models, tmp_path: Path) -> None:

@@ -27,12 +27,12 @@ from data_service.tokenizers.train import train_tokenizer
 from launcher.cli.recipe import load_recipe
 from launcher.embed.evaluate import CellSettings, embed_cell
 from launcher.embed.export import export_embeddings
-from launcher.embed.rows import Rows, read_source, rows_of_pairs
-from launcher.embed.settings import Cosine, MultipleNegatives, Source, Training
+from launcher.embed.rows import TextColumns, read_source, rows_of_pairs
+from launcher.embed.settings import Cosine, EmbedTraining, MultipleNegatives, RowSource
 from launcher.embed.train import train_on_rows
-from launcher.finetune.pretrained import Pretrained, open_pretrained
+from launcher.finetune.pretrained import LocalModel, open_pretrained
 from launcher.finetune.run import finetune
-from launcher.finetune.settings import Settings
+from launcher.finetune.settings import FinetuneSettings
 from launcher.run.create import create_run
 from launcher.run.inputs import sections_for
 from launcher.tasks.examples import Examples, Questions, Retrieval, Sentences, Tagged
@@ -62,10 +62,10 @@ SHAPE = (
     f"checkpoint={{every: {{steps: {STEPS}}}, keep_last: 1}}",
     f"evaluation={{every: {{steps: {STEPS}}}, samples: 32}}",
 )
-FINE = Settings(lr=2e-3, epochs=5, batch=16, dropout=0.0, task_dropout=0.0)
+FINE = FinetuneSettings(lr=2e-3, epochs=5, batch=16, dropout=0.0, task_dropout=0.0)
 TEXT_LENGTH = 96  # tokens of a text that becomes a vector
-MATCHED = Training(
-    train=Source(files=("pairs.jsonl",), texts=("query", "positive")),
+MATCHED = EmbedTraining(
+    train=RowSource(files=("pairs.jsonl",), texts=("query", "positive")),
     loss=MultipleNegatives(kind="multiple_negatives"),
     batch=32,
     lr=3e-4,
@@ -186,7 +186,7 @@ def test_vectors_trained_from_a_run(
     assert value > guess(asked, asked.read("dev"))
 
 
-def vectors(kind: str, text: Path, out: Path) -> tuple[Task, Rows, Training]:
+def vectors(kind: str, text: Path, out: Path) -> tuple[Task, TextColumns, EmbedTraining]:
     asked = task(kind, text, out)
     if kind == "similarity":
         return asked, rows_of_pairs([(asked, asked.read("train"))]), SCORED
@@ -197,7 +197,7 @@ def line(family: str, kind: str, value: str, baseline: float, alike: bool) -> st
     return f"{family:11}{kind:20}{value:24}baseline {baseline:.3f}  {'equal' if alike else 'NOT EQUAL'}"
 
 
-def by_transformers(exported: Pretrained, examples: Examples) -> float:
+def by_transformers(exported: LocalModel, examples: Examples) -> float:
     """The metric of vectors that transformers alone gives: means over tokens, compared by their cosine."""
     match examples:
         case Sentences():

@@ -13,10 +13,10 @@ from launcher.finetune.export import RESULTS, open_finetuned
 from launcher.finetune.inputs import open_pieces
 from launcher.finetune.loop import compute_logits
 from launcher.finetune.measure import kind_of, measure, prepare
-from launcher.finetune.outcome import Diverged, Outcome, TaskMismatch
-from launcher.finetune.pretrained import Pretrained, folder_digest
+from launcher.finetune.outcome import Diverged, FinetuneOutcome, TaskMismatch
+from launcher.finetune.pretrained import LocalModel, folder_digest
 from launcher.finetune.run import finetune
-from launcher.finetune.settings import Settings
+from launcher.finetune.settings import FinetuneSettings
 from launcher.finetune.tries import try_each
 from tests.support.ranks.forked import forked
 from tests.support.tasks.reloaded import predictions
@@ -37,13 +37,13 @@ FAMILIES = (
 SHORT = QUICK.model_copy(update={"epochs": 1})
 
 
-def same(a: Outcome, b: Outcome) -> bool:
+def same(a: FinetuneOutcome, b: FinetuneOutcome) -> bool:
     return a.record() == b.record() and a.losses == b.losses and np.array_equal(a.predictions, b.predictions)  # type: ignore[arg-type]
 
 
 def test_the_same_bits_twice_whatever_ran_before(models: Models, tmp_path: Path) -> None:
     asked = task("classification", tmp_path)
-    settings = Settings(lr=3e-3, epochs=2, batch=8)
+    settings = FinetuneSettings(lr=3e-3, epochs=2, batch=8)
     first = finetune(models("bert"), asked, settings, 5, str(tmp_path / "first"))
     torch.manual_seed(99)
     torch.rand(17)
@@ -59,8 +59,8 @@ def test_the_same_bits_twice_whatever_ran_before(models: Models, tmp_path: Path)
 
 
 def _in_another_process(source: str, folder: str, data: str, out: str) -> None:
-    found = Pretrained(source, None, Path(folder), "")
-    finetune(found, task("tagging", Path(data)), Settings(lr=3e-3, epochs=2, batch=8), 5, out)
+    found = LocalModel(source, None, Path(folder), "")
+    finetune(found, task("tagging", Path(data)), FinetuneSettings(lr=3e-3, epochs=2, batch=8), 5, out)
 
 
 @pytest.mark.long
@@ -177,8 +177,8 @@ def test_a_task_after_another_starts_from_its_encoder(models: Models, tmp_path: 
     chained = asked.model_copy(update={"after": str(tmp_path / "first.yaml")})
     chained._root = asked.root
     outcome = finetune(models("bert"), chained, SHORT, 3, str(tmp_path / "out"))
-    finetune(models("bert"), first, Settings(epochs=1, lr=1e-3), 0, str(tmp_path / "first"))
-    made = Pretrained("first", None, tmp_path / "first", folder_digest(tmp_path / "first"))
+    finetune(models("bert"), first, FinetuneSettings(epochs=1, lr=1e-3), 0, str(tmp_path / "first"))
+    made = LocalModel("first", None, tmp_path / "first", folder_digest(tmp_path / "first"))
     assert same(outcome, finetune(models("bert"), chained, SHORT, 3, intermediate=made))
     assert same(outcome, finetune(made, asked, SHORT, 3))
     assert outcome.losses != finetune(models("bert"), asked, SHORT, 3).losses

@@ -3,7 +3,7 @@
 import pytest
 
 from launcher.errors import OptionError
-from launcher.finetune.settings import Settings, candidates
+from launcher.finetune.settings import FinetuneSettings, candidates
 
 
 def test_every_combination_of_the_lists_the_first_values_first() -> None:
@@ -14,7 +14,7 @@ def test_every_combination_of_the_lists_the_first_values_first() -> None:
     ]
     found = candidates({"lr": [1e-5, 3e-5], "batch": [16, 32]}, {})
     assert [(one.lr, one.batch) for one in found] == [(1e-5, 16), (1e-5, 32), (3e-5, 16), (3e-5, 32)]
-    assert candidates({}, {}) == (Settings(),)
+    assert candidates({}, {}) == (FinetuneSettings(),)
 
 
 def test_a_pair_of_betas_is_one_value() -> None:

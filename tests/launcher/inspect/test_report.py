@@ -11,11 +11,11 @@ import pytest
 
 from launcher.inspect.report.chart import Chart, Level, Series, buckets, draw
 from launcher.inspect.report.figures import interruptions, measure
-from launcher.inspect.report.page import Subject, render
-from launcher.run.history import History, Steps
+from launcher.inspect.report.page import ReportSubject, render
+from launcher.run.history import History, StepHistory
 
 NOW = datetime(2026, 11, 20, tzinfo=UTC)
-SUBJECT = Subject(
+SUBJECT = ReportSubject(
     "a <b>run</b>", "s3://bucket/run&x", "yesterday", 100, "name: <script>", {"corpus": "c"}, {"unigram": 6.5}
 )
 
@@ -42,7 +42,7 @@ def history(steps: int, *events: dict[str, Any], repeated: int = 0) -> History:
     figures = {"loss": 4.5, "mlm_loss": 4.5, "perplexity": 90.0, "mlm_accuracy": 0.2}
     evaluations = [{"kind": "evaluation", "step": 5} | figures]
     return History(
-        Steps.of([step(number) for number in range(steps)]),
+        StepHistory.of([step(number) for number in range(steps)]),
         tuple(evaluations) if steps else (),
         events,
         repeated,
@@ -215,7 +215,7 @@ def test_every_term_has_its_curves() -> None:
     figures = {"loss": 9.5, "mlm_loss": 4.5, "rtd_loss": 0.1, "rtd_accuracy": 0.9, "rtd_precision": 0.6}
     figures |= {"rtd_recall": 0.5, "rtd_replaced": 0.1, "mlm_accuracy": 0.2}
     both = History(
-        Steps.of([step(number, **figures) for number in range(10)]),
+        StepHistory.of([step(number, **figures) for number in range(10)]),
         ({"kind": "evaluation", "step": 5, "perplexity": 90.0} | figures,),
         (),
         0,
@@ -235,7 +235,7 @@ def test_every_term_has_its_curves() -> None:
 
 
 def test_skipped_steps_leave_gaps_not_errors() -> None:
-    steps = Steps.of([step(0), step(1, loss=None, grad_norm=None, skipped=True), step(2)])
+    steps = StepHistory.of([step(0), step(1, loss=None, grad_norm=None, skipped=True), step(2)])
     html = render(SUBJECT, History(steps, (), (), 0, 0.0), NOW)
     assert "steps skipped" in html
     assert "nan" not in html.lower().replace("finance", "")

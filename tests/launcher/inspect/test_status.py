@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from checkpoints.attempt import Attempt, Owner, claim, end_all
 from checkpoints.gather import Alone
-from checkpoints.layout import Mark
+from checkpoints.layout import CheckpointName
 from checkpoints.save import Saver
 from data_service.store.base import Store
 from encoder_core.train.zero_state import Fragment
@@ -17,7 +17,7 @@ from launcher.cli.main import app
 from launcher.errors import RunError
 from launcher.inspect.status import RunStatus, Unreadable, status, statuses
 from launcher.inspect.status_text import describe
-from launcher.run.log import Journal, evaluation_record, operator_event
+from launcher.run.log import RunLog, evaluation_record, operator_event
 from launcher.run.outline import runs_at
 from launcher.run.record import open_run
 from tests.support.runs.small_runs import new_run
@@ -28,13 +28,13 @@ NOW = 1_700_000_000.0
 NODE = Owner(host="node7", processes="another machine", pid=12, started=NOW, claimed=NOW)
 
 
-def begin(store: Store, now: float, owner: Owner = NODE) -> tuple[Attempt, Journal]:
+def begin(store: Store, now: float, owner: Owner = NODE) -> tuple[Attempt, RunLog]:
     attempt = claim(store, owner=owner, clock=lambda: now)
     attempt.beat(now)
-    return attempt, Journal(store, attempt.number, 1000.0)
+    return attempt, RunLog(store, attempt.number, 1000.0)
 
 
-def train(journal: Journal, first: int, stop: int, seconds: float = 2.0) -> None:
+def train(journal: RunLog, first: int, stop: int, seconds: float = 2.0) -> None:
     for step in range(first, stop):
         figures = {"loss": 9.0 - step / 10, "tokens": 1000, "seconds": seconds, "data_wait": 0.0}
         journal.metric({"kind": "step", "step": step, "skipped": False, "samples": [], **figures})
@@ -184,7 +184,7 @@ def test_a_damaged_checkpoint_is_said(run: str) -> None:
     store = open_run(run).store
     attempt, _ = begin(store, NOW)
     save(attempt, 6, NOW + 1)
-    store.put(Mark(1, 6).manifest, b"{}")
+    store.put(CheckpointName(1, 6).manifest, b"{}")
     found, text = said(run, NOW + 2)
     assert found.checkpoint is None
     assert "does not match its own digest" in text

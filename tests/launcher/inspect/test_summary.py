@@ -8,16 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.inspect.report.summary import RATE, Summary
-from launcher.run.history import Steps
+from launcher.run.history import StepHistory
 
 
-def steps_of(numbers: np.ndarray, seed: int = 0) -> Steps:
+def steps_of(numbers: np.ndarray, seed: int = 0) -> StepHistory:
     draw = np.random.default_rng(seed)
     n = len(numbers)
     loss = draw.normal(5, 2, n)
     loss[draw.random(n) < 0.1] = np.nan
     columns = {"step": numbers, "mlm_loss": loss, "tokens": draw.integers(1, 9, n).astype(float)}
-    return Steps.of_columns({**columns, "seconds": draw.uniform(0.5, 2, n), "digest": draw.random(n)})
+    return StepHistory.of_columns({**columns, "seconds": draw.uniform(0.5, 2, n), "digest": draw.random(n)})
 
 
 @given(gaps=st.lists(st.integers(1, 50), max_size=5000), cuts=st.lists(st.integers(0, 5000), max_size=4))
@@ -27,7 +27,7 @@ def test_in_one_piece_or_in_many(gaps: list[int], cuts: list[int]) -> None:
     numbers = np.cumsum(np.array([0, *gaps], dtype=np.float64))
     steps = steps_of(numbers)
     columns = {name: steps.column(name) for name in steps.fields}
-    pieces = Summary.of(Steps())
+    pieces = Summary.of(StepHistory())
     edges = [0, *sorted(min(cut, len(numbers)) for cut in cuts), len(numbers)]
     for begin, end in pairwise(edges):
         part = {name: values[begin:end] for name, values in columns.items()}
@@ -63,7 +63,7 @@ def test_places_along_tokens_and_hours_are_those_of_the_steps() -> None:
 
 
 def test_a_run_without_steps_has_an_empty_summary() -> None:
-    summary = Summary.of(Steps())
+    summary = Summary.of(StepHistory())
     assert (summary.records, summary.reached, summary.total("loss")) == (0, 0, 0.0)
     assert len(summary.curve("loss", "hours").x) == 0
     np.testing.assert_array_equal(summary.along([3.0], "tokens"), [3.0])

@@ -10,7 +10,7 @@ from launcher.estimate.cluster import Cluster
 from launcher.estimate.estimate import estimate
 from launcher.estimate.gpus import find_gpu
 from launcher.estimate.render import render as render_estimate
-from launcher.measure.measure import Measured, Report, utilisations, whole_step
+from launcher.measure.measure import MeasuredPhase, MeasuredRecipe, utilisations, whole_step
 from launcher.measure.render import figures, render
 from launcher.measure.taken import Step
 from launcher.measure.trial import Machine, Trial, choose
@@ -32,8 +32,8 @@ def step_of(trial: Trial, *, each: float, once: float, data: float) -> Step:
     return Step(seconds, data, passes / 3, backward, last, update, tokens)
 
 
-def measured(recipe: Recipe, trial: Trial, step: Step) -> Measured:
-    return Measured(
+def measured(recipe: Recipe, trial: Trial, step: Step) -> MeasuredPhase:
+    return MeasuredPhase(
         phase=recipe.phases[0],
         trial=trial,
         step=step,
@@ -50,10 +50,10 @@ def measured(recipe: Recipe, trial: Trial, step: Step) -> Measured:
     )
 
 
-def report(recipe: Recipe, step_seconds: float = 0.5) -> Report:
+def report(recipe: Recipe, step_seconds: float = 0.5) -> MeasuredRecipe:
     trial = choose(recipe, recipe.phases[0], H100)
     step = step_of(trial, each=step_seconds / trial.rounds, once=0.1, data=0.0)
-    return Report(recipe, H100, parameters(recipe), (measured(recipe, trial, step),))
+    return MeasuredRecipe(recipe, H100, parameters(recipe), (measured(recipe, trial, step),))
 
 
 @settings(deadline=None, max_examples=30)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.errors import EstimateError
-from launcher.estimate.throughput import batch_rows
+from launcher.estimate.workload import batch_rows
 from launcher.measure.measure import announcement
 from launcher.measure.trial import STEP_S, Machine, choose
 from launcher.recipe.checks import impossible

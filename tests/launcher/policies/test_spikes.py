@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checkpoints.layout import Mark
+from checkpoints.layout import CheckpointName
 from checkpoints.rewind import Rewind
 from launcher.policies.failures import Stop
 from launcher.policies.spikes import (
     LOSS,
-    Recent,
+    SpikeHistory,
     Spikes,
     Verdict,
     after,
@@ -29,10 +29,10 @@ NAN = math.nan
 
 
 def watch(
-    settings: Spikes, losses: list[float], recent: Recent | None = None, phases: int = 10**9
-) -> list[Recent]:
+    settings: Spikes, losses: list[float], recent: SpikeHistory | None = None, phases: int = 10**9
+) -> list[SpikeHistory]:
     """What is remembered after each step, the first being step 0; a phase has so many steps."""
-    recent, found = recent or Recent(), []
+    recent, found = recent or SpikeHistory(), []
     for step, loss in enumerate(losses):
         recent = after(settings, recent, step // phases, step, {LOSS: loss}, updated=math.isfinite(loss))
         found.append(recent)
@@ -82,7 +82,7 @@ def test_without_a_threshold_only_what_is_not_finite_counts() -> None:
 
 
 def test_a_step_that_was_not_updated_counts_whatever_its_loss() -> None:
-    recent = Recent()
+    recent = SpikeHistory()
     for step in range(3):
         recent = after(SETTINGS, recent, 0, step, {LOSS: 3.0}, updated=False)
     assert (recent.since, recent.series) == (0, {})
@@ -110,9 +110,9 @@ def test_a_resume_anywhere_changes_no_decision(losses: list[float], cut: int) ->
     """Whatever a checkpoint holds is enough, and comes back as the same bits."""
     cut = min(cut, len(losses))
     undisturbed = watch(SETTINGS, losses)
-    recent = undisturbed[cut - 1] if cut else Recent()
+    recent = undisturbed[cut - 1] if cut else SpikeHistory()
     for step in range(cut, len(losses)):
-        recent = Recent.from_json(json.loads(json.dumps(recent.to_json(), allow_nan=False)))
+        recent = SpikeHistory.from_json(json.loads(json.dumps(recent.to_json(), allow_nan=False)))
         updated = math.isfinite(losses[step])
         recent = after(SETTINGS, recent, 0, step, {LOSS: losses[step]}, updated=updated)
         assert recent == undisturbed[step]
@@ -153,7 +153,7 @@ def test_the_bound_is_the_median_and_spreads_of_normal_noise() -> None:
 
 def test_an_outlier_makes_no_update() -> None:
     settings = SETTINGS.model_copy(update={"outlier": 20.0})
-    recent = Recent(phase=1, series={"all_grad_norm": (1.0, 1.1, 0.9, 1.0, 1.0, 1.1, 0.9, 1.0)})
+    recent = SpikeHistory(phase=1, series={"all_grad_norm": (1.0, 1.1, 0.9, 1.0, 1.0, 1.1, 0.9, 1.0)})
     assert 2.0 < largest(settings, recent, 1, "all_grad_norm") < 4.0
     assert largest(settings, recent, 1, "unheard of") == math.inf
     assert largest(settings, recent, 2, "all_grad_norm") == math.inf, "a new phase"
@@ -162,11 +162,22 @@ def test_an_outlier_makes_no_update() -> None:
 
 def gone_back(began: int, reached: int, to: int | None = 0) -> Rewind:
     return Rewind(
-        attempt=1, to=None if to is None else Mark(1, to), began=began, reached=reached, cause="", skips=()
+        attempt=1,
+        to=None if to is None else CheckpointName(1, to),
+        began=began,
+        reached=reached,
+        cause="",
+        skips=(),
     )
 
 
-HISTORY = [Mark(1, 10), Mark(2, 40), Mark(2, 46), Mark(2, 48), Mark(2, 52)]
+HISTORY = [
+    CheckpointName(1, 10),
+    CheckpointName(2, 40),
+    CheckpointName(2, 46),
+    CheckpointName(2, 48),
+    CheckpointName(2, 52),
+]
 
 
 @pytest.mark.parametrize(
@@ -180,7 +191,7 @@ def test_back_to_the_newest_checkpoint_well_before_it(began: int, to: int) -> No
 
 
 @pytest.mark.parametrize("history", [[], HISTORY])
-def test_without_such_a_checkpoint_the_run_ends(history: list[Mark]) -> None:
+def test_without_such_a_checkpoint_the_run_ends(history: list[CheckpointName]) -> None:
     verdict = decide(SETTINGS, 12, "losses that are not finite", history, [])
     assert verdict.to is None
     assert isinstance(verdict.stop, Stop)
@@ -204,7 +215,7 @@ def test_without_such_a_checkpoint_the_run_ends(history: list[Mark]) -> None:
 def test_it_gives_up_when_going_back_again_and_again_does_not_help(past: list[Rewind], stops: bool) -> None:
     """Two are allowed in a row, each within 8 steps of where the one before had got to."""
     verdict = decide(SETTINGS, 53, "a spike", HISTORY, past)
-    assert verdict.to == Mark(2, 48), "a later start goes on from there in any case"
+    assert verdict.to == CheckpointName(2, 48), "a later start goes on from there in any case"
     assert (verdict.stop is not None) == stops
     if verdict.stop:
         assert "after going back 2 times in a row" in verdict.stop.reason
@@ -214,7 +225,7 @@ def test_it_gives_up_when_going_back_again_and_again_does_not_help(past: list[Re
 def test_none_may_be_allowed() -> None:
     settings = SETTINGS.model_copy(update={"most_rewinds": 0})
     assert decide(settings, 53, "a spike", HISTORY, []).stop is not None
-    assert decide(SETTINGS, 53, "a spike", HISTORY, []) == Verdict(Mark(2, 48), None)
+    assert decide(SETTINGS, 53, "a spike", HISTORY, []) == Verdict(CheckpointName(2, 48), None)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from launcher.policies.watchdog import (
     Beat,
     Observer,
-    Place,
+    RankProcess,
     Stuck,
     Watchdog,
     culprits,
@@ -19,7 +19,7 @@ from launcher.policies.watchdog import (
 
 LIMITS = Watchdog(step=100, other=500, silence=30)
 WAITING = ((0, 7), (2, 7), (3, 8))
-HERE, ELSEWHERE = Place("n1", 10, "one"), Place("n2", 10, "two")
+HERE, ELSEWHERE = RankProcess("n1", 10, "one"), RankProcess("n2", 10, "two")
 
 
 class Watched:
@@ -103,7 +103,7 @@ def test_another_process_begins_anew() -> None:
 
 @pytest.mark.parametrize("ranks_live", [True, False])
 def test_what_nobody_saw_is_nobodys_fault(ranks_live: bool) -> None:
-    """The driver or the monitor was stopped for an hour, twice; or the whole machine."""
+    """The driver or the coordinator was stopped for an hour, twice; or the whole machine."""
     watched = Watched(2)
     watched.wait(20)
     for _ in range(2):

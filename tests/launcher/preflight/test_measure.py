@@ -15,7 +15,7 @@ from data_service.store.open import open_store
 from launcher.cli.main import app
 from launcher.preflight.findings import Finding, worst
 from launcher.preflight.measure import (
-    Subject,
+    PreflightSubject,
     available_memory,
     examine,
     open_files,
@@ -58,7 +58,7 @@ def test_a_folder_that_is_not_mounted_here_is_refused(fresh_run: str, tmp_path: 
     here = subject(fresh_run)
     assert here.run is not None
     elsewhere = tmp_path / "not-mounted"
-    found = by_name(examine(Subject(here.recipe, str(elsewhere))))
+    found = by_name(examine(PreflightSubject(here.recipe, str(elsewhere))))
     assert found["run's store"].verdict == "failure"
     assert "run.json" in found["run's store"].found
     assert not elsewhere.exists(), "nothing was written to the wrong disk"
@@ -66,7 +66,7 @@ def test_a_folder_that_is_not_mounted_here_is_refused(fresh_run: str, tmp_path: 
 
 def test_a_corpus_that_is_not_mounted_here_is_refused(fresh_run: str, tmp_path: Path) -> None:
     recipe = reload(subject(fresh_run).recipe, (f"corpus.sources.text.uri={tmp_path}/nowhere",))
-    found = by_name(examine(Subject(recipe, fresh_run)))
+    found = by_name(examine(PreflightSubject(recipe, fresh_run)))
     assert found["corpus text"].verdict == "failure"
 
 
@@ -80,7 +80,7 @@ def test_a_store_that_never_answers_is_a_warning_in_time(
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
         recipe = reload(subject(fresh_run).recipe, ("corpus.sources.text.uri=s3://bucket/corpus",))
         started = time.monotonic()
-        found = by_name(examine(Subject(recipe, None)))
+        found = by_name(examine(PreflightSubject(recipe, None)))
         assert time.monotonic() - started < LIMIT_S
     assert found["corpus text"].verdict == "warning"
 
@@ -94,7 +94,7 @@ def test_a_store_that_refuses_connections_is_a_warning(
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
     recipe = reload(subject(fresh_run).recipe, ("corpus.sources.text.uri=s3://bucket/corpus",))
-    assert by_name(examine(Subject(recipe, None)))["corpus text"].verdict == "warning"
+    assert by_name(examine(PreflightSubject(recipe, None)))["corpus text"].verdict == "warning"
 
 
 def test_the_ray_cluster_must_be_reachable(monkeypatch: pytest.MonkeyPatch) -> None:

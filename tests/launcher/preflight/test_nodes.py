@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.preflight.collective import Report, warnings, with_versions
+from launcher.preflight.collective import NodeReport, warnings, with_versions
 from launcher.preflight.findings import Finding
 from tests.support.ranks.forked import run_ranks
 from tests.support.ranks.measures import hold
@@ -12,8 +12,8 @@ from tests.support.ranks.measures import hold
 pytestmark = pytest.mark.cluster
 
 
-def report(node: str, *findings: Finding, **versions: str) -> Report:
-    return Report(node, f"host-{node}", 0.1, findings, versions)
+def report(node: str, *findings: Finding, **versions: str) -> NodeReport:
+    return NodeReport(node, f"host-{node}", 0.1, findings, versions)
 
 
 def test_every_node_is_examined_once_and_all_ranks_hear_of_it(fresh_run: str) -> None:

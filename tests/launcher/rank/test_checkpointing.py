@@ -14,7 +14,7 @@ def due(folder: Path, every: Every, grid: int, times: dict[int, float] | None = 
     """The steps up to 40 at which a save is due, if none is ever begun; `times`: the clock from a step on."""
     now = [0.0]
     store = open_store(folder)
-    keeper = keeper_of(store, claim(store), Silent(), every=every, grid=grid, clock=lambda: now[0])
+    keeper = keeper_of(store, claim(store), Silent(), every=every, save_multiple=grid, clock=lambda: now[0])
     found = []
     for step in range(1, 41):
         now[0] = (times or {}).get(step, now[0])

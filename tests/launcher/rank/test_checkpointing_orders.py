@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from checkpoints.attempt import claim
 from checkpoints.gather import Alone
-from checkpoints.layout import Manifest, Mark
+from checkpoints.layout import CheckpointManifest, CheckpointName
 from checkpoints.listing import committed, on, rows
 from checkpoints.load import Reader, newest_good
 from checkpoints.rewind import Rewind, record, rewinds
@@ -110,7 +110,7 @@ class _Run:
         assert_holds(self.store, good.manifest, random_state(self.expected))
         self._check_memory(good.manifest)
 
-    def _check_memory(self, manifest: Manifest) -> None:
+    def _check_memory(self, manifest: CheckpointManifest) -> None:
         assert (_REMEMBERED in manifest.memory) == (manifest.step % _GRID != 0)
         if manifest.memory:
             with Reader(self.store, manifest) as reader:
@@ -150,5 +150,5 @@ def test_a_checkpoint_before_the_first_step_is_on_its_history(
     run.steps(2)
     run.stop(0)
     run.check()
-    assert committed(store) == [Mark(2, 2)]
+    assert committed(store) == [CheckpointName(2, 2)]
     assert rewinds(store) == []

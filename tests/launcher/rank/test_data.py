@@ -5,9 +5,9 @@ from contextlib import closing
 import pytest
 import torch
 
-from data_service.stream.positions import Phase, Positions, Range
+from data_service.stream.positions import PhaseBatches, Positions, Range
 from data_service.stream.stream import Stream
-from data_service.stream.window import Steps
+from data_service.stream.window import StepLayout
 from launcher.rank.data import ANNOUNCED, RankData, RankShard
 from tests.support.data.corpora import random_block, source_of, spec_of, write_corpus
 
@@ -30,7 +30,7 @@ def uri(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_corpus(tmp_path_factory.mktemp("c") / "c", blocks, blocks[:1])
 
 
-def told(uri: str, rank: int, world: int, phase: Phase, skips: list[Range]) -> Told:
+def told(uri: str, rank: int, world: int, phase: PhaseBatches, skips: list[Range]) -> Told:
     """What rank `rank` has announced at its first step."""
     stream = Told(spec_of(source_of(uri)))
     positions = Positions([phase], skips)
@@ -46,9 +46,9 @@ def told(uri: str, rank: int, world: int, phase: Phase, skips: list[Range]) -> T
 def test_ranks_together_announce_every_row_once(uri: str, world: int, batch: str) -> None:
     stream = Stream(spec_of(source_of(uri)))
     count = stream.samples_per_epoch
-    phase = Phase.of_samples(STEPS, 20, count)
+    phase = PhaseBatches.of_samples(STEPS, 20, count)
     if batch == "tokens":
-        phase = Phase(STEPS, 20 * 25, count, stream.token_axis())
+        phase = PhaseBatches(STEPS, 20 * 25, count, stream.token_axis())
     skips = [Range(0, 0, 57, 93)]
     expected = [r for step in range(ANNOUNCED) for r in Positions([phase], skips).ranges(step)]
     ranks = [told(uri, rank, world, phase, skips) for rank in range(world)]
@@ -56,4 +56,4 @@ def test_ranks_together_announce_every_row_once(uri: str, world: int, batch: str
     assert sorted(found) == sorted((r.epoch, n) for r in expected for n in range(r.start, r.stop))
     assert len({rank.steps for rank in ranks}) == 1, "all lay their windows alike"
     rows = sum(r.stop - r.start for r in expected)
-    assert ranks[0].steps == Steps(round(rows / ANNOUNCED), 0, 0)
+    assert ranks[0].steps == StepLayout(round(rows / ANNOUNCED), 0, 0)

@@ -11,7 +11,7 @@ from transformers import AutoModel
 
 from encoder_core.batch import Batch
 from encoder_core.families.build import ModelConfig
-from launcher.recipe.objective import Objective
+from launcher.recipe.objective import RecipeObjective
 from launcher.run.inputs import unigram_probabilities
 from tests.support.models.parity import make_batch, parameters_of
 from tests.support.runs.starts import BERT, MLM, ONE, ROBERTA, SPANS, Setting, export, fresh
@@ -19,7 +19,7 @@ from tests.support.runs.starts import BERT, MLM, ONE, ROBERTA, SPANS, Setting, e
 
 def headless(setting: Setting, config: ModelConfig, folder: Path, scale: float) -> None:
     """What `AutoModel.save_pretrained` writes: an encoder, its embeddings `scale` times as long, the same function."""
-    export(setting.asks(config, Objective(mlm=MLM), "scratch"), folder / "whole")
+    export(setting.asks(config, RecipeObjective(mlm=MLM), "scratch"), folder / "whole")
     model = AutoModel.from_pretrained(folder / "whole", add_pooling_layer=False)
     with torch.no_grad():
         for table in model.embeddings.children():
@@ -47,7 +47,7 @@ def test_a_fresh_head_begins_with_the_frequencies_and_its_loss_falls(
     setting: Setting, tmp_path: Path, config: ModelConfig, scale: float
 ) -> None:
     headless(setting, config, tmp_path, scale)
-    model, start = setting.asks(config, Objective(mlm=MLM), tmp_path / "headless").begin()
+    model, start = setting.asks(config, RecipeObjective(mlm=MLM), tmp_path / "headless").begin()
     assert "head.norm.weight" in start.record["fresh"]
     probabilities = unigram_probabilities(setting.run.recipe)
     batches = [drawn_by_frequency(probabilities, seed) for seed in range(25)]
@@ -66,8 +66,8 @@ def test_a_fresh_head_begins_with_the_frequencies_and_its_loss_falls(
 
 
 def test_a_head_that_is_there_is_left_alone(setting: Setting, tmp_path: Path) -> None:
-    exported = parameters_of(export(setting.asks(BERT, Objective(mlm=MLM), "scratch"), tmp_path))
-    model, _ = setting.asks(BERT, Objective(mlm=SPANS, sbo=ONE), tmp_path).begin()
+    exported = parameters_of(export(setting.asks(BERT, RecipeObjective(mlm=MLM), "scratch"), tmp_path))
+    model, _ = setting.asks(BERT, RecipeObjective(mlm=SPANS, sbo=ONE), tmp_path).begin()
     found = parameters_of(model)
     assert torch.equal(found["head.norm.weight"], exported["head.norm.weight"])
     assert torch.equal(found["head.decoder.bias"], exported["head.decoder.bias"])
@@ -77,5 +77,5 @@ def test_a_head_that_is_there_is_left_alone(setting: Setting, tmp_path: Path) ->
 
 
 def test_a_run_from_scratch_is_as_it_was(setting: Setting) -> None:
-    gain = fresh(setting.asks(BERT, Objective(mlm=MLM), "scratch"))["head.norm.weight"]
+    gain = fresh(setting.asks(BERT, RecipeObjective(mlm=MLM), "scratch"))["head.norm.weight"]
     assert (gain == 1).all()

@@ -17,7 +17,7 @@ from launcher.errors import MissingPackage, RecipeError, RunError
 from launcher.rank.build import build_model
 from launcher.rank.hub import keep_start
 from launcher.rank.initial_weights import initial_weights
-from launcher.recipe.objective import Objective
+from launcher.recipe.objective import RecipeObjective
 from launcher.recipe.schema import Recipe
 from launcher.run.create import create_run
 from launcher.run.record import open_run
@@ -28,7 +28,7 @@ from tests.support.runs.starts import MLM, ROBERTA, Setting, export
 @pytest.fixture
 def asked(setting: Setting, tmp_path: Path) -> Setting:
     """A run that wants a model of which the Hub has one, in `published`."""
-    asked = setting.asks(ROBERTA, Objective(mlm=MLM), "hf://org/model")
+    asked = setting.asks(ROBERTA, RecipeObjective(mlm=MLM), "hf://org/model")
     export(asked, tmp_path / "published")
     (tmp_path / "published/pytorch_model.bin").write_bytes(b"never fetched")
     return asked

@@ -19,7 +19,7 @@ from encoder_core.objectives.replaced import ReplacedTokenConfig, Sharing
 from launcher.errors import RunError
 from launcher.rank.build import build_model
 from launcher.rank.initial_weights import check_start, initial_weights
-from launcher.recipe.objective import Objective
+from launcher.recipe.objective import RecipeObjective
 from tests.support.models.parity import parameters_of
 from tests.support.runs.starts import (
     BERT,
@@ -50,7 +50,7 @@ def losses(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize(("config", "objective", "heads"), CASES.values(), ids=CASES)
 def test_the_first_evaluation_is_the_exporters(
-    setting: Setting, tmp_path: Path, config: ModelConfig, objective: Objective, heads: Heads
+    setting: Setting, tmp_path: Path, config: ModelConfig, objective: RecipeObjective, heads: Heads
 ) -> None:
     asked = setting.asks(config, objective, tmp_path / "model")
     exported = export(asked, tmp_path / "model", heads)
@@ -65,7 +65,7 @@ def test_the_first_evaluation_is_the_exporters(
 def test_a_pair_begins_as_it_was(
     setting: Setting, tmp_path: Path, config: ModelConfig, sharing: Sharing
 ) -> None:
-    objective = Objective(mlm=MLM, rtd=ReplacedTokenConfig(embeddings=sharing))
+    objective = RecipeObjective(mlm=MLM, rtd=ReplacedTokenConfig(embeddings=sharing))
     asked = setting.asks(config, objective, tmp_path / "pair")
     exported = export(asked, tmp_path / "pair")
     model, start = asked.begin()
@@ -78,29 +78,29 @@ def test_a_pair_begins_as_it_was(
 
 
 def test_one_network_is_no_pair_and_a_pair_is_not_one(setting: Setting, tmp_path: Path) -> None:
-    asked = setting.asks(ELECTRA, Objective(mlm=MLM, rtd=ReplacedTokenConfig()), tmp_path / "pair")
+    asked = setting.asks(ELECTRA, RecipeObjective(mlm=MLM, rtd=ReplacedTokenConfig()), tmp_path / "pair")
     export(asked, tmp_path / "pair")
     alone = setting.asks(ELECTRA, asked.run.recipe.objective, tmp_path / "pair/discriminator")
     with pytest.raises(RunError, match=r"does not hold both networks.*\n.*generator/"):
         alone.begin()
     with pytest.raises(RunError, match="holds a pair of networks"):
-        setting.asks(BERT, Objective(mlm=MLM), tmp_path / "pair").begin()
+        setting.asks(BERT, RecipeObjective(mlm=MLM), tmp_path / "pair").begin()
 
 
 @pytest.mark.parametrize(
     ("config", "objective", "missing"),
     [
-        (BERT, Objective(mlm=MLM, nsp=ONE), "pair_head."),
-        (BERT, Objective(mlm=MLM, sbo=ONE), "boundary_head."),
-        (DEBERTA_V2, Objective(mlm=MLM), "decoder.position."),
-        (DEBERTA_V2, Objective(mlm=MLM, sop=ONE), "pair_head."),
+        (BERT, RecipeObjective(mlm=MLM, nsp=ONE), "pair_head."),
+        (BERT, RecipeObjective(mlm=MLM, sbo=ONE), "boundary_head."),
+        (DEBERTA_V2, RecipeObjective(mlm=MLM), "decoder.position."),
+        (DEBERTA_V2, RecipeObjective(mlm=MLM, sop=ONE), "pair_head."),
     ],
 )
 def test_missing_heads_stay_fresh_and_are_named(
-    setting: Setting, tmp_path: Path, config: ModelConfig, objective: Objective, missing: str
+    setting: Setting, tmp_path: Path, config: ModelConfig, objective: RecipeObjective, missing: str
 ) -> None:
     plain = config.model_copy(update={"mask_decoder": "plain"}) if config is DEBERTA_V2 else config
-    exported = parameters_of(export(setting.asks(plain, Objective(mlm=MLM), "scratch"), tmp_path))
+    exported = parameters_of(export(setting.asks(plain, RecipeObjective(mlm=MLM), "scratch"), tmp_path))
     asked = setting.asks(config, objective, tmp_path)
     model, start = asked.begin()
     found, initial = parameters_of(model), fresh(asked)
@@ -114,8 +114,8 @@ def test_missing_heads_stay_fresh_and_are_named(
 
 
 def test_heads_of_other_tasks_are_left_and_named(setting: Setting, tmp_path: Path) -> None:
-    export(setting.asks(BERT, Objective(mlm=MLM, nsp=ONE), "scratch"), tmp_path, "mlm_pair")
-    _, start = setting.asks(BERT, Objective(mlm=MLM), tmp_path).begin()
+    export(setting.asks(BERT, RecipeObjective(mlm=MLM, nsp=ONE), "scratch"), tmp_path, "mlm_pair")
+    _, start = setting.asks(BERT, RecipeObjective(mlm=MLM), tmp_path).begin()
     assert start.record["left"] == [
         "bert.pooler.dense.bias",
         "bert.pooler.dense.weight",
@@ -132,7 +132,7 @@ class Differing(Alone):
 
 
 def test_ranks_that_read_different_files_stop(setting: Setting, tmp_path: Path) -> None:
-    asked = setting.asks(BERT, Objective(mlm=MLM), tmp_path)
+    asked = setting.asks(BERT, RecipeObjective(mlm=MLM), tmp_path)
     export(asked, tmp_path)
     model = build_model(asked.run.recipe, setting.tokenizer)
     with pytest.raises(RunError, match="different files on different machines"):
@@ -150,15 +150,15 @@ def test_ranks_that_read_different_files_stop(setting: Setting, tmp_path: Path) 
 def test_another_model_is_refused(
     setting: Setting, tmp_path: Path, config: ModelConfig, message: str
 ) -> None:
-    export(setting.asks(BERT, Objective(mlm=MLM), "scratch"), tmp_path)
+    export(setting.asks(BERT, RecipeObjective(mlm=MLM), "scratch"), tmp_path)
     with pytest.raises(ModelError, match=message):
-        setting.asks(config, Objective(mlm=MLM), tmp_path).begin()
+        setting.asks(config, RecipeObjective(mlm=MLM), tmp_path).begin()
 
 
 def test_dropout_and_the_place_of_the_file_do_not_matter(setting: Setting, tmp_path: Path) -> None:
-    exported = export(setting.asks(ROBERTA, Objective(mlm=MLM), "scratch"), tmp_path)
+    exported = export(setting.asks(ROBERTA, RecipeObjective(mlm=MLM), "scratch"), tmp_path)
     other = ROBERTA.model_copy(update={"dropout": 0.3})
-    model, _ = setting.asks(other, Objective(mlm=MLM), f"file://{tmp_path}").begin()
+    model, _ = setting.asks(other, RecipeObjective(mlm=MLM), f"file://{tmp_path}").begin()
     assert all(torch.equal(p, parameters_of(exported)[name]) for name, p in parameters_of(model).items())
 
 
@@ -166,20 +166,20 @@ def test_a_folder_in_a_bucket_whole_or_in_parts(setting: Setting, s3: S3Server, 
     from transformers import RobertaForMaskedLM
 
     uri = f"s3://{s3.new_bucket()}/model"
-    exported = export(setting.asks(ROBERTA, Objective(mlm=MLM), "scratch"), tmp_path / "whole")
+    exported = export(setting.asks(ROBERTA, RecipeObjective(mlm=MLM), "scratch"), tmp_path / "whole")
     theirs = RobertaForMaskedLM.from_pretrained(tmp_path / "whole")
     theirs.save_pretrained(tmp_path / "parts", max_shard_size="20KB")
     assert len(list((tmp_path / "parts").glob("*.safetensors"))) > 1
     for folder in ("whole", "parts"):
         for path in (tmp_path / folder).iterdir():
             open_store(f"{uri}/{folder}").put_file(path.name, path)
-        model, start = setting.asks(ROBERTA, Objective(mlm=MLM), f"{uri}/{folder}").begin()
+        model, start = setting.asks(ROBERTA, RecipeObjective(mlm=MLM), f"{uri}/{folder}").begin()
         assert all(torch.equal(p, parameters_of(exported)[name]) for name, p in parameters_of(model).items())
     assert "none in the folder" in str(start.record["tokenizer"])
     open_store(f"{uri}/pickled").put("config.json", (tmp_path / "whole/config.json").read_bytes())
     open_store(f"{uri}/pickled").put("pytorch_model.bin", b"\x80\x04")
     with pytest.raises(ModelError, match=r"s3://.*/pickled has no model\.safetensors\n.*pickled weights"):
-        setting.asks(ROBERTA, Objective(mlm=MLM), f"{uri}/pickled").begin()
+        setting.asks(ROBERTA, RecipeObjective(mlm=MLM), f"{uri}/pickled").begin()
 
 
 def cut_short(path: Path) -> None:
@@ -218,7 +218,7 @@ def without_a_layer(path: Path) -> None:
 def test_weights_that_cannot_be_loaded_are_refused_by_init(
     setting: Setting, tmp_path: Path, spoil: Callable[[Path], None], message: str, pair: bool
 ) -> None:
-    objective = Objective(mlm=MLM, rtd=ReplacedTokenConfig()) if pair else Objective(mlm=MLM)
+    objective = RecipeObjective(mlm=MLM, rtd=ReplacedTokenConfig()) if pair else RecipeObjective(mlm=MLM)
     asked = setting.asks(ELECTRA if pair else BERT, objective, tmp_path)
     export(asked, tmp_path)
     check_start(asked.run.recipe)
@@ -229,9 +229,9 @@ def test_weights_that_cannot_be_loaded_are_refused_by_init(
 
 def test_the_newest_checkpoint_of_another_run(setting: Setting, other_run: str) -> None:
     with pytest.raises(RunError, match="a run without a checkpoint"):
-        setting.asks(BERT, Objective(mlm=MLM), other_run).begin()
-    saved = trained(setting, other_run, BERT, Objective(mlm=SPANS, sbo=ONE))
-    asked = setting.asks(BERT, Objective(mlm=MLM, nsp=ONE), other_run)
+        setting.asks(BERT, RecipeObjective(mlm=MLM), other_run).begin()
+    saved = trained(setting, other_run, BERT, RecipeObjective(mlm=SPANS, sbo=ONE))
+    asked = setting.asks(BERT, RecipeObjective(mlm=MLM, nsp=ONE), other_run)
     model, start = asked.begin()
     assert start.record["start_step"] == 4
     assert {name.split(".")[0] for name in start.record["fresh"]} == {"pair_head"}
@@ -242,20 +242,20 @@ def test_the_newest_checkpoint_of_another_run(setting: Setting, other_run: str) 
 
 
 def test_another_runs_model_must_be_ours(setting: Setting, other_run: str) -> None:
-    trained(setting, other_run, BERT, Objective(mlm=MLM))
+    trained(setting, other_run, BERT, RecipeObjective(mlm=MLM))
     with pytest.raises(ModelError, match="heads is 2 here and 4 there"):
-        setting.asks(BERT.model_copy(update={"heads": 2}), Objective(mlm=MLM), other_run).begin()
+        setting.asks(BERT.model_copy(update={"heads": 2}), RecipeObjective(mlm=MLM), other_run).begin()
 
 
 def test_an_encoder_under_another_name_is_missed(setting: Setting, other_run: str) -> None:
-    trained(setting, other_run, DEBERTA_V2, Objective(mlm=MLM, rtd=ReplacedTokenConfig()))
+    trained(setting, other_run, DEBERTA_V2, RecipeObjective(mlm=MLM, rtd=ReplacedTokenConfig()))
     with pytest.raises(RunError, match=r"lacks parameters of the encoder: encoder\.embeddings\.word\.weight"):
-        setting.asks(DEBERTA_V2, Objective(mlm=MLM), other_run).begin()
+        setting.asks(DEBERTA_V2, RecipeObjective(mlm=MLM), other_run).begin()
 
 
 def test_a_table_of_differences_is_no_table(setting: Setting, other_run: str) -> None:
-    disentangled = Objective(mlm=MLM, rtd=ReplacedTokenConfig(embeddings="gradient_disentangled"))
+    disentangled = RecipeObjective(mlm=MLM, rtd=ReplacedTokenConfig(embeddings="gradient_disentangled"))
     trained(setting, other_run, DEBERTA_V2, disentangled)
     setting.asks(DEBERTA_V2, disentangled, other_run).begin()
     with pytest.raises(RunError, match="embeddings is shared here and gradient_disentangled"):
-        setting.asks(DEBERTA_V2, Objective(mlm=MLM, rtd=ReplacedTokenConfig()), other_run).begin()
+        setting.asks(DEBERTA_V2, RecipeObjective(mlm=MLM, rtd=ReplacedTokenConfig()), other_run).begin()

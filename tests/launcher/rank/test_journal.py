@@ -19,7 +19,7 @@ from encoder_core.train.state import TrainState
 from launcher.rank.journal import RankJournal, Startup
 from launcher.rank.tensorboard import TensorBoardFiles
 from launcher.run.history import read_history
-from launcher.run.log import Journal
+from launcher.run.log import RunLog
 
 WAIT_S = 30.0  # never as long
 QUICK_S = 1.0  # what a step may wait, on a busy machine
@@ -61,7 +61,7 @@ def lasts(work: Callable[[], object]) -> float:
 
 
 def test_a_store_that_hangs_holds_up_no_step_and_a_commit_a_moment_only(store: Troubled) -> None:
-    journal = Journal(store, 1, flush_seconds=0.0)
+    journal = RunLog(store, 1, flush_seconds=0.0)
 
     def train(start: int, stop: int) -> None:
         for number in range(start, stop):
@@ -83,7 +83,7 @@ def test_a_store_that_hangs_holds_up_no_step_and_a_commit_a_moment_only(store: T
 
 
 def test_the_end_of_training_waits_for_a_bounded_time_too(store: Troubled) -> None:
-    journal = Journal(store, 1, flush_seconds=1000.0)
+    journal = RunLog(store, 1, flush_seconds=1000.0)
     journal.metric(step(0))
     assert lasts(lambda: journal.close(0.05)) < QUICK_S
     store.open.set()
@@ -101,7 +101,7 @@ def test_whatever_fails_in_whatever_order_every_record_is_there_once_in_the_end(
         when = draw.choice(["before", "after", "after", "never"])
         store.plan.append((when, draw.choice(ERRORS).at("s3://bucket/key", "a fault")))
     notes: list[str] = []
-    journal = Journal(store, 1, flush_seconds=0.0, note=notes.append, again_s=0.001)
+    journal = RunLog(store, 1, flush_seconds=0.0, note=notes.append, again_s=0.001)
     store.open.set()
     done = 0
     for _ in range(100):
@@ -129,7 +129,7 @@ def test_whatever_fails_in_whatever_order_every_record_is_there_once_in_the_end(
 
 def test_what_does_not_fit_in_memory_is_told_and_put_on_record(store: Troubled) -> None:
     notes: list[str] = []
-    journal = Journal(store, 7, flush_seconds=1000.0, note=notes.append, most_waiting=1000)
+    journal = RunLog(store, 7, flush_seconds=1000.0, note=notes.append, most_waiting=1000)
     journal.event("start", 0.0)
     assert store.waiting.wait(WAIT_S)
     for number in range(100):
@@ -149,7 +149,7 @@ def test_what_does_not_fit_in_memory_is_told_and_put_on_record(store: Troubled) 
 def test_an_outage_is_told_once(store: Troubled) -> None:
     store.plan.extend([("before", StoreUnavailable.at("s3://bucket/key", "no answer"))] * 5)
     notes: list[str] = []
-    journal = Journal(store, 1, flush_seconds=1000.0, note=notes.append, again_s=0.001)
+    journal = RunLog(store, 1, flush_seconds=1000.0, note=notes.append, again_s=0.001)
     store.open.set()
     journal.event("start", 0.0)
     assert journal.close(WAIT_S)
@@ -160,10 +160,10 @@ def test_an_outage_is_told_once(store: Troubled) -> None:
 
 def test_records_of_an_attempt_that_died_before_it_could_write_leave_a_gap(store: Troubled) -> None:
     store.open.set()
-    first = Journal(store, 1, flush_seconds=1000.0)
+    first = RunLog(store, 1, flush_seconds=1000.0)
     first.metric(step(0))
     assert first.close(WAIT_S)  # steps 1 and 2 were made, committed, and never recorded
-    second = Journal(store, 2, flush_seconds=1000.0)
+    second = RunLog(store, 2, flush_seconds=1000.0)
     second.metric(step(3))
     assert second.close(WAIT_S)
     history = read_history(store)
@@ -172,7 +172,7 @@ def test_records_of_an_attempt_that_died_before_it_could_write_leave_a_gap(store
 
 def test_it_is_any_store(tmp_path: Path) -> None:
     store: Store = LocalStore(tmp_path)
-    journal = Journal(store, 1, flush_seconds=1000.0)
+    journal = RunLog(store, 1, flush_seconds=1000.0)
     journal.metric(step(0))
     assert journal.close(WAIT_S)
     assert [entry.key for entry in store.list()] == ["metrics/a000001/00000000.jsonl"]
@@ -205,7 +205,7 @@ def test_a_rank_goes_on_at_speed_though_store_and_disk_hang(
     line, files = Line(), TensorBoardFiles(tmp_path / "tensorboard", 0)
     startup = Startup()
     startup.done("data")
-    journal = RankJournal(line, startup, Journal(store, 1, flush_seconds=0.0), files)
+    journal = RankJournal(line, startup, RunLog(store, 1, flush_seconds=0.0), files)
 
     def train() -> None:
         for step in range(100):

@@ -9,10 +9,10 @@ import pytest
 from checkpoints.attempt import Attempt, claim
 from checkpoints.errors import CheckpointError
 from checkpoints.gather import Alone
-from checkpoints.layout import Manifest, Mark
+from checkpoints.layout import CheckpointManifest, CheckpointName
 from checkpoints.listing import committed, read_manifest
 from checkpoints.rewind import rewinds
-from data_service.stream.positions import Phase, Positions
+from data_service.stream.positions import PhaseBatches, Positions
 from encoder_core.train.engine import Update
 from encoder_core.train.exchange import Control, Signals
 from encoder_core.train.metrics import StepReport
@@ -22,13 +22,13 @@ from launcher.rank.journal import RankJournal, Startup
 from launcher.rank.spike_guard import Rewound, SpikeGuard
 from launcher.run.history import read_history
 from launcher.run.left_out import read_lost
-from launcher.run.log import Journal
+from launcher.run.log import RunLog
 from launcher.run.record import Run, open_run
 from tests.support.ranks.checkpointing import commit_steps
 from tests.support.runs.small_runs import new_run
 
 SPIKES = "spikes={window: 4, threshold: 5.0, patience: 3, most_rewinds: 1, outlier: 20.0}"
-PHASES = [Phase.of_samples(50, 10, 95), Phase.of_samples(50, 8, 60)]
+PHASES = [PhaseBatches.of_samples(50, 10, 95), PhaseBatches.of_samples(50, 8, 60)]
 COUNTS = {"mlm": 100.0}
 
 
@@ -47,9 +47,9 @@ def run(inputs: Path, tmp_path: Path) -> Run:
     return open_run(new_run(inputs, str(tmp_path / "run"), SPIKES))
 
 
-def guard_of(run: Run, attempt: Attempt, resumed: Manifest | None = None) -> SpikeGuard:
+def guard_of(run: Run, attempt: Attempt, resumed: CheckpointManifest | None = None) -> SpikeGuard:
     lost = read_lost(run, resumed, Alone())
-    journal = RankJournal(Silent(), Startup(), Journal(run.store, attempt.number, 1e9), None)
+    journal = RankJournal(Silent(), Startup(), RunLog(run.store, attempt.number, 1e9), None)
     positions = Positions(PHASES, lost.ranges)
     return SpikeGuard(run, attempt, Control(0, 1, None), Alone(), journal, positions, resumed, lost)
 
@@ -100,22 +100,22 @@ def test_it_goes_back_on_record(run: Run) -> None:
     with pytest.raises(Rewound, match="losses that are not finite: back from step 15 to step 8"):
         make_step(guard, 14, math.nan, math.nan)
     (rewind,) = rewinds(run.store)
-    assert (rewind.attempt, rewind.to, rewind.began, rewind.reached) == (1, Mark(1, 8), 12, 15)
+    assert (rewind.attempt, rewind.to, rewind.began, rewind.reached) == (1, CheckpointName(1, 8), 12, 15)
     assert rewind.skips == ((0, 0, 80, 95), (0, 1, 0, 55)), "steps 8 to 15, across the end of an epoch"
-    assert committed(run.store) == [Mark(1, 8), Mark(1, 4)]
+    assert committed(run.store) == [CheckpointName(1, 8), CheckpointName(1, 4)]
     guard.journal.close()
     (event,) = (event for event in read_history(run.store).events if event["kind"] == "rewind")
     assert (event["step"], event["to"], event["samples"]) == (15, 8, 70)
 
     attempt.end(0.0)
-    again = guard_of(run, claim(run.store), read_manifest(run.store, Mark(1, 8)))
+    again = guard_of(run, claim(run.store), read_manifest(run.store, CheckpointName(1, 8)))
     assert [(r.start, r.stop) for r in again.positions.ranges(8)] == [(55, 65)], "what follows moves up"
     assert again.state()["skips"] == [[0, 0, 80, 95], [0, 1, 0, 55]]
 
 
 def test_the_second_time_in_a_row_it_ends_but_goes_back_all_the_same(run: Run) -> None:
     commit_steps(run.store, claim(run.store), 4)
-    first = read_manifest(run.store, Mark(1, 4))
+    first = read_manifest(run.store, CheckpointName(1, 4))
     for number, reason in ((1, Rewound), (2, RunError)):
         attempt = Attempt(run.store, number) if number == 1 else claim(run.store)
         guard = guard_of(run, attempt, first)
@@ -123,7 +123,7 @@ def test_the_second_time_in_a_row_it_ends_but_goes_back_all_the_same(run: Run) -
         with pytest.raises(reason):
             go_bad(guard, 9, 12)
         attempt.end(0.0)
-    assert [rewind.to for rewind in rewinds(run.store)] == [Mark(1, 4)] * 2
+    assert [rewind.to for rewind in rewinds(run.store)] == [CheckpointName(1, 4)] * 2
     assert rewinds(run.store)[1].skips == ((0, 0, 40, 95), (0, 1, 0, 25), (0, 1, 25, 95), (0, 2, 0, 10))
 
 
@@ -160,7 +160,7 @@ def test_checkpoints_of_other_lines_of_the_run_do_not_count(run: Run) -> None:
     first = claim(run.store)
     commit_steps(run.store, first, 4, 8)
     first.end(0.0)
-    guard = guard_of(run, claim(run.store), read_manifest(run.store, Mark(1, 4)))
+    guard = guard_of(run, claim(run.store), read_manifest(run.store, CheckpointName(1, 4)))
     calm(guard, 4, 12)
     with pytest.raises(Rewound, match="to step 4"):
         go_bad(guard, 12, 15)

@@ -3,10 +3,9 @@
 import pytest
 import torch
 
-from launcher.estimate.flops import count, products
+from encoder_core.cost.products import Shape
 from launcher.estimate.gpus import GIB, gpu_of_device
-from launcher.estimate.shape import Shape
-from launcher.estimate.throughput import targets_per_row
+from launcher.estimate.workload import microbatch_flops, targets_per_row
 from launcher.rank.utilisation import Utilisation, utilisation
 from launcher.recipe.load import load
 
@@ -29,7 +28,7 @@ def test_the_flops_are_those_that_estimate_counts_without_recomputation() -> Non
     for phase, flops in zip(recipe.phases, meter.flops, strict=True):
         shape = Shape(64, phase.length, targets_per_row(recipe, phase.length))
         known = recipe.model_copy(update={"model": recipe.model.model_copy(update={"vocab": 30522})})
-        assert flops == pytest.approx(count(products(known, shape)).model / shape.tokens)
+        assert flops == pytest.approx(microbatch_flops(known, shape).model / shape.tokens)
 
 
 def test_a_cpus_peak_is_measured_and_counts_for_every_rank() -> None:

@@ -14,7 +14,7 @@ from encoder_core.families.build import ModelConfig
 from encoder_core.objectives.replaced import ReplacedTokenConfig, Sharing
 from launcher.errors import RunError
 from launcher.rank.initial_weights import vocabulary_tables
-from launcher.recipe.objective import Objective
+from launcher.recipe.objective import RecipeObjective
 from launcher.recipe.schema import TokenizerRef
 from launcher.run.record import open_run
 from tests.support.models.parity import parameters_of
@@ -62,7 +62,7 @@ def test_extended_rows_are_the_mean_of_their_pieces(setting: Setting, tmp_path: 
 def test_both_networks_of_a_pair_get_the_new_rows(
     setting: Setting, tmp_path: Path, config: ModelConfig, sharing: Sharing
 ) -> None:
-    objective = Objective(mlm=MLM, rtd=ReplacedTokenConfig(embeddings=sharing))
+    objective = RecipeObjective(mlm=MLM, rtd=ReplacedTokenConfig(embeddings=sharing))
     exported = parameters_of(export(setting.asks(config, objective, "scratch"), tmp_path))
     longer = replace(setting, tokenizer=extend_tokenizer(setting.tokenizer, ["neurotransmitter"]).tokenizer)
     model, start = longer.asks(config, objective, tmp_path).begin()
@@ -78,11 +78,11 @@ def test_both_networks_of_a_pair_get_the_new_rows(
 
 
 def test_rows_follow_their_pieces_to_other_ids(setting: Setting, tmp_path: Path) -> None:
-    exported = parameters_of(export(setting.asks(BERT, Objective(mlm=MLM), "scratch"), tmp_path))
+    exported = parameters_of(export(setting.asks(BERT, RecipeObjective(mlm=MLM), "scratch"), tmp_path))
     text = ["every rank reads its rows and nothing is lost while workers die and come back"] * 30
     other = replace(setting, tokenizer=train_tokenizer("byte_bpe", text, 300))
     assert other.tokenizer.pieces[261:] != setting.tokenizer.pieces[261:300]
-    model, start = other.asks(BERT, Objective(mlm=MLM), tmp_path).begin()
+    model, start = other.asks(BERT, RecipeObjective(mlm=MLM), tmp_path).begin()
     assert start.record["copied"] + start.record["averaged"] == 300
     word = "encoder.embeddings.word.weight"
     for i, piece in enumerate(other.tokenizer.pieces):
@@ -94,45 +94,45 @@ def test_rows_follow_their_pieces_to_other_ids(setting: Setting, tmp_path: Path)
 def test_a_filled_up_vocabulary_keeps_its_spare_rows(setting: Setting, tmp_path: Path) -> None:
     size = setting.tokenizer.vocab_size
     filled = BERT.model_copy(update={"vocab": size + 10})
-    exported = parameters_of(export(setting.asks(filled, Objective(mlm=MLM), "scratch"), tmp_path))
+    exported = parameters_of(export(setting.asks(filled, RecipeObjective(mlm=MLM), "scratch"), tmp_path))
     longer = replace(setting, tokenizer=extend_tokenizer(setting.tokenizer, ["neurotransmitter"]).tokenizer)
-    model, _ = longer.asks(filled, Objective(mlm=MLM), tmp_path).begin()
+    model, _ = longer.asks(filled, RecipeObjective(mlm=MLM), tmp_path).begin()
     word = "encoder.embeddings.word.weight"
     assert torch.equal(parameters_of(model)[word][size + 2 :], exported[word][size + 2 :])
     with pytest.raises(RunError, match=rf"word\.weight is \({size + 10}, 32\) there and \({size}, 32\) here"):
-        setting.asks(BERT, Objective(mlm=MLM), tmp_path).begin()
+        setting.asks(BERT, RecipeObjective(mlm=MLM), tmp_path).begin()
 
 
 def test_a_run_with_another_tokenizer(setting: Setting, other_run: str) -> None:
-    saved = trained(setting, other_run, BERT, Objective(mlm=SPANS, sbo=ONE))
+    saved = trained(setting, other_run, BERT, RecipeObjective(mlm=SPANS, sbo=ONE))
     longer = replace(setting, tokenizer=extend_tokenizer(setting.tokenizer, ["neurotransmitter"]).tokenizer)
-    model, start = longer.asks(BERT, Objective(mlm=MLM, sbo=ONE), other_run).begin()
+    model, start = longer.asks(BERT, RecipeObjective(mlm=MLM, sbo=ONE), other_run).begin()
     assert start.record["averaged"] == 2
     for name in ("encoder.embeddings.word.weight", "head.decoder.bias", "boundary_head.decoder.bias"):
         found = parameters_of(model)[name]
         assert torch.equal(found[:-2], saved[name])
         assert not torch.equal(
-            found[-1], fresh(longer.asks(BERT, Objective(mlm=MLM, sbo=ONE), "scratch"))[name][-1]
+            found[-1], fresh(longer.asks(BERT, RecipeObjective(mlm=MLM, sbo=ONE), "scratch"))[name][-1]
         )
 
 
 def test_a_runs_own_tokenizer_counts_whatever_lies_where_it_came_from(
     setting: Setting, other_run: str
 ) -> None:
-    saved = trained(setting, other_run, BERT, Objective(mlm=MLM))
+    saved = trained(setting, other_run, BERT, RecipeObjective(mlm=MLM))
     run = open_run(other_run)
     longer = replace(setting, tokenizer=extend_tokenizer(setting.tokenizer, ["neurotransmitter"]).tokenizer)
     save_tokenizer(longer.tokenizer, f"{other_run}/replaced")
     moved = run.recipe.model_copy(update={"tokenizer": TokenizerRef(uri=f"{other_run}/replaced")})
     run.store.put("recipe.yaml", moved.to_yaml().encode())
-    model, start = longer.asks(BERT, Objective(mlm=MLM), other_run).begin()
+    model, start = longer.asks(BERT, RecipeObjective(mlm=MLM), other_run).begin()
     assert start.record["averaged"] == 2
     name = "encoder.embeddings.word.weight"
     assert torch.equal(parameters_of(model)[name][:-2], saved[name])
 
 
 def test_a_stranger_tokenizer_is_refused(setting: Setting, tmp_path: Path) -> None:
-    export(setting.asks(BERT, Objective(mlm=MLM), "scratch"), tmp_path)
+    export(setting.asks(BERT, RecipeObjective(mlm=MLM), "scratch"), tmp_path)
     other = replace(setting, tokenizer=train_tokenizer("wordpiece", ["some text of words"] * 9, 36))
     with pytest.raises(TokenizerError, match=r"write words in different ways\n.*tokenizer extend"):
-        other.asks(BERT, Objective(mlm=MLM), tmp_path).begin()
+        other.asks(BERT, RecipeObjective(mlm=MLM), tmp_path).begin()

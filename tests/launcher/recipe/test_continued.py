@@ -15,7 +15,7 @@ from launcher.rank.initial_weights import check_start
 from launcher.recipe.checks import unsuitable
 from launcher.recipe.continued import TOKENIZER, commented, continued
 from launcher.recipe.load import load, loads, reload
-from launcher.recipe.objective import Objective, exported_heads
+from launcher.recipe.objective import RecipeObjective, exported_heads
 from tests.support.models.exports import FAMILIES, LENGTH, export
 from tests.support.runs.starts import BERT, MLM, Setting
 from tests.support.runs.starts import export as export_for
@@ -37,7 +37,7 @@ def test_every_export_is_continued_without_an_edit(tmp_path: Path, name: str) ->
 
 
 def test_a_model_without_heads_gets_no_pair_task(setting: Setting, tmp_path: Path) -> None:
-    export_for(setting.asks(BERT, Objective(mlm=MLM), "scratch"), tmp_path / "whole")
+    export_for(setting.asks(BERT, RecipeObjective(mlm=MLM), "scratch"), tmp_path / "whole")
     AutoModel.from_pretrained(tmp_path / "whole").save_pretrained(tmp_path / "bare")
     recipe = continued(str(tmp_path / "bare"))
     assert (recipe.objective.nsp, recipe.input.packing) == (None, "full_sentences")

@@ -5,12 +5,12 @@ from torch import nn
 
 from encoder_core.layers.initialise import initialise
 from encoder_core.layers.parameters import AttentionBias
-from encoder_core.objectives.losses import Objective
+from encoder_core.objectives.losses import ObjectiveModule
 from encoder_core.optim.groups import parameter_groups
 from launcher.estimate.cluster import Cluster
 from launcher.estimate.estimate import estimate
 from launcher.estimate.gpus import find_gpu
-from launcher.estimate.throughput import targets_per_row
+from launcher.estimate.workload import targets_per_row
 from launcher.rank.build import optimizer_settings
 from launcher.recipe.load import bundled, load
 from launcher.recipe.objective import objective_module
@@ -24,7 +24,7 @@ NORMAL = ("roberta", "spanbert", "xlnet", "deberta")
 LARGE = 4000  # elements: enough to tell 0.88 of a deviation from all of it
 
 
-def fresh(recipe: Recipe) -> Objective:
+def fresh(recipe: Recipe) -> ObjectiveModule:
     """The model of a recipe's small form, with the recipe's own fresh weights."""
     config = tiny(recipe).model.with_tokenizer(500, recipe.model.pad_id)
     model = objective_module(config, recipe.objective)
@@ -65,7 +65,9 @@ def test_robertas_row_of_padding_is_zero() -> None:
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_weight_decay_acts_on_the_official_parameters(name: str) -> None:
     model, settings = fresh(load(name)), optimizer_settings(load(name))
-    groups = parameter_groups(model, settings.weight_decay, decayed=settings.decayed, turns=model.turns())
+    groups = parameter_groups(
+        model, settings.weight_decay, decayed=settings.decayed, update_groups=model.update_groups()
+    )
     decaying = {id(p) for group in groups if group["weight_decay"] for p in group["params"]}
     attention = {id(m.bias) for m in model.modules() if isinstance(m, AttentionBias)}
     for path, p in model.named_parameters():

@@ -10,7 +10,7 @@ import pytest
 from checkpoints.attempt import Attempt
 from checkpoints.copying import BEFORE
 from checkpoints.errors import DamagedCheckpoint
-from checkpoints.layout import Mark
+from checkpoints.layout import CheckpointName
 from checkpoints.listing import committed, read_manifest
 from checkpoints.rewind import Rewind, record, skips
 from checkpoints.verify import verify_all
@@ -132,16 +132,18 @@ def test_what_the_run_leaves_out_the_fork_leaves_out(source: str, tmp_path: Path
     shutil.copytree(source, copy)
     store = open_run(str(copy)).store
     left_out = ((1, 4, 8, 16),)
-    back = Rewind(attempt=1, to=Mark(1, STEP), began=11, reached=14, cause="a spike", skips=left_out)
+    back = Rewind(
+        attempt=1, to=CheckpointName(1, STEP), began=11, reached=14, cause="a spike", skips=left_out
+    )
     record(store, back, Attempt(store, 1))
     for name, settings, expected in (("same", (), left_out), ("other", ("seed=5",), ())):
         forked = make(str(copy), tmp_path / name, *settings, step=None)
         assert forked.step == STEP
-        manifest = read_manifest(forked.run.store, Mark(BEFORE, STEP))
+        manifest = read_manifest(forked.run.store, CheckpointName(BEFORE, STEP))
         assert skips(manifest, []) == expected
         assert (RECENT in manifest.state) == (name == "same"), "losses on other data are no measure"
         again = make(forked.run.uri, tmp_path / f"{name}-again", "seed=6", step=None)
-        assert skips(read_manifest(again.run.store, Mark(BEFORE, STEP)), []) == ()
+        assert skips(read_manifest(again.run.store, CheckpointName(BEFORE, STEP)), []) == ()
 
 
 @pytest.mark.parametrize(
@@ -180,14 +182,14 @@ def test_a_run_is_never_overwritten(source: str, tmp_path: Path) -> None:
 def test_an_interrupted_fork_can_be_repeated(source: str, tmp_path: Path) -> None:
     forked = make(source, tmp_path / "fork")
     store = forked.run.store
-    for key in (RECORD, Mark(BEFORE, STEP).manifest):
+    for key in (RECORD, CheckpointName(BEFORE, STEP).manifest):
         store.delete(key)
         assert make(source, tmp_path / "fork").run.record == forked.run.record
         store.delete(RECORD)
     with pytest.raises(RunError, match="another checkpoint"):
         make(source, tmp_path / "fork", step=12)
     make(source, tmp_path / "fork")
-    assert committed(store) == [Mark(BEFORE, STEP)]
+    assert committed(store) == [CheckpointName(BEFORE, STEP)]
     assert [report.problems for report in verify_all(store)] == [()]
 
 

@@ -9,7 +9,7 @@ import pytest
 from data_service.store.base import Store
 from data_service.store.open import open_store
 from launcher.run.history import read_history
-from launcher.run.log import Journal, encode, evaluation_record, operator_event
+from launcher.run.log import RunLog, encode, evaluation_record, operator_event
 
 WAIT_S = 30.0  # for a thread that has something to do; never as long
 
@@ -28,7 +28,7 @@ def keys(store: Store) -> list[str]:
 
 
 def test_records_wait_in_memory_until_they_are_due(store: Store) -> None:
-    journal = Journal(store, attempt=3, flush_seconds=10)
+    journal = RunLog(store, attempt=3, flush_seconds=10)
     journal.flush_due(100.0)
     journal.metric(step(0))
     journal.flush_due(109.0)
@@ -43,7 +43,7 @@ def test_records_wait_in_memory_until_they_are_due(store: Store) -> None:
 
 
 def test_what_is_due_is_written_without_being_waited_for(store: Store) -> None:
-    journal = Journal(store, attempt=1, flush_seconds=10)
+    journal = RunLog(store, attempt=1, flush_seconds=10)
     journal.flush_due(100.0)
     journal.metric(step(0))
     journal.flush_due(110.0)
@@ -52,13 +52,13 @@ def test_what_is_due_is_written_without_being_waited_for(store: Store) -> None:
 
 
 def test_a_later_attempt_supersedes_the_steps_it_repeats(store: Store) -> None:
-    first = Journal(store, 1, 1000)
+    first = RunLog(store, 1, 1000)
     for number in range(6):
         first.metric(step(number, loss=1.0))
         if number in (2, 4):
             first.metric(evaluation_record(number + 1, {"mlm_loss": 1.0}))
     assert first.flush(WAIT_S)
-    second = Journal(store, 2, 1000)  # resumes from a commit after 3 steps
+    second = RunLog(store, 2, 1000)  # resumes from a commit after 3 steps
     second.metric(step(3, loss=2.0))
     assert second.flush(WAIT_S)
     history = read_history(store)
@@ -71,10 +71,10 @@ def test_a_later_attempt_supersedes_the_steps_it_repeats(store: Store) -> None:
 
 
 def test_an_attempt_that_did_no_step_supersedes_nothing(store: Store) -> None:
-    first = Journal(store, 1, 1000)
+    first = RunLog(store, 1, 1000)
     first.metric(step(0))
     assert first.flush(WAIT_S)
-    second = Journal(store, 2, 1000)
+    second = RunLog(store, 2, 1000)
     second.event("resume", 9.0, step=0)
     assert second.flush(WAIT_S)
     assert len(read_history(store).steps) == 1
@@ -83,7 +83,7 @@ def test_an_attempt_that_did_no_step_supersedes_nothing(store: Store) -> None:
 def test_events_between_attempts_have_a_place_of_their_own(store: Store) -> None:
     operator_event(store, "recipe_changed", 2.0, changes=["- zero: 1 -> 2"])
     operator_event(store, "recipe_changed", 3.0, changes=[])
-    journal = Journal(store, 1, 1000)
+    journal = RunLog(store, 1, 1000)
     journal.event("start", 1.0, step=0)
     assert journal.flush(WAIT_S)
     assert [event["kind"] for event in read_history(store).events] == [

@@ -16,7 +16,7 @@ from data_service.store.base import Entry, Store
 from data_service.store.errors import StoreUnavailable
 from data_service.store.local import LocalStore
 from launcher.run.history import History, read_history
-from launcher.run.log import Journal, encode, evaluation_record
+from launcher.run.log import RunLog, encode, evaluation_record
 from launcher.run.packing import pack_once
 from launcher.run.packs import Pack
 from launcher.run.segments import METRICS, pack_key, segment_key, segment_prefix, stored
@@ -200,7 +200,7 @@ def test_a_new_attempt_packs_the_older_ones_and_in_the_long_run_itself(
     write_all(store, 1, 4)
     write_all(store, 2, 1)
     write_all(store, 3, 3)
-    journal = Journal(store, 4, flush_seconds=1000.0)
+    journal = RunLog(store, 4, flush_seconds=1000.0)
     for step in range(9, 21):
         journal.metric({"kind": "step", "step": step, "loss": 1.0, "seconds": 1.0, "note": 200 * "x"})
         assert journal.flush(WAIT_S)
@@ -222,7 +222,7 @@ def test_packing_that_fails_disturbs_nobody(tmp_path: Path) -> None:
 
     write_all(LocalStore(tmp_path), 1, 3)
     notes: list[str] = []
-    journal = Journal(Refusing(tmp_path), 2, flush_seconds=1000.0, note=notes.append)
+    journal = RunLog(Refusing(tmp_path), 2, flush_seconds=1000.0, note=notes.append)
     journal.metric({"kind": "step", "step": 9})
     assert journal.close(WAIT_S)
     journal._packer.join(WAIT_S)

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from checkpoints.attempt import Attempt, Owner, claim, end_all
-from checkpoints.presence import presence
-from checkpoints.stop import stop_requested
+from checkpoints.ownership import presence, stop_requested
 from data_service.store.base import Store
 from data_service.store.open import open_store
 from launcher.cluster.stop_requests import Stopping

@@ -10,7 +10,7 @@ import ray.autoscaler
 import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
 
-from launcher.schedulers.job import Training
+from launcher.schedulers.job import TrainingJob
 from launcher.schedulers.ray_cluster import RayCluster, render, submission
 
 AWS = {"image": "registry/maskfleet:1", "region": "us-east-1", "instance_type": "p4d.24xlarge"}
@@ -58,7 +58,7 @@ def test_the_token_is_a_file_that_ray_makes_and_copies(
 
 
 def test_a_job_for_a_running_cluster(gpus: dict[str, object]) -> None:
-    wanted = Training.of(run=gpus["run"], nodes=2, assignments=gpus["assignments"])
+    wanted = TrainingJob.of(run=gpus["run"], nodes=2, assignments=gpus["assignments"])
     command = submission(wanted, "http://head:8265")
     variables = json.loads(command[command.index("--runtime-env-json") + 1])["env_vars"]
     assert variables == {

@@ -7,7 +7,7 @@ import pytest
 
 from launcher.errors import LaunchError
 from launcher.schedulers import job as templates
-from launcher.schedulers.job import Launch, Training, checked, job_name, needs_object_storage
+from launcher.schedulers.job import Launch, TrainingJob, checked, job_name, needs_object_storage
 
 ROOT = Path(__file__).parents[3]
 
@@ -54,7 +54,7 @@ def test_a_name_from_the_uri(cpus: dict[str, object], run: str, name: str) -> No
 
 def test_a_run_on_a_disk_is_refused() -> None:
     with pytest.raises(LaunchError, match="disk"):
-        needs_object_storage(Training.of(run="/data/runs/base", nodes=1))
+        needs_object_storage(TrainingJob.of(run="/data/runs/base", nodes=1))
 
 
 def test_the_words_of_the_command(gpus: dict[str, object]) -> None:

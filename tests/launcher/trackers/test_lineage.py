@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from checkpoints.attempt import Attempt, Owner, claim
 from checkpoints.gather import Alone
-from checkpoints.layout import Mark
+from checkpoints.layout import CheckpointName
 from checkpoints.listing import read_manifest
 from checkpoints.rewind import Rewind, record
 from checkpoints.save import Saver
@@ -30,7 +30,7 @@ def store(tmp_path: Path) -> Store:
 class Writer:
     """An attempt that resumes from a checkpoint, records steps, each segment holding two records, and commits."""
 
-    def __init__(self, store: Store, resumed: Mark | None = None) -> None:
+    def __init__(self, store: Store, resumed: CheckpointName | None = None) -> None:
         self.store = store
         self.attempt = claim(store, owner=Owner.here(0.0))
         self.saver = Saver(store, self.attempt, Alone(), resumed=resumed and read_manifest(store, resumed))
@@ -53,12 +53,12 @@ class Writer:
             self.lines, self.segments = self.lines[2:], self.segments + 1
         return self
 
-    def commit(self) -> Mark:
+    def commit(self) -> CheckpointName:
         tensors = {kind: torch.zeros(4) for kind in ("master", "exp_avg", "exp_avg_sq")}
         self.saver.begin(self.step, [Fragment("w", 0, tensors)], {"w": (4,)}, {"step": self.step})
         self.saver.wait()
         self.saver.commit()
-        return Mark(self.attempt.number, self.step)
+        return CheckpointName(self.attempt.number, self.step)
 
 
 def told(follower: LineageFollower, most: int = 4096) -> tuple[int | None, list[tuple[str, int, int]]]:

@@ -19,7 +19,7 @@ from launcher.recipe.load import load
 from launcher.run.history import read_history
 from launcher.run.log import operator_event
 from launcher.trackers.figures import figures
-from launcher.trackers.publish import Order
+from launcher.trackers.publish import PublishRequest
 from launcher.trackers.tracking import Publishing, orders, tracking
 from tests.support.runs.listeners import (
     Values,
@@ -47,7 +47,7 @@ def mlflow_uri(store: Store) -> str:
     return f"file://{Path(store.uri).parent}/mlruns"
 
 
-def both(store: Store, poll_s: float = 0.05) -> list[Order]:
+def both(store: Store, poll_s: float = 0.05) -> list[PublishRequest]:
     trackers = (
         "logging.wandb={project: p, mode: offline}",
         f"logging.mlflow={{uri: '{mlflow_uri(store)}'}}",
@@ -212,9 +212,9 @@ def test_a_server_that_is_down_does_not_keep_the_command(
 
 DRIVER = """
 import sys, threading
-from launcher.trackers.publish import Order
+from launcher.trackers.publish import PublishRequest
 from launcher.trackers.tracking import Publishing
-publishing = Publishing(Order.model_validate_json(sys.stdin.readline()), print)
+publishing = Publishing(PublishRequest.model_validate_json(sys.stdin.readline()), print)
 print("ready", flush=True)
 threading.Event().wait()
 """

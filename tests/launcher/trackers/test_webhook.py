@@ -16,7 +16,7 @@ from data_service.store.open import open_store
 from launcher.errors import RecipeError
 from launcher.recipe.load import load
 from launcher.recipe.operation import Events
-from launcher.run.log import Journal, operator_event
+from launcher.run.log import RunLog, operator_event
 from launcher.trackers.webhook import Announcer, NotDelivered, Refused, Webhook, address_of, announcing
 from tests.support.runs.listeners import SECRET, WAIT_S, serving_webhook
 
@@ -28,8 +28,8 @@ def store(tmp_path: Path) -> Store:
     return open_store(tmp_path / "run")
 
 
-def journal(attempt: Attempt) -> Journal:
-    return Journal(attempt.store, attempt.number, 1000.0)
+def journal(attempt: Attempt) -> RunLog:
+    return RunLog(attempt.store, attempt.number, 1000.0)
 
 
 def announcer(store: Store, webhook: Webhook, notes: list[str]) -> Announcer:

@@ -12,7 +12,7 @@ from data_service.store.open import open_store
 from launcher.inspect.report.account import Account
 from launcher.run.packs import pack
 from launcher.run.segments import METRICS, pack_key, segment_key
-from launcher.watch.records import RECENT, Records
+from launcher.watch.records import RECENT, LiveRecords
 from tests.support.runs.untrained import ToldRun
 
 FIELDS = ("loss", "mlm_loss", "lr", "tokens_per_second", "odd_loss")
@@ -92,12 +92,12 @@ def test_what_is_known_is_what_a_fresh_look_finds(deeds: list[tuple[str, int]]) 
     with TemporaryDirectory() as folder:
         running = Running(Path(folder) / "run")
         store = open_store(running.folder)
-        watcher = Records(store)
+        watcher = LiveRecords(store)
         for what, amount in [*deeds, ("look", 0)]:
             running.do(what, amount)
             if what == "look":
                 watcher.update()
-                fresh = Records(store)
+                fresh = LiveRecords(store)
                 fresh.update()
                 alike(watcher.account, fresh.account)
                 assert list(watcher.recent.steps.numbers) == list(fresh.recent.steps.numbers)
@@ -109,7 +109,7 @@ def test_only_what_is_new_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for first in range(0, 300, 100):
         run.steps(1, first, first + 100)
     store = open_store(run.folder)
-    records = Records(store)
+    records = LiveRecords(store)
     records.update()
     got: list[str] = []
     whole = type(store).get
@@ -129,7 +129,7 @@ def test_a_run_that_was_deleted_and_made_anew_is_read_anew(tmp_path: Path) -> No
     run.begin(1)
     run.steps(1, 0, 50)
     run.steps(1, 50, 80)
-    records = Records(open_store(run.folder))
+    records = LiveRecords(open_store(run.folder))
     records.update()
     shutil.rmtree(run.folder)
     again = ToldRun(run.folder)
@@ -142,7 +142,7 @@ def test_a_run_that_was_deleted_and_made_anew_is_read_anew(tmp_path: Path) -> No
 
 def test_what_is_kept_is_of_bounded_size_and_counts_every_step(tmp_path: Path) -> None:
     run = ToldRun(tmp_path / "run")
-    records = Records(open_store(run.folder))
+    records = LiveRecords(open_store(run.folder))
     for first in range(0, 6_000, 2_000):
         run.steps(1, first, first + 2_000)
         records.update()

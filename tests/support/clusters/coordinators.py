@@ -1,4 +1,4 @@
-"""A monitor as a plain object, in a cluster of nodes of our own."""
+"""A coordinator as a plain object, in a cluster of nodes of our own."""
 
 import time
 from collections.abc import Sequence
@@ -7,10 +7,10 @@ from typing import Any
 
 from checkpoints.attempt import Owner, claim
 from data_service.store.local import LocalStore
-from launcher.cluster.coordinator import MonitorState
+from launcher.cluster.coordinator import Coordinator
 from launcher.policies.elastic import Sizing
 from launcher.policies.failures import Failure
-from launcher.policies.watchdog import Place
+from launcher.policies.watchdog import RankProcess
 from launcher.run.history import read_history
 from tests.support.stores.faulty import FaultyStore
 
@@ -31,29 +31,29 @@ class Cluster:
         ]
 
 
-def faulty(folder: Path, failures: Sequence[Failure] = ()) -> tuple[MonitorState, FaultyStore]:
+def faulty(folder: Path, failures: Sequence[Failure] = ()) -> tuple[Coordinator, FaultyStore]:
     """With a store that can hang or be away."""
     owner, store = Owner.here(time.time()), FaultyStore(folder / "run")
-    return MonitorState(claim(store, owner=owner), owner, ELASTIC, None, failures), store
+    return Coordinator(claim(store, owner=owner), owner, ELASTIC, None, failures), store
 
 
 def state(
     folder: Path, sizing: Sizing, last: int | None = None, failures: Sequence[Failure] = ()
-) -> MonitorState:
+) -> Coordinator:
     owner, store = Owner.here(time.time()), LocalStore(folder)
-    return MonitorState(claim(store, owner=owner), owner, sizing, last, failures)
+    return Coordinator(claim(store, owner=owner), owner, sizing, last, failures)
 
 
-def begin(state: MonitorState, *nodes: str) -> int:
+def begin(state: Coordinator, *nodes: str) -> int:
     """A group comes together on these nodes and shows life."""
     number = state.enter(nodes)
     assert isinstance(number, int)
     for rank, node in enumerate(nodes):
-        state.beat(rank, 7, "training", Place(node, 100 + rank))
+        state.beat(rank, 7, "training", RankProcess(node, 100 + rank))
     return number
 
 
-def events(folder: Path, state: MonitorState) -> list[tuple[Any, ...]]:
+def events(folder: Path, state: Coordinator) -> list[tuple[Any, ...]]:
     assert state.close(10)
     found = read_history(LocalStore(folder)).events
     return [(e["kind"], e.get("from"), e.get("to")) for e in found if e["kind"] in ("world", "pause")]

@@ -15,8 +15,8 @@ import ray
 from data_service.samples.spec import StreamSpec
 from data_service.service.client import FeedClient
 from data_service.service.feed import FeedConfig, FeedHandle, start_feed
-from data_service.stream.positions import Phase, Positions, Range
-from data_service.stream.window import Steps
+from data_service.stream.positions import PhaseBatches, Positions, Range
+from data_service.stream.window import StepLayout
 from launcher.rank.data import ANNOUNCED, RankShard
 
 ROOT = Path(__file__).parents[3]
@@ -57,7 +57,9 @@ class Host:
         self._clients = [FeedClient(feed, spec) for _ in ranks]
         self._shares = shares
         batch = shares[0].rows * shares[0].world
-        self._positions = Positions([Phase.of_samples(steps, batch, self._clients[0].samples_per_epoch)])
+        self._positions = Positions(
+            [PhaseBatches.of_samples(steps, batch, self._clients[0].samples_per_epoch)]
+        )
         self._pulled: list[dict[str, int]] = [{} for _ in range(-(-len(ranks) // NODE))]
 
     def read(self, steps: range) -> None:
@@ -85,7 +87,9 @@ class Host:
         mine: list[Range] = [r for ranges in coming for _, part in share.deal(ranges)[0] for r in part]
         first = coming[0][0]
         batch = share.rows * share.world
-        client.prefetch([(r.epoch, r.start, r.stop) for r in mine], Steps(batch, first.epoch, first.start))
+        client.prefetch(
+            [(r.epoch, r.start, r.stop) for r in mine], StepLayout(batch, first.epoch, first.start)
+        )
 
     def _look(self) -> None:
         for number, client in enumerate(self._clients):

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import numpy as np
 
-from data_service.corpus.manifest import BlockTable, Manifest, PairTexts, block_table
+from data_service.corpus.manifest import BlockTable, CorpusManifest, PairTexts, block_table
 from data_service.corpus.manifest_file import save_manifest
 from data_service.corpus.writer import ShardWriter
 from data_service.samples.samples import Samples
 from data_service.samples.spec import SourceSpec, StreamSpec
 from data_service.store.base import Store
 from data_service.store.open import open_store
-from data_service.stream.plan import Plan
+from data_service.stream.plan import StreamPlan
 from data_service.tokenizers.specials import SpecialIds
 from data_service.types import Block
 
@@ -58,7 +58,7 @@ def write_corpus(
         tables.append(table)
         sizes[key], digests[key] = size, digest
     unigram = np.bincount(np.concatenate([block.tokens for block in blocks]), minlength=VOCABULARY)
-    manifest = Manifest("0" * 64, VOCABULARY, 0.1, *tables, unigram, sizes, digests, {}, {})
+    manifest = CorpusManifest("0" * 64, VOCABULARY, 0.1, *tables, unigram, sizes, digests, {}, {})
     if negatives is not None:
         manifest = replace(manifest, pairs=PairTexts(negatives))
     save_manifest(store, manifest)
@@ -112,16 +112,16 @@ def table_of(rows: list[int]) -> BlockTable:
     return block_table([(0, 0, 0, 10 * n, n, 1) for n in rows], ["0" * 32] * len(rows), ["shard"])
 
 
-def plan_of(rows: list[list[int]], weights: list[float] | None = None, **settings: object) -> Plan:
+def plan_of(rows: list[list[int]], weights: list[float] | None = None, **settings: object) -> StreamPlan:
     corpora = [
         SourceSpec(name=f"s{i}", uri=f"u{i}", manifest_fingerprint=f"f{i}", weight=weights and weights[i])
         for i in range(len(rows))
     ]
     spec = spec_of(*corpora, **{"window": {"samples": 7, "least_tokens": 1}, **settings})
-    return Plan(spec, tuple(map(table_of, rows)), tuple(np.array(counts) for counts in rows))
+    return StreamPlan(spec, tuple(map(table_of, rows)), tuple(np.array(counts) for counts in rows))
 
 
-def rows_of_epoch(plan: Plan, epoch: int) -> list[tuple[int, int, int, int]]:
+def rows_of_epoch(plan: StreamPlan, epoch: int) -> list[tuple[int, int, int, int]]:
     """(source, block, row, the source's epoch) of every sample, in order."""
     found = []
     for window in range(plan.grid.windows):

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
 
-from data_service.corpus.manifest import Manifest
+from data_service.corpus.manifest import CorpusManifest
 from data_service.ingest.build import build_corpus
 from data_service.ingest.options import BuildOptions
-from data_service.ingest.progress import Progress
+from data_service.ingest.pool import Progress
 from data_service.store.open import open_store
 from data_service.tokenizers.load import save_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
@@ -65,7 +65,7 @@ def write_mixture(folder: Path) -> Path:
     return folder
 
 
-def build(inputs: Path, output: Path | str, options: BuildOptions = SMALL) -> Manifest:
+def build(inputs: Path, output: Path | str, options: BuildOptions = SMALL) -> CorpusManifest:
     """A corpus of everything in a folder; the tokenizer's folder is put beside it."""
     return build_corpus(
         [str(inputs)], str(output), tokenizer_folder(inputs.parent / "tokenizer"), options, ignore_progress

@@ -16,7 +16,7 @@ from typing import Literal
 
 import psutil
 
-from checkpoints.layout import Mark
+from checkpoints.layout import CheckpointName
 from data_service.store.open import open_store
 from launcher.contract import REPEAT
 from tests.support.faults.ranks import damage
@@ -63,7 +63,7 @@ class RayChaos:
     draws: random.Random
     faults: Counter[Fault] = field(default_factory=Counter)
     starts: int = 0
-    damaged: set[Mark] = field(default_factory=set)
+    damaged: set[CheckpointName] = field(default_factory=set)
     _orphans: list[psutil.Process] = field(default_factory=list)
 
     def cycles(self, count: int) -> int:

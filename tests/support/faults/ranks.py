@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from checkpoints.attempt import Attempt, claim
 from checkpoints.gather import GlooPeers
-from checkpoints.layout import Mark
+from checkpoints.layout import CheckpointName
 from checkpoints.listing import committed, folders
 from data_service.store.base import Store
 from encoder_core.train.exchange import Control
@@ -87,7 +87,7 @@ class Chaos:
     proxy: FaultProxy | None = None
     faults: Counter[Fault] = field(default_factory=Counter)
     fired: int = 0
-    damaged: set[Mark] = field(default_factory=set)
+    damaged: set[CheckpointName] = field(default_factory=set)
 
     def cycle(self) -> None:
         """One start of the run, and one fault. Fails where ranks end otherwise than the fault explains, or go on from
@@ -143,7 +143,7 @@ class Chaos:
         assert begins[-1]["step"] == begin, (fault, begin, begins[-1])
 
 
-def damage(store: Store, draws: random.Random, damaged: set[Mark]) -> None:
+def damage(store: Store, draws: random.Random, damaged: set[CheckpointName]) -> None:
     """Of the newest checkpoint that is not `damaged`, one file or its manifest: gone, shorter, or one bit another.
     It is then."""
     newest = next(mark for mark in committed(store) if mark not in damaged)

@@ -26,7 +26,7 @@ from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.initialise import initialise
 from encoder_core.objectives.replaced import DetectorConfig, ReplacedTokenConfig
-from launcher.recipe.objective import ExtraTerm, Objective, exported_heads, objective_module
+from launcher.recipe.objective import ExtraTerm, RecipeObjective, exported_heads, objective_module
 from tests.support.data.made_up import WORDS
 
 LENGTH = 24
@@ -40,7 +40,7 @@ class Family:
     """A model, what it is trained by, the kind of tokenizer it has, and the folders of its export."""
 
     config: ModelConfig
-    objective: Objective
+    objective: RecipeObjective
     kind: Kind
     style: Style
     folders: tuple[str, ...] = (".",)
@@ -48,29 +48,35 @@ class Family:
 
 _PAIR = ("generator", "discriminator")
 FAMILIES: Mapping[str, Family] = {
-    "bert": Family(BertConfig(**SHAPE), Objective(mlm=MLM, nsp=ONE), "wordpiece", "bert"),
-    "roberta": Family(RobertaConfig(**SHAPE), Objective(mlm=MLM), "byte_bpe", "roberta"),
-    "albert": Family(AlbertConfig(**SHAPE, embedding=16), Objective(mlm=MLM, sop=ONE), "unigram", "albert"),
+    "bert": Family(BertConfig(**SHAPE), RecipeObjective(mlm=MLM, nsp=ONE), "wordpiece", "bert"),
+    "roberta": Family(RobertaConfig(**SHAPE), RecipeObjective(mlm=MLM), "byte_bpe", "roberta"),
+    "albert": Family(
+        AlbertConfig(**SHAPE, embedding=16), RecipeObjective(mlm=MLM, sop=ONE), "unigram", "albert"
+    ),
     "spanbert": Family(
         BertConfig(**SHAPE),
-        Objective(mlm=MLM.model_copy(update={"unit": "span"}), sbo=ONE),
+        RecipeObjective(mlm=MLM.model_copy(update={"unit": "span"}), sbo=ONE),
         "wordpiece",
         "bert",
     ),
     "xlnet": Family(
-        XlnetConfig(**SHAPE, reuse=0, memory=0), Objective(plm=PermutedPrediction()), "unigram", "xlnet"
+        XlnetConfig(**SHAPE, reuse=0, memory=0), RecipeObjective(plm=PermutedPrediction()), "unigram", "xlnet"
     ),
     "electra": Family(
         ElectraConfig(**SHAPE, embedding=16, generator_divisor=2),
-        Objective(mlm=MLM, rtd=ReplacedTokenConfig()),
+        RecipeObjective(mlm=MLM, rtd=ReplacedTokenConfig()),
         "wordpiece",
         "bert",
         _PAIR,
     ),
-    "deberta": Family(DebertaConfig(**SHAPE), Objective(mlm=MLM), "byte_bpe", "roberta"),
-    "deberta-v2": Family(DebertaV2Config(**SHAPE, buckets=8), Objective(mlm=MLM), "unigram", "deberta"),
+    "deberta": Family(DebertaConfig(**SHAPE), RecipeObjective(mlm=MLM), "byte_bpe", "roberta"),
+    "deberta-v2": Family(DebertaV2Config(**SHAPE, buckets=8), RecipeObjective(mlm=MLM), "unigram", "deberta"),
     "deberta-v3": Family(
-        DebertaV2Config(**SHAPE, buckets=8), Objective(mlm=MLM, rtd=DISENTANGLED), "unigram", "deberta", _PAIR
+        DebertaV2Config(**SHAPE, buckets=8),
+        RecipeObjective(mlm=MLM, rtd=DISENTANGLED),
+        "unigram",
+        "deberta",
+        _PAIR,
     ),
 }
 

@@ -9,6 +9,8 @@ from torch import Tensor
 from data_service.samples.masking import MlmMasking
 from data_service.samples.permutation_lm import PermutedPrediction
 from encoder_core.batch import Batch
+from encoder_core.cost.flops import ObjectiveTerms
+from encoder_core.cost.products import Shape
 from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bert import BertConfig
 from encoder_core.families.build import ModelConfig
@@ -17,10 +19,10 @@ from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.objectives.losses import LossSums
-from encoder_core.objectives.losses import Objective as Module
+from encoder_core.objectives.losses import ObjectiveModule as Module
 from encoder_core.objectives.replaced import ReplacedTokenConfig
-from launcher.estimate.shape import Shape
-from launcher.recipe.objective import ExtraTerm, Objective, objective_module
+from launcher.estimate.workload import terms
+from launcher.recipe.objective import ExtraTerm, RecipeObjective, objective_module
 
 SHAPE = Shape(rows=3, length=40, targets_per_row=6)
 _SIZE = {"layers": 3, "hidden": 32, "heads": 4, "feed_forward": 96, "vocab": 500, "max_length": 64}
@@ -33,11 +35,15 @@ class Network:
 
     name: str
     model: ModelConfig
-    objective: Objective
+    objective: RecipeObjective
+
+    @property
+    def terms(self) -> ObjectiveTerms:
+        return terms(self.objective)
 
 
 def _mlm(name: str, model: ModelConfig, **extra: object) -> Network:
-    return Network(name, model, Objective.model_validate({"mlm": _MLM, **extra}))
+    return Network(name, model, RecipeObjective.model_validate({"mlm": _MLM, **extra}))
 
 
 _SHARED, _DISENTANGLED = (
@@ -62,7 +68,7 @@ NETWORKS = (
     Network(
         "xlnet",
         XlnetConfig(reuse=16, memory=24, **_SIZE),
-        Objective(plm=PermutedPrediction(predict=6, permutation=20)),
+        RecipeObjective(plm=PermutedPrediction(predict=6, permutation=20)),
     ),
 )
 
@@ -100,7 +106,7 @@ def memory(network: Network, module: Module, batch: Batch) -> tuple[Tensor, ...]
 def turns(module: Module, batch: Batch, remembered: tuple[Tensor, ...]) -> list[LossSums]:
     """The forward passes of one microbatch: one, or one each turn."""
     losses: list[LossSums] = []
-    for _ in module.turns():
+    for _ in module.update_groups():
         losses.append(module(batch, remembered) if remembered else module(batch))
         remembered = losses[-1].memory
     return losses

@@ -7,7 +7,7 @@ from pydantic import JsonValue
 
 from checkpoints.attempt import Attempt
 from checkpoints.gather import Alone, Peers
-from checkpoints.layout import Manifest
+from checkpoints.layout import CheckpointManifest
 from data_service.store.base import Store
 from encoder_core.train.zero_state import Fragment
 from launcher.rank.checkpointing import RunCheckpointer
@@ -45,18 +45,26 @@ def keeper_of(
     store: Store,
     attempt: Attempt,
     link: Silent,
-    resumed: Manifest | None = None,
+    resumed: CheckpointManifest | None = None,
     *,
     keep_last: int = 3,
     peers: Peers | None = None,
     every: Every | None = None,
-    grid: int = 1,
+    save_multiple: int = 1,
     clock: Callable[[], float] = time.monotonic,
 ) -> RunCheckpointer:
     settings = Checkpointing(every=every or Every(steps=10), keep_last=keep_last)
     journal = RankJournal(link, Startup(), None, None)
     return RunCheckpointer(
-        store, attempt, peers or Alone(), settings, journal, Nothing(), resumed, grid, clock
+        store,
+        attempt,
+        peers or Alone(),
+        settings=settings,
+        journal=journal,
+        extra=Nothing(),
+        resumed=resumed,
+        save_multiple=save_multiple,
+        clock=clock,
     )
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from checkpoints.attempt import Attempt
 from checkpoints.commit import Committed, Failed, Outcome
 from checkpoints.gather import Alone, GlooPeers, Peers
-from checkpoints.layout import Manifest
+from checkpoints.layout import CheckpointManifest
 from checkpoints.load import Reader, newest_good
 from checkpoints.save import Saver
 from data_service.store.base import Store
@@ -74,7 +74,9 @@ def save(saver: Saver, step: int, seed: int) -> Outcome:
     return saver.commit()
 
 
-def commit_steps(store: Store, attempt: Attempt, *steps: int, resumed: Manifest | None = None) -> None:
+def commit_steps(
+    store: Store, attempt: Attempt, *steps: int, resumed: CheckpointManifest | None = None
+) -> None:
     """Commits a checkpoint at each step, with the step as its seed, as the only rank."""
     saver = Saver(store, attempt, Alone(), resumed=resumed)
     for step in steps:
@@ -82,7 +84,7 @@ def commit_steps(store: Store, attempt: Attempt, *steps: int, resumed: Manifest 
     saver.close()
 
 
-def assert_holds(store: Store, manifest: Manifest, state: State) -> None:
+def assert_holds(store: Store, manifest: CheckpointManifest, state: State) -> None:
     """The checkpoint, read parameter by parameter, is `state` bit for bit."""
     with Reader(store, manifest) as reader:
         for name, kinds in state.items():

@@ -129,7 +129,7 @@ class Poisonable(nn.Module):
 def _train(setting: Setting, steps: range, start: Trace | None = None, poisoned: str | None = None) -> Trace:
     control = Control.join()
     model = joint(setting.family)
-    groups = parameter_groups(model, OPTIMIZER.weight_decay, turns=model.turns())
+    groups = parameter_groups(model, OPTIMIZER.weight_decay, update_groups=model.update_groups())
     config = EngineConfig(setting.stage, setting.precision, setting.clip, 0 if setting.stage == 3 else None)
     engine = Engine(Poisonable(model, poisoned), AdamW(groups, OPTIMIZER), config)
     state = TrainState()
@@ -154,7 +154,7 @@ def _step(
     )
     memories: dict[int, tuple[Tensor, ...]] = {}
     updates = {}
-    for turn in engine.turns:
+    for turn in engine.update_groups:
         accumulate(engine, RankBatch(step, mine, MICROBATCHES), _counts(everything), SEED, memories, turn)
         updates[turn] = engine.update(RATE, state.next_update(turn), turn)
     assert not memories

@@ -16,7 +16,7 @@ from encoder_core.optim.updates import set_update
 from encoder_core.train.engine import Engine
 from encoder_core.train.engine_config import EngineConfig
 from encoder_core.train.exchange import Control
-from encoder_core.train.loop import Fetched, Plan, Trainer
+from encoder_core.train.loop import Fetched, Trainer, TrainPlan
 from encoder_core.train.memory import Carried, restore
 from encoder_core.train.memory_schedule import MEMORY, Refresh
 from encoder_core.train.metrics import StepReport
@@ -103,7 +103,7 @@ def _train(control: Control, setting: Setting, stop: int, resumed: Checkpoint | 
             mine = range(control.rank, MICROBATCHES, control.world)
             restore(memories, resumed.memory, resumed.read, mine, ROWS, engine)
     keeper, journal = Keeper(), Journal()
-    plan = Plan(SEED, STEPS, lambda step: RATE, evaluate_every=2)
+    plan = TrainPlan(SEED, STEPS, lambda step: RATE, evaluate_every=2)
     trainer = Trainer(
         engine,
         control,

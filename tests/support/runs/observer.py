@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from checkpoints.layout import Mark
+from checkpoints.layout import CheckpointName
 from checkpoints.listing import folders
 from data_service.errors import UserError
 from data_service.store.open import open_store
@@ -25,7 +25,7 @@ KINDS = {
     "driver": "/maskfleet train ",
     "rank": "ray::RankProcess",
     "feed": "ray::Feed",
-    "monitor": "ray::MonitorState",
+    "coordinator": "ray::Coordinator",
     "data worker": "ray::_build_slabs",
     "idle worker": "ray::IDLE",
     "dashboard agent": "ray::DashboardAgent",
@@ -130,7 +130,7 @@ class Seen:
     done: int
     evaluates: bool
     committed: int
-    unfinished: frozenset[Mark]
+    unfinished: frozenset[CheckpointName]
 
 
 class AttentionScope:

@@ -17,7 +17,7 @@ from data_service.tokenizers.train import train_tokenizer
 from encoder_core.train.zero_state import KINDS
 from launcher.recipe.load import load
 from launcher.run.create import create_run, reconcile
-from launcher.run.history import History, Steps, read_history
+from launcher.run.history import History, StepHistory, read_history
 from launcher.run.packs import Pack
 from launcher.run.record import open_run
 from launcher.run.segments import METRICS, read, stored
@@ -74,10 +74,10 @@ def operate(uri: str, *settings: str) -> None:
     reconcile(run, recipe=reload(run.recipe, settings), accept_changes=False, now=datetime.now(UTC))
 
 
-class ListedSteps(Steps):
+class ListedSteps(StepHistory):
     """Step records that one can also look at one by one, with what in them is no number."""
 
-    def __init__(self, steps: Steps, records: list[Record]) -> None:
+    def __init__(self, steps: StepHistory, records: list[Record]) -> None:
         vars(self).update(vars(steps))
         assert [record["step"] for record in records] == self.numbers.tolist()
         self.records = records

@@ -26,8 +26,8 @@ from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.train.zero_state import MASTER, Fragment
 from launcher.rank.build import build_model
-from launcher.rank.initial_weights import Start, check_start, initial_weights
-from launcher.recipe.objective import ExtraTerm, Objective
+from launcher.rank.initial_weights import InitialWeights, check_start, initial_weights
+from launcher.recipe.objective import ExtraTerm, RecipeObjective
 from launcher.run.record import Run, open_run
 from tests.support.models.parity import make_batch, parameters_of, random_weights
 
@@ -41,13 +41,13 @@ ONE = ExtraTerm()
 BERT, ROBERTA = BertConfig(**SHAPE), RobertaConfig(**SHAPE)
 ELECTRA = ElectraConfig(**SHAPE, embedding=16, generator_divisor=2)
 DEBERTA_V2 = DebertaV2Config(**SHAPE, buckets=8)
-CASES: dict[str, tuple[ModelConfig, Objective, Heads]] = {
-    "roberta": (ROBERTA, Objective(mlm=MLM), "mlm"),
-    "bert-nsp": (BERT, Objective(mlm=MLM, nsp=ONE), "mlm_pair"),
-    "albert-sop": (AlbertConfig(**SHAPE, embedding=16), Objective(mlm=MLM, sop=ONE), "mlm_pair"),
-    "deberta": (DebertaConfig(**SHAPE), Objective(mlm=MLM), "mlm"),
-    "deberta-v2": (DEBERTA_V2, Objective(mlm=MLM), "mlm"),
-    "xlnet": (XlnetConfig(**SHAPE, reuse=0, memory=0), Objective(plm=PermutedPrediction()), "plm"),
+CASES: dict[str, tuple[ModelConfig, RecipeObjective, Heads]] = {
+    "roberta": (ROBERTA, RecipeObjective(mlm=MLM), "mlm"),
+    "bert-nsp": (BERT, RecipeObjective(mlm=MLM, nsp=ONE), "mlm_pair"),
+    "albert-sop": (AlbertConfig(**SHAPE, embedding=16), RecipeObjective(mlm=MLM, sop=ONE), "mlm_pair"),
+    "deberta": (DebertaConfig(**SHAPE), RecipeObjective(mlm=MLM), "mlm"),
+    "deberta-v2": (DEBERTA_V2, RecipeObjective(mlm=MLM), "mlm"),
+    "xlnet": (XlnetConfig(**SHAPE, reuse=0, memory=0), RecipeObjective(plm=PermutedPrediction()), "plm"),
 }
 PAIRS = {
     "electra": (ELECTRA, "shared"),
@@ -63,14 +63,14 @@ class Setting:
     run: Run
     tokenizer: Tokenizer
 
-    def asks(self, config: ModelConfig, objective: Objective, start: object) -> "Setting":
+    def asks(self, config: ModelConfig, objective: RecipeObjective, start: object) -> "Setting":
         update = {"model": config, "objective": objective, "start": str(start)}
         return replace(self, run=replace(self.run, recipe=self.run.recipe.model_copy(update=update)))
 
     def known(self, config: ModelConfig) -> ModelConfig:
         return config.with_tokenizer(self.tokenizer.vocab_size, self.tokenizer.special.pad)
 
-    def begin(self) -> tuple[nn.Module, Start]:
+    def begin(self) -> tuple[nn.Module, InitialWeights]:
         """The run's module with its initial weights in place, as the engine puts them; first checked as by `init`."""
         check_start(self.run.recipe)
         model = build_model(self.run.recipe, self.tokenizer)
@@ -107,7 +107,7 @@ def rows(vocab: int) -> Batch:
     return replace(made, order=order)
 
 
-def trained(setting: Setting, uri: str, config: ModelConfig, objective: Objective) -> dict[str, Tensor]:
+def trained(setting: Setting, uri: str, config: ModelConfig, objective: RecipeObjective) -> dict[str, Tensor]:
     """Commit a checkpoint of random weights to the run at `uri`, whose recipe asks for this model."""
     run = open_run(uri)
     recipe = run.recipe.model_copy(update={"model": config, "objective": objective})

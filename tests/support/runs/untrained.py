@@ -13,7 +13,7 @@ import torch
 
 from checkpoints.attempt import Owner, claim
 from checkpoints.gather import Alone
-from checkpoints.layout import Mark
+from checkpoints.layout import CheckpointName
 from checkpoints.listing import committed, read_manifest
 from checkpoints.retention import tidy
 from checkpoints.rewind import Rewind, record
@@ -21,7 +21,7 @@ from checkpoints.save import Saver
 from data_service.store.base import Store
 from encoder_core.train.zero_state import KINDS, Fragment
 from launcher.rank.build import build_model
-from launcher.run.log import Journal, evaluation_record
+from launcher.run.log import RunLog, evaluation_record
 from launcher.run.record import open_run
 from launcher.run.segments import EVENTS, METRICS, segment_key
 
@@ -35,7 +35,7 @@ class Attempt:
         self.saver = Saver(
             store, self.attempt, Alone(), resumed=read_manifest(store, marks[0]) if marks else None
         )
-        self.journal = Journal(store, self.attempt.number, 1000.0)
+        self.journal = RunLog(store, self.attempt.number, 1000.0)
         self.step = marks[0].step if marks else 0
         self.journal.event("resume" if marks else "start", float(self.attempt.number), step=self.step)
 
@@ -48,19 +48,19 @@ class Attempt:
         self.step = stop
         return self
 
-    def commit(self) -> Mark:
+    def commit(self) -> CheckpointName:
         self.journal.flush()
         tensors = {kind: torch.zeros(4) for kind in ("master", "exp_avg", "exp_avg_sq")}
         self.saver.begin(self.step, [Fragment("w", 0, tensors)], {"w": (4,)}, {"step": self.step})
         self.saver.wait()
         self.saver.commit()
-        return Mark(self.attempt.number, self.step)
+        return CheckpointName(self.attempt.number, self.step)
 
     def die(self) -> None:
         """With what it had recorded since its last commit."""
         self.journal.event("death", float(self.attempt.number), step=self.step, reason="a cosmic ray")
 
-    def go_back(self, to: Mark) -> None:
+    def go_back(self, to: CheckpointName) -> None:
         gone = Rewind(
             attempt=self.attempt.number, to=to, began=to.step, reached=self.step, cause="loss", skips=()
         )
@@ -166,7 +166,7 @@ class Committing:
         self._saver = Saver(self.run.store, self.attempt, Alone())
         self._model = build_model(self.run.recipe, self.run.tokenizer())
 
-    def commit(self, step: int) -> Mark:
+    def commit(self, step: int) -> CheckpointName:
         """Weights that depend on `step` alone."""
         shapes, fragments = {}, []
         for name, parameter in self._model.named_parameters():
@@ -177,7 +177,7 @@ class Committing:
         self._saver.begin(step, fragments, shapes, {"step": step})
         self._saver.wait()
         self._saver.commit()
-        return Mark(self.attempt.number, step)
+        return CheckpointName(self.attempt.number, step)
 
     def keep_last(self, count: int) -> None:
         """Delete all but the newest `count`."""

@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from data_service.store.open import open_store
-from launcher.evaluate.cell import Work
-from launcher.evaluate.endings import Ended, Share
-from launcher.evaluate.evaluation import Evaluation, plan
+from launcher.evaluate.cell import CellWork
+from launcher.evaluate.endings import CellResources, Ended
+from launcher.evaluate.evaluation import GridEvaluation, plan
 from launcher.evaluate.results import Results
-from launcher.finetune.pretrained import Pretrained
+from launcher.finetune.pretrained import LocalModel
 from tests.support.tasks.small_cells import Fitting, checkpoints
 
 
-def asked(given: Mapping[str, Any]) -> tuple[list[Pretrained], list[Work]]:
+def asked(given: Mapping[str, Any]) -> tuple[list[LocalModel], list[CellWork]]:
     """The checkpoints and cells of a request."""
     models = checkpoints(Path(given["folder"]), given["noises"])
     measures = [
@@ -30,9 +30,9 @@ def asked(given: Mapping[str, Any]) -> tuple[list[Pretrained], list[Work]]:
 
 def main(given: Mapping[str, Any]) -> None:
     models, works = asked(given)
-    evaluation = Evaluation(Results(open_store(given["results"])), "small", works)
+    evaluation = GridEvaluation(Results(open_store(given["results"])), "small", works)
     say({"before": evaluation.before})
-    for event in evaluation.compute(models, Share(cpus=given["cpus"])):
+    for event in evaluation.compute(models, CellResources(cpus=given["cpus"])):
         if isinstance(event, Ended):
             say({"ended": event.work.cell.key, "failure": event.failure and event.failure.problem})
         else:

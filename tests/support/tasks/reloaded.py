@@ -18,7 +18,7 @@ _CLASSES = {
 
 @torch.no_grad()
 def predictions(folder: Path, kind: str, examples: Any, threshold: float | None) -> Any:
-    """As `Outcome.predictions`, for examples that fit into the model whole."""
+    """As `FinetuneOutcome.predictions`, for examples that fit into the model whole."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     loader = _CLASSES.get(kind, transformers.AutoModelForSequenceClassification)
     model, report = loader.from_pretrained(folder, output_loading_info=True)

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import psutil
 
-from launcher.evaluate.cell import Cell, Measured
-from launcher.finetune.pretrained import Pretrained, folder_digest
+from launcher.evaluate.cell import Cell, CellFigures
+from launcher.finetune.pretrained import LocalModel, folder_digest
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Fitting:
     def settings(self) -> dict[str, object]:
         return {"lr": self.lr, "examples": 200}
 
-    def measure(self, pretrained: Pretrained, seed: int, place: Path) -> Measured:
+    def measure(self, pretrained: LocalModel, seed: int, place: Path) -> CellFigures:
         from sklearn.linear_model import LogisticRegression
 
         name = f"{pretrained.digest} {self.task} {self.lr} {seed}"
@@ -61,7 +61,7 @@ class Fitting:
             np.linalg.svd(draw.normal(size=(60, 60)))
         self._note("ends", name)
         accuracy = float(model.score(features[100:], labels[100:]))
-        return Measured(metrics={"accuracy": accuracy, "norm": float(np.linalg.norm(model.coef_))})
+        return CellFigures(metrics={"accuracy": accuracy, "norm": float(np.linalg.norm(model.coef_))})
 
     def _note(self, what: str, name: str) -> None:
         """One write, so lines of several processes do not mix. With what `begins`: the processes that have begun the
@@ -87,17 +87,17 @@ def _lives(pid: int, started: float) -> bool:
         return False
 
 
-def checkpoints(folder: Path, noises: Iterable[float]) -> list[Pretrained]:
+def checkpoints(folder: Path, noises: Iterable[float]) -> list[LocalModel]:
     """Folders that differ in one number."""
     return list(_checkpoints(folder, noises))
 
 
-def _checkpoints(folder: Path, noises: Iterable[float]) -> Iterator[Pretrained]:
+def _checkpoints(folder: Path, noises: Iterable[float]) -> Iterator[LocalModel]:
     for noise in noises:
         place = folder / f"model-{noise}"
         place.mkdir(parents=True, exist_ok=True)
         (place / "config.json").write_text(json.dumps({"noise": noise}))
-        yield Pretrained(str(place), None, place, folder_digest(place))
+        yield LocalModel(str(place), None, place, folder_digest(place))
 
 
 def diary(path: Path) -> list[dict[str, Any]]:

@@ -10,18 +10,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from launcher.finetune.pretrained import Pretrained, folder_digest
-from launcher.finetune.settings import Settings
+from launcher.finetune.pretrained import LocalModel, folder_digest
+from launcher.finetune.settings import FinetuneSettings
 from launcher.tasks.task import Task, loads
 from tests.support.data.made_up import WORDS
 from tests.support.models.exports import FAMILIES, export
 
-Models = Callable[[str], Pretrained]
+Models = Callable[[str], LocalModel]
 """A model of the family, made once and only read."""
 LENGTH = 96
 NAMES = ("rank", "machine", "workers")
 PLAIN = [word for word in WORDS if word not in ("falls", "back", *NAMES)]
-QUICK = Settings(lr=3e-3, epochs=2, batch=8, warmup=0.1, dropout=0.0, task_dropout=0.0)
+QUICK = FinetuneSettings(lr=3e-3, epochs=2, batch=8, warmup=0.1, dropout=0.0, task_dropout=0.0)
 HEADERS: Mapping[str, str] = {
     "classification": "fields: {first: text, label: label}\nlabels: [loses, wins]\nmetrics: [accuracy, matthews]",
     "pair_classification": "fields: {first: text, second: other, label: label}\nlabels: [neither, either]\n"
@@ -34,7 +34,7 @@ HEADERS: Mapping[str, str] = {
 }
 
 
-def model(family: str, folder: Path, *, length: int = LENGTH, layers: int = 2) -> Pretrained:
+def model(family: str, folder: Path, *, length: int = LENGTH, layers: int = 2) -> LocalModel:
     """A random model of one of `FAMILIES`, exported into `folder`."""
     described = FAMILIES[family]
     export(
@@ -44,7 +44,7 @@ def model(family: str, folder: Path, *, length: int = LENGTH, layers: int = 2) -
         folder,
     )
     place = folder / described.folders[-1]
-    return Pretrained(str(folder), None, place, folder_digest(place))
+    return LocalModel(str(folder), None, place, folder_digest(place))
 
 
 def task(kind: str, folder: Path, *, train: int = 48, dev: int = 24, extra: str = "") -> Task:

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from encoder_core.batch import Batch
+from encoder_core.cost.activations import Activations, of_update_groups
 from encoder_core.objectives.losses import LossSums
-from encoder_core.objectives.losses import Objective as Module
-from launcher.estimate.activations import Activations, turns
+from encoder_core.objectives.losses import ObjectiveModule as Module
 from tests.support.models.small_networks import NETWORKS, SHAPE, Network, build, full_rows, memory
 
 STATE = torch.float32.itemsize
@@ -35,7 +35,7 @@ def saved_bytes(module: Module, forward: Callable[[], object]) -> int:
 def measured(network: Network, module: Module, batch: Batch, remembered: tuple[Tensor, ...]) -> list[int]:
     """For each turn of a step."""
     sizes = []
-    for _ in module.turns():
+    for _ in module.update_groups():
         losses: list[LossSums] = []
         given = (batch, remembered) if remembered else (batch,)
         sizes.append(saved_bytes(module, lambda given=given, losses=losses: losses.append(module(*given))))  # type: ignore[misc]
@@ -44,7 +44,7 @@ def measured(network: Network, module: Module, batch: Batch, remembered: tuple[T
 
 
 def expected(network: Network) -> list[Activations]:
-    return turns(network.model, network.objective, SHAPE, "cpu", backwards=True)
+    return of_update_groups(network.model, network.terms, SHAPE, "cpu", backwards=True)
 
 
 @pytest.mark.parametrize("network", NETWORKS, ids=lambda network: network.name)

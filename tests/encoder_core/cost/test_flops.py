@@ -8,12 +8,12 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from encoder_core.batch import Batch
+from encoder_core.cost.flops import count, products
 from encoder_core.layers.attention import SelfAttention, reference
 from encoder_core.layers.deberta_attention import DisentangledAttention, padded
 from encoder_core.objectives.contrastive import ContrastiveConfig, ContrastiveModel
-from encoder_core.objectives.losses import Objective as Module
-from launcher.estimate.flops import count, joined, of_objective
-from launcher.recipe.objective import Objective
+from encoder_core.objectives.losses import ObjectiveModule as Module
+from launcher.recipe.objective import RecipeObjective
 from tests.support.models.small_networks import NETWORKS, SHAPE, Network, build, full_rows, memory, turns
 
 
@@ -46,7 +46,7 @@ def test_flops_are_those_that_torch_counts(network: Network) -> None:
     """Span boundaries: every target has one, in runs of two."""
     module, batch = with_counted_kernels(build(network)), full_rows(network)
     remembered = memory(network, module, batch)
-    counted = count(joined(of_objective(network.model, network.objective, SHAPE, backwards=True)))
+    counted = count(products(network.model, network.terms, SHAPE, backwards=True))
     assert measured(module, batch, remembered, backward=False) == counted.forward
     assert measured(module, batch, remembered, backward=True) == counted.model
 
@@ -54,10 +54,10 @@ def test_flops_are_those_that_torch_counts(network: Network) -> None:
 @pytest.mark.parametrize("network", NETWORKS, ids=lambda network: network.name)
 def test_flops_of_text_vectors(network: Network) -> None:
     """Any family's encoder; XLNet's rows are read forward, without memory."""
-    vectors = replace(network, objective=Objective(contrastive=ContrastiveConfig(projection=True)))
+    vectors = replace(network, objective=RecipeObjective(contrastive=ContrastiveConfig(projection=True)))
     module, batch = with_counted_kernels(build(vectors)), full_rows(vectors)
     assert isinstance(module, ContrastiveModel)
-    counted = count(joined(of_objective(vectors.model, vectors.objective, SHAPE)))
+    counted = count(products(vectors.model, vectors.terms, SHAPE))
     segments = torch.zeros_like(batch.tokens)
     counter = FlopCounterMode(display=False)
     with counter:
@@ -71,5 +71,5 @@ def test_flops_of_text_vectors(network: Network) -> None:
 def test_activation_checkpointing_runs_the_layers_once_more(network: Network) -> None:
     module, batch = with_counted_kernels(build(network, checkpoint_activations=True)), full_rows(network)
     remembered = memory(network, module, batch)
-    counted = count(joined(of_objective(network.model, network.objective, SHAPE, backwards=True)))
+    counted = count(products(network.model, network.terms, SHAPE, backwards=True))
     assert measured(module, batch, remembered, backward=True) == counted.model + counted.recomputed

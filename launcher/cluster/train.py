@@ -16,7 +16,7 @@ from encoder_core.errors import UserError as ModelError
 from launcher.cluster.display import Watch
 from launcher.cluster.operator_log import OperatorLog
 from launcher.cluster.stop_requests import Stopping
-from launcher.cluster.supervisor import Outcome, train
+from launcher.cluster.supervisor import RunOutcome, supervise
 from launcher.command import screen
 from launcher.contract import FINISHED, MISTAKE, REPEAT, code_of
 from launcher.run.record import Run
@@ -28,7 +28,7 @@ _RECORD_S = 10.0  # for the store to take the closing record
 _AGAIN = "the same command goes on from the last checkpoint"
 
 
-def operate(run: Run, console: Console, nodes: int = 1) -> Outcome:
+def train(run: Run, console: Console, nodes: int = 1) -> RunOutcome:
     """Train until the run is complete or asked to stop, showing progress; the end is recorded as an event.
 
     Begins when the cluster has `nodes` nodes. An end without an event was no orderly one: the report says so.
@@ -45,7 +45,7 @@ def operate(run: Run, console: Console, nodes: int = 1) -> Outcome:
     ):
         log = OperatorLog(run.store, watch.note)
         try:
-            return _operate(run, watch, log, nodes)
+            return _train(run, watch, log, nodes)
         finally:
             log.close(_RECORD_S)
 
@@ -60,13 +60,13 @@ def _own_screen(console: Console) -> Iterator[None]:
         console.file = before
 
 
-def _operate(run: Run, watch: Watch, log: OperatorLog, nodes: int) -> Outcome:
+def _train(run: Run, watch: Watch, log: OperatorLog, nodes: int) -> RunOutcome:
     with Stopping(watch.note) as stopping:
         try:
-            outcome = train(run, watch, stopping, nodes)
+            outcome = supervise(run, watch, stopping, nodes)
         except KeyboardInterrupt:
             watch.note("ended at once, without saving: what was done since the last checkpoint is lost")
-            return Outcome(REPEAT, 0, stopping.reason)
+            return RunOutcome(REPEAT, 0, stopping.reason)
         except (DataError, ModelError) as error:
             return _failed(error, watch, log)
         except Exception as error:
@@ -76,7 +76,7 @@ def _operate(run: Run, watch: Watch, log: OperatorLog, nodes: int) -> Outcome:
     return outcome
 
 
-def _failed(error: DataError | ModelError, watch: Watch, log: OperatorLog) -> Outcome:
+def _failed(error: DataError | ModelError, watch: Watch, log: OperatorLog) -> RunOutcome:
     """What the user can read. Where another start of the run goes on, nothing failed."""
     if not isinstance(error, RunIsActive | Superseded):
         log.event("failed", reason=error.problem[:_LONGEST])
@@ -84,13 +84,13 @@ def _failed(error: DataError | ModelError, watch: Watch, log: OperatorLog) -> Ou
         raise error
     watch.note(f"{error.problem}\n  {error.remedy}")
     watch.note(_AGAIN)
-    return Outcome(REPEAT, 0)
+    return RunOutcome(REPEAT, 0)
 
 
-def _broke(error: Exception, watch: Watch, log: OperatorLog) -> Outcome:
+def _broke(error: Exception, watch: Watch, log: OperatorLog) -> RunOutcome:
     """Ray, or ourselves: nobody needs to read a traceback to go on. It is on record."""
     line = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
     log.event("failed", reason=line[:_LONGEST], trace="".join(traceback.format_exception(error))[-_LONGEST:])
     watch.note(f"the driver failed: {line[:300]}")
     watch.note(_AGAIN)
-    return Outcome(REPEAT, 0)
+    return RunOutcome(REPEAT, 0)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from launcher.estimate.products import DisentangledSize, TwoStreamSize
+from encoder_core.cost.products import DisentangledSize, TwoStreamSize
 
 Kernel = Literal["gpu", "cpu"]
 STATE = 0  # a number of the model's working precision: 2 bytes in bf16, 4 in fp32

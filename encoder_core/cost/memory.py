@@ -9,9 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from encoder_core.cost.activations import Activations, head_peak
 from encoder_core.train.engine_config import Precision
-from launcher.estimate.activations import Activations, head_peak
-from launcher.estimate.gpus import GIB
 
 Stage = Literal[0, 1, 2, 3]
 STAGES: tuple[Stage, ...] = (0, 1, 2, 3)
@@ -19,12 +18,9 @@ STAGES: tuple[Stage, ...] = (0, 1, 2, 3)
 BUCKET = 500_000_000  # elements that ZeRO gathers gradients in before they reduce them (DeepSpeed's default)
 LIVE = 1_000_000_000  # elements of gathered parameters that ZeRO 3 keeps for their next use (DeepSpeed's default)
 
-CONTEXT = 1 * GIB  # assumed: CUDA, cuBLAS and NCCL
-FRAGMENTED = 0.05  # assumed: share of a GPU's memory that the allocator cannot use
-
 
 @dataclass(frozen=True)
-class Part:
+class MemoryPart:
     """A line of the memory bill: bytes, and how they come about."""
 
     what: str
@@ -40,7 +36,7 @@ def kept(
     reduce_dtype: Precision = "fp32",
     *,
     bucket: int = BUCKET,
-) -> list[Part]:
+) -> list[MemoryPart]:
     """What is there all the time. bf16 at stage 0 is not supported (encoder_core/train/engine.py).
 
     `bucket`: elements of a bucket that are memory, and not only addresses.
@@ -70,7 +66,7 @@ def kept(
 
 def _kept_3(
     parameters: int, ranks: int, precision: Precision, reduce_dtype: Precision, bucket: int
-) -> list[Part]:
+) -> list[MemoryPart]:
     state = 2 if precision == "bf16" else 4
     return [
         _part("weights", state, parameters, ranks),
@@ -81,42 +77,48 @@ def _kept_3(
     ]
 
 
-def _part(what: str, each: int, parameters: int, ranks: int) -> Part:
+def _part(what: str, each: int, parameters: int, ranks: int) -> MemoryPart:
     share = f" / {ranks} ranks" if ranks > 1 else ""
-    return Part(what, f"{each} B x {parameters:,}{share}", -(-each * parameters // ranks))
+    return MemoryPart(what, f"{each} B x {parameters:,}{share}", -(-each * parameters // ranks))
 
 
-def _bucket(precision: Precision, reduce_dtype: Precision, size: int) -> list[Part]:
+def _bucket(precision: Precision, reduce_dtype: Precision, size: int) -> list[MemoryPart]:
     """Where stage 1 in bf16 has none: it reduces its fp32 sums."""
     state = 2 if precision == "bf16" else 4
-    parts = [Part("bucket of gradients to reduce", f"{state} B x {size:,}", state * size)]
+    parts = [MemoryPart("bucket of gradients to reduce", f"{state} B x {size:,}", state * size)]
     if precision == "bf16" and reduce_dtype == "fp32":
-        parts.append(Part("bucket of gradients in fp32, as ranks add it up", f"4 B x {size:,}", 4 * size))
+        parts.append(
+            MemoryPart("bucket of gradients in fp32, as ranks add it up", f"4 B x {size:,}", 4 * size)
+        )
     return parts
 
 
 def of_microbatch(
-    turns: Iterable[Activations], precision: Precision, *, checkpointed: bool, logits: bool = True
-) -> list[Part]:
-    """What one microbatch adds at its peak; of several turns of a step, the largest. `logits`: tokens are predicted."""
+    groups: Iterable[Activations], precision: Precision, *, checkpointed: bool, logits: bool = True
+) -> list[MemoryPart]:
+    """What one microbatch adds at its peak: of the update groups of a step, the one that needs most.
+
+    `logits`: tokens are predicted.
+    """
     state = 2 if precision == "bf16" else 4
-    head = Part("a chunk of the head's logits", "2^24 logits, fp32 and working precision", head_peak(state))
-    return max(([*_of_turn(turn, state, checkpointed), *[head] * logits] for turn in turns), key=total)
+    head = MemoryPart(
+        "a chunk of the head's logits", "2^24 logits, fp32 and working precision", head_peak(state)
+    )
+    return max(
+        ([*_of_activations(kept, state, checkpointed), *[head] * logits] for kept in groups), key=total
+    )
 
 
-def _of_turn(turn: Activations, state: int, checkpointed: bool) -> list[Part]:
+def _of_activations(kept: Activations, state: int, checkpointed: bool) -> list[MemoryPart]:
     if not checkpointed:
-        return [Part("activations", "the sum of the tensors below", turn.bytes(state))]
+        return [MemoryPart("activations", "the sum of the tensors below", kept.bytes(state))]
     return [
-        Part("activations, checkpointed", "layers' inputs, and what is outside", turn.checkpointed(state)),
-        Part("one layer, computed again", "the largest", turn.one_layer(state)),
+        MemoryPart(
+            "activations, checkpointed", "layers' inputs, and what is outside", kept.checkpointed(state)
+        ),
+        MemoryPart("one layer, computed again", "the largest", kept.one_layer(state)),
     ]
 
 
-def total(parts: Iterable[Part]) -> int:
+def total(parts: Iterable[MemoryPart]) -> int:
     return sum(part.bytes for part in parts)
-
-
-def usable(memory: int) -> int:
-    """Of a GPU's memory, after what is assumed to be lost."""
-    return int(memory * (1 - FRAGMENTED)) - CONTEXT

@@ -1,4 +1,4 @@
-"""The matrix products of one microbatch, part by part.
+"""Matrix products of the layers, part by part, and the microbatch that they are counted for.
 
 Counted are multiplications and additions of matrix products and convolutions, 2 m k n for an [m, k] by [k, n] product,
 as torch.utils.flop_counter does. Everything else (LayerNorm, softmax, dropout, the optimizer) is not: it is a few
@@ -10,6 +10,23 @@ P relative positions in use, H hidden, F inner width, N heads, D = H / N, E embe
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One microbatch for counting: every row has `length` tokens, of which `targets_per_row` are predicted."""
+
+    rows: int
+    length: int
+    targets_per_row: int
+
+    @property
+    def tokens(self) -> int:
+        return self.rows * self.length
+
+    @property
+    def targets(self) -> int:
+        return self.rows * self.targets_per_row
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,11 @@ def test_groups_of_other_turns_are_left_alone(optimizer_class: type[AdamW] | typ
     optimizer = optimizer_class(groups, config)  # type: ignore[arg-type]
     for p in (first, second):
         p.grad = torch.full((3,), 0.5)
-    set_update(optimizer, lr=0.1, count=1, turn="b")
+    set_update(optimizer, lr=0.1, count=1, update_group="b")
     optimizer.step()
     assert torch.equal(first, torch.ones(3))
     assert first not in optimizer.state
     assert (second < 1).all()
-    set_update(optimizer, lr=0.1, count=1, turn="a")
+    set_update(optimizer, lr=0.1, count=1, update_group="a")
     optimizer.step()
     assert torch.equal(first, second)

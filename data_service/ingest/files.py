@@ -1,18 +1,87 @@
-"""The text inside .gz and .zst files as a stream. Damage and truncation are errors, never a shorter text."""
+"""A stored object as a file, with the text inside .gz and .zst files as a stream.
+
+Files are read by ranges of a few MiB, so memory does not depend on their size. Damaged or truncated compressed data is
+an error, never a shorter text.
+"""
 
 import gzip
 import io
 import zlib
+from functools import lru_cache
 from typing import BinaryIO, cast
 
 import pyarrow as pa
 
 from data_service.errors import InputError
 from data_service.ingest.inputs import InputFile
-from data_service.ingest.ranged import open_ranged
-from data_service.ingest.splits import Piece
+from data_service.ingest.options import MIB
+from data_service.ingest.splits import FilePiece
+from data_service.store.base import Store
+from data_service.store.open import open_store
 
+_CHUNK = 4 * MIB
 _BUFFER = 1 << 20
+
+
+class _RangedFile(io.RawIOBase):
+    """Seekable and read-only. Every read is one ranged get, which the store retries."""
+
+    def __init__(self, file: InputFile) -> None:
+        self._store = _store_at(file.root)
+        self._file = file
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._file.size}[whence]
+        self._position = base + offset
+        return self._position
+
+    def readinto(self, buffer: object) -> int:
+        view = memoryview(buffer).cast("B")  # type: ignore[arg-type]
+        length = max(0, min(len(view), self._file.size - self._position))
+        if length:
+            view[:length] = self._store.get_range(self._file.key, self._position, length)
+        self._position += length
+        return length
+
+
+@lru_cache(maxsize=16)
+def _store_at(root: str) -> Store:
+    """One connection for all files of a folder: opening one to S3 takes longer than reading a small file."""
+    return open_store(root)
+
+
+def open_ranged(file: InputFile, *, start: int = 0, chunk: int = _CHUNK) -> BinaryIO:
+    """The file's stored bytes, from byte `start` on; `chunk` bytes are fetched at a time.
+
+    Raises:
+        KeyMissing, Truncated: on reading, where the file is gone or shorter than when it was listed.
+    """
+    stream = io.BufferedReader(_RangedFile(file), buffer_size=max(1, min(chunk, file.size)))
+    stream.seek(start)
+    return cast(BinaryIO, stream)
+
+
+def line_start(file: InputFile, position: int) -> int:
+    """Where the line that holds byte `position` begins, found by reading backwards."""
+    store = _store_at(file.root)
+    stop = position
+    while stop > 0:
+        start = max(0, stop - 64 * 1024)
+        newline = store.get_range(file.key, start, stop - start).rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
+        stop = start
+    return 0
 
 
 def open_text(file: InputFile, *, start: int = 0) -> BinaryIO:
@@ -28,7 +97,7 @@ def open_text(file: InputFile, *, start: int = 0) -> BinaryIO:
     return cast(BinaryIO, io.BufferedReader(plain, buffer_size=_BUFFER))
 
 
-def open_piece(piece: Piece, start: int) -> BinaryIO:
+def open_piece(piece: FilePiece, start: int) -> BinaryIO:
     """The text of a piece from byte `start` of its file on: what was handed over, or else read from the file.
 
     Raises:

@@ -8,17 +8,16 @@ as the vocabulary (encoder_core/heads/cross_entropy.py).
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from encoder_core.families.albert import AlbertConfig
-from encoder_core.families.bert import BertConfig
-from encoder_core.families.build import ModelConfig
-from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
-from encoder_core.families.electra import ElectraConfig
-from encoder_core.families.xlnet import XlnetConfig
-from encoder_core.heads.cross_entropy import CHUNK
-from encoder_core.heads.span_boundary import POSITION_WIDTH
-from encoder_core.objectives.contrastive import ContrastiveConfig
-from launcher.estimate.flops import Deberta, disentangled_size, forgetful, passes, two_stream_size
-from launcher.estimate.saved import (
+from encoder_core.cost.flops import (
+    Deberta,
+    ObjectiveTerms,
+    disentangled_size,
+    forgetful,
+    passes,
+    two_stream_size,
+)
+from encoder_core.cost.products import Shape
+from encoder_core.cost.saved import (
     FP32,
     INDEX,
     MASK,
@@ -33,8 +32,15 @@ from launcher.estimate.saved import (
     total,
     two_stream_layer,
 )
-from launcher.estimate.shape import Shape
-from launcher.recipe.objective import Objective
+from encoder_core.families.albert import AlbertConfig
+from encoder_core.families.bert import BertConfig
+from encoder_core.families.build import ModelConfig
+from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
+from encoder_core.families.electra import ElectraConfig
+from encoder_core.families.xlnet import XlnetConfig
+from encoder_core.heads.cross_entropy import CHUNK
+from encoder_core.heads.prediction import POSITION_WIDTH
+from encoder_core.objectives.contrastive import ContrastiveConfig
 
 
 @dataclass(frozen=True)
@@ -82,29 +88,31 @@ def head_peak(state: int) -> int:
     return CHUNK * (2 * FP32 + (2 * state if state < FP32 else 0))
 
 
-def turns(
-    model: ModelConfig, objective: Objective, shape: Shape, kernel: Kernel, *, backwards: bool = False
+def of_update_groups(
+    model: ModelConfig, terms: ObjectiveTerms, shape: Shape, kernel: Kernel, *, backwards: bool = False
 ) -> list[Activations]:
-    """Of one microbatch, for each turn of a step; most objectives have one."""
-    if objective.contrastive is not None:
-        return [_vectors(model, objective.contrastive, shape, kernel)]
+    """Of one microbatch, for each update group of a step; most objectives have one group.
+
+    `backwards`: as in `flops.products`.
+    """
+    if terms.contrastive is not None:
+        return [_vectors(model, terms.contrastive, shape, kernel)]
     if isinstance(model, XlnetConfig):
         return [_xlnet(model, shape, kernel, backwards)]
-    if objective.rtd is not None and isinstance(model, ElectraConfig | DebertaV2Config):
+    if terms.replaced is not None and isinstance(model, ElectraConfig | DebertaV2Config):
         networks = [
             _masked_language_model(model.generator, shape, kernel),
             _discriminator(model, shape, kernel),
         ]
         return (
-            networks if objective.rtd.embeddings == "gradient_disentangled" else [networks[0] + networks[1]]
+            networks if terms.replaced.embeddings == "gradient_disentangled" else [networks[0] + networks[1]]
         )
-    pairs = objective.nsp is not None or objective.sop is not None
     enhanced = isinstance(model, Deberta) and model.mask_decoder == "enhanced"
-    whole = objective.sbo is not None or (pairs and not enhanced)
+    whole = terms.span_boundary or (terms.pairs and not enhanced)
     found = _masked_language_model(model, shape, kernel, whole=whole)
-    if pairs:
+    if terms.pairs:
         found += _pair(model, shape, kernel)
-    if objective.sbo is not None:
+    if terms.span_boundary:
         found += Activations(tuple(_span_boundary(model, shape)), ())
     return [found]
 

@@ -1,4 +1,4 @@
-"""The matrix products of a recipe's model and objective for one microbatch, family by family.
+"""The matrix products of a model and its loss for one microbatch, family by family.
 
 Equal to torch.utils.flop_counter.FlopCounterMode, forward and backward, on rows that are all full (a test holds every
 family to it). Attention is counted as the formula has it, scores and weighted values, which is what a fused kernel
@@ -11,21 +11,10 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import assert_never
 
-from data_service.samples.inputs import Input, Lanes
-from encoder_core.families.albert import AlbertConfig
-from encoder_core.families.bert import BertConfig
-from encoder_core.families.build import ModelConfig
-from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
-from encoder_core.families.electra import ElectraConfig
-from encoder_core.families.roberta import RobertaConfig
-from encoder_core.families.xlnet import XlnetConfig
-from encoder_core.heads.enhanced import PASSES
-from encoder_core.heads.span_boundary import POSITION_WIDTH
-from encoder_core.layers.deberta_attention import log_buckets
-from encoder_core.objectives.contrastive import ContrastiveConfig
-from launcher.estimate.products import (
+from encoder_core.cost.products import (
     DisentangledSize,
     Product,
+    Shape,
     TwoStreamSize,
     disentangled_layer,
     plain_layer,
@@ -35,12 +24,38 @@ from launcher.estimate.products import (
     times,
     without_gradient,
 )
-from launcher.estimate.shape import Shape
-from launcher.recipe.objective import Objective
-from launcher.recipe.schema import Recipe
+from encoder_core.families.albert import AlbertConfig
+from encoder_core.families.bert import BertConfig
+from encoder_core.families.build import ModelConfig
+from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
+from encoder_core.families.electra import ElectraConfig
+from encoder_core.families.roberta import RobertaConfig
+from encoder_core.families.xlnet import XlnetConfig
+from encoder_core.heads.prediction import PASSES, POSITION_WIDTH
+from encoder_core.layers.deberta_attention import log_buckets
+from encoder_core.objectives.contrastive import ContrastiveConfig
+from encoder_core.objectives.replaced import ReplacedTokenConfig
 
 Deberta = DebertaConfig | DebertaV2Config
 Plain = BertConfig | RobertaConfig | AlbertConfig | ElectraConfig
+
+
+@dataclass(frozen=True)
+class ObjectiveTerms:
+    """The terms of the loss, as far as they decide what is computed. Without any: masked tokens alone, or XLNet's
+    permuted prediction, as the family says.
+
+    Attributes:
+        pairs: whether two segments belong together, or are in order (NSP, SOP).
+        span_boundary: masked spans from their boundaries (SpanBERT).
+        replaced: which tokens a generator replaced (ELECTRA, DeBERTa v3).
+        contrastive: which texts belong together, and nothing else.
+    """
+
+    pairs: bool = False
+    span_boundary: bool = False
+    replaced: ReplacedTokenConfig | None = None
+    contrastive: ContrastiveConfig | None = None
 
 
 @dataclass(frozen=True)
@@ -65,41 +80,34 @@ def count(products: list[Product]) -> Count:
     )
 
 
-def products(recipe: Recipe, shape: Shape) -> list[Product]:
-    """Everything that one microbatch of `shape` multiplies, equal products joined."""
-    backwards = reads_backwards(recipe.input)
-    return joined(of_objective(recipe.model, recipe.objective, shape, backwards=backwards))
+def products(
+    model: ModelConfig, terms: ObjectiveTerms, shape: Shape, *, backwards: bool = False
+) -> list[Product]:
+    """Everything that one microbatch multiplies, in all networks and heads; products of one name and size as one.
 
-
-def reads_backwards(rows: Input) -> bool:
-    """Whether there are rows among them that are read from their ends."""
-    return isinstance(rows, Lanes) and rows.both_directions
-
-
-def joined(found: Iterator[Product]) -> list[Product]:
-    """Products of one name and size as one."""
+    `backwards`: some rows are read from their ends (XLNet).
+    """
     counts: dict[Product, int] = {}
-    for product in found:
+    for product in _all_networks(model, terms, shape, backwards):
         key = replace(product, count=1)
         counts[key] = counts.get(key, 0) + product.count
     return [replace(product, count=count) for product, count in counts.items() if count]
 
 
-def of_objective(
-    model: ModelConfig, objective: Objective, shape: Shape, *, backwards: bool = False
+def _all_networks(
+    model: ModelConfig, terms: ObjectiveTerms, shape: Shape, backwards: bool
 ) -> Iterator[Product]:
-    """All networks and heads. `backwards`: lanes that are read from their ends are among the rows (XLNet)."""
-    if objective.contrastive is not None:
-        return _vectors(model, objective.contrastive, shape)
+    if terms.contrastive is not None:
+        return _vectors(model, terms.contrastive, shape)
     if isinstance(model, XlnetConfig):
         return chain(_xlnet(model, shape, backwards), _decoder(model.hidden, model.vocabulary, shape.targets))
-    if objective.rtd is not None and isinstance(model, ElectraConfig | DebertaV2Config):
+    if terms.replaced is not None and isinstance(model, ElectraConfig | DebertaV2Config):
         return chain(_masked_language_model(model.generator, shape), _discriminator(model, shape))
-    if objective.nsp is not None or objective.sop is not None:
+    if terms.pairs:
         enhanced = isinstance(model, Deberta) and model.mask_decoder == "enhanced"
         found = _masked_language_model(model, shape, whole=not enhanced)
         return chain(found, _pair(model, shape))
-    if objective.sbo is not None:
+    if terms.span_boundary:
         return chain(_masked_language_model(model, shape, whole=True), _span_boundary(model, shape))
     return _masked_language_model(model, shape)
 

@@ -1,0 +1,284 @@
+"""Documents of files that are made of lines: .txt, JSON lines, CSV and TSV. Lines have bounded length.
+
+- .txt: the file is one document, or blank lines separate the documents.
+- JSON lines: one object a line, the document in one of its fields. Blank lines are skipped.
+- CSV and TSV: a first line with the names of the columns, then one document a row, in one of them. As in RFC 4180 and
+  spreadsheets, a field that begins with a quotation mark ends with one, may hold line ends, and doubles the marks
+  inside. Only the beginning of such a file is surely the beginning of a row, so it is read by one task.
+"""
+
+import csv
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import BinaryIO
+
+from data_service.errors import InputError
+from data_service.ingest.files import line_start, open_piece, open_text
+from data_service.ingest.inputs import InputFile
+from data_service.ingest.options import BuildOptions
+from data_service.ingest.records import (
+    BadRecord,
+    Numbered,
+    RecordPlace,
+    Text,
+    Unit,
+    accept,
+    checked,
+    decode,
+    example,
+    too_long,
+    without_mark,
+)
+from data_service.ingest.splits import FilePiece
+
+_SKIP = 1 << 20
+# A line may be this many times its document: escapes take six bytes, other fields the rest.
+LINE_PER_DOCUMENT = 8
+_DELIMITERS = {"csv": ",", "tsv": "\t"}
+_QUOTES = "quote fields as RFC 4180 says (pandas' to_csv does), or convert the file to JSON lines"
+_TOO_LONG = '"a line too long"to be held\n'  # breaks the rules wherever it stands, so that its row is bad
+_ROW_PER_DOCUMENT = 8  # a line may be this many times its document: other fields, doubled marks
+
+
+@dataclass(frozen=True, slots=True)
+class InputLine:
+    """A line's bytes, its newline included, and the offset of the first in the (decompressed) file.
+
+    Of a line that is too long there is one byte more than is allowed.
+    """
+
+    offset: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LinePlace:
+    """Where a line is, for messages. The line's number is only counted when somebody asks."""
+
+    file: InputFile
+    offset: int
+
+    @property
+    def unit(self) -> Unit:
+        return "byte"
+
+    @property
+    def number(self) -> int:
+        return self.offset
+
+    def __str__(self) -> str:
+        newlines, left = 0, self.offset
+        with open_text(self.file) as stream:
+            while left > 0 and (data := stream.read(min(_SKIP, left))):
+                newlines += data.count(b"\n")
+                left -= len(data)
+        return f"{self.file.uri}, line {newlines + 1}"
+
+
+def read_lines(stream: BinaryIO, offset: int, limit: int) -> Iterator[InputLine]:
+    """All lines from the stream's position on, byte `offset` of the file; at most `limit` + 1 bytes of each."""
+    while data := stream.readline(limit + 1):
+        yield InputLine(offset, data)
+        offset += len(data)
+        if not data.endswith(b"\n"):
+            offset += skip_line(stream)
+
+
+def skip_line(stream: BinaryIO) -> int:
+    """Read to the end of the current line, whatever its length; the number of bytes skipped."""
+    skipped = 0
+    while data := stream.readline(_SKIP):
+        skipped += len(data)
+        if data.endswith(b"\n"):
+            break
+    return skipped
+
+
+def read_txt(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRecord]:
+    """The documents of a piece of a .txt file. One is bad if it is not UTF-8 or too long."""
+    if options.txt_documents == "blank_line":
+        yield from _read_separated(piece, options)
+    else:
+        with open_text(piece.file) as stream:
+            data = stream.read(options.max_document_bytes + 1)
+        yield accept(options, _document, data, 0, Numbered(piece.file), options)
+
+
+def _read_separated(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRecord]:
+    """Documents whose first line begins inside the piece, each to its end, which may lie behind the piece."""
+    file, limit = piece.file, options.max_document_bytes
+    start = piece.text_start
+    if piece.text is None and piece.start:
+        # Begin with the line before the piece: whether a line begins a document is known from the line above it.
+        start = line_start(file, piece.start - 1)
+    with open_piece(piece, start) as stream:
+        for first, data in _separate(read_lines(stream, start, limit), limit):
+            if first >= piece.stop and not file.compression:
+                return
+            if first >= piece.start:
+                yield accept(options, _document, data, first, LinePlace(file, first), options)
+
+
+def _document(data: bytes, offset: int, place: RecordPlace, options: BuildOptions) -> Text:
+    if len(data) > options.max_document_bytes:
+        raise too_long(place, options.max_document_bytes)
+    data, offset = without_mark(data, offset)
+    return decode(data, options, place, offset)
+
+
+def _separate(lines: Iterator[InputLine], limit: int) -> Iterator[tuple[int, bytes]]:
+    """(offset, bytes) of each run of lines that are not blank; of one too long a little more than `limit` bytes."""
+    run: list[bytes] = []
+    first = size = 0
+    for line in lines:
+        if line.data.isspace():
+            if run:
+                yield first, b"".join(run)
+            run, size = [], 0
+            continue
+        if not run:
+            first = line.offset
+        if size <= limit:
+            run.append(line.data)
+            size += len(line.data)
+    if run:
+        yield first, b"".join(run)
+
+
+def read_jsonl(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRecord]:
+    """The documents of the lines that begin inside the piece.
+
+    A record is bad if its line is not UTF-8, not a JSON object, without the field, or if that is not text; and if the
+    document is too long.
+    """
+    file, limit = piece.file, options.max_document_bytes * LINE_PER_DOCUMENT
+    start = piece.text_start
+    if piece.text is None:
+        # The byte before the piece tells whether a line begins with the piece.
+        start = max(0, piece.start - 1)
+    with open_piece(piece, start) as stream:
+        if start < piece.start:
+            start += skip_line(stream)
+        for line in read_lines(stream, start, limit):
+            if line.offset >= piece.stop and not file.compression:
+                return
+            if not line.data.isspace():
+                yield accept(options, _document_of_line, line, LinePlace(file, line.offset), options)
+
+
+def _document_of_line(line: InputLine, place: LinePlace, options: BuildOptions) -> Text:
+    if len(line.data) > options.max_document_bytes * LINE_PER_DOCUMENT:
+        raise too_long(place, options.max_document_bytes * LINE_PER_DOCUMENT)
+    data, offset = without_mark(line.data, line.offset)
+    raw = decode(data, options, place, offset)
+    try:
+        record = _loads(raw.text)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise BadRecord(place, f"not JSON: {error}", _one_a_line(raw.text)) from error
+    if isinstance(record, dict) and options.pairs is not None:
+        found = example(record, options.pairs, options, place)
+        return replace(found, replaced=found.replaced or raw.replaced)
+    if not isinstance(record, dict) or options.text_field not in record:
+        fields = (
+            f"it has {', '.join(map(repr, record))}" if isinstance(record, dict) else "it is not an object"
+        )
+        reason = f"no field {options.fields[0]!r} ({fields})"
+        raise BadRecord(place, reason, "name the field that holds the text with --text-field")
+    text = record[options.text_field]
+    if not isinstance(text, str):
+        reason = f"field {options.text_field!r} is {type(text).__name__}, not text"
+        raise BadRecord(
+            place, reason, "name the field that holds the text with --text-field, or remove the line"
+        )
+    document = checked(text, options, place)
+    return Text(document.text, document.replaced or raw.replaced)
+
+
+def _loads(text: str) -> object:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        raise
+    except ValueError:  # an integer of more digits than Python converts: no concern of the text beside it
+        return json.loads(text, parse_int=lambda digits: 0)
+
+
+def _one_a_line(text: str) -> str:
+    if text.strip() in ("{", "["):  # the first line of a file that is one value
+        return "make it JSON lines, one object a line, for example with `jq -c`"
+    return "correct the line or remove it"
+
+
+def read_delimited(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRecord]:
+    """The documents of a whole file.
+
+    A record is bad if it has another number of fields than the first line, breaks the rules of quotation, or holds text
+    that is not UTF-8 or a document too long.
+
+    Raises:
+        InputError: a first line without the column.
+    """
+    file = piece.file
+    csv.field_size_limit(
+        options.max_document_bytes * _ROW_PER_DOCUMENT
+    )  # of the whole process, which reads no other
+    rows = csv.reader(_lines(file, options), delimiter=_DELIMITERS[file.format], strict=True)
+    names = _names(rows, file)
+    columns = {name: _column(name, names, file) for name in options.fields}
+    while True:
+        place = Numbered(file, "line", rows.line_num + 1)
+        try:
+            row = next(rows)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            yield accept(options, _refuse, BadRecord(place, f"not {file.format.upper()}: {error}", _QUOTES))
+            continue
+        if row:  # a blank line is no row
+            yield accept(options, _document_of_row, row, len(names), columns, place, options)
+
+
+def _names(rows: Iterator[list[str]], file: InputFile) -> list[str]:
+    try:
+        return [name.strip() for name in next(rows, [])]
+    except csv.Error as error:
+        raise InputError(f"{file.uri}, line 1: not {file.format.upper()}: {error}", remedy=_QUOTES) from error
+
+
+def _column(wanted: str, names: list[str], file: InputFile) -> int:
+    if names.count(wanted) == 1:
+        return names.index(wanted)
+    shown = ", ".join(name[:40].encode(errors="replace").decode() for name in names[:20])
+    raise InputError(
+        f"{file.uri}: {'two columns' if wanted in names else 'no column'} {wanted!r} "
+        f"in its first line (it has {shown})",
+        remedy="name the column that holds the text with --text-field (of pairs: --query-field, --positive-field, "
+        "--negatives-field); the first line must name the columns",
+    )
+
+
+def _lines(file: InputFile, options: BuildOptions) -> Iterator[str]:
+    """Lines with their ends; bytes that are not UTF-8 become half surrogates, so that rows can be told apart first."""
+    limit = options.max_document_bytes * _ROW_PER_DOCUMENT
+    with open_text(file) as stream:
+        for line in read_lines(stream, 0, limit):
+            data, _ = without_mark(line.data, line.offset)
+            yield data.decode(errors="surrogateescape") if len(data) <= limit else _TOO_LONG
+
+
+def _document_of_row(
+    row: list[str], width: int, columns: Mapping[str, int], place: Numbered, options: BuildOptions
+) -> Text:
+    if len(row) != width:
+        raise BadRecord(place, f"{len(row)} fields, where the first line has {width}", _QUOTES)
+    values = {name: row[column].encode(errors="surrogateescape") for name, column in columns.items()}
+    if options.pairs is not None:
+        return example(values, options.pairs, options, place)
+    raw = decode(values[options.text_field], options, place)
+    document = checked(raw.text, options, place)
+    return Text(document.text, document.replaced or raw.replaced)
+
+
+def _refuse(bad: BadRecord) -> Text:
+    raise bad

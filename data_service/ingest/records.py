@@ -1,0 +1,285 @@
+"""What a record of the input becomes: a document, an example of a corpus of pairs, or a bad record.
+
+Bytes become text if they are UTF-8; else there is a clear error. Bad records are refused, or counted and left out, as
+the options say. Those left out are kept in receipts and shown to the user with file and line.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, ParamSpec, Protocol
+
+from pydantic import BaseModel, ConfigDict
+
+from data_service.errors import InputError
+from data_service.ingest.files import open_text
+from data_service.ingest.inputs import InputFile
+from data_service.ingest.options import BuildOptions, PairFields
+
+_REMEDY = "convert the file to UTF-8, or build with --on-bad-bytes replace (each bad byte becomes U+FFFD)"
+_SKIP_REMEDY = "; or leave bad records out with --on-bad-records skip"
+_BOM = b"\xef\xbb\xbf"
+_P = ParamSpec("_P")
+
+Unit = Literal["", "byte", "line", "row"]
+_FIELDS = "name the fields with --query-field, --positive-field and --negatives-field"
+LISTED = 100
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A document as read; `replaced` if some of it was not UTF-8 and U+FFFD stands for it.
+
+    In a corpus of pairs, an example: `text` is its query, `others` are its positive and its negatives.
+    """
+
+    text: str
+    replaced: bool
+    others: tuple[str, ...] = ()
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """All of its texts, the one of a document."""
+        return (self.text, *self.others)
+
+    @property
+    def size(self) -> int:
+        """UTF-8 bytes of all of them."""
+        return sum(len(text.encode()) for text in self.texts)
+
+    @property
+    def blank(self) -> bool:
+        """Whether there is nothing in it, or in one of its texts: such documents are counted, not numbered."""
+        return any(not text or text.isspace() for text in self.texts)
+
+
+class RecordPlace(Protocol):
+    """Where a record is. As a string it names file and line or row, which may take a look at the file.
+
+    `number` counts what `unit` says: lines from 1, rows from 0, bytes from 0 to where a line begins. A whole file has
+    no unit.
+    """
+
+    @property
+    def file(self) -> InputFile: ...
+
+    @property
+    def unit(self) -> Unit: ...
+
+    @property
+    def number(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Numbered:
+    """A line or a row of a file, or the file as a whole."""
+
+    file: InputFile
+    unit: Unit = ""
+    number: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.file.uri}, {self.unit} {self.number}" if self.unit else self.file.uri
+
+
+class BadRecord(Exception):
+    """A record that cannot be used, in a file that can: `reason` says why, `remedy` what to do about it."""
+
+    def __init__(self, place: RecordPlace, reason: str, remedy: str) -> None:
+        super().__init__(reason)
+        self.place, self.reason, self.remedy = place, reason, remedy
+
+    def error(self) -> InputError:
+        """The same as an error for the user, who may have a policy."""
+        return InputError(f"{self.place}: {self.reason}", remedy=self.remedy + _SKIP_REMEDY)
+
+
+def accept(
+    options: BuildOptions, read: Callable[_P, Text], *args: _P.args, **kwargs: _P.kwargs
+) -> Text | BadRecord:
+    """What `read` makes of a record, or what is wrong with it, if bad records are to be skipped.
+
+    Raises:
+        InputError: the record is bad, and bad records are to be refused.
+    """
+    try:
+        return read(*args, **kwargs)
+    except BadRecord as bad:
+        if options.on_bad_records == "error":
+            raise bad.error() from bad
+        return bad
+
+
+def without_mark(raw: bytes, offset: int) -> tuple[bytes, int]:
+    """`raw`, which begins at byte `offset` of a file, and its offset, without a byte order mark."""
+    if offset == 0 and raw.startswith(_BOM):
+        return raw[len(_BOM) :], len(_BOM)
+    return raw, offset
+
+
+def decode(raw: bytes, options: BuildOptions, place: RecordPlace, base: int | None = None) -> Text:
+    """The text of `raw`, which begins at byte `base` of the (decompressed) file, or is a value of a table.
+
+    Raises:
+        BadRecord: bytes that are not UTF-8, unless the options say to replace them.
+    """
+    try:
+        return Text(raw.decode(), False)
+    except UnicodeDecodeError as error:
+        if options.on_bad_bytes == "replace":
+            return Text(raw.decode(errors="replace"), True)
+        of = " of the text" if base is None else " of the decompressed text" if place.file.compression else ""
+        reason = (
+            f"byte {(base or 0) + error.start}{of} is not UTF-8 (0x{raw[error.start]:02x}: {error.reason})"
+        )
+        raise BadRecord(place, reason, _REMEDY) from error
+
+
+def checked(text: str, options: BuildOptions, place: RecordPlace) -> Text:
+    r"""Text that was a string already, if it is one that can be kept.
+
+    JSON can spell half a surrogate pair ("\ud800"), which is no character and cannot be written as UTF-8.
+
+    Raises:
+        BadRecord: such text, unless the options say to replace it, or a document that is too long.
+    """
+    replaced = False
+    try:
+        size = len(text) if text.isascii() else len(text.encode())
+    except UnicodeEncodeError as error:
+        if options.on_bad_bytes == "error":
+            reason = f"character {error.start} is half a surrogate pair, which is not text"
+            raise BadRecord(place, reason, _REMEDY) from error
+        text, replaced = text.encode(errors="surrogatepass").decode(errors="replace"), True
+        size = len(text.encode())
+    if size > options.max_document_bytes:
+        raise too_long(place, options.max_document_bytes)
+    return Text(text, replaced)
+
+
+def too_long(place: RecordPlace, limit: int) -> BadRecord:
+    """What is wrong with a document at `place` that is longer than `limit` bytes."""
+    return BadRecord(
+        place,
+        f"a document of more than {limit:,} bytes, longer than a block may be",
+        "cut it into documents (.txt with blank lines between them: --txt-documents blank_line), or "
+        "raise --max-document-bytes",
+    )
+
+
+def example(
+    record: Mapping[str, object], pairs: PairFields, options: BuildOptions, place: RecordPlace
+) -> Text:
+    """Query, positive and the first `pairs.count` negatives of a record, whose values are text, bytes, lists of these,
+    or None, as where a field is missing.
+
+    Negatives come from all fields named for them, in order; blank ones are none.
+
+    Raises:
+        BadRecord: not one query and one positive, too few negatives, values that are no text, or too much of it.
+    """
+    query, positive = (_one(record, name, options, place) for name in (pairs.query, pairs.positive))
+    names = pairs.negatives if pairs.count else ()
+    negatives = [
+        text for name in names for text in _texts(record.get(name), name, options, place) if not text.blank
+    ]
+    if len(negatives) < pairs.count:
+        raise BadRecord(
+            place,
+            f"{len(negatives)} negatives in {' and '.join(map(repr, names))}, and each example has {pairs.count}",
+            f"ask for fewer with --negatives, give more, or {_FIELDS}",
+        )
+    found = (query, positive, *negatives[: pairs.count])
+    made = replace(
+        query, others=tuple(text.text for text in found[1:]), replaced=any(text.replaced for text in found)
+    )
+    if made.size > options.max_document_bytes:
+        raise BadRecord(
+            place,
+            f"an example of more than {options.max_document_bytes:,} bytes",
+            "shorten its texts, whose ends training cuts off anyway, or raise --max-document-bytes",
+        )
+    return made
+
+
+def _one(record: Mapping[str, object], name: str, options: BuildOptions, place: RecordPlace) -> Text:
+    if record.get(name) is None:
+        there = "it is null" if name in record else f"it has {', '.join(map(repr, record))}"
+        raise BadRecord(place, f"no field {name!r} ({there})", _FIELDS)
+    found = list(_texts(record[name], name, options, place))
+    if len(found) != 1:
+        raise BadRecord(
+            place,
+            f"field {name!r} holds {len(found)} texts, and an example has one",
+            "write a record for each of them",
+        )
+    return found[0]
+
+
+def _texts(value: object, name: str, options: BuildOptions, place: RecordPlace) -> Iterator[Text]:
+    """The texts in a field's value; none in None."""
+    match value:
+        case None:
+            return
+        case str():
+            yield checked(value, options, place)
+        case bytes():
+            raw = decode(value, options, place)
+            yield replace(checked(raw.text, options, place), replaced=raw.replaced)
+        case list():
+            for item in value:
+                yield from _texts(item, name, options, place)
+        case _:
+            raise BadRecord(place, f"field {name!r} holds {type(value).__name__}, not text", _FIELDS)
+
+
+class SkippedRecord(BaseModel):
+    """One bad record: `number` counts `unit`s in the file at `uri`, as in `text.Place`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    uri: str
+    unit: Unit
+    number: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.uri}{f', {self.unit} {self.number}' if self.unit else ''}: {self.reason}"
+
+
+def skipped_record(bad: BadRecord) -> SkippedRecord:
+    """What is kept of a bad record. Does not read its file again."""
+    place = bad.place
+    return SkippedRecord(uri=place.file.uri, unit=place.unit, number=place.number, reason=bad.reason)
+
+
+def with_lines(records: Sequence[SkippedRecord], files: Iterable[InputFile]) -> list[SkippedRecord]:
+    """The records, those placed by byte placed by line. Reads each of their files once, to the last such place.
+
+    Raises:
+        InputError, StoreError: as `open_text`.
+    """
+    by_uri: dict[str, list[int]] = {}
+    for record in records:
+        if record.unit == "byte":
+            by_uri.setdefault(record.uri, []).append(record.number)
+    lines = {file.uri: _lines_at(file, by_uri[file.uri]) for file in files if file.uri in by_uri}
+    return [
+        record.model_copy(update={"unit": "line", "number": lines[record.uri][record.number]})
+        if record.uri in lines and record.unit == "byte"
+        else record
+        for record in records
+    ]
+
+
+def _lines_at(file: InputFile, offsets: Iterable[int]) -> dict[int, int]:
+    """The number of the line, from 1, that holds each byte."""
+    lines: dict[int, int] = {}
+    position, line = 0, 1
+    with open_text(file) as stream:
+        for offset in sorted(set(offsets)):
+            while position < offset and (data := stream.read(min(_CHUNK, offset - position))):
+                position += len(data)
+                line += data.count(b"\n")
+            lines[offset] = line
+    return lines

@@ -1,0 +1,142 @@
+"""Heads that predict token ids: masked tokens (BERT, and DeBERTa's enhanced mask decoder), permuted tokens (XLNet),
+spans from their boundaries (SpanBERT).
+
+Shapes: T tokens, M or B targets, H hidden, E embedding width, P position width, V vocabulary.
+"""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from encoder_core.batch import Batch
+from encoder_core.heads.cross_entropy import CrossEntropySums, linear_cross_entropy
+from encoder_core.layers.deberta_encoder import DisentangledEncoder
+from encoder_core.layers.encoder import Activation, activate
+
+PASSES = 2  # microsoft/DeBERTa, masked_language_model.py
+POSITION_WIDTH = 200
+MAX_TARGETS = 15
+"""Tokens of one span that are predicted from its boundary, at most (official code)."""
+
+
+class MaskedLanguageModelHead(nn.Module):
+    """Linear, GELU, LayerNorm, then a decoder tied to the word embeddings with a bias of its own (BERT,
+    section 3.1).
+
+    Works on target positions only. With no target at all it still runs, on zero rows, so that every parameter
+    takes part in the backward pass on every rank.
+    """
+
+    def __init__(self, hidden: int, embedding: nn.Embedding, *, activation: Activation, eps: float) -> None:
+        super().__init__()
+        self.activation: Activation = activation
+        self.dense = nn.Linear(hidden, embedding.embedding_dim)
+        self.norm = nn.LayerNorm(embedding.embedding_dim, eps=eps)
+        self.decoder = nn.Linear(embedding.embedding_dim, embedding.num_embeddings)
+        self.decoder.weight = embedding.weight
+
+    def features(self, hidden_MH: Float[Tensor, "targets hidden"]) -> Float[Tensor, "targets width"]:
+        features_ME: Tensor = self.norm(activate(self.dense(hidden_MH), self.activation))
+        return features_ME
+
+    def logits(self, hidden_MH: Float[Tensor, "targets hidden"]) -> Float[Tensor, "targets vocab"]:
+        """Scores of all ids, for filling masks and for comparisons; training never holds them at once."""
+        logits_MV: Tensor = self.decoder(self.features(hidden_MH))
+        return logits_MV
+
+    def forward(
+        self,
+        hidden_TH: Float[Tensor, "tokens hidden"],
+        positions_M: Int[Tensor, " targets"],
+        ids_M: Int[Tensor, " targets"],
+        temperature: float | None = None,
+    ) -> CrossEntropySums:
+        """Sums over the targets; with a temperature, also an id drawn for each (see `linear_cross_entropy`)."""
+        features_ME = self.features(hidden_TH.index_select(0, positions_M))
+        return linear_cross_entropy(
+            features_ME, self.decoder.weight, self.decoder.bias, ids_M, temperature=temperature
+        )
+
+
+class PermutationHead(nn.Module):
+    """A decoder tied to the word embeddings, with a bias of its own. Runs on zero rows too."""
+
+    def __init__(self, embedding: nn.Embedding) -> None:
+        super().__init__()
+        self.decoder = nn.Linear(embedding.embedding_dim, embedding.num_embeddings)
+        self.decoder.weight = embedding.weight
+
+    def logits(self, query_MH: Float[Tensor, "targets hidden"]) -> Float[Tensor, "targets vocab"]:
+        """Scores of all ids; training never holds them at once."""
+        logits_MV: Tensor = self.decoder(query_MH)
+        return logits_MV
+
+    def forward(
+        self, query_MH: Float[Tensor, "targets hidden"], ids_M: Int[Tensor, " targets"]
+    ) -> CrossEntropySums:
+        """Sums over the targets of the cross-entropy and of correct predictions."""
+        return linear_cross_entropy(query_MH, self.decoder.weight, self.decoder.bias, ids_M)
+
+
+class EnhancedMaskDecoder(nn.Module):
+    """The encoder's last layer, run twice with queries that know where they stand.
+
+    The first query is the state before the last layer plus an absolute position, the second the first's outcome;
+    keys and values are the states before the last layer both times. The ordinary last layer is not needed, and only
+    targets are queries: the layer runs over 15 % of the tokens twice instead of over all of them three times.
+    """
+
+    def __init__(self, positions: int, hidden: int) -> None:
+        super().__init__()
+        self.position = nn.Embedding(positions, hidden)
+
+    def forward(self, encoder: DisentangledEncoder, batch: Batch) -> Float[Tensor, "targets hidden"]:
+        """States at `batch.target_positions`; M may be 0."""
+        return self.decode(encoder, encoder.before_last(batch), batch)
+
+    def decode(
+        self, encoder: DisentangledEncoder, x_TH: Float[Tensor, "tokens hidden"], batch: Batch
+    ) -> Float[Tensor, "targets hidden"]:
+        """The same from `before_last`'s states, where another task needs those too."""
+        at_M = batch.target_positions
+        queries_MH = x_TH.index_select(0, at_M) + self.position(batch.positions[at_M])
+        return encoder.look_again(queries_MH, at_M, x_TH, batch, PASSES)
+
+
+class SpanBoundaryHead(nn.Module):
+    """[left boundary; right boundary; place in the span] through two of (Linear, GELU, LayerNorm), then a decoder
+    tied to the word embeddings with a bias of its own (SpanBERT, section 3.2)."""
+
+    def __init__(self, hidden: int, embedding: nn.Embedding, *, activation: Activation, eps: float) -> None:
+        super().__init__()
+        self.activation: Activation = activation
+        self.place = nn.Embedding(MAX_TARGETS, POSITION_WIDTH)
+        self.first = nn.Linear(2 * hidden + POSITION_WIDTH, hidden)
+        self.first_norm = nn.LayerNorm(hidden, eps=eps)
+        self.second = nn.Linear(hidden, hidden)
+        self.second_norm = nn.LayerNorm(hidden, eps=eps)
+        self.decoder = nn.Linear(embedding.embedding_dim, embedding.num_embeddings)
+        self.decoder.weight = embedding.weight
+
+    def features(
+        self,
+        left_BH: Float[Tensor, "targets hidden"],
+        right_BH: Float[Tensor, "targets hidden"],
+        place_B: Int[Tensor, " targets"],
+    ) -> Float[Tensor, "targets hidden"]:
+        """`place_B` counts from 0, the token after the left boundary."""
+        x_BH = self.first(torch.cat((left_BH, right_BH, self.place(place_B)), -1))
+        x_BH = self.first_norm(activate(x_BH, self.activation))
+        y_BH: Tensor = self.second_norm(activate(self.second(x_BH), self.activation))
+        return y_BH
+
+    def forward(
+        self,
+        left_BH: Float[Tensor, "targets hidden"],
+        right_BH: Float[Tensor, "targets hidden"],
+        place_B: Int[Tensor, " targets"],
+        ids_B: Int[Tensor, " targets"],
+    ) -> CrossEntropySums:
+        """Sums over targets; B may be 0."""
+        features_BH = self.features(left_BH, right_BH, place_B)
+        return linear_cross_entropy(features_BH, self.decoder.weight, self.decoder.bias, ids_B)
