@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from data_service.store.base import Store
 from data_service.store.open import open_store
@@ -35,9 +36,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def pytest_configure() -> None:
-    """Ray's test clusters write into this folder, whatever their own is, and only an earlier Ray would have made it."""
+def pytest_configure(config: pytest.Config) -> None:
+    """Ray's test clusters write into this folder, whatever their own is, and only an earlier Ray would have made it.
+    With --pure, which is to take less than a minute, properties are tried on fewer examples."""
     Path(tempfile.gettempdir(), "ray").mkdir(exist_ok=True)
+    settings.register_profile("pure", max_examples=15)
+    if config.getoption("--pure"):
+        settings.load_profile("pure")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
