@@ -38,11 +38,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Ray's test clusters write into this folder, whatever their own is, and only an earlier Ray would have made it.
-    With --pure, which is to take less than a minute, properties are tried on fewer examples."""
+
+    A property does not fail because the machine is busy; with --pure, it is tried on fewer examples."""
     Path(tempfile.gettempdir(), "ray").mkdir(exist_ok=True)
-    settings.register_profile("pure", max_examples=15)
-    if config.getoption("--pure"):
-        settings.load_profile("pure")
+    settings.register_profile("whole", deadline=None)
+    settings.register_profile("pure", deadline=None, max_examples=15)
+    settings.load_profile("pure" if config.getoption("--pure") else "whole")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
