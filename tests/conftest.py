@@ -1,15 +1,17 @@
 """Which tests are pure; fixtures for all that stores: S3 servers, stores of every kind, faults on the way to them."""
 
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from data_service.store.base import Store
 from data_service.store.open import open_store
-from tests.support.checks.pure import FIXTURES, guarded, is_pure
+from tests.support.checks.pure import FIXTURES, FOREIGN, guarded, is_pure
 from tests.support.stores import ceph
 from tests.support.stores.fault_proxy import FaultProxy
 from tests.support.stores.s3 import S3Server
@@ -34,9 +36,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def pytest_configure() -> None:
-    """Ray's test clusters write into this folder, whatever their own is, and only an earlier Ray would have made it."""
+def pytest_configure(config: pytest.Config) -> None:
+    """Ray's test clusters write into this folder, whatever their own is, and only an earlier Ray would have made it.
+
+    A property does not fail because the machine is busy; with --pure, it is tried on fewer examples."""
     Path(tempfile.gettempdir(), "ray").mkdir(exist_ok=True)
+    settings.register_profile("whole", deadline=None)
+    settings.register_profile("pure", deadline=None, max_examples=15)
+    settings.load_profile("pure" if config.getoption("--pure") else "whole")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -48,15 +55,31 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Marks what is pure, and with --pure leaves only that."""
     for item in items:
-        asked = FIXTURES.isdisjoint(getattr(item, "fixturenames", ()))
-        if asked and is_pure(item.path) and not any(item.iter_markers("cluster")):
+        if is_pure(item.path) and not _needs_a_server(item) and not any(item.iter_markers("cluster")):
             item.add_marker("pure")
     if config.getoption("--pure"):
-        chosen = [
-            item for item in items if item.get_closest_marker("pure") and not item.get_closest_marker("long")
-        ]
-        config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
-        items[:] = chosen
+        others = [item for item in items if not _is_chosen(item)]
+        items[:] = [item for item in items if _is_chosen(item)]
+        config.hook.pytest_deselected(items=others)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Importing pure tests has imported nothing foreign."""
+    if session.config.getoption("--pure") and (found := FOREIGN & sys.modules.keys()):
+        raise pytest.UsageError(
+            f"with --pure {', '.join(sorted(found))} was imported: by a conftest.py or a plugin?"
+        )
+
+
+def _is_chosen(item: pytest.Item) -> bool:
+    return item.get_closest_marker("pure") is not None and item.get_closest_marker("long") is None
+
+
+def _needs_a_server(item: pytest.Item) -> bool:
+    """By its fixtures, or as one of the cases of `any_store`."""
+    case = getattr(item, "callspec", None)
+    store = case.params.get("any_store", "local") if case else "local"
+    return store != "local" or not FIXTURES.isdisjoint(getattr(item, "fixturenames", ()))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -46,6 +46,14 @@ DRAWN = {
         optim -> layers
     """,
     "checkpoints": "",
+    "tests.support": """
+        clusters -> stores
+        faults -> ranks runs stores
+        tasks -> data models
+        runs -> data models
+        ranks -> models
+        models -> data
+    """,
 }
 
 

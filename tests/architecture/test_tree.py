@@ -32,11 +32,13 @@ def test_top_level_is_the_fixed_one() -> None:
 
 def test_init_files_are_empty() -> None:
     facade = ROOT / "launcher/maskfleet/__init__.py"  # what `import maskfleet` gives
-    support = ROOT / "tests/__init__.py"  # else a stranger's `tests` would be taken for `tests.support`
+    support = [
+        ROOT / f"tests/{folder}__init__.py" for folder in ("", "support/")
+    ]  # a stranger's `tests` is not taken
     inits = [path for path in python_files() if path.name == "__init__.py" and path != facade]
     assert inits
     assert [str(path) for path in inits if path.stat().st_size] == []
-    assert [path for path in inits if path.is_relative_to(ROOT / "tests")] == [support]
+    assert [path for path in inits if path.is_relative_to(ROOT / "tests")] == support
 
 
 @pytest.mark.parametrize("package", [*PACKAGES, "infra"])

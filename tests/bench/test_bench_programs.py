@@ -15,7 +15,7 @@ from program import BenchError
 def quiet(_: str) -> None: ...
 
 
-def test_masking() -> None:
+def test_ours_masks_faster_than_transformers_collator_and_the_report_names_both() -> None:
     result = masking.bench_masking(length=128, rounds=1, progress=quiet)
     assert result.ratio > 1
     text = masking.render(result)
@@ -23,7 +23,7 @@ def test_masking() -> None:
     assert "transformers collator" in text
 
 
-def test_plan() -> None:
+def test_a_plan_has_the_samples_that_its_tokens_make() -> None:
     cost = plan.bench_plan(tokens=10**9, real_blocks=1, progress=quiet)
     assert cost.samples == pytest.approx(10**9 / 487, rel=0.01)
     assert "counting pass, once a corpus" in plan.render(cost)

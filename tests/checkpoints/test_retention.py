@@ -34,7 +34,9 @@ def store(tmp_path: Path) -> LocalStore:
         ([100, 101, 102, 103], 2, 100, [100, 102, 103]),
     ],
 )
-def test_what_stays(steps: list[int], keep_last: int, keep_every: int | None, kept: list[int]) -> None:
+def test_the_newest_and_the_multiples_stay(
+    steps: list[int], keep_last: int, keep_every: int | None, kept: list[int]
+) -> None:
     lineage = (LineageSegment(attempt=1, start=0, stop=steps[-1]),)
     gone = expired(
         [CheckpointName(1, step) for step in steps], lineage, keep_last=keep_last, keep_every=keep_every
@@ -188,5 +190,5 @@ def test_a_half_deleted_checkpoint_is_swept_later(store: LocalStore) -> None:
     assert [folder.mark for folder in folders(store)] == [CheckpointName(1, 20)]
 
 
-def test_nothing_to_tidy(store: LocalStore) -> None:
+def test_of_a_run_without_checkpoints_nothing_is_deleted(store: LocalStore) -> None:
     assert tidy(store, claim(store), keep_last=1, keep_every=None).deleted == ()

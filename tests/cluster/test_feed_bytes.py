@@ -4,16 +4,13 @@ import random
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import fields
 from pathlib import Path
 
-import numpy as np
 import psutil
 import pytest
 import ray
 
 from data_service.errors import CorpusError, CorruptBlock
-from data_service.samples.samples import Samples
 from data_service.samples.spec import StreamSpec
 from data_service.service.client import FeedClient
 from data_service.service.feed import FeedConfig, FeedHandle, start_feed
@@ -24,7 +21,14 @@ from data_service.stream.stream import Stream
 from data_service.stream.window import StepLayout
 from data_service.tokenizers.load import save_tokenizer
 from launcher.rank.data import cut
-from tests.support.data.corpora import block_of_pairs, random_block, source_of, spec_of, write_corpus
+from tests.support.data.corpora import (
+    assert_same,
+    block_of_pairs,
+    random_block,
+    source_of,
+    spec_of,
+    write_corpus,
+)
 from tests.support.data.raw_text import small_tokenizer
 
 pytestmark = pytest.mark.cluster
@@ -65,13 +69,6 @@ def cut_rows(step: Ranges, first: int, rows: int) -> Ranges:
     """Rows `first` to `first + rows` of a step."""
     parts = cut([Range(0, *range_) for range_ in step], first, rows)
     return [(r.epoch, r.start, r.stop) for r in parts]
-
-
-def assert_same(left: Samples, right: Samples) -> None:
-    for field in fields(Samples):
-        ours, theirs = getattr(left, field.name), getattr(right, field.name)
-        np.testing.assert_array_equal(ours, theirs)
-        assert ours is None or ours.dtype == theirs.dtype
 
 
 @contextmanager

@@ -20,5 +20,5 @@ def test_controls_are_escapes_and_text_stays(text: str, shown: str) -> None:
     assert visible(text) == shown
 
 
-def test_one_line() -> None:
+def test_one_line_folds_spaces_and_shows_control_characters() -> None:
     assert one_line("a \n  b\x1b") == r"a b\x1b"

@@ -17,8 +17,7 @@ from data_service.samples.permutation_lm import PermutedPrediction
 from data_service.samples.samples import Samples
 from data_service.stream.stream import Stream
 from data_service.tokenizers.specials import SpecialIds
-from data_service.types import Block
-from tests.support.data.corpora import VOCABULARY, source_of, spec_of, write_corpus
+from tests.support.data.corpora import VOCABULARY, source_of, spec_of, write_corpus, written_out
 
 GOLDEN = {
     ("full_sentences", "token"): "c67fcad3f97bab10",
@@ -32,13 +31,6 @@ GOLDEN = {
 }
 
 GOLDEN_LANES = {"whole_word": "09caece7ad2a445b", "piece": "e277057765aa847d"}
-
-
-def written_out(number: int) -> Block:
-    """A block by formula, so that no library's random numbers are in it."""
-    sentences = np.cumsum([0, *(1 + (i * i + number) % 37 for i in range(90))])
-    tokens = 5 + np.arange(sentences[-1]) * 7919 % (VOCABULARY - 5)
-    return Block(tokens.astype(np.uint16), sentences, np.append(np.arange(0, 90, 7), 90))
 
 
 @pytest.mark.parametrize(("packing", "masking"), GOLDEN)

@@ -3,14 +3,12 @@
 import hashlib
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from data_service.corpus.layout import TOKENIZER
 from data_service.samples.masking import MlmMasking, Replacement
 from data_service.stream.stream import Stream
-from data_service.types import Block
-from tests.support.data.corpora import VOCABULARY, source_of, spec_of, write_corpus
+from tests.support.data.corpora import VOCABULARY, source_of, spec_of, write_corpus, written_out
 
 UNIGRAM = Replacement(random_from="unigram")
 GOLDEN = {
@@ -19,13 +17,6 @@ GOLDEN = {
     "span": (MlmMasking(unit="span", count="ceil", replace=UNIGRAM), "caa516aa0cb50a25"),
     "drawn": (MlmMasking(count="drawn"), "4070e97272961c9a"),
 }
-
-
-def written_out(number: int) -> Block:
-    """A block by formula, so that no library's random numbers are in it."""
-    sentences = np.cumsum([0, *(1 + (i * i + number) % 37 for i in range(90))])
-    tokens = 5 + np.arange(sentences[-1]) * 7919 % (VOCABULARY - 5)
-    return Block(tokens.astype(np.uint16), sentences, np.append(np.arange(0, 90, 7), 90))
 
 
 @pytest.mark.parametrize("scheme", GOLDEN)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.checks.guide import GUIDE, STAND_INS, Page, document_blocks
-from tests.support.runs.small_runs import write_text
+from tests.support.data.made_up import write_text
 from tests.support.stores.s3 import S3Server
 
 AFTER_IT = (

@@ -15,6 +15,7 @@ from launcher.errors import RunError
 from launcher.export.export import export_run
 from launcher.recipe.objective import RecipeObjective
 from launcher.run.record import open_run
+from tests.support.models.parity import parameters_of
 from tests.support.runs.starts import (
     BERT,
     DEBERTA_V2,
@@ -23,7 +24,6 @@ from tests.support.runs.starts import (
     Setting,
     export,
     fresh,
-    parameters,
     trained,
 )
 from tests.support.stores.s3 import S3Server
@@ -51,12 +51,12 @@ def test_the_discriminator_of_a_run_or_of_its_export(
         model, start = asked.begin()
         known = asked.known(config)
         out = open_store(tmp_path / Path(place).name / "vectors")
-        export_model(parameters(model).__getitem__, known, setting.tokenizer.save_files(), out, "none")
+        export_model(parameters_of(model).__getitem__, known, setting.tokenizer.save_files(), out, "none")
         found, expected = reloaded(Path(out.root)), reloaded(tmp_path / "pair/discriminator")  # type: ignore[attr-defined]
         assert found.keys() <= expected.keys()
         assert all(torch.equal(value, expected[name]) for name, value in found.items())
         assert start.record["fresh"] == ["projection.weight", "projection.bias"]
-        assert torch.equal(parameters(model)["projection.weight"], fresh(asked)["projection.weight"])
+        assert torch.equal(parameters_of(model)["projection.weight"], fresh(asked)["projection.weight"])
 
 
 def test_a_run_says_that_it_began_with_the_discriminator(setting: Setting, other_run: str) -> None:
@@ -75,7 +75,7 @@ def test_a_pair_in_a_bucket(setting: Setting, s3: S3Server, tmp_path: Path) -> N
         if path.is_file():
             open_store(uri).put_file(path.relative_to(tmp_path).as_posix(), path)
     there, here = (setting.asks(config, VECTORS, place).begin()[0] for place in (uri, tmp_path))
-    assert all(torch.equal(value, parameters(here)[name]) for name, value in parameters(there).items())
+    assert all(torch.equal(value, parameters_of(here)[name]) for name, value in parameters_of(there).items())
 
 
 def test_a_generator_alone_is_not_taken_for_the_pair(setting: Setting, tmp_path: Path) -> None:

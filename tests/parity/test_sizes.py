@@ -34,7 +34,9 @@ SIZES: dict[str, tuple[ModelConfig, Heads, float, float]] = {
 
 
 @pytest.mark.parametrize(("config", "heads", "low", "high"), SIZES.values(), ids=SIZES)
-def test_count(config: ModelConfig, heads: Heads, low: float, high: float) -> None:
+def test_official_sizes_have_the_published_count_and_transformers_shapes(
+    config: ModelConfig, heads: Heads, low: float, high: float
+) -> None:
     their = interchange(config, heads)
     factory = AutoModelForMaskedLM if heads == "mlm" else AutoModelForPreTraining
     with torch.device("meta"):
@@ -54,7 +56,7 @@ def test_count(config: ModelConfig, heads: Heads, low: float, high: float) -> No
     ("config", "hidden", "heads", "feed_forward"),
     [(electra.SMALL, 64, 1, 256), (electra.BASE, 256, 4, 1024), (electra.LARGE, 256, 4, 1024)],
 )
-def test_electra_generators(
+def test_electra_generators_are_the_published_share(
     config: electra.ElectraConfig, hidden: int, heads: int, feed_forward: int
 ) -> None:
     generator = config.generator
@@ -62,7 +64,7 @@ def test_electra_generators(
     assert (generator.layers, generator.embedding) == (config.layers, config.embedding)
 
 
-def test_albert_embeddings() -> None:
+def test_albert_factorises_its_embeddings() -> None:
     """V * E + E * H against BERT's V * H (ALBERT, section 3.1)."""
     with torch.device("meta"):
         encoder = network(albert.BASE, "mlm").encoder
@@ -80,7 +82,9 @@ def test_albert_embeddings() -> None:
     ],
     ids=["xsmall", "small", "base", "large"],
 )
-def test_deberta_v3(config: deberta.DebertaV2Config, backbone: int, words: int) -> None:
+def test_deberta_v3_has_the_published_parameters(
+    config: deberta.DebertaV2Config, backbone: int, words: int
+) -> None:
     """The discriminator alone, as published: millions of parameters without the words, and of the words."""
     with torch.device("meta"):
         alone = network(config, "rtd")

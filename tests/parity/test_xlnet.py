@@ -147,7 +147,9 @@ def check_two_streams(
 @pytest.mark.parametrize("direction", ["theirs_to_ours", "ours_to_theirs"])
 @pytest.mark.parametrize("lengths", [RAGGED, FULL], ids=["ragged", "full"])
 @pytest.mark.parametrize("segments", [True, False], ids=["segments", "no_segments"])
-def test_two_streams(dtype: torch.dtype, direction: str, lengths: list[int], segments: bool) -> None:
+def test_both_streams_equal_transformers(
+    dtype: torch.dtype, direction: str, lengths: list[int], segments: bool
+) -> None:
     ours, theirs = models(dtype, direction)
     check_two_streams(ours, theirs, permuted(lengths, segments=segments), dtype)
 

@@ -5,15 +5,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("launcher", "data_service", "encoder_core", "checkpoints")
+PACKAGES = ("launcher", "data_service", "encoder_core", "checkpoints", "tests.support")
 
 
 def arrows(package: str) -> dict[str, set[str]]:
     """Room -> the rooms of the same package that it imports, imports inside functions included. A module that lies in
     no room counts as one where it imports rooms."""
     found: dict[str, set[str]] = {}
-    for path in sorted((ROOT / package).rglob("*.py")):
-        own = path.relative_to(ROOT / package).parts[0].removesuffix(".py")
+    for path in sorted(_folder(package).rglob("*.py")):
+        own = path.relative_to(_folder(package)).parts[0].removesuffix(".py")
         rooms = {room for name in _imported(path) if (room := _room(package, name)) is not None}
         if rooms - {own}:
             found.setdefault(own, set()).update(rooms - {own})
@@ -38,9 +38,12 @@ def _imported(path: Path) -> Iterator[str]:
 
 def _room(package: str, name: str) -> str | None:
     """The room of `package` that the imported `name` lies in; None if it is elsewhere, or in no room."""
-    first, _, rest = name.partition(".")
-    room = rest.partition(".")[0]
-    return room if first == package and (ROOT / package / room).is_dir() and room else None
+    room = name.removeprefix(f"{package}.").partition(".")[0]
+    return room if name.startswith(f"{package}.") and (_folder(package) / room).is_dir() and room else None
+
+
+def _folder(package: str) -> Path:
+    return ROOT / package.replace(".", "/")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForPreTraining
 
 from checkpoints.hf.export import export_model
@@ -21,7 +20,7 @@ from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.objectives.networks import network
 from encoder_core.objectives.replaced import ReplacedTokenConfig, replaced_token_detection
-from tests.support.models.parity import random_weights
+from tests.support.models.parity import parameters_of, random_weights
 
 SHAPE = {"layers": 2, "hidden": 32, "heads": 4, "feed_forward": 48, "max_length": 40, "vocab": 261}
 ELECTRA = ElectraConfig(**SHAPE, embedding=16, generator_divisor=2)
@@ -37,10 +36,6 @@ CASES: dict[str, tuple[ModelConfig, Heads]] = {
     "electra-alone": (ELECTRA.model_copy(update={"generator_divisor": 1}), "none"),
     "electra-discriminator": (ELECTRA.model_copy(update={"generator_divisor": 1}), "rtd"),
 }
-
-
-def parameters_of(model: nn.Module) -> dict[str, torch.Tensor]:
-    return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
 @pytest.mark.parametrize(("config", "heads"), CASES.values(), ids=CASES)

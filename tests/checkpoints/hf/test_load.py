@@ -53,7 +53,7 @@ def test_same_configuration_and_logits(
     torch.testing.assert_close(logits_from(folder, [9, 40]), their_logits(theirs, [9, 40]), rtol=0, atol=1e-5)
 
 
-def test_sharded_weights(tmp_path: Path, theirs: RobertaForMaskedLM) -> None:
+def test_weights_in_several_files_load_as_one(tmp_path: Path, theirs: RobertaForMaskedLM) -> None:
     theirs.save_pretrained(tmp_path / "sharded", max_shard_size="20KB")
     assert (tmp_path / "sharded/model.safetensors.index.json").exists()
     actual = logits_from(tmp_path / "sharded", [9, 40])

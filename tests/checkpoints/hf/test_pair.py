@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
 from transformers import AutoModel, AutoModelForMaskedLM
 
 from checkpoints.hf.load import load_pretrained
@@ -23,7 +22,7 @@ from encoder_core.objectives.replaced import (
     discriminator_model,
     replaced_token_detection,
 )
-from tests.support.models.parity import assert_close, make_batch, pad, random_weights
+from tests.support.models.parity import assert_close, make_batch, pad, parameters_of, random_weights
 
 SHAPE = {"layers": 4, "hidden": 32, "heads": 4, "feed_forward": 48, "max_length": 40, "vocab": 90}
 ELECTRA = ElectraConfig(**SHAPE, embedding=16, generator_divisor=2)
@@ -42,10 +41,6 @@ def joint(config: DetectorConfig, sharing: Sharing) -> ReplacedTokenDetection:
     if sharing == "shared":
         return random_weights(replaced_token_detection(config, objective)).eval()
     return random_weights(gradient_disentangled_detection(config, objective)).eval()
-
-
-def parameters_of(model: nn.Module) -> dict[str, Tensor]:
-    return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
 @pytest.mark.parametrize(("config", "sharing"), CASES.values(), ids=CASES)

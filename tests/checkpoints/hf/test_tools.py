@@ -7,8 +7,8 @@ import pytest
 import torch
 import transformers
 
+from tests.support.data.made_up import WORDS
 from tests.support.models.exports import FAMILIES, LENGTH, export
-from tests.support.runs.small_runs import WORDS
 
 LONG = " ".join(WORDS * 20)
 MASKED = {"bert", "roberta", "albert", "spanbert", "deberta", "deberta-v2"}

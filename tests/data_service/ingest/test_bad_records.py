@@ -13,7 +13,7 @@ from data_service.ingest.build import build_corpus
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.pool import Progress
 from data_service.stream.statistics import corpus_stats
-from tests.support.data.raw_text import DOCUMENTS, build, ignore_progress, tokenizer_folder
+from tests.support.data.raw_text import DOCUMENTS, Killed, build, ignore_progress, tokenizer_folder
 
 SKIP = BuildOptions(
     on_bad_records="skip",
@@ -23,10 +23,6 @@ SKIP = BuildOptions(
     block_tokens=8_000,
 )
 GOOD = [text[:300] for text in DOCUMENTS[:60]]
-
-
-class Killed(BaseException):
-    """Stands for the death of the process."""
 
 
 def kill_after(reports: int):  # type: ignore[no-untyped-def]

@@ -27,6 +27,7 @@ from data_service.tokenizers.train import train_tokenizer
 from tests.support.data.raw_text import (
     DOCUMENTS,
     SMALL,
+    Killed,
     build,
     files_of,
     small_tokenizer,
@@ -47,10 +48,6 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def corpus(inputs: Path) -> Path:
     build(inputs, inputs.parent / "corpus")
     return inputs.parent / "corpus"
-
-
-class Killed(BaseException):
-    """Stands for the death of the process: nothing of the build may catch it."""
 
 
 def kill_after(events: int) -> Callable[[Progress], None]:

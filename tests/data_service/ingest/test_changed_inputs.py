@@ -13,26 +13,16 @@ from data_service.store.base import Store
 from tests.support.data.raw_text import (
     DOCUMENTS,
     SMALL,
+    Killed,
     build,
     files_of,
     ignore_progress,
+    killed_at,
     tokenizer_folder,
     write_jsonl,
 )
 
 OPTIONS = SMALL.model_copy(update={"heldout_fraction": 0})
-
-
-class Killed(BaseException):
-    """Stands for the death of the process."""
-
-
-def kill_in(stage: str, done: int):  # type: ignore[no-untyped-def]
-    def report(progress: Progress) -> None:
-        if progress.stage == stage and progress.done == done:
-            raise Killed
-
-    return report
 
 
 def mask(path: Path, *, keep_times: bool = False) -> None:
@@ -78,7 +68,7 @@ def test_a_build_goes_on_with_the_text_as_it_is_now(tmp_path: Path, stage: str, 
         write_jsonl(inputs / other, texts * 2)
     tokenizer = tokenizer_folder(tmp_path / "tokenizer")
     with pytest.raises(Killed):
-        build_corpus([str(inputs)], str(tmp_path / "corpus"), tokenizer, OPTIONS, kill_in(stage, 2))
+        build_corpus([str(inputs)], str(tmp_path / "corpus"), tokenizer, OPTIONS, killed_at(stage, 2))
     mask(inputs / name)
     seen: list[Progress] = []
     build_corpus([str(inputs)], str(tmp_path / "corpus"), tokenizer, OPTIONS, seen.append)

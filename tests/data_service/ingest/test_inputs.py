@@ -75,7 +75,9 @@ def test_order_is_that_of_the_patterns_and_each_file_comes_once(folder: Path) ->
     assert len(listing.files) == 6
 
 
-def test_relative_paths(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relative_paths_find_the_same_files_and_become_absolute(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(folder)
     for pattern, count in (("b.txt", 1), ("*.txt", 1), (".", 6), ("./x", 4), ("x", 4), ("../in/b.txt", 1)):
         assert len(list_inputs([pattern]).files) == count, pattern

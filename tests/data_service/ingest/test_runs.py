@@ -16,8 +16,8 @@ from data_service.tokenizers.load import load_tokenizer
 from data_service.tokenizers.options import TokenizerOptions
 from data_service.tokenizers.tokenizer import Tokenizer
 from data_service.tokenizers.train import train_tokenizer
+from tests.support.data.made_up import SCRIPTS, scripts_text
 from tests.support.data.published_tokenizers import published_folder
-from tests.support.data.raw_text import SCRIPTS, scripts_text
 
 TRAINED = ("byte_bpe", "wordpiece", "unigram", "bpe")
 CHANGED = ("unprefixed", "spaced", "added")

@@ -47,7 +47,7 @@ from tests.support.data.raw_text import DOCUMENTS, small_tokenizer
         ("see a.b?c=1 at v1.2!x", ["see a.b?c=1 at v1.2!x"]),
     ],
 )
-def test_boundaries(text: str, sentences: list[str]) -> None:
+def test_sentences_end_where_people_end_them(text: str, sentences: list[str]) -> None:
     assert split_sentences(text) == sentences
 
 

@@ -2,7 +2,6 @@
 
 import gzip
 import random
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -20,15 +19,20 @@ from data_service.ingest.options import BuildOptions
 from data_service.ingest.pool import Progress
 from data_service.ingest.splits import FilePiece, Split
 from data_service.ingest.streamed import PieceReader
-from tests.support.data.raw_text import DOCUMENTS, SMALL, build, files_of, tokenizer_folder, write_jsonl
+from tests.support.data.raw_text import (
+    DOCUMENTS,
+    SMALL,
+    Killed,
+    build,
+    files_of,
+    killed_at,
+    tokenizer_folder,
+    write_jsonl,
+)
 
 FINE = SMALL.model_copy(update={"split_bytes": 25_000})
 BLANK_LINE = BuildOptions(txt_documents="blank_line", max_document_bytes=1000)
 TEXTS = [text[: 200 + 97 * i] for i, text in enumerate(DOCUMENTS)]
-
-
-class Killed(BaseException):
-    """Stands for the death of the process: nothing of the build may catch it."""
 
 
 def pack(path: Path, data: bytes) -> Path:
@@ -139,14 +143,6 @@ def test_a_big_compressed_file_is_many_tasks(tmp_path: Path, big: Path) -> None:
     assert manifest.counts["duplicates"] == 3 + len(TEXTS) - len(set(TEXTS))
 
 
-def kill_at(stage: str, done: int) -> Callable[[Progress], None]:
-    def report(progress: Progress) -> None:
-        if progress.stage == stage and progress.done == done:
-            raise Killed
-
-    return report
-
-
 @pytest.mark.parametrize(("stage", "done"), [("measuring", 1), ("reading", 5), ("writing", 4)])
 def test_an_interrupted_build_goes_on_inside_the_file(
     tmp_path: Path, big: Path, whole: dict[str, bytes], stage: str, done: int
@@ -154,7 +150,7 @@ def test_an_interrupted_build_goes_on_inside_the_file(
     tokenizer = tokenizer_folder(tmp_path / "tokenizer")
     arguments = ([str(big)], str(tmp_path / "new"), tokenizer, FINE)
     with pytest.raises(Killed):
-        build_corpus(*arguments, kill_at(stage, done))
+        build_corpus(*arguments, killed_at(stage, done))
     seen: list[Progress] = []
     build_corpus(*arguments, seen.append)
     assert next(progress.done for progress in seen if progress.stage == stage) == done

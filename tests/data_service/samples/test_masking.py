@@ -14,7 +14,14 @@ from data_service.samples.packing import RowCuts, pack
 from data_service.samples.samples import Samples, slice_rows
 from data_service.samples.spec import SourceSpec, StreamSpec
 from data_service.types import Block
-from tests.support.data.corpora import NEVER_MASKED, SPECIAL, VOCABULARY, random_block, spec_of
+from tests.support.data.corpora import (
+    NEVER_MASKED,
+    SPECIAL,
+    VOCABULARY,
+    random_block,
+    spec_of,
+    targets_per_row,
+)
 
 SOURCE = SourceSpec(name="text", uri="nowhere", manifest_fingerprint="f" * 64)
 WORD_STARTS = np.arange(VOCABULARY) % 3 != 0  # about two thirds of the pieces start a word
@@ -29,10 +36,6 @@ def make(block: Block, spec: StreamSpec, key: Key | None = None) -> tuple[RowCut
     rows = pack(block, spec.input.packing, spec.length)
     words = None if spec.masking.unit == "token" else WORD_STARTS
     return rows, make_rows(block, rows, 0, len(rows), spec, key or stream_key("test"), words)
-
-
-def targets_per_row(samples: Samples) -> np.ndarray:
-    return np.diff(np.searchsorted(samples.target_positions, samples.offsets))
 
 
 def originals(samples: Samples) -> np.ndarray:

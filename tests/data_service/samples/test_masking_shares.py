@@ -12,7 +12,7 @@ from data_service.samples.packing import pack
 from data_service.samples.samples import Samples
 from data_service.samples.spec import SourceSpec
 from data_service.types import Block
-from tests.support.data.corpora import NEVER_MASKED, SPECIAL, VOCABULARY, spec_of
+from tests.support.data.corpora import NEVER_MASKED, SPECIAL, VOCABULARY, spec_of, targets_per_row
 
 ROWS, TURNS = 50_000, 20  # a million rows: the same text with twenty keys
 LEAST, MOST = 20, 40  # tokens of a row
@@ -39,10 +39,6 @@ def million(**masking: object) -> Iterator[tuple[np.ndarray, Samples]]:
     for turn in range(TURNS):
         key = stream_key("million", turn)
         yield np.diff(rows.edges), make_rows(block, rows, 0, ROWS, spec, key, words, unigram)
-
-
-def per_row(samples: Samples) -> np.ndarray:
-    return np.diff(np.searchsorted(samples.target_positions, samples.offsets))
 
 
 def assert_share(found: int, total: int, share: float) -> None:
@@ -104,7 +100,7 @@ def test_spanbert_masks_the_ceiling_of_fifteen_percent() -> None:
     """Never more; less where no word is left that fits, in less than one row in a thousand."""
     short = 0
     for lengths, samples in million(unit="span", count="ceil"):
-        lacking = np.ceil(0.15 * lengths) - per_row(samples)
+        lacking = np.ceil(0.15 * lengths) - targets_per_row(samples)
         assert (lacking >= 0).all()
         short += (lacking > 0).sum()
     assert short < ROWS * TURNS / 1000
@@ -117,7 +113,7 @@ def test_electra_draws_with_replacement() -> None:
     replace = {"mask": 0.85, "random": 0, "keep": 0.15}
     for lengths, samples in million(count="drawn", replace=replace):
         drawn = np.maximum(np.rint(0.15 * lengths), 1)
-        distinct = per_row(samples)
+        distinct = targets_per_row(samples)
         assert (distinct <= drawn).all()
         assert (distinct >= 1).all()
         error = distinct - lengths * (1 - (1 - 1 / lengths) ** drawn)

@@ -101,7 +101,7 @@ def test_doc_sentences_end_with_their_document() -> None:
 
 
 @pytest.mark.parametrize("packing", PACKINGS)
-def test_one_token(packing: Packing) -> None:
+def test_a_corpus_of_one_token_is_one_row(packing: Packing) -> None:
     rows = edges_of([[1]], packing)
     assert rows.edges.tolist() == [0, 1]
     assert rows.lengths.tolist() == [3]

@@ -224,7 +224,9 @@ def assert_rows(segments: Segments, literal: Iterator[Pair], length: int) -> Non
 
 @settings(deadline=None)
 @given(blocks, lengths, shares, shares, keys)
-def test_segment_pairs(block: Block, length: int, short: float, random: float, key: Key) -> None:
+def test_segment_pairs_are_those_of_the_literal_procedure(
+    block: Block, length: int, short: float, random: float, key: Key
+) -> None:
     config = SegmentPairs(packing="segment_pair", short=short, random=random)
     assert_rows(
         segment_pairs(block, config, length, key), literal_segment_pairs(block, config, length, key), length
@@ -233,7 +235,9 @@ def test_segment_pairs(block: Block, length: int, short: float, random: float, k
 
 @settings(deadline=None)
 @given(blocks, lengths, shares, keys)
-def test_sentence_pairs(block: Block, length: int, random: float, key: Key) -> None:
+def test_sentence_pairs_are_those_of_the_literal_procedure(
+    block: Block, length: int, random: float, key: Key
+) -> None:
     config = SentencePairs(packing="sentence_pair", random=random)
     assert_rows(
         sentence_pairs(block, config, length, key), literal_sentence_pairs(block, config, length, key), length
@@ -242,7 +246,7 @@ def test_sentence_pairs(block: Block, length: int, random: float, key: Key) -> N
 
 @settings(deadline=None)
 @given(blocks, lengths, shares, shares, st.sampled_from(["cut", "random"]), keys)
-def test_ordered_pairs(
+def test_ordered_pairs_are_those_of_the_literal_procedure(
     block: Block, length: int, short: float, swapped: float, lone_sentence: str, key: Key
 ) -> None:
     config = OrderedPairs.model_validate(
@@ -255,7 +259,9 @@ def test_ordered_pairs(
 
 @settings(deadline=None)
 @given(blocks, lengths, shares, shares, keys)
-def test_two_segments(block: Block, length: int, single: float, short: float, key: Key) -> None:
+def test_two_segments_are_those_of_the_literal_procedure(
+    block: Block, length: int, single: float, short: float, key: Key
+) -> None:
     config = TwoSegments(packing="two_segments", single=single, short=short)
     assert_rows(
         two_segments(block, config, length, key), literal_two_segments(block, config, length, key), length

@@ -189,7 +189,7 @@ def test_a_prediction_rests_on_nothing_at_or_after_its_place() -> None:
 
 
 @pytest.mark.parametrize("unit", ["whole_word", "piece"])
-def test_published_sizes(unit: str) -> None:
+def test_at_the_published_size_one_token_in_six_is_a_target(unit: str) -> None:
     """Over a million targets: 43 and 42 a row, none of them special, one token in six; inputs stay as they are."""
     block = random_block(2, 1_600_000, sentence=25, document=20)
     samples = rows_of(block, PermutedPrediction.model_validate({"unit": unit}), reuse=256, length=512)

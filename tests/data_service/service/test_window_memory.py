@@ -55,7 +55,7 @@ def test_at_any_mask_rate(uri: str, rate: float, unit: str, packing: str, length
     assert planned <= 2 * taken
 
 
-def test_of_lanes(uri: str) -> None:
+def test_windows_of_lanes_take_the_memory_that_is_planned(uri: str) -> None:
     masking = {"kind": "plm", "predict": 12}
     taken, planned = taken_and_planned(
         uri, length=40, lanes=12, masking=masking, input={"packing": "lanes", "reuse": 16}

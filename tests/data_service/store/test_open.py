@@ -10,7 +10,7 @@ from data_service.store.open import open_store
 from data_service.store.s3 import S3Store
 
 
-def test_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_and_file_uris_open_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert open_store("runs/a") == LocalStore(tmp_path / "runs/a")
     assert open_store(tmp_path) == LocalStore(tmp_path)
@@ -18,7 +18,7 @@ def test_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert open_store(open_store("runs/a").uri) == LocalStore(tmp_path / "runs/a")
 
 
-def test_buckets() -> None:
+def test_s3_uris_open_a_bucket_and_a_prefix() -> None:
     assert open_store("s3://bucket/some/prefix/") == S3Store("bucket", "some/prefix")
     assert open_store("S3://bucket/odd#key?") == S3Store("bucket", "odd#key?")
     assert open_store("s3://bucket").uri == "s3://bucket"

@@ -29,7 +29,7 @@ def test_a_point_alone_is_the_point_of_the_whole() -> None:
     assert [permutation.at(position) for position in range(0, 1000, 37)] == whole[::37].tolist()
 
 
-def test_a_trillion_things() -> None:
+def test_a_trillion_things_are_ordered_without_listing_them() -> None:
     permutation = Permutation.of(10**12, "large")
     things = permutation.many(np.arange(10**6, 10**6 + 1000))
     assert len(set(things.tolist())) == 1000

@@ -2,7 +2,6 @@
 
 import itertools
 from collections import Counter
-from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -14,19 +13,20 @@ from data_service.rng import stream_key
 from data_service.samples.make import cut, make_rows
 from data_service.samples.masking import MlmMasking
 from data_service.samples.packing import RowCuts
-from data_service.samples.samples import Samples, join_rows, slice_rows
+from data_service.samples.samples import join_rows, slice_rows
 from data_service.samples.spec import SourceSpec
 from data_service.store.open import open_store
 from data_service.stream.counts import count_rows
 from data_service.stream.sources import Corpora
 from data_service.stream.stream import Stream
 from tests.support.data.corpora import (
-    NEVER_MASKED,
     SPECIAL,
     VOCABULARY,
+    assert_same,
     random_block,
     source_of,
     spec_of,
+    text_of,
     write_corpus,
 )
 
@@ -45,19 +45,6 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def other(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_corpus(tmp_path_factory.mktemp("other"), OTHER)
-
-
-def assert_same(left: Samples, right: Samples) -> None:
-    for field in fields(Samples):
-        ours, theirs = getattr(left, field.name), getattr(right, field.name)
-        np.testing.assert_array_equal(ours, theirs)
-        assert ours is None or ours.dtype == theirs.dtype
-
-
-def text_of(samples: Samples) -> np.ndarray:
-    tokens = samples.tokens.copy()
-    tokens[samples.target_positions] = samples.target_ids
-    return tokens[~np.isin(tokens, NEVER_MASKED)]
 
 
 @settings(deadline=None)
@@ -206,7 +193,7 @@ def test_a_mixture_reads_each_source_in_all_its_ways(corpus: str, other: str) ->
     assert {epoch % 2 for name, epoch, _, _ in seen if name == "other"} == {0, 1}
 
 
-def test_batches_of_tokens(corpus: str) -> None:
+def test_every_sample_has_its_place_on_the_token_axis(corpus: str) -> None:
     """Every sample's place on the token axis, against the lengths of the samples themselves."""
     stream = Stream(spec_of(source_of(corpus), input={"packing": "sentence_pair", "copies": 3}))
     axis, count = stream.token_axis(), stream.samples_per_epoch

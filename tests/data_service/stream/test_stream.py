@@ -17,7 +17,7 @@ from data_service.store.open import open_store
 from data_service.stream.counts import count_rows, measure_rows, run_here
 from data_service.stream.sources import Corpora
 from data_service.stream.stream import Stream
-from tests.support.data.corpora import NEVER_MASKED, random_block, source_of, spec_of, write_corpus
+from tests.support.data.corpora import random_block, source_of, spec_of, text_of, write_corpus
 
 BLOCKS = [random_block(seed, 900 + 100 * seed) for seed in range(6)]
 OTHER = [random_block(seed, 700) for seed in range(100, 103)]
@@ -32,12 +32,6 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def other(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_corpus(tmp_path_factory.mktemp("other"), OTHER)
-
-
-def text_of(samples: Samples) -> np.ndarray:
-    tokens = samples.tokens.copy()
-    tokens[samples.target_positions] = samples.target_ids
-    return tokens[~np.isin(tokens, NEVER_MASKED)]
 
 
 def assert_same(left: Samples, right: Samples) -> None:

@@ -31,18 +31,18 @@ def test_a_pickle_is_refused_unread(files) -> None:
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"[]", b'{"model": 3}', b'{"model": {"type": "BPE"}}', b"\xff\xfe"]
 )
-def test_a_damaged_definition(content) -> None:
+def test_a_damaged_definition_is_an_error_with_its_place(content) -> None:
     with pytest.raises(TokenizerError, match=r"definition|UTF-8") as raised:
         from_files({"tokenizer.json": content}, where="s3://bucket/tok")
     assert "s3://bucket/tok" in raised.value.problem
 
 
-def test_a_truncated_definition(files) -> None:
+def test_a_truncated_definition_is_an_error(files) -> None:
     with pytest.raises(TokenizerError, match="definition"):
         from_files({"tokenizer.json": files["tokenizer.json"][:-100]})
 
 
-def test_a_foreign_kind(files) -> None:
+def test_a_kind_that_is_not_ours_is_named(files) -> None:
     word_level = {"type": "WordLevel", "vocab": {"[UNK]": 0, "a": 1}, "unk_token": "[UNK]"}
     with pytest.raises(TokenizerError, match="WordLevel"):
         from_files(_definition(files, model=word_level, added_tokens=[], post_processor=None))

@@ -13,8 +13,8 @@ from transformers import AutoTokenizer
 
 from data_service.errors import TokenizerError
 from data_service.tokenizers.load import from_files, load_tokenizer, save_tokenizer
+from tests.support.data.made_up import scripts_text
 from tests.support.data.published_tokenizers import FAMILIES, published_folder
-from tests.support.data.raw_text import scripts_text
 
 Folder = Callable[[str], Path]
 

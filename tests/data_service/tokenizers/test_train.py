@@ -66,7 +66,7 @@ def test_an_error_while_reading_comes_through_as_it_is(kind) -> None:
         train_tokenizer(kind, texts(), 400)
 
 
-def test_lowercase(documents: list[str]) -> None:
+def test_lowercase_makes_case_no_difference_but_for_bytes(documents: list[str]) -> None:
     for kind in ("wordpiece", "unigram", "bpe"):
         uncased = train_tokenizer(kind, documents, 1500, TokenizerOptions(lowercase=True))
         assert uncased.encode("The Value").tolist() == uncased.encode("the value").tolist()

@@ -19,7 +19,7 @@ SHAPE = {"layers": 2, "hidden": 64, "heads": 4, "feed_forward": 128}
         ({"hiden": 64}, "Extra inputs"),
     ],
 )
-def test_refuses(change: dict[str, object], message: str) -> None:
+def test_a_shape_that_cannot_be_built_is_refused(change: dict[str, object], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         RobertaConfig(**(SHAPE | change))
 

@@ -9,16 +9,9 @@ from encoder_core.layers import attention as kernels
 from encoder_core.layers import cpu_attention as blocked_module
 from encoder_core.layers.attention import Attend, automatic, blocked, flash_takes, padded_sdpa, reference
 from encoder_core.layers.rows import Rows
+from tests.support.models.parity import rows_of
 
 LENGTHS = {"mixed": [5, 9, 1, 9, 2], "equal": [7, 7, 7], "one_row": [11]}
-
-
-def rows_of(lengths: list[int]) -> Rows:
-    return Rows(
-        torch.tensor([0, *lengths]).cumsum(0).to(torch.int32),
-        torch.cat([torch.arange(length) for length in lengths]),
-        max(lengths),
-    )
 
 
 def random_heads(rows: Rows, dtype: torch.dtype = torch.float64) -> list[Tensor]:

@@ -16,17 +16,10 @@ from encoder_core.layers.deberta_attention import (
     reference,
 )
 from encoder_core.layers.rows import Rows
+from tests.support.models.parity import rows_of
 
 LENGTHS = {"mixed": [5, 9, 1, 9, 2], "equal": [7, 7, 7], "one_row": [11]}
 HEADS, WIDTH = 3, 4
-
-
-def rows_of(lengths: list[int]) -> Rows:
-    return Rows(
-        torch.tensor([0, *lengths]).cumsum(0).to(torch.int32),
-        torch.cat([torch.arange(length) for length in lengths]),
-        max(lengths),
-    )
 
 
 def related(rows: Rows, buckets: int | None) -> Relations:

@@ -8,16 +8,9 @@ from encoder_core.families import bert
 from encoder_core.families.bert import BertConfig
 from encoder_core.layers.attention import RelativeKeyAttention
 from encoder_core.layers.rows import Rows
+from tests.support.models.parity import rows_of
 
 LENGTHS = [5, 9, 1]
-
-
-def rows_of(lengths: list[int]) -> Rows:
-    return Rows(
-        torch.tensor([0, *lengths]).cumsum(0).to(torch.int32),
-        torch.cat([torch.arange(length) for length in lengths]),
-        max(lengths),
-    )
 
 
 def literal(q: Tensor, k: Tensor, v: Tensor, rows: Rows, attention: RelativeKeyAttention) -> Tensor:

@@ -124,7 +124,7 @@ def test_no_gradient_reaches_the_generator_through_its_choice() -> None:
         assert from_discriminator == (parameter.grad is not None and bool(parameter.grad.any())), name
 
 
-def test_counts_and_metrics() -> None:
+def test_every_token_is_detected_and_replaced_ones_are_counted() -> None:
     model = random_weights(joint()).eval()
     batch = make_batch([20, 30], 60)
     outcome = model(batch)

@@ -65,7 +65,7 @@ def columns(batch: Batch) -> list[tuple[int, int, int, int]]:
         ([10], []),
     ],
 )
-def test_targets(lengths: list[int], targets: list[int]) -> None:
+def test_targets_of_known_spans_have_their_boundaries(lengths: list[int], targets: list[int]) -> None:
     batch = masked(lengths, targets)
     assert columns(batch) == literal(batch)
 

@@ -21,7 +21,7 @@ def test_linear_decay_reaches_zero_after_the_last_step() -> None:
     assert _rates(config, [4, 5, 7, 9, 10]) == pytest.approx([2.0, 2.0 * 5 / 6, 1.0, 2.0 / 6, 0.0])
 
 
-def test_polynomial_decay() -> None:
+def test_polynomial_decay_of_power_one_is_linear() -> None:
     config = ScheduleConfig(decay="polynomial", power=2.0)
     assert _rates(config, [0, 5, 9]) == pytest.approx([2.0, 0.5, 0.02])
     linear = ScheduleConfig(decay="linear")
@@ -29,13 +29,13 @@ def test_polynomial_decay() -> None:
     assert _rates(ScheduleConfig(decay="polynomial"), steps) == _rates(linear, steps)
 
 
-def test_cosine_decay() -> None:
+def test_cosine_decay_is_at_half_the_peak_half_way() -> None:
     config = ScheduleConfig(decay="cosine")
     assert _rates(config, [0, 5, 10]) == pytest.approx([2.0, 1.0, 0.0])
     assert _rates(config, [2])[0] == pytest.approx(1 + math.cos(math.pi * 0.2))
 
 
-def test_constant() -> None:
+def test_constant_stays_at_the_peak_after_warmup() -> None:
     assert _rates(ScheduleConfig(warmup=2, decay="constant"), [0, 1, 2, 9, 10]) == [1.0, 2.0, 2.0, 2.0, 2.0]
 
 
@@ -44,7 +44,7 @@ def test_the_floor_is_a_share_of_the_peak() -> None:
     assert _rates(config, [0, 5, 10, 15]) == pytest.approx([2.0, 1.1, 0.2, 0.2])
 
 
-def test_a_published_schedule() -> None:
+def test_the_published_schedule_of_roberta_large() -> None:
     """RoBERTa large: 4e-4, warmup 30k, linear to 0 over 500k steps."""
     config = ScheduleConfig(warmup=30_000)
     rates = [

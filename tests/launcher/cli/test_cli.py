@@ -12,14 +12,8 @@ from typer.testing import CliRunner
 
 from launcher.cli import main as cli
 from launcher.cli.main import app
-from tests.support.runs.small_runs import write_text
-
-
-def maskfleet(*arguments: str | Path) -> str:
-    """Standard output of a command that succeeds."""
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result.output
+from tests.support.checks.command import maskfleet
+from tests.support.data.made_up import write_text
 
 
 def failing(*arguments: str | Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:

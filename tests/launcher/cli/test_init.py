@@ -17,7 +17,8 @@ from launcher.cli import main as cli
 from launcher.errors import RecipeError
 from launcher.run.inputs import CorpusOption, sections_for
 from launcher.run.record import open_run
-from tests.support.runs.small_runs import prepare_corpus, write_text
+from tests.support.data.made_up import write_text
+from tests.support.runs.small_runs import prepare_corpus
 
 SOON = 10.0  # seconds in which a mistake is said, the imports of the process not counted
 

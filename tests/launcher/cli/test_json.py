@@ -22,7 +22,7 @@ def records(*arguments: str | Path) -> list[dict[str, object]]:
     return found
 
 
-def test_recipe_list(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recipe_list_has_the_promised_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     text = source_text("roberta-large")
     monkeypatch.setattr("launcher.recipe.load.bundled", lambda: {"roberta-large": text})
     found = records("recipe", "list")
@@ -31,7 +31,7 @@ def test_recipe_list(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (large["layers"], large["hidden"], large["discriminator_parameters"]) == (24, 1024, None)
 
 
-def test_checkpoints(fresh_run: str) -> None:
+def test_checkpoints_list_and_verify_have_the_promised_keys(fresh_run: str) -> None:
     store = open_store(fresh_run)
     commit_steps(store, claim(store), 3, 6)
     found = records("checkpoints", "list", fresh_run)
@@ -54,7 +54,7 @@ def test_a_corpus_and_a_tokenizer(inputs: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["doctor", "preflight"])
-def test_a_machine(command: str) -> None:
+def test_doctor_and_preflight_have_the_promised_keys(command: str) -> None:
     found = records(command)
     assert keys(found) == promised("doctor, preflight")
     assert {record["verdict"] for record in found} <= {"ok", "warning", "failure"}

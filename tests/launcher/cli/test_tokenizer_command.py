@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 from data_service.errors import TokenizerError
 from data_service.tokenizers.load import load_tokenizer
 from launcher.cli.main import app
-from tests.support.runs.small_runs import write_text
+from tests.support.data.made_up import write_text
 
 
 def maskfleet(*arguments: object) -> None:

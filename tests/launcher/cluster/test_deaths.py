@@ -78,7 +78,7 @@ def test_a_verdict_ends_the_count() -> None:
     assert deaths.failures == []
 
 
-def test_what_is_repeated() -> None:
+def test_steps_since_the_commit_count_as_repeated_once() -> None:
     deaths = Deaths([])
     assert deaths.resumed(40) == 0
     deaths.add(failure(47))

@@ -124,5 +124,5 @@ def test_a_build_in_a_log_shows_the_ends_of_its_stages() -> None:
         (human_duration(90_061), "1d 1h"),
     ],
 )
-def test_numbers_for_people(text: str, expected: str) -> None:
+def test_numbers_are_shown_as_people_read_them(text: str, expected: str) -> None:
     assert text == expected

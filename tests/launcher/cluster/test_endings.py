@@ -67,7 +67,9 @@ def ended(run: str, monkeypatch: pytest.MonkeyPatch, end: Any) -> tuple[int, str
 
 
 @pytest.mark.parametrize("code", [FINISHED, STOPPED, REPEAT])
-def test_an_orderly_end(code: int, fresh_run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_orderly_end_is_an_event_with_the_step(
+    code: int, fresh_run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found, _, (event,) = ended(fresh_run, monkeypatch, RunOutcome(code, 7, "SIGTERM" if code else None))
     assert (found, event["kind"], event["step"]) == (code, "stop" if code else "end", 7)
 

@@ -6,10 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from launcher.cli.main import app
 from launcher.errors import RunChanged
+from tests.support.checks.command import maskfleet
 
 pytestmark = pytest.mark.cluster
 
@@ -20,12 +19,6 @@ def train(run: Path) -> str:
     result = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
-
-
-def maskfleet(*arguments: str | Path) -> str:
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result.output
 
 
 def settings(inputs: Path) -> list[str]:

@@ -15,8 +15,9 @@ from launcher.inspect.report.write import subject, write_report
 from launcher.run.history import read_history
 from launcher.run.log import RunLog, operator_event
 from launcher.run.record import open_run
+from tests.support.data.made_up import WORDS
 from tests.support.models.exports import FAMILIES, export
-from tests.support.runs.small_runs import WORDS, new_run
+from tests.support.runs.small_runs import new_run
 from tests.support.runs.untrained import Committing
 from tests.support.tasks.small_tasks import task_files
 

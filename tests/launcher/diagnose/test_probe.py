@@ -13,8 +13,8 @@ from launcher.diagnose.linear_probe import Splits, linear_probe
 from launcher.diagnose.task_data import at_most
 from launcher.errors import RunError
 from launcher.tasks.examples import Sentences
+from tests.support.data.made_up import WORDS
 from tests.support.models.exports import FAMILIES, export
-from tests.support.runs.small_runs import WORDS
 
 OTHERS = [word for word in WORDS if word != "machine"]
 

@@ -13,8 +13,8 @@ from launcher.diagnose.frozen import Frozen, open_checkpoint, open_frozen
 from launcher.diagnose.states import pooled_states, rows_of_texts
 from launcher.export.export import export_run
 from launcher.run.record import open_run
+from tests.support.data.made_up import WORDS
 from tests.support.models.exports import FAMILIES, LENGTH, export
-from tests.support.runs.small_runs import WORDS
 from tests.support.runs.untrained import Committing
 
 TEXTS = ["every rank reads its rows", "a", "the loss falls while nothing is lost and workers die"]

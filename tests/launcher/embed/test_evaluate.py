@@ -15,8 +15,8 @@ from launcher.embed.settings import Encoding
 from launcher.errors import TaskError
 from launcher.finetune.pretrained import LocalModel, open_pretrained
 from launcher.tasks.task import Task, load_task
+from tests.support.data.made_up import WORDS
 from tests.support.models.exports import FAMILIES, export
-from tests.support.runs.small_runs import WORDS
 
 STS = """name: sts
 kind: similarity

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from encoder_core.errors import ModelError
 from launcher.export.sentence_transformer import write_sentence_transformer
+from tests.support.data.made_up import WORDS
 from tests.support.models.exports import FAMILIES, LENGTH, export
-from tests.support.runs.small_runs import WORDS
 
 TEXTS = st.lists(
     st.lists(st.sampled_from(WORDS), min_size=1, max_size=40).map(" ".join), min_size=1, max_size=5

@@ -140,7 +140,7 @@ def test_every_bundled_recipe_can_be_estimated(name: str) -> None:
     assert found.recipe.name in render(found)
 
 
-def test_halvings() -> None:
+def test_halvings_double_from_one_and_end_with_the_number_itself() -> None:
     assert halvings(1) == [1]
     assert halvings(48) == [1, 2, 4, 8, 16, 32, 48]
     assert halvings(64) == [1, 2, 4, 8, 16, 32, 64]

@@ -22,8 +22,8 @@ from launcher.run.record import open_run
 from launcher.tasks.examples import Questions, Sentences, Tagged
 from launcher.tasks.metrics import score
 from launcher.tasks.task import Task
+from tests.support.data.made_up import WORDS
 from tests.support.models.exports import FAMILIES, fitting_tokenizer
-from tests.support.runs.small_runs import WORDS
 from tests.support.runs.starts import Setting, trained
 from tests.support.tasks.reloaded import predictions
 from tests.support.tasks.small_tasks import task

@@ -15,7 +15,7 @@ from launcher.finetune.spans import SpanKind
 from launcher.finetune.tagging import TaggingKind
 from launcher.finetune.windows import best_window, window_ranges
 from launcher.tasks.examples import Answer, Questions, Tagged
-from tests.support.runs.small_runs import WORDS
+from tests.support.data.made_up import WORDS
 from tests.support.tasks.small_tasks import model
 
 FAMILIES = ("bert", "roberta", "xlnet")

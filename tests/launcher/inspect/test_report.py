@@ -62,7 +62,7 @@ KILLED = history(
 )
 
 
-def test_figures() -> None:
+def test_figures_count_repeated_steps_once() -> None:
     figures = measure(KILLED)
     assert (figures.steps, figures.tokens, figures.tokens_per_second) == (10, 10_000, 500.0)
     assert (figures.data_wait, figures.wall_seconds, figures.repeated) == (0.25, 50.5, 2)

@@ -168,7 +168,7 @@ def test_interruptions_and_goodput(run: str) -> None:
     assert "66.7%, 2 steps repeated" in text
 
 
-def test_why_it_failed(run: str) -> None:
+def test_the_reason_of_a_failure_is_told_until_the_next_start(run: str) -> None:
     store = open_run(run).store
     begin(store, NOW)
     operator_event(store, "failed", NOW + 3, reason="the disk is full")

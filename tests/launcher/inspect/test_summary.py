@@ -62,7 +62,7 @@ def test_places_along_tokens_and_hours_are_those_of_the_steps() -> None:
     assert np.all(np.diff(summary.curve("mlm_loss", "tokens").x) > 0)
 
 
-def test_of_nothing() -> None:
+def test_a_run_without_steps_has_an_empty_summary() -> None:
     summary = Summary.of(StepHistory())
     assert (summary.records, summary.reached, summary.total("loss")) == (0, 0, 0.0)
     assert len(summary.curve("loss", "hours").x) == 0

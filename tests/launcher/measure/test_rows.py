@@ -21,7 +21,9 @@ from launcher.measure.rows import RandomText, first_ordinary, random_tokenizer, 
     text=st.integers(4, 30),
     seed=st.integers(0, 99),
 )
-def test_blocks_are_whole(stop: int, tokens: int, pairs: PairTexts | None, text: int, seed: int) -> None:
+def test_random_blocks_are_whole_documents_of_ordinary_tokens(
+    stop: int, tokens: int, pairs: PairTexts | None, text: int, seed: int
+) -> None:
     made = RandomText(range(5, stop), tokens, pairs, text if pairs else None).block(seed)
     assert made.tokens.min() >= 5
     assert made.tokens.max() < stop
@@ -34,7 +36,7 @@ def test_blocks_are_whole(stop: int, tokens: int, pairs: PairTexts | None, text:
         assert set(np.diff(made.sentences)) == {text}
 
 
-def test_a_corpus_verifies(tmp_path: Path) -> None:
+def test_the_random_corpus_has_no_damage(tmp_path: Path) -> None:
     tokenizer = random_tokenizer(300)
     text = RandomText(range(first_ordinary(), 300), 2000)
     manifest = write_corpus(open_store(tmp_path), 3, text, vocabulary=300, tokenizer=tokenizer)

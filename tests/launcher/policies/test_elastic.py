@@ -33,7 +33,9 @@ def node(name: str, alive: bool = True, **resources: float) -> dict[str, Any]:
         (0, 8, 1e6, None),
     ],
 )
-def test_how_many_start(found: int, wanted: int, waited: float, ranks: int | None) -> None:
+def test_an_elastic_run_starts_with_what_is_there_after_its_wait(
+    found: int, wanted: int, waited: float, ranks: int | None
+) -> None:
     assert start(ELASTIC, found, wanted, waited) == ranks
 
 

@@ -39,7 +39,9 @@ def feed(detector: Detector, steps: int, *args: Sequence[float]) -> list[Straggl
         ),  # 200 times as long, and of no weight
     ],
 )
-def test_how_slow(forward: list[float], data: list[float], ratios: list[float], doing: str) -> None:
+def test_slowness_is_the_ratio_to_the_median_and_says_at_what(
+    forward: list[float], data: list[float], ratios: list[float], doing: str
+) -> None:
     found = slowness([(paces(forward, data), SECOND)] * 3, forward=True)
     assert [s.ratio for s in found] == pytest.approx(ratios, rel=0.01)
     assert max(found, key=lambda s: s.ratio).doing == doing

@@ -40,7 +40,7 @@ WELL = GpuState(0, "H100", uncorrected=0, remap_failed=False, remap_pending=Fals
         (findings.link(20e6, "n1"), "warning"),
     ],
 )
-def test_verdicts(finding: Finding, verdict: str) -> None:
+def test_each_finding_has_its_verdict_and_a_remedy_unless_well(finding: Finding, verdict: str) -> None:
     assert finding.verdict == verdict, finding
     assert bool(finding.remedy) == (verdict != "ok")
 
@@ -62,7 +62,7 @@ def test_a_clock_says_which_way_it_is_off() -> None:
         ({"throttled": ("heat",)}, "warning", "heat"),
     ],
 )
-def test_an_ailing_gpu(ailment: dict[str, object], verdict: str, word: str) -> None:
+def test_an_ailing_gpu_is_told_with_a_remedy(ailment: dict[str, object], verdict: str, word: str) -> None:
     (finding,) = findings.gpu(GpuState(**{**vars(WELL), **ailment}))
     assert (finding.what, finding.verdict) == ("GPU 0", verdict)
     assert word in finding.found

@@ -46,7 +46,7 @@ def test_without_a_driver_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None
     assert verdicts(monkeypatch, nvmlInit=pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)) == []
 
 
-def test_a_healthy_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_healthy_gpus_are_well(monkeypatch: pytest.MonkeyPatch) -> None:
     assert verdicts(monkeypatch, nvmlDeviceGetCount=2) == [("ok", "NVIDIA H100")] * 2
 
 

@@ -132,7 +132,7 @@ def test_a_clock_behind_the_stores_is_negative(tmp_path: Path) -> None:
     assert skew(Elsewhen(tmp_path)) == pytest.approx(-300, abs=1.5)
 
 
-def test_the_command(fresh_run: str) -> None:
+def test_the_command_fails_where_the_run_cannot_be_opened(fresh_run: str) -> None:
     well = CliRunner().invoke(app, ["preflight", fresh_run])
     assert well.exit_code == 0, well.output
     assert "run's store" in well.output

@@ -17,6 +17,7 @@ from launcher.diagnose.frozen import open_checkpoint
 from launcher.diagnose.heldout import held_out
 from launcher.export.export import export_run
 from launcher.run.record import open_run
+from tests.support.data.made_up import WORDS
 from tests.support.ranks.run_group import finish
 from tests.support.runs import small_runs
 
@@ -36,8 +37,8 @@ def write_pairs(path: Path) -> None:
     draw = random.Random(8)
     with path.open("w") as lines:
         for _ in range(400):
-            word, other = draw.sample(small_runs.WORDS, 2)
-            texts = [" ".join([first, *draw.choices(small_runs.WORDS, k=2)]) for first in (word, word, other)]
+            word, other = draw.sample(WORDS, 2)
+            texts = [" ".join([first, *draw.choices(WORDS, k=2)]) for first in (word, word, other)]
             record = {"query": texts[0], "positive": texts[1], "negatives": [texts[2]]}
             lines.write(json.dumps(record) + "\n")
 

@@ -22,8 +22,8 @@ from encoder_core.layers.initialise import initialise
 from encoder_core.objectives.contrastive import ContrastiveConfig, ContrastiveModel, contrastive_model
 from encoder_core.train.coupled import RankExamples
 from launcher.export.sentence_transformer import write_sentence_transformer
+from tests.support.data.made_up import WORDS
 from tests.support.models.exports import FAMILIES, fitting_tokenizer
-from tests.support.runs.small_runs import WORDS
 
 EXAMPLES, MICROBATCH, TEXTS = 10, 3, 3
 EXACT = {"dropout": 0.0, "attention_dropout": 0.0}

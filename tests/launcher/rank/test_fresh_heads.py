@@ -13,8 +13,8 @@ from encoder_core.batch import Batch
 from encoder_core.families.build import ModelConfig
 from launcher.recipe.objective import RecipeObjective
 from launcher.run.inputs import unigram_probabilities
-from tests.support.models.parity import make_batch
-from tests.support.runs.starts import BERT, MLM, ONE, ROBERTA, SPANS, Setting, export, fresh, parameters
+from tests.support.models.parity import make_batch, parameters_of
+from tests.support.runs.starts import BERT, MLM, ONE, ROBERTA, SPANS, Setting, export, fresh
 
 
 def headless(setting: Setting, config: ModelConfig, folder: Path, scale: float) -> None:
@@ -66,9 +66,9 @@ def test_a_fresh_head_begins_with_the_frequencies_and_its_loss_falls(
 
 
 def test_a_head_that_is_there_is_left_alone(setting: Setting, tmp_path: Path) -> None:
-    exported = parameters(export(setting.asks(BERT, RecipeObjective(mlm=MLM), "scratch"), tmp_path))
+    exported = parameters_of(export(setting.asks(BERT, RecipeObjective(mlm=MLM), "scratch"), tmp_path))
     model, _ = setting.asks(BERT, RecipeObjective(mlm=SPANS, sbo=ONE), tmp_path).begin()
-    found = parameters(model)
+    found = parameters_of(model)
     assert torch.equal(found["head.norm.weight"], exported["head.norm.weight"])
     assert torch.equal(found["head.decoder.bias"], exported["head.decoder.bias"])
     frequencies = torch.from_numpy(unigram_probabilities(setting.run.recipe)).log().float()

@@ -20,6 +20,7 @@ from launcher.errors import RunError
 from launcher.rank.build import build_model
 from launcher.rank.initial_weights import check_start, initial_weights
 from launcher.recipe.objective import RecipeObjective
+from tests.support.models.parity import parameters_of
 from tests.support.runs.starts import (
     BERT,
     CASES,
@@ -33,7 +34,6 @@ from tests.support.runs.starts import (
     Setting,
     export,
     fresh,
-    parameters,
     rows,
     trained,
 )
@@ -100,10 +100,10 @@ def test_missing_heads_stay_fresh_and_are_named(
     setting: Setting, tmp_path: Path, config: ModelConfig, objective: RecipeObjective, missing: str
 ) -> None:
     plain = config.model_copy(update={"mask_decoder": "plain"}) if config is DEBERTA_V2 else config
-    exported = parameters(export(setting.asks(plain, RecipeObjective(mlm=MLM), "scratch"), tmp_path))
+    exported = parameters_of(export(setting.asks(plain, RecipeObjective(mlm=MLM), "scratch"), tmp_path))
     asked = setting.asks(config, objective, tmp_path)
     model, start = asked.begin()
-    found, initial = parameters(model), fresh(asked)
+    found, initial = parameters_of(model), fresh(asked)
     assert start.record["fresh"]
     assert start.record["fresh"] == [name for name in found if name not in exported]
     assert any(name.startswith(missing) for name in start.record["fresh"])
@@ -159,7 +159,7 @@ def test_dropout_and_the_place_of_the_file_do_not_matter(setting: Setting, tmp_p
     exported = export(setting.asks(ROBERTA, RecipeObjective(mlm=MLM), "scratch"), tmp_path)
     other = ROBERTA.model_copy(update={"dropout": 0.3})
     model, _ = setting.asks(other, RecipeObjective(mlm=MLM), f"file://{tmp_path}").begin()
-    assert all(torch.equal(p, parameters(exported)[name]) for name, p in parameters(model).items())
+    assert all(torch.equal(p, parameters_of(exported)[name]) for name, p in parameters_of(model).items())
 
 
 def test_a_folder_in_a_bucket_whole_or_in_parts(setting: Setting, s3: S3Server, tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_a_folder_in_a_bucket_whole_or_in_parts(setting: Setting, s3: S3Server, 
         for path in (tmp_path / folder).iterdir():
             open_store(f"{uri}/{folder}").put_file(path.name, path)
         model, start = setting.asks(ROBERTA, RecipeObjective(mlm=MLM), f"{uri}/{folder}").begin()
-        assert all(torch.equal(p, parameters(exported)[name]) for name, p in parameters(model).items())
+        assert all(torch.equal(p, parameters_of(exported)[name]) for name, p in parameters_of(model).items())
     assert "none in the folder" in str(start.record["tokenizer"])
     open_store(f"{uri}/pickled").put("config.json", (tmp_path / "whole/config.json").read_bytes())
     open_store(f"{uri}/pickled").put("pytorch_model.bin", b"\x80\x04")
@@ -237,7 +237,7 @@ def test_the_newest_checkpoint_of_another_run(setting: Setting, other_run: str) 
     assert {name.split(".")[0] for name in start.record["fresh"]} == {"pair_head"}
     assert {name.split(".")[0] for name in start.record["left"]} == {"boundary_head"}
     initial = fresh(asked)
-    for name, value in parameters(model).items():
+    for name, value in parameters_of(model).items():
         assert torch.equal(value, saved[name] if name in saved else initial[name]), name
 
 

@@ -17,6 +17,7 @@ from launcher.rank.initial_weights import vocabulary_tables
 from launcher.recipe.objective import RecipeObjective
 from launcher.recipe.schema import TokenizerRef
 from launcher.run.record import open_run
+from tests.support.models.parity import parameters_of
 from tests.support.runs.starts import (
     BERT,
     CASES,
@@ -27,7 +28,6 @@ from tests.support.runs.starts import (
     Setting,
     export,
     fresh,
-    parameters,
     rows,
     trained,
 )
@@ -39,7 +39,7 @@ def test_extended_rows_are_the_mean_of_their_pieces(setting: Setting, tmp_path: 
     exported = export(setting.asks(config, objective, "scratch"), tmp_path, heads)
     longer = replace(setting, tokenizer=extend_tokenizer(setting.tokenizer, ["neurotransmitter"]).tokenizer)
     model, start = longer.asks(config, objective, tmp_path).begin()
-    old, found = parameters(exported), parameters(model)
+    old, found = parameters_of(exported), parameters_of(model)
     size = setting.tokenizer.vocab_size
     assert (start.record["copied"], start.record["averaged"]) == (size, 2)
     tables = {"encoder.embeddings.word.weight", "head.decoder.bias"}
@@ -63,7 +63,7 @@ def test_both_networks_of_a_pair_get_the_new_rows(
     setting: Setting, tmp_path: Path, config: ModelConfig, sharing: Sharing
 ) -> None:
     objective = RecipeObjective(mlm=MLM, rtd=ReplacedTokenConfig(embeddings=sharing))
-    exported = parameters(export(setting.asks(config, objective, "scratch"), tmp_path))
+    exported = parameters_of(export(setting.asks(config, objective, "scratch"), tmp_path))
     longer = replace(setting, tokenizer=extend_tokenizer(setting.tokenizer, ["neurotransmitter"]).tokenizer)
     model, start = longer.asks(config, objective, tmp_path).begin()
     assert start.record["averaged"] == 2
@@ -74,11 +74,11 @@ def test_both_networks_of_a_pair_get_the_new_rows(
     pieces = setting.tokenizer.encode("neurotransmitter").tolist()
     for name in tables:
         by_hand = exported[name][pieces].mean(0)
-        torch.testing.assert_close(parameters(model)[name][-2], by_hand, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(parameters_of(model)[name][-2], by_hand, rtol=1e-5, atol=1e-6)
 
 
 def test_rows_follow_their_pieces_to_other_ids(setting: Setting, tmp_path: Path) -> None:
-    exported = parameters(export(setting.asks(BERT, RecipeObjective(mlm=MLM), "scratch"), tmp_path))
+    exported = parameters_of(export(setting.asks(BERT, RecipeObjective(mlm=MLM), "scratch"), tmp_path))
     text = ["every rank reads its rows and nothing is lost while workers die and come back"] * 30
     other = replace(setting, tokenizer=train_tokenizer("byte_bpe", text, 300))
     assert other.tokenizer.pieces[261:] != setting.tokenizer.pieces[261:300]
@@ -88,17 +88,17 @@ def test_rows_follow_their_pieces_to_other_ids(setting: Setting, tmp_path: Path)
     for i, piece in enumerate(other.tokenizer.pieces):
         if piece in setting.tokenizer.pieces:
             expected = exported[word][setting.tokenizer.pieces.index(piece)]
-            assert torch.equal(parameters(model)[word][i], expected)
+            assert torch.equal(parameters_of(model)[word][i], expected)
 
 
 def test_a_filled_up_vocabulary_keeps_its_spare_rows(setting: Setting, tmp_path: Path) -> None:
     size = setting.tokenizer.vocab_size
     filled = BERT.model_copy(update={"vocab": size + 10})
-    exported = parameters(export(setting.asks(filled, RecipeObjective(mlm=MLM), "scratch"), tmp_path))
+    exported = parameters_of(export(setting.asks(filled, RecipeObjective(mlm=MLM), "scratch"), tmp_path))
     longer = replace(setting, tokenizer=extend_tokenizer(setting.tokenizer, ["neurotransmitter"]).tokenizer)
     model, _ = longer.asks(filled, RecipeObjective(mlm=MLM), tmp_path).begin()
     word = "encoder.embeddings.word.weight"
-    assert torch.equal(parameters(model)[word][size + 2 :], exported[word][size + 2 :])
+    assert torch.equal(parameters_of(model)[word][size + 2 :], exported[word][size + 2 :])
     with pytest.raises(RunError, match=rf"word\.weight is \({size + 10}, 32\) there and \({size}, 32\) here"):
         setting.asks(BERT, RecipeObjective(mlm=MLM), tmp_path).begin()
 
@@ -109,7 +109,7 @@ def test_a_run_with_another_tokenizer(setting: Setting, other_run: str) -> None:
     model, start = longer.asks(BERT, RecipeObjective(mlm=MLM, sbo=ONE), other_run).begin()
     assert start.record["averaged"] == 2
     for name in ("encoder.embeddings.word.weight", "head.decoder.bias", "boundary_head.decoder.bias"):
-        found = parameters(model)[name]
+        found = parameters_of(model)[name]
         assert torch.equal(found[:-2], saved[name])
         assert not torch.equal(
             found[-1], fresh(longer.asks(BERT, RecipeObjective(mlm=MLM, sbo=ONE), "scratch"))[name][-1]
@@ -128,7 +128,7 @@ def test_a_runs_own_tokenizer_counts_whatever_lies_where_it_came_from(
     model, start = longer.asks(BERT, RecipeObjective(mlm=MLM), other_run).begin()
     assert start.record["averaged"] == 2
     name = "encoder.embeddings.word.weight"
-    assert torch.equal(parameters(model)[name][:-2], saved[name])
+    assert torch.equal(parameters_of(model)[name][:-2], saved[name])
 
 
 def test_a_stranger_tokenizer_is_refused(setting: Setting, tmp_path: Path) -> None:

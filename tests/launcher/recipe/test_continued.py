@@ -70,7 +70,7 @@ def test_one_network_of_electras_two_is_refused(tmp_path: Path) -> None:
         continued(str(tmp_path / "discriminator"))
 
 
-def test_no_model_there(tmp_path: Path) -> None:
+def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"config\.json does not exist"):
         continued(str(tmp_path))
 

@@ -45,7 +45,7 @@ def test_identity_changes_the_fingerprint(assignment: str) -> None:
     ["zero=2", "reduce_dtype=fp32", "trainers=8", "name=other", "checkpoint.keep_last=9", "evaluation.samples=7",
      "tokenizer.uri=b", "corpus.sources.text.uri=elsewhere", "data_service.memory=1GiB", "logging.tensorboard=false"],
 )  # fmt: skip
-def test_operation_does_not(assignment: str) -> None:
+def test_how_a_run_is_operated_does_not_change_its_identity(assignment: str) -> None:
     assert identity.identity(load("quickstart")) == identity.identity(load("quickstart", (assignment,)))
 
 

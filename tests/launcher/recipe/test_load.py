@@ -104,7 +104,7 @@ def test_a_mistake_in_a_file_has_its_line(tmp_path: Path) -> None:
         (("name: roberta-base", "name: [a, b]"), "name: input should be a valid string"),
     ],
 )
-def test_broken_files(tmp_path: Path, change: tuple[str, str], problem: str) -> None:
+def test_a_broken_recipe_names_the_problem(tmp_path: Path, change: tuple[str, str], problem: str) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(bundled()["roberta-base"].replace(*change))
     assert problem in mistake(str(path)).problem

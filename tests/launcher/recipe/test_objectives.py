@@ -146,7 +146,7 @@ def test_what_does_not_go_together(
         ("simcse-base", ("model.dropout=0", "objective.contrastive.matryoshka=[768, 64]")),
     ],
 )
-def test_what_does(name: str, assignments: tuple[str, ...]) -> None:
+def test_objectives_that_go_together_load(name: str, assignments: tuple[str, ...]) -> None:
     load(name, assignments)
 
 

@@ -17,7 +17,8 @@ from launcher.recipe.schema import Recipe
 from launcher.run.create import create_run, reconcile
 from launcher.run.history import read_history
 from launcher.run.record import RECIPE, RECORD, open_run
-from tests.support.runs.small_runs import SETTINGS, new_run, prepare_corpus, write_text
+from tests.support.data.made_up import write_text
+from tests.support.runs.small_runs import SETTINGS, new_run, prepare_corpus
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 

@@ -6,7 +6,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from checkpoints.attempt import Attempt
 from checkpoints.copying import BEFORE
@@ -15,13 +14,13 @@ from checkpoints.layout import CheckpointName
 from checkpoints.listing import committed, read_manifest
 from checkpoints.rewind import Rewind, record, skips
 from checkpoints.verify import verify_all
-from launcher.cli.main import app
 from launcher.errors import RunChanged, RunError
 from launcher.inspect.show import find_sample
 from launcher.run.fork import Forked, fork
 from launcher.run.left_out import RECENT
 from launcher.run.record import RECORD, open_run
 from launcher.run.step_table import Record
+from tests.support.checks.command import maskfleet
 from tests.support.ranks.run_group import finish
 from tests.support.runs import small_runs
 
@@ -219,9 +218,3 @@ def test_the_commands_say_where_it_is_from(source: str, tmp_path: Path) -> None:
     assert f"forked from {open_run(source).store.uri} at step 9, changed: seed: 1 -> 5" in shown
     maskfleet("report", new, "--out", str(page), "--no-baselines")
     assert "forked from" in page.read_text()
-
-
-def maskfleet(*arguments: str) -> str:
-    result = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result.output

@@ -8,17 +8,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from checkpoints.attempt import Attempt, Owner, claim, end_all
 from checkpoints.ownership import presence, stop_requested
 from data_service.store.base import Store
 from data_service.store.open import open_store
-from launcher.cli.main import app
 from launcher.cluster.stop_requests import Stopping
 from launcher.contract import REPEAT, STOPPED
 from launcher.run import stop as run_stop
 from launcher.run.history import read_history
+from tests.support.checks.command import maskfleet
 from tests.support.runs import small_runs
 from tests.support.runs.listeners import SECRET, serving_webhook
 from tests.support.runs.train_command import committed, output, training, wait_for
@@ -151,12 +150,6 @@ def test_signals_ask_too_and_a_second_ctrl_c_ends_at_once(store: Store) -> None:
             signal.raise_signal(signal.SIGINT)
     assert (told.times, stopping.reason, stopping.code) == (1, "SIGTERM", REPEAT)
     assert told.notes == [f"SIGTERM: finishing this step, saving, then ending with code {REPEAT}"]
-
-
-def maskfleet(*arguments: str) -> str:
-    result = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result.output
 
 
 @pytest.mark.cluster

@@ -25,7 +25,9 @@ def cluster(**settings: object) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "more", [{}, {"spot": True, "ami": "ami-0123abcd", "profile": "arn:aws:iam::1:instance-profile/x"}]
 )
-def test_ray_takes_it(gpus: dict[str, object], cpus: dict[str, object], more: dict[str, object]) -> None:
+def test_rays_own_schema_accepts_the_cluster(
+    gpus: dict[str, object], cpus: dict[str, object], more: dict[str, object]
+) -> None:
     for settings in (gpus, cpus):
         config = cluster(**settings, **more)
         jsonschema.validate(config, SCHEMA)

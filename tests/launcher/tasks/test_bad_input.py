@@ -182,7 +182,9 @@ TEXTS = '{"_id": "1", "text": "x"}\n'
         (TEXTS, TEXTS, QRELS, "is empty"),
     ],
 )
-def test_retrieval(corpus: str, queries: str, qrels: str, problem: str, tmp_path: Path) -> None:
+def test_a_bad_retrieval_file_is_named(
+    corpus: str, queries: str, qrels: str, problem: str, tmp_path: Path
+) -> None:
     names = {"corpus": "corpus.jsonl", "queries": "queries.jsonl", "qrels": "qrels.tsv"}
     for name, content in zip(names.values(), (corpus, queries, qrels), strict=True):
         (tmp_path / name).write_text(content)

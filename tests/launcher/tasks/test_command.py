@@ -26,7 +26,7 @@ def promised(command: str) -> list[str]:
     return re.findall("`(.*?)`", line.split("|")[2])
 
 
-def test_list() -> None:
+def test_list_shows_tasks_and_suites_with_the_promised_keys() -> None:
     text = run("list")
     assert re.search(r"^cola +classification +matthews, accuracy", text, re.MULTILINE)
     assert "glue: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte" in text

@@ -30,7 +30,7 @@ def labelled(task: Task, *metrics: str) -> Task:
 
 @settings(deadline=None, max_examples=40)
 @given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 1)), min_size=2, max_size=40))
-def test_two_classes(pairs: list[tuple[int, int]]) -> None:
+def test_scores_of_two_classes_are_those_of_the_four_counts(pairs: list[tuple[int, int]]) -> None:
     right, given_ = (np.array(side) for side in zip(*pairs, strict=True))
     if len(set(right.tolist())) < 2:
         return
@@ -49,7 +49,7 @@ def test_two_classes(pairs: list[tuple[int, int]]) -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(-9, 9), st.integers(-9, 9)), min_size=3, max_size=40))
-def test_correlations(pairs: list[tuple[int, int]]) -> None:
+def test_correlations_are_numpys_and_zero_where_all_is_the_same(pairs: list[tuple[int, int]]) -> None:
     right, given_ = (np.array(side, np.float64) for side in zip(*pairs, strict=True))
     if len(set(right.tolist())) < 2:
         return
@@ -84,7 +84,7 @@ def random_bio(random: np.random.Generator, length: int) -> list[str]:
 
 @settings(deadline=None, max_examples=40)
 @given(st.integers(0, 10_000))
-def test_entities(seed: int) -> None:
+def test_entity_f1_counts_whole_entities(seed: int) -> None:
     random = np.random.default_rng(seed)
     lengths = random.integers(1, 12, 6)
     right, given_ = ([random_bio(random, int(length)) for length in lengths] for _ in range(2))
@@ -122,7 +122,9 @@ def questions(*accepted: tuple[str, ...]) -> Questions:
         (("don't",), "dont", 1.0, 1.0),
     ],
 )
-def test_answers(accepted: tuple[str, ...], predicted: str, exact: float, f1: float) -> None:
+def test_answers_are_compared_as_squad_does(
+    accepted: tuple[str, ...], predicted: str, exact: float, f1: float
+) -> None:
     found = score(SQUAD, questions(accepted), {"0": predicted})
     assert found == pytest.approx({"answer_f1": f1, "exact_match": exact})
 
@@ -138,7 +140,9 @@ def test_answers(accepted: tuple[str, ...], predicted: str, exact: float, f1: fl
         (("花",), "草", 0.0, 0.0),
     ],
 )
-def test_answers_in_chinese(accepted: tuple[str, ...], predicted: str, exact: float, f1: float) -> None:
+def test_chinese_answers_are_compared_as_cmrc_does(
+    accepted: tuple[str, ...], predicted: str, exact: float, f1: float
+) -> None:
     found = score(CMRC, questions(accepted), {"0": predicted})
     assert found == pytest.approx({"cmrc_f1": f1, "cmrc_exact_match": exact})
 

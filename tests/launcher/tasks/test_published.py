@@ -119,7 +119,7 @@ def test_semeval_pairs_that_nobody_scored_are_left_out(name: str, sets: int, roo
     assert examples.labels.tolist() == [1.8, 4.0] * sets
 
 
-def test_clue(root: Path) -> None:
+def test_clue_is_read_as_published(root: Path) -> None:
     task = load_task("tnews", str(root))
     assert [task.labels[label] for label in sentences("tnews", root).labels] == ["108", "104"]
     assert sentences("iflytek", root).labels.tolist() == [110, 0]  # text or number in the file
@@ -127,7 +127,7 @@ def test_clue(root: Path) -> None:
     assert len(sentences("ocnli", root, "train")) == len(sentences("cmnli", root)) == 2
 
 
-def test_squad(root: Path) -> None:
+def test_squad_is_read_as_published(root: Path) -> None:
     first = load_task("squad", str(root)).read("dev")
     assert isinstance(first, Questions)
     assert first.answers == ((Answer("Denmark", 29), Answer("Denmark, Iceland and Norway", 29)),)
@@ -163,7 +163,7 @@ def test_msra_has_spaces_as_words_and_a_dev_split_of_its_own(root: Path) -> None
     assert 0 < len(dev) < 40
 
 
-def test_senteval(root: Path) -> None:
+def test_senteval_is_split_without_overlap_and_keeps_its_labels(root: Path) -> None:
     for name in ("mr", "cr", "subj", "mpqa"):
         task = load_task(name, str(root))
         splits = [sentences(name, root, split) for split in ("train", "dev", "test")]
@@ -182,7 +182,7 @@ def test_senteval(root: Path) -> None:
     assert sentences("sick-e", root).labels.tolist() == [1, 2]
 
 
-def test_retrieval(root: Path) -> None:
+def test_beir_and_nanobeir_are_read_as_published(root: Path) -> None:
     beir = load_task("scifact", str(root)).read("test")
     assert beir == Retrieval(
         queries={"q1": "What is nothing?"},

@@ -212,9 +212,9 @@ def test_a_server_that_is_down_does_not_keep_the_command(
 
 DRIVER = """
 import sys, threading
-from launcher.trackers.publish import Order
+from launcher.trackers.publish import PublishRequest
 from launcher.trackers.tracking import Publishing
-publishing = Publishing(Order.model_validate_json(sys.stdin.readline()), print)
+publishing = Publishing(PublishRequest.model_validate_json(sys.stdin.readline()), print)
 print("ready", flush=True)
 threading.Event().wait()
 """

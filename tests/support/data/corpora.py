@@ -136,3 +136,21 @@ def assert_same(left: Samples, right: Samples) -> None:
         ours, theirs = getattr(left, field.name), getattr(right, field.name)
         np.testing.assert_array_equal(ours, theirs)
         assert ours is None or ours.dtype == theirs.dtype
+
+
+def written_out(number: int) -> Block:
+    """A block by formula, so that no library's random numbers are in it."""
+    sentences = np.cumsum([0, *(1 + (i * i + number) % 37 for i in range(90))])
+    tokens = 5 + np.arange(sentences[-1]) * 7919 % (VOCABULARY - 5)
+    return Block(tokens.astype(np.uint16), sentences, np.append(np.arange(0, 90, 7), 90))
+
+
+def text_of(samples: Samples) -> np.ndarray:
+    """The ordinary tokens of all rows, targets put back."""
+    tokens = samples.tokens.copy()
+    tokens[samples.target_positions] = samples.target_ids
+    return tokens[~np.isin(tokens, NEVER_MASKED)]
+
+
+def targets_per_row(samples: Samples) -> np.ndarray:
+    return np.diff(np.searchsorted(samples.target_positions, samples.offsets))

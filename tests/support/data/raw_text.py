@@ -1,10 +1,9 @@
-# ruff: noqa: RUF001
-"""Raw text in every form and several scripts, a tokenizer for it, and the corpus that is built of it."""
+"""Raw text in every form that `build_corpus` reads, a tokenizer for it, and the corpus that is built of it."""
 
 import gzip
 import json
 import pydoc_data.topics
-import random
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -83,39 +82,15 @@ def files_of(folder: Path) -> dict[str, bytes]:
     return {entry.key: store.get(entry.key) for entry in store.list()}
 
 
-# First and last code point of what words are made of, length of a word, what ends a sentence, space between words.
-SCRIPTS: dict[str, tuple[str, str, tuple[int, int], str, str]] = {
-    "han": ("一", "丿", (1, 2), "。！？", ""),
-    "kana": ("あ", "ん", (1, 4), "。？", ""),
-    "thai": ("ก", "ฮ", (2, 6), " ", ""),
-    "hangul": ("가", "갷", (1, 4), ".?", " "),
-    "devanagari": ("क", "ह", (2, 6), "।॥", " "),
-    "arabic": ("ا", "ي", (2, 6), ".؟۔", " "),
-    "armenian": ("ա", "ֆ", (2, 6), "։", " "),
-    "ethiopic": ("ሀ", "ሏ", (2, 4), "።፧", " "),
-    "cyrillic": ("а", "я", (2, 8), ".!", " "),
-    "latin": ("a", "z", (2, 8), ".!?", " "),
-}
+class Killed(BaseException):
+    """Stands for the death of the process: nothing of a build may catch it."""
 
 
-@cache
-def scripts_text(seed: int, script: str = "han", sentences: int = 4) -> str:
-    """A line of so many sentences; one word in ten is Latin."""
-    rng = random.Random(f"{script} {seed}")
-    return _line(rng, script, sentences)
+def killed_at(stage: str, done: int) -> Callable[[Progress], None]:
+    """For a build: a report of progress that ends it at this point."""
 
+    def report(progress: Progress) -> None:
+        if progress.stage == stage and progress.done == done:
+            raise Killed
 
-def _line(rng: random.Random, script: str, sentences: int) -> str:
-    first, last, lengths, ends, space = SCRIPTS[script]
-    parts = []
-    for _ in range(sentences):
-        words = [_word(rng, first, last, lengths) for _ in range(rng.randint(3, 12))]
-        gap = " " if space or rng.random() < 0.2 else ""
-        parts.append(space.join(words).capitalize() + rng.choice(ends) + gap)
-    return "".join(parts).strip()
-
-
-def _word(rng: random.Random, first: str, last: str, lengths: tuple[int, int]) -> str:
-    if rng.random() < 0.1:
-        return rng.choice(["Python", "GPU", "2024", "naïve", "v3.5", "(x)"])
-    return "".join(chr(rng.randint(ord(first), ord(last))) for _ in range(rng.randint(*lengths)))
+    return report

@@ -27,7 +27,7 @@ from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.initialise import initialise
 from encoder_core.objectives.replaced import DetectorConfig, ReplacedTokenConfig
 from launcher.recipe.objective import ExtraTerm, RecipeObjective, exported_heads, objective_module
-from tests.support.runs.small_runs import WORDS
+from tests.support.data.made_up import WORDS
 
 LENGTH = 24
 SHAPE = {"layers": 2, "hidden": 32, "heads": 4, "feed_forward": 48, "max_length": LENGTH}

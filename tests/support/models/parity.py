@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from encoder_core.batch import Batch
 from encoder_core.families.hf.interchange import Interchange
+from encoder_core.layers.rows import Rows
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -113,3 +114,16 @@ def pad(batch: Batch, pad_id: int) -> Padded:
         rectangle(segments, 0),
         rectangle(labels, -100),
     )
+
+
+def rows_of(lengths: list[int]) -> Rows:
+    """Rows of these lengths, for layers that are called by themselves."""
+    return Rows(
+        torch.tensor([0, *lengths]).cumsum(0).to(torch.int32),
+        torch.cat([torch.arange(length) for length in lengths]),
+        max(lengths),
+    )
+
+
+def parameters_of(model: nn.Module) -> dict[str, Tensor]:
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}

@@ -176,7 +176,7 @@ def _rank(orders: dict[str, Any]) -> None:
     from launcher.rank.main import run_rank
     from launcher.rank.spike_guard import Rewound
     from launcher.run.record import open_run
-    from tests.support.faults.samples import deadly_input, poisoned
+    from tests.support.ranks.bad_samples import deadly_input, poisoned
 
     dist.init_process_group(
         "gloo", init_method=f"file://{orders['meeting']}", rank=orders["rank"], world_size=orders["world"]

@@ -1,7 +1,6 @@
 """Small real runs for tests: text of our own making, a tokenizer, a corpus, and a recipe of a few steps."""
 
 import json
-import random
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -23,43 +22,7 @@ from launcher.run.packs import Pack
 from launcher.run.record import open_run
 from launcher.run.segments import METRICS, read, stored
 from launcher.run.step_table import Record, parse
-
-WORDS = [
-    "a",
-    "rank",
-    "reads",
-    "its",
-    "rows",
-    "and",
-    "every",
-    "step",
-    "is",
-    "the",
-    "same",
-    "on",
-    "any",
-    "machine",
-    "while",
-    "loss",
-    "falls",
-    "workers",
-    "die",
-    "come",
-    "back",
-    "nothing",
-    "lost",
-]
-
-
-def write_text(path: Path, documents: int = 30, seed: int = 3) -> None:
-    """JSON lines of made-up documents of a few sentences each."""
-    draw = random.Random(seed)
-    with path.open("w") as lines:
-        for _ in range(documents):
-            sentences = [
-                " ".join(draw.choices(WORDS, k=draw.randint(3, 8))) for _ in range(draw.randint(2, 4))
-            ]
-            lines.write(json.dumps({"text": ". ".join(sentences) + "."}) + "\n")
+from tests.support.data.made_up import write_text
 
 
 def prepare_corpus(

@@ -29,7 +29,7 @@ from launcher.rank.build import build_model
 from launcher.rank.initial_weights import InitialWeights, check_start, initial_weights
 from launcher.recipe.objective import ExtraTerm, RecipeObjective
 from launcher.run.record import Run, open_run
-from tests.support.models.parity import make_batch, random_weights
+from tests.support.models.parity import make_batch, parameters_of, random_weights
 
 SHAPE = {"layers": 2, "hidden": 32, "heads": 4, "feed_forward": 48, "max_length": 64, "dropout": 0.0}
 SHAPE |= {"attention_dropout": 0.0}
@@ -84,11 +84,7 @@ class Setting:
 
 
 def fresh(setting: Setting) -> dict[str, Tensor]:
-    return parameters(build_model(setting.run.recipe, setting.tokenizer))
-
-
-def parameters(model: nn.Module) -> dict[str, Tensor]:
-    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+    return parameters_of(build_model(setting.run.recipe, setting.tokenizer))
 
 
 def export(setting: Setting, folder: Path, heads: Heads = "mlm") -> nn.Module:
@@ -98,9 +94,9 @@ def export(setting: Setting, folder: Path, heads: Heads = "mlm") -> nn.Module:
     files, config = setting.tokenizer.save_files(), setting.known(recipe.model)
     if recipe.objective.rtd is not None:
         sharing = recipe.objective.rtd.embeddings
-        export_pair(parameters(model).__getitem__, config, files, open_store(folder), sharing)
+        export_pair(parameters_of(model).__getitem__, config, files, open_store(folder), sharing)
     else:
-        export_model(parameters(model).__getitem__, config, files, open_store(folder), heads)
+        export_model(parameters_of(model).__getitem__, config, files, open_store(folder), heads)
     return model
 
 
@@ -117,7 +113,7 @@ def trained(setting: Setting, uri: str, config: ModelConfig, objective: RecipeOb
     recipe = run.recipe.model_copy(update={"model": config, "objective": objective})
     run.store.put("recipe.yaml", recipe.to_yaml().encode())
     model = random_weights(build_model(recipe, setting.tokenizer), seed=3)
-    values = parameters(model)
+    values = parameters_of(model)
     saver = Saver(run.store, claim(run.store), Alone(), resumed=None)
     saver.begin(
         4,

@@ -13,13 +13,12 @@ from uuid import uuid4
 
 import boto3
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
+
+DATA = os.urandom(100_000)
+"""What an object of a test holds."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +126,11 @@ class _Handler(BaseHTTPRequestHandler):
 
 def self_signed(folder: Path) -> Path:
     """A PEM file with the key and the certificate, valid for a day."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import NameOID
+
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
     now = datetime.now(UTC)

@@ -13,8 +13,8 @@ from pathlib import Path
 from launcher.finetune.pretrained import LocalModel, folder_digest
 from launcher.finetune.settings import FinetuneSettings
 from launcher.tasks.task import Task, loads
+from tests.support.data.made_up import WORDS
 from tests.support.models.exports import FAMILIES, export
-from tests.support.runs.small_runs import WORDS
 
 Models = Callable[[str], LocalModel]
 """A model of the family, made once and only read."""

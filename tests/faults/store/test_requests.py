@@ -1,7 +1,6 @@
 """S3 behind a network that fails: slow-downs, resets, truncated bodies, lost answers, outages."""
 
 import logging
-import os
 import ssl
 import time
 from pathlib import Path
@@ -17,18 +16,7 @@ from data_service.store.errors import (
 )
 from data_service.store.open import open_store
 from tests.support.stores.fault_proxy import Fault, FaultProxy
-from tests.support.stores.s3 import S3Server, self_signed
-
-DATA = os.urandom(100_000)
-
-
-@pytest.fixture
-def store(s3: S3Server, faults: FaultProxy) -> Store:
-    """A store behind the proxy, with one object."""
-    store = open_store(f"s3://{s3.new_bucket()}/runs")
-    store.put("key", DATA)
-    faults.requests.clear()
-    return store
+from tests.support.stores.s3 import DATA, S3Server, self_signed
 
 
 @pytest.mark.parametrize("fault", ["error 500", "slow down", "reset", "truncate"])
@@ -93,7 +81,9 @@ def test_what_does_not_pass_is_an_error_with_the_uri(
         impatient.get("key")
 
 
-def test_nobody_there(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_nobody_runs_is_an_error_with_the_endpoint(
+    s3: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     with pytest.raises(StoreUnavailable, match="AWS_ENDPOINT_URL"):
         open_store("s3://bucket/x", patience_s=0.5).get("key")
@@ -105,7 +95,7 @@ def test_an_endpoint_that_is_none(s3: S3Server, monkeypatch: pytest.MonkeyPatch)
         open_store("s3://bucket/x").get("key")
 
 
-def test_no_bucket(s3: S3Server) -> None:
+def test_a_bucket_that_does_not_exist_is_named(s3: S3Server) -> None:
     store = open_store("s3://no-such-bucket/x")
     for operation in (store.get, store.delete, lambda key: store.put(key, b"x")):
         with pytest.raises(BadUri, match="the bucket does not exist"):

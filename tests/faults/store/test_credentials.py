@@ -1,6 +1,5 @@
 """Credentials that are slow to come, missing, half written, expired or wrong."""
 
-import os
 import threading
 import time
 from pathlib import Path
@@ -14,18 +13,7 @@ from data_service.store.errors import (
 )
 from data_service.store.open import open_store
 from tests.support.stores.fault_proxy import FaultProxy
-from tests.support.stores.s3 import MetadataService, S3Server
-
-DATA = os.urandom(100_000)
-
-
-@pytest.fixture
-def store(s3: S3Server, faults: FaultProxy) -> Store:
-    """A store behind the proxy, with one object."""
-    store = open_store(f"s3://{s3.new_bucket()}/runs")
-    store.put("key", DATA)
-    faults.requests.clear()
-    return store
+from tests.support.stores.s3 import DATA, MetadataService, S3Server
 
 
 @pytest.fixture
@@ -43,7 +31,9 @@ def test_renewed_credentials_are_found(
     assert [key for _, _, key in faults.requests] == ["test", "renewed"]
 
 
-def test_no_credentials(s3: S3Server, monkeypatch: pytest.MonkeyPatch, never_valid: None) -> None:
+def test_missing_credentials_are_an_error_that_says_so(
+    s3: S3Server, monkeypatch: pytest.MonkeyPatch, never_valid: None
+) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     with pytest.raises(CredentialsMissing, match="credentials"):
@@ -51,7 +41,9 @@ def test_no_credentials(s3: S3Server, monkeypatch: pytest.MonkeyPatch, never_val
 
 
 @pytest.mark.rgw
-def test_wrong_credentials(rgw: S3Server, monkeypatch: pytest.MonkeyPatch, never_valid: None) -> None:
+def test_wrong_credentials_are_an_error_with_the_bucket(
+    rgw: S3Server, monkeypatch: pytest.MonkeyPatch, never_valid: None
+) -> None:
     bucket = rgw.new_bucket()
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
     with pytest.raises(AccessDenied, match=bucket):

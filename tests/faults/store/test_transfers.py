@@ -12,18 +12,7 @@ from data_service.store.errors import (
 )
 from data_service.store.open import open_store
 from tests.support.stores.fault_proxy import FaultProxy
-from tests.support.stores.s3 import S3Server
-
-DATA = os.urandom(100_000)
-
-
-@pytest.fixture
-def store(s3: S3Server, faults: FaultProxy) -> Store:
-    """A store behind the proxy, with one object."""
-    store = open_store(f"s3://{s3.new_bucket()}/runs")
-    store.put("key", DATA)
-    faults.requests.clear()
-    return store
+from tests.support.stores.s3 import DATA, S3Server
 
 
 def test_a_failed_part_repeats_itself_only(store: Store, faults: FaultProxy, tmp_path: Path) -> None:
