@@ -26,7 +26,7 @@ from encoder_core.train.exchange import Control
 from encoder_core.train.weight_check import CorruptReplica
 from launcher.cluster.rank_group import Assignment, Seat
 from launcher.cluster.standing import CoordinatorLost, Orders
-from launcher.errors import RecipeError, RunError
+from launcher.errors import PEER_GONE, RecipeError, RunError
 from launcher.policies.failures import Kind
 from launcher.policies.watchdog import RankProcess, stack_of_every_thread
 from launcher.preflight.collective import NodeReport, Unfit, preflight, problem, unfit, warnings
@@ -48,13 +48,6 @@ _MISTAKES = (
     TrainingError,
 )  # fmt: skip
 """In what the run was given, or damage to it: no start cures them."""
-_PEER_GONE = (
-    "gloo/transport",
-    "Connection closed by peer",
-    "ncclRemoteError",
-    "NCCL communicator was aborted",
-)
-"""Parts of what torch.distributed says on a rank because another has died."""
 
 
 def train_rank(seat: Seat, assignment: Assignment, began: float) -> None:
@@ -126,7 +119,7 @@ def _kind_of(error: BaseException) -> Kind:
     if isinstance(error, ray.exceptions.RayError) and not isinstance(error, ray.exceptions.RayTaskError):
         return "silent"  # an actor or a data worker is gone
     lost = isinstance(error, CoordinatorLost | dist.DistNetworkError) or not isinstance(error, Exception)
-    gone = isinstance(error, RuntimeError) and any(sign in str(error) for sign in _PEER_GONE)
+    gone = isinstance(error, RuntimeError) and any(sign in str(error) for sign in PEER_GONE)
     return "silent" if lost or gone else "raised"
 
 
