@@ -12,7 +12,7 @@ from data_service.store.local import LocalStore
 from launcher.cluster.coordinator import Coordinator
 from launcher.policies.elastic import Sizing
 from launcher.policies.failures import Failure
-from launcher.policies.watchdog import RankProcess
+from launcher.policies.watchdog import RankLocation
 from launcher.run.history import read_history
 
 ELASTIC = Sizing(least=1, most=3, expected=3, wait=0, grow=0, each={"CPU": 1})
@@ -50,7 +50,7 @@ def begin(state: Coordinator, *nodes: str) -> int:
     number = state.enter(nodes)
     assert isinstance(number, int)
     for rank, node in enumerate(nodes):
-        state.beat(rank, 7, "training", RankProcess(node, 100 + rank))
+        state.beat(rank, 7, "training", RankLocation(node, 100 + rank))
     return number
 
 
