@@ -1,4 +1,4 @@
-"""`maskfleet launch`: what runs `maskfleet train` on a cluster, rendered for a scheduler, and submitted."""
+"""`maskfleet launch`: renders the job that runs `maskfleet train` on a cluster, for its scheduler, and submits it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ P = ParamSpec("P")
 
 @dataclass(frozen=True)
 class JobOptions:
-    """What every job of a cluster of its own is asked for: arguments and options of the commands below."""
+    """The arguments and options that all commands below share."""
 
     run: RunArgument
     nodes: Annotated[int, typer.Option("--nodes", min=1, help="Machines that train.")]
@@ -59,7 +59,8 @@ class JobOptions:
     submit: Annotated[bool, typer.Option("--submit", help="Hand it to the scheduler.")] = False
 
     def settings(self) -> dict[str, object]:
-        """As every scheduler's settings name them. Raises RunError, RecipeError: the run cannot be trained so."""
+        """These options as every scheduler's settings name them. Raises RunError, RecipeError: the run cannot be
+        trained so."""
         from launcher.schedulers.job import job_name
 
         return {
@@ -75,7 +76,8 @@ class JobOptions:
         }
 
     def deliver(self, text: str, submit: Callable[[], str]) -> None:
-        """What was rendered, to where it was asked for; then `submit`, whose answer is shown."""
+        """Write the rendered `text` to where it was asked for; with --submit also call `submit`, and print what it
+        returns."""
         if self.out is not None:
             from launcher.output import write_file
 
@@ -88,8 +90,8 @@ class JobOptions:
 
 
 def with_job_options(command: Callable[Concatenate[JobOptions, P], None]) -> Callable[..., None]:
-    """`command` with the fields of `JobOptions` as parameters of its own: typer has no groups of options, and reads
-    a function's signature. What is required comes first, in the help too."""
+    """Give `command` the fields of `JobOptions` as parameters of its own. Typer has no groups of options, but it reads
+    a function's signature. Required options come first, in the help too."""
     own = list(signature(command).parameters.values())[1:]
     shared = list(signature(JobOptions).parameters.values())
     both = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in (*shared, *own)]
@@ -290,8 +292,8 @@ def ray_job(
 
 
 def _uri(run: str, assignments: list[str] | None) -> str:
-    """The run's URI, absolute. That there is no run, or that it cannot take the assignments, is better known before a
-    job waits in a queue. Raises RunError, RecipeError."""
+    """The run's absolute URI. Opens the run and applies the assignments, so that mistakes are found before a job waits
+    in a queue. Raises RunError, RecipeError."""
     from launcher.recipe.load import reload
     from launcher.run.record import open_run
 

@@ -72,10 +72,8 @@ class Coordinator:
 
     @_control
     def next_group(self, failed: Sequence[int]) -> GroupStart | None:
-        """How many ranks the driver may start now, and without which nodes. None: not now, or never again.
-
-        `failed`: the ranks whose end ended the last group, as far as Ray knows. The last group is over.
-        """
+        """How many ranks the driver may start now, and without which nodes; None: not now, or never. The last group is
+        over, ended by the ranks in `failed`, as far as Ray knows."""
         there = staying(draining())
         with self._lock:
             # Ranks may die before they are let in, too.
@@ -110,8 +108,8 @@ class Coordinator:
 
     @_control
     def look_around(self) -> None:
-        """Pause the ranks at a checkpoint if a node of theirs is being drained, or if more ranks could train. The
-        driver calls this every few seconds while they train."""
+        """Pause the ranks at a checkpoint if a node of theirs is being drained, or if more could train. Called every
+        few seconds."""
         going = draining()
         there = staying(going)
         with self._lock:
@@ -133,11 +131,8 @@ class Coordinator:
 
     @_control
     def unfit(self, preflights: Sequence[Mapping[str, Any]], problem: str, remedy: str) -> None:
-        """The preflight found that some nodes must not train, because of `problem`. Those are excluded, or, if too few
-        are left, the run ends.
-
-        `preflights`: for each such node, the fields of its event.
-        """
+        """The preflight found that some nodes must not train, because of `problem`. They are excluded, or, if too few
+        are left, the run ends. `preflights`: for each such node, the fields of its event."""
         there = staying(draining())
         bad = frozenset(preflight["node"] for preflight in preflights)
         with self._lock:
@@ -286,8 +281,8 @@ class Coordinator:
         return self._status.superseded
 
     def fail(self, problem: str, remedy: str, attempt: int | None = None, repeated: bool = False) -> None:
-        """The run cannot go on, whoever starts it. The first such message is kept: later ones are mostly its
-        consequences on other ranks."""
+        """The run cannot go on, whoever starts it. The first reason is kept: later ones are mostly its consequences on
+        other ranks."""
         with self._lock:
             if self._status.fatal is None and not self._is_over(attempt):
                 self._status.fatal = Fatal(problem, remedy, repeated)
@@ -335,7 +330,7 @@ class Coordinator:
 
     @_closing
     def close(self, patience_s: float) -> bool:
-        """The command ends. Writes what is still to be recorded, in at most `patience_s` seconds; returns whether all
+        """The command ends: write what is still to be recorded, in at most `patience_s` seconds. Returns whether all
         was written."""
         done = self._log.close(patience_s)
         self._tenure.close(0.5)

@@ -1,6 +1,6 @@
-"""One commit of a run, measured by all tasks of its recipe. Knows nothing of Ray or of training.
+"""Measures one commit of a run by all tasks of its recipe. Independent of Ray and of training.
 
-The weights are read into memory first; after that the checkpoint may be deleted.
+The weights are read into memory first, so the checkpoint may be deleted meanwhile.
 """
 
 import time
@@ -32,7 +32,7 @@ from launcher.run.record import Run
 
 @dataclass(frozen=True)
 class CommitOutcome:
-    """What came of evaluating a commit.
+    """What evaluating a commit led to.
 
     Attributes:
         gone: the commit was deleted before it could be read.
@@ -47,10 +47,8 @@ class CommitOutcome:
 
 
 def evaluate_commit(run: Run, mark: Mark, tasks: Sequence[EvaluationTask]) -> CommitOutcome:
-    """Measure what was not measured yet, each result on record as soon as it is there.
-
-    Raises DamagedCheckpoint, StoreError: the commit cannot be read, or a result not be written.
-    """
+    """Measure what was not measured yet, and store each result as soon as it is there. Raises DamagedCheckpoint,
+    StoreError: the commit cannot be read, or a result cannot be written."""
     checkpoint = _read(run, mark)
     if checkpoint is None:
         return CommitOutcome(gone=True)
@@ -82,7 +80,7 @@ def _read(run: Run, mark: Mark) -> Checkpoint | None:
 
 
 def _evaluate(checkpoint: Checkpoint, task: EvaluationTask, outcome: CommitOutcome) -> CommitOutcome:
-    """One task. What is wrong with it, such as data that are not there, is no reason to leave out the others."""
+    """Measure one task. An error, such as missing data, does not stop the other tasks."""
     store, began = checkpoint.run.store, time.monotonic()
     try:
         found = _Measure(checkpoint, task)

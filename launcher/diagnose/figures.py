@@ -1,4 +1,4 @@
-"""What a measure of a checkpoint comes to: numbers, each with what it is of."""
+"""The result of a measure: numbers, each with a description of what it measures."""
 
 import math
 from collections.abc import Iterable

@@ -1,5 +1,7 @@
-"""Frozen measures on tasks with data of their own: what they need of a model is its encoder, be it a run's or a
-folder's. Held-out text is a run's, see `launcher.diagnose.evaluate`."""
+"""Frozen measures on tasks that have data of their own. They need only an encoder, whether of a run or of a folder.
+
+Measures on a run's held-out text are in `launcher.diagnose.evaluate`.
+"""
 
 import hashlib
 import json
@@ -43,10 +45,8 @@ class OwnData:
 
 
 def own_data(task: EvaluationTask) -> OwnData | None:
-    """None for what is measured on a run's held-out text.
-
-    Raises: RunError, TaskError, StoreError, as `launcher.diagnose.task_data`.
-    """
+    """Read a task's data. None for a task that is measured on a run's held-out text. Raises RunError, TaskError,
+    StoreError, as `launcher.diagnose.task_data`."""
     if task.probe:
         return OwnData(task, probe_splits(task.probe))
     if task.similarity:

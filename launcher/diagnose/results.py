@@ -58,7 +58,7 @@ class DiagnosticCell(BaseModel):
 
     @property
     def path(self) -> str:
-        """Of its result. Where a task's data lie decides nothing."""
+        """Where its result is stored. The place of a task's data is not part of it."""
         content = self.model_dump(mode="json")
         for measure in content["task"].values():
             measure.pop("data", None)
@@ -101,7 +101,8 @@ def read_result(store: Store, cell: DiagnosticCell) -> DiagnosticResult | None:
 
 
 def write_result(store: Store, result: DiagnosticResult) -> bool:
-    """Whether it is ours that stays. A damaged object in its place is replaced. Raises StoreError."""
+    """Store it, unless one is there. Returns whether this one was stored. A damaged object in its place is replaced.
+    Raises StoreError."""
     return keep(store, result) is result
 
 
@@ -120,7 +121,7 @@ def unevaluated(store: Store, mark: Mark, tasks: Sequence[EvaluationTask]) -> bo
 
 
 class EvaluationReader:
-    """Reads again and again what was measured of a run's commits; each time what is new (`SealedReader`)."""
+    """Reads what was measured of a run's commits, again and again, each time only what is new (`SealedReader`)."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

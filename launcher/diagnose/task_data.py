@@ -18,7 +18,8 @@ _APART = 10  # one in so many examples of train, to choose the penalty by where 
 
 
 def probe_splits(settings: ProbeSettings) -> Splits:
-    """Without a labelled test split the probe is measured on dev, and its penalty chosen on a tenth of train.
+    """The splits of a classification task. Without a labelled test split the probe is measured on dev, and its penalty
+    is chosen on a tenth of train.
 
     Raises:
         RunError: not a task of classification. TaskError: no such task, or its files are not what it says.

@@ -1,4 +1,4 @@
-"""A table of an evaluation as a terminal and a page show it."""
+"""The table of an evaluation, as a terminal and a page show it."""
 
 from collections.abc import Mapping, Sequence
 

@@ -170,7 +170,7 @@ def keep_rows(store: Store, rows: Sequence[TableRow]) -> None:
 
 
 class RowReader:
-    """Reads the rows kept with a run again and again; each time what is new (`SealedReader`)."""
+    """Reads the rows that are stored with a run, again and again, each time only what is new (`SealedReader`)."""
 
     def __init__(self, store: Store) -> None:
         self._store, self._rows = store, SealedReader(store, TableRow)

@@ -1,4 +1,5 @@
-"""New parameters, drawn from a seed and their names: whatever else is new, and in whatever order, the same values."""
+"""Draws new parameters from a seed and their names, so a parameter's values do not depend on what else is new, or in
+which order."""
 
 from collections.abc import Set
 

@@ -1,4 +1,5 @@
-"""A text that is longer than the model, as windows that overlap; each piece counts in the one where it sees most."""
+"""Cuts a text that is longer than the model into overlapping windows. Each piece counts in the window where it has most
+context."""
 
 import numpy as np
 from numpy.typing import NDArray

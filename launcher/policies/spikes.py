@@ -32,10 +32,12 @@ class Spikes(BaseModel):
     """What is done about losses that are not finite, or far above the ones before.
 
     Attributes:
-        window: steps whose losses are the measure; before a phase has had so many, no finite loss is high.
-        threshold: spreads above the median at which a loss is high. Null: no finite loss is.
-        outlier: spreads above the median at which a loss or a gradient norm makes no update. Null: any finite one
-            does, as in the papers.
+        window: with how many recent steps a loss is compared. Before a phase has had so many, no finite loss is a
+            spike.
+        threshold: how many standard deviations above the median a loss must be to count as a spike. The deviation is
+            estimated from the median absolute deviation. Null: no finite loss is a spike.
+        outlier: as many standard deviations above the median, a loss or a gradient norm makes no update. Null: any
+            finite one makes its update, as in the papers.
         patience: steps in a row, high or without an update, after which the run goes back, to a checkpoint at least as
             many steps older than the first of them.
         most_rewinds: times in a row, none of which got the run `window` steps past where it went back. Then it ends.

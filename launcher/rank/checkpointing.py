@@ -1,4 +1,4 @@
-"""When a run saves and which checkpoints it keeps. The training loop calls this; the checkpoints package does the rest."""
+"""When a run saves, and which checkpoints it keeps. The training loop calls this."""
 
 import time
 from collections.abc import Callable

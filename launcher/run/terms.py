@@ -1,4 +1,4 @@
-"""The terms of a loss by name: a weighted sum of several says nothing to a person, and no perplexity belongs to it."""
+"""The terms of a loss by name. A weighted sum of several terms means little to a person, and has no perplexity."""
 
 import math
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What is shown of a record, under the names that every tracker and TensorBoard have it by."""
+"""The figures of a record, by the names under which every tracker and TensorBoard show them."""
 
 from collections.abc import Mapping
 from typing import Any

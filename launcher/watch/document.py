@@ -1,4 +1,4 @@
-"""A whole page: its sections, and how old they are. It is complete without its script, which keeps it up to date."""
+"""A whole page: its sections, and how old they are. The page is complete without its script, which only updates it."""
 
 import json
 from hashlib import sha256
@@ -22,7 +22,7 @@ def standing(view: View[Any]) -> dict[str, object]:
 
 
 def version(sections: Sections) -> str:
-    """Another one with every content."""
+    """A string that changes whenever the content does."""
     return sha256(json.dumps(sections).encode()).hexdigest()[:16]
 
 

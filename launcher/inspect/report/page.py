@@ -1,6 +1,5 @@
-"""The report: one HTML file that stands alone. What happened in a run, for the person who has to judge it. The live
-page (`launcher.watch`) is made of the same sections.
-"""
+"""The report: one HTML file, without references to anything outside it, for whoever judges how a run went. The live
+page (`launcher.watch`) consists of the same sections."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
