@@ -14,18 +14,17 @@ from data_service.errors import UserError as DataError
 from data_service.store.errors import KeyMissing
 from encoder_core.errors import UserError as ModelError
 from launcher.diagnose.anisotropy import anisotropy, heldout_sentences
-from launcher.diagnose.figures import Figure
 from launcher.diagnose.frozen import Checkpoint, read_checkpoint
 from launcher.diagnose.heldout import held_out
-from launcher.diagnose.own_data import hash_of, own_data
+from launcher.diagnose.own_data import SAMPLED_BY, hash_of, own_data
 from launcher.diagnose.results import (
     DiagnosticCell,
     DiagnosticResult,
+    Figure,
     read_result,
     write_commit,
     write_result,
 )
-from launcher.diagnose.task_data import SAMPLED_BY
 from launcher.recipe.evaluation import EvaluationTask
 from launcher.run.record import Run
 

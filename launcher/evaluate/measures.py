@@ -6,10 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.diagnose.figures import Figure
 from launcher.diagnose.frozen import frozen_folder
 from launcher.diagnose.own_data import OwnData, own_data
-from launcher.diagnose.results import VERSION
+from launcher.diagnose.results import VERSION, Figure
 from launcher.embed.evaluate import CellSettings, embed_cell
 from launcher.errors import TaskError
 from launcher.evaluate.cell import CellFigures, Measure

@@ -23,7 +23,7 @@ from data_service.store.errors import KeyMissing, StoreError
 from data_service.store.open import open_store
 from launcher.recipe.operation import Mlflow, Wandb
 from launcher.run.step_table import Record
-from launcher.trackers.figures import figures
+from launcher.run.terms import figures
 from launcher.trackers.lineage import Cursor, LineageFollower
 from launcher.trackers.webhook import ROUTINE, Follower
 

@@ -11,7 +11,7 @@ from checkpoints.attempt import Attempt, newest_attempt
 from checkpoints.listing import committed
 from checkpoints.rewind import Rewind, record
 from data_service.store.open import open_store
-from launcher.trackers.figures import figures
+from launcher.run.terms import figures
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(900)]
 

@@ -8,8 +8,7 @@ from html import escape
 
 from data_service.visible import visible
 from launcher.diagnose.results import Evaluated
-from launcher.evaluate.render import heads, lines
-from launcher.evaluate.table import TableRow
+from launcher.evaluate.table import TableRow, heads, lines
 from launcher.format import human_count, human_duration
 from launcher.inspect.report import tables
 from launcher.inspect.report.account import Account

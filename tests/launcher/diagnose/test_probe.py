@@ -9,10 +9,10 @@ import pytest
 from exports import FAMILIES, export
 from small_runs import WORDS
 
-from launcher.diagnose.figures import Figure, named
 from launcher.diagnose.frozen import Frozen, open_frozen
 from launcher.diagnose.linear_probe import Splits, linear_probe
-from launcher.diagnose.task_data import at_most
+from launcher.diagnose.own_data import at_most
+from launcher.diagnose.results import Figure, named
 from launcher.errors import RunError
 from launcher.tasks.examples import Sentences
 

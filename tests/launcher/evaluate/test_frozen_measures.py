@@ -6,9 +6,9 @@ import pytest
 from committed_runs import task_files
 from finetuning import model
 
-from launcher.diagnose.figures import Figure
 from launcher.diagnose.frozen import open_frozen
 from launcher.diagnose.own_data import own_data
+from launcher.diagnose.results import Figure
 from launcher.errors import TaskError
 from launcher.evaluate.cell import CellFigures
 from launcher.evaluate.evaluation import plan

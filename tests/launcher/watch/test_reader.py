@@ -12,11 +12,11 @@ from watched_runs import ToldRun
 from checkpoints.layout import Mark
 from data_service.store.base import Entry
 from data_service.store.local import LocalStore
-from launcher.diagnose.figures import Figure
 from launcher.diagnose.results import (
     DiagnosticCell,
     DiagnosticResult,
     EvaluationReader,
+    Figure,
     evaluated,
     write_commit,
     write_result,
