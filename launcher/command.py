@@ -57,7 +57,7 @@ def _run() -> None:
 
 
 def looked_after_by() -> int:
-    """The process that stands for the command: whom people signal, and whose death ends it."""
+    """The process that stands for the command: the one that people signal, and whose death ends it."""
     return int(os.environ[_NAME].partition("-")[0]) if _NAME in os.environ else os.getpid()
 
 
@@ -73,8 +73,9 @@ def saving() -> Iterator[None]:
 
 @contextmanager
 def output_into(path: Path) -> Iterator[None]:
-    """What this process writes to standard output and error while this lasts goes to a file: libraries say much there,
-    Ray's core among them, that operators are told in our words. A console of `screen()` made before goes on."""
+    """While this lasts, what this process writes to standard output and error goes to a file: libraries, above all
+    Ray's core, print much that operators are told in our words. A console of `screen()` that was made before still
+    writes to the screen."""
     kept, file = [os.dup(1), os.dup(2)], os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     for number in (1, 2):
         os.dup2(file, number)
@@ -99,7 +100,7 @@ def screen(number: int = 1) -> IO[str]:
 
 
 def _look_after(work: Callable[[], None]) -> int:
-    """Runs `work` in a child; returns the exit code of the command."""
+    """Run `work` in a child process. Returns the exit code of the command."""
     _prctl(_SET_CHILD_SUBREAPER, 1)
     name = f"{os.getpid()}-{_start(os.getpid())}"
     _sweep()
@@ -140,9 +141,9 @@ def _be_driver(work: Callable[[], None], parent: int) -> None:
 
 
 def _await(driver: int) -> tuple[int, bool]:
-    """Passes signals on until the driver has ended; its wait status, and whether it was asked to end.
+    """Pass signals on until the driver has ended. Returns its wait status, and whether it was asked to end.
 
-    A driver that saves has the time that it takes. One that does not is given a little, and killed.
+    A driver that is saving gets all the time that takes; one that is not gets a little, and is then killed.
     """
     asked, interrupts, idle_since, asking = False, 0, 0.0, heeded()
     while True:
@@ -164,7 +165,7 @@ def _await(driver: int) -> tuple[int, bool]:
 
 
 def _verdict(status: int, asked: bool) -> int:
-    """The command's exit code; says what happened where the driver could not."""
+    """The command's exit code. Prints what happened if the driver could not."""
     code = os.waitstatus_to_exitcode(status)
     if code in CODES:
         return code
@@ -214,7 +215,7 @@ def _kill(process: psutil.Process) -> None:
 
 
 def _sweep() -> None:
-    """Ends the processes that earlier commands have left, whose parents were killed."""
+    """End processes that earlier commands left behind, and whose parents were killed."""
     for process, owner in _named():
         if not _lives(owner):
             _kill(process)

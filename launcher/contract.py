@@ -1,6 +1,6 @@
-"""What `maskfleet train` and whoever repeats it agree on: exit codes, and how long things may take.
+"""What `maskfleet train` promises to whatever repeats it: its exit codes, and how long things may take.
 
-Every end of the command is one of four. Templates, schedulers and scripts rely on these numbers.
+Every end of the command is one of four codes. Templates, schedulers and scripts rely on these numbers.
 """
 
 from checkpoints.errors import Superseded

@@ -2,6 +2,14 @@
 
 from data_service.errors import UserError
 
+PEER_GONE = (
+    "gloo/transport",
+    "Connection closed by peer",
+    "ncclRemoteError",
+    "NCCL communicator was aborted",
+)
+"""Parts of what torch.distributed says on a rank because another rank has died."""
+
 
 class RecipeError(UserError):
     """A recipe that cannot be read, or that asks for an impossible combination."""

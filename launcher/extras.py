@@ -1,4 +1,5 @@
-"""Packages that only some of Maskfleet's uses need, and that are not installed with it; and what they say of files."""
+"""Optional packages: they are not installed with Maskfleet, and only some commands need them. Also their error messages
+about files."""
 
 from importlib import import_module
 from types import ModuleType
@@ -25,8 +26,8 @@ def optional(package: str, use: str, extra: str | None = None) -> ModuleType:
 
 
 def reason(error: Exception) -> str:
-    """Why a foreign library cannot read a file, in a line. On files that are not what they should be it raises whatever
-    its parts raise: `KeyError: 'added_tokens'`, or an `Exception` with no class of its own."""
+    """Why a foreign library cannot read a file, in one line. For a damaged file it may raise anything: `KeyError:
+    'added_tokens'`, or a bare `Exception`."""
     said = next(iter(str(error).splitlines()), "")
     telling = isinstance(error, OSError | ValueError) or type(error) is Exception
     return said if telling and said else f"{type(error).__name__}: {said}".rstrip(": ")

@@ -1,6 +1,6 @@
-"""Commands that work for hours in one process of their own: what they say, and how they end.
+"""How `finetune` and `embed` end, which compute for hours in one process.
 
-They save nothing on the way: the same command, given again, computes the same.
+They keep nothing on the way. The same command, given again, computes the same.
 """
 
 import logging
@@ -19,8 +19,8 @@ from encoder_core.errors import UserError as ModelError
 
 @contextmanager
 def repeatable() -> Iterator[None]:
-    """What another start may do better ends with 75, not as a mistake. SIGTERM and SIGHUP do, too, and temporary copies
-    of a model are removed before."""
+    """Errors that may pass by themselves end the command with 75, and so do SIGTERM and SIGHUP. Temporary copies of a
+    model are removed before."""
     from launcher.command import heeded
     from launcher.contract import REPEAT
 
@@ -39,7 +39,7 @@ def repeatable() -> Iterator[None]:
 
 @contextmanager
 def passing() -> Iterator[None]:
-    """An error that may pass by itself is said, and ends the command with 75. Raises all others."""
+    """Show an error that may pass by itself, and end the command with 75. All other errors are raised."""
     from launcher.contract import MISTAKE, code_of
 
     try:
@@ -53,7 +53,7 @@ def passing() -> Iterator[None]:
 
 @contextmanager
 def told(*names: str) -> Iterator[None]:
-    """What these loggers say goes to standard error as it comes."""
+    """While this lasts, messages of these loggers go to standard error."""
     from launcher.command import screen
 
     handler = logging.StreamHandler(screen(2))

@@ -9,7 +9,7 @@ import typer
 from launcher.cli.options import CheckpointArgument, DataOption, JsonOption, StepOption, print_json
 
 if TYPE_CHECKING:
-    from launcher.diagnose.figures import Figure
+    from launcher.diagnose.results import Figure
     from launcher.diagnose.subject import Diagnosis
 
 _NAMES = {"iso_score": "IsoScore", "effective_rank": "effective rank", "spearman": "Spearman"}
@@ -66,7 +66,7 @@ def diagnose(
 
 
 def _show(subject: "Diagnosis") -> None:
-    from launcher.diagnose.figures import ANISOTROPY
+    from launcher.diagnose.results import ANISOTROPY
 
     typer.echo(f"{subject.title}")
     layered = [figure for figure in subject.figures if figure.layer is not None]

@@ -1,4 +1,5 @@
-"""`maskfleet doctor` and `preflight`: is this machine, or a node of a run, fit for a long run? Before it is one."""
+"""`maskfleet doctor` and `maskfleet preflight`: checks of this machine, or of a node of a run, before a long run
+begins."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated

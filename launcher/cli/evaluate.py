@@ -213,7 +213,7 @@ def _end(evaluation: "GridEvaluation") -> None:
 
 
 def _print_table(rows: "list[TableRow]", as_json: bool) -> None:
-    from launcher.evaluate.render import terminal_table
+    from launcher.evaluate.table import terminal_table
     from launcher.output import print_table
 
     if as_json:

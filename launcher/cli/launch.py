@@ -1,7 +1,11 @@
-"""`maskfleet launch`: what runs `maskfleet train` on a cluster, rendered for a scheduler, and submitted."""
+"""`maskfleet launch`: renders the job that runs `maskfleet train` on a cluster, for its scheduler, and submits it."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Concatenate, ParamSpec
 
 import typer
 
@@ -17,27 +21,90 @@ The run must exist. Secrets never appear in it: variables are named with --env, 
 
 group = typer.Typer(no_args_is_help=True, help=_HELP)
 
-NameOption = Annotated[
-    str | None, typer.Option("--name", help="Of the job, and of what is made for it. Default: from the URI.")
-]
-NodesOption = Annotated[int, typer.Option("--nodes", min=1, help="Machines that train.")]
-GpusOption = Annotated[int, typer.Option("--gpus-per-node", min=0, help="0 for training on CPUs.")]
-CpusOption = Annotated[int, typer.Option("--cpus-per-node", min=1, help="Cores of each machine to use.")]
-MemoryOption = Annotated[
-    str, typer.Option("--memory", help="Of each machine, below its size: the system needs some.")
-]
-SharedOption = Annotated[
-    str, typer.Option("--shared-memory", help="/dev/shm of each; Ray's object store takes three quarters.")
-]
-EnvOption = Annotated[
-    list[str] | None,
-    typer.Option("--env", metavar="NAME", help="A variable that the job gets. The name only, never a value."),
-]
-OutOption = Annotated[
-    Path | None, typer.Option("--out", help="Write it to this file. Default: standard output.")
-]
-SubmitOption = Annotated[bool, typer.Option("--submit", help="Hand it to the scheduler.")]
 ImageOption = Annotated[str, typer.Option("--image", help="Built from infra/Dockerfile.")]
+InstanceTypeOption = Annotated[str, typer.Option("--instance-type", help="Of every node.")]
+DiskOption = Annotated[str, typer.Option("--disk", help="Of each machine.")]
+P = ParamSpec("P")
+
+
+@dataclass(frozen=True)
+class JobOptions:
+    """The arguments and options that all commands below share."""
+
+    run: RunArgument
+    nodes: Annotated[int, typer.Option("--nodes", min=1, help="Machines that train.")]
+    cpus: Annotated[int, typer.Option("--cpus-per-node", min=1, help="Cores of each machine to use.")]
+    memory: Annotated[
+        str, typer.Option("--memory", help="Of each machine, below its size: the system needs some.")
+    ]
+    gpus: Annotated[int, typer.Option("--gpus-per-node", min=0, help="0 for training on CPUs.")] = 0
+    shared_memory: Annotated[
+        str,
+        typer.Option("--shared-memory", help="/dev/shm of each; Ray's object store takes three quarters."),
+    ] = "16GiB"
+    name: Annotated[
+        str | None,
+        typer.Option("--name", help="Of the job, and of what is made for it. Default: from the URI."),
+    ] = None
+    env: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--env", metavar="NAME", help="A variable that the job gets. The name only, never a value."
+        ),
+    ] = None
+    assignments: SetOption = None
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Write it to this file. Default: standard output.")
+    ] = None
+    submit: Annotated[bool, typer.Option("--submit", help="Hand it to the scheduler.")] = False
+
+    def settings(self) -> dict[str, object]:
+        """These options as every scheduler's settings name them. Raises RunError, RecipeError: the run cannot be
+        trained so."""
+        from launcher.schedulers.job import job_name
+
+        return {
+            "run": _uri(self.run, self.assignments),
+            "name": self.name or job_name(self.run),
+            "nodes": self.nodes,
+            "gpus": self.gpus,
+            "cpus": self.cpus,
+            "memory": self.memory,
+            "shared_memory": self.shared_memory,
+            "environment": tuple(self.env or ()),
+            "assignments": tuple(self.assignments or ()),
+        }
+
+    def deliver(self, text: str, submit: Callable[[], str]) -> None:
+        """Write the rendered `text` to where it was asked for; with --submit also call `submit`, and print what it
+        returns."""
+        if self.out is not None:
+            from launcher.output import write_file
+
+            write_file(self.out, text)
+            typer.echo(f"wrote {self.out}", err=True)
+        elif not self.submit:
+            typer.echo(text, nl=False)
+        if self.submit:
+            typer.echo(submit())
+
+
+def with_job_options(command: Callable[Concatenate[JobOptions, P], None]) -> Callable[..., None]:
+    """Give `command` the fields of `JobOptions` as parameters of its own. Typer has no groups of options, but it reads
+    a function's signature. Required options come first, in the help too."""
+    own = list(signature(command).parameters.values())[1:]
+    shared = list(signature(JobOptions).parameters.values())
+    both = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in (*shared, *own)]
+    both.sort(key=lambda one: one.default is not Parameter.empty)
+
+    @wraps(command)
+    def spread(*args: P.args, **values: P.kwargs) -> None:
+        options = JobOptions(**{one.name: values.pop(one.name) for one in shared})  # type: ignore[arg-type]
+        command(options, *args, **values)
+
+    spread.__signature__ = Signature(both)  # type: ignore[attr-defined]
+    spread.__annotations__ = {one.name: one.annotation for one in both}
+    return spread
 
 
 def register(app: typer.Typer) -> None:
@@ -45,16 +112,9 @@ def register(app: typer.Typer) -> None:
 
 
 @group.command()
+@with_job_options
 def slurm(
-    run: RunArgument,
-    nodes: NodesOption,
-    cpus: CpusOption,
-    memory: MemoryOption,
-    gpus: GpusOption = 0,
-    shared_memory: SharedOption = "16GiB",
-    name: NameOption = None,
-    env: EnvOption = None,
-    assignments: SetOption = None,
+    options: JobOptions,
     time: Annotated[
         str | None, typer.Option("--time", help="Limit of one start, as Slurm spells it.")
     ] = None,
@@ -67,8 +127,6 @@ def slurm(
         Path | None,
         typer.Option("--bin", help="Folder of the maskfleet command on every node. Default: this one's."),
     ] = None,
-    out: OutOption = None,
-    submit: SubmitOption = False,
 ) -> None:
     """A batch script that starts Ray on the job's nodes, saves before preemption, and queues itself again.
 
@@ -80,7 +138,7 @@ def slurm(
     from launcher.schedulers import slurm as backend
 
     job = backend.SlurmJob.of(
-        **_common(run, name, nodes, gpus, cpus, memory, shared_memory, env, assignments),
+        **options.settings(),
         bin=str(bin_folder or Path(sys.executable).parent),
         log=log,
         time=time,
@@ -89,23 +147,14 @@ def slurm(
         qos=qos,
         constraint=constraint,
     )
-    _write(backend.render(job), out, submit)
-    if submit:
-        typer.echo(f"submitted job {backend.submit(job)}")
+    options.deliver(backend.render(job), lambda: f"submitted job {backend.submit(job)}")
 
 
 @group.command()
+@with_job_options
 def kuberay(
-    run: RunArgument,
+    options: JobOptions,
     image: ImageOption,
-    nodes: NodesOption,
-    cpus: CpusOption,
-    memory: MemoryOption,
-    gpus: GpusOption = 0,
-    shared_memory: SharedOption = "16GiB",
-    name: NameOption = None,
-    env: EnvOption = None,
-    assignments: SetOption = None,
     namespace: Annotated[str, typer.Option("--namespace")] = "default",
     service_account: Annotated[
         str, typer.Option("--service-account", help="Whose rights the pods have, in S3 too.")
@@ -120,8 +169,6 @@ def kuberay(
     head_selector: Annotated[
         list[str] | None, typer.Option("--head-selector", metavar="LABEL=VALUE", help="The head's machine.")
     ] = None,
-    out: OutOption = None,
-    submit: SubmitOption = False,
 ) -> None:
     """A RayJob for the KubeRay operator (1.5.1 or newer), which makes a new cluster for every retry.
 
@@ -131,7 +178,7 @@ def kuberay(
     from launcher.schedulers import kuberay as backend
 
     job = backend.KubeRayJob.of(
-        **_common(run, name, nodes, gpus, cpus, memory, shared_memory, env, assignments),
+        **options.settings(),
         image=image,
         namespace=namespace,
         service_account=service_account,
@@ -140,35 +187,24 @@ def kuberay(
         node_selector=_labels(node_selector),
         head_selector=_labels(head_selector),
     )
-    _write(backend.render(job), out, submit)
-    if submit:
-        typer.echo(f"created {backend.submit(job)}")
+    options.deliver(backend.render(job), lambda: f"created {backend.submit(job)}")
 
 
 @group.command("aws-batch")
+@with_job_options
 def aws_batch(
-    run: RunArgument,
+    options: JobOptions,
     image: ImageOption,
-    instance_type: Annotated[str, typer.Option("--instance-type", help="Of every node.")],
+    instance_type: InstanceTypeOption,
     vpc: Annotated[str, typer.Option("--vpc")],
     subnet: Annotated[
         str, typer.Option("--subnet", help="Private, with a way to S3: one availability zone.")
     ],
-    nodes: NodesOption,
-    cpus: CpusOption,
-    memory: MemoryOption,
-    gpus: GpusOption = 0,
-    shared_memory: SharedOption = "16GiB",
-    name: NameOption = None,
-    env: EnvOption = None,
-    assignments: SetOption = None,
     efa: Annotated[int, typer.Option("--efa", min=0, help="Elastic Fabric Adapters of each machine.")] = 0,
-    disk: Annotated[str, typer.Option("--disk", help="Of each machine.")] = "200GiB",
+    disk: DiskOption = "200GiB",
     attempts: Annotated[
         int, typer.Option("--attempts", min=1, max=10, help="Starts at most; AWS allows 10.")
     ] = 10,
-    out: OutOption = None,
-    submit: SubmitOption = False,
 ) -> None:
     """A CloudFormation stack with roles, network rules, queue and a multi-node parallel job definition.
 
@@ -182,44 +218,33 @@ def aws_batch(
     from launcher.schedulers import aws_batch as backend
 
     job = backend.BatchJob.of(
-        **_common(run, name, nodes, gpus, cpus, memory, shared_memory, env, assignments),
+        **options.settings(),
         image=image,
         instance_type=instance_type,
         vpc=vpc,
         subnet=subnet,
-        reads=backend.reads_of(open_run(run).recipe),
+        reads=backend.reads_of(open_run(options.run).recipe),
         efa=efa,
         disk=disk,
         attempts=attempts,
     )
-    _write(backend.render(job), out, submit)
-    if submit:
-        typer.echo(f"submitted job {backend.submit(job)}")
+    options.deliver(backend.render(job), lambda: f"submitted job {backend.submit(job)}")
 
 
 @group.command()
+@with_job_options
 def ray(
-    run: RunArgument,
+    options: JobOptions,
     image: ImageOption,
     region: Annotated[str, typer.Option("--region", help="Of AWS.")],
     instance_type: Annotated[str, typer.Option("--instance-type", help="Of every node, the head too.")],
-    nodes: NodesOption,
-    cpus: CpusOption,
-    memory: MemoryOption,
-    gpus: GpusOption = 0,
-    shared_memory: SharedOption = "16GiB",
-    name: NameOption = None,
-    env: EnvOption = None,
-    assignments: SetOption = None,
     ami: Annotated[str | None, typer.Option("--ami", help="Default: Ray's choice for the region.")] = None,
     ssh_user: Annotated[str, typer.Option("--ssh-user", help="Of the machine image.")] = "ubuntu",
     profile: Annotated[
         str | None, typer.Option("--worker-profile", help="ARN of the workers' instance profile.")
     ] = None,
     spot: Annotated[bool, typer.Option("--spot", help="Workers on spot instances.")] = False,
-    disk: Annotated[str, typer.Option("--disk", help="Of each machine.")] = "200GiB",
-    out: OutOption = None,
-    submit: SubmitOption = False,
+    disk: DiskOption = "200GiB",
 ) -> None:
     """A Ray cluster on AWS, for `ray up`. --submit starts it, then hands it the job. Nothing starts it again.
 
@@ -229,7 +254,7 @@ def ray(
     from launcher.schedulers import ray_cluster as backend
 
     job = backend.RayCluster.of(
-        **_common(run, name, nodes, gpus, cpus, memory, shared_memory, env, assignments),
+        **options.settings(),
         image=image,
         region=region,
         instance_type=instance_type,
@@ -239,9 +264,7 @@ def ray(
         spot=spot,
         disk=disk,
     )
-    _write(backend.render(job), out, submit)
-    if submit:
-        typer.echo(backend.submit(job))
+    options.deliver(backend.render(job), lambda: backend.submit(job))
 
 
 @group.command("ray-job")
@@ -250,7 +273,7 @@ def ray_job(
     address: Annotated[str, typer.Option("--address", help="Of the cluster's dashboard: http://HOST:8265.")],
     nodes: Annotated[int, typer.Option("--nodes", min=1, help="Nodes of the cluster to wait for.")] = 1,
     assignments: SetOption = None,
-    submit: SubmitOption = False,
+    submit: Annotated[bool, typer.Option("--submit", help="Hand it to the scheduler.")] = False,
 ) -> None:
     """A job for a Ray cluster that runs already, on Maskfleet's image. Variables and tokens are the cluster's own.
 
@@ -268,36 +291,9 @@ def ray_job(
         typer.echo(shlex.join(backend.submission(job, address)))
 
 
-def _common(
-    run: str,
-    name: str | None,
-    nodes: int,
-    gpus: int,
-    cpus: int,
-    memory: str,
-    shared_memory: str,
-    env: list[str] | None,
-    assignments: list[str] | None,
-) -> dict[str, object]:
-    """What every backend's settings share."""
-    from launcher.schedulers.job import job_name
-
-    return {
-        "run": _uri(run, assignments),
-        "name": name or job_name(run),
-        "nodes": nodes,
-        "gpus": gpus,
-        "cpus": cpus,
-        "memory": memory,
-        "shared_memory": shared_memory,
-        "environment": tuple(env or ()),
-        "assignments": tuple(assignments or ()),
-    }
-
-
 def _uri(run: str, assignments: list[str] | None) -> str:
-    """The run's URI, absolute. That there is no run, or that it cannot take the assignments, is better known before a
-    job waits in a queue. Raises RunError, RecipeError."""
+    """The run's absolute URI. Opens the run and applies the assignments, so that mistakes are found before a job waits
+    in a queue. Raises RunError, RecipeError."""
     from launcher.recipe.load import reload
     from launcher.run.record import open_run
 
@@ -309,13 +305,3 @@ def _uri(run: str, assignments: list[str] | None) -> str:
 def _labels(pairs: list[str] | None) -> dict[str, str]:
     """LABEL=VALUE words as a mapping; a word without `=` has an empty value, which the settings refuse."""
     return {label: value for label, _, value in (pair.partition("=") for pair in pairs or ())}
-
-
-def _write(text: str, out: Path | None, submit: bool) -> None:
-    if out is not None:
-        from launcher.output import write_file
-
-        write_file(out, text)
-        typer.echo(f"wrote {out}", err=True)
-    elif not submit:
-        typer.echo(text, nl=False)

@@ -1,4 +1,4 @@
-"""Raw text as the commands take it: a sample to learn a tokenizer from, and how many hands it needs."""
+"""Raw text for commands: a sample to train a tokenizer on, and the number of processes for a corpus build."""
 
 import os
 from collections.abc import Iterator, Sequence

@@ -1,8 +1,9 @@
-"""The coordinator: one small Ray actor through which ranks and the driver talk beside the training itself.
+"""The coordinator: one small Ray actor through which ranks and the driver talk while the run trains.
 
-Ranks report that they are alive and how far they are; the driver asks how the run stands and says when to stop.
-It holds nothing a run needs to continue: if it dies, another one is started. Nobody who shows life or asks waits for
-a store or for Ray: what touches either has threads of its own, and the lock is held for work in memory only.
+Ranks report that they are alive and how far they are. The driver asks how the run stands, and passes on that it is to
+stop. The coordinator holds nothing that a run needs in order to continue: if it dies, the driver starts another one. No
+caller waits for a store or for Ray: threads of their own talk to those, and the lock is held only while memory is
+changed.
 """
 
 import threading
@@ -28,17 +29,18 @@ from launcher.cluster.tenure import Tenure
 from launcher.cluster.world_size import Nodes, WorldSizeTracker
 from launcher.policies.elastic import GroupStart, Sizing
 from launcher.policies.failures import Failure, Kind, Restart, Stop
-from launcher.policies.watchdog import RankProcess
+from launcher.policies.watchdog import RankLocation
 
 _control = on_thread("control")  # may wait for the store or for Ray
 _closing = on_thread("closing")
 
 
 class Coordinator:
-    """The actor's body. It claims the attempts after the first, in the driver's name, and beats for the newest.
+    """The actor's body. The driver claims the first attempt; the coordinator claims the later ones in the driver's
+    name, and renews the heartbeat of the newest.
 
-    Ranks of a group that is over may still live: cut off with their machine, they do not know. They say which
-    `attempt` they belong to, once they know it, and are not listened to.
+    Ranks of an earlier group may still be alive, for example behind a broken network. Ranks send the number of their
+    attempt with every message, as soon as they know it, and messages of earlier attempts are ignored.
 
     Args:
         attempt: claimed for the first group.
@@ -70,9 +72,8 @@ class Coordinator:
 
     @_control
     def next_group(self, failed: Sequence[int]) -> GroupStart | None:
-        """The driver can start ranks: how many, and where. None for now, or for good. The last group is over,
-        ended by the ranks in `failed`, as far as Ray knows.
-        """
+        """How many ranks the driver may start now, and without which nodes; None: not now, or never. The last group is
+        over, ended by the ranks in `failed`, as far as Ray knows."""
         there = staying(draining())
         with self._lock:
             # Ranks may die before they are let in, too.
@@ -90,7 +91,7 @@ class Coordinator:
             return self._grant(there)
 
     def _forget_group(self) -> None:
-        """Before the next ranks give signs of life: nothing is left of the last group, and no order is for them."""
+        """Called before the next ranks report: beats and orders of the last group must not reach them."""
         self._over = self._status.attempt or 0
         self._status.paused = False
         self._group = Group()
@@ -107,8 +108,8 @@ class Coordinator:
 
     @_control
     def look_around(self) -> None:
-        """Have the ranks end at a checkpoint if a node of theirs is to go, or if more could train. The driver
-        asks for this now and then while they run."""
+        """Pause the ranks at a checkpoint if a node of theirs is being drained, or if more could train. Called every
+        few seconds."""
         going = draining()
         there = staying(going)
         with self._lock:
@@ -130,10 +131,8 @@ class Coordinator:
 
     @_control
     def unfit(self, preflights: Sequence[Mapping[str, Any]], problem: str, remedy: str) -> None:
-        """Nodes of a group that was to start must not train, for `problem`: others are taken, or the run ends.
-
-        `preflights`: of each such node, the fields of its event.
-        """
+        """The preflight found that some nodes must not train, because of `problem`. They are excluded, or, if too few
+        are left, the run ends. `preflights`: for each such node, the fields of its event."""
         there = staying(draining())
         bad = frozenset(preflight["node"] for preflight in preflights)
         with self._lock:
@@ -147,10 +146,10 @@ class Coordinator:
 
     @_control
     def enter(self, nodes: Sequence[str], warnings: Sequence[str] = ()) -> int | str | None:
-        """A group of ranks starts, on these nodes: the number of its attempt. None if no start can help; a text, what
-        the store says, if it does not let us claim: ask again.
+        """A group of ranks is ready on these nodes and asks for its attempt. Returns the attempt's number; None if the
+        group must not train; or, if the store does not answer, the store's error as text: the ranks ask again.
 
-        `warnings`, of its preflight, are shown once a command.
+        `warnings`: of the preflight, shown once a command.
         """
         if self._status.fatal is not None:
             return None
@@ -179,7 +178,7 @@ class Coordinator:
         return attempt is not None and attempt <= self._over
 
     def beat(
-        self, rank: int, step: int, doing: str, place: RankProcess, attempt: int | None = None, done: int = 0
+        self, rank: int, step: int, doing: str, place: RankLocation, attempt: int | None = None, done: int = 0
     ) -> Orders:
         """A sign of life, as of `Beat`."""
         with self._lock:
@@ -198,21 +197,21 @@ class Coordinator:
         self.note(f"loading the checkpoint of step {step:,}{repeats}")
 
     def stack(self, rank: int, text: str) -> None:
-        """A rank's answer."""
+        """A rank's answer to `Orders.stacks`: what its threads are doing."""
         with self._lock:
             if self._group.stacks is not None:
                 self._group.stacks[rank] = text
 
     def stacks(self) -> dict[int, str]:
-        """What every rank's threads do, of those that have answered since this was first asked."""
+        """Ask every rank what its threads are doing; returns the answers that have come since this was first called."""
         with self._lock:
             self._group.stacks = self._group.stacks or {}
             return dict(self._group.stacks)
 
     def hung(self, what: str, culprits: Sequence[int], group: int) -> None:
-        """The ranks are about to be killed, because they are stuck: `what` goes on record, and their stacks.
+        """The driver is about to kill the ranks because they are stuck. Records `what`, and the stacks that came.
 
-        `culprits`: those that the others waited for; empty if nobody can tell. `group`: as of `Status`.
+        `culprits`: the ranks that the others waited for; empty if that is not known. `group`: as in `Status`.
         """
         with self._lock:
             if group == self._status.group:
@@ -243,8 +242,8 @@ class Coordinator:
         kind: Kind = "raised",
         trace: str = "",
     ) -> None:
-        """A rank ends with an error, as of `Raised`. `blamed`: the ranks whose fault it was, whoever raised it, if the
-        error tells; empty if it tells that nobody knows."""
+        """A rank ends with an error, see `Raised`. `blamed`: the ranks at fault, if the error says so, whichever rank
+        raised it; empty if the error says that nobody knows."""
         with self._lock:
             if self._is_over(attempt):
                 return
@@ -258,19 +257,19 @@ class Coordinator:
                 self._deaths.resumed(step)
 
     def unsaved(self, reason: str, attempt: int | None = None) -> None:
-        """A stop was asked for, and the ranks end, but could not save."""
+        """A stop was requested and the ranks ended, but their last save failed."""
         with self._lock:
             if not self._is_over(attempt):
                 self._status.unsaved, self._group.running = reason, False
 
     def went_back(self, attempt: int | None = None) -> None:
-        """The ranks end, to start again from an earlier checkpoint: nobody's failure, and nothing to judge."""
+        """The ranks end in order to start again from an earlier checkpoint. This rewind does not count as a failure."""
         with self._lock:
             if not self._is_over(attempt):
                 self._group.running, self._group.excused = False, True
 
     def superseded(self, problem: str, attempt: int | None = None) -> None:
-        """Somebody else has taken the run over."""
+        """Another start has taken the run over."""
         with self._lock:
             if not self._is_over(attempt) and not self._status.superseded:
                 self._status.superseded, self._group.excused, self._group.running = True, True, False
@@ -282,7 +281,8 @@ class Coordinator:
         return self._status.superseded
 
     def fail(self, problem: str, remedy: str, attempt: int | None = None, repeated: bool = False) -> None:
-        """Keep the first; later ones are usually its consequences on other ranks."""
+        """The run cannot go on, whoever starts it. The first reason is kept: later ones are mostly its consequences on
+        other ranks."""
         with self._lock:
             if self._status.fatal is None and not self._is_over(attempt):
                 self._status.fatal = Fatal(problem, remedy, repeated)
@@ -297,7 +297,8 @@ class Coordinator:
             self._log.event("world", **{"from": change.before, "to": world, "cause": change.cause})
 
     def _judge(self, failed: Sequence[int], there: Nodes) -> None:
-        """The last group died: what the policy makes of that. Whoever was asked to stop has not failed."""
+        """The last group died. Records that, and does what the failure policy says, unless a stop was requested: then
+        nothing has failed."""
         group, number = self._group, self._status.attempt
         group.running = False
         failure = group.failure(failed, committed=self._deaths.committed, now=time.time())
@@ -320,7 +321,7 @@ class Coordinator:
             self._log.deaths(self._deaths.failures)
 
     def status(self) -> Status:
-        """A snapshot; notes are handed over once."""
+        """A snapshot. Each note is handed over once."""
         with self._lock:
             self._is_superseded()
             notes = [self._notes.popleft() for _ in range(len(self._notes))]
@@ -329,7 +330,8 @@ class Coordinator:
 
     @_closing
     def close(self, patience_s: float) -> bool:
-        """The command ends: put what waits on record, in `patience_s` seconds at most. Whether all of it is."""
+        """The command ends: write what is still to be recorded, in at most `patience_s` seconds. Returns whether all
+        was written."""
         done = self._log.close(patience_s)
         self._tenure.close(0.5)
         return done
@@ -338,8 +340,8 @@ class Coordinator:
 def start_coordinator(
     attempt: Attempt, owner: Owner, sizing: Sizing, last: int | None, failures: Sequence[Failure] = ()
 ) -> Any:
-    """A handle that travels to the ranks. Lives on the driver's node. Arguments as of `Coordinator`. If it dies, claim
-    another attempt and start another: its ranks end by themselves."""
+    """Start the actor on the driver's node; returns its handle, which is also sent to the ranks. Arguments as in
+    `Coordinator`. If it dies, its ranks end by themselves: claim another attempt and start another coordinator."""
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     threads = {"control": 1, "closing": 1}
     actor = ray.remote(num_cpus=0, max_restarts=0, concurrency_groups=threads)(Coordinator)

@@ -1,7 +1,7 @@
-"""What a run died of so far, over all its starts, in its store: `attempts/deaths.json`.
+"""The failures of a run, counted over all its starts and kept in its store as `attempts/deaths.json`.
 
-Whoever runs the command again, by hand or by a scheduler, goes on with the count, so that a failure that no start
-cures ends the run. Only the newest start writes it.
+Every start continues the count, whether a person or a scheduler gave the command, so that a failure that no start cures
+ends the run. Only the newest start writes the file.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,18 +34,18 @@ class Deaths:
         self._reached = 0  # steps done by the last group that died
 
     def add(self, failure: Failure) -> None:
-        """A group died."""
+        """A group of ranks died."""
         self.failures = [*self.failures, failure][-KEPT:]
         self._reached = failure.step
 
     def resumed(self, step: int) -> int:
-        """`step` steps are in a checkpoint, and the ranks are there. Returns how many are done once more."""
+        """The ranks have loaded the checkpoint of step `step`. Returns how many steps they repeat."""
         again, self._reached, self.committed = max(0, self._reached - step), 0, step
         return again
 
     def decide(self, nodes: int) -> Restart | Stop:
-        """What the policy makes of it. A verdict that ends the run ends the count: who starts it again has mended
-        something."""
+        """What the failure policy decides. A decision to end the run also clears the count, since whoever starts it
+        again is expected to have repaired something."""
         if not self.failures:
             return Restart()
         decision = decide(self.failures, nodes)
@@ -55,10 +55,8 @@ class Deaths:
 
 
 def read_deaths(store: Store, note: Callable[[str], None]) -> list[Failure]:
-    """The failures on record, the oldest first. A damaged record counts as none, and is told through `note`.
-
-    Raises StoreError.
-    """
+    """The failures on record, the oldest first. A damaged record counts as no failures, and `note` shows that to the
+    operator. Raises StoreError."""
     try:
         return list(_RECORD.validate_json(store.get(KEY)))
     except KeyMissing:
@@ -69,16 +67,16 @@ def read_deaths(store: Store, note: Callable[[str], None]) -> list[Failure]:
 
 
 def write_deaths(store: Store, failures: Sequence[Failure]) -> None:
-    """Put the newest `failures` on record, in place of what is there. Raises StoreError."""
+    """Replace the record by the newest `failures`. Raises StoreError."""
     newest = (replace(one, error=one.error and one.error[:_LONGEST]) for one in failures[-KEPT:])
     store.put(KEY, _RECORD.dump_json(tuple(newest)))
 
 
 def of_command(attempt: Attempt, *, committed: int, now: float, note: Callable[[str], None]) -> list[Failure]:
-    """The failures on record, and one more if the start before `attempt` ended without a word: its driver died.
+    """The failures on record. If the start before `attempt` left no event of its end, its driver was killed, and that
+    is added as one more failure. Call this once `attempt` is claimed.
 
-    Call it once `attempt` is claimed. `committed`: steps of the newest checkpoint; `now`: seconds since 1970.
-    Raises StoreError.
+    `committed`: steps of the newest checkpoint. `now`: seconds since 1970. Raises StoreError.
     """
     store = attempt.store
     failures = read_deaths(store, note)

@@ -1,4 +1,4 @@
-"""What a person watching sees: one live line on a terminal, a plain line now and then anywhere else."""
+"""The operator's display: one line that is rewritten on a terminal, and a new line every now and then anywhere else."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ _PLAIN_SECONDS = 10.0
 
 
 class Watch:
-    """The supervisor's display. Not a log: the metrics segments are. Close it when training is over."""
+    """Shows how training stands. It is not a log: the metrics segments are. Close it when training is over."""
 
     def __init__(
         self, console: Console, total_steps: int, clock: Callable[[], float] = time.monotonic
@@ -33,7 +33,7 @@ class Watch:
         self._task = TaskID(0)
 
     def update(self, status: "Status") -> None:
-        """Shows the newest records, each once; the records' schema is in infra/docs/records.md."""
+        """Show the newest records, each once. Their fields are described in infra/docs/records.md."""
         if status.record is not None and self._is_new(status.record):
             self._step(status.record)
         if status.evaluation is not None and self._is_new(status.evaluation):

@@ -1,6 +1,6 @@
-"""The process that evaluates commits, an actor of Ray that `launcher.cluster.evaluators` starts.
+"""The Ray actor that evaluates commits; `launcher.cluster.evaluators` starts it.
 
-It imports what it needs in its methods: that takes seconds of a core, which it is to take from nobody.
+Imports are inside its methods, because they take seconds of CPU time that training should not have to give up.
 """
 
 import os
@@ -15,8 +15,11 @@ _SHARE = 4  # of a node's cores, one in so many
 
 
 class EvaluatorProcess:
-    """With `idle`, it runs when others leave a core idle. Ray's own processes, ranks included, have niceness 15, beside
-    which 19 would still be a third of a core; idle scheduling (SCHED_IDLE) is a twelfth, and gives way at once."""
+    """With `idle`, it uses only CPU time that no other process wants (the scheduling policy SCHED_IDLE).
+
+    A high niceness would not do: Ray's processes, ranks included, have niceness 15, and a process of niceness 19 still
+    gets a third of a core beside one of them. SCHED_IDLE gets a twelfth, and gives way at once.
+    """
 
     def __init__(self, *, idle: bool) -> None:
         if not idle:

@@ -1,8 +1,8 @@
-"""Commits evaluated beside training, by a process of Ray that nothing waits for.
+"""Evaluates commits while the run trains, in a Ray actor that training never waits for.
 
-A thread of the driver looks for new commits and hands the newest to the evaluator, an actor that takes no GPU and no
-core from anybody's reckoning and runs when nobody else wants the core. It reads weights from the run's store and
-writes results there: no rank knows of it. If it dies, fails or is slow, that is put on record, and no more.
+A thread of the driver looks for new commits and hands the newest one to the evaluator. The actor reserves no GPU and no
+CPU, and runs on idle cores. It reads weights from the run's store and writes results there; ranks do not know of it. If
+it dies, fails or is slow, that is recorded and training goes on.
 """
 
 import threading
@@ -36,7 +36,7 @@ Note = Callable[[str], None]
 
 
 class Beside:
-    """Evaluates a run's commits from a thread, until `close`. Of several that wait, the newest comes next.
+    """Evaluates a run's commits from a thread, until `close`. If several commits wait, the newest is next.
 
     Args:
         note: shows a line to the operator.
@@ -59,7 +59,7 @@ class Beside:
         self._thread.start()
 
     def finish(self, asked: threading.Event, patience_s: float = END_S) -> None:
-        """Wait for the last commit's evaluation, so long at most, or until a stop is `asked` for."""
+        """Wait until the last commit is evaluated, for at most the given seconds, or until a stop is `asked` for."""
         self._last.set()
         deadline = time.monotonic() + patience_s
         self._thread.join(1.0)
@@ -72,7 +72,7 @@ class Beside:
             self._thread.join(0.25)
 
     def close(self) -> None:
-        """At once, whatever is going on."""
+        """Stop at once, even during an evaluation."""
         self._closed.set()
         self._last.set()
         self._drop()
@@ -95,7 +95,7 @@ class Beside:
             self._last.wait(self._poll_s)
 
     def _look(self) -> None:
-        """Which commits are new. At first, only the newest is: older ones were for the commands that made them."""
+        """The new commits. The first look takes only the newest one: older ones were left by earlier commands."""
         marks = sorted(committed(self._run.store))
         if self._over is None:
             self._over = set(marks[:-1])
@@ -199,10 +199,10 @@ def pending(run: Run) -> bool:
 
 @contextmanager
 def evaluating(run: Run, note: Note, asked: threading.Event, patience_s: float = END_S) -> Iterator[None]:
-    """Evaluates the run's commits while this lasts, if its recipe asks for it. A Ray cluster is joined already.
+    """Evaluates the run's commits inside the `with` block, if its recipe asks for that. Call it when Ray is connected.
 
-    Where training is complete at the end, the last commit's evaluation is waited for, `patience_s` seconds at most;
-    otherwise nothing is.
+    If training is complete at the end of the block, the evaluation of the last commit is waited for, at most
+    `patience_s` seconds; otherwise nothing is waited for.
     """
     if not run.recipe.evaluation.tasks:
         yield

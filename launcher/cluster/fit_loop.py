@@ -1,4 +1,5 @@
-"""The driver's stay with the ranks: group after group until the run is over, progress shown, stuck ranks ended."""
+"""The driver's loop over groups of ranks: it starts one group after another until the run is over, shows progress, and
+kills ranks that are stuck."""
 
 import time
 from dataclasses import replace
@@ -32,10 +33,10 @@ class Display(Protocol):
 
 
 class FitLoop:
-    """Stays with the ranks, through as many groups as it takes, while one coordinator lives.
+    """Starts group after group of ranks, as long as one coordinator lives.
 
     Attributes:
-        status: how they stand, as of the last look.
+        status: what the coordinator last said.
     """
 
     def __init__(self, run: Run, coordinator: Any, display: Display) -> None:
@@ -46,10 +47,10 @@ class FitLoop:
         self._heard = self._looked = time.monotonic()
 
     def ranks(self, assignment: Assignment, sizing: Sizing) -> None:
-        """Until the run is complete, or its ranks are not to be started again: `status` tells.
+        """Run groups of ranks until the run is complete, or no further group may start; `status` tells which.
 
         Raises:
-            CoordinatorLost: another one has to be started.
+            CoordinatorLost: start another coordinator.
             TryAgain: Ray itself has died on this machine.
         """
         failed: list[int] = []
@@ -73,7 +74,7 @@ class FitLoop:
         return None
 
     def _stay(self, group: RankGroup, assignment: Assignment) -> None:
-        """Until the group has ended. What keeps the processes of ranks that are done from ending does not matter."""
+        """Follow one group until it has ended. Errors of processes whose ranks had finished are ignored."""
         done: float | None = None
         for _ in group.live(assignment, _POLL_S):
             self._look()
@@ -87,12 +88,12 @@ class FitLoop:
                     return
 
     def _made_room(self) -> bool:
-        """Whether the ranks ended in good order, but early, for others to go on."""
+        """Whether the ranks ended in good order but early, so that another group could take their place."""
         status = self.status
         return status.paused and status.finished is not None and status.finished < self._steps
 
     def _over(self, room: bool) -> bool:
-        """Whether no ranks are to start. `room`: the last ones made room."""
+        """Whether no further group may start. `room`: the last group ended in order to make room."""
         status = self.status
         if status.fatal is not None or status.idle or status.superseded or status.unsaved is not None:
             return True
@@ -116,7 +117,7 @@ class FitLoop:
             self._coordinator.look_around.remote()
 
     def _ask(self, answer: Any) -> Any:
-        """The coordinator's answer; None if there is none in time, which a machine that is busy may cause."""
+        """The coordinator's answer; None if it does not come in time, which happens on a busy machine."""
         try:
             found = ray.get(answer, timeout=_ANSWER_S)
         except GetTimeoutError:

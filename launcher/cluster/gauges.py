@@ -1,6 +1,7 @@
-"""A run's figures for Prometheus, through Ray (`data_service.service.gauges`): what infra/grafana/maskfleet.json draws.
+"""A run's figures for Prometheus, exported by Ray (`data_service.service.gauges`). infra/grafana/maskfleet.json draws
+them.
 
-They show the present. What happened is in the run's records, and a process that dies takes its gauges with it.
+Gauges show the present only, and end with the process that sets them. What happened is in the run's records.
 """
 
 import time
@@ -28,7 +29,7 @@ _BY_TERM = ("loss", "heldout_loss")
 
 
 class Gauges:
-    """Of one command's run, kept by its coordinator. `clock` in seconds, monotonic."""
+    """The gauges of one command's run, set by its coordinator. `clock`: monotonic seconds."""
 
     def __init__(self, run: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._began = clock, clock()
@@ -41,11 +42,11 @@ class Gauges:
         }
 
     def started(self, starts: int) -> None:
-        """A group of ranks begins, the command's `starts`-th."""
+        """The command's `starts`-th group of ranks begins."""
         self._set("restarts", starts - 1)
 
     def record(self, record: Mapping[str, Any]) -> None:
-        """A step's or an evaluation's, as the journal has it; what it lacks is not shown."""
+        """Show a step's or an evaluation's record; figures that it lacks are left as they are."""
         if record["kind"] == "evaluation":
             self._losses("heldout_loss", record)
             self._set("heldout_perplexity", record.get("perplexity"))

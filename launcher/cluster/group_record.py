@@ -1,15 +1,15 @@
-"""What the coordinator knows of one group of ranks: where they are, what they raised, how the group came to its end."""
+"""What the coordinator knows of one group of ranks: where they run, what they raised, how the group ended."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from launcher.policies.failures import Failure, Kind, where_it_began
-from launcher.policies.watchdog import Beat, RankProcess, next_beat
+from launcher.policies.watchdog import Beat, RankLocation, next_beat
 
 
 @dataclass(frozen=True)
 class Raised:
-    """What ended a rank.
+    """How a rank ended.
 
     Attributes:
         text: type and text of the error.
@@ -51,25 +51,26 @@ class Group:
     resumed: bool = False
     hung: bool = False
 
-    def heard(self, rank: int, step: int, doing: str, done: int, place: RankProcess) -> None:
+    def heard(self, rank: int, step: int, doing: str, done: int, place: RankLocation) -> None:
         """A sign of life."""
         self.beats[rank] = next_beat(self.beats.get(rank), Beat(1, step, doing, done, place))
 
     def asked(self, rank: int) -> bool:
-        """Whether somebody waits to hear what the rank's threads do."""
+        """Whether the rank is to send what its threads are doing."""
         return self.stacks is not None and rank not in self.stacks
 
     def died(self, failed: Sequence[int]) -> bool:
-        """Whether it is over and has to be judged; `failed`: the ranks that ended it, as far as Ray knows."""
+        """Whether the group is over and its end must be judged. `failed`: the ranks that ended it, as Ray tells."""
         return self.running or (self.granted and bool(failed) and not self.excused)
 
     @property
     def step(self) -> int:
-        """Steps done."""
+        """Steps done when it ended."""
         return max((beat.step for beat in self.beats.values()), default=0)
 
     def failure(self, failed: Sequence[int], *, committed: int, now: float) -> Failure:
-        """How it came to its end, for the policy. `committed`: steps of the newest checkpoint; `now`: since 1970."""
+        """How the group ended, as the failure policy wants it. `committed`: steps of the newest checkpoint; `now`:
+        seconds since 1970."""
         cause = self.cause(failed)
         kind = "silent" if cause is None else self.errors[cause].kind
         places = {rank: beat.place.node for rank, beat in self.beats.items()}
@@ -87,14 +88,14 @@ class Group:
         )
 
     def cause(self, failed: Sequence[int]) -> int | None:
-        """The rank whose error ended it; None if it was a death without a word."""
+        """The rank whose error ended the group; None if a process died without an error."""
         if self.hung or self._mute(failed):
             return None
         told = (rank for rank, raised in self.errors.items() if raised.kind != "silent")
         return next(told, None)
 
     def epitaph(self, failed: Sequence[int]) -> str:
-        """Who ended it, and how, for the operator."""
+        """Which rank ended the group and how, as a line for the operator."""
         cause = self.cause(failed)
         if cause is not None:
             raised = self.errors[cause]

@@ -1,6 +1,7 @@
-"""The nodes of Ray's cluster: which are about to go, what this one runs of Ray; threads of actors.
+"""The nodes of the Ray cluster: which are being drained, and whether Ray's processes on this node live. Also threads of
+actors.
 
-The only file that uses private things of Ray, but for how one is started (`data_service.service.tasks`).
+Only this file uses private interfaces of Ray, apart from how a local Ray is started (`data_service.service.tasks`).
 """
 
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
@@ -22,15 +23,16 @@ F = TypeVar("F", bound=Callable[..., Any])
 def draining() -> frozenset[str]:
     """Ids of the nodes that will be taken away: preempted by the cloud, or drained by an operator or an autoscaler.
 
-    There is no public way to ask.
+    Ray has no public interface that tells this.
     """
     return frozenset(state.get_draining_nodes())
 
 
 def lost() -> str | None:
-    """What has died of the Ray that this process has started; None while it lives, or if somebody else started it.
+    """Which process of the Ray that was started here has died; None while all live, or if Ray was started elsewhere.
 
-    Without it nothing can be asked of Ray, which itself would notice after a minute or so."""
+    Ray itself would notice only after about a minute, and until then every call to it hangs.
+    """
     for kind, _ in worker._global_node.dead_processes():
         if kind in _CORE:
             return str(kind)
@@ -44,7 +46,7 @@ def logs() -> Path:
 
 @contextmanager
 def room_for(bundles: Sequence[Mapping[str, float]]) -> Iterator[None]:
-    """While this lasts, an autoscaler of the cluster, if there is one, makes and keeps room for so much at once."""
+    """While this lasts, the cluster's autoscaler, if there is one, provides nodes for all of this at once."""
     request_resources(bundles=[dict(bundle) for bundle in bundles])
     try:
         yield
@@ -54,11 +56,11 @@ def room_for(bundles: Sequence[Mapping[str, float]]) -> Iterator[None]:
 
 
 def staying(going: Container[str]) -> list[dict[str, Any]]:
-    """As `ray.nodes()` tells of them, those that are not `going`. Ray places nothing new on one that is."""
+    """The nodes of `ray.nodes()` that are not `going`. Ray places nothing new on those that are."""
     return [node for node in ray.nodes() if node["NodeID"] not in going]
 
 
 def on_thread(name: str) -> Callable[[F], F]:
-    """Marks a method of an actor that has a thread of its own for calls of this kind (a concurrency group of Ray)."""
+    """Marks an actor's method that has a thread of its own (a concurrency group of Ray)."""
     mark: Callable[[F], F] = ray.method(concurrency_group=name)
     return mark

@@ -1,4 +1,4 @@
-"""What the driver's side of a run puts on record: events, texts, the count of deaths. Nobody waits for any of it."""
+"""What the driver and the coordinator record of a run: events, texts, the failure count. Callers never wait for it."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -13,18 +13,19 @@ from launcher.run.recording import Recorder
 
 
 class OperatorLog:
-    """Writes to a run's store through a recorder of its own. `note` shows a line to the operator."""
+    """Writes to a run's store on a thread of its own (`Recorder`). `note` shows a line to the operator."""
 
     def __init__(self, store: Store, note: Callable[[str], None]) -> None:
         self._store = store
         self._recorder = Recorder(note)
 
     def event(self, kind: str, **fields: object) -> None:
-        """An operator's event, of this moment."""
+        """Record an event of this moment."""
         self._recorder.submit(partial(operator_event, self._store, kind, time.time(), **fields))
 
     def hang(self, attempt: int | None, what: str, group: Group) -> None:
-        """The ranks of a group are stuck, maybe before it was let in; what threads do in those that answered."""
+        """The ranks of a group are stuck. `attempt` is None if the group had no attempt yet. Records the stacks of
+        those that answered."""
         stacks = group.stacks or {}
         for rank, text in stacks.items():
             self._text(attempt, f"rank-{rank:05d}", text)
@@ -32,7 +33,7 @@ class OperatorLog:
         self.event("hang", attempt=attempt or OPERATOR, what=what, without_stacks=silent)
 
     def death(self, attempt: int | None, failure: Failure, failed: Sequence[int], group: Group) -> None:
-        """A group has died, ended by the ranks in `failed`; maybe before it was let in, so without an attempt."""
+        """A group has died, ended by the ranks in `failed`. `attempt` is None if the group had no attempt yet."""
         about = {"of": attempt, "step": failure.step, "ranks": sorted(failed)}
         self.event("death", **about, node=failure.node, reason=failure.error)
         cause = group.cause(failed)
@@ -44,9 +45,9 @@ class OperatorLog:
         self._recorder.submit(partial(self._store.put, key, text.encode()))
 
     def deaths(self, failures: Sequence[Failure]) -> None:
-        """The run's failures, in place of those on record."""
+        """Replace the run's count of failures."""
         self._recorder.submit(partial(write_deaths, self._store, tuple(failures)))
 
     def close(self, patience_s: float) -> bool:
-        """Wait until all is written, `patience_s` seconds at most; whether it is."""
+        """Wait until all is written, at most `patience_s` seconds; returns whether it is."""
         return self._recorder.close(patience_s)

@@ -1,9 +1,9 @@
-"""A group of ranks: actors of Ray that are placed, seated, followed and ended as one.
+"""A group of ranks: Ray actors that are placed, given their ranks, followed and ended together.
 
-One dead rank ends all: training is collective. Which group comes next is the coordinator's decision
-(`launcher.cluster.coordinator`), and what a rank does is its own (`launcher.cluster.worker`). Ray Train would do this
-through four more processes (a controller, a cleaner, a barrier, an autoscaler's coordinator): each takes seconds to
-start, and each is one more that may die.
+If one rank dies the group ends, because training is collective. The coordinator decides which group comes next
+(`launcher.cluster.coordinator`); what a rank does is in `launcher.cluster.worker`. Ray Train would do the same through
+four more processes (a controller, a cleaner, a barrier, an autoscaler's coordinator). Each of those takes seconds to
+start and is one more that may die.
 """
 
 import os
@@ -58,7 +58,7 @@ class Spot:
 
 @dataclass(frozen=True)
 class Seat:
-    """A rank's place among the others, as torch.distributed wants to know it.
+    """A rank's number and address, as torch.distributed wants them.
 
     Attributes:
         local_rank, local_world: among the ranks of its node.
@@ -76,7 +76,8 @@ class Seat:
     gpus: tuple[str, ...]
 
     def environment(self) -> dict[str, str]:
-        """What torch, DeepSpeed and NCCL read. Ranks see the GPUs of their whole node, for NCCL to connect them."""
+        """The variables that torch, DeepSpeed and NCCL read. Ranks see all GPUs of their node, which NCCL needs to
+        connect them."""
         found = {
             "RANK": self.rank,
             "WORLD_SIZE": self.world,
@@ -104,7 +105,7 @@ class RankProcess:
             return port
 
     def sit(self, seat: Seat) -> None:
-        """Before anything of torch is imported, which looks for GPUs once."""
+        """Set the environment. Must run before torch is imported, because torch looks for GPUs only once."""
         os.environ.update(seat.environment())
 
     def run(self, seat: Seat, assignment: Assignment) -> None:
@@ -115,7 +116,7 @@ class RankProcess:
 
 
 def seats(spots: Sequence[Spot], port: int) -> list[Seat]:
-    """Seats for processes that are ordered as ranks (`ordered`), one port of the first being free."""
+    """The seats of processes that are sorted by rank (`ordered`). `port`: free on the first process's node."""
     nodes = list(dict.fromkeys(spot.node for spot in spots))
     found = []
     for rank, spot in enumerate(spots):
@@ -145,10 +146,10 @@ def _number(spot: Spot) -> tuple[int, str, int]:
 
 
 class RankGroup:
-    """The ranks of one start, between `with` and its end, which kills what is left of them.
+    """The ranks of one start, as a context manager whose end kills those that are left.
 
     Attributes:
-        failed: the ranks that ended the group, when it has ended badly.
+        failed: the ranks that ended the group by failing.
     """
 
     def __init__(self, start: GroupStart, sizing: Sizing) -> None:
@@ -175,7 +176,8 @@ class RankGroup:
             remove_placement_group(self._placement)
 
     def live(self, assignment: Assignment, poll_s: float) -> Waiting:
-        """From finding places to the end of all ranks. Yields every `poll_s` seconds or more often."""
+        """Place the ranks, start them and follow them until all have ended. Yields every `poll_s` seconds or more
+        often."""
         startup = Startup(assignment.before)
         placed = yield from self._placed(poll_s)
         if not placed:

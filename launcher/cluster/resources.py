@@ -1,4 +1,4 @@
-"""What a run takes of the machine or cluster it is on: ranks, data workers, memory."""
+"""How many ranks, data workers and bytes of memory a run takes on its machine or cluster."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -29,7 +29,7 @@ class Resources:
 
 
 def plan_resources(recipe: Recipe) -> Resources:
-    """Resources for `recipe` on this machine: there is room for as many ranks as it asks for at least."""
+    """Resources for `recipe` on this machine, with room for at least the ranks that it asks for."""
     cores = _cores()
     match recipe.trainers:
         case "auto":
@@ -44,26 +44,27 @@ def plan_resources(recipe: Recipe) -> Resources:
 
 
 def data_workers(recipe: Recipe, cores: float, ranks: int) -> int:
-    """Data tasks at a time in a cluster of so many cores: half of them, if there are ranks that need as many."""
+    """How many data tasks run at a time in a cluster of `cores` CPUs: half of the CPUs, or fewer if the ranks need
+    fewer."""
     asked = recipe.data_service.workers
     return asked if asked != "auto" else max(1, min(int(cores) // 2, MOST_DATA_WORKERS * ranks))
 
 
 def cores_of(nodes: Iterable[Mapping[str, Any]]) -> float:
-    """CPUs of the living nodes, as `ray.nodes()` tells of them."""
+    """CPUs of the nodes of `ray.nodes()` that are alive."""
     return sum(float(node["Resources"].get("CPU", 0)) for node in nodes if node["Alive"])
 
 
 def gpus_of(nodes: Iterable[Mapping[str, Any]]) -> int:
-    """GPUs of the living nodes, as `ray.nodes()` tells of them."""
+    """GPUs of the nodes of `ray.nodes()` that are alive."""
     return sum(int(node["Resources"].get("GPU", 0)) for node in nodes if node["Alive"])
 
 
 def sizing(recipe: Recipe, gpus: int) -> Sizing:
-    """How many ranks `recipe` wants of a cluster with so many GPUs; never more than a step has microbatches.
+    """How many ranks `recipe` may have in a cluster with `gpus` GPUs; never more than a step has microbatches.
 
-    A number is that number, `auto` every GPU that there is, any time; without GPUs, as many as this machine has cores,
-    two at most. A rank reserves a GPU; without GPUs a part of a core.
+    `trainers: 8` means 8. `trainers: auto` means every GPU that there is at any time; without GPUs, as many ranks as
+    this machine has cores, at most two. A rank reserves one GPU, or without GPUs a part of a core.
     """
     useful, each = recipe.microbatches, {"CPU": TRAINER_CPUS} | ({"GPU": 1.0} if gpus else {})
     trainers = recipe.trainers

@@ -1,4 +1,4 @@
-"""How a run stands, as the coordinator tells the driver and the ranks."""
+"""How a run stands: what the coordinator tells the driver and the ranks."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,10 +12,11 @@ class CoordinatorLost(Exception):
 
 @dataclass(frozen=True)
 class Fatal:
-    """What ends the run: what is wrong, and what to do.
+    """Why the run cannot go on, and what the operator should do.
 
     Attributes:
-        repeated: repetition has shown that no start cures it; otherwise a mistake in what the run was given.
+        repeated: it has happened so often that no further start is expected to help; otherwise it is a mistake in what
+            the run was given.
     """
 
     problem: str
@@ -25,8 +26,13 @@ class Fatal:
 
 @dataclass(frozen=True)
 class Orders:
-    """What a rank hears in answer to a sign of life: end after this step; end at the next step at which a checkpoint
-    may be; send what every thread is doing."""
+    """The coordinator's answer to a rank's heartbeat.
+
+    Attributes:
+        stop: end after this step.
+        pause: end at the next step after which a checkpoint may be taken.
+        stacks: send what every thread is doing.
+    """
 
     stop: bool
     pause: bool

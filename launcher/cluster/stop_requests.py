@@ -18,19 +18,20 @@ _WORDS = {signal.SIGINT: "Ctrl-C", signal.SIGHUP: "the terminal was closed (SIGH
 
 
 class Stopping:
-    """SIGTERM, SIGHUP, Ctrl-C and requests in the store ask for a commit and a clean end; a second Ctrl-C ends at once.
+    """Takes requests to stop: SIGTERM, SIGHUP, Ctrl-C and `maskfleet runs stop`. All ask for a commit and a clean end;
+    a second Ctrl-C ends the command at once.
 
-    Listens between `with` and its end, in the main thread. What is asked before ranks train needs no commit: whoever
-    does something then looks at `asked` now and then.
+    Use it with `with`, in the main thread. Before ranks train there is nothing to commit: whatever takes time then
+    looks at `asked` now and then.
 
     Args:
         note: shows a line to the operator.
 
     Attributes:
-        asked: set once somebody has.
-        reason: who asked; None while nobody has.
-        code: with which the command is to end then. A signal comes from a machine that is wanted elsewhere, a
-            request in the store from somebody who wants the run to stand still.
+        asked: set by the first request.
+        reason: who asked; None if nobody has.
+        code: the exit code that then follows. A signal means that the machine is wanted for something else, so the
+            command may be given again; a request in the store means that the run is to stay stopped.
     """
 
     def __init__(self, note: Callable[[str], None], poll_s: float = POLL_S) -> None:
@@ -57,13 +58,13 @@ class Stopping:
         self._heeding.join(self._poll_s)
 
     def listen(self) -> None:
-        """Take the signals, from Ray too: `ray.init` installs handlers of its own."""
+        """Install the signal handlers. Call it again after `ray.init`, which installs handlers of its own."""
         for number in self._before:
             signal.signal(number, self._handle)
 
     @contextmanager
     def requests(self, attempt: Attempt) -> Iterator[None]:
-        """While this lasts, look for requests in the store that are for the command whose first attempt this is."""
+        """While this lasts, look in the store for requests to the command whose first attempt this is."""
         over = threading.Event()
         thread = threading.Thread(target=self._look, args=(attempt, over), name="stop requests", daemon=True)
         thread.start()
@@ -74,7 +75,7 @@ class Stopping:
 
     @contextmanager
     def telling(self, tell: Callable[[], object]) -> Iterator[None]:
-        """While this lasts, ranks train, and `tell` is how they hear of it: what was asked before, at once."""
+        """While this lasts, ranks train, and `tell` passes a request on to them; an earlier request at once."""
         self._tell = tell
         if self.asked.is_set():
             tell()
@@ -84,8 +85,8 @@ class Stopping:
             self._tell = None
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        """Between any two instructions of the main thread, which may hold any lock and be about to write: so it takes
-        no lock and writes nothing. A `SimpleQueue` may be put into from here."""
+        """The signal handler. It runs between any two instructions of the main thread, which may hold a lock or be
+        writing, so it takes no lock and writes nothing. `SimpleQueue.put` is safe here."""
         if (self._signalled or self.asked.is_set()) and number == signal.SIGINT:
             raise KeyboardInterrupt
         self._signalled = True
@@ -96,7 +97,7 @@ class Stopping:
             self._ask(_WORDS.get(number, number.name), REPEAT)
 
     def _look(self, attempt: Attempt, over: threading.Event) -> None:
-        """A store that does not answer is asked again: training has its own ways to notice."""
+        """Errors of the store are ignored here: training notices them by itself."""
         while not over.wait(self._poll_s) and not self.asked.is_set():
             try:
                 request = stop_requested(attempt.store, attempt.number)

@@ -1,4 +1,4 @@
-"""What the driver does about ranks that are stuck, or whose run another start has taken over: it ends them."""
+"""Kills ranks that are stuck, and ranks of a run that another start has taken over."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from launcher.cluster.standing import Status
-from launcher.policies.watchdog import Observer, RankProcess, Stuck, culprits
+from launcher.policies.watchdog import Observer, RankLocation, Stuck, culprits
 from launcher.run.record import Run
 
 _STACKS_S = 5.0  # to wait for the ranks that still answer
@@ -46,7 +46,7 @@ class StuckRankKiller:
         self._ended = 0  # the group whose ranks were killed
 
     def check(self, status: Status) -> None:
-        """Look at the ranks; end the present group if it is stuck. Quick while it is not. Call it again and again."""
+        """Look at the ranks, and kill the present group if it is stuck. Fast if it is not; meant to be called often."""
         self._observer.look(status.beats)
         if status.group == self._ended or status.finished is not None:
             return
@@ -70,7 +70,8 @@ class StuckRankKiller:
             kill(_places(status))
 
     def _ask_stacks(self, ranks: set[int]) -> None:
-        """Have the ranks that answer in time tell the coordinator what their threads are doing."""
+        """Ask the ranks to send the coordinator what their threads are doing, and give those that still can some time
+        to."""
         deadline = time.monotonic() + _STACKS_S
         with suppress(ray.exceptions.GetTimeoutError):
             while time.monotonic() < deadline:
@@ -84,12 +85,13 @@ class StuckRankKiller:
             ray.get(self._coordinator.hung.remote(what, behind, group), timeout=_TELL_S)
 
 
-def _places(status: Status) -> list[RankProcess]:
+def _places(status: Status) -> list[RankLocation]:
     return [beat.place for beat in status.beats.values()]
 
 
-def kill(places: Sequence[RankProcess]) -> None:
-    """SIGKILL to ranks, each through its own node; returns when done, or after a while if a node does not answer."""
+def kill(places: Sequence[RankLocation]) -> None:
+    """Send SIGKILL to ranks, through a task on each one's node. Returns when all are done, or after a while if a node
+    does not answer."""
     task = ray.remote(num_cpus=0, max_retries=0)(_kill)
     orders = [
         task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(place.node, soft=False)).remote(
@@ -101,7 +103,7 @@ def kill(places: Sequence[RankProcess]) -> None:
 
 
 def _kill(pid: int) -> None:
-    """Only if the process is still one of Ray's: the number may have been given to another since."""
+    """Kill the process only if it is still one of Ray's: its number may belong to another process by now."""
     try:
         if any(part.startswith("ray::") for part in psutil.Process(pid).cmdline()):
             os.kill(pid, signal.SIGKILL)

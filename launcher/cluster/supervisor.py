@@ -1,7 +1,7 @@
-"""Runs a run: claims the attempt, starts the data service and the ranks on Ray, stays with them, ends cleanly.
+"""The driver: claims the attempt, starts the data service and the ranks on Ray, follows them to the end.
 
-Ray places processes and tells when they die. Which attempt may write, where to resume, when to start again, when to
-stop and which failures a restart cannot cure are decided here and in the coordinator.
+Ray places processes and tells when they die. The driver and the coordinator decide everything else: which attempt may
+write, where to resume, when to start ranks again, when to stop, and which failures no restart cures.
 """
 
 import logging
@@ -51,7 +51,7 @@ _SHUTDOWN_S = 5.0  # for Ray to say goodbye
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """How a start of a run ended: the exit code, the step it stands at, and who asked it to stop, if anybody did."""
+    """How a start of a run ended: the exit code, the step the run stands at, and who asked it to stop, if anybody."""
 
     code: int
     step: int
@@ -59,9 +59,9 @@ class RunOutcome:
 
 
 def supervise(run: Run, display: Display, stopping: Stopping, nodes: int = 1) -> RunOutcome:
-    """Start or continue `run` and stay with it until it is complete or asked to stop.
+    """Start or continue `run`, and follow it until it is complete or asked to stop.
 
-    Begins when the Ray cluster has `nodes` nodes.
+    Training begins when the Ray cluster has `nodes` nodes.
 
     Raises:
         RunIsActive: another start of it is alive.
@@ -89,7 +89,7 @@ def supervise(run: Run, display: Display, stopping: Stopping, nodes: int = 1) ->
 
 
 def _evaluate_the_last(run: Run, display: Display, stopping: Stopping) -> None:
-    """What an earlier command that trained to the end had no time for."""
+    """Evaluate the last commit of a run that is complete, if the command that completed it did not get to it."""
     if pending(run):
         with _ray(plan_resources(run.recipe), stopping), evaluating(run, display.note, stopping.asked):
             pass
@@ -113,7 +113,7 @@ class _Start:
     last: CheckpointManifest | None
 
     def supervise(self, attempt: Attempt, nodes: int) -> RunOutcome:
-        """From Ray to the end of the ranks."""
+        """Start Ray and its services, then follow the ranks to their end."""
         self.display.note("joining the Ray cluster" if os.environ.get("RAY_ADDRESS") else "starting Ray")
         recipe = self.run.recipe
         with _ray(plan_resources(recipe), self.stopping):
@@ -164,7 +164,7 @@ class _Start:
 
 
 def _close(coordinator: Any) -> None:
-    """What it has not put on record yet gets a little time."""
+    """Give the coordinator a little time to record what it has not recorded yet."""
     if lost() is None:
         with suppress(RayError):
             ray.get(coordinator.close.remote(_RECORD_S), timeout=_RECORD_S + 1)
@@ -172,7 +172,7 @@ def _close(coordinator: Any) -> None:
 
 
 def _await_coordinator(coordinator: Any, stopping: Stopping) -> None:
-    """Until it answers. Raises TryAgain: Ray does not start processes any more."""
+    """Wait for its first answer. Raises TryAgain: Ray does not start processes any more."""
     answer, deadline = coordinator.status.remote(), time.monotonic() + _PROCESS_S
     while not ray.wait([answer], timeout=0.5)[0]:
         if lost() is not None:
@@ -186,7 +186,7 @@ def _await_coordinator(coordinator: Any, stopping: Stopping) -> None:
 
 
 def _outcome(run: Run, status: Status, stopping: Stopping) -> RunOutcome:
-    """How it ended, given how the ranks stand at the end."""
+    """How this start ended, from what the coordinator said last."""
     if status.fatal is not None:
         raise RunError(status.fatal.problem, remedy=status.fatal.remedy)
     if status.superseded:
@@ -203,13 +203,13 @@ def _outcome(run: Run, status: Status, stopping: Stopping) -> RunOutcome:
 
 
 def _feed_config(run: Run, workers: int) -> FeedConfig:
-    """Row counts are kept with the run, so that only its first start pays for counting them."""
+    """Row counts are cached with the run, so only its first start counts them."""
     memory = int(run.recipe.data_service.memory)
     return FeedConfig(workers=workers, memory=memory, cache=run.store.at("cache").uri)
 
 
 def _await_cluster(stopping: Stopping, display: Display) -> None:
-    """Until something answers at RAY_ADDRESS: Ray itself would try for many minutes, without a word of use.
+    """Wait until something answers at RAY_ADDRESS. Ray itself would try for many minutes and say nothing useful.
 
     Raises TryAgain: nothing does. A mistyped address and a head that is not up yet look alike.
     """
@@ -237,9 +237,10 @@ def _await_cluster(stopping: Stopping, display: Display) -> None:
 
 @contextmanager
 def _ray(resources: Resources, stopping: Stopping) -> Iterator[None]:
-    """Join the cluster in RAY_ADDRESS, or start one on this machine for the length of the run.
+    """Join the cluster in RAY_ADDRESS, or start a Ray on this machine for as long as the run lasts.
 
-    Ranks tell the operator what matters through the coordinator; the rest of what they print stays in Ray's log folder.
+    What the operator should know, ranks tell the coordinator. Everything else that they print stays in Ray's log
+    folder.
     """
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     local = {} if os.environ.get("RAY_ADDRESS") else _local_cluster(resources)
@@ -257,8 +258,8 @@ def _ray(resources: Resources, stopping: Stopping) -> Iterator[None]:
 
 
 def _await_nodes(wanted: int, stopping: Stopping, display: Display) -> None:
-    """Until the cluster has `wanted` nodes, or a stop is asked for. Raises TryAgain naming the nodes that came, if the
-    others do not."""
+    """Wait until the cluster has `wanted` nodes, or a stop is requested. Raises TryAgain, which names the nodes that
+    are there."""
     seconds = float(os.environ.get("MASKFLEET_JOIN_SECONDS", JOIN_SECONDS))  # as infra/ray_node.sh waits
     deadline, told = time.monotonic() + seconds, False
     while len(there := sorted(node["NodeName"] for node in ray.nodes() if node["Alive"])) < wanted:
@@ -285,7 +286,8 @@ def _local_cluster(resources: Resources) -> dict[str, Any]:
 
 
 def _metrics_port() -> dict[str, int]:
-    """Where the node's figures are for Prometheus, as infra/ray_node.sh takes it; Ray looks for a free port without."""
+    """The port at which Prometheus finds this node's figures, as in infra/ray_node.sh. If it is not set, Ray takes a
+    free one."""
     given = os.environ.get("MASKFLEET_METRICS_PORT", "")
     if given and not (given.isdecimal() and 0 < int(given) < 65536):
         raise RunError(

@@ -1,6 +1,7 @@
-"""A command's hold on its run: it claims attempts, shows that the newest lives, notices who has taken the run over.
+"""A command's claim on its run: it claims attempts, keeps the heartbeat of the newest, and notices a newer claim by
+another start.
 
-All of it talks to the store. None of it is in the way of anybody who waits for something else.
+All of that talks to the store, on threads of its own.
 """
 
 import logging
@@ -16,7 +17,7 @@ LOOK_S = 10.0  # between two looks for a successor
 
 
 class Tenure:
-    """The attempts of one command, one after another, each in the driver's name.
+    """The attempts of one command, one after another, all in the driver's name.
 
     Args:
         first: the attempt that the driver has claimed.
@@ -34,15 +35,15 @@ class Tenure:
 
     @property
     def taken(self) -> bool:
-        """Whether somebody else has claimed a newer attempt."""
+        """Whether another start has claimed a newer attempt."""
         return self._taken.is_set()
 
     def next(self) -> Attempt:
-        """The attempt of the next group of ranks.
+        """Claim the attempt of the next group of ranks.
 
         Raises:
-            RunIsActive: somebody else has taken the run.
-            StoreError: the store does not let us claim; ask again.
+            RunIsActive: another start has claimed the run.
+            StoreError: the store does not answer; ask again.
         """
         if not self._unused:
             self._advance(claim(self._newest.store, owner=self._owner))
@@ -50,7 +51,7 @@ class Tenure:
         return self._newest
 
     def close(self, patience_s: float) -> None:
-        """Show no more life. A store that hangs is waited for `patience_s` seconds."""
+        """Stop the heartbeat. A store that hangs is waited for `patience_s` seconds."""
         self._closed.set()
         ending = threading.Thread(target=self._heart.__exit__, name="heartbeat end", daemon=True)
         ending.start()
@@ -63,7 +64,7 @@ class Tenure:
         before.__exit__()
 
     def _look(self) -> None:
-        """A store that does not answer now will be asked again, and every commit asks, too."""
+        """Errors of the store are ignored: the next look asks again, and so does every commit."""
         while not self._closed.wait(self._look_s):
             try:
                 if self._newest.superseded(self._owner) is not None:

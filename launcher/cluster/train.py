@@ -1,7 +1,7 @@
-"""One start of a run, watched by its operator, with how it ended on record.
+"""One start of a run, as the operator sees it; its end is on record.
 
-Every end has one of the exit codes of `launcher.contract`, whatever was raised on the way: nothing but a mistake in
-what was given, or what repetition has not cured, ends a run for good.
+Whatever was raised, the command ends with one of the exit codes of `launcher.contract`. Only a mistake in what the run
+was given, or a failure that repeated starts have not cured, ends the run for good.
 """
 
 import traceback
@@ -29,11 +29,12 @@ _AGAIN = "the same command goes on from the last checkpoint"
 
 
 def train(run: Run, console: Console, nodes: int = 1) -> RunOutcome:
-    """Train until the run is complete or asked to stop, showing progress; the end is recorded as an event.
+    """Train until the run is complete or asked to stop, and show progress. The end is recorded as an event.
 
-    Begins when the cluster has `nodes` nodes. An end without an event was no orderly one: the report says so.
+    Training begins when the cluster has `nodes` nodes. A start without an event of its end was killed; the report says
+    so.
 
-    Raises UserError kinds for mistakes only, whose exit code is 2; everything else is an outcome.
+    Raises UserError kinds only for mistakes, with exit code 2; every other end is an outcome.
     """
     about = {"run": run.uri, "name": run.recipe.name}
     watch = Watch(console, run.recipe.total_steps)
@@ -52,7 +53,7 @@ def train(run: Run, console: Console, nodes: int = 1) -> RunOutcome:
 
 @contextmanager
 def _own_screen(console: Console) -> Iterator[None]:
-    """`console` writes to a stream of its own, which neither libraries nor a closed terminal get in the way of."""
+    """Lets `console` write to a stream of its own, so that neither libraries nor a closed terminal disturb it."""
     before, console.file = console.file, screen()
     try:
         yield
@@ -77,7 +78,7 @@ def _train(run: Run, watch: Watch, log: OperatorLog, nodes: int) -> RunOutcome:
 
 
 def _failed(error: DataError | ModelError, watch: Watch, log: OperatorLog) -> RunOutcome:
-    """What the user can read. Where another start of the run goes on, nothing failed."""
+    """Show an error that the user can read. If another start of the run goes on, nothing has failed."""
     if not isinstance(error, RunIsActive | Superseded):
         log.event("failed", reason=error.problem[:_LONGEST])
     if code_of(error) == MISTAKE:
@@ -88,7 +89,7 @@ def _failed(error: DataError | ModelError, watch: Watch, log: OperatorLog) -> Ru
 
 
 def _broke(error: Exception, watch: Watch, log: OperatorLog) -> RunOutcome:
-    """Ray, or ourselves: nobody needs to read a traceback to go on. It is on record."""
+    """An error of Ray's or of our own code. The operator sees one line; the traceback is in the event."""
     line = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
     log.event("failed", reason=line[:_LONGEST], trace="".join(traceback.format_exception(error))[-_LONGEST:])
     watch.note(f"the driver failed: {line[:300]}")

@@ -1,4 +1,4 @@
-"""What every rank runs in its process of Ray: joins the group, keeps a line to the coordinator, and trains."""
+"""What every rank runs in its Ray process: it joins the group, connects to the coordinator, and trains."""
 
 import logging
 import os
@@ -26,9 +26,9 @@ from encoder_core.train.exchange import Control
 from encoder_core.train.weight_check import CorruptReplica
 from launcher.cluster.rank_group import Assignment, Seat
 from launcher.cluster.standing import CoordinatorLost, Orders
-from launcher.errors import RecipeError, RunError
+from launcher.errors import PEER_GONE, RecipeError, RunError
 from launcher.policies.failures import Kind
-from launcher.policies.watchdog import RankProcess, stack_of_every_thread
+from launcher.policies.watchdog import RankLocation, stack_of_every_thread
 from launcher.preflight.collective import NodeReport, Unfit, preflight, problem, unfit, warnings
 from launcher.preflight.measure import PreflightSubject
 from launcher.rank.journal import Startup
@@ -48,13 +48,6 @@ _MISTAKES = (
     TrainingError,
 )  # fmt: skip
 """In what the run was given, or damage to it: no start cures them."""
-_PEER_GONE = (
-    "gloo/transport",
-    "Connection closed by peer",
-    "ncclRemoteError",
-    "NCCL communicator was aborted",
-)
-"""Parts of what torch.distributed says on a rank because another has died."""
 
 
 def train_rank(seat: Seat, assignment: Assignment, began: float) -> None:
@@ -89,7 +82,7 @@ def _join(seat: Seat) -> None:
 
 
 def _in_good_order(coordinator: Any, link: "RayLink", error: BaseException) -> bool:
-    """Tells the coordinator of an error; whether the rank ends as it was asked to, in spite of it."""
+    """Tell the coordinator of a rank's error. Returns whether the rank nevertheless ended as it was asked to."""
     match error:
         case Unfit():  # the coordinator knows: there may be other nodes
             return False
@@ -112,7 +105,8 @@ def _in_good_order(coordinator: Any, link: "RayLink", error: BaseException) -> b
 
 
 def _tell_failure(coordinator: Any, link: "RayLink", error: BaseException) -> None:
-    """What follows is for the policy to say. Weights that differ are found by all ranks, of which most are well."""
+    """Report a failure; the failure policy decides what follows. If weights differ, all ranks raise it, though most are
+    well, so the error names the ranks to blame."""
     blamed = error.ranks if isinstance(error, CorruptReplica) else None
     name = "" if isinstance(error, CorruptReplica) else f"{type(error).__name__}: "
     text = f"{name}{error}"[:_ERROR_LENGTH]
@@ -126,7 +120,7 @@ def _kind_of(error: BaseException) -> Kind:
     if isinstance(error, ray.exceptions.RayError) and not isinstance(error, ray.exceptions.RayTaskError):
         return "silent"  # an actor or a data worker is gone
     lost = isinstance(error, CoordinatorLost | dist.DistNetworkError) or not isinstance(error, Exception)
-    gone = isinstance(error, RuntimeError) and any(sign in str(error) for sign in _PEER_GONE)
+    gone = isinstance(error, RuntimeError) and any(sign in str(error) for sign in PEER_GONE)
     return "silent" if lost or gone else "raised"
 
 
@@ -160,7 +154,8 @@ def _train(assignment: Assignment, link: "RayLink", startup: Startup) -> None:
 def _enter(
     coordinator: Any, link: "RayLink", peers: GlooPeers, nodes: list[str], told: list[str]
 ) -> int | None:
-    """Collective: the number of the group's attempt; None if it must not start. Waits for a store that is away."""
+    """Collective: the number of the group's attempt; None if the group must not train. Waits while the store does not
+    answer."""
     tries = 0
     while True:
         granted = ray.get(coordinator.enter.remote(nodes, told)) if peers.rank == 0 else None
@@ -173,7 +168,7 @@ def _enter(
 
 
 def _ensure_fit(coordinator: Any, reports: list[NodeReport], peers: GlooPeers) -> None:
-    """Collective. Raises Unfit once the coordinator knows which nodes are."""
+    """Collective. Raises Unfit if a node failed its preflight, after the coordinator has been told which."""
     bad = unfit(reports)
     if not bad:
         return
@@ -184,9 +179,9 @@ def _ensure_fit(coordinator: Any, reports: list[NodeReport], peers: GlooPeers) -
     raise Unfit(text)
 
 
-def here() -> RankProcess:
+def here() -> RankLocation:
     """This process, in a Ray worker."""
-    return RankProcess(ray.get_runtime_context().get_node_id(), os.getpid(), socket.gethostname())
+    return RankLocation(ray.get_runtime_context().get_node_id(), os.getpid(), socket.gethostname())
 
 
 class RayLink:
@@ -211,7 +206,7 @@ class RayLink:
         self._thread.start()
 
     def beat(self, step: int, doing: str, done: int = 0) -> None:
-        """Where the rank is; `done` grows with what it is doing, if that takes long."""
+        """Say where the rank is. `done` grows with the work inside `doing`, if that takes long."""
         self._where = (step, doing, done)
 
     def record(self, record: dict[str, Any]) -> None:
@@ -228,11 +223,11 @@ class RayLink:
 
     @property
     def ending(self) -> bool:
-        """Whether the rank makes its last save, as it was asked to."""
+        """Whether the rank is making its last save after a stop was requested."""
         return self._stop.is_set() and self._where[1] == "saving"
 
     def close(self) -> None:
-        """Beat no more. A coordinator that does not answer is not waited for."""
+        """Stop beating. A coordinator that does not answer is not waited for."""
         self._closed.set()
         self._thread.join(BEAT_S)
 
@@ -247,7 +242,7 @@ class RayLink:
             except ray.exceptions.RayError:
                 self._leave()
 
-    def _show_life(self, place: RankProcess) -> None:
+    def _show_life(self, place: RankLocation) -> None:
         step, doing, done = self._where
         orders: Orders = ray.get(
             self._coordinator.beat.remote(self.rank, step, doing, place, self.attempt, done)

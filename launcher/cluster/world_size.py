@@ -1,4 +1,5 @@
-"""Keeps count of a run's ranks for the coordinator: what was, what is, since when. The decisions are in `elastic`."""
+"""Counts a run's ranks for the coordinator: how many trained before, how many train now, and since when. `elastic`
+decides."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -49,12 +50,12 @@ class WorldSizeTracker:
         self._changed = 0.0  # when the number of places last did
 
     def leave_out(self, nodes: Nodes, bad: frozenset[str]) -> bool:
-        """Do without the `bad` nodes, as far as enough places remain; whether that goes for all of them."""
+        """Exclude the `bad` nodes, as far as enough places for ranks remain. Returns whether all are excluded."""
         self.without = exclude_nodes(nodes, self._sizing, self.without, bad)
         return bad <= self.without
 
     def start(self, nodes: Nodes) -> int | None:
-        """How many ranks may start now; None to ask again later."""
+        """How many ranks may start now; None: ask again later."""
         found, now = self._count(nodes), self._clock()
         self._asked = now if self._asked is None else self._asked
         self._failed, self._granted = (
@@ -64,8 +65,7 @@ class WorldSizeTracker:
         return self._granted
 
     def news(self) -> str | None:
-        """What to tell the operator after `start`: once, that ranks start; now and then, that they cannot, or could not
-        when they were to."""
+        """What to tell the operator after `start`: once, that ranks start; now and then, that they cannot."""
         now = self._clock()
         if self._granted is not None and self._failed is None:
             known, self._starting = self._starting == self._granted, self._granted
@@ -78,7 +78,7 @@ class WorldSizeTracker:
         return f"Ray could not start {self._failed} ranks: a node has just gone, or others use the cluster"
 
     def entered(self, world: int) -> Change | None:
-        """So many ranks have come together. Returns what is to be recorded, if they are not as many as before."""
+        """A group of `world` ranks begins to train. Returns the change to record, if there were more or fewer."""
         before, first = self._world, self._first
         self._world = self._wanted = world
         self._first, self._asked, self._told, self._began = False, None, None, self._clock()
@@ -88,7 +88,7 @@ class WorldSizeTracker:
         return Change(before, world, cause(self._sizing, before, world, first=first))
 
     def grows(self, nodes: Nodes) -> bool:
-        """Whether the ranks at work should end at a checkpoint, so that more can start. Asked now and then."""
+        """Whether the present ranks should end at a checkpoint so that more can start. Asked every few seconds."""
         found, now = self._count(nodes), self._clock()
         if self._world is None:
             return False

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_service.stream.sources import Corpora
-from launcher.diagnose.figures import Figure, Form
 from launcher.diagnose.frozen import Frozen
 from launcher.diagnose.isotropy import Whitening, effective_rank, iso_score, mean_cosine
+from launcher.diagnose.results import Figure, Form
 from launcher.diagnose.states import Row, pooled_states, rows_of_tokens
 from launcher.errors import RunError
 from launcher.recipe.evaluation import Pooling

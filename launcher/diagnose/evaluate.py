@@ -1,6 +1,6 @@
-"""One commit of a run, measured by all tasks of its recipe. Knows nothing of Ray or of training.
+"""Measures one commit of a run by all tasks of its recipe. Independent of Ray and of training.
 
-The weights are read into memory first; after that the checkpoint may be deleted.
+The weights are read into memory first, so the checkpoint may be deleted meanwhile.
 """
 
 import time
@@ -14,25 +14,24 @@ from data_service.errors import UserError as DataError
 from data_service.store.errors import KeyMissing
 from encoder_core.errors import UserError as ModelError
 from launcher.diagnose.anisotropy import anisotropy, heldout_sentences
-from launcher.diagnose.figures import Figure
 from launcher.diagnose.frozen import Checkpoint, read_checkpoint
 from launcher.diagnose.heldout import held_out
-from launcher.diagnose.own_data import hash_of, own_data
+from launcher.diagnose.own_data import SAMPLED_BY, hash_of, own_data
 from launcher.diagnose.results import (
     DiagnosticCell,
     DiagnosticResult,
+    Figure,
     read_result,
     write_commit,
     write_result,
 )
-from launcher.diagnose.task_data import SAMPLED_BY
 from launcher.recipe.evaluation import EvaluationTask
 from launcher.run.record import Run
 
 
 @dataclass(frozen=True)
 class CommitOutcome:
-    """What came of evaluating a commit.
+    """What evaluating a commit led to.
 
     Attributes:
         gone: the commit was deleted before it could be read.
@@ -47,10 +46,8 @@ class CommitOutcome:
 
 
 def evaluate_commit(run: Run, mark: CheckpointName, tasks: Sequence[EvaluationTask]) -> CommitOutcome:
-    """Measure what was not measured yet, each result on record as soon as it is there.
-
-    Raises DamagedCheckpoint, StoreError: the commit cannot be read, or a result not be written.
-    """
+    """Measure what was not measured yet, and store each result as soon as it is there. Raises DamagedCheckpoint,
+    StoreError: the commit cannot be read, or a result cannot be written."""
     checkpoint = _read(run, mark)
     if checkpoint is None:
         return CommitOutcome(gone=True)
@@ -82,7 +79,7 @@ def _read(run: Run, mark: CheckpointName) -> Checkpoint | None:
 
 
 def _evaluate(checkpoint: Checkpoint, task: EvaluationTask, outcome: CommitOutcome) -> CommitOutcome:
-    """One task. What is wrong with it, such as data that are not there, is no reason to leave out the others."""
+    """Measure one task. An error, such as missing data, does not stop the other tasks."""
     store, began = checkpoint.run.store, time.monotonic()
     try:
         found = _Measure(checkpoint, task)

@@ -1,6 +1,6 @@
-"""A checkpoint whose weights stay as they are: the encoder that goes on to other tasks, with its tokenizer.
+"""A checkpoint whose weights are not trained any further: its encoder, with its tokenizer.
 
-Everything here computes on the CPU in fp32, so the same weights give the same figures wherever they are measured.
+Everything here computes on the CPU in fp32, so the same weights give the same figures on any machine.
 """
 
 import hashlib
@@ -108,7 +108,7 @@ def read_checkpoint(run: Run, manifest: CheckpointManifest) -> Checkpoint:
 
 
 def untrained(run: Run) -> Checkpoint:
-    """The run's network with the weights that its seed begins with: the figures to beat."""
+    """The run's network with its initial weights: the baseline for every measure."""
     tokenizer = run.tokenizer()
     module = build_model(run.recipe, tokenizer)
     digest = hashlib.sha256(_identity(run, tokenizer) + f"untrained {run.recipe.seed}".encode())

@@ -18,8 +18,8 @@ from encoder_core.train.collate import to_batch
 from encoder_core.train.evaluate import sum_losses
 from encoder_core.train.metrics import means
 from encoder_core.train.step import Microbatch
-from launcher.diagnose.figures import Figure
 from launcher.diagnose.frozen import Checkpoint
+from launcher.diagnose.results import Figure
 from launcher.run.streams import heldout_spec
 
 _SHORTEST = 32  # tokens of a row

@@ -13,8 +13,8 @@ from jaxtyping import Float32, Int64
 from numpy.typing import NDArray
 from torch import Tensor
 
-from launcher.diagnose.figures import Figure
 from launcher.diagnose.frozen import Frozen
+from launcher.diagnose.results import Figure
 from launcher.diagnose.states import pooled_states, rows_of_texts
 from launcher.errors import RunError
 from launcher.recipe.evaluation import Pooling

@@ -1,20 +1,21 @@
-"""What was measured of a run's checkpoints, kept with the run.
+"""What was measured of a run's checkpoints: figures, kept with the run.
 
     evaluations/commits/step-00001000-a000002.json    which weights a commit holds
     evaluations/3f2a.../9c01....json                  a result: by weights, then by all that decides it
 
-An evaluation is a function of (weights, task, data, settings, seed), so a result's name is the hash of those. Both are
-objects as the results of grids are (launcher.run.sealed).
+An evaluation is a function of (weights, task, data, settings, seed), so a result's name is the hash of those. Both
+kinds of objects are stored like the results of grids (`launcher.run.sealed`).
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, field_validator
 
 from checkpoints.layout import CheckpointName
 from data_service.store.base import Store
-from launcher.diagnose.figures import Figure
 from launcher.recipe.evaluation import EvaluationTask
 from launcher.run.sealed import Sealed, SealedReader, keep, name_of, read, read_all
 
@@ -23,6 +24,56 @@ VERSION = 2
 """Of the measures: another one where the same inputs would give other figures."""
 _COMMITS = f"{ROOT}commits/"
 _NAMED = 32  # hexadecimal digits of a hash in a name
+
+
+Form = Literal["raw", "whitened"]
+"""Vectors as the encoder gives them, or whitened."""
+
+ANISOTROPY = (
+    "A diagnosis, not an objective. Normalising vectors does not cure anisotropy: a cosine ignores how long they are. "
+    "Whitening does, fitted here on other texts than those measured. Less isotropy can serve a task better. IsoScore "
+    "is 0 for a line and 1 for equal variance in all directions; the effective rank counts directions."
+)
+"""What has to be said with those figures."""
+
+
+class Figure(BaseModel):
+    """One number. What does not apply is None.
+
+    Attributes:
+        measure: what it is: `cosine`, `spearman`, `accuracy`, `mlm_loss`, ...
+        value: None if it is no finite number.
+        layer: 0 for the embeddings, L for the last layer's output; None for all together, or where it does not apply.
+        pooling: how a text's hidden states became one vector.
+        form: of the vectors.
+        length: most tokens in the rows that it was measured on.
+        source: the recipe's name of the corpus.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    measure: str
+    value: float | None
+    layer: int | None = None
+    pooling: str | None = None
+    form: Form | None = None
+    length: int | None = None
+    source: str | None = None
+
+    @field_validator("value")
+    @classmethod
+    def _finite(cls, value: float | None) -> float | None:
+        return value if value is not None and math.isfinite(value) else None
+
+    @property
+    def of(self) -> tuple[object, ...]:
+        """What it is of: equal for figures of different checkpoints that can be compared."""
+        return (self.measure, self.layer, self.pooling, self.form, self.length, self.source)
+
+
+def named(figures: Iterable[Figure], measure: str) -> list[Figure]:
+    """The figures of one measure, in order."""
+    return [figure for figure in figures if figure.measure == measure]
 
 
 class CommitWeights(Sealed):
@@ -58,7 +109,7 @@ class DiagnosticCell(BaseModel):
 
     @property
     def path(self) -> str:
-        """Of its result. Where a task's data lie decides nothing."""
+        """Where its result is stored. The place of a task's data is not part of it."""
         content = self.model_dump(mode="json")
         for measure in content["task"].values():
             measure.pop("data", None)
@@ -101,7 +152,8 @@ def read_result(store: Store, cell: DiagnosticCell) -> DiagnosticResult | None:
 
 
 def write_result(store: Store, result: DiagnosticResult) -> bool:
-    """Whether it is ours that stays. A damaged object in its place is replaced. Raises StoreError."""
+    """Store it, unless one is there. Returns whether this one was stored. A damaged object in its place is replaced.
+    Raises StoreError."""
     return keep(store, result) is result
 
 
@@ -120,7 +172,7 @@ def unevaluated(store: Store, mark: CheckpointName, tasks: Sequence[EvaluationTa
 
 
 class EvaluationReader:
-    """Reads again and again what was measured of a run's commits; each time what is new (`SealedReader`)."""
+    """Reads what was measured of a run's commits, again and again, each time only what is new (`SealedReader`)."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

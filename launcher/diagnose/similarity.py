@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from launcher.diagnose.figures import Figure, Form
 from launcher.diagnose.frozen import Frozen
 from launcher.diagnose.isotropy import Whitening
+from launcher.diagnose.results import Figure, Form
 from launcher.diagnose.states import pooled_states, rows_of_texts
 from launcher.errors import RunError
 from launcher.extras import EVALUATE, optional

@@ -7,13 +7,13 @@ from typing import get_args
 
 from data_service.store.open import open_store
 from launcher.diagnose.anisotropy import anisotropy, heldout_sentences
-from launcher.diagnose.figures import Figure
 from launcher.diagnose.frozen import Checkpoint, Frozen, open_checkpoint, open_frozen
 from launcher.diagnose.heldout import held_out
 from launcher.diagnose.linear_probe import linear_probe
+from launcher.diagnose.own_data import probe_splits, similarity_pairs
+from launcher.diagnose.results import Figure
 from launcher.diagnose.similarity import similarity
 from launcher.diagnose.states import rows_of_texts
-from launcher.diagnose.task_data import probe_splits, similarity_pairs
 from launcher.errors import OptionError
 from launcher.recipe.evaluation import HeldOutSettings, Pooling, ProbeSettings, SimilaritySettings
 from launcher.run.record import RECORD, open_run

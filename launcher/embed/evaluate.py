@@ -1,4 +1,4 @@
-"""What a model's vectors are worth: similarity (STS) and retrieval, by sentence-transformers' own evaluators."""
+"""Measures a model's vectors on similarity (STS) and retrieval, with sentence-transformers' own evaluators."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
@@ -24,7 +24,7 @@ _QUERY, _DOCUMENT = "query", "document"  # prompts that retrieval uses, where th
 
 
 class FitSettings(TaskPart):
-    """A training on the task's own train split, before it is measured; as in `EmbedTraining`."""
+    """A training on the task's own train split before it is measured; fields as in `EmbedTraining`."""
 
     loss: Loss = Cosine(kind="cosine")
     batch: PositiveInt = 16

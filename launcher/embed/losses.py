@@ -1,4 +1,4 @@
-"""The losses, which are sentence-transformers' own, made of the settings."""
+"""Makes sentence-transformers' losses from the settings."""
 
 from typing import TYPE_CHECKING, Any, assert_never
 

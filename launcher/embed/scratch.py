@@ -31,7 +31,7 @@ _PREFIX = "checkpoint-"
 
 @dataclass(frozen=True)
 class Scratch:
-    """A folder of checkpoints of one training.
+    """A folder of one training's checkpoints.
 
     Attributes:
         folder: on this machine.
@@ -81,7 +81,7 @@ def open_scratch(folder: Path, training: Mapping[str, object]) -> Iterator[Scrat
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """No other process of this machine has it meanwhile; the lock ends with the process, however that ends."""
+    """No other process of this machine uses the folder meanwhile. The lock ends with this process, however it ends."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         try:
@@ -121,7 +121,8 @@ def _check_owner(folder: Path) -> None:
 
 
 def seal(checkpoint: Path, loss: "nn.Module") -> None:
-    """Completes the trainer's checkpoint: the loss's own weights (softmax has some), then the list of all files."""
+    """Complete the trainer's checkpoint: add the loss's own weights (softmax has some), then the list of all files with
+    their hashes."""
     from safetensors.torch import save_file
 
     weights = _own_weights(loss)

@@ -1,4 +1,4 @@
-"""What `maskfleet embed train` is told: one YAML file, typed. Mistakes have file, line, path, value and remedy."""
+"""The settings of `maskfleet embed train`: one YAML file, typed. Errors name file, line, path, value and remedy."""
 
 from collections.abc import Sequence
 from importlib import resources

@@ -1,6 +1,7 @@
 """One embedding training: a function of the weights, the rows, the settings and the seed.
 
-Model, losses, batches and loop are sentence-transformers' own; here they are put together, and made to go on.
+Model, losses, batches and loop are sentence-transformers' own. This module puts them together, and lets a killed
+training continue.
 """
 
 import logging

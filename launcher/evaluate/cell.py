@@ -83,7 +83,7 @@ class CellFigures(BaseModel):
 
 
 class Measure(Protocol):
-    """What is done with a checkpoint: plain data that is sent to the process that does it."""
+    """What is done with a checkpoint, as plain data, which is sent to the process that does it."""
 
     @property
     def kind(self) -> str: ...

@@ -1,13 +1,13 @@
-"""Who computes which cell: the process that does so claims it first, and nobody else begins it meanwhile.
+"""Claims: the process that computes a cell claims it first, so that no other process begins it.
 
-    claims/<key>/attempts/...    as a run's attempts (checkpoints.attempt): who it is, its heart, its end
+    claims/<key>/attempts/...       as a run's attempts (checkpoints.attempt): the owner, its heartbeat, its end
 
-A claim lasts as long as the computing, and whoever holds one waits for nobody. So it blocks nobody for ever, whatever
-dies: a process says when it is done; that one of this machine is gone, the process table says; anything else, be it on
-another machine, a process that hangs or an end that could not be written, is over when its heart has been silent for
-longer than the lease, by the store's clock.
+A claim lasts as long as the computation, and a process that holds one waits for no other process, so processes never
+block each other. A claim ends when its process says so; when the process table shows that a process of this machine is
+gone; and in every other case (another machine, a process that hangs, an end that could not be written) when its
+heartbeat has been silent for longer than the lease, by the store's clock.
 
-Claims save work. That a result is written once rests on its conditional put.
+Claims only save work. That each result is written once is ensured by its conditional put.
 """
 
 import time
@@ -26,10 +26,8 @@ _LOOKS = 4  # at a listing that names what is not there
 
 @contextmanager
 def claimed(store: Store, key: str) -> Iterator[Owner | None]:
-    """The cell is ours while the context lasts, and that shows. Yields None; or, if it is somebody's who lives, whose.
-
-    Raises StoreError kinds.
-    """
+    """Claims the cell for as long as the context lasts. Yields None; or, if another living process has it, that
+    process. Raises StoreError kinds."""
     found = take(store, key, Owner.here(time.time()))
     if isinstance(found, Owner):
         yield found
@@ -43,10 +41,8 @@ def claimed(store: Store, key: str) -> Iterator[Owner | None]:
 
 
 def take(store: Store, key: str, owner: Owner, lease_s: float = LEASE_S) -> Attempt | Owner:
-    """Claim the cell for `owner`, whose heart must beat from now on; else who has it and lives.
-
-    Raises StoreError kinds.
-    """
+    """Claim the cell for `owner`, whose heartbeat must be kept from now on. Returns None, or the living process that
+    has it. Raises StoreError kinds."""
     while True:
         newest, living = _newest(store, key, lease_s)
         if living is not None:
@@ -57,7 +53,7 @@ def take(store: Store, key: str, owner: Owner, lease_s: float = LEASE_S) -> Atte
 
 
 def holder(store: Store, key: str, lease_s: float = LEASE_S) -> Owner | None:
-    """Who computes the cell and lives, as far as can be told. Raises StoreError kinds."""
+    """The living process that computes the cell, as far as can be told; None if there is none. Raises StoreError."""
     return _newest(store, key, lease_s)[1]
 
 

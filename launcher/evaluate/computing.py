@@ -15,10 +15,11 @@ _VERSIONED = ("maskfleet", "torch", "transformers", "sentence-transformers", "sc
 
 
 def compute(work: CellWork, pretrained: LocalModel, results: str, place: Path) -> bool | Owner:
-    """Computes the cell, unless its result is at the URI `results` already: whether it had to. Or, where another
-    process computes it and lives, which one. `place` is a folder of this machine that its cells share.
+    """Compute the cell and store its result at the URI `results`, unless the result is there. Returns whether it was
+    computed; or, if another living process computes it, that process.
 
-    Raises UserError kinds: the cell cannot be measured, or the store does not answer.
+    `place`: a folder of this machine that its cells share. Raises UserError kinds: the cell cannot be measured, or the
+    store does not answer.
     """
     found, key = Results(open_store(results)), work.cell.key
     with claimed(found.store, key) as other:
@@ -32,7 +33,7 @@ def compute(work: CellWork, pretrained: LocalModel, results: str, place: Path) -
 
 
 def versions() -> dict[str, str]:
-    """Of what computes results, as far as it is installed."""
+    """Versions of the installed packages that compute results."""
     found = {"python": python_version()}
     for name in _VERSIONED:
         try:

@@ -1,4 +1,4 @@
-"""How cells end: with a result, in a mistake that no repetition cures, or in something that may pass."""
+"""How cells end: with a result, with a mistake that repeating cannot cure, or with an error that may pass."""
 
 import traceback
 from dataclasses import dataclass
@@ -48,14 +48,14 @@ class Ended:
 
 @dataclass(frozen=True)
 class Waiting:
-    """Something to know about `cells` cells that are not computed by this command now, said once."""
+    """News about cells that this command does not compute at present; each is said once."""
 
     cells: int
     reason: str
 
 
 def failure_of(work: CellWork, error: BaseException) -> CellFailure:
-    """What a cell's computation raised, told with the cell's name."""
+    """The failure for what a cell's computation raised, with the cell's name."""
     name = work.cell.name
     if isinstance(error, DataError | ModelError):
         return CellFailure(f"{name}: {error.problem}", error.remedy, passes=code_of(error) == REPEAT)
@@ -66,7 +66,7 @@ def failure_of(work: CellWork, error: BaseException) -> CellFailure:
 
 
 def killed(work: CellWork, reason: str) -> CellFailure:
-    """The processes that computed a cell have died again and again; `reason` is of the last."""
+    """The failure of a cell whose processes have died again and again. `reason`: of the last death."""
     return CellFailure(
         f"{work.cell.name}: {DEATHS} processes in a row died while they computed it; the last: {reason}",
         "give each cell more of a machine with --cpus-per-cell or --gpus-per-cell; Ray's logs say what killed them",

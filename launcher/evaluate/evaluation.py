@@ -1,4 +1,4 @@
-"""An evaluation: a grid of cells, those of them that were computed before, the others computed now, and the table."""
+"""An evaluation: plans a grid of cells, computes those that have no result yet, and makes the table."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol

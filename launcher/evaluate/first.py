@@ -1,7 +1,8 @@
-"""The model that several cells start from: fine-tuned on another task first, once on a machine and not once a cell.
+"""The intermediate model that several cells start from: fine-tuned on another task, once a machine instead of once a
+cell.
 
-RTE, MRPC and STS-B start from the model of MNLI (Liu et al. 2019, section 5.1), which takes longer to make than all
-that follows. It is a pure function of the checkpoint, that task and its settings, so cells that need it share it.
+RTE, MRPC and STS-B start from the model of MNLI (Liu et al. 2019, section 5.1), which takes longer to train than the
+tasks after it. The model is a pure function of the checkpoint, that task and its settings, so cells can share it.
 """
 
 import hashlib
@@ -23,9 +24,8 @@ from launcher.tasks.task import Task
 def shared_first(
     pretrained: LocalModel, task: Task, chosen: FinetuneSettings, before: Mapping[str, object], place: Path
 ) -> LocalModel:
-    """The model that `task` starts after, in a folder below `place`; the first process that needs it makes it.
-
-    A process that waits for it goes on when the one that makes it is done, or makes it itself if that one has died.
+    """The model that `task` starts after, in a folder below `place`. The first process that needs it trains it. Others
+    wait until it is done, and train it themselves if that process has died.
 
     Args:
         before: the digest of the task that is learnt first, and its settings.

@@ -1,7 +1,8 @@
-"""A grid of cells as stateless Ray tasks: what dies is computed again, what fails is named, the rest is kept.
+"""Computes a grid of cells as stateless Ray tasks. A cell whose process dies is computed again; a cell that fails is
+named, and the others are kept.
 
-The driver has a cell computed and looks at nothing but how that ended: by then the result is stored. A cell that a
-process of another command computes, or one that may yet live, is left alone until that is over.
+The driver starts tasks and sees only how they end: a result is stored by the task itself. A cell that a process of
+another command computes, or that may still be alive elsewhere, is left alone until that is settled.
 """
 
 import logging
@@ -96,7 +97,7 @@ class GridRunner:
             self._stop()
 
     def _submit(self) -> None:
-        """As many cells as there is room for, and one more, so that none is free while we are not looking."""
+        """Start as many cells as there is room for, and one more, so that no core is idle between two looks."""
         room = _room(self._share)
         while self._waiting and room and len(self._running) <= room and self.trouble is None:
             work = self._waiting.popleft()
@@ -158,7 +159,8 @@ class GridRunner:
         return None if failure.trace and self._breaks[key] < BREAKS else failure
 
     def _look_elsewhere(self) -> Iterator[Ended]:
-        """What others have computed; what nobody computes any more without a result is done here."""
+        """Take the results that other commands have stored. Cells that no process computes any more, and that have no
+        result, are computed here."""
         if time.monotonic() - self._looked < _LOOK_S:
             return
         self._looked = time.monotonic()
@@ -174,7 +176,7 @@ class GridRunner:
             self.trouble = self.trouble or error
 
     def _stop(self) -> None:
-        """What is asked to end lets go of its cell; what does not within seconds is killed."""
+        """Ask running tasks to end, so that they release their cells; kill those that do not within seconds."""
         if not self._running or lost() is not None:
             return
         running = list(self._running)

@@ -1,15 +1,14 @@
-"""What cells do: fine-tune on a task that is learnt, measure a model's vectors on one that is not, or its frozen
-hidden states layer by layer."""
+"""What a cell may do with a checkpoint: fine-tune it on a task; measure its vectors on a task of similarity or
+retrieval; or measure its frozen hidden states layer by layer."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.diagnose.figures import Figure
 from launcher.diagnose.frozen import frozen_folder
 from launcher.diagnose.own_data import OwnData, own_data
-from launcher.diagnose.results import VERSION
+from launcher.diagnose.results import VERSION, Figure
 from launcher.embed.evaluate import CellSettings, embed_cell
 from launcher.errors import TaskError
 from launcher.evaluate.cell import CellFigures, Measure
@@ -118,7 +117,7 @@ class FrozenMeasure:
 
     @property
     def settings(self) -> dict[str, object]:
-        """Where a task's data lie decides nothing."""
+        """Without the place of the task's data, which decides nothing."""
         (chosen,) = self.wanted.model_dump(mode="json").values()
         kept = {name: value for name, value in chosen.items() if name not in ("task", "data")}
         return {**kept, "version": VERSION}
@@ -136,8 +135,8 @@ class FrozenMeasure:
 
 
 def headline(figures: Sequence[Figure]) -> dict[str, float | None]:
-    """Of each measure the figure of all layers together, else of the last; where there are several poolings or forms,
-    the first has the measure's plain name."""
+    """The main figures: of each measure the figure of all layers together, else of the last layer. If there are several
+    poolings or forms, the first one gets the measure's plain name."""
     whole = {figure.measure for figure in figures if figure.layer is None}
     last = max((figure.layer for figure in figures if figure.layer is not None), default=None)
     found: dict[str, float | None] = {}
@@ -166,7 +165,7 @@ def _own(task: EvaluationTask) -> OwnData:
 
 
 def check_data(task: Task, digest: str) -> None:
-    """Raises TaskError: what the files of `task` hold here is not what `digest` was made of."""
+    """Raises TaskError if the files of `task` on this machine do not have this digest."""
     _check_digest(task_digest(task), digest, f"{task.name} at {task.root}")
 
 

@@ -1,7 +1,8 @@
-"""What is evaluated: a run's checkpoint or a model's folder. It is exported, or fetched, when its files are needed.
+"""A model to evaluate: a run's checkpoint or a model's folder. It is exported, or fetched, only when its files are
+needed.
 
-A checkpoint's digest is that of its export, so that a run and its export share results. An export takes minutes, so the
-digest that one had is kept with the results, by all that decided it. A grid that is complete exports nothing.
+A checkpoint's digest is that of its export, so a run and its export share results. An export takes minutes, so the
+digest is kept with the results, under a name made of all that decides the export. A complete grid exports nothing.
 """
 
 from collections.abc import Iterator, Sequence
@@ -49,9 +50,11 @@ class Model:
             results.keep_model(known)
 
     def files(self) -> LocalModel:
-        """On this machine's disk, as long as `opened` lasts.
+        """The files on this machine's disk, as long as `opened` lasts.
 
-        Raises: as `open_pretrained`; TryAgain: the checkpoint is not what it was known to be, which is forgotten.
+        Raises:
+            as `open_pretrained`; TryAgain: the checkpoint is not the one that was evaluated before. What was known of
+                that one is forgotten.
         """
         if self._opened is None:
             self._opened = self._stack.enter_context(open_pretrained(self.source, self._asked))

@@ -1,4 +1,4 @@
-"""A checkpoint on its way to other machines: exported once, then the bytes of its files, and a folder again there."""
+"""Sends a checkpoint to other machines: the files of its export as bytes, and a folder made of them there."""
 
 import os
 import shutil

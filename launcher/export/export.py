@@ -1,6 +1,6 @@
-"""From a run's checkpoint to a folder that `transformers` loads, or two for a generator and a discriminator.
+"""Exports a run's checkpoint as a folder that `transformers` loads, or as two for a generator and a discriminator.
 
-An encoder of text vectors becomes one that `SentenceTransformer` loads, too.
+The folder of an encoder of text vectors can also be loaded by `SentenceTransformer`.
 """
 
 from collections.abc import Mapping

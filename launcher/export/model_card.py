@@ -1,4 +1,4 @@
-"""The model card of an export: what a stranger who finds the folder has to know, from the run's own records."""
+"""The model card of an export: what somebody who finds the folder must know, taken from the run's own records."""
 
 import re
 from collections.abc import Iterator, Mapping

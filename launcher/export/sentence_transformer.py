@@ -1,6 +1,7 @@
-"""What `SentenceTransformer(folder)` reads beside a model's own files: which vector stands for a text.
+"""Writes what `SentenceTransformer(folder)` reads beside a model's own files: how a text's hidden states become one
+vector.
 
-The files are plain JSON, and written without sentence-transformers, in the form that its versions 2 to 6 read.
+These are plain JSON files, written without sentence-transformers, in the form that its versions 2 to 6 read.
 """
 
 import json

@@ -1,4 +1,5 @@
-"""From start and end scores of windows to answers, and the threshold above which there is none."""
+"""Turns start and end scores of windows into answers, and finds the threshold above which a question counts as
+unanswerable."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -48,14 +49,15 @@ class Answered:
 
     @property
     def margin(self) -> float:
-        """By how much no answer is above the best candidate."""
+        """By how much the score of no answer exceeds the best candidate's."""
         return self.null - self.candidates[0].score if self.candidates else float("inf")
 
 
 def find_answers(
     questions: int, windows: Sequence[ContextWindow], logits: Sequence[Logits], max_answer: int
 ) -> list[Answered]:
-    """Of each question, from [pieces, 2] scores of each window. Answers have at most `max_answer` pieces."""
+    """The candidates of each question, from [pieces, 2] scores of each window. Answers have at most `max_answer`
+    pieces."""
     candidates: list[list[Candidate]] = [[] for _ in range(questions)]
     null = np.full(questions, np.inf)
     for window, scores in zip(windows, logits, strict=True):
@@ -80,7 +82,7 @@ def _in_window(window: ContextWindow, scores: Logits, max_answer: int) -> list[C
 
 
 def texts(answered: Sequence[Answered], contexts: Sequence[str], threshold: float) -> list[str]:
-    """The best candidate of each, or "" where no answer is above it by more than `threshold`."""
+    """The best candidate of each question; "" if no answer scores more than `threshold` above it."""
     return [
         ""
         if one.margin > threshold or not one.candidates

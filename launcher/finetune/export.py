@@ -1,7 +1,7 @@
-"""A fine-tuned model as a folder: what `AutoModelFor...` loads, the tokenizer, and where it comes from.
+"""Writes a fine-tuned model as a folder: what `AutoModelFor...` loads, the tokenizer, and where the model comes from.
 
-With a head of ours, which no class of transformers holds, the folder is the encoder, which `AutoModel` loads, and the
-head in two files beside it; `open_finetuned` puts them together again.
+No class of transformers holds a head of ours. Then the folder is the encoder, which `AutoModel` loads, with the head in
+two files beside it; `open_finetuned` puts them together again.
 """
 
 import json

@@ -1,7 +1,8 @@
-"""A head of ours on an encoder of transformers: several layers mixed, and poolings that its classes do not have.
+"""A head of our own on an encoder of transformers: it mixes several layers, and has poolings that the classes of
+transformers lack.
 
-For tagging and for frozen features (Devlin et al. 2019, table 7; Peters et al. 2018). A fine-tuning that uses it is
-exported as the encoder, which `AutoModel` loads, and the head beside it.
+For tagging and for frozen features (Devlin et al. 2019, table 7; Peters et al. 2018). `launcher.finetune.export` says
+how such a model is exported.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,5 @@
-"""Text as a model reads it: the tokenizer in the checkpoint's folder, rows of piece ids, and padded batches of rows."""
+"""Text as a model reads it: the tokenizer in the checkpoint's folder, rows of piece ids, padded batches of rows, and
+overlapping windows over a text that is longer than the model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -167,3 +168,32 @@ def _model_length(tokenizer: Any, config: Any) -> int:
 def _counts_from_padding(config: Any) -> bool:
     """RoBERTa's first position is the row after the one of its padding id."""
     return config.model_type in ("roberta", "xlm-roberta", "camembert")
+
+
+Ranges = list[tuple[int, int]]
+
+
+def window_ranges(pieces: int, room: int, stride: int) -> Ranges:
+    """Ranges of `room` consecutive pieces that cover all, each sharing `stride` with the one before.
+
+    One range if all fit, also if there is nothing. `stride` is lowered to half of `room` where it is more.
+    """
+    step = room - min(stride, room // 2)
+    ranges = [(0, min(room, pieces))]
+    while ranges[-1][1] < pieces:
+        start = ranges[-1][0] + step
+        ranges.append((start, min(start + room, pieces)))
+    return ranges
+
+
+def best_window(pieces: int, ranges: Ranges) -> NDArray[np.int64]:
+    """[pieces] the window in which each has most context on its poorer side (Devlin et al. 2019, `run_squad.py`).
+
+    Of two equal ones the longer, then the first.
+    """
+    index = np.arange(pieces)
+    begin, end = (np.array(side)[:, None] for side in zip(*ranges, strict=True))
+    context = np.minimum(index - begin, end - 1 - index) + 0.01 * np.minimum(end - begin, 10_000) / 10_000
+    inside = (begin <= index) & (index < end)
+    best: NDArray[np.int64] = np.where(inside, context, -1.0).argmax(0)
+    return best

@@ -1,4 +1,4 @@
-"""What a kind of task is to the training loop."""
+"""The interface between a kind of task and the training loop."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ Head = Literal["SequenceClassification", "TokenClassification", "QuestionAnsweri
 
 @dataclass(frozen=True)
 class Prepared:
-    """Examples as rows. A kind adds what it needs to find the way back."""
+    """Examples as rows. Each kind adds what it needs to turn predictions for rows into predictions for examples."""
 
     rows: list[InputRow]
 

@@ -1,4 +1,4 @@
-"""Where a parameter lies in an encoder of transformers: in the embeddings, in a layer, or above the layers."""
+"""At which depth of an encoder of transformers a parameter lies: in the embeddings, in a layer, or above the layers."""
 
 import re
 from dataclasses import dataclass

@@ -9,10 +9,9 @@ import torch
 from numpy.typing import NDArray
 
 from data_service.rng import draws64, stream_key
-from launcher.finetune.initial import seed_of
 from launcher.finetune.inputs import InputRow, Pieces
 from launcher.finetune.kind import Logits, TaskKind
-from launcher.finetune.network import TaskNetwork
+from launcher.finetune.network import TaskNetwork, seed_of
 from launcher.finetune.optimizer import make_optimizer, rate_share, set_rate
 from launcher.finetune.outcome import Diverged
 from launcher.finetune.settings import FinetuneSettings

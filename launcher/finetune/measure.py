@@ -1,4 +1,4 @@
-"""From a task to what is learnt of it, and from a model's logits to predictions and metrics."""
+"""Prepares a task's examples for a model, and turns the model's logits into predictions and metrics."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,6 +1,10 @@
-"""The model that is fine-tuned: the class of transformers for the kind of task, or its encoder under a head of ours."""
+"""The model that is fine-tuned: the class of transformers for the kind of task, or its encoder under a head of ours.
 
-from collections.abc import Iterator, Mapping
+New parameters are drawn from a seed and their names, so that their values do not depend on what else is new, or in
+which order.
+"""
+
+from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,9 +14,9 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
+from data_service.rng import draws64, stream_key
 from launcher.extras import EVALUATE, optional, reason
 from launcher.finetune.heads import HeadConfig, MixedHead
-from launcher.finetune.initial import initialise
 from launcher.finetune.kind import Head
 from launcher.finetune.layout import LayerDepths, layout_of
 from launcher.finetune.outcome import TaskMismatch
@@ -242,3 +246,34 @@ def quiet(transformers: Any) -> Iterator[None]:
         logging.set_verbosity(level)
         if bars:
             logging.enable_progress_bar()
+
+
+_SIGNED = 2**63
+
+
+def seed_of(*parts: int | str) -> int:
+    """A seed for torch's generators, from what it is for."""
+    return int(draws64(stream_key("fine-tuning", *parts), 0, 1)[0]) % _SIGNED
+
+
+@torch.no_grad()
+def initialise(model: nn.Module, names: Set[str], spread: float, seed: int) -> None:
+    """Draw the named parameters of `model` anew: N(0, `spread`), norms 1, biases 0, weights of a mixture equal.
+
+    As transformers does it, but for an independent stream for each parameter.
+    """
+    for path, module in model.named_modules():
+        norm = "norm" in type(module).__name__.lower()
+        for own, parameter in module.named_parameters(recurse=False):
+            name = f"{path}.{own}" if path else own
+            if name not in names:
+                continue
+            if norm:
+                parameter.fill_(1.0 if own == "weight" else 0.0)
+            elif parameter.ndim == 1:
+                parameter.zero_()
+            elif parameter.ndim == 0:
+                parameter.fill_(1.0)
+            else:
+                generator = torch.Generator().manual_seed(seed_of(seed, "initial", name))
+                parameter.normal_(0.0, spread, generator=generator)

@@ -1,4 +1,4 @@
-"""What a fine-tuning gives."""
+"""The result of a fine-tuning, and the errors with which one ends."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field

@@ -93,9 +93,10 @@ def _plain_folder(source: str, step: int | None, store: Store, place: Path) -> P
 
 
 def module_folders(folder: Path) -> list[str]:
-    """The folders beside the model's own that hold modules of a SentenceTransformer (`1_Pooling`), by modules.json.
+    """The folders that hold modules of a SentenceTransformer beside the model (such as `1_Pooling`), as modules.json
+    lists them.
 
-    Raises ModelError: modules.json does not list modules, or folders elsewhere.
+    Raises ModelError: modules.json does not list modules, or names folders elsewhere.
     """
     path = folder / _MODULES
     if not path.is_file():

@@ -74,9 +74,11 @@ def finetune(
 
 
 def read_splits(task: Task) -> dict[str, Examples]:
-    """Every split, `train` and `dev` first: what is wrong with any of them is known before hours of training.
+    """Read every split, `train` and `dev` first, so that what is wrong with any of them is known before hours of
+    training.
 
-    Raises TaskError, InputError, StoreError: as `Task.read`; a split but `train` that says nothing of a metric.
+    Raises TaskError, InputError, StoreError: as `Task.read`; or a split other than `train` on which a metric is
+    undefined.
     """
     found = {split: task.read(split) for split in dict.fromkeys(("train", "dev", *task.splits))}
     for split, examples in found.items():

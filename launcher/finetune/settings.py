@@ -1,4 +1,4 @@
-"""How a model is fine-tuned: one set of values, and the sets that a task's lists of values span."""
+"""The settings of a fine-tuning, and the grid of settings that a task's lists of values describe."""
 
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches

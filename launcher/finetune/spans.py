@@ -15,10 +15,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from launcher.finetune.answers import ContextWindow
-from launcher.finetune.inputs import InputRow, Pieces
+from launcher.finetune.inputs import InputRow, Pieces, best_window, window_ranges
 from launcher.finetune.kind import Head, Prepared
 from launcher.finetune.outcome import TaskMismatch
-from launcher.finetune.windows import best_window, window_ranges
 from launcher.tasks.examples import Answer, Questions
 
 _LEAST_CONTEXT = 8  # pieces of context that a window has at least

@@ -10,10 +10,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from launcher.finetune.inputs import IGNORED, InputRow, Pieces
+from launcher.finetune.inputs import IGNORED, InputRow, Pieces, best_window, window_ranges
 from launcher.finetune.kind import Head, Logits, Prepared
 from launcher.finetune.outcome import Tags, TaskMismatch
-from launcher.finetune.windows import best_window, window_ranges
 from launcher.tasks.examples import Tagged
 
 

@@ -1,4 +1,4 @@
-"""Several settings of one fine-tuning, of which the best on dev is kept."""
+"""Fine-tunes with several settings and keeps the model that is best on dev."""
 
 import json
 import shutil

@@ -1,4 +1,5 @@
-"""The baselines of a run as its store keeps them: computed once (`baselines.py`), read by all that show it."""
+"""A run's baselines as its store keeps them: `baselines.py` computes them once, everything that shows them reads them
+here."""
 
 from pydantic import BaseModel, ConfigDict
 

@@ -5,10 +5,7 @@ follows from the parts: what a microbatch takes grows with its FLOPs and with th
 with the parameters.
 """
 
-import os
-import re
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -20,10 +17,10 @@ from data_service.corpus.manifest import PairTexts
 from data_service.samples.inputs import RepeatedSentences, TextPairs
 from data_service.samples.packing import EDGE_TOKENS
 from data_service.store.open import open_store
-from launcher.errors import EstimateError
 from launcher.estimate.assumptions import AssumedUtilisation
 from launcher.estimate.cluster import Cluster
 from launcher.estimate.workload import batch_rows, executed, microbatch_flops, microbatch_shape
+from launcher.measure.processes import RankCommand, run_ranks
 from launcher.measure.rows import RandomText, first_ordinary, random_tokenizer, write_corpus
 from launcher.measure.taken import MeasureRequest, Step, Taken, read_taken
 from launcher.measure.trial import Machine, Trial, choose, expected_seconds, this_machine
@@ -33,12 +30,6 @@ from launcher.run.create import create_run
 
 _BLOCK_TOKENS = 500_000
 _BATCHES = 8  # at least so many in an epoch
-_TIMEOUT_S = 1800.0  # for all steps of one phase
-_SMALLER = "measure a smaller form: --tiny, or fewer model.layers"
-_SAID = 500  # characters of what a rank that failed said
-_ERROR = re.compile(
-    r"[\w.]+: "
-)  # how the last line of a traceback begins; what a message has below is indented
 
 
 @dataclass(frozen=True)
@@ -230,8 +221,17 @@ def _run(trial: Trial, machine: Machine) -> list[Taken]:
             )
             for rank in range(machine.ranks)
         ]
-        _start_and_await(orders, folder)
+        run_ranks([_command(order, folder) for order in orders])
         return [read_taken(Path(order.result)) for order in orders]
+
+
+def _command(order: MeasureRequest, folder: str) -> RankCommand:
+    place = {"RANK": order.rank, "LOCAL_RANK": order.rank, "WORLD_SIZE": order.world}  # DeepSpeed insists
+    return RankCommand(
+        words=[sys.executable, "-P", "-m", "launcher.measure.rank", order.model_dump_json()],
+        environment={name: str(value) for name, value in place.items()},
+        log=Path(folder, f"rank{order.rank}.log"),
+    )
 
 
 def prepare(trial: Trial, folder: str) -> str:
@@ -258,46 +258,3 @@ def _text(recipe: Recipe, vocabulary: int) -> RandomText:
             return RandomText(ids, _BLOCK_TOKENS, None, full)
         case _:
             return RandomText(ids, _BLOCK_TOKENS)
-
-
-def _start_and_await(orders: Sequence[MeasureRequest], folder: str) -> None:
-    """Raises EstimateError with the last words of the rank that failed first."""
-    logs = [Path(folder, f"rank{order.rank}.log") for order in orders]
-    processes = [_start(order, log) for order, log in zip(orders, logs, strict=True)]
-    try:
-        for process in processes:
-            process.wait(_TIMEOUT_S)
-    except subprocess.TimeoutExpired as error:
-        raise EstimateError(
-            f"the steps were not done after {_TIMEOUT_S / 60:.0f} minutes",
-            remedy=_SMALLER,
-        ) from error
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    failed = [(p.returncode, log) for p, log in zip(processes, logs, strict=True) if p.returncode]
-    if failed:
-        code, log = min(failed)  # a signal's number is negative: the one that was killed comes first
-        raise _failure(code, log.read_text("utf-8", errors="replace"))
-
-
-def _start(order: MeasureRequest, log: Path) -> "subprocess.Popen[bytes]":
-    place = {"RANK": order.rank, "LOCAL_RANK": order.rank, "WORLD_SIZE": order.world}  # DeepSpeed insists
-    environment = os.environ | {name: str(value) for name, value in place.items()}
-    command = [sys.executable, "-P", "-m", "launcher.measure.rank", order.model_dump_json()]
-    with log.open("wb") as output:
-        return subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=environment
-        )
-
-
-def _failure(code: int, said: str) -> EstimateError:
-    if code < 0:
-        return EstimateError(
-            f"a rank was ended by signal {-code}; 9 most likely says that the machine ran out of memory",
-            remedy=_SMALLER,
-        )
-    lines = said.strip().splitlines() or [f"code {code}"]
-    error = next((line for line in reversed(lines) if _ERROR.match(line)), lines[-1])
-    return EstimateError(f"a rank failed: {error[:_SAID]}", remedy=_SMALLER)

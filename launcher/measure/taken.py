@@ -1,4 +1,4 @@
-"""What passes between the command and the ranks that measure: orders, and what was found. Needs no DeepSpeed."""
+"""What the command and the ranks that measure exchange: requests and results. Does not import DeepSpeed."""
 
 import json
 from dataclasses import dataclass
@@ -9,8 +9,8 @@ from pydantic import BaseModel
 
 
 class MeasureRequest(BaseModel):
-    """What a rank is to do: `run` for some steps, meeting the others at the file `meeting`; `result` is the file for
-    what it finds."""
+    """What one rank is asked to do: take steps of `run`. Ranks meet at the file `meeting`; the rank writes what it
+    found to the file `result`."""
 
     run: str
     rank: int

@@ -1,7 +1,8 @@
 """How many ranks train: what the operator allows, what the cluster can hold, and when that changes.
 
-The batch is the same whatever the number of ranks (logical microbatches are dealt to those there are), so the number
-is a matter of machines alone. Pure functions, which the coordinator asks whenever a group of ranks may start or grow.
+The batch does not depend on the number of ranks, because logical microbatches are dealt to however many there are. So
+only the machines decide the number. The coordinator calls these pure functions whenever a group of ranks may start or
+grow.
 """
 
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -65,7 +66,7 @@ class GroupStart:
 
 
 def places(nodes: Iterable[Mapping[str, Any]], each: Mapping[str, float], without: Container[str]) -> int:
-    """Ranks that fit on the living nodes, as `ray.nodes()` tells of them, but for those in `without`."""
+    """How many ranks fit on the living nodes of `ray.nodes()`, leaving out the nodes in `without`."""
     return sum(
         min(int(node["Resources"].get(name, 0) // amount) for name, amount in each.items())
         for node in nodes
@@ -74,10 +75,10 @@ def places(nodes: Iterable[Mapping[str, Any]], each: Mapping[str, float], withou
 
 
 def start(sizing: Sizing, found: int, wanted: int, waited: float) -> int | None:
-    """Ranks to start with `found` places; None to go on waiting.
+    """How many ranks to start when `found` places are there; None: wait longer.
 
-    As many as there are places for, up to the most. If fewer than `wanted` (what there was before, or what the first
-    group expects), only after waiting `sizing.wait` seconds; never fewer than the least.
+    As many as there are places for, up to `sizing.most`; never fewer than `sizing.least`. Fewer than `wanted` (as many
+    as trained before, or as the first group expects) only after `sizing.wait` seconds.
     """
     possible = min(found, sizing.most)
     if possible < sizing.least:
@@ -99,7 +100,7 @@ def grows(sizing: Sizing, found: int, world: int, worked: float, unchanged: floa
 def exclude_nodes(
     nodes: Sequence[Mapping[str, Any]], sizing: Sizing, out: frozenset[str], bad: frozenset[str]
 ) -> frozenset[str]:
-    """The nodes to do without: those in `out` already, and the `bad` ones, as far as enough places remain."""
+    """The nodes to exclude: those in `out` already, and the `bad` ones as far as enough places remain."""
     for node in sorted(bad - out):
         if places(nodes, sizing.each, out | {node}) >= sizing.least:
             out |= {node}
@@ -107,7 +108,8 @@ def exclude_nodes(
 
 
 def cause(sizing: Sizing, before: int, world: int, *, first: bool) -> str:
-    """Why `world` ranks train where `before` did: words for the record. `first`: of their command."""
+    """Why `world` ranks train and no longer `before`, as text for the record. `first`: this is the command's first
+    group."""
     if first:
         return "the command was started again"
     if world < before:

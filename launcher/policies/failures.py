@@ -1,9 +1,14 @@
-"""The failure policy: what to do when a group of ranks has died. A pure function of what has happened so far.
+"""The failure policy: what to do when a group of ranks has died. A pure function of the failures so far.
 
-Restarting is the answer to almost everything: machines die, and a restart costs seconds. What it cannot cure is told
-by repetition: an error at the same step every time is in the program or its data, a machine that is first to fail
-again and again is broken, starts that raise before they finish a step are a mistake in how the run is set up, and
-deaths without end and without a checkpoint between them lead nowhere. A store that does not answer is no failure.
+Almost every failure is answered by starting again: machines die, and a restart costs seconds. What a restart cannot
+cure shows by repeating itself:
+
+1. An error at the same step every time comes from the program or its data.
+2. A machine that is the first to fail again and again is broken.
+3. Starts that raise before they finish a step are set up wrongly.
+4. Deaths without end, and without a checkpoint between them, lead nowhere.
+
+A store that does not answer does not count as a failure.
 """
 
 from collections import Counter
@@ -27,7 +32,7 @@ Kind = Literal["raised", "silent", "transient"]
 
 @dataclass(frozen=True)
 class Failure:
-    """An end of the ranks that nobody asked for.
+    """One unrequested end of a group of ranks.
 
     Attributes:
         time: seconds since 1970.
@@ -67,13 +72,13 @@ def where_it_began(
 ) -> str | None:
     """The node on which a group's failure began; None if that is not known.
 
+    Ranks that died without an error come before ranks that raised: a death makes the other ranks raise.
+
     Args:
         places: the node of each rank that was heard of.
         errors: what ranks raised, in the order in which they told.
         failed: the ranks that ended the group, as far as Ray knows.
-        blamed: the ranks whose fault it was, whoever raised the error; empty if nobody can tell, None if no error says.
-
-    A rank that dies without a word makes others raise, so the silent come before the loud.
+        blamed: the ranks at fault, whoever raised the error; empty if nobody can tell, None if no error says.
     """
     if blamed is not None:
         return _only({places[rank] for rank in blamed if rank in places})
@@ -85,16 +90,15 @@ def where_it_began(
 
 
 def decide(failures: Sequence[Failure], nodes: int) -> Restart | Stop:
-    """What follows the last of `failures`, of all starts of a run, in order of time; `nodes` could have ranks.
-
-    A node is left out only while others remain: on one machine there is nothing to choose.
-    """
+    """What to do after the last of `failures`, which are those of all starts of a run, oldest first. `nodes`: how many
+    nodes could hold ranks; a node is excluded only while others remain."""
     counted = [failure for failure in failures if failure.kind != "transient"]
     return _repeated(counted) or _barren(counted) or Restart(_bad_nodes(counted, nodes))
 
 
 def _repeated(counted: Sequence[Failure]) -> Stop | None:
-    """What ranks raise, again and again. A silent death before a finished step says nothing of that: passed over."""
+    """The error that ranks raise again and again. A death without an error and before the first finished step says
+    nothing about that, so it is passed over."""
     telling = [failure for failure in counted if failure.kind == "raised" or failure.worked]
     same = telling[-SAME_ERROR:]
     if len(same) == SAME_ERROR and same[-1].error and all(_alike(failure, same[-1]) for failure in same):

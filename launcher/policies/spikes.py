@@ -1,13 +1,14 @@
-"""Losses gone bad: which updates are not made, when a run goes back, when it gives up. Pure functions of its figures.
+"""The spike policy: which updates are skipped, when a run goes back, and when it gives up. Pure functions of the run's
+figures.
 
-A step is bad if it made no update, or if its loss is far above the recent ones of its phase. One bad step means
-nothing. Many in a row mean that weights or data have gone wrong: the run returns to a checkpoint from before and goes
-on without the data read since, as was done by hand for PaLM (Chowdhery et al. 2022, section 5.1: about 100 steps back,
-200 to 500 batches skipped, about 20 times).
+A step is bad if it made no update, or if its loss is far above the recent losses of its phase. One bad step means
+nothing. Many in a row mean that weights or data have gone wrong: the run then returns to an earlier checkpoint and
+leaves out the data it has read since, as was done by hand for PaLM (Chowdhery et al. 2022, section 5.1: about 100 steps
+back, 200 to 500 batches skipped, about 20 times).
 
-Recent means the last `window` steps that were not bad, so a spike does not become the measure. Far above is told by
-median and median absolute deviation, which single outliers hardly move. Every rank has the same figures, so all decide
-alike; they are kept in the checkpoints, so a resume changes no decision.
+Recent means the last `window` steps that were not bad, so that a spike does not become the standard. "Far above" is
+measured by the median and the median absolute deviation, which single outliers hardly move. All ranks have the same
+figures and so decide alike. Checkpoints hold the figures, so a resume changes no decision.
 """
 
 import math
@@ -31,10 +32,12 @@ class Spikes(BaseModel):
     """What is done about losses that are not finite, or far above the ones before.
 
     Attributes:
-        window: steps whose losses are the measure; before a phase has had so many, no finite loss is high.
-        threshold: spreads above the median at which a loss is high. Null: no finite loss is.
-        outlier: spreads above the median at which a loss or a gradient norm makes no update. Null: any finite one
-            does, as in the papers.
+        window: with how many recent steps a loss is compared. Before a phase has had so many, no finite loss is a
+            spike.
+        threshold: how many standard deviations above the median a loss must be to count as a spike. The deviation is
+            estimated from the median absolute deviation. Null: no finite loss is a spike.
+        outlier: as many standard deviations above the median, a loss or a gradient norm makes no update. Null: any
+            finite one makes its update, as in the papers.
         patience: steps in a row, high or without an update, after which the run goes back, to a checkpoint at least as
             many steps older than the first of them.
         most_rewinds: times in a row, none of which got the run `window` steps past where it went back. Then it ends.
@@ -49,7 +52,7 @@ class Spikes(BaseModel):
     most_rewinds: int = Field(default=3, ge=0)
 
     def way_back(self, began: int) -> int:
-        """The most steps that a checkpoint may have to which the run goes back from a spike that began so."""
+        """A run that goes back from a spike which began at this step takes a checkpoint of at most this many steps."""
         return began - self.patience
 
 
@@ -78,7 +81,7 @@ class SpikeHistory:
 
 
 def bound(values: Sequence[float], window: int, spreads: float | None) -> float:
-    """How large a figure may be after `values`: infinite if there is no limit, or too few to tell."""
+    """The largest normal figure after `values`: infinite if there is no limit, or too few values."""
     if spreads is None or len(values) < window:
         return math.inf
     recent = values[-window:]
@@ -88,7 +91,7 @@ def bound(values: Sequence[float], window: int, spreads: float | None) -> float:
 
 
 def largest(settings: Spikes, recent: SpikeHistory, phase: int, name: str) -> float:
-    """The largest figure with which a step of `phase` makes its update."""
+    """The largest figure with which a step of `phase` still makes its update."""
     return _bound(settings, recent, phase, name, settings.outlier)
 
 
@@ -133,7 +136,7 @@ def describe(recent: SpikeHistory, loss: float, grad_norm: float) -> str:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What follows a spike: going back to a checkpoint, if there is one; and the end of the run, if `stop` is given."""
+    """What to do after a spike: go back to a checkpoint, if there is one; or end the run, if `stop` is given."""
 
     to: CheckpointName | None
     stop: Stop | None
@@ -142,7 +145,7 @@ class Verdict:
 def decide(
     settings: Spikes, began: int, cause: str, history: Sequence[CheckpointName], gone_back: Sequence[Rewind]
 ) -> Verdict:
-    """What follows a spike that began with step `began`.
+    """What to do after a spike that began with step `began`.
 
     Args:
         history: the run's checkpoints, without those that it left behind.
@@ -172,7 +175,7 @@ _STUBBORN = (
 
 
 def _in_a_row(settings: Spikes, began: int, gone_back: Sequence[Rewind]) -> int:
-    """Rewinds before this spike, each of which began soon after the one before."""
+    """The rewinds just before this spike, each of which began soon after the one before it."""
     times = 0
     for rewind in reversed(gone_back):
         if rewind.to is None or began > rewind.reached + settings.window:

@@ -1,9 +1,10 @@
-"""Stragglers: ranks that make all others wait, told by their own time, not by a step's, which is the same for all.
+"""Finds stragglers: ranks for which all others wait. A step takes equally long on every rank, so each rank's own times
+are compared.
 
-Per window of steps, a rank's computing is its time in forward passes for each token, over the median of the other
-ranks'; its fetching of data is the time a step takes longer for it than with the median of the others. A rank that is
-`ratio` times slower in either, for some windows in a row, is a straggler. Nothing is done about it but to say so: slow
-is better than stopped, and an operator may know why.
+Per window of steps, a rank's computing time is its time in forward passes for each token, divided by the median of the
+other ranks. Its data time is how much longer the step took than it would have with the median rank's data. A rank that
+is `ratio` times slower in either, in several windows in a row, is a straggler. It is only reported: a slow rank is
+better than a stopped run, and an operator may know the reason.
 """
 
 from collections.abc import Sequence
@@ -46,7 +47,8 @@ class Straggler:
 
 @dataclass
 class Detector:
-    """Fed with every step; speaks once when a rank has become a straggler, and again only after it was none."""
+    """Is given every step. Reports a rank once when it becomes a straggler, and again only if it has recovered in
+    between."""
 
     settings: Stragglers
     forward: bool

@@ -1,10 +1,11 @@
-"""The watchdog: which ranks make no progress, and whose fault it is.
+"""The watchdog: which ranks make no progress, and whose fault that is.
 
-Nothing in Ray or NCCL bounds a hang inside a collective. Every rank says once a second where it is, from a thread of
-its own: a rank that repeats itself for too long is stuck, a rank that says nothing is frozen or cut off. As all ranks
-wait for the slowest, all are stuck soon after one is; the group is killed as a whole, and the driver starts another.
+Nothing in Ray or NCCL bounds a hang inside a collective. So every rank says once a second where it is, from a thread of
+its own. A rank that says the same for too long is stuck; a rank that says nothing is frozen or cut off. All ranks wait
+for the slowest, so all are stuck soon after one is: the group is killed as a whole, and the driver starts another.
 
-Whoever judges goes by what it saw itself, on its own clock: signs of life are counted, not dated.
+The judge uses its own clock, and only what it has seen itself: heartbeats are counted, and their times are not compared
+across machines.
 """
 
 import sys
@@ -39,8 +40,8 @@ class Watchdog(BaseModel):
 
 
 @dataclass(frozen=True)
-class RankProcess:
-    """Where a rank's process is: the id of its Ray node, the name of its machine, its number there."""
+class RankLocation:
+    """Identifies a rank's process: the id of its Ray node, the process id, the machine's name."""
 
     node: str
     pid: int
@@ -64,7 +65,7 @@ class Beat:
     step: int
     doing: str
     done: int
-    place: RankProcess
+    place: RankLocation
 
     @property
     def where(self) -> tuple[int, str, int]:
@@ -73,10 +74,10 @@ class Beat:
 
 @dataclass(frozen=True)
 class Stuck:
-    """A rank that must be ended, and why.
+    """A rank that must be killed, and why.
 
     Attributes:
-        silent: it says nothing, rather than that it gets no further.
+        silent: it says nothing; otherwise it speaks but makes no progress.
     """
 
     rank: int
@@ -105,10 +106,10 @@ class _LastSeen:
 
 
 class Observer:
-    """Looks at the ranks' beats again and again, and says who is stuck.
+    """Looks at the ranks' heartbeats again and again, and says which ranks are stuck.
 
-    Of the time between two looks a second counts at most. Whoever looks so seldom was stopped itself, or could not
-    ask: nobody is to blame for what happened meanwhile.
+    Between two looks at most one second counts. If more has passed, the observer itself was stopped or could not ask,
+    and no rank is to blame for that.
 
     Args:
         clock: seconds, never set back.
@@ -150,7 +151,7 @@ def _judge(rank: int, seen: _LastSeen, limits: Watchdog) -> Stuck | None:
 
 
 def culprits(found: Sequence[Stuck], beats: Mapping[int, Beat]) -> list[int]:
-    """The ranks that the others waited for, `found` being stuck; none if nobody can tell.
+    """Of the ranks in `found`, which are stuck, those that the others waited for; none if nobody can tell.
 
     Those that are silent; if all speak, those that are clearly behind.
     """
@@ -163,7 +164,7 @@ def culprits(found: Sequence[Stuck], beats: Mapping[int, Beat]) -> list[int]:
 
 
 def _progress(beats: Mapping[int, Beat]) -> dict[int, tuple[int, int, int]]:
-    """How far each rank is, to be compared. How much is done says something among ranks that do the same."""
+    """How far a rank is, as something to compare. The amount done only counts between ranks that do the same thing."""
     alike = len({(beat.step, beat.doing) for beat in beats.values()}) == 1
     return {
         rank: (_STAGES.get(beat.doing, len(_STAGES)), beat.step, beat.done if alike else 0)
@@ -172,7 +173,7 @@ def _progress(beats: Mapping[int, Beat]) -> dict[int, tuple[int, int, int]]:
 
 
 def next_beat(last: Beat | None, beat: Beat) -> Beat:
-    """`beat`, counted on from `last` if that is from the same process."""
+    """`beat` with its count continued from `last`, if both are of the same process."""
     return replace(beat, count=last.count + 1) if last is not None and last.place == beat.place else beat
 
 

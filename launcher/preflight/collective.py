@@ -1,7 +1,8 @@
-"""The preflight of a group of ranks: one of each node examines it, all hear of all, and agree on what is unfit.
+"""The preflight of a group of ranks: one rank of each node examines its node, all reports are exchanged, and all ranks
+agree on which nodes are unfit.
 
-Compared are the code that nodes run (versions of what computes, and a hash of our own sources, which a version does not
-tell) and how fast data comes from another node: one message around the ring of nodes, timed where it arrives.
+Nodes are compared by the code that they run (versions of the libraries that compute, and a hash of our own sources) and
+by how fast data arrives from another node: one message goes around the ring of nodes and is timed where it arrives.
 """
 
 import hashlib
@@ -132,7 +133,7 @@ def preflight(
 
 
 def unfit(reports: Sequence[NodeReport]) -> list[NodeReport]:
-    """Those of nodes on which no rank may train."""
+    """The reports of nodes on which no rank may train."""
     return [report for report in reports if report.verdict == "failure"]
 
 
@@ -154,7 +155,7 @@ def warnings(reports: Sequence[NodeReport]) -> list[str]:
 
 
 def with_versions(reports: Sequence[NodeReport]) -> list[NodeReport]:
-    """The reports, with what is installed in another version than on most nodes."""
+    """The reports, each with a finding if its node has another version of something than most nodes."""
     differing: Mapping[str, list[Finding]] = findings.versions({r.node: r.versions for r in reports})
     return [
         NodeReport(r.node, r.host, r.seconds, (*r.findings, *differing[r.node]), r.versions) for r in reports

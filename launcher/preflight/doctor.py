@@ -1,4 +1,5 @@
-"""Is this machine fit to train on, a store fit to keep a run? Each check has a finding and a remedy."""
+"""`maskfleet doctor`: checks whether this machine is fit to train on, and a store fit to hold a run. Each check has a
+finding and a remedy."""
 
 import os
 import platform
@@ -30,7 +31,8 @@ _MATTERS = ("torch", "deepspeed", "ray", "numpy", "tokenizers", "boto3", "pydant
 
 
 def examine(uris: list[str]) -> Iterator[Finding]:
-    """Findings about this machine, then about each store in `uris` (a probe is written and removed)."""
+    """Findings about this machine, then about each store in `uris`. An object is written to the store for a trial, and
+    deleted."""
     yield _python()
     yield from _versions()
     yield _cores()

@@ -1,4 +1,4 @@
-"""Is a machine fit to train on? What was measured, judged. Pure: a value in, a finding and a remedy out."""
+"""Judges what was measured on a machine. Pure functions: a value in, a finding and a remedy out."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping

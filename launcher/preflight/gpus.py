@@ -55,7 +55,7 @@ def _state(index: int) -> GpuState:
 
 
 def _ask(question: Callable[[Any], _T], handle: Any) -> _T | None:
-    """The answer; None from a GPU that does not know of such a thing. A lost GPU raises."""
+    """The answer; None if this kind of GPU does not have the property. A lost GPU raises."""
     try:
         return question(handle)
     except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_NoPermission, pynvml.NVMLError_FunctionNotFound):

@@ -1,6 +1,6 @@
-"""What is measured on a machine before it trains: limits, room, the stores that a run reads and writes.
+"""Measures a machine before it trains: limits, memory, disks, and the stores that a run reads and writes.
 
-A store is tried out: what a run does to it, once each, and by how much its clock differs from ours.
+Every operation that a run needs is tried once on each store, and its clock is compared with this machine's.
 """
 
 import os
@@ -35,7 +35,8 @@ from launcher.run.record import RECORD, open_run
 
 
 def exercise(store: Store, key: str) -> str:
-    """What the store gets wrong; empty if nothing. Leaves nothing behind. Raises StoreError."""
+    """Try every operation of the store. Returns what the store does wrong, empty if nothing; leaves no object behind.
+    Raises StoreError."""
     try:
         if not store.put_if_absent(key, b"first") or store.put_if_absent(key, b"second"):
             return "a conditional put does not protect what exists"
@@ -69,14 +70,14 @@ Check = Callable[[], list[Finding]]
 
 @dataclass(frozen=True)
 class PreflightSubject:
-    """What a machine is examined for. `run` is the URI of a run, None before there is one."""
+    """The recipe for which a machine is examined. `run`: the URI of its run, None if there is none yet."""
 
     recipe: Recipe
     run: str | None
 
 
 def subject(target: str) -> PreflightSubject:
-    """A recipe, bundled or a file, or the run at a URI. Raises RecipeError, RunError, StoreError."""
+    """For a bundled recipe, a recipe's file, or the run at a URI. Raises RecipeError, RunError, StoreError."""
     if target in bundled() or Path(target).is_file():
         return PreflightSubject(load(target), None)
     run = open_run(target)

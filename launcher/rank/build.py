@@ -1,4 +1,5 @@
-"""What a run's recipe describes beside its data: model, optimizer, engine, plan, schedule. A small function each."""
+"""Builds what a recipe describes, apart from its data: model, optimizer, engine configuration, training plan,
+learning-rate schedule."""
 
 from collections.abc import Callable
 
@@ -55,7 +56,7 @@ def engine_config(recipe: Recipe) -> EngineConfig:
 
 
 def training_plan(recipe: Recipe) -> TrainPlan:
-    """What is done at which step."""
+    """The seed, the number of steps, the learning rate, and how often to evaluate and to compare weights."""
     compare_every = recipe.weight_check.interval(recipe.zero)
     return TrainPlan(
         recipe.seed, recipe.total_steps, schedule(recipe), recipe.evaluation.every.steps, compare_every

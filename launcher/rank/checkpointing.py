@@ -1,4 +1,4 @@
-"""When a run saves and what it keeps: the checkpoints package, driven by the training loop."""
+"""When a run saves, and which checkpoints it keeps. The training loop calls this."""
 
 import time
 from collections.abc import Callable
@@ -29,20 +29,22 @@ _TIDY_S = 60.0  # to wait for the last deletions
 
 
 class ExtraState(Protocol):
-    """What a checkpoint holds beside the trainer's state, and which checkpoints that may call for."""
+    """State that a checkpoint holds beside the trainer's (the spike guard's), and which checkpoints a rewind needs."""
 
     def state(self) -> dict[str, JsonValue]: ...
 
     def way_back(self, step: int) -> int:
-        """The most steps of a checkpoint to which the run would go back, `step` steps being done."""
+        """A rewind after `step` steps would go back to a checkpoint of at most this many steps."""
         ...
 
 
 class RunCheckpointer:
-    """One rank's hand on the run's checkpoints. Whether and when it saves changes nothing in the training.
+    """Saves, commits and deletes the run's checkpoints, as one rank's part of it. When it saves has no influence on
+    training.
 
-    A save that fails is recorded and tried again at the next one due; only at the end is it an error. All but the
-    last fall on multiples of `save_multiple` steps. `extra`: what a checkpoint holds beside the trainer's state.
+    A save that fails is recorded, and the next one that is due is the retry; only the last save of a run raises. All
+    but the last are taken at multiples of `save_multiple` steps. `extra`: what a checkpoint holds beside the trainer's
+    state.
     """
 
     def __init__(
@@ -87,14 +89,15 @@ class RunCheckpointer:
         self._begin(engine, state, Carried())
 
     def commit(self) -> None:
-        """Collective. Metrics are flushed first, so that what a checkpoint says happened is on record when it exists;
-        where the store does not take them in a moment, they follow."""
+        """Collective. Metrics are flushed first, so that the records of a checkpoint's steps exist when it does. If the
+        store is slow to take them, the commit does not wait and they follow."""
         self._commit(since=self._clock())
 
     def finish(self, engine: Engine, state: TrainState, carried: Carried) -> None:
-        """Commit `state`, and the memory that its next step wants, unless it is committed already; wait for it.
+        """Commit `state`, with the memory that the next step needs, unless it is committed already. Waits until that is
+        done.
 
-        A run that has made no step yet has nothing to keep: its next start begins at step 0 as this one did.
+        A run without a step saves nothing: its next start begins at step 0 again.
 
         Raises:
             SaveFailed: the store did not take the last save, but may come back. On all ranks, as the others.
@@ -139,7 +142,7 @@ class RunCheckpointer:
         return outcome
 
     def _record(self, outcome: Outcome, waited: float) -> None:
-        """`blocked` is all that training waited for: the copy, and from turning to the commit until that was over."""
+        """`blocked`: how long training waited, for the copy and for the commit."""
         match outcome:
             case Committed():
                 self._journal.event(
@@ -156,7 +159,8 @@ class RunCheckpointer:
                 self._journal.note(f"checkpoint of step {outcome.step} failed: {outcome.reason}")
 
     def _tidy(self, way_back: int) -> None:
-        """Rank 0, beside training: delete what has expired. Superseded surfaces with the next commit."""
+        """Rank 0 deletes expired checkpoints while training goes on. The next commit raises Superseded if these
+        deletions found it."""
         self._tidied()
         self._tidying = self._pool.submit(self._tidy_now, way_back, self._proven)
 
@@ -173,7 +177,7 @@ class RunCheckpointer:
         )
 
     def _tidied(self) -> None:
-        """Wait for the deletions under way. Their failing costs space until the next commit."""
+        """Wait for the deletions. If they fail, the checkpoints stay until the next commit."""
         tidying, self._tidying = self._tidying, None
         try:
             if tidying is not None:

@@ -1,4 +1,4 @@
-"""A rank's share of each step: the step's rows in logical microbatches, dealt round-robin, fetched ahead of time."""
+"""A rank's part of each step: its logical microbatches, dealt round-robin, and fetched ahead of time."""
 
 import time
 import zlib
@@ -115,7 +115,7 @@ class RankData:
         )
 
     def carries_memory(self, step: int) -> bool:
-        """Whether `step` wants what the model remembers after the step before. False after the last step."""
+        """Whether `step` needs the memory that the step before left behind (XLNet). False after the last step."""
         return self._refresh is not None and step < self._positions.steps and self._remembered(step) is None
 
     def microbatches(self, step: int) -> int:
@@ -123,7 +123,8 @@ class RankData:
         return self._share.deal(self._positions.ranges(step))[1]
 
     def heldout(self) -> Iterator[Microbatch]:
-        """The same rows and masks every time. A rank that has none left idles, so that all make as many passes."""
+        """The same rows and masks every time. A rank that has run out of rows returns empty batches, so that all ranks
+        make as many passes."""
         if self._evaluation is None:
             self._evaluation = self._read_heldout()
         return iter(self._evaluation)
@@ -134,7 +135,8 @@ class RankData:
             stream.close()
 
     def _remembered(self, step: int) -> range | None:
-        """The steps from which the model's memory is recomputed; None where it is carried on, or there is none."""
+        """The steps from which the model's memory is recomputed; None if it is carried over from the last step, or if
+        the model has none."""
         if self._refresh is None:
             return None
         return self._refresh.before(step, self._positions.phase_start(step))
@@ -146,7 +148,7 @@ class RankData:
         return RankBatch(step, tuple(batches), self.microbatches(step))
 
     def _let_go(self, step: int) -> None:
-        """Keep only the rows of the steps that the next step's memory may be recomputed from."""
+        """Forget rows, except those of steps from which the next step's memory may be recomputed."""
         kept = self._refresh.steps if self._refresh is not None else 0
         for number in [number for number in self._rows if number <= step - kept]:
             del self._rows[number]
@@ -159,7 +161,7 @@ class RankData:
         return [(index, self._read(ranges)) for index, ranges in mine]
 
     def _announce(self, step: int) -> None:
-        """Tell each stream what this rank will read of it, in order, and how all ranks' steps lie."""
+        """Tell each stream what this rank will read of it, and how all ranks' steps lie in it."""
         self._announced_at = step
         coming = [
             self._positions.ranges(n) for n in range(step, min(step + ANNOUNCED, self._positions.steps))

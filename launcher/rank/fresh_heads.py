@@ -1,12 +1,14 @@
-"""Where a fresh head begins that decodes with word embeddings it was not trained with.
+"""Initial values for a fresh language-model head that decodes with word embeddings from another model.
 
-Its decoder is tied to the table of the model that the run starts from, and nothing has kept that table's rows short:
-those of a distilled model never were a decoder. Behind a fresh LayerNorm the logits spread as far as the rows are long,
-and half of the square of that spread is lost in nats: 15.8 at the first step where frequencies alone give 6.2, and
-still 14.2 after ten steps of a slow warmup (figures in `tests/bench/RESULTS-runs.md`).
+The head's decoder is tied to the word embeddings of the model that the run starts from. Nothing in that model's
+training kept these rows short; those of a distilled model were never used by a decoder. With the usual initial values,
+logits behind the fresh LayerNorm spread as far as the rows are long, and the loss is too high by half the square of
+that spread: 15.8 nats at the first step where word frequencies alone give 6.2, and still 14.2 after ten steps of a slow
+warmup (figures in `tests/bench/RESULTS-runs.md`).
 
-So the head begins as a guess by frequency: its bias is the logarithm of the corpora's unigram, and the gain of its last
-LayerNorm lets the logits spread by half a nat around that, whatever the scale of the table.
+So the head begins by predicting word frequencies. Its bias is the logarithm of the corpora's unigram frequencies, and
+the gain of its last LayerNorm is set so that logits spread by half a nat around them, whatever the scale of the
+embeddings.
 """
 
 import math

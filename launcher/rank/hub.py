@@ -1,7 +1,7 @@
 """`start: hf://ORG/NAME[@REVISION]`: a model of the Hugging Face Hub, fetched once, at `init`, and kept with the run.
 
-A run stays exact, on any machine and for ever. So the name is pinned to a commit, the files of that commit are copied
-into the run, and the run's recipe names the copy: RUN/start/ORG/NAME@COMMIT.
+A run must be repeatable on any machine, at any time. So `init` pins the name to a commit, copies that commit's files
+into the run, and has the run's recipe name the copy: RUN/start/ORG/NAME@COMMIT.
 """
 
 import os
@@ -28,7 +28,8 @@ _PATIENCE_S = 20.0  # for the Hub to answer at all
 
 
 def keep_start(recipe: Recipe, run: str) -> Recipe:
-    """`recipe` as it is, unless its start is on the Hub: then with the copy that is made below `run`, a run to be.
+    """`recipe` unchanged, unless its start is on the Hub. Then the model is copied to below `run`, the URI of a run
+    that does not exist yet, and the recipe that is returned names the copy.
 
     Raises:
         RecipeError: no such model, or the Hub cannot be reached. MissingPackage: huggingface_hub is not installed.

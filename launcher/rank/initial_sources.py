@@ -1,4 +1,4 @@
-"""The two kinds of things that a run may start from: another run, and a folder in the transformers format."""
+"""Reads what a run may start from: another run, or a folder in the transformers format."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -85,10 +85,8 @@ def _discriminator(shapes: Shapes, read: Read, sharing: Sharing) -> tuple[Shapes
 
 
 def check_run(recipe: Recipe, config: ModelConfig, tokenizer: Tokenizer) -> Tokenizer | None:
-    """Whether a run can be what `recipe` starts from; its tokenizer, if it is not `tokenizer`. No weight is read.
-
-    Raises as `from_run`.
-    """
+    """Check that a run can be what `recipe` starts from, without reading weights. Returns its tokenizer if that is not
+    `tokenizer`. Raises as `from_run`."""
     source = open_run(recipe.start)
     if not committed(source.store):
         raise _no_checkpoint(recipe)
@@ -153,11 +151,8 @@ def from_folder(
 
 
 def check_folder(recipe: Recipe, config: ModelConfig, store: Store) -> None:
-    """Whether what lies in `store` is, by its configuration and its files' headers, a model to start from. No weight is
-    read.
-
-    Raises as `from_folder`.
-    """
+    """Check that `store` holds a model to start from, by its configuration and its files' headers. No weight is read.
+    Raises as `from_folder`."""
     with local_configs(store) as folder, _naming(folder, recipe.start):
         its = _folder_config(recipe.objective, config, folder, recipe.start)
         if recipe.objective.rtd is None:
@@ -181,7 +176,7 @@ def _naming(folder: Path, where: str) -> Iterator[None]:
 
 
 def network_in(recipe: Recipe, folder: Store) -> Store:
-    """Where in a start's folder the network is that text vectors begin from: of a pair the discriminator."""
+    """The folder of the network from which text vectors are trained: of a pair, the discriminator's."""
     alone = recipe.objective.contrastive is None or folder.size(CONFIG) is not None
     part = folder.at(PARTS[1])
     return folder if alone or part.size(CONFIG) is None else part

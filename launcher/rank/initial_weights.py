@@ -1,10 +1,10 @@
-"""What a fresh run begins from: `start` in its recipe.
+"""What a new run begins with: `start` in its recipe.
 
-scratch, another run (its newest checkpoint), or a folder in the transformers format; a pair of networks lies in
-`generator/` and `discriminator/`. The encoder must be there whole; heads that are not keep their fresh values, and the
-record of the start says which. Where the model's tokenizer is not the run's, rows of tables follow their pieces: copied
-where both vocabularies know a piece, else the mean of its parts. A fresh head begins with the corpus' frequencies
-(`launcher.rank.fresh_heads`).
+`scratch`, another run (its newest checkpoint), or a folder in the transformers format; a pair of networks lies in
+`generator/` and `discriminator/`. The encoder must be there whole. Heads that are missing keep their fresh values, and
+the record of the start names them. If the model's tokenizer is not the run's, rows of vocabulary tables are carried
+over piece by piece: copied if both vocabularies have the piece, else the mean of its parts. A fresh language-model head
+begins by predicting word frequencies (`launcher.rank.fresh_heads`).
 """
 
 import os
@@ -95,10 +95,7 @@ def initial_weights(run: Run, tokenizer: Tokenizer, model: nn.Module, peers: Pee
 
 
 def check_start(recipe: Recipe) -> None:
-    """Whether `recipe`'s start can be one, as far as can be told without reading weights.
-
-    Raises as `initial_weights`.
-    """
+    """Check `recipe`'s start, as far as that is possible without reading weights. Raises as `initial_weights`."""
     if recipe.start == "scratch":
         return
     tokenizer, store = load_tokenizer(recipe.tokenizer.uri), open_store(recipe.start)
@@ -111,7 +108,7 @@ def check_start(recipe: Recipe) -> None:
 
 
 def _refuse_nothing(start: str, store: Store) -> None:
-    """Raises RunError where there is neither a run nor a model, with what may have been meant."""
+    """Raises RunError if there is neither a run nor a model at `start`, and suggests what may have been meant."""
     if any(store.size(name) is not None for name in (CONFIG, *(f"{part}/{CONFIG}" for part in PARTS))):
         return
     close = get_close_matches(start, ["scratch"], n=1, cutoff=0.6)

@@ -1,6 +1,6 @@
-"""What a rank writes down: rank 0 keeps metrics, events and TensorBoard; every rank gives signs of life.
+"""What a rank records. Rank 0 writes metrics, events and TensorBoard files; every rank sends heartbeats.
 
-`Startup` says where the time went between a command, or a rank's process, and the end of the first step.
+`Startup` measures where the time goes from the command, or the start of a rank's process, to the end of the first step.
 """
 
 import math
@@ -21,7 +21,8 @@ _SHOWN_S = 0.05  # shorter parts are no news to people
 
 
 class Startup:
-    """Told as each part ends. The driver keeps one, and every rank, of which the first one's goes on record.
+    """Measures a start part by part; `done` is called when a part ends. The driver has one, and every rank; rank 0's is
+    recorded.
 
     Args:
         before: the driver's parts before this rank's, by part, in seconds.
@@ -43,7 +44,7 @@ class Startup:
 
     @classmethod
     def of_command(cls, pid: int) -> "Startup":
-        """The driver's: its first part began with the command's process."""
+        """The driver's, whose first part begins with the command's process."""
         return cls(since=time.monotonic() - (time.time() - psutil.Process(pid).create_time()))
 
     def done(self, part: str) -> None:
@@ -70,7 +71,7 @@ _SLOW = {"data": "gets its data so late that steps take", "compute": "is slow: c
 
 
 class Link(Protocol):
-    """A rank's line to its supervisor."""
+    """How a rank talks to whoever supervises it."""
 
     def beat(self, step: int, doing: str, done: int = 0) -> None: ...
     def record(self, record: dict[str, Any]) -> None: ...
@@ -80,9 +81,11 @@ class Link(Protocol):
 
 @dataclass(frozen=True)
 class RankJournal:
-    """What only the first rank keeps is None on the others. `hosts`: the name of each rank's machine.
+    """Records what a rank does. Metrics, events and files exist on rank 0 only. `hosts`: the name of each rank's
+    machine.
 
-    Nothing here raises because of the store or the disk, and only `flush` and `close` wait for them, a bounded time.
+    An error of the store or of the disk never raises here. Only `flush` and `close` wait for them, and only for a
+    limited time.
     """
 
     link: Link
@@ -94,7 +97,7 @@ class RankJournal:
     utilisation: Utilisation | None = None
 
     def doing(self, step: int, doing: str, done: int = 0) -> None:
-        """A sign of life: what the rank does at `step`, and how much of that is done, in a unit of its own."""
+        """A heartbeat: what the rank does at `step`, and how much of that is done, in a unit of its own."""
         self.link.beat(step, doing, done)
 
     def step(self, report: StepReport) -> None:
@@ -148,12 +151,12 @@ class RankJournal:
             self.link.note(text)
 
     def flush(self) -> None:
-        """What was recorded is on record, unless the store takes longer than a moment for it: then later."""
+        """Write what was recorded. If the store takes longer than a moment, it is written later."""
         if self.journal is not None:
             self.journal.flush()
 
     def close(self) -> None:
-        """Everything on record, files closed, if that is possible in bounded time. Called however training ends."""
+        """Write everything and close the files, within a limited time. Called however training ends."""
         if self.journal is not None and not self.journal.close():
             self.link.note("the newest records could not be written: they are missing from the run's history")
         if self.tensorboard is not None:

@@ -1,4 +1,4 @@
-"""One rank from start to end: agree on a checkpoint, build, load, train. Knows nothing of Ray."""
+"""One rank from start to end: agree on a checkpoint, build the model, load it, train. Independent of Ray."""
 
 import os
 import socket
@@ -116,7 +116,8 @@ def _set_up_torch(hosts: Sequence[str], deterministic: bool) -> None:
 
 
 def _resume_point(run: Run, peers: Peers, link: Link) -> Good | None:
-    """The checkpoint all ranks resume from; None only if the run never had one: no silent restart from zero."""
+    """The checkpoint that all ranks resume from; None only if the run never had one. A run that has lost its
+    checkpoints is an error, not a new start from step 0."""
     good = newest_good(run.store, peers)
     if good is None and run.store.size(BEGAN) is not None:
         raise RunError(
@@ -133,7 +134,7 @@ def _resume_point(run: Run, peers: Peers, link: Link) -> Good | None:
 def _build(
     run: Run, tokenizer: Tokenizer, peers: Peers, good: Good | None
 ) -> tuple[ObjectiveModule, Engine, InitialWeights | None]:
-    """The model, the engine around it, and what a fresh run begins from if that is not chance."""
+    """The model, its engine, and the initial weights of a new run if they are not drawn at random."""
     model = build_model(run.recipe, tokenizer)
     begin = None if good else initial_weights(run, tokenizer, model, peers)
     engine = Engine(model, build_optimizer(run.recipe, model), engine_config(run.recipe))
@@ -174,7 +175,8 @@ def _checkpointer(
     guard: SpikeGuard,
     resumed: CheckpointManifest | None,
 ) -> RunCheckpointer:
-    """Saves only where memory is computed anew, if the recipe says where: those checkpoints need hold none."""
+    """Where the recipe recomputes the model's memory every few steps, checkpoints are taken at those steps, so they
+    need not hold it."""
     refresh = run.recipe.memory_refresh
     return RunCheckpointer(
         run.store,
@@ -189,9 +191,9 @@ def _checkpointer(
 
 
 def _memories(run: Run, engine: Engine, good: Good | None, data: RankData, share: RankShard) -> Memories:
-    """What this rank's microbatches remember where the run goes on; nothing if it is recomputed there.
+    """The memory of this rank's microbatches at the step the run resumes from; empty if that step recomputes it.
 
-    Raises RunError: the checkpoint does not have it, because the recipe was changed.
+    Raises RunError: the checkpoint does not hold it, because the recipe was changed.
     """
     memories: Memories = {}
     if good is None or not data.carries_memory(good.manifest.step):

@@ -1,4 +1,4 @@
-"""One rank's part in what follows bad losses: the figures of `launcher.policies.spikes`, and going back on record."""
+"""One rank's part in handling loss spikes: it applies the policy (`launcher.policies.spikes`), and records rewinds."""
 
 import math
 from collections.abc import Mapping
@@ -25,12 +25,13 @@ from launcher.run.record import Run
 
 
 class Rewound(Exception):
-    """The run goes back, on record: this group of ranks ends, and the next resumes further back. On all ranks."""
+    """The run goes back: that is on record. All ranks of this group end, and the next group resumes from the earlier
+    checkpoint."""
 
 
 @dataclass
 class SpikeGuard:
-    """The training loop's judge of losses (`encoder_core.train.loop.Losses`).
+    """Judges losses for the training loop (`encoder_core.train.loop.Losses`).
 
     Attributes:
         resumed: the checkpoint that this attempt began with.
@@ -54,8 +55,8 @@ class SpikeGuard:
         self.recent = SpikeHistory.from_json(known) if isinstance(known, dict) else SpikeHistory()
 
     def limit(self, step: int, turn: str, sums: Mapping[str, float]) -> float:
-        """The largest gradient norm with which `turn` makes its update, given this rank's sums: none, if the loss is
-        too large already. Collective where there is a limit at all."""
+        """The largest gradient norm with which `turn` makes its update. Zero or less if the loss of this rank's `sums`
+        is already too large. Collective if the recipe has a limit."""
         if self._settings.outlier is None:
             return math.inf
         name = f"{turn}_{LOSS}"
@@ -83,11 +84,11 @@ class SpikeGuard:
             self._go_back(self.recent.since, step + 1, spikes.describe(self.recent, figures[LOSS], norm))
 
     def state(self) -> dict[str, JsonValue]:
-        """What a checkpoint of the present step has to know."""
+        """The state that a checkpoint holds of it."""
         return {RECENT: self.recent.to_json(), SKIPS: [list(span) for span in self.lost.spans]}
 
     def way_back(self, step: int) -> int:
-        """The most steps of a checkpoint to which the run would go back if its loss went bad now, or is bad."""
+        """If the run went back now, it would go to a checkpoint of at most this many steps."""
         return self._settings.way_back(step if self.recent.since is None else self.recent.since)
 
     @property

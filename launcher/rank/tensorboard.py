@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.run.recording import Recorder
-from launcher.trackers.figures import figures
+from launcher.run.terms import figures
 
 _log = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
-"""Model FLOPs utilisation (MFU; Chowdhery et al. 2022, appendix B): the products that a step needs, over what the
-devices could compute in its time. Recomputation does not count as use.
+"""Model FLOPs utilisation (MFU; Chowdhery et al. 2022, appendix B): the FLOPs that a step needs, divided by what the
+devices could compute in its time. Recomputation does not count.
 
-FLOPs are counted (`encoder_core.cost.flops`), rows taken as full. A GPU's peak is the vendor's; a CPU's is measured.
+FLOPs are counted by `encoder_core.cost.flops`, for full rows. A GPU's peak is its vendor's figure; a CPU's is measured.
 """
 
 import time
@@ -42,9 +42,10 @@ class Utilisation:
 
 
 def utilisation(recipe: Recipe, vocabulary: int, device: torch.device, ranks: int) -> Utilisation | None:
-    """None where the device's peak is not known. `device`: this rank's, and the others' are taken to be like it.
+    """None if the device's peak is not known. Takes a tenth of a second on a CPU.
 
-    `vocabulary`: the tokenizer's size, for a model that leaves it to that. Takes a tenth of a second on a CPU.
+    `device`: this rank's; the others are assumed to be like it. `vocabulary`: the tokenizer's size, for a model that
+    does not state its own.
     """
     speed = peak(device, recipe.precision)
     if speed is None:

@@ -1,6 +1,7 @@
-"""The recipe that continues a model in the transformers format: its family, sizes and tokenizer, and settings for that.
+"""Writes the recipe that continues training a model in the transformers format: its family, sizes and tokenizer, and
+settings for that.
 
-What the folder does not decide comes from the bundled recipe of its family: what is masked and how the run is operated.
+What the folder does not tell comes from the bundled recipe of its family: what is masked and how the run is operated.
 """
 
 import json
@@ -148,8 +149,8 @@ def _architectures(configs: Path) -> list[str]:
 
 
 def _task(found: _Found, base: Recipe) -> dict[str, Any]:
-    """What is trained, and on which rows: as the base says, but no pair task that the folder has no head for, whose
-    rows would be a change without a use; and XLNet's lanes as long as the model's rows."""
+    """The objective and input: as in the family's bundled recipe, but without a pair task if the folder has no head for
+    it, since its rows would differ from the model's for no gain. XLNet's lanes are as long as the model's rows."""
     objective, config = base.objective, found.config
     if isinstance(config, XlnetConfig) and objective.plm is not None:
         length = _length(config)

@@ -229,7 +229,7 @@ def _explain(detail: ErrorDetails, document: Document, schema: dict[str, object]
 
 
 def _data_path(location: Path, data: object, kind: str) -> Path:
-    """The error's path in the data: pydantic puts union tags in between, which the data does not have."""
+    """The error's path in the data. Pydantic inserts tags of unions, which the data does not have."""
     path: list[str | int] = []
     for depth, part in enumerate(location):
         child = _child(data, part)
@@ -255,7 +255,7 @@ def _child(data: object, part: str | int) -> object:
 
 
 def _foreign_key(where: str, path: Path, document: Document, schema: dict[str, object]) -> tuple[str, str]:
-    """Problem and remedy of a key that is none there: a typing mistake, or one of another choice's."""
+    """Problem and remedy of a key that does not exist here: a typing mistake, or a key of another choice."""
     key, parent, noun = str(path[-1]), path[:-1], document.words.noun
     choice = _choice_at(schema, parent, document.data)
     known = sorted(keys_at(schema, parent, document.data) - {key})

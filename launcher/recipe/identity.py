@@ -1,8 +1,8 @@
-"""Which fields of a recipe are its identity, and which are only how it is operated.
+"""Which fields of a recipe are its identity, and which only say how the run is operated.
 
-A run may change how it is operated at any restart. A change of identity would make the run a different one,
-and is refused with a diff unless it is forced, on record. Where a corpus lies is operational: what it holds
-is its identity, by fingerprint (`launcher.run.record`).
+How a run is operated may change at any restart. A change of identity would make it another run, so it is refused with a
+diff, unless it is forced; then it is recorded. Where a corpus lies is operational; what it holds is identity, by its
+fingerprint (`launcher.run.record`).
 """
 
 import hashlib
@@ -71,7 +71,8 @@ def flatten(data: object, prefix: str = "") -> Flat:
 
 
 def identity(recipe: Recipe) -> Flat:
-    """The identity fields of `recipe`, by dotted path, but for those as they were before there was a choice."""
+    """The identity fields of `recipe`, by dotted path. Fields that were added later are left out while they have the
+    value that runs had before."""
     fields = flatten(recipe.to_data()).items()
     return {
         path: value for path, value in fields if kind_of(path) == "identity" and not _as_before(path, value)

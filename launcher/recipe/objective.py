@@ -131,8 +131,8 @@ def misfit(config: ModelConfig, objective: RecipeObjective) -> str | None:
 
 
 def exported_heads(config: ModelConfig, objective: RecipeObjective) -> Heads:
-    """What of a network trained alone a class of transformers has a place for: its head, and BERT's and ALBERT's pair
-    head. None beside an encoder of text vectors."""
+    """Which heads of a single network a class of transformers can hold: its language-model head, and BERT's and
+    ALBERT's pair head. None for an encoder of text vectors."""
     if objective.contrastive is not None:
         return "none"
     if objective.plm is not None:
@@ -142,7 +142,7 @@ def exported_heads(config: ModelConfig, objective: RecipeObjective) -> Heads:
 
 
 def task_encoder(module: ObjectiveModule) -> AnyEncoder:
-    """The network that goes on to other tasks: the only encoder, or the discriminator's."""
+    """The encoder that is used after pretraining: the only one, or the discriminator's."""
     network = module.discriminator if isinstance(module, ReplacedTokenDetection) else module
     encoder = network.encoder
     assert isinstance(encoder, AnyEncoder)

@@ -1,4 +1,5 @@
-"""Who is told of a run and who checks it, as its recipe says it. Secrets are in the environment, never in a recipe."""
+"""The parts of a recipe that say who is told of a run, and how its weights are checked. Secrets come from the
+environment, never from a recipe."""
 
 from typing import Literal
 from urllib.parse import urlsplit
@@ -48,7 +49,7 @@ class Mlflow(BaseModel):
 
 
 def holds_login(uri: str) -> bool:
-    """Whether there may be a user name or a password in it."""
+    """Whether the URI may contain a user name or a password."""
     try:
         return "@" in urlsplit(uri).netloc
     except ValueError:

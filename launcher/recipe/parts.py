@@ -1,4 +1,4 @@
-"""Small parts that readers of settings share. Apart from the recipe, which loads torch, so that they need not."""
+"""Small parts that several readers of settings share. They are not in the recipe's schema because that loads torch."""
 
 from dataclasses import dataclass
 

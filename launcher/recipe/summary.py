@@ -1,4 +1,4 @@
-"""What a recipe comes to, in figures: model size, batches, tokens."""
+"""A recipe in figures: model size, batches, tokens."""
 
 from encoder_core.families.build import ModelConfig
 from encoder_core.layers.initialise import on_meta
@@ -11,7 +11,7 @@ _ASSUMED_VOCABULARY = 50_265  # for counting only, where the recipe leaves it to
 
 
 def kind(recipe: Recipe) -> str:
-    """The model by the name it is known under: the family, told apart by the objective where two share one."""
+    """The name that the model is known by: its family's, or, if two share a family, told apart by the objective."""
     match recipe.model.family:
         case "bert":
             return "SpanBERT" if recipe.objective.sbo is not None else "BERT"

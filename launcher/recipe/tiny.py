@@ -1,4 +1,4 @@
-"""Shrinks any recipe to minutes on a CPU: the same structure, small numbers, and still it learns."""
+"""Shrinks any recipe to minutes on a CPU: the same structure with small numbers, and it still learns."""
 
 from pydantic import ByteSize
 

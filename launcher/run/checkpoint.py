@@ -1,4 +1,4 @@
-"""The checkpoint that a command is about: that of a step, or the newest that is good."""
+"""Chooses the checkpoint that a command is about: the one of a step, or the newest that verifies."""
 
 import logging
 
@@ -13,8 +13,8 @@ _log = logging.getLogger(__name__)
 
 
 def select_checkpoint(run: Run, step: int | None) -> CheckpointManifest:
-    """Of `step`, the newest attempt's if several took it; None: the newest that verifies. Newer ones that do not are
-    named in a warning of the log.
+    """The checkpoint of `step`; if several attempts saved that step, the newest attempt's. `step` None: the newest
+    checkpoint that verifies; newer ones that do not are named in a warning.
 
     Raises:
         RunError: there is no such checkpoint.

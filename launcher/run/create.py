@@ -1,4 +1,4 @@
-"""A run comes to be, once (`init`), and is made ready for a start under another recipe (`reconcile`)."""
+"""Creates a run, once (`init`), and checks a run against another recipe before it starts (`reconcile`)."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -48,7 +48,7 @@ def create_run(recipe: Recipe, uri: str, now: datetime) -> Run:
 
 
 def free_place(uri: str) -> Store:
-    """The store at `uri`. Raises RunError if it holds a run already."""
+    """The store at `uri`. Raises RunError if there is a run already."""
     store = open_store(uri)
     if store.size(RECORD) is not None:
         raise RunError(
@@ -59,7 +59,7 @@ def free_place(uri: str) -> Store:
 
 
 def reserve(store: Store, recipe: Recipe) -> None:
-    """The first half of creating a run: `recipe`, resolved, is written. Raises RunError if another one is there."""
+    """The first write of creating a run: its resolved `recipe`. Raises RunError if another recipe is there."""
     text = recipe.to_yaml().encode()
     if not store.put_if_absent(RECIPE, text) and store.get(RECIPE) != text:
         raise RunError(
@@ -69,7 +69,7 @@ def reserve(store: Store, recipe: Recipe) -> None:
 
 
 def publish(store: Store, record: RunRecord) -> None:
-    """The last write: from now on there is a run. Raises RunError if there is one already."""
+    """The last write of creating a run: from now on there is one. Raises RunError if somebody else created it first."""
     if not store.put_if_absent(RECORD, dump(record)):
         raise RunError(
             f"another init created the run at {store.uri} first", remedy=f"maskfleet train {store.uri}"
@@ -126,7 +126,7 @@ def changed_fields(old: RunRecord, new: RunRecord) -> list[str]:
 def record_of(
     recipe: Recipe, inputs: Inputs, now: datetime, origins: tuple[ForkOrigin, ...] = (), data_begins: int = 0
 ) -> RunRecord:
-    """What the run of a resolved recipe with these inputs is."""
+    """The record of a run with this resolved recipe and these inputs."""
     fields = identity.identity(recipe)
     further: dict[str, object] = {"data_begins": data_begins} if data_begins else {}
     return RunRecord(

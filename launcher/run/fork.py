@@ -1,8 +1,9 @@
-"""A new run that begins with a checkpoint of another: its weights, moments and step, and the place in its data.
+"""A fork: a new run that begins with another run's checkpoint: its weights, moments and step, and its place in the
+data.
 
-Whatever the recipe says may be changed, but not the model. The step goes on, and with it the learning rate. The data
-goes on where the other run would have, if its first samples up to there would have been the same; else it begins anew.
-The checkpoint is copied, so the other run may be deleted.
+Everything in the recipe may be changed, except the model. The step count continues, and with it the learning rate. The
+data continues at the same place if the new recipe would have read the same samples up to there; otherwise it begins
+anew. The checkpoint is copied, so the other run may be deleted.
 """
 
 from collections.abc import Iterator, Sequence
@@ -96,8 +97,8 @@ def fork(
 
 
 def _on_its_own(source: Run, manifest: CheckpointManifest, restarted: bool) -> CheckpointManifest:
-    """The checkpoint with all that `source` knows of the data that it leaves out; for other data, with nothing of that,
-    nor of the losses that were usual."""
+    """The checkpoint with everything that `source` knows about data left out. If the data is other data, none of that
+    is kept, nor the usual losses of the spike policy."""
     if restarted:
         state = {name: value for name, value in manifest.state.items() if name not in (SKIPS, RECENT)}
     else:

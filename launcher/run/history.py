@@ -1,10 +1,9 @@
-"""Reads a run's metrics and events back: the committed lineage's history, whatever the interruptions.
+"""Reads a run's metrics and events back: the history of the committed lineage.
 
-Attempts repeat the steps after the checkpoint they resumed from. In the history a step appears once: when
-an attempt records a step, everything recorded before it for that step and later ones is superseded.
-
-Records may be missing: an attempt that dies while its store does not answer takes with it what it could not write. A
-step's record holds its number, so such a gap moves nothing.
+An attempt repeats the steps after the checkpoint that it resumed from. In the history each step appears once: when an
+attempt records a step, earlier records of that step and of later ones are superseded. Records may be missing, because
+an attempt that dies while its store does not answer loses what it could not write. Every record holds its step, so a
+gap does not shift the others.
 """
 
 import json

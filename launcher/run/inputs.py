@@ -1,4 +1,4 @@
-"""What a run reads: its corpora and its tokenizer, checked against the recipe and against each other."""
+"""What a run reads: its corpora and its tokenizer. Checks them against the recipe and against each other."""
 
 import re
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ _NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9_-]*)=(.+)", re.DOTALL)
 
 @dataclass(frozen=True)
 class CorpusOption:
-    """`--corpus [NAME=]URI[@WEIGHT]`. Without a name it is called after the last part of its URI."""
+    """`--corpus [NAME=]URI[@WEIGHT]`. Without a name, the last part of the URI is the name."""
 
     name: str
     uri: str
@@ -93,7 +93,7 @@ def sections_for(corpora: Sequence[str], tokenizer: str | None) -> dict[str, obj
 
 
 def refuse_placeholders(recipe: Recipe, command: str = "maskfleet init RECIPE RUN") -> None:
-    """Raises RecipeError where `recipe` still names a bucket that stands for the user's own."""
+    """Raises RecipeError if `recipe` still names an example bucket in place of the user's own."""
     uris = {f"corpus.sources.{name}.uri": source.uri for name, source in recipe.corpus.sources.items()}
     uris |= {"tokenizer.uri": recipe.tokenizer.uri, "start": recipe.start}
     found = [f"{path} = {uri}" for path, uri in uris.items() if uri.startswith(PLACEHOLDER)]
@@ -162,7 +162,8 @@ def _check_corpus(manifest: CorpusManifest, uri: str, recipe: Recipe, tokenizer_
 
 
 def _check_sentences(manifest: CorpusManifest, uri: str, recipe: Recipe) -> None:
-    """Where every document is one sentence, no sentence follows another: the answer would always be "random"."""
+    """If every document is one sentence, no sentence follows another, and next-sentence prediction would always answer
+    "random"."""
     if recipe.objective.nsp is None or manifest.train.sentences.sum() > manifest.train.documents.sum():
         return
     raise CorpusError(
@@ -173,9 +174,9 @@ def _check_sentences(manifest: CorpusManifest, uri: str, recipe: Recipe) -> None
 
 
 def _check_weights(recipe: Recipe, manifests: list[CorpusManifest]) -> None:
-    """Rows are not counted yet, but there is a most of them: each sentence alone, in rows of the phase's length. What
-    this leaves is found when training starts, and so are sources too small for batches of one source.
-    """
+    """Refuse a source with so small a weight that none of its rows would be read. Rows are not counted yet, so the most
+    that there can be are assumed: each sentence alone, in rows of the phase's length. Sources that this lets through
+    and that are still too small are found when training starts."""
     if recipe.mixing.batches == "one_source":
         return
     sources = list(recipe.corpus.sources.items())

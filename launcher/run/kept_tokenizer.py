@@ -1,4 +1,5 @@
-"""A run's own copy of its tokenizer, by fingerprint, so that the run does not depend on the place it came from."""
+"""A run's own copy of its tokenizer, stored under its fingerprint, so that the run does not depend on the place it came
+from."""
 
 from collections.abc import Iterator
 
@@ -15,7 +16,7 @@ KEPT = "tokenizers"  # in the run's store: a folder for each fingerprint
 
 
 def keep(store: Store, tokenizer: Tokenizer) -> None:
-    """See that the run's `store` has a copy of `tokenizer`, whole. Raises StoreError."""
+    """Make sure that the run's `store` has a complete copy of `tokenizer`. Raises StoreError."""
     place = _copy(store, tokenizer.hash).uri
     try:
         if load_tokenizer(place).hash == tokenizer.hash:
@@ -26,12 +27,12 @@ def keep(store: Store, tokenizer: Tokenizer) -> None:
 
 
 def kept(store: Store, fingerprint: str, recipe: Recipe) -> Tokenizer:
-    """The tokenizer of that fingerprint: the copy in the run's `store`, or, where an older version created the run, the
-    one that `recipe` names or a corpus' copy.
+    """The tokenizer with this fingerprint: the copy in the run's `store`; or, if an older version created the run, the
+    one that `recipe` names, or a corpus's copy.
 
     Raises:
-        TokenizerError: none of them is there, whole, and the one.
-        StoreError: the run's store cannot be read, or another one cannot and has it perhaps.
+        TokenizerError: none of these places has it complete.
+        StoreError: the run's store cannot be read; or another store cannot, which may have it.
     """
     tried, unread = list[str](), list[StoreError]()
     for place in _places(store, fingerprint, recipe):

@@ -1,4 +1,4 @@
-"""The data that a run leaves out: what it went back past when its loss had gone bad."""
+"""The data that a run leaves out: what it had read before it went back from a loss spike."""
 
 from dataclasses import dataclass
 
@@ -45,6 +45,6 @@ def read_lost(run: Run, good: CheckpointManifest | None, peers: Peers) -> Lost:
 
 
 def left_out(run: Run) -> tuple[Range, ...]:
-    """The data that the run leaves out, as it stands. Raises NoGoodCheckpoint, StoreError."""
+    """The ranges that the run leaves out now. Raises NoGoodCheckpoint, StoreError."""
     good = newest_good(run.store, Alone(), full=False)
     return read_lost(run, good.manifest if good else None, Alone()).ranges

@@ -1,13 +1,14 @@
-"""Metrics and events: JSON lines in segments per attempt, in the run's store. They are the truth about a run.
+"""Metrics and events: JSON lines, in segments for each attempt, in the run's store. They are the run's only record;
+TensorBoard, trackers and reports are made from them.
 
-A step record's `step` is the number of steps done before it; an evaluation's, the number done when it was
-made. Object storage cannot append, so each flush is a new object: `metrics/a000002/00000007.jsonl`. An
-attempt writes only below its own number; a zombie can therefore never damage what its successor writes.
+A step record's `step` is the number of steps done before it; an evaluation's, the number done when it was made. Object
+storage cannot append, so each flush is a new object: `metrics/a000002/00000007.jsonl`. An attempt writes only below its
+own number, so an attempt that was thought dead cannot damage what its successor writes.
 
-Training neither waits for that nor dies of it: a thread writes. While the store does not answer, records wait in
-memory, the oldest giving way when there are too many; then what was lost is itself put on record. So a record may be
-there only some time after the step that it is about, or after a checkpoint of it; and if the process dies while the
-store is away, what waited is missing for good.
+A thread writes, so training neither waits for the store nor fails because of it. While the store does not answer,
+records wait in memory; when there are too many, the oldest are dropped, and later a record says so. Hence a record may
+appear some time after its step, even after a checkpoint of that step, and a process that dies during an outage loses
+the records that waited.
 """
 
 import json
@@ -49,10 +50,10 @@ def token_loss(figures: Mapping[str, Any]) -> float:
 
 
 class RunLog:
-    """Keeps records in memory until a flush, which the caller's loop decides on. Nothing here raises for the store.
+    """Keeps records in memory until the training loop flushes them. An error of the store never raises here.
 
-    Call `flush_due` once a step, and `flush` before every commit. The segments of older attempts, and in the long run
-    this one's, are packed beside it (`launcher.run.packing`).
+    Call `flush_due` once a step, and `flush` before every commit. Segments of older attempts, and eventually this
+    one's, are packed by a thread (`launcher.run.packing`).
 
     Args:
         flush_seconds: between two segments of metrics.
@@ -84,7 +85,7 @@ class RunLog:
         self._metrics.append(record)
 
     def event(self, kind: str, time: float, **fields: object) -> None:
-        """`time` in seconds since the epoch. An event is rare and worth a write of its own, which begins at once."""
+        """`time`: seconds since 1970. Events are rare, so each is written at once."""
         self._events.append({"time": time, "kind": kind, "attempt": self._attempt, **fields})
         self._submit()
 
@@ -97,14 +98,15 @@ class RunLog:
             self._flushed_at = now
 
     def flush(self, patience_s: float = _DRAIN_S) -> bool:
-        """Write what is pending, and wait so long at most until that is done; whether it is. If not, it is later."""
+        """Write what is pending, and wait for that, at most the given seconds. Returns whether it is done; if not, it
+        is written later."""
         self._submit()
         deadline = time.monotonic() + patience_s
         done = [segments.wait(deadline - time.monotonic()) for segments in (self._metrics, self._events)]
         return all(done)
 
     def close(self, patience_s: float = _CLOSE_S) -> bool:
-        """Flush, then stop: what is left is given up. Whether nothing was."""
+        """Flush, then stop. What is not written by then is given up; returns whether nothing was."""
         done = self.flush(patience_s)
         self._recorder.close()
         self._packer.close()

@@ -1,6 +1,7 @@
-"""What a run is, for those who look at it only: a few lines of its record and of its recipe, read without the recipe's
-schema, which loads torch. Who trains, forks or exports opens the run (`launcher.run.record`), where all of it is
-checked.
+"""A run in outline: a few lines of its record and of its recipe, for commands that only look at it.
+
+The recipe's schema loads torch, so it is not used here. Commands that train, fork or export open the run whole, with
+all checks (`launcher.run.record`).
 """
 
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ class ForkOrigin(BaseModel):
 
 
 class _Part(BaseModel):
-    """Some keys of a document; the others are for others."""
+    """Some keys of a document; other keys are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -82,7 +83,7 @@ class _Recipe(_Part):
 
 @dataclass(frozen=True)
 class Outline:
-    """A run as those see it who only look.
+    """A run as commands see it that only look.
 
     Attributes:
         total_steps: that its recipe asks for.

@@ -25,10 +25,8 @@ _READERS = 8
 
 
 class Packer:
-    """Packs, on a thread of its own, the segments of the attempts before `attempt` and then its own.
-
-    What fails is left for later: a run reads as well without.
-    """
+    """Packs segments on a thread of its own: those of earlier attempts first, then those of `attempt`. What fails is
+    tried again later; a run can be read without packs."""
 
     def __init__(self, store: Store, attempt: int) -> None:
         self._store, self._attempt = store, attempt

@@ -56,7 +56,7 @@ def pack(first: int, segments: list[bytes], names: list[str]) -> bytes:
 
 
 class Pack:
-    """A stored pack. Only what is asked for is read. Everything raises DamagedPack, StoreError."""
+    """A stored pack, of which only what is asked for is read. Every method raises DamagedPack, StoreError."""
 
     def __init__(self, store: Store, stretch: Stretch) -> None:
         self.stretch = stretch

@@ -1,6 +1,7 @@
-"""Whether the corpora of a new run are enough for its recipe: known from manifests, and small ones are counted.
+"""Whether the corpora are large enough for a new run's recipe. `maskfleet init` asks before it writes anything, so a
+run that cannot train is never created.
 
-`maskfleet init` asks before anything is written, so that a run that cannot train is never created.
+Manifests tell most of it; rows of small corpora are counted.
 """
 
 import math
@@ -54,7 +55,7 @@ def check_rows(run: Run, tokenizer: Tokenizer) -> None:
 
 
 def warnings(run: Run) -> list[str]:
-    """What will work and is probably not meant: very many epochs, a vocabulary that the tokenizer does not have."""
+    """What will work but is probably a mistake: very many epochs, a vocabulary other than the tokenizer's."""
     found: list[str] = []
     text = _training_tokens(run)
     epochs = _readings(run)

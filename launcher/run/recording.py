@@ -1,4 +1,4 @@
-"""Writes that only record, done in order on a thread of their own: nobody waits for them, and nobody dies of them."""
+"""Writes of records, in order, on a thread of their own. Callers neither wait for them nor fail because of them."""
 
 import logging
 import threading
@@ -17,8 +17,8 @@ Write = Callable[[], object]
 class Recorder:
     """Runs writes one after another in a background thread, each until it succeeds.
 
-    A store that does not answer delays what comes after, and no more: at most `capacity` writes wait, and then the
-    oldest of them is given up for each new one. `note` tells either once an outage.
+    While the store does not answer, at most `capacity` writes wait; then each new one drops the oldest. `note` tells
+    the operator once an outage that writes wait, and once that some are lost.
 
     Args:
         note: shows a line to the operator.
@@ -58,7 +58,7 @@ class Recorder:
             return self._changed.wait_for(lambda: not self._waiting and not self._busy, patience_s)
 
     def close(self, patience_s: float = 0.0) -> bool:
-        """Drain, then stop: what is left is given up. Whether nothing was."""
+        """Drain, then stop. What is not written by then is given up; returns whether nothing was."""
         done = self.drain(patience_s)
         with self._changed:
             self._closed = True

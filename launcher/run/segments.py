@@ -53,10 +53,10 @@ def pack_key(folder: str, attempt: int, first: int, last: int) -> str:
 
 
 def stored(store: Store, prefix: str) -> dict[int, list[Stretch]]:
-    """What lies below a prefix, by attempt, both in order: whatever is there, segments within packs included.
+    """What lies below a prefix, by attempt, in order: segments and packs, including segments that are in a pack too.
 
-    A listing takes time, and a segment may go into a pack before it comes to it, the pack having come after it came to
-    that. So there are two: what the first one missed for that, is in a pack that the second one finds.
+    Lists twice. A segment may be packed while the first listing is under way: then that listing can miss both, the
+    segment because it was deleted, the pack because it came later. The second listing finds the pack.
     """
     entries = {entry.key: entry for _ in range(2) for entry in store.list(prefix)}
     found: dict[int, list[Stretch]] = {}

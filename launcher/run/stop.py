@@ -1,4 +1,5 @@
-"""`maskfleet runs stop`: a clean end of a run, wherever it runs, asked for through its store."""
+"""`maskfleet runs stop`: asks a run to end cleanly. The request goes through the run's store, so the run may be
+anywhere."""
 
 import getpass
 import socket
@@ -27,9 +28,10 @@ class Asked:
 
 
 def stop(store: Store, now: float) -> Asked:
-    """Ask the present start of the run in `store` to commit and end; recorded as an event of the operator.
+    """Ask the present start of the run in `store` to commit and end, and record that as an event. `now`: seconds since
+    1970.
 
-    `now` in seconds since 1970. Where nothing runs, nothing is written: the next start is not stopped.
+    If no start is running, nothing is written, so the next start is not affected.
     """
     found = presence(store, now)
     if found is None or found.state != "running":
@@ -41,10 +43,8 @@ def stop(store: Store, now: float) -> Asked:
 
 
 def wait(store: Store, asked: Presence, clock: Callable[[], float], poll_s: float = _POLL_S) -> Presence:
-    """Until the command that `asked` belongs to runs no more: how its last start ended, or the start of another.
-
-    `clock`: seconds since 1970.
-    """
+    """Wait until the command to which `asked` belongs has ended. Returns how its last start ended, or the start of
+    another command. `clock`: seconds since 1970."""
     tick = threading.Event()
     while True:
         found = presence(store, clock())

@@ -1,4 +1,7 @@
-"""The terms of a loss by name: a weighted sum of several says nothing to a person, and no perplexity belongs to it."""
+"""The figures of a record by name: the terms of its loss, and the figures that trackers and TensorBoard show.
+
+A weighted sum of several terms means little to a person, and has no perplexity.
+"""
 
 import math
 from collections.abc import Mapping
@@ -32,3 +35,23 @@ def spell(losses: Mapping[str, float], perplexity: float | None = None) -> str:
     token = token_term({name + _LOSS: loss for name, loss in losses.items()})
     beside = {token: f" (perplexity {perplexity:.2f})"} if token and perplexity is not None else {}
     return "  ".join(f"{name} {loss:.3f}{beside.get(name, '')}" for name, loss in losses.items())
+
+
+_SUFFIXES = ("loss", "accuracy", "precision", "recall", "replaced", "similarity")
+
+
+def figures(record: Mapping[str, Any]) -> dict[str, float]:
+    """A step's (`train/...`) or an evaluation's (`heldout/...`) figures; those that were not finite are left out.
+
+    The records' schema is in infra/docs/records.md.
+    """
+    found = {name: value for name, value in record.items() if name.endswith(_SUFFIXES)}
+    if record["kind"] == "evaluation":
+        return _named("heldout", found | {"perplexity": record.get("perplexity")})
+    found |= {name: record.get(name) for name in ("lr", "grad_norm", "data_wait_share", "mfu")}
+    found["tokens_per_second"] = record["tokens"] / max(record["seconds"], 1e-9)
+    return _named("train", found)
+
+
+def _named(group: str, found: Mapping[str, Any]) -> dict[str, float]:
+    return {f"{group}/{name}": float(value) for name, value in found.items() if value is not None}

@@ -1,8 +1,9 @@
-"""What a launch is asked for, whatever the scheduler (each adds what only it needs), rendered and submitted.
+"""A job for a cluster, whatever its scheduler: its settings, the template it is rendered with, and the command that
+submits it. Each scheduler's module adds what only that one needs.
 
-Nothing here may hold a secret: environment variables and tokens are named, and every scheduler hands over their values
-by its own means; their own command line tools, which submit, hold the user's login. A value enters a template of infra/
-through a filter that quotes it, or is a number.
+Nothing here may hold a secret. Environment variables and tokens are only named; the scheduler provides their values,
+and its own command line tool, which submits, has the user's login. A value enters a template of infra/ through a filter
+that quotes it, or is a number.
 """
 
 import json
@@ -23,7 +24,8 @@ from launcher.errors import LaunchError
 
 
 def checked(command: list[str], stdin: str | None = None) -> str:
-    """Its output. Raises LaunchError if it is not installed, or with its own words if it fails."""
+    """Run a command and return its output. Raises LaunchError if it is not installed, or, with its own message, if it
+    fails."""
     if shutil.which(command[0]) is None:
         raise LaunchError(
             f"{command[0]} is not installed here",

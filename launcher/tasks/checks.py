@@ -1,4 +1,4 @@
-"""Parts of a task's description that do not go together. Each problem is named by where it stands in the YAML."""
+"""Finds parts of a task's description that contradict each other. Each problem is named by its place in the YAML."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""What a task's examples are, kind by kind: plain data, read once, the same for every model."""
+"""A task's examples, kind by kind: plain data, read once, the same for every model."""
 
 import hashlib
 import json

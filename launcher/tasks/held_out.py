@@ -1,6 +1,7 @@
-"""Splits of tasks that are published in one piece: each text belongs to one by its hash, on every machine the same.
+"""Divides tasks that are published in one piece into train, dev and test, by a hash of each text.
 
-Equal texts go to the same split, so none is in two. SentEval's ten-fold cross-validation becomes one such division.
+The division is the same on every machine. Equal texts go to the same split. SentEval's ten-fold cross-validation
+becomes one such division.
 """
 
 import hashlib
@@ -12,7 +13,7 @@ from launcher.tasks.schema import Shares
 
 
 def division(examples: Examples, shares: Shares, split: str) -> Examples:
-    """What is in `split`, one of train, dev and test, of all the published `examples`.
+    """The part of all published `examples` that belongs to `split`: train, dev or test.
 
     Raises:
         TaskError: retrieval cannot be divided.
@@ -42,7 +43,7 @@ def division(examples: Examples, shares: Shares, split: str) -> Examples:
 
 
 def _texts(examples: Examples) -> list[str]:
-    """What decides each example's split: its texts, of a question the context."""
+    """What is hashed to choose an example's split: its texts; for a question, the context."""
     match examples:
         case Sentences():
             pairs = zip(examples.first, examples.second or [None] * len(examples), strict=True)

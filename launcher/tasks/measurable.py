@@ -1,6 +1,7 @@
-"""The tasks that frozen measures name: loaded, of a kind that can be measured so, with files that are there.
+"""Loads the tasks that frozen measures name, and checks that they are of a kind that can be measured, with files that
+are there.
 
-`maskfleet init` and `train` ask before anything is trained.
+`maskfleet init` and `train` call this before anything is trained.
 """
 
 from collections.abc import Iterator, Sequence
@@ -48,7 +49,7 @@ def with_texts(settings: AnisotropySettings) -> Task:
 
 
 def measured_split(task: Task) -> str:
-    """The one that figures are of: test if it is labelled, else dev."""
+    """The split that figures are for: test if it is labelled, else dev."""
     return "test" if "test" in task.splits else "dev"
 
 

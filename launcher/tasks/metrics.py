@@ -1,6 +1,6 @@
-"""How good predictions are: scikit-learn's, scipy's and seqeval's metrics, and SQuAD's own (`answers.py`).
+"""Metrics of predictions: scikit-learn's, scipy's and seqeval's, and SQuAD's own (`answers.py`).
 
-All lie in [0, 1], but for correlations and Matthews' coefficient in [-1, 1]. Papers print them times 100.
+All lie in [0, 1], except correlations and Matthews' coefficient, which lie in [-1, 1]. Papers print them times 100.
 """
 
 from collections.abc import Mapping

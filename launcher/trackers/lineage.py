@@ -1,4 +1,5 @@
-"""Follows the records of a run's committed lineage as they come: for those who pass them on, to a tracker say."""
+"""Follows the records of a run's committed lineage as they appear, so that they can be passed on, for example to a
+tracker."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from launcher.run.step_table import NotARecord, Record, parse
 
 
 class Cursor(BaseModel):
-    """How far a `LineageFollower` has come: small, and all that another one needs to go on.
+    """How far a `LineageFollower` has come. It is small, and all that another follower needs to continue.
 
     Attributes:
         taken: the committed lineage as far as it was returned; its last part ends with the last step returned.
@@ -32,7 +33,7 @@ class Cursor(BaseModel):
 
 @dataclass(frozen=True)
 class News:
-    """What a lineage has got.
+    """What is new on a lineage.
 
     Attributes:
         superseded_from: the run went back: records of this step and later ones, and evaluations after more steps than

@@ -1,7 +1,7 @@
-"""The process that publishes a run to one tracker: it reads the run's store, as anybody could, and tells the tracker.
+"""The process that publishes a run to one tracker. It reads the run's store and tells the tracker.
 
-`launcher.trackers.tracking` starts it and gives it an Order; when its standard input ends, it publishes what is left.
-A tracker's client may hang, crash or end its process: that is why it has a process of its own.
+`launcher.trackers.tracking` starts it and gives it a `PublishRequest`. When its standard input ends, it publishes what
+is left. A tracker's client may hang, crash or end its process; that is why it has a process of its own.
 """
 
 import json
@@ -23,7 +23,7 @@ from data_service.store.errors import KeyMissing, StoreError
 from data_service.store.open import open_store
 from launcher.recipe.operation import Mlflow, Wandb
 from launcher.run.step_table import Record
-from launcher.trackers.figures import figures
+from launcher.run.terms import figures
 from launcher.trackers.lineage import Cursor, LineageFollower
 from launcher.trackers.webhook import ROUTINE, Follower
 
@@ -89,7 +89,7 @@ class Tracker(Protocol):
     def log(self, rows: Sequence[StepFigures]) -> None: ...
     def tell(self, story: Story) -> None: ...
     def finish(self, story: Story) -> None:
-        """After it, all is kept."""
+        """Keep everything that was logged."""
         ...
 
 
@@ -170,7 +170,7 @@ def _line(event: Mapping[str, Any]) -> str:
 
 
 def identity(store: Store, place: str) -> str:
-    """The name that the run has in this tracker for ever: whoever asks first makes it. Raises StoreError."""
+    """The run's permanent name in this tracker; the first process that asks makes it. Raises StoreError."""
     key = f"{place}.json"
     store.put_if_absent(key, json.dumps({"id": uuid4().hex[:16]}).encode())
     return str(json.loads(store.get(key))["id"])

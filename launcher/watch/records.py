@@ -1,4 +1,5 @@
-"""A run's records as they come: read once, kept in bounded memory, and read anew when the run went back."""
+"""Reads a run's records as they appear. Each is read once and kept in bounded memory; if the run goes back, all are
+read again."""
 
 from dataclasses import dataclass, field
 
@@ -80,7 +81,7 @@ class _Events:
 
 
 class LiveRecords:
-    """Of the run at `store`. `update` costs what is new: a few listings if nothing is."""
+    """The records of the run at `store`. `update` reads only what is new: if nothing is, it costs a few listings."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

@@ -31,12 +31,12 @@ _HEADERS = {
 
 
 class Server(ThreadingHTTPServer):
-    """Bound at once, to `host` and `port` (0: any free one). Raises OptionError: it cannot be.
+    """Listens on `host` and `port` (0: any free port). Raises OptionError: it cannot.
 
     Attributes:
         site: what answers.
-        names: hosts that a request may name. A page of a foreign site whose name was made to point at this machine
-            (DNS rebinding) names its own.
+        names: hosts that a request may name. Others are refused: a foreign site can make its own name point at this
+            machine (DNS rebinding), and its requests then name that site.
     """
 
     daemon_threads = True

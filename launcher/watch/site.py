@@ -13,8 +13,7 @@ from launcher.inspect.report.style import CSS
 from launcher.inspect.report.summary import AXES, Axis
 from launcher.run.outline import RECORD
 from launcher.watch import folder_page, run_page
-from launcher.watch.document import document, standing, version, waiting
-from launcher.watch.html import Sections
+from launcher.watch.html import Sections, document, standing, version, waiting
 from launcher.watch.reader import FolderReader, RunReader, SeenFolder, SeenRun
 from launcher.watch.watched import View, Watched
 

@@ -1,4 +1,4 @@
-"""Something that is read again and again while somebody looks at it, and shown as it last was, whatever happens."""
+"""Reads something again and again while somebody looks at it. If a read fails, the last good value is still shown."""
 
 import threading
 import time
@@ -37,9 +37,9 @@ class View(Generic[T]):
 
 
 class Watched(Generic[T]):
-    """Calls `read` on a thread of its own, from the first look on until nobody has looked for a minute.
+    """Calls `read` on a thread of its own, from the first look until nobody has looked for a minute.
 
-    Looks never wait for a store, but for the first read, and for that briefly.
+    A look returns at once what was read last. Only before the first read it waits, for a short time.
     """
 
     def __init__(self, read: Callable[[], T], clock: Callable[[], float] = time.monotonic) -> None:

@@ -1,4 +1,5 @@
-"""Events in words, as a page lists them. Their fields may be anybody's: what is missing or odd is shown as it is."""
+"""Describes events in words, for lists on pages. Any program may have written the events, so fields that are missing or
+odd are shown as they are."""
 
 from collections.abc import Callable, Mapping
 

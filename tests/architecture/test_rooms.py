@@ -20,7 +20,7 @@ DRAWN = {
         finetune -> export run tasks
         export -> recipe run
         measure -> estimate preflight rank recipe run
-        rank -> estimate policies preflight recipe run trackers
+        rank -> estimate policies preflight recipe run
         trackers -> recipe run
         preflight -> recipe run
         run -> recipe tasks

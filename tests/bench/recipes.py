@@ -30,10 +30,10 @@ from data_service.tokenizers.tokenizer import Kind
 from data_service.tokenizers.train import train_tokenizer
 from launcher.cli.options import InputsArgument
 from launcher.cli.texts import sample_texts
-from launcher.diagnose.figures import Figure
 from launcher.diagnose.frozen import open_checkpoint, untrained
 from launcher.diagnose.linear_probe import linear_probe
-from launcher.diagnose.task_data import probe_splits
+from launcher.diagnose.own_data import probe_splits
+from launcher.diagnose.results import Figure
 from launcher.inspect.baselines import baselines
 from launcher.recipe.evaluation import ProbeSettings
 from launcher.recipe.load import load, reload

@@ -18,7 +18,7 @@ from launcher.cluster.coordinator import start_coordinator
 from launcher.cluster.stuck_ranks import StuckRankKiller
 from launcher.cluster.worker import RayLink, here
 from launcher.policies.elastic import Sizing
-from launcher.policies.watchdog import RankProcess, Watchdog
+from launcher.policies.watchdog import RankLocation, Watchdog
 from launcher.run.history import read_history
 from tests.support.stores.faulty import FaultyStore, set_fault
 
@@ -39,7 +39,7 @@ def cluster() -> Iterator[None]:
 class Rank:
     """A process of Ray that only beats."""
 
-    def live(self, coordinator: Any, attempt: int) -> RankProcess:
+    def live(self, coordinator: Any, attempt: int) -> RankLocation:
         self._link = RayLink(coordinator, 0, save_multiple=1)
         self._link.attempt = attempt
         self._link.beat(7, "training")
@@ -89,7 +89,7 @@ def test_a_frozen_rank_is_killed_though_the_store_hangs(store: FaultyStore) -> N
     ray.get(coordinator.next_group.remote([0]), timeout=10)
     claiming = coordinator.enter.remote(["n"])
     for step in range(20):
-        ray.get(coordinator.beat.remote(0, step, "starting", RankProcess("n", 1)), timeout=10)
+        ray.get(coordinator.beat.remote(0, step, "starting", RankLocation("n", 1)), timeout=10)
     assert ray.wait([claiming], timeout=0)[0] == [], "the claim waits for the store"
     set_fault(store, None)
     assert ray.get(claiming, timeout=60) == 2

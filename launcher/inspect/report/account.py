@@ -1,4 +1,5 @@
-"""A run's history as a page tells it: of bounded size in the number of steps, so that a watcher can keep it."""
+"""A run's history, condensed for a page. Its size does not grow with the number of steps, so a watcher can keep it in
+memory."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -6,8 +6,7 @@ from html import escape
 
 import numpy as np
 
-from launcher.diagnose.figures import ANISOTROPY, Figure, Form, named
-from launcher.diagnose.results import DiagnosticResult, Evaluated
+from launcher.diagnose.results import ANISOTROPY, DiagnosticResult, Evaluated, Figure, Form, named
 from launcher.inspect.report.chart import TONES, Chart, Level, Series, draw
 from launcher.inspect.report.style import table
 from launcher.recipe.evaluation import EvaluationTask

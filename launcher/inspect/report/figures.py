@@ -165,7 +165,8 @@ def _interruption(attempt: Sequence[Record], following: Sequence[Record]) -> Int
 
 
 def _told(attempt: Sequence[Record]) -> Record | None:
-    """The event that tells most about an attempt's end: that ranks died follows from other things, too."""
+    """The event that says most about an attempt's end. A death follows from other events, so it is taken only if there
+    is no other."""
     about = [event for event in attempt if event["kind"] in (*_CAUSES, *_ENDS)]
     telling = [event for event in about if event["kind"] != "death"] or about
     return telling[-1] if telling else None

@@ -1,6 +1,5 @@
-"""The report: one HTML file that stands alone. What happened in a run, for the person who has to judge it. The live
-page (`launcher.watch`) is made of the same sections.
-"""
+"""The report: one HTML file, without references to anything outside it, for whoever judges how a run went. The live
+page (`launcher.watch`) consists of the same sections."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,8 +8,7 @@ from html import escape
 
 from data_service.visible import visible
 from launcher.diagnose.results import Evaluated
-from launcher.evaluate.render import heads, lines
-from launcher.evaluate.table import TableRow
+from launcher.evaluate.table import TableRow, heads, lines
 from launcher.format import human_count, human_duration
 from launcher.inspect.report import tables
 from launcher.inspect.report.account import Account

@@ -1,5 +1,4 @@
-"""The look of pages, of a report's and of the watcher's: one style sheet, light and dark, from a phone's width on; and
-their tables."""
+"""The style sheet of the report and of the live page, light and dark, from a phone's width on; and HTML tables."""
 
 from collections.abc import Iterable, Sequence
 from html import escape

@@ -5,7 +5,7 @@ from pathlib import Path
 from data_service.store.local import LocalStore
 from launcher.policies.elastic import GroupStart
 from launcher.policies.failures import BARREN, NODE_FAILURES, SAME_ERROR
-from launcher.policies.watchdog import RankProcess
+from launcher.policies.watchdog import RankLocation
 from launcher.run.history import read_history
 from tests.support.clusters.coordinators import ELASTIC, FIXED, Cluster, begin, events, state
 
@@ -18,15 +18,15 @@ def test_a_machine_goes_and_comes_back(cluster: Cluster, tmp_path: Path) -> None
     assert ranks.next_group([2]) == GroupStart(2, frozenset())
     assert begin(ranks, "a", "a") == 2, "every group is an attempt of its own"
     ranks.look_around()
-    assert not ranks.beat(0, 8, "training", RankProcess("a", 100)).pause
+    assert not ranks.beat(0, 8, "training", RankLocation("a", 100)).pause
     cluster.cores["c"] = 1
     ranks.look_around()
-    assert ranks.beat(0, 8, "training", RankProcess("a", 100)).pause
-    assert not ranks.beat(0, 8, "training", RankProcess("a", 100)).stop
+    assert ranks.beat(0, 8, "training", RankLocation("a", 100)).pause
+    assert not ranks.beat(0, 8, "training", RankLocation("a", 100)).stop
     ranks.finish(9)
     assert ranks.status().paused
     assert ranks.next_group([]) == GroupStart(3, frozenset())
-    early = ranks.beat(0, 0, "starting", RankProcess("a", 200))
+    early = ranks.beat(0, 0, "starting", RankLocation("a", 200))
     assert not early.pause, "that was for the ranks before"
     assert begin(ranks, "a", "a", "c") == 3
     assert events(tmp_path, ranks) == [("world", 3, 2), ("pause", None, None), ("world", 2, 3)]
@@ -39,10 +39,10 @@ def test_a_node_that_is_to_go_is_left_in_time(cluster: Cluster, tmp_path: Path) 
     cluster.cores["c"] = 1
     cluster.draining = {"c": 0}
     ranks.look_around()
-    assert not ranks.beat(0, 8, "training", RankProcess("a", 100)).pause, "no rank is on that one"
+    assert not ranks.beat(0, 8, "training", RankLocation("a", 100)).pause, "no rank is on that one"
     cluster.draining = {"b": 1_800_000_000_000}
     ranks.look_around()
-    assert ranks.beat(0, 8, "training", RankProcess("a", 100)).pause
+    assert ranks.beat(0, 8, "training", RankLocation("a", 100)).pause
     ranks.finish(9)
     assert ranks.next_group([]) == GroupStart(3, frozenset()), "with c in place of b"
     assert events(tmp_path, ranks) == [("pause", None, None)]
@@ -129,10 +129,10 @@ def test_ranks_that_were_cut_off_are_not_listened_to(cluster: Cluster, tmp_path:
     new = begin(ranks, "a", "a")
     ranks.fail("attempt 1 was superseded by attempt 2", "let this process end", old)
     ranks.failed(1, "RuntimeError: connection closed", None, old)
-    ranks.beat(1, 3, "training", RankProcess("b", 101), old)
+    ranks.beat(1, 3, "training", RankLocation("b", 101), old)
     ranks.finish(3, old)
     status = ranks.status()
-    assert (status.fatal, status.finished, status.beats[1].place) == (None, None, RankProcess("a", 101))
+    assert (status.fatal, status.finished, status.beats[1].place) == (None, None, RankLocation("a", 101))
     ranks.finish(9, new)
     assert ranks.status().finished == 9
 

@@ -8,7 +8,7 @@ from data_service.store.local import LocalStore
 from launcher.cluster.deaths import read_deaths
 from launcher.policies.elastic import GroupStart
 from launcher.policies.failures import BARREN, NODE_FAILURES, SAME_ERROR, Failure
-from launcher.policies.watchdog import RankProcess
+from launcher.policies.watchdog import RankLocation
 from launcher.run.history import read_history
 from tests.support.clusters.coordinators import ELASTIC, Cluster, begin, faulty, state
 from tests.support.stores.faulty import set_fault
@@ -25,7 +25,7 @@ def test_a_store_that_hangs_keeps_nobody_from_showing_life(cluster: Cluster, tmp
     entering.start()
     began = time.monotonic()
     for step in range(100):
-        ranks.beat(0, step, "starting", RankProcess("a", 200))
+        ranks.beat(0, step, "starting", RankLocation("a", 200))
         assert ranks.status().beats[0].step == step
     assert time.monotonic() - began < 5
     assert entering.is_alive(), "the claim waits for the store"
@@ -57,7 +57,7 @@ def test_stores_that_do_not_answer_end_no_run(cluster: Cluster, tmp_path: Path) 
     ranks = state(tmp_path, ELASTIC)
     for _ in range(2 * BARREN):
         assert ranks.next_group([0]) == GroupStart(3, frozenset())
-        ranks.beat(0, 0, "starting", RankProcess("a", 1))
+        ranks.beat(0, 0, "starting", RankLocation("a", 1))
         ranks.failed(0, "StoreUnavailable: no answer", kind="transient")
         ranks.failed(1, "RuntimeError: connection closed by peer", kind="silent")
     assert ranks.next_group([0]) == GroupStart(3, frozenset())
@@ -85,7 +85,7 @@ def test_who_hung_is_blamed(cluster: Cluster, tmp_path: Path) -> None:
         assert ranks.next_group([0, 1, 2]) == GroupStart(3, frozenset())
         begin(ranks, "a", "b", "a")
         ranks.stacks()
-        assert ranks.beat(0, 8, "training", RankProcess("a", 100)).stacks
+        assert ranks.beat(0, 8, "training", RankLocation("a", 100)).stacks
         ranks.stack(0, "thread MainThread")
         ranks.hung("rank 1 has been silent for 120 s", [1], ranks.status().group)
     assert ranks.next_group([0, 1, 2]) == GroupStart(2, frozenset("b"))
@@ -163,13 +163,13 @@ def test_the_operator_hears_of_a_start_and_of_a_death(cluster: Cluster, tmp_path
     ranks.next_group([])
     number = ranks.enter(("a", "a", "b"))
     for rank, node in enumerate("aab"):
-        ranks.beat(rank, 40, "loading", RankProcess(node, 100, f"host-{node}"))
-        ranks.beat(rank, 47, "training", RankProcess(node, 100, f"host-{node}"))
+        ranks.beat(rank, 40, "loading", RankLocation(node, 100, f"host-{node}"))
+        ranks.beat(rank, 47, "training", RankLocation(node, 100, f"host-{node}"))
     ranks.record({"kind": "step"})
     ranks.failed(0, "RuntimeError: connection closed", kind="silent")
     ranks.next_group([2])
     ranks.enter(("a", "a", "b"))
-    ranks.beat(0, 40, "loading", RankProcess("a", 300, "host-a"))
+    ranks.beat(0, 40, "loading", RankLocation("a", 300, "host-a"))
     ranks.failed(0, "ValueError: bad row", trace="Traceback: a long one")
     ranks.next_group([0])
     assert number == 1

@@ -8,9 +8,9 @@ import pytest
 from launcher.cluster import stuck_ranks as guard
 from launcher.cluster.standing import Status
 from launcher.cluster.stuck_ranks import StuckRankKiller
-from launcher.policies.watchdog import Beat, RankProcess, Watchdog
+from launcher.policies.watchdog import Beat, RankLocation, Watchdog
 
-PLACES = [RankProcess("a", 1, "one"), RankProcess("b", 2, "two")]
+PLACES = [RankLocation("a", 1, "one"), RankLocation("b", 2, "two")]
 RUN: Any = SimpleNamespace(recipe=SimpleNamespace(watchdog=Watchdog(step=100, other=500, silence=5)))
 
 
@@ -53,14 +53,14 @@ class World:
 
 
 @pytest.fixture
-def killed(monkeypatch: pytest.MonkeyPatch) -> list[list[RankProcess]]:
-    found: list[list[RankProcess]] = []
+def killed(monkeypatch: pytest.MonkeyPatch) -> list[list[RankLocation]]:
+    found: list[list[RankLocation]] = []
     monkeypatch.setattr(guard, "kill", found.append)
     monkeypatch.setattr(guard.ray, "get", lambda answer, timeout: answer)
     return found
 
 
-def test_a_rank_that_freezes_before_its_group_is_let_in_is_found(killed: list[list[RankProcess]]) -> None:
+def test_a_rank_that_freezes_before_its_group_is_let_in_is_found(killed: list[list[RankLocation]]) -> None:
     """There is no attempt yet. Once a group."""
     coordinator = Coordinator()
     world = World(coordinator)
@@ -75,7 +75,7 @@ def test_a_rank_that_freezes_before_its_group_is_let_in_is_found(killed: list[li
     assert len(killed) == 2
 
 
-def test_a_coordinator_that_is_gone_saves_nobody(killed: list[list[RankProcess]]) -> None:
+def test_a_coordinator_that_is_gone_saves_nobody(killed: list[list[RankLocation]]) -> None:
     """A7: first of all, the ranks are ended."""
     world = World(Coordinator(alive=False))
     world.frozen = True
@@ -84,7 +84,7 @@ def test_a_coordinator_that_is_gone_saves_nobody(killed: list[list[RankProcess]]
     assert killed == [PLACES]
 
 
-def test_a_driver_that_was_stopped_kills_nobody(killed: list[list[RankProcess]]) -> None:
+def test_a_driver_that_was_stopped_kills_nobody(killed: list[list[RankLocation]]) -> None:
     world = World(Coordinator())
     for _ in range(20):
         world.now += 3600
@@ -92,7 +92,7 @@ def test_a_driver_that_was_stopped_kills_nobody(killed: list[list[RankProcess]])
     assert killed == []
 
 
-def test_ranks_whose_run_was_taken_over_are_ended_at_once(killed: list[list[RankProcess]]) -> None:
+def test_ranks_whose_run_was_taken_over_are_ended_at_once(killed: list[list[RankLocation]]) -> None:
     """A15: they do not train on until their next commit."""
     world = World(Coordinator())
     world.guard.check(world.status())

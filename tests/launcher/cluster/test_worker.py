@@ -15,7 +15,7 @@ from launcher.cluster import worker
 from launcher.cluster.standing import Orders
 from launcher.cluster.worker import CoordinatorLost, RayLink
 from launcher.errors import RecipeError, RunError
-from launcher.policies.watchdog import RankProcess
+from launcher.policies.watchdog import RankLocation
 from launcher.preflight.collective import Unfit
 from launcher.rank.spike_guard import Rewound
 
@@ -48,7 +48,7 @@ class _Method:
 @pytest.fixture(autouse=True)
 def without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker.ray, "get", lambda answer: answer)
-    monkeypatch.setattr(worker, "here", lambda: RankProcess("node", 1, "host"))
+    monkeypatch.setattr(worker, "here", lambda: RankLocation("node", 1, "host"))
     monkeypatch.setattr(worker, "BEAT_S", 0.001)
     monkeypatch.setattr(worker, "_AGAIN_S", 0.001)
 

@@ -12,13 +12,14 @@ from checkpoints.layout import CheckpointName
 from data_service.stream.stream import Stream
 from encoder_core.train.collate import to_batch
 from launcher.diagnose.evaluate import CommitOutcome, evaluate_commit
-from launcher.diagnose.figures import Figure, named
 from launcher.diagnose.frozen import open_checkpoint
 from launcher.diagnose.heldout import held_out
 from launcher.diagnose.results import (
     DiagnosticCell,
     DiagnosticResult,
+    Figure,
     evaluated,
+    named,
     read_result,
     results_of,
     unevaluated,

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from launcher.diagnose.figures import Figure, named
 from launcher.diagnose.frozen import Frozen, open_frozen
 from launcher.diagnose.linear_probe import Splits, linear_probe
-from launcher.diagnose.task_data import at_most
+from launcher.diagnose.own_data import at_most
+from launcher.diagnose.results import Figure, named
 from launcher.errors import RunError
 from launcher.tasks.examples import Sentences
 from tests.support.data.made_up import WORDS

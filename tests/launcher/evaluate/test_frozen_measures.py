@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.diagnose.figures import Figure
 from launcher.diagnose.frozen import open_frozen
 from launcher.diagnose.own_data import own_data
+from launcher.diagnose.results import Figure
 from launcher.errors import TaskError
 from launcher.evaluate.cell import CellFigures
 from launcher.evaluate.evaluation import plan

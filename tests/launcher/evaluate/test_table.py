@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.evaluate.cell import Cell, CellFigures, Result
-from launcher.evaluate.render import lines
-from launcher.evaluate.table import averages, rows
+from launcher.evaluate.table import averages, lines, rows
 from tests.support.tasks.small_cells import cell
 
 LRS, SEEDS = (1e-5, 2e-5, 5e-5), range(4)

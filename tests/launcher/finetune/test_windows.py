@@ -8,12 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.finetune.answers import find_answers, texts
-from launcher.finetune.inputs import IGNORED, Pieces, open_pieces
+from launcher.finetune.inputs import IGNORED, Pieces, best_window, open_pieces, window_ranges
 from launcher.finetune.network import open_config
 from launcher.finetune.outcome import TaskMismatch
 from launcher.finetune.spans import SpanKind
 from launcher.finetune.tagging import TaggingKind
-from launcher.finetune.windows import best_window, window_ranges
 from launcher.tasks.examples import Answer, Questions, Tagged
 from tests.support.data.made_up import WORDS
 from tests.support.tasks.small_tasks import model

@@ -84,7 +84,7 @@ def test_the_command_measures_and_tells_the_run() -> None:
 def test_a_rank_that_fails_is_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("launcher.measure.measure.this_machine", lambda recipe: replace(MACHINE, ranks=1))
     monkeypatch.setattr("launcher.measure.measure.prepare", lambda trial, folder: f"{folder}/nowhere")
-    with pytest.raises(EstimateError, match=r"a rank failed: .*RunError: there is no run at .*/nowhere"):
+    with pytest.raises(EstimateError, match=r"rank 0 of 1 failed: .*RunError: there is no run at .*/nowhere"):
         measure(reload(tiny(load("roberta-base")), SMALL), lambda line: None)
 
 

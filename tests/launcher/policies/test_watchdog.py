@@ -9,7 +9,7 @@ import pytest
 from launcher.policies.watchdog import (
     Beat,
     Observer,
-    RankProcess,
+    RankLocation,
     Stuck,
     Watchdog,
     culprits,
@@ -19,7 +19,7 @@ from launcher.policies.watchdog import (
 
 LIMITS = Watchdog(step=100, other=500, silence=30)
 WAITING = ((0, 7), (2, 7), (3, 8))
-HERE, ELSEWHERE = RankProcess("n1", 10, "one"), RankProcess("n2", 10, "two")
+HERE, ELSEWHERE = RankLocation("n1", 10, "one"), RankLocation("n2", 10, "two")
 
 
 class Watched:

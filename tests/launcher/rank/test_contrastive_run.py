@@ -12,9 +12,9 @@ from checkpoints.gather import Alone
 from checkpoints.load import Reader, newest_good
 from data_service.ingest.build import build_corpus
 from data_service.ingest.options import BuildOptions, PairFields
-from launcher.diagnose.figures import Figure
 from launcher.diagnose.frozen import open_checkpoint
 from launcher.diagnose.heldout import held_out
+from launcher.diagnose.results import Figure
 from launcher.export.export import export_run
 from launcher.run.record import open_run
 from tests.support.data.made_up import WORDS

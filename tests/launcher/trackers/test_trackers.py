@@ -18,7 +18,7 @@ from launcher.errors import RecipeError
 from launcher.recipe.load import load
 from launcher.run.history import read_history
 from launcher.run.log import operator_event
-from launcher.trackers.figures import figures
+from launcher.run.terms import figures
 from launcher.trackers.publish import PublishRequest
 from launcher.trackers.tracking import Publishing, orders, tracking
 from tests.support.runs.listeners import (

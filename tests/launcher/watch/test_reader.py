@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from checkpoints.layout import CheckpointName
 from data_service.store.base import Entry
 from data_service.store.local import LocalStore
-from launcher.diagnose.figures import Figure
 from launcher.diagnose.results import (
     DiagnosticCell,
     DiagnosticResult,
     EvaluationReader,
+    Figure,
     evaluated,
     write_commit,
     write_result,

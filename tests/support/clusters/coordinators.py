@@ -10,7 +10,7 @@ from data_service.store.local import LocalStore
 from launcher.cluster.coordinator import Coordinator
 from launcher.policies.elastic import Sizing
 from launcher.policies.failures import Failure
-from launcher.policies.watchdog import RankProcess
+from launcher.policies.watchdog import RankLocation
 from launcher.run.history import read_history
 from tests.support.stores.faulty import FaultyStore
 
@@ -49,7 +49,7 @@ def begin(state: Coordinator, *nodes: str) -> int:
     number = state.enter(nodes)
     assert isinstance(number, int)
     for rank, node in enumerate(nodes):
-        state.beat(rank, 7, "training", RankProcess(node, 100 + rank))
+        state.beat(rank, 7, "training", RankLocation(node, 100 + rank))
     return number
 
 

@@ -124,7 +124,7 @@ def plan_of(rows: list[list[int]], weights: list[float] | None = None, **setting
 def rows_of_epoch(plan: StreamPlan, epoch: int) -> list[tuple[int, int, int, int]]:
     """(source, block, row, the source's epoch) of every sample, in order."""
     found = []
-    for window in range(plan.grid.windows):
+    for window in range(plan.epoch_layout.windows):
         made = plan.window(epoch, window)
         rows = [(p.source, p.block, row, p.epoch) for p in made.pieces for row in range(p.start, p.stop)]
         found += [rows[i] for i in made.order.many(np.arange(len(rows))).tolist()]

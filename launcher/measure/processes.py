@@ -1,0 +1,121 @@
+"""Ranks as processes of this machine: started together, waited for together, and ended together.
+
+A rank that dies leaves the others waiting for it: on gloo until they notice, on NCCL until the collective times out. So
+whichever process ends first is noticed at once, and the others are ended.
+"""
+
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.errors import PEER_GONE, EstimateError
+
+_TIMEOUT_S = 1800.0  # for all ranks to end
+_POLL_S = 0.1
+_OTHERS_S = 2.0  # for the others to say why they end, once one has
+_SMALLER = "measure a smaller form: --tiny, or fewer model.layers"
+_SAID = 500  # characters of what a rank that failed said
+_ERROR = re.compile(
+    r"[\w.]+: "
+)  # how the last line of a traceback begins; what a message has below is indented
+
+
+@dataclass(frozen=True)
+class RankCommand:
+    """How one rank is started. `environment` is added to this process's; all output goes to the file `log`."""
+
+    words: Sequence[str]
+    environment: Mapping[str, str]
+    log: Path
+
+
+@dataclass(frozen=True)
+class _Failed:
+    """A rank that ended with another code than 0; a negative one is the signal that killed it."""
+
+    rank: int
+    code: int
+    error: str
+
+    @property
+    def is_consequence(self) -> bool:
+        """Whether it only says that another rank is gone."""
+        return self.code > 0 and any(sign in self.error for sign in PEER_GONE)
+
+
+def run_ranks(commands: Sequence[RankCommand], timeout_s: float = _TIMEOUT_S) -> None:
+    """Start all ranks and wait until each has ended with code 0. No process of theirs is left, whatever happens.
+
+    Raises EstimateError: which rank failed, and how, as soon as one has; or that they took longer than `timeout_s`.
+    """
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        for command in commands:
+            processes.append(_start(command))
+        failed = _first_failures(processes, commands, time.monotonic() + timeout_s)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    if failed is None:
+        raise EstimateError(f"the steps were not done after {timeout_s / 60:.3g} minutes", remedy=_SMALLER)
+    if failed:
+        raise _error(_cause(failed), len(commands))
+
+
+def _start(command: RankCommand) -> "subprocess.Popen[bytes]":
+    with command.log.open("wb") as output:
+        return subprocess.Popen(
+            command.words,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=os.environ | command.environment,
+        )
+
+
+def _first_failures(
+    processes: Sequence["subprocess.Popen[bytes]"], commands: Sequence[RankCommand], deadline: float
+) -> list[_Failed] | None:
+    """Ranks that failed, in the order in which they were seen to end: the first, and those that follow it within
+    `_OTHERS_S`. None: the time is over."""
+    running = dict(enumerate(processes))
+    failed: list[_Failed] = []
+    while running:
+        for rank, process in list(running.items()):
+            code = process.poll()
+            if code is not None:
+                del running[rank]
+            if code:
+                deadline = min(deadline, time.monotonic() + _OTHERS_S)
+                failed.append(_Failed(rank, code, _last_error(commands[rank].log, code)))
+        if running and time.monotonic() > deadline:
+            return failed or None
+        if running:
+            time.sleep(_POLL_S)
+    return failed
+
+
+def _cause(failed: Sequence[_Failed]) -> _Failed:
+    """A rank that was killed explains the errors of all others; else the first one that is no consequence."""
+    killed = [one for one in failed if one.code < 0]
+    own = [one for one in failed if not one.is_consequence]
+    return next(iter([*killed, *own, *failed]))
+
+
+def _last_error(log: Path, code: int) -> str:
+    lines = log.read_text("utf-8", errors="replace").strip().splitlines() or [f"code {code}"]
+    return next((line for line in reversed(lines) if _ERROR.match(line)), lines[-1])
+
+
+def _error(failed: _Failed, world: int) -> EstimateError:
+    who = f"rank {failed.rank} of {world}"
+    if failed.code > 0:
+        return EstimateError(f"{who} failed: {failed.error[:_SAID]}", remedy=_SMALLER)
+    why = ": the machine ran out of memory, most likely" if -failed.code == signal.SIGKILL else ""
+    return EstimateError(f"{who} was killed by signal {-failed.code}{why}", remedy=_SMALLER)
