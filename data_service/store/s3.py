@@ -35,16 +35,7 @@ from data_service.store.errors import (
 from data_service.store.patience import Patience, count_retry, outage_of
 from data_service.store.s3_errors import FAILURES, TRANSIENT, code, translated
 from data_service.store.s3_listing import DELETED, Deletion, Listing
-from data_service.store.s3_transfer import (
-    PART,
-    WRITER,
-    Buffers,
-    Download,
-    LocalFile,
-    Upload,
-    UploadSource,
-    head,
-)
+from data_service.store.s3_transfer import PART, WRITER, Buffers, Download, LocalFile, Upload, head
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -274,7 +265,7 @@ class S3Store:
         download = Download(self.bucket, name, patience.reached, start, length)
         return self._call(name, download.attempt, patience)
 
-    def _upload(self, key: str, source: UploadSource, sent: Callable[[int], None] | None) -> None:
+    def _upload(self, key: str, source: Buffers | LocalFile, sent: Callable[[int], None] | None) -> None:
         name, patience = self._name(key), Patience(self.patience_s)
         if source.size <= 2 * PART:
             body = source.read(0, source.size)
