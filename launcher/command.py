@@ -19,11 +19,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
-
-import psutil
+from typing import IO, TYPE_CHECKING
 
 from launcher.contract import CODES, FINISHED, MISTAKE, REPEAT
+
+if TYPE_CHECKING:
+    import psutil  # else where it is used: commands that only look need not wait for it
 
 _TRAINING = ("train", "demo", "evaluate")  # the commands whose process tree is looked after
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # but those that are ignored at the start (nohup)
@@ -195,6 +196,8 @@ def _reap(driver: int) -> None:
 
 def _kill_all(name: str) -> None:
     """SIGKILL to every descendant, until none is left."""
+    import psutil
+
     deadline = time.monotonic() + _KILL_S
     while time.monotonic() < deadline:
         named = (process for process, owner in _named() if owner == name)
@@ -209,13 +212,17 @@ def _kill_all(name: str) -> None:
         time.sleep(0.02)  # they are dying: nothing tells when the last one has
 
 
-def _kill(process: psutil.Process) -> None:
+def _kill(process: "psutil.Process") -> None:
+    import psutil
+
     with suppress(psutil.Error):
         process.kill()
 
 
 def _sweep() -> None:
     """End processes that earlier commands left behind, and whose parents were killed."""
+    import psutil
+
     for process, owner in _named():
         if not _lives(owner):
             _kill(process)
@@ -224,9 +231,11 @@ def _sweep() -> None:
             _kill(process)
 
 
-def _is_orphaned_agent(process: psutil.Process) -> bool:
+def _is_orphaned_agent(process: "psutil.Process") -> bool:
     """Whether it is one of the two processes that outlive Ray's raylet if that is killed together with its driver.
     Their titles overwrite their environment. They are of no use to anybody, whoever started that Ray."""
+    import psutil
+
     with suppress(psutil.Error, OSError):
         if process.uids().real != os.getuid() or process.cmdline()[:1] not in ([name] for name in _AGENTS):
             return False
@@ -243,8 +252,10 @@ def _lives(owner: str) -> bool:
     return _start(int(pid)) == int(start)
 
 
-def _named() -> Iterator[tuple[psutil.Process, str]]:
+def _named() -> Iterator[tuple["psutil.Process", str]]:
     """The other processes that carry a command's name, and the name."""
+    import psutil
+
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             owner = process.environ().get(_NAME)
