@@ -66,15 +66,19 @@ class Patience:
         if amount > self._most:
             self._most, self.since, self._failures = amount, time.monotonic(), 0
 
+    def limit(self, error: StoreError) -> float:
+        """Seconds without progress after which this failure is the last."""
+        return (
+            min(self.seconds, _FIRST_CREDENTIALS_S) if isinstance(error, CredentialsMissing) else self.seconds
+        )
+
     def pause(self, error: StoreError) -> float | None:
         """Seconds to wait after this failure, drawn at random so that many do not come back together.
 
         None if patience is used up.
         """
         self._failures += 1
-        limit = self.seconds
-        if isinstance(error, CredentialsMissing):
-            limit = min(limit, _FIRST_CREDENTIALS_S)
+        limit = self.limit(error)
         if self._failures >= _FEWEST_ATTEMPTS and time.monotonic() - self.since >= limit:
             return None
         longest = min(_LONGEST_PAUSE_S, limit / 4)

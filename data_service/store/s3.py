@@ -300,7 +300,7 @@ class S3Store:
                 if pause is None:
                     raise
                 silent = max(began, patience.since)
-                outage.failed(error, began=silent, pause=pause, patience_s=patience.seconds)
+                outage.failed(error, began=silent, pause=pause, patience_s=patience.limit(error))
                 _log.debug("%s; again in %.1f s", error.problem, pause)
                 count_retry()
                 time.sleep(pause)
