@@ -77,11 +77,11 @@ def test_turns_keep_their_order_and_share_no_group(model) -> None:
     head = list(model.head.parameters())
     first = [p for p in model.parameters() if all(p is not other for other in head)]
     groups = parameter_groups(model, 0.01, update_groups={"second": head, "first": first})
-    assert [group["turn"] for group in groups] == ["second", "second", "first", "first"]
+    assert [group["update_group"] for group in groups] == ["second", "second", "first", "first"]
     placed = _by_name(model, groups)
     assert all(
-        (group["turn"] == "first") == name.startswith("encoder.")
+        (group["update_group"] == "first") == name.startswith("encoder.")
         for name, group in placed.items()
         if "word" not in name
     )
-    assert {group["turn"] for group in parameter_groups(model, 0.01)} == {"all"}
+    assert {group["update_group"] for group in parameter_groups(model, 0.01)} == {"all"}

@@ -1,4 +1,4 @@
-"""A step of several updates: each moves the groups of its own turn, and nothing of the others."""
+"""A step of several updates: each moves the parameters of its own update group, and nothing of the others."""
 
 import pytest
 import torch
@@ -10,10 +10,10 @@ from encoder_core.optim.updates import set_update
 
 
 @pytest.mark.parametrize("optimizer_class", [AdamW, Lamb])
-def test_groups_of_other_turns_are_left_alone(optimizer_class: type[AdamW] | type[Lamb]) -> None:
+def test_other_update_groups_are_left_alone(optimizer_class: type[AdamW] | type[Lamb]) -> None:
     """Though they have a gradient and would decay."""
     first, second = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
-    groups = [{"params": [first], "turn": "a"}, {"params": [second], "turn": "b"}]
+    groups = [{"params": [first], "update_group": "a"}, {"params": [second], "update_group": "b"}]
     config = AdamWConfig(lr=0.1) if optimizer_class is AdamW else LambConfig(lr=0.1)
     optimizer = optimizer_class(groups, config)  # type: ignore[arg-type]
     for p in (first, second):
