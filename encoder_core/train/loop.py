@@ -179,23 +179,7 @@ class Trainer:
             if fetched.before is not None:
                 recall(self.engine, fetched.before, self.memories)
             learning_rate = self.plan.learning_rate(state.step)
-            self.engine.forwards.take()
-            sums: dict[str, float] = {}
-            digests: list[Tensor] = []
-            updates: dict[str, Update] = {}
-            for group in self.engine.update_groups:
-                own = accumulate(
-                    self.engine,
-                    fetched.work,
-                    counts=signals.counts,
-                    seed=self.plan.seed,
-                    memories=self.memories,
-                    update_group=group,
-                )
-                digests += self._digests(state.step)
-                limit = self.losses.limit(state.step, group, own)
-                updates[group] = self.engine.update(learning_rate, state.next_update(group), group, limit)
-                sums |= own
+            sums, updates, digests = self._update(state, fetched, signals)
             # One gather of sums, speeds and digests; the weights must agree before anything is recorded.
             pace = Pace(fetching, self.engine.forwards.take(), fetched.tokens)
             results = gather_step_results(self.control, sums, pace, digests)
@@ -226,6 +210,30 @@ class Trainer:
         ensure_same(self.engine.replicated, self.control, state.step)
         self.checkpointer.finish(self.engine, state, carried)
         return state
+
+    def _update(
+        self, state: TrainState, fetched: Fetched, signals: Signals
+    ) -> tuple[dict[str, float], dict[str, Update], list[Tensor]]:
+        """Of each group: this rank's sums, the update that was made, and the digest of the weights before it."""
+        self.engine.forwards.take()
+        sums: dict[str, float] = {}
+        updates: dict[str, Update] = {}
+        digests: list[Tensor] = []
+        for group in self.engine.update_groups:
+            own = accumulate(
+                self.engine,
+                fetched.work,
+                counts=signals.counts,
+                seed=self.plan.seed,
+                memories=self.memories,
+                update_group=group,
+            )
+            digests += self._digests(state.step)
+            limit = self.losses.limit(state.step, group, own)
+            learning_rate = self.plan.learning_rate(state.step)
+            updates[group] = self.engine.update(learning_rate, state.next_update(group), group, limit)
+            sums |= own
+        return sums, updates, digests
 
     def _commit(self, step: int) -> None:
         self.journal.doing(step, "saving")

@@ -1,9 +1,9 @@
 """Which tests are pure: no process, no server, no Ray, no training, no whole command or build.
 
 They are found by their imports; nobody keeps a list. A test file is pure if what it imports, followed through our own
-modules, reaches nothing of `FOREIGN` and none of `WHOLE`. Of files below tests/, imports inside functions count, too,
-and `STARTS`. While a pure test runs, `guarded` makes it fail where it starts a process, talks over a network or imports
-what is foreign.
+modules, reaches nothing of `FOREIGN` and none of `WHOLE`, and what it imports itself starts no process. Of files below
+tests/, imports inside functions count, too, `os.fork` and `STARTS`. While a pure test runs, `guarded` makes it fail
+where it starts a process, talks over a network or imports what is foreign.
 """
 
 import re
@@ -29,6 +29,7 @@ WHOLE = frozenset(
     )
 )
 """Modules of ours that build, train or run from end to end."""
+FORKS = re.compile(r"\bos\.fork\b")
 FIXTURES = frozenset({"moto_server", "ceph_server", "inputs"})
 """That start servers or build: a test that asks for one, through whatever other, is not pure."""
 _IMPORTS = re.compile(r"^( *)(?:from ([\w.]+) import (\([^)]*\)|.*)|import (.*))", re.MULTILINE)
@@ -44,6 +45,8 @@ class NotPure(BaseException):
 def is_pure(file: Path) -> bool:
     """Of a test file in this repository."""
     reached = _reached(file)
+    if any("subprocess" in _imports(one) for one in _ours(file)):  # what it tests may start a process
+        return False
     return reached.isdisjoint(WHOLE) and not any(_foreign(one) for one in reached)
 
 
@@ -51,13 +54,19 @@ def _reached(file: Path) -> set[Path]:
     """The file and all files of ours that importing it imports."""
     found, left = {file}, [file]
     while left:
-        new = {path for name in _imports(left.pop()) if (path := _file_of(name)) is not None} - found
+        new = _ours(left.pop()) - found
         found |= new
         left += new
     return found
 
 
+def _ours(file: Path) -> set[Path]:
+    return {path for name in _imports(file) if (path := _file_of(name)) is not None}
+
+
 def _foreign(file: Path) -> bool:
+    if _is_test(file) and FORKS.search(file.read_text("utf-8")):
+        return True
     names = {name.partition(".")[0] for name in _imports(file)}
     return bool(names & (FOREIGN | STARTS if _is_test(file) else FOREIGN))
 
