@@ -42,7 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
     A property does not fail because the machine is busy; with --pure, it is tried on fewer examples."""
     Path(tempfile.gettempdir(), "ray").mkdir(exist_ok=True)
     settings.register_profile("whole", deadline=None)
-    settings.register_profile("pure", deadline=None, max_examples=15)
+    settings.register_profile("pure", deadline=None, max_examples=6)
     settings.load_profile("pure" if config.getoption("--pure") else "whole")
 
 

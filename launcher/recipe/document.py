@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -29,7 +29,14 @@ _BROKEN = (yaml.YAMLError, ValueError, TypeError, AttributeError, LookupError, A
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader that also reads `6e-4` as a number (YAML 1.1 wants `6.0e-4`)."""
+    """SafeLoader that also reads `6e-4` as a number (YAML 1.1 wants `6.0e-4`), and a character written as two
+    escapes, as JSON does it, as one. Half of one is a UnicodeDecodeError.
+    """
+
+    def compose_scalar_node(self, anchor: dict[Any, yaml.Node]) -> yaml.ScalarNode:
+        node = super().compose_scalar_node(anchor)
+        node.value = node.value.encode("utf-16", "surrogatepass").decode("utf-16")
+        return node
 
 
 _FLOAT = re.compile(r"^[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)$")

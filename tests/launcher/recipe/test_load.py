@@ -151,6 +151,11 @@ HOSTILE = {
     "a key that is a list": ("? [a]\n: 1", "not valid YAML"),
     "a time that is none": ("name: !!timestamp x", "not valid YAML"),
     "infinity as a count": ("seed: .inf", "seed"),
+    "a key of two escapes, which is one character": (
+        r'"\ud83d\ude00": 1',
+        "mine.yaml:1: \U0001f600 is not a key",
+    ),
+    "half of a character": (r'name: "\ud83d"', "not valid YAML"),
 }
 
 
