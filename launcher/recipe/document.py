@@ -9,7 +9,7 @@ import difflib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import yaml
@@ -134,7 +134,7 @@ def validate(model: type[M], document: Document) -> M:
     try:
         return model.model_validate_json(encoded, strict=True)
     except ValidationError as error:
-        schema = model.model_json_schema()
+        schema, document = model.model_json_schema(), replace(document, data=json.loads(encoded))
         found = [_explain(detail, document, schema) for detail in error.errors()]
     raise document.words.error(
         "\n".join(_merged([problem for problem, _ in found])),

@@ -155,6 +155,8 @@ HOSTILE = {
         r'"\ud83d\ude00": 1',
         "mine.yaml:1: \U0001f600 is not a key",
     ),
+    "a key that is a number": ("7: 1", "mine.yaml:1: 7 is not a key"),
+    "a key that is a truth": ("yes: 1", "true is not a key"),
     "half of a character": (r'name: "\ud83d"', "not valid YAML"),
 }
 
