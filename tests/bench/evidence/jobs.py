@@ -104,6 +104,8 @@ class Lanes:
             self._running.add(process)
             code = process.wait()
             self._running.discard(process)
+        if self.stopped and code != 0:  # asked to stop before it could listen; what fails, will again
+            code = INTERRUPTED
         self._cores.put(core)
         self._record(job, code, log)
         return code
