@@ -95,9 +95,8 @@ class SealedReader(Generic[M]):
 
     def __init__(self, store: Store, kind: type[M]) -> None:
         self._store, self._kind = store, kind
-        self._known: dict[
-            str, tuple[str, M]
-        ] = {}  # by path: the version that was listed, and what was read then
+        # By path: the version that was listed, and what was read then.
+        self._known: dict[str, tuple[str, M]] = {}
 
     def read(self, listed: Iterable[Entry]) -> list[M]:
         """Those of `listed` that can be read, in their order. What is not listed is forgotten. Raises as `read`."""
