@@ -1,5 +1,6 @@
 """Which tests are pure; fixtures for all that stores: S3 servers, stores of every kind, faults on the way to them."""
 
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -15,6 +16,12 @@ from tests.support.checks.pure import FIXTURES, FOREIGN, guarded, is_pure
 from tests.support.stores import ceph
 from tests.support.stores.fault_proxy import FaultProxy
 from tests.support.stores.s3 import S3Server
+
+_HANDLERS = {
+    signal.SIGTERM: signal.SIG_DFL,
+    signal.SIGHUP: signal.SIG_DFL,
+    signal.SIGINT: signal.default_int_handler,
+}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -39,7 +46,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Ray's test clusters write into this folder, whatever their own is, and only an earlier Ray would have made it.
 
-    A property does not fail because the machine is busy; with --pure, it is tried on fewer examples."""
+    A property does not fail because the machine is busy; with --pure, it is tried on fewer examples. Signals that
+    whoever started the tests has ignored (nohup, `&` in a script) mean here what they mean to a user's command."""
+    for number, handler in _HANDLERS.items():
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, handler)
     Path(tempfile.gettempdir(), "ray").mkdir(exist_ok=True)
     settings.register_profile("whole", deadline=None)
     settings.register_profile("pure", deadline=None, max_examples=6)

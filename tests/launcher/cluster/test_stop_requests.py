@@ -9,14 +9,7 @@ from pathlib import Path
 import pytest
 
 from launcher.cluster.stop_requests import Stopping
-from launcher.command import heeded
 from launcher.contract import REPEAT
-
-
-@pytest.fixture(autouse=True)
-def _needs_the_signals() -> None:
-    if signal.SIGTERM not in heeded():
-        pytest.skip("the signals are ignored in this shell")
 
 
 def _signal_soon(number: int, began: threading.Event) -> threading.Thread:
