@@ -47,6 +47,7 @@ def test_blocked_is_the_same_however_it_is_cut(piece: int, monkeypatch: pytest.M
         torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.heavy
 def test_blocked_gradients_are_those_of_its_own_dropout_mask() -> None:
     rows = rows_of(LENGTHS["mixed"])
     inputs = random_heads(rows)

@@ -56,6 +56,7 @@ def report(recipe: Recipe, step_seconds: float = 0.5) -> MeasuredRecipe:
     return MeasuredRecipe(recipe, H100, parameters(recipe), (measured(recipe, trial, step),))
 
 
+@pytest.mark.heavy
 @settings(deadline=None, max_examples=30)
 @given(
     each=st.floats(1e-3, 10),
