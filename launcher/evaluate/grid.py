@@ -237,7 +237,7 @@ def cluster(share: CellResources, cells: int) -> Iterator[tuple[bool, CellResour
         share = _with_gpus(share)
         if not joined and not _room(share):
             raise OptionError(
-                f"--cpus-per-cell {share.cpus:g} --gpus-per-cell {share.gpus:g}: this machine has not so much",
+                f"--cpus-per-cell {share.cpus:g} --gpus-per-cell {share.gpus:g}: this machine has less",
                 remedy="ask for less, or name a Ray cluster in RAY_ADDRESS",
             )
         wanted = [{"CPU": share.cpus, "GPU": share.gpus or 0.0}] * cells

@@ -53,7 +53,7 @@ RECIPES = {
     "electra": "electra-base",
     "deberta-v3": "deberta-v3-base",
 }
-PRETRAINED_ON = 3_000_000  # characters
+PRETRAINED_ON = 8_000_000  # characters
 PIECES, STEPS, LENGTH = 2000, 1500, 64
 DETECTION_STEPS = 6000  # what was replaced is learned after the words
 FINE = FinetuneSettings(lr=1e-3, epochs=8, batch=16, dropout=0.0, task_dropout=0.0)
@@ -120,10 +120,11 @@ def pretrain(family: str, text: Path, home: Path) -> None:
 
 
 def shape(family: str) -> list[str]:
-    """What such a run has in place of its recipe's."""
-    steps = DETECTION_STEPS if family == "electra" else STEPS
+    """What such a run has in place of its recipe's. ELECTRA's last layer of 64 has room for little but its decision:
+    what sentences have in common is gone from there."""
+    steps, width = (DETECTION_STEPS, 128) if family == "electra" else (STEPS, 64)
     return [
-        *("model.max_length=128", "model.hidden=64", "model.feed_forward=256"),
+        *("model.max_length=128", f"model.hidden={width}", f"model.feed_forward={4 * width}"),
         f"phases=[{{steps: {steps}, length: {LENGTH}, batch: {{sequences: 16}}}}]",
         f"schedule.warmup={steps // 10}",
         f"checkpoint={{every: {{steps: {steps}}}, keep_last: 1}}",
