@@ -24,8 +24,7 @@ from data_service.store.errors import TRANSIENT, StoreError
 from launcher.cluster.nodes import logs, lost, room_for
 from launcher.errors import OptionError, TryAgain
 from launcher.evaluate.cell import CellWork
-from launcher.evaluate.claims import holder
-from launcher.evaluate.computing import compute
+from launcher.evaluate.computing import compute, holder
 from launcher.evaluate.endings import (
     BREAKS,
     DEATHS,

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.estimate.cluster import Cluster
+from launcher.estimate.cluster import Cluster, find_gpu
 from launcher.estimate.estimate import estimate
-from launcher.estimate.gpus import find_gpu
 from launcher.estimate.render import render as render_estimate
 from launcher.measure.measure import MeasuredPhase, MeasuredRecipe, utilisations, whole_step
 from launcher.measure.render import figures, render
