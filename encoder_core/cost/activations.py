@@ -23,12 +23,15 @@ from encoder_core.cost.saved import (
     MASK,
     Kernel,
     Layer,
+    PreNormSize,
     Saved,
     disentangled_layer,
     looking_again,
     norm,
     plain_layer,
+    pre_norm_layer,
     relative_key_layer,
+    several,
     total,
     two_stream_layer,
 )
@@ -37,6 +40,7 @@ from encoder_core.families.bert import BertConfig
 from encoder_core.families.build import ModelConfig
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
+from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.heads.cross_entropy import CHUNK
 from encoder_core.heads.prediction import POSITION_WIDTH
@@ -189,13 +193,27 @@ def _span_boundary(model: ModelConfig, shape: Shape) -> Iterator[Saved]:
 
 
 def _embeddings(model: ModelConfig, shape: Shape) -> Iterator[Saved]:
-    """Ids, the sum's LayerNorm, dropout, and what is projected where widths differ."""
+    """Ids, the sum's LayerNorm, dropout, and what is projected where widths differ. Of ModernBERT also the angles of
+    rotary positions, which all layers share, and the last LayerNorm."""
+    if isinstance(model, ModernBertConfig):
+        yield from _of_modernbert(model, shape)
+        return
     wide = model.embedding if isinstance(model, AlbertConfig | ElectraConfig) else model.hidden
     yield Saved("ids", shape.tokens, INDEX, 1 if isinstance(model, Deberta) else 3)
     yield from norm(shape.tokens, wide)
     yield Saved("dropout masks", shape.tokens * wide, MASK)
     if isinstance(model, AlbertConfig) or wide != model.hidden:
         yield Saved("embeddings before their projection", shape.tokens * wide)
+
+
+def _of_modernbert(model: ModernBertConfig, shape: Shape) -> Iterator[Saved]:
+    bases = {model.rope_base(layer) for layer in range(model.layers)}
+    width = model.hidden // model.heads
+    yield Saved("ids", shape.tokens, INDEX)
+    yield from several(norm(shape.tokens, model.hidden), 2)
+    yield Saved("cosines and sines", shape.tokens * width // 2, FP32, 2 * len(bases))
+    if model.dropout:
+        yield Saved("dropout masks", shape.tokens * model.hidden, MASK)
 
 
 def _layers(model: ModelConfig, shape: Shape, kernel: Kernel, *, but: int = 0) -> Iterator[Layer]:
@@ -207,12 +225,30 @@ def _layers(model: ModelConfig, shape: Shape, kernel: Kernel, *, but: int = 0) -
         if isinstance(model, DebertaV2Config) and model.convolution is not None:
             yield _convolution(model, shape)
         return
+    if isinstance(model, ModernBertConfig):
+        yield from _pre_norm_layers(model, shape, kernel)
+        return
     sizes = (shape.rows, shape.length, model.heads, model.hidden, model.feed_forward)
     if isinstance(model, BertConfig) and model.position != "absolute":
         sides = 2 if model.position == "relative_key_query" else 1
         yield replace(relative_key_layer(*sizes, sides, kernel), count=count)
         return
     yield replace(plain_layer(*sizes, kernel), count=count)
+
+
+def _pre_norm_layers(model: ModernBertConfig, shape: Shape, kernel: Kernel) -> Iterator[Layer]:
+    size = PreNormSize(
+        model.hidden,
+        model.heads,
+        model.feed_forward,
+        drops_scores=model.attention_dropout > 0,
+        drops_attention=model.attention_output_dropout > 0,
+        drops_inner=model.dropout > 0,
+    )
+    for layer in range(model.layers):
+        yield pre_norm_layer(
+            size, shape.rows, shape.length, kernel, normed=layer > 0, window=model.window(layer)
+        )
 
 
 def _convolution(model: DebertaV2Config, shape: Shape) -> Layer:

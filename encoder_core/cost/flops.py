@@ -18,6 +18,7 @@ from encoder_core.cost.products import (
     TwoStreamSize,
     disentangled_layer,
     plain_layer,
+    pre_norm_layer,
     relative_key_scores,
     shared_keys,
     stream,
@@ -29,6 +30,7 @@ from encoder_core.families.bert import BertConfig
 from encoder_core.families.build import ModelConfig
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
+from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.heads.prediction import PASSES, POSITION_WIDTH
@@ -171,6 +173,10 @@ def _encoder(model: ModelConfig, shape: Shape) -> Iterator[Product]:
             yield from _content(model, shape)
         case BertConfig() | RobertaConfig() | AlbertConfig() | ElectraConfig():
             yield from _plain(model, shape)
+        case ModernBertConfig():
+            size = (shape.rows, shape.length, model.heads, model.hidden, model.feed_forward)
+            for layer in range(model.layers):
+                yield from pre_norm_layer(*size, model.window(layer))
         case _ as never:
             assert_never(never)
 

@@ -73,6 +73,19 @@ def feed_forward(tokens: int, hidden: int, inner: int) -> Iterator[Product]:
     yield Product("feed-forward", tokens, hidden, inner, 2, layer=True)
 
 
+def gated_feed_forward(tokens: int, hidden: int, inner: int) -> Iterator[Product]:
+    """Two halves of `inner` in, one out (encoder_core/layers/encoder.py). Nothing that is kept comes after the latter,
+    so checkpointing does not run it again."""
+    yield Product("feed-forward", tokens, hidden, inner, 2, layer=True)
+    yield Product("feed-forward", tokens, inner, hidden)
+
+
+def pairs_in_sight(length: int, window: int | None) -> int:
+    """Queries and keys of a row that are at most `window` tokens apart; None: all."""
+    reach = length - 1 if window is None else min(window, length - 1)
+    return length * (2 * reach + 1) - reach * (reach + 1)
+
+
 def attention(rows: int, queries: int, keys: int, heads: int, hidden: int) -> Iterator[Product]:
     """Scores and weighted values: two products of [Q, D] by [D, K] a row and head, one of them the other way round."""
     yield Product("attention q k' and p v", queries, hidden // heads, keys, 2 * rows * heads, layer=True)
@@ -87,6 +100,19 @@ def plain_layer(rows: int, length: int, heads: int, hidden: int, inner: int) -> 
     yield from projections(rows * length, hidden, 4)
     yield from attention(rows, length, length, heads, hidden)
     yield from feed_forward(rows * length, hidden, inner)
+
+
+def pre_norm_layer(
+    rows: int, length: int, heads: int, hidden: int, inner: int, window: int | None
+) -> Iterator[Product]:
+    """As `plain_layer`, with a gated feed-forward block, and attention to what a window holds."""
+    yield from projections(rows * length, hidden, 4)
+    if window is None:
+        yield from attention(rows, length, length, heads, hidden)
+    else:
+        pairs = pairs_in_sight(length, window)
+        yield Product("local attention q k' and p v", 1, hidden // heads, pairs, 2 * rows * heads, layer=True)
+    yield from gated_feed_forward(rows * length, hidden, inner)
 
 
 def relative_key_scores(rows: int, length: int, heads: int, hidden: int, sides: int) -> Iterator[Product]:

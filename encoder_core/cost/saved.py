@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from encoder_core.cost.products import DisentangledSize, TwoStreamSize
+from encoder_core.layers.cpu_attention import local_pieces
 
 Kernel = Literal["gpu", "cpu"]
 STATE = 0  # a number of the model's working precision: 2 bytes in bf16, 4 in fp32
@@ -64,6 +65,54 @@ def plain_layer(rows: int, length: int, heads: int, hidden: int, inner: int, ker
         *_fused(rows * heads * length, length, kernel, 0),
     ]
     return Layer(_states(tokens, hidden), (*attention, *_block(tokens, hidden, inner)))
+
+
+@dataclass(frozen=True)
+class PreNormSize:
+    """A layer of ModernBERT's, and where it drops: attention's probabilities, what attention adds, inside the
+    feed-forward block. What does not drop keeps no mask."""
+
+    hidden: int
+    heads: int
+    inner: int
+    drops_scores: bool
+    drops_attention: bool
+    drops_inner: bool
+
+
+def pre_norm_layer(
+    size: PreNormSize, rows: int, length: int, kernel: Kernel, *, normed: bool, window: int | None
+) -> Layer:
+    """`normed`: attention takes normalised states, as in all layers but ModernBERT's first."""
+    tokens, states = rows * length, rows * length * size.hidden
+    inner = [
+        Saved("q, k, v", states, count=3),
+        *_scores_of_pre_norm(size, rows, length, kernel, window),
+        Saved("contexts", states),
+        *norm(tokens, size.hidden),
+        Saved("feed-forward inputs", states),
+        Saved("feed-forward, before and after the activation, and gated", tokens * size.inner, count=4),
+    ]
+    if normed:  # the layer's input is what the norm keeps
+        inner += [Saved("attention inputs", states), Saved("LayerNorm statistics", tokens, FP32, 2)]
+    if size.drops_attention:
+        inner.append(Saved("dropout masks", states, MASK))
+    if size.drops_inner:
+        inner.append(Saved("dropout masks", tokens * size.inner, MASK))
+    return Layer(_states(tokens, size.hidden), tuple(inner))
+
+
+def _scores_of_pre_norm(
+    size: PreNormSize, rows: int, length: int, kernel: Kernel, window: int | None
+) -> Iterator[Saved]:
+    """On a CPU, torch's fused kernel where nothing is dropped and the window holds the row, else `blocked`."""
+    local = window is not None and length > window + 1
+    if kernel == "gpu" or not (local or size.drops_scores):
+        yield Saved("attention row sums", rows * size.heads * length, FP32)
+    elif size.drops_scores:
+        pieces = local_pieces(((0, length),), 1, window)
+        scores = sum((queries.stop - queries.start) * (keys.stop - keys.start) for queries, keys, _ in pieces)
+        yield Saved("attention dropout masks", rows * size.heads * scores, MASK)
 
 
 def relative_key_layer(

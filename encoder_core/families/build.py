@@ -4,11 +4,12 @@ from typing import Annotated, assert_never
 
 from pydantic import Field
 
-from encoder_core.families import albert, bert, deberta, electra, roberta, xlnet
+from encoder_core.families import albert, bert, deberta, electra, modernbert, roberta, xlnet
 from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bert import BertConfig
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
+from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.attention import Attend, automatic
@@ -17,7 +18,14 @@ from encoder_core.layers.encoder import Encoder
 from encoder_core.layers.xlnet_encoder import TwoStreamEncoder
 
 ModelConfig = Annotated[
-    BertConfig | RobertaConfig | AlbertConfig | ElectraConfig | DebertaConfig | DebertaV2Config | XlnetConfig,
+    BertConfig
+    | RobertaConfig
+    | AlbertConfig
+    | ElectraConfig
+    | DebertaConfig
+    | DebertaV2Config
+    | XlnetConfig
+    | ModernBertConfig,
     Field(discriminator="family"),
 ]
 """The configuration of any family, told apart by its `family` field."""
@@ -46,5 +54,7 @@ def build_encoder(
             return deberta.build(config, checkpoint_activations=checkpoint_activations)
         case XlnetConfig():
             return xlnet.build(config, checkpoint_activations=checkpoint_activations)
+        case ModernBertConfig():
+            return modernbert.build(config, checkpoint_activations=checkpoint_activations, attend=attend)
         case _ as never:
             assert_never(never)

@@ -70,6 +70,16 @@ class EncoderConfig(BaseModel):
         return self.activation
 
     @property
+    def biases(self) -> bool:
+        """Whether Linears and LayerNorms have biases; the decoder has one always."""
+        return True
+
+    @property
+    def output_scale(self) -> float:
+        """Of fresh weights that write to the hidden states (`layers/parameters.py`, ScaledLinear)."""
+        return 1.0
+
+    @property
     def vocabulary(self) -> int:
         """`vocab`, known. Raises ModelError while it is not."""
         if self.vocab is None:

@@ -12,6 +12,7 @@ from encoder_core.batch import Batch
 from encoder_core.heads.cross_entropy import CrossEntropySums, linear_cross_entropy
 from encoder_core.layers.deberta_encoder import DisentangledEncoder
 from encoder_core.layers.encoder import Activation, activate
+from encoder_core.layers.parameters import ScaledLinear
 
 PASSES = 2  # microsoft/DeBERTa, masked_language_model.py
 POSITION_WIDTH = 200
@@ -24,14 +25,23 @@ class MaskedLanguageModelHead(nn.Module):
     section 3.1).
 
     Works on target positions only. With no target at all it still runs, on zero rows, so that every parameter
-    takes part in the backward pass on every rank.
+    takes part in the backward pass on every rank. `bias`: of Linear and LayerNorm; the decoder has one always.
     """
 
-    def __init__(self, hidden: int, embedding: nn.Embedding, *, activation: Activation, eps: float) -> None:
+    def __init__(
+        self,
+        hidden: int,
+        embedding: nn.Embedding,
+        *,
+        activation: Activation,
+        eps: float,
+        bias: bool = True,
+        output_scale: float = 1.0,
+    ) -> None:
         super().__init__()
         self.activation: Activation = activation
-        self.dense = nn.Linear(hidden, embedding.embedding_dim)
-        self.norm = nn.LayerNorm(embedding.embedding_dim, eps=eps)
+        self.dense = ScaledLinear(hidden, embedding.embedding_dim, bias, scale=output_scale)
+        self.norm = nn.LayerNorm(embedding.embedding_dim, eps=eps, bias=bias)
         self.decoder = nn.Linear(embedding.embedding_dim, embedding.num_embeddings)
         self.decoder.weight = embedding.weight
 

@@ -5,12 +5,16 @@ Only a kernel knows about rows. All are of one signature, `Attend`:
 | function       | where                                | how                                              |
 |----------------|--------------------------------------|--------------------------------------------------|
 | `varlen_flash` | CUDA, bf16 or fp16                   | flash attention over `cu_seqlens`, no padding    |
-| `blocked`      | CPU, training with attention dropout | row by row in cache-sized pieces                 |
+| `blocked`      | CPU, with dropout or a window        | row by row in cache-sized pieces                 |
 | `padded_sdpa`  | everything else                      | rows padded to a rectangle, torch's fused kernel |
 | `reference`    | tests                                | the formula, row by row                          |
 
 `automatic` picks among the first three. torch's fused CPU kernel has no dropout and falls back to one that
-writes out every score three times, which is why `blocked` exists.
+writes out every score three times, which is why `blocked` exists. It has no window either: with a mask it computes
+every score of a row.
+
+A `window` is local attention (Beltagy et al., 2020, section 3.1): a query sees the keys of its row that are at most
+that many tokens away, on both sides; None: the whole row.
 
 `RelativeKeyAttention` is one, too: learned relative positions added to the scores (Shaw et al., 2018; Huang et al.,
 2020, methods 1 and 4).
@@ -18,7 +22,7 @@ writes out every score three times, which is why `blocked` exists.
 Shapes: T tokens, R rows, L longest row, H hidden, N heads, D head width (H = N * D), P = 2 L - 1 distances that occur.
 """
 
-from collections.abc import Callable
+from typing import Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -26,23 +30,40 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from encoder_core.layers.cpu_attention import blocked_attention
+from encoder_core.layers.parameters import ScaledLinear
+from encoder_core.layers.rotary import rotate
 from encoder_core.layers.rows import Rows
 
 Heads = Float[Tensor, "tokens heads width"]
 
-Attend = Callable[[Tensor, Tensor, Tensor, Rows, float], Tensor]
-"""(query, key, value, rows, dropout) -> context: four [T, N, D] tensors; dropout acts on probabilities."""
+
+@runtime_checkable
+class Attend(Protocol):
+    """(query, key, value, rows, dropout, window) -> context: four [T, N, D] tensors; dropout acts on probabilities."""
+
+    def __call__(
+        self,
+        q_TND: Tensor,
+        k_TND: Tensor,
+        v_TND: Tensor,
+        rows: Rows,
+        dropout: float,
+        window: int | None = None,
+        /,
+    ) -> Tensor: ...
 
 
-def automatic(q_TND: Heads, k_TND: Heads, v_TND: Heads, rows: Rows, dropout: float) -> Heads:
+def automatic(
+    q_TND: Heads, k_TND: Heads, v_TND: Heads, rows: Rows, dropout: float, window: int | None = None
+) -> Heads:
     """The fastest kernel for the tensors at hand. No tokens at all (an idle rank's batch) is no work."""
     if not len(q_TND):
         return q_TND + k_TND + v_TND
     if flash_takes(q_TND.device.type, q_TND.dtype, q_TND.shape[-1]):
-        return varlen_flash(q_TND, k_TND, v_TND, rows, dropout)
-    if q_TND.device.type == "cpu" and dropout > 0.0:
-        return blocked(q_TND, k_TND, v_TND, rows, dropout)
-    return padded_sdpa(q_TND, k_TND, v_TND, rows, dropout)
+        return varlen_flash(q_TND, k_TND, v_TND, rows, dropout, window)
+    if q_TND.device.type == "cpu" and (dropout > 0.0 or rows.exceed(window)):
+        return blocked(q_TND, k_TND, v_TND, rows, dropout, window)
+    return padded_sdpa(q_TND, k_TND, v_TND, rows, dropout, window)
 
 
 def flash_takes(device: str, dtype: torch.dtype, width: int) -> bool:
@@ -50,7 +71,9 @@ def flash_takes(device: str, dtype: torch.dtype, width: int) -> bool:
     return device == "cuda" and dtype in (torch.bfloat16, torch.float16) and width % 8 == 0 and width <= 256
 
 
-def varlen_flash(q_TND: Heads, k_TND: Heads, v_TND: Heads, rows: Rows, dropout: float) -> Heads:
+def varlen_flash(
+    q_TND: Heads, k_TND: Heads, v_TND: Heads, rows: Rows, dropout: float, window: int | None = None
+) -> Heads:
     """FlashAttention-2 (Dao, 2023) over rows of different lengths.
 
     This is the operator beneath `torch.nn.attention.varlen.varlen_attn`, called directly because that wrapper
@@ -67,62 +90,103 @@ def varlen_flash(q_TND: Heads, k_TND: Heads, v_TND: Heads, rows: Rows, dropout: 
         dropout,
         False,  # is_causal
         False,  # return_debug_mask
+        window_size_left=window,
+        window_size_right=window,
     )[0]
     return context_TND
 
 
-def padded_sdpa(q_TND: Heads, k_TND: Heads, v_TND: Heads, rows: Rows, dropout: float) -> Heads:
-    """torch's fused attention on a padded rectangle; no mask where all rows are equally long."""
+def padded_sdpa(
+    q_TND: Heads, k_TND: Heads, v_TND: Heads, rows: Rows, dropout: float, window: int | None = None
+) -> Heads:
+    """torch's fused attention on a padded rectangle; no mask where rows are equally long and the window holds them."""
     q_RNLD, k_RNLD, v_RNLD = (rows.pad(x).transpose(1, 2) for x in (q_TND, k_TND, v_TND))
     context_RNLD = F.scaled_dot_product_attention(
-        q_RNLD, k_RNLD, v_RNLD, attn_mask=rows.mask, dropout_p=dropout
+        q_RNLD, k_RNLD, v_RNLD, attn_mask=rows.mask_within(window), dropout_p=dropout
     )
     return rows.unpad(context_RNLD.transpose(1, 2))
 
 
-def blocked(q_TND: Heads, k_TND: Heads, v_TND: Heads, rows: Rows, dropout: float) -> Heads:
+def blocked(
+    q_TND: Heads, k_TND: Heads, v_TND: Heads, rows: Rows, dropout: float, window: int | None = None
+) -> Heads:
     """Exact attention in cache-sized pieces without padding, dropout included; see `cpu_attention.py`."""
-    context_TND: Tensor = blocked_attention(q_TND, k_TND, v_TND, rows.bounds, dropout)
+    context_TND: Tensor = blocked_attention(q_TND, k_TND, v_TND, rows.bounds, dropout, window)
     return context_TND
 
 
-def reference(q_TND: Heads, k_TND: Heads, v_TND: Heads, rows: Rows, dropout: float) -> Heads:
-    """softmax(q k' / sqrt(D)) v, one row after the other, in the precision of its inputs."""
+def reference(
+    q_TND: Heads, k_TND: Heads, v_TND: Heads, rows: Rows, dropout: float, window: int | None = None
+) -> Heads:
+    """softmax(q k' / sqrt(D)) v over the keys in sight, one row after the other, in the precision of its inputs."""
     contexts = []
     for start, stop in rows.bounds:
         q_NLD, k_NLD, v_NLD = (x[start:stop].transpose(0, 1) for x in (q_TND, k_TND, v_TND))
         scores_NLL = q_NLD @ k_NLD.transpose(1, 2) / q_NLD.shape[-1] ** 0.5
+        if window is not None:
+            at_L = torch.arange(stop - start, device=q_TND.device)
+            scores_NLL = scores_NLL.masked_fill((at_L[:, None] - at_L).abs() > window, float("-inf"))
         weights_NLL = F.dropout(scores_NLL.softmax(-1), dropout)
         contexts.append((weights_NLL @ v_NLD).transpose(0, 1))
     return torch.cat(contexts)
 
 
 class SelfAttention(nn.Module):
-    """Scaled dot-product self-attention with its four projections ("Attention Is All You Need", section 3.2).
+    """Scaled dot-product self-attention with its projections ("Attention Is All You Need", section 3.2).
 
-    The projections are separate parameters, as in the published models, so that an optimizer with a trust
-    ratio per parameter (LAMB) sees the matrices that its authors saw.
+    Query, key and value are separate parameters, or with `fused` the three parts of one, whichever the family
+    published: so an optimizer with a trust ratio per parameter (LAMB) sees the matrices that its authors saw.
+
+    Attributes:
+        window: see the module; None: all of the row.
+        rotary_base: queries and keys are turned by their positions (`rotary.py`); None: they are not.
+        output_scale: of the output projection's fresh weights (`parameters.ScaledLinear`).
     """
 
-    def __init__(self, hidden: int, heads: int, dropout: float, attend: Attend) -> None:
+    def __init__(
+        self,
+        hidden: int,
+        heads: int,
+        dropout: float,
+        attend: Attend,
+        *,
+        bias: bool = True,
+        fused: bool = False,
+        window: int | None = None,
+        rotary_base: float | None = None,
+        output_scale: float = 1.0,
+    ) -> None:
         super().__init__()
         self.heads = heads
         self.dropout = dropout
         self.attend = attend
-        self.query = nn.Linear(hidden, hidden)
-        self.key = nn.Linear(hidden, hidden)
-        self.value = nn.Linear(hidden, hidden)
-        self.output = nn.Linear(hidden, hidden)
+        self.fused = fused
+        self.window = window
+        self.rotary_base = rotary_base
+        if fused:
+            self.qkv = nn.Linear(hidden, 3 * hidden, bias)
+        else:
+            self.query = nn.Linear(hidden, hidden, bias)
+            self.key = nn.Linear(hidden, hidden, bias)
+            self.value = nn.Linear(hidden, hidden, bias)
+        self.output = ScaledLinear(hidden, hidden, bias, scale=output_scale)
 
     def forward(self, x_TH: Float[Tensor, "tokens hidden"], rows: Rows) -> Float[Tensor, "tokens hidden"]:
-        q_TND, k_TND, v_TND = (
-            projection(x_TH).unflatten(-1, (self.heads, -1))
-            for projection in (self.query, self.key, self.value)
-        )
+        q_TND, k_TND, v_TND = (torch.unflatten(x_TH, -1, (self.heads, -1)) for x_TH in self._projected(x_TH))
+        if self.rotary_base is not None:
+            rotation = rows.rotation(self.rotary_base, q_TND.shape[-1])
+            q_TND, k_TND = rotate(q_TND, rotation), rotate(k_TND, rotation)
         dropout = self.dropout if self.training else 0.0
-        context_TND: Tensor = self.attend(q_TND, k_TND, v_TND, rows, dropout)
+        context_TND = self.attend(q_TND, k_TND, v_TND, rows, dropout, self.window)
         output_TH: Tensor = self.output(context_TND.flatten(-2))
         return output_TH
+
+    def _projected(self, x_TH: Tensor) -> tuple[Tensor, ...]:
+        if self.fused:
+            q_TH, k_TH, v_TH = self.qkv(x_TH).chunk(3, -1)
+            # Turned queries and keys are new tensors. Values that stayed a view would keep the old ones in memory too.
+            return q_TH, k_TH, v_TH if self.rotary_base is None else v_TH.contiguous()
+        return self.query(x_TH), self.key(x_TH), self.value(x_TH)
 
 
 class RelativeKeyAttention(nn.Module):
@@ -138,7 +202,9 @@ class RelativeKeyAttention(nn.Module):
         self.both_sides = both_sides
         self.distance = nn.Embedding(2 * max_length - 1, width)
 
-    def forward(self, q_TND: Heads, k_TND: Heads, v_TND: Heads, rows: Rows, dropout: float) -> Heads:
+    def forward(
+        self, q_TND: Heads, k_TND: Heads, v_TND: Heads, rows: Rows, dropout: float, window: int | None = None
+    ) -> Heads:
         if not len(q_TND):
             return q_TND + k_TND + v_TND + 0.0 * self.distance.weight.sum()
         q_RNLD, k_RNLD, v_RNLD = (rows.pad(x).transpose(1, 2) for x in (q_TND, k_TND, v_TND))
@@ -149,8 +215,9 @@ class RelativeKeyAttention(nn.Module):
         if self.both_sides:
             bias_RNLL = bias_RNLL + _gather(k_RNLD @ table_PD.t(), index_LL.t()).transpose(-1, -2)
         bias_RNLL = bias_RNLL * q_RNLD.shape[-1] ** -0.5
-        if rows.mask is not None:
-            bias_RNLL = bias_RNLL.masked_fill(~rows.mask, float("-inf"))
+        mask = rows.mask_within(window)
+        if mask is not None:
+            bias_RNLL = bias_RNLL.masked_fill(~mask, float("-inf"))
         context_RNLD = F.scaled_dot_product_attention(
             q_RNLD, k_RNLD, v_RNLD, attn_mask=bias_RNLL, dropout_p=dropout
         )

@@ -15,8 +15,8 @@ scores are that product read along its diagonals, which a view with other stride
 So nothing is gathered, and what a rectangle of padded rows would compute for nothing is not computed. The
 probabilities are kept for its backward pass: scores cost twice those of plain attention, too much to make again.
 
-Shapes: T tokens, N heads, D head width, L longest row, E = 2 L - 1 offsets; n heads and l tokens of one piece, b
-tokens of one block, w = l + b - 1 offsets that occur in it.
+Shapes: T tokens, N heads, D head width, L longest row, E = 2 L - 1 offsets; n heads, l queries and m keys of one piece
+(l tokens where both are the row), b tokens of one block, w = l + b - 1 offsets that occur in it.
 """
 
 from collections.abc import Callable, Iterator
@@ -29,73 +29,112 @@ from torch.autograd.function import once_differentiable
 from encoder_core.layers.dropout import draw, inverse_rate, threshold_of
 
 PIECE = 2**18  # scores per piece: 1 MiB in fp32, about an L2 cache
+BLOCK = 64  # tokens whose products with relative positions, or with the keys of a window, are made together
 
 Bounds = tuple[tuple[int, int], ...]
 Slices = tuple[slice, slice]
 
 
 class BlockedAttention(torch.autograd.Function):
-    """(q, k, v: [T, N, D], bounds of the rows, dropout) -> [T, N, D]. Draws from the default generator."""
+    """(q, k, v: [T, N, D], bounds of the rows, dropout, window or None) -> [T, N, D]. Draws from the default generator.
+
+    With a window, a query sees the keys of its row that are at most so many tokens away, and only blocks of scores
+    around the diagonal are computed: the cost grows with T * window, not with the square of a row's length.
+    """
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bounds: Bounds, dropout: float) -> Tensor:
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, bounds: Bounds, dropout: float, window: int | None
+    ) -> Tensor:
         threshold = threshold_of(dropout)
         out = torch.empty_like(v, memory_format=torch.contiguous_format)
         keeps = []
-        for piece in pieces(bounds, q.shape[1]):
-            weights = _probabilities(q[piece], k[piece])
+        for queries, keys, heads in local_pieces(bounds, q.shape[1], window):
+            weights = _probabilities(q[queries, heads], k[keys, heads], _hidden(queries, keys, window))
             if threshold:
                 keeps.append(draw(weights.shape, threshold))
                 weights *= keeps[-1].to(weights.dtype)  # far quicker than a product of two types
-            product = torch.bmm(weights, v[piece].transpose(0, 1)).mul_(inverse_rate(threshold))
-            out[piece] = product.transpose(0, 1)
+            product = torch.bmm(weights, v[keys, heads].transpose(0, 1)).mul_(inverse_rate(threshold))
+            out[queries, heads] = product.transpose(0, 1)
         ctx.save_for_backward(q, k, v, *keeps)
-        ctx.bounds, ctx.threshold = bounds, threshold
+        ctx.bounds, ctx.threshold, ctx.window = bounds, threshold, window
         return out
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, *keeps = ctx.saved_tensors
-        dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
+        dq, dk, dv = (torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
         inverse = inverse_rate(ctx.threshold)
-        for i, piece in enumerate(pieces(ctx.bounds, q.shape[1])):
-            grad_nlD = grad[piece].transpose(0, 1)
-            weights = _probabilities(q[piece], k[piece])
-            d_weights = torch.bmm(grad_nlD, v[piece].permute(1, 2, 0)).mul_(inverse)
+        for i, (queries, keys, heads) in enumerate(local_pieces(ctx.bounds, q.shape[1], ctx.window)):
+            grad_nlD = grad[queries, heads].transpose(0, 1)
+            hidden = _hidden(queries, keys, ctx.window)
+            weights = _probabilities(q[queries, heads], k[keys, heads], hidden)
+            d_weights = torch.bmm(grad_nlD, v[keys, heads].permute(1, 2, 0)).mul_(inverse)
             kept = weights
             if keeps:
                 keep = keeps[i].to(weights.dtype)
                 kept = weights * keep
                 d_weights *= keep
-            dv[piece] = torch.bmm(kept.transpose(1, 2), grad_nlD).mul_(inverse).transpose(0, 1)
+            dv[keys, heads] += torch.bmm(kept.transpose(1, 2), grad_nlD).mul_(inverse).transpose(0, 1)
             row_sum = (d_weights * weights).sum(-1, keepdim=True)
             d_scores = d_weights.sub_(row_sum).mul_(weights).mul_(q.shape[-1] ** -0.5)
-            dq[piece] = torch.bmm(d_scores, k[piece].transpose(0, 1)).transpose(0, 1)
-            dk[piece] = torch.bmm(d_scores.transpose(1, 2), q[piece].transpose(0, 1)).transpose(0, 1)
-        return dq, dk, dv, None, None
+            dq[queries, heads] = torch.bmm(d_scores, k[keys, heads].transpose(0, 1)).transpose(0, 1)
+            dk[keys, heads] += torch.bmm(
+                d_scores.transpose(1, 2), q[queries, heads].transpose(0, 1)
+            ).transpose(0, 1)
+        return dq, dk, dv, None, None, None
 
 
-blocked_attention: Callable[[Tensor, Tensor, Tensor, Bounds, float], Tensor] = BlockedAttention.apply
+blocked_attention: Callable[[Tensor, Tensor, Tensor, Bounds, float, int | None], Tensor] = (
+    BlockedAttention.apply
+)
 
 
 def pieces(bounds: Bounds, heads: int) -> Iterator[Slices]:
     """(tokens, heads) slices: each row, with as many heads together as keep within `PIECE` scores."""
     for start, stop in bounds:
-        together = max(1, min(heads, PIECE // (stop - start) ** 2))
-        for head in range(0, heads, together):
-            yield slice(start, stop), slice(head, head + together)
+        for together in _heads_together(heads, (stop - start) ** 2):
+            yield slice(start, stop), together
 
 
-def _probabilities(q_lnD: Tensor, k_lnD: Tensor) -> Tensor:
-    """softmax(q k' / sqrt(D)): [n, l, l], in the inputs' dtype, the sums of half precision in fp32."""
-    scores_nll = torch.bmm(q_lnD.transpose(0, 1), k_lnD.permute(1, 2, 0)).mul_(q_lnD.shape[-1] ** -0.5)
-    if scores_nll.dtype in (torch.bfloat16, torch.float16):
-        return torch.softmax(scores_nll, -1, dtype=torch.float32).to(scores_nll.dtype)
-    return torch.softmax(scores_nll, -1)
+def local_pieces(bounds: Bounds, heads: int, window: int | None) -> Iterator[tuple[slice, slice, slice]]:
+    """(queries, keys, heads) slices: each row whole, as `pieces`; or, where a window is shorter than the row, blocks of
+    its queries with the keys that they reach."""
+    for start, stop in bounds:
+        reach = stop - start if window is None else window
+        block = stop - start if stop - start <= reach + 1 else max(BLOCK, reach)
+        for first in range(start, stop, block):
+            queries = slice(first, min(first + block, stop))
+            keys = slice(max(start, first - reach), min(stop, queries.stop + reach))
+            scores = (queries.stop - first) * (keys.stop - keys.start)
+            for together in _heads_together(heads, scores):
+                yield queries, keys, together
 
 
-BLOCK = 64  # tokens whose products with relative positions are made together
+def _heads_together(heads: int, scores: int) -> Iterator[slice]:
+    """As many heads at a time as keep within `PIECE` scores, of so many a head."""
+    together = max(1, min(heads, PIECE // scores))
+    for head in range(0, heads, together):
+        yield slice(head, head + together)
+
+
+def _hidden(queries: slice, keys: slice, window: int | None) -> Tensor | None:
+    """[l, m] bool: keys too far from a query. None where all of them are near."""
+    if window is None or max(queries.stop - 1 - keys.start, keys.stop - 1 - queries.start) <= window:
+        return None
+    query, key = torch.arange(queries.start, queries.stop), torch.arange(keys.start, keys.stop)
+    return (query[:, None] - key).abs() > window
+
+
+def _probabilities(q_lnD: Tensor, k_mnD: Tensor, hidden_lm: Tensor | None) -> Tensor:
+    """softmax(q k' / sqrt(D)): [n, l, m], in the inputs' dtype, the sums of half precision in fp32."""
+    scores_nlm = torch.bmm(q_lnD.transpose(0, 1), k_mnD.permute(1, 2, 0)).mul_(q_lnD.shape[-1] ** -0.5)
+    if hidden_lm is not None:
+        scores_nlm.masked_fill_(hidden_lm, float("-inf"))
+    if scores_nlm.dtype in (torch.bfloat16, torch.float16):
+        return torch.softmax(scores_nlm, -1, dtype=torch.float32).to(scores_nlm.dtype)
+    return torch.softmax(scores_nlm, -1)
 
 
 class BlockedDisentangled(torch.autograd.Function):

@@ -1,4 +1,7 @@
-"""The post-LayerNorm Transformer encoder of BERT and its relatives: embeddings, feed-forward block, layers.
+"""Parts of a Transformer encoder, and the encoder made of them: embeddings, feed-forward blocks, layers.
+
+Families compose these: `EncoderLayer` normalises after each block (BERT and its relatives), `PreNormLayer` before it
+(ModernBERT).
 
 Shapes: T tokens, E embedding width, H hidden, F inner width.
 """
@@ -15,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from encoder_core.batch import Batch
 from encoder_core.layers.attention import SelfAttention
 from encoder_core.layers.dropout import Dropout
+from encoder_core.layers.parameters import ScaledLinear
 from encoder_core.layers.rows import Rows
 
 
@@ -51,6 +55,7 @@ class Embeddings(nn.Module):
         first_position: int = 0,
         token_types: int = 0,
         padding: int | None = None,
+        norm_bias: bool = True,
         eps: float,
         dropout: float,
     ) -> None:
@@ -59,7 +64,7 @@ class Embeddings(nn.Module):
         self.word = nn.Embedding(vocab, width, padding_idx=padding)
         self.position = nn.Embedding(positions, width, padding_idx=padding) if positions else None
         self.token_type = nn.Embedding(token_types, width) if token_types else None
-        self.norm = nn.LayerNorm(width, eps=eps)
+        self.norm = nn.LayerNorm(width, eps=eps, bias=norm_bias)
         self.dropout = Dropout(dropout)
 
     def disentangle_from(self, other: "Embeddings") -> None:
@@ -110,6 +115,32 @@ class FeedForward(nn.Module):
         return y_TH
 
 
+class GatedFeedForward(nn.Module):
+    """activation(a) * b, where a and b are the halves of one Linear's output; dropout; Linear. With GELU it is GeGLU
+    (Shazeer, 2020, "GLU Variants Improve Transformer"). `inner` is the width of each half."""
+
+    def __init__(
+        self,
+        hidden: int,
+        inner: int,
+        activation: Activation,
+        *,
+        bias: bool,
+        dropout: float,
+        output_scale: float = 1.0,
+    ) -> None:
+        super().__init__()
+        self.activation: Activation = activation
+        self.up = nn.Linear(hidden, 2 * inner, bias)
+        self.dropout = Dropout(dropout)
+        self.down = ScaledLinear(inner, hidden, bias, scale=output_scale)
+
+    def forward(self, x_TH: Float[Tensor, "tokens hidden"]) -> Float[Tensor, "tokens hidden"]:
+        gate_TF, value_TF = self.up(x_TH).chunk(2, -1)
+        y_TH: Tensor = self.down(self.dropout(activate(gate_TF, self.activation) * value_TF))
+        return y_TH
+
+
 class EncoderLayer(nn.Module):
     """Attention and feed-forward, each followed by dropout, residual sum and LayerNorm (BERT, section 3)."""
 
@@ -129,46 +160,81 @@ class EncoderLayer(nn.Module):
         return y_TH
 
 
+class PreNormLayer(nn.Module):
+    """Attention and feed-forward, each of the normalised states and added to the states (Xiong et al., 2020).
+
+    `attention_norm` None: attention takes the states as they are (ModernBERT's first layer, behind the embeddings'
+    own LayerNorm). `dropout` acts on what attention adds.
+    """
+
+    def __init__(
+        self,
+        attention: SelfAttention,
+        feed_forward: GatedFeedForward,
+        *,
+        attention_norm: nn.Module | None,
+        feed_forward_norm: nn.Module,
+        dropout: float,
+    ) -> None:
+        super().__init__()
+        self.attention_norm = attention_norm
+        self.attention = attention
+        self.feed_forward_norm = feed_forward_norm
+        self.feed_forward = feed_forward
+        self.dropout = Dropout(dropout)
+
+    def forward(self, x_TH: Float[Tensor, "tokens hidden"], rows: Rows) -> Float[Tensor, "tokens hidden"]:
+        normed_TH = x_TH if self.attention_norm is None else self.attention_norm(x_TH)
+        x_TH = x_TH + self.dropout(self.attention(normed_TH, rows))
+        y_TH: Tensor = x_TH + self.feed_forward(self.feed_forward_norm(x_TH))
+        return y_TH
+
+
 class Encoder(nn.Module):
     """Embeddings, a projection to the hidden width where the two differ, and layers.
 
     `schedule` names the layer to run at each depth: (0, 1, 2, ...) without sharing, (0, 0, 0, ...) with one
-    layer's parameters everywhere. With `checkpoint_activations` each depth keeps only its input and runs
-    again in the backward pass, with the same dropout.
+    layer's parameters everywhere. `final_norm` acts on the last layer's output. With `checkpoint_activations` each
+    depth keeps only its input and runs again in the backward pass, with the same dropout.
     """
 
     def __init__(
         self,
         embeddings: Embeddings,
-        layers: Sequence[EncoderLayer],
+        layers: Sequence[EncoderLayer | PreNormLayer],
         *,
         schedule: Sequence[int] | None = None,
         projection: nn.Linear | None = None,
+        final_norm: nn.Module | None = None,
         checkpoint_activations: bool = False,
     ) -> None:
         super().__init__()
         self.embeddings = embeddings
         self.projection = projection
         self.layers = nn.ModuleList(layers)
+        self.final_norm = final_norm
         self.schedule = tuple(schedule) if schedule is not None else tuple(range(len(layers)))
         self.checkpoint_activations = checkpoint_activations
 
     def forward(self, batch: Batch) -> Float[Tensor, "tokens hidden"]:
-        """The last layer's output."""
+        """The last layer's output, normalised where there is a final norm."""
         for hidden_TH in self.states(batch):
             last_TH = hidden_TH
         return last_TH
 
     def states(self, batch: Batch) -> Iterator[Float[Tensor, "tokens hidden"]]:
-        """The hidden states from the embeddings (projected) to the last layer, depth + 1 of them."""
+        """The hidden states from the embeddings (projected) to the last layer, depth + 1 of them; only the last one is
+        normalised by `final_norm`."""
         x_TH: Tensor = self.embeddings(batch)
         if self.projection is not None:
             x_TH = self.projection(x_TH)
         yield x_TH
         rows = Rows.of(batch)
-        for index in self.schedule:
+        for index in self.schedule[:-1]:
             x_TH = self._layer(index, x_TH, rows)
             yield x_TH
+        x_TH = self._layer(self.schedule[-1], x_TH, rows)
+        yield x_TH if self.final_norm is None else self.final_norm(x_TH)
 
     def _layer(self, index: int, x_TH: Tensor, rows: Rows) -> Tensor:
         if self.checkpoint_activations and self.training:

@@ -4,6 +4,7 @@
 |--------------------------------------|----------------------------------------------------|
 | Linear, Embedding and Conv1d weights | drawn                                              |
 | free weights (`parameters.py`)             | drawn                                              |
+| ScaledLinear weights                 | drawn, std times their scale                       |
 | XLNet's attention biases             | drawn (zihangdai/xlnet, modeling.py)               |
 | an embedding's row of padding        | 0, where it has one (fairseq, init_bert_params)    |
 | LayerNorm weights                    | 1                                                  |
@@ -25,7 +26,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from encoder_core.layers.encoder import DifferenceEmbedding
-from encoder_core.layers.parameters import AttentionBias, IntoHeads, OutOfHeads, Weights
+from encoder_core.layers.parameters import AttentionBias, IntoHeads, OutOfHeads, ScaledLinear, Weights
 
 
 @contextmanager
@@ -67,7 +68,7 @@ def _set(module: nn.Module, name: str, parameter: nn.Parameter, std: float, init
     if (name == "bias" and not isinstance(module, AttentionBias)) or isinstance(module, DifferenceEmbedding):
         nn.init.zeros_(parameter)
     elif isinstance(module, _DRAWN):
-        _draw(parameter, std, initializer)
+        _draw(parameter, std * (module.scale if isinstance(module, ScaledLinear) else 1.0), initializer)
         if isinstance(module, nn.Embedding) and module.padding_idx is not None:
             nn.init.zeros_(parameter[module.padding_idx])
     elif isinstance(module, nn.LayerNorm):

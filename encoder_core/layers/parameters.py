@@ -11,6 +11,18 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 
+class ScaledLinear(nn.Linear):
+    """A Linear whose fresh weight is drawn with `scale` times the model's standard deviation (`initialise.py`).
+
+    Megatron draws the projections that write to the residual stream 1 / sqrt(2 * layers) times as wide (Shoeybi et al.,
+    2019, section 4.2), so that the stream's spread does not grow with depth.
+    """
+
+    def __init__(self, inputs: int, outputs: int, bias: bool = True, *, scale: float = 1.0) -> None:
+        super().__init__(inputs, outputs, bias)
+        self.scale = scale
+
+
 class Weights(nn.Module):
     """A weight of any shape, unset until initialised or loaded. Called, it gives itself."""
 

@@ -12,6 +12,7 @@ from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
 from encoder_core.batch import Batch
+from encoder_core.layers.rotary import Rotation, rotation
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,31 @@ class Rows:
             return None
         column = torch.arange(self.max_length, device=self.cu_seqlens.device)
         return (column < self.cu_seqlens.diff()[:, None])[:, None, None, :]
+
+    def exceed(self, window: int | None) -> bool:
+        """Whether some token of the longest row is too far from another for a window (`attention.py`) to hold it."""
+        return window is not None and self.max_length > window + 1
+
+    def mask_within(self, window: int | None) -> Bool[Tensor, "rows 1 queries longest"] | None:
+        """As `mask`, less the keys too far from a query. Slots without a token see the whole row: none sees nothing."""
+        if window is None or not self.exceed(window):
+            return self.mask
+        at_L = torch.arange(self.max_length, device=self.cu_seqlens.device)
+        near_LL = (at_L[:, None] - at_L).abs() <= window
+        if self.mask is None:
+            return near_LL[None, None]
+        return self.mask & (near_LL | ~self.mask.transpose(-1, -2))
+
+    def rotation(self, base: float, width: int) -> Rotation:
+        """Cosines and sines for `rotary.rotate`."""
+        key = (base, width)
+        if key not in self._rotations:
+            self._rotations[key] = rotation(self.positions, base, width)
+        return self._rotations[key]
+
+    @cached_property
+    def _rotations(self) -> dict[tuple[float, int], Rotation]:
+        return {}
 
     def pad(self, x: Shaped[Tensor, "tokens ..."]) -> Shaped[Tensor, "rows longest ..."]:
         """Lay flat tokens out as a rectangle, zeros where a row has ended."""

@@ -77,7 +77,12 @@ def masked_language_model(
 def tied_head(config: ModelConfig, word: nn.Embedding) -> MaskedLanguageModelHead:
     """The family's head, its decoder tied to these word embeddings."""
     return MaskedLanguageModelHead(
-        config.hidden, word, activation=config.head_activation, eps=config.layer_norm_eps
+        config.hidden,
+        word,
+        activation=config.head_activation,
+        eps=config.layer_norm_eps,
+        bias=config.biases,
+        output_scale=config.output_scale,
     )
 
 

@@ -35,6 +35,7 @@ _BASES = {
     "deberta": "deberta-base",
     "deberta_v2": "deberta-v2-xlarge",
     "xlnet": "xlnet-base",
+    "modernbert": "modernbert-base",
 }
 _PAIR_BASE = {"electra": "electra-base", "deberta_v2": "deberta-v3-base"}
 _PAIR_HEADS = ("BertForPreTraining", "AlbertForPreTraining")

@@ -21,6 +21,8 @@ def kind(recipe: Recipe) -> str:
             return "ALBERT"
         case "xlnet":
             return "XLNet"
+        case "modernbert":
+            return "ModernBERT"
         case "electra":
             return "ELECTRA"
         case "deberta":

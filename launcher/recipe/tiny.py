@@ -7,6 +7,7 @@ from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.build import ModelConfig
 from encoder_core.families.deberta import DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
+from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.xlnet import XlnetConfig
 from launcher.recipe.checks import impossible
 from launcher.recipe.objective import RecipeObjective
@@ -43,6 +44,7 @@ UNCORRECTED_LR = 1e-3
 WARMUP = 10  # one in so many steps
 COPIES = 4  # of small text there are several readings, each of which should be cut in its own way
 BUCKETS = 16
+WINDOW = 16  # tokens of local attention: half of a row
 MEMORY_REFRESH = 50  # steps
 
 
@@ -120,11 +122,11 @@ def _model(model: ModelConfig, length: int, *, drops: bool) -> ModelConfig:
             "attention_dropout": model.attention_dropout if drops else 0.0,
             "initializer_range": INITIALIZER_RANGE,
         }
-        | _family(model, length)
+        | _family(model, length, drops=drops)
     )
 
 
-def _family(model: ModelConfig, length: int) -> dict[str, object]:
+def _family(model: ModelConfig, length: int, *, drops: bool) -> dict[str, object]:
     """What only this family has."""
     match model:
         case AlbertConfig():
@@ -134,6 +136,12 @@ def _family(model: ModelConfig, length: int) -> dict[str, object]:
             return {"embedding": embedding, "generator_divisor": 4}
         case DebertaV2Config():
             return {"buckets": BUCKETS, "generator_layers": model.generator_layers and 1}
+        case ModernBertConfig():
+            return {
+                "feed_forward": HIDDEN * model.feed_forward // model.hidden,
+                "local_attention": WINDOW,
+                "attention_output_dropout": model.attention_output_dropout if drops else 0.0,
+            }
         case XlnetConfig():
             scale = length / model.max_length
             return {

@@ -54,6 +54,7 @@ RECIPES = (
     "deberta-base",
     "deberta-v2-xlarge",
     "deberta-v3-small",
+    "modernbert-base",
 )
 _SAMPLE = 20_000_000  # bytes of text to learn tokenizers from
 _HELDOUT = 0.05
@@ -229,7 +230,7 @@ def tokenizer_kind(recipe: Recipe) -> Kind:
     match recipe.model.family:
         case "bert" | "electra":
             return "wordpiece"
-        case "roberta" | "deberta":
+        case "roberta" | "deberta" | "modernbert":
             return "byte_bpe"
         case "albert" | "xlnet" | "deberta_v2":
             return "unigram"

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForPreTraining
 
-from encoder_core.families import albert, bert, deberta, electra, roberta
+from encoder_core.families import albert, bert, deberta, electra, modernbert, roberta
 from encoder_core.families.build import ModelConfig
 from encoder_core.families.hf.interchange import Heads, interchange
 from encoder_core.objectives.gradient_disentangled import gradient_disentangled_detection
@@ -30,6 +30,8 @@ SIZES: dict[str, tuple[ModelConfig, Heads, float, float]] = {
     "electra-small": (electra.SMALL, "rtd", 13.5, 14),
     "electra-base": (electra.BASE, "rtd", 109, 110),
     "electra-large": (electra.LARGE, "rtd", 334, 336),
+    "modernbert-base": (modernbert.BASE, "mlm", 149, 150),
+    "modernbert-large": (modernbert.LARGE, "mlm", 395, 396),
 }
 
 

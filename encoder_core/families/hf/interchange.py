@@ -10,8 +10,9 @@ from encoder_core.families.bert import BertConfig
 from encoder_core.families.build import ModelConfig
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
-from encoder_core.families.hf import albert, bert, deberta, electra, roberta, xlnet
+from encoder_core.families.hf import albert, bert, deberta, electra, modernbert, roberta, xlnet
 from encoder_core.families.hf.keys import KeyTable
+from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlnet import XlnetConfig
 
@@ -64,6 +65,8 @@ def _described(config: ModelConfig, heads: Heads) -> tuple[str, KeyTable, dict[s
             return "ElectraForPreTraining", electra.detection(config), electra.to_json(config)
         case RobertaConfig(), "mlm":
             return "RobertaForMaskedLM", roberta.TABLE, roberta.to_json(config)
+        case ModernBertConfig(), "mlm":
+            return "ModernBertForMaskedLM", modernbert.TABLE, modernbert.to_json(config)
         case ((DebertaConfig() | DebertaV2Config()), "mlm"):
             return deberta.ARCHITECTURES[config.family], deberta.table(config), deberta.to_json(config)
         case DebertaV2Config(), "rtd":
@@ -90,6 +93,7 @@ _ALONE = {
     "deberta": "DebertaModel",
     "deberta_v2": "DebertaV2Model",
     "xlnet": "XLNetModel",
+    "modernbert": "ModernBertModel",
 }
 _HEADS: dict[str, Heads] = {"electra": "rtd", "xlnet": "plm"}  # of the network that goes on to other tasks
 
@@ -101,6 +105,7 @@ _READERS: dict[str, Callable[[dict[str, Any]], ModelConfig]] = {
     "deberta": deberta.from_json,
     "deberta-v2": deberta.from_json,
     "xlnet": xlnet.from_json,
+    "modernbert": modernbert.from_json,
 }
 
 

@@ -13,10 +13,11 @@ _LEGACY_ENDINGS = {".gamma": ".weight", ".beta": ".bias"}  # LayerNorm in weight
 
 @dataclass(frozen=True)
 class Pair:
-    """One parameter under its two names. `{layer}` stands for each layer's index."""
+    """One parameter under its two names. `{layer}` stands for each layer's index, from `first_layer` on."""
 
     ours: str
     theirs: str
+    first_layer: int = 0
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class KeyTable:
         """Ours to theirs, for a model with `layers` distinct layers."""
         names: dict[str, str] = {}
         for pair in self.pairs:
-            repeats = range(layers) if "{layer}" in pair.ours else (0,)
+            repeats = range(pair.first_layer, layers) if "{layer}" in pair.ours else (0,)
             names |= {pair.ours.format(layer=i): pair.theirs.format(layer=i) for i in repeats}
         return names
 

@@ -73,7 +73,7 @@ def shared_to_json(config: EncoderConfig) -> dict[str, Any]:
     """The fields of config.json that all these classes share."""
     return {
         **{theirs: getattr(config, ours) for ours, theirs in FIELDS.items()},
-        "hidden_act": next(theirs for theirs, ours in ACTIVATIONS.items() if ours == config.activation),
+        "hidden_act": activation_to_json(config.activation),
         "tie_word_embeddings": True,
     }
 
@@ -84,15 +84,29 @@ def shared_from_json(fields: dict[str, Any]) -> dict[str, Any]:
     for flag in ("is_decoder", "add_cross_attention"):
         if fields.get(flag):
             raise ModelError(f"config.json: {flag} is true", remedy="only encoders can be loaded")
-    if fields["hidden_act"] not in ACTIVATIONS:
+    check_tied(fields)
+    values = {ours: fields[theirs] for ours, theirs in FIELDS.items()}
+    return values | {"activation": activation_from_json(fields, "hidden_act")}
+
+
+def activation_from_json(fields: dict[str, Any], key: str) -> Activation:
+    """Raises ModelError for an activation that we do not have."""
+    if fields[key] not in ACTIVATIONS:
         raise ModelError(
-            f"config.json: hidden_act is {fields['hidden_act']!r}, which is not supported",
+            f"config.json: {key} is {fields[key]!r}, which is not supported",
             remedy=f"use a model with one of {', '.join(ACTIVATIONS)}",
         )
+    return ACTIVATIONS[fields[key]]
+
+
+def activation_to_json(activation: Activation) -> str:
+    return next(theirs for theirs, ours in ACTIVATIONS.items() if ours == activation)
+
+
+def check_tied(fields: dict[str, Any]) -> None:
+    """Raises ModelError for a decoder with weights of its own."""
     if not fields["tie_word_embeddings"]:
         raise ModelError(
             "config.json: tie_word_embeddings is false",
             remedy="only models whose decoder is tied to the word embeddings can be loaded",
         )
-    values = {ours: fields[theirs] for ours, theirs in FIELDS.items()}
-    return values | {"activation": ACTIVATIONS[fields["hidden_act"]]}

@@ -16,6 +16,7 @@ from encoder_core.families.bert import BertConfig
 from encoder_core.families.build import ModelConfig
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.hf.interchange import Heads
+from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.objectives.networks import network
@@ -30,6 +31,8 @@ CASES: dict[str, tuple[ModelConfig, Heads]] = {
     "albert": (AlbertConfig(**SHAPE, embedding=16), "mlm"),
     "albert-pair": (AlbertConfig(**SHAPE, embedding=16, groups=2), "mlm_pair"),
     "xlnet": (XlnetConfig(**SHAPE, attention_dropout=0.0, reuse=16, memory=24), "plm"),
+    "modernbert": (ModernBertConfig(**SHAPE, local_attention=8, global_every=2), "mlm"),
+    "modernbert-alone": (ModernBertConfig(**SHAPE, global_every=1), "none"),
     "electra-generator": (ELECTRA.generator, "mlm"),
     "bert-alone": (BertConfig(**SHAPE), "none"),
     "xlnet-alone": (XlnetConfig(**SHAPE, attention_dropout=0.0, reuse=16, memory=24), "none"),

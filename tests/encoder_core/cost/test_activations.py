@@ -6,10 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from data_service.samples.masking import MlmMasking
 from encoder_core.batch import Batch
 from encoder_core.cost.activations import Activations, of_update_groups
+from encoder_core.cost.products import Shape
+from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.objectives.losses import LossSums
 from encoder_core.objectives.losses import ObjectiveModule as Module
+from launcher.recipe.objective import RecipeObjective
 from tests.support.models.small_networks import NETWORKS, SHAPE, Network, build, full_rows, memory
 
 STATE = torch.float32.itemsize
@@ -66,6 +70,25 @@ def test_checkpointed_activations_are_within_ten_percent(network: Network) -> No
         found[0] -= sum(tensor.untyped_storage().nbytes() for tensor in remembered)
         found[0] += sum(a.bytes(STATE) for a in expected(network)[0].outside if a.what in SIGHT)
     assert [a.checkpointed(STATE) for a in expected(network)] == pytest.approx(found, rel=0.1)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_windows_keep_what_their_blocks_keep(dropout: float) -> None:
+    """Rows longer than the window of most layers."""
+    model = ModernBertConfig(
+        layers=4,
+        hidden=32,
+        heads=4,
+        feed_forward=40,
+        vocab=500,
+        local_attention=32,
+        attention_dropout=dropout,
+    )
+    network = Network("modernbert", model, RecipeObjective(mlm=MlmMasking()))
+    shape = Shape(rows=2, length=200, targets_per_row=20)
+    module, batch = build(network), full_rows(network, shape)
+    (expected,) = of_update_groups(model, network.terms, shape, "cpu")
+    assert [expected.bytes(STATE)] == pytest.approx(measured(network, module, batch, ()), rel=0.03)
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from encoder_core.batch import Batch
 from encoder_core.cost.flops import count, products
+from encoder_core.cost.products import pre_norm_layer
 from encoder_core.layers.attention import SelfAttention, reference
 from encoder_core.layers.deberta_attention import DisentangledAttention, padded
 from encoder_core.objectives.contrastive import ContrastiveConfig, ContrastiveModel
@@ -65,6 +68,17 @@ def test_flops_of_text_vectors(network: Network) -> None:
         assert counter.get_total_flops() == counted.forward
         forward.sum().backward()
     assert counter.get_total_flops() == counted.model
+
+
+@given(length=st.integers(1, 300), window=st.integers(1, 320))
+def test_a_window_counts_the_scores_in_sight(length: int, window: int) -> None:
+    """The reference kernel, which torch counts in the other tests, makes all scores and hides those out of sight."""
+    at = torch.arange(length)
+    in_sight = int(((at[:, None] - at).abs() <= window).sum())
+    rows, heads, hidden, inner = 3, 4, 32, 96
+    local = count(list(pre_norm_layer(rows, length, heads, hidden, inner, window)))
+    whole = count(list(pre_norm_layer(rows, length, heads, hidden, inner, None)))
+    assert whole.forward - local.forward == 2 * 2 * rows * hidden * (length**2 - in_sight)
 
 
 @pytest.mark.parametrize("network", NETWORKS, ids=lambda network: network.name)

@@ -2,12 +2,23 @@
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from encoder_core.layers import attention as kernels
 from encoder_core.layers import cpu_attention as blocked_module
-from encoder_core.layers.attention import Attend, automatic, blocked, flash_takes, padded_sdpa, reference
+from encoder_core.layers.attention import (
+    Attend,
+    RelativeKeyAttention,
+    automatic,
+    blocked,
+    flash_takes,
+    padded_sdpa,
+    reference,
+)
+from encoder_core.layers.cpu_attention import local_pieces
 from encoder_core.layers.rows import Rows
 from tests.support.models.parity import rows_of
 
@@ -20,9 +31,11 @@ def random_heads(rows: Rows, dtype: torch.dtype = torch.float64) -> list[Tensor]
     return [torch.randn(shape, generator=generator, dtype=dtype, requires_grad=True) for _ in range(3)]
 
 
-def outcome(attend: Attend, rows: Rows, inputs: list[Tensor], dropout: float = 0.0) -> list[Tensor]:
+def outcome(
+    attend: Attend, rows: Rows, inputs: list[Tensor], dropout: float = 0.0, window: int | None = None
+) -> list[Tensor]:
     """The context, and gradients of a weighted sum of it."""
-    context = attend(*inputs, rows, dropout)
+    context = attend(*inputs, rows, dropout, window)
     weights = torch.linspace(-1, 2, context.numel(), dtype=context.dtype).view_as(context)
     return [context, *torch.autograd.grad((context * weights).sum(), inputs)]
 
@@ -36,6 +49,52 @@ def test_equals_the_formula(attend: Attend, lengths: list[int]) -> None:
         torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 200), min_size=1, max_size=4),
+    window=st.integers(1, 210),
+    attend=st.sampled_from([automatic, padded_sdpa, blocked]),
+)
+def test_windows_equal_the_formula(lengths: list[int], window: int, attend: Attend) -> None:
+    """Rows shorter and longer than the window and than a block of queries, together."""
+    rows = rows_of(lengths)
+    inputs = random_heads(rows)
+    expected = outcome(reference, rows, inputs, window=window)
+    for actual, wanted in zip(outcome(attend, rows, inputs, window=window), expected, strict=True):
+        torch.testing.assert_close(actual, wanted, rtol=1e-11, atol=1e-11)
+
+
+@given(length=st.integers(1, 300), window=st.integers(1, 320))
+def test_the_formula_hides_what_is_further_away_than_the_window(length: int, window: int) -> None:
+    """With equal keys a query's context is the mean of the values in sight, here of their places."""
+    rows = rows_of([length])
+    zeros = torch.zeros(length, 1, 1, dtype=torch.float64)
+    places = torch.arange(length, dtype=torch.float64)[:, None, None]
+    context = reference(zeros, zeros, places, rows, 0.0, window)
+    first, last = (places - window).clamp(min=0), (places + window).clamp(max=length - 1)
+    torch.testing.assert_close(context, (first + last) / 2)
+
+
+@pytest.mark.parametrize("length", [512, 4096])
+def test_a_window_on_a_cpu_makes_only_the_scores_near_the_diagonal(length: int) -> None:
+    scores = [
+        (queries.stop - queries.start) * (keys.stop - keys.start) * (heads.stop - heads.start)
+        for queries, keys, heads in local_pieces(((0, length),), 12, 64)
+    ]
+    assert sum(scores) <= 12 * length * 3 * 64
+    assert max(scores) <= blocked_module.PIECE
+
+
+def test_relative_positions_keep_to_a_window() -> None:
+    rows = rows_of(LENGTHS["mixed"])
+    inputs = random_heads(rows)
+    attend = RelativeKeyAttention(9, 8, both_sides=True).double()
+    torch.nn.init.zeros_(attend.distance.weight)
+    expected = outcome(reference, rows, inputs, window=3)
+    for actual, wanted in zip(outcome(attend, rows, inputs, window=3), expected, strict=True):
+        torch.testing.assert_close(actual, wanted, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("piece", [1, 100, 2**18])
 def test_blocked_is_the_same_however_it_is_cut(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocked_module, "PIECE", piece)
@@ -47,14 +106,17 @@ def test_blocked_is_the_same_however_it_is_cut(piece: int, monkeypatch: pytest.M
         torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.heavy
-def test_blocked_gradients_are_those_of_its_own_dropout_mask() -> None:
-    rows = rows_of(LENGTHS["mixed"])
+@pytest.mark.parametrize("window", [None, 2])
+def test_blocked_gradients_are_those_of_its_own_dropout_mask(
+    window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blocked_module, "BLOCK", 3)
+    rows = rows_of([5, 1, 7])
     inputs = random_heads(rows)
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         torch.manual_seed(3)
-        return blocked(q, k, v, rows, 0.4)
+        return blocked(q, k, v, rows, 0.4, window)
 
     assert torch.autograd.gradcheck(attend, inputs)
 
@@ -120,9 +182,19 @@ def test_no_tokens_at_all_keep_the_graph_whole() -> None:
 
 
 def stand_in(
-    q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int, *rest: object
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_q: Tensor,
+    cu_k: Tensor,
+    max_q: int,
+    max_k: int,
+    *rest: object,
+    window_size_left: int | None,
+    window_size_right: int | None,
 ):
     """torch's flash operator, for a processor: same arguments, same five results, no dropout."""
+    assert window_size_left == window_size_right
     lengths = cu_q.diff().tolist()
     assert torch.equal(cu_q, cu_k)
     assert max_q == max_k == max(lengths)
@@ -131,27 +203,35 @@ def stand_in(
     assert (dropout, is_causal, return_debug_mask) == (0.0, False, False)
     q, k, v = (pad_sequence(x.split(lengths), batch_first=True).transpose(1, 2) for x in (q, k, v))
     mask = torch.arange(max_k) < cu_k.diff()[:, None]
-    out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None, None])
+    at = torch.arange(max_k)
+    near = (at[:, None] - at).abs() <= (max_k if window_size_left is None else window_size_left)
+    seen = mask[:, None, None] & (near | ~mask[:, None, :, None])
+    out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=seen)
     empty = torch.empty(0)
     return out.transpose(1, 2)[mask], empty, empty, empty, empty
 
 
+@pytest.mark.parametrize("window", [None, 3])
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
-def test_varlen_passes_the_rows_to_the_operator(lengths: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_varlen_passes_the_rows_to_the_operator(
+    lengths: list[int], window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Operators:
         class aten:
             _flash_attention_forward = staticmethod(stand_in)
 
     rows = rows_of(lengths)
     inputs = random_heads(rows)
-    expected = outcome(reference, rows, inputs)
+    expected = outcome(reference, rows, inputs, window=window)
     monkeypatch.setattr(torch, "ops", Operators)
-    for actual, wanted in zip(outcome(kernels.varlen_flash, rows, inputs), expected, strict=True):
+    found = outcome(kernels.varlen_flash, rows, inputs, window=window)
+    for actual, wanted in zip(found, expected, strict=True):
         torch.testing.assert_close(actual, wanted, rtol=1e-12, atol=1e-12)
 
 
-def test_varlen_fits_the_real_operators_signature_and_derivative() -> None:
-    """Shapes only, on the meta device: the operator accepts dropout and carries a derivative."""
+@pytest.mark.parametrize("window", [None, 64])
+def test_varlen_fits_the_real_operators_signature_and_derivative(window: int | None) -> None:
+    """Shapes only, on the meta device: the operator accepts dropout and a window, and carries a derivative."""
     rows = Rows(
         torch.empty(4, dtype=torch.int32, device="meta"),
         torch.empty(20, dtype=torch.int64, device="meta"),
@@ -160,21 +240,22 @@ def test_varlen_fits_the_real_operators_signature_and_derivative() -> None:
     inputs = [
         torch.empty(20, 3, 8, dtype=torch.bfloat16, device="meta", requires_grad=True) for _ in range(3)
     ]
-    context = kernels.varlen_flash(*inputs, rows, 0.1)
+    context = kernels.varlen_flash(*inputs, rows, 0.1, window)
     assert context.shape == (20, 3, 8)
     for grad in torch.autograd.grad(context.sum(), inputs):
         assert grad.shape == (20, 3, 8)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_varlen_on_a_gpu_is_near_the_formula() -> None:
+@pytest.mark.parametrize("window", [None, 64])
+def test_varlen_on_a_gpu_is_near_the_formula(window: int | None) -> None:
     rows = rows_of([300, 512, 1, 77])
     inputs = [torch.randn(890, 4, 64, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
     exact = [x.detach().double().requires_grad_() for x in inputs]
     moved = Rows(rows.cu_seqlens.cuda(), rows.positions.cuda(), rows.max_length)
     on_gpu = [x.detach().cuda().requires_grad_() for x in inputs]
-    context = automatic(*on_gpu, moved, 0.0)
-    expected = reference(*exact, rows, 0.0)
+    context = automatic(*on_gpu, moved, 0.0, window)
+    expected = reference(*exact, rows, 0.0, window)
     assert (context.cpu().double() - expected).abs().max() / expected.abs().max() < 0.02
     grads = torch.autograd.grad(context.double().square().sum(), on_gpu)
     wanted = torch.autograd.grad(expected.square().sum(), exact)

@@ -43,6 +43,14 @@ EXPECTED = {  # depth by a part of the name: 0 embeddings, then layers, then wha
     "electra": {"embeddings": 0, "layer.0.": 1, "layer.1.": 2, "classifier": 3},
     "deberta": {"embeddings": 0, "layer.0.": 1, "layer.1.": 2, "pooler": 3, "classifier": 3},
     "deberta-v3": {"embeddings": 0, "encoder.LayerNorm": 0, "layer.0.": 1, "layer.1.": 2, "pooler": 3},
+    "modernbert": {
+        "embeddings": 0,
+        "layers.0.": 1,
+        "layers.1.": 2,
+        "final_norm": 3,
+        "head": 3,
+        "classifier": 3,
+    },
 }
 
 

@@ -33,6 +33,7 @@ FAMILIES = (
     "deberta",
     "deberta-v2",
     "deberta-v3",
+    "modernbert",
 )
 SHORT = QUICK.model_copy(update={"epochs": 1})
 

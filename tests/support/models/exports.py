@@ -22,6 +22,7 @@ from encoder_core.families.bert import BertConfig
 from encoder_core.families.build import ModelConfig
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
+from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.initialise import initialise
@@ -71,6 +72,9 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "deberta": Family(DebertaConfig(**SHAPE), RecipeObjective(mlm=MLM), "byte_bpe", "roberta"),
     "deberta-v2": Family(DebertaV2Config(**SHAPE, buckets=8), RecipeObjective(mlm=MLM), "unigram", "deberta"),
+    "modernbert": Family(
+        ModernBertConfig(**SHAPE, local_attention=8), RecipeObjective(mlm=MLM), "byte_bpe", "bert"
+    ),
     "deberta-v3": Family(
         DebertaV2Config(**SHAPE, buckets=8),
         RecipeObjective(mlm=MLM, rtd=DISENTANGLED),

@@ -16,6 +16,7 @@ from encoder_core.families.bert import BertConfig
 from encoder_core.families.build import ModelConfig
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
+from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.objectives.losses import LossSums
@@ -65,6 +66,11 @@ NETWORKS = (
     _mlm("deberta v2", DebertaV2Config(buckets=16, convolution=3, **_SIZE)),
     _mlm("deberta v2 with order", DebertaV2Config(mask_decoder="plain", **_SIZE), sop=ExtraTerm()),
     _mlm("deberta v3", DebertaV2Config(buckets=16, generator_layers=2, **_SIZE), rtd=_DISENTANGLED),
+    _mlm("modernbert", ModernBertConfig(**_SIZE)),
+    _mlm(
+        "modernbert with dropout",
+        ModernBertConfig(**_SIZE, dropout=0.1, attention_dropout=0.1, attention_output_dropout=0.1),
+    ),
     Network(
         "xlnet",
         XlnetConfig(reuse=16, memory=24, **_SIZE),

@@ -1,4 +1,4 @@
-"""DeBERTa and XLNet for a few steps: under a real DeepSpeed engine, and in plain PyTorch."""
+"""DeBERTa, ModernBERT and XLNet for a few steps: under a real DeepSpeed engine, and in plain PyTorch."""
 
 from dataclasses import replace
 
@@ -8,6 +8,7 @@ from torch import nn
 
 from encoder_core.batch import Batch
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
+from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.initialise import initialise
 from encoder_core.objectives.mlm import masked_language_model
@@ -25,7 +26,7 @@ STEPS, RATE = 3, 1e-3
 OPTIMIZER = AdamWConfig(lr=RATE, clip=None)
 SHAPE = {"layers": 2, "hidden": 32, "heads": 2, "feed_forward": 48, "max_length": 24, "vocab": 61}
 EXACT = {"dropout": 0.0, "attention_dropout": 0.0}
-FAMILIES = ("deberta", "deberta_v2", "xlnet")
+FAMILIES = ("deberta", "deberta_v2", "modernbert", "xlnet")
 
 
 def model(family: str) -> nn.Module:
@@ -35,6 +36,8 @@ def model(family: str) -> nn.Module:
             built: nn.Module = masked_language_model(DebertaConfig(**SHAPE, **EXACT))
         case "deberta_v2":
             built = masked_language_model(DebertaV2Config(**SHAPE, **EXACT, buckets=8, convolution=3))
+        case "modernbert":
+            built = masked_language_model(ModernBertConfig(**SHAPE, **EXACT, local_attention=8))
         case _:
             built = permuted_language_model(XlnetConfig(**SHAPE, **EXACT, reuse=0, memory=0))
     initialise(built)
