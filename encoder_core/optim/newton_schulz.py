@@ -20,8 +20,8 @@ _TINY = 1e-7  # keeps a matrix of zeros zero
 
 
 def working_dtype(device: torch.device) -> torch.dtype:
-    """What the iteration computes in: bfloat16 on a GPU, as published, for its tensor cores; float32 on a CPU, few of
-    which multiply bfloat16 any faster, and on which ZeRO stages and topologies are compared to the last digits."""
+    """What the iteration computes in: bfloat16 on a GPU, as published, for its tensor cores; float32 on a CPU, on
+    which ZeRO stages and topologies are compared to the last digits, and which may have no bfloat16 units."""
     return torch.bfloat16 if device.type == "cuda" else torch.float32
 
 

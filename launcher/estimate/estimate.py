@@ -120,7 +120,7 @@ def estimate(
     )
     fastest = max(phase.tokens_per_second for phase in phases)
     work = sum(phase.seconds for phase in phases)
-    saved = _checkpoints(recipe, cluster, work / sum(phase.steps for phase in phases))
+    saved = _checkpoints(recipe, cluster, count, work / sum(phase.steps for phase in phases))
     return Estimate(
         recipe=recipe,
         cluster=cluster,
@@ -207,8 +207,8 @@ def _remembered(model: XlnetConfig, rows: int, precision: str) -> MemoryPart:
     return MemoryPart("memory of earlier tokens", formula, state * numbers)
 
 
-def _checkpoints(recipe: Recipe, cluster: Cluster, step: float) -> Checkpoints:
-    size = state_bytes(recipe)
+def _checkpoints(recipe: Recipe, cluster: Cluster, count: int, step: float) -> Checkpoints:
+    size = state_bytes(recipe, count)
     of_node = size / cluster.nodes
     saving = Saving(
         blocked=SAVE_FIXED + size / cluster.ranks / COPY_RATE,

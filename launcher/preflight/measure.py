@@ -30,7 +30,7 @@ from launcher.preflight.findings import Finding
 from launcher.preflight.gpus import gpu_states
 from launcher.recipe.load import bundled, load
 from launcher.recipe.schema import Recipe
-from launcher.recipe.summary import state_bytes
+from launcher.recipe.summary import parameters, state_bytes
 from launcher.run.record import RECORD, open_run
 
 
@@ -185,7 +185,7 @@ def _checkpoint_bytes(recipe: Recipe) -> int:
         vocabulary = None if recipe.model.vocab else load_tokenizer(recipe.tokenizer.uri).vocab_size
     except (StoreError, TokenizerError):
         vocabulary = None
-    return state_bytes(recipe, vocabulary)
+    return state_bytes(recipe, parameters(recipe, vocabulary))
 
 
 def _checkpoint_disk(root: Path, size: int, kept: int) -> Finding:

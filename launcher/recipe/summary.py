@@ -58,10 +58,9 @@ def _matrices(model: ModelConfig, objective: RecipeObjective) -> list[tuple[int,
     ]
 
 
-def state_bytes(recipe: Recipe, vocabulary: int | None = None) -> int:
-    """Of a checkpoint: of each parameter the fp32 weight and its moments. `vocabulary`: as in `parameters`."""
-    single = sum(prod(shape) for shape in momentum_matrices(recipe))
-    return 12 * parameters(recipe, vocabulary) - 4 * single
+def state_bytes(recipe: Recipe, count: int) -> int:
+    """Of a checkpoint of `count` parameters: of each the fp32 weight and its moments."""
+    return 12 * count - 4 * sum(prod(shape) for shape in momentum_matrices(recipe))
 
 
 def discriminator_parameters(recipe: Recipe) -> int | None:
