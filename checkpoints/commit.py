@@ -86,6 +86,7 @@ class Commit:
     begun_at: int
     step: int
     shapes: dict[str, tuple[int, ...]]
+    own_kinds: dict[str, tuple[str, ...]]
     memory: dict[str, tuple[int, ...]]
     state: dict[str, JsonValue]
     now: float
@@ -122,7 +123,8 @@ class Commit:
             for rank, receipt in enumerate(receipts)
             for piece in receipt.pieces
         ]
-        parameters = (piece for piece in pieces if piece.name not in self.memory)
+        apart = self.memory.keys() | self.own_kinds.keys()
+        parameters = (piece for piece in pieces if piece.name not in apart)
         kinds = sorted({kind for piece in parameters for kind in piece.offsets})
         mine = LineageSegment(attempt=self.attempt.number, start=self.begun_at, stop=self.step)
         return CheckpointManifest(
@@ -131,6 +133,7 @@ class Commit:
             world_size=len(receipts),
             shapes=self.shapes,
             kinds=tuple(kinds),
+            own_kinds=self.own_kinds,
             memory=self.memory,
             files=tuple(receipt.file for receipt in receipts),
             pieces=tuple(pieces),

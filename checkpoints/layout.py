@@ -113,7 +113,8 @@ class CheckpointManifest(Strict):
         attempt: the attempt that wrote it.
         world_size: ranks that wrote it, for the record.
         shapes: of every parameter, by name.
-        kinds: of state stored for every parameter ("master", "exp_avg", ...).
+        kinds: of state stored for every parameter ("master", "exp_avg", ...) but those of `own_kinds`.
+        own_kinds: of parameters that have others, by name: Muon's hidden matrices ("master", "momentum").
         memory: shapes of XLNet's memory of earlier rows, by name, of the kind "memory". Empty if the model has none,
             or if it can be recomputed from weights and data.
         files, pieces: where the elements are; all are float32, little-endian.
@@ -129,6 +130,7 @@ class CheckpointManifest(Strict):
     world_size: Count
     shapes: dict[str, Shape]
     kinds: tuple[str, ...]
+    own_kinds: dict[str, tuple[str, ...]] = {}
     memory: dict[str, Shape] = {}
     files: tuple[File, ...]
     pieces: tuple[StoredRange, ...]
@@ -152,7 +154,7 @@ class CheckpointManifest(Strict):
 
     def kinds_of(self, name: str) -> tuple[str, ...]:
         """Of state stored under a name."""
-        return (MEMORY,) if name in self.memory else self.kinds
+        return (MEMORY,) if name in self.memory else self.own_kinds.get(name, self.kinds)
 
     @cached_property
     def pieces_of(self) -> dict[str, list[StoredRange]]:
@@ -243,8 +245,11 @@ def _of_history(manifest: CheckpointManifest) -> Iterator[str]:
 def _of_names(manifest: CheckpointManifest) -> Iterator[str]:
     for name in manifest.shapes.keys() & manifest.memory.keys():
         yield f"{name} is a parameter and a memory"
-    if len(set(manifest.kinds)) != len(manifest.kinds):
-        yield f"kinds are named twice: {', '.join(manifest.kinds)}"
+    for kinds in (manifest.kinds, *manifest.own_kinds.values()):
+        if len(set(kinds)) != len(kinds):
+            yield f"kinds are named twice: {', '.join(kinds)}"
+    for name in sorted(manifest.own_kinds.keys() - manifest.shapes.keys()):
+        yield f"{name!r}, which has kinds of its own, is no parameter"
     for name, shape in manifest.tensors.items():
         if prod(size or 1 for size in shape) >= _MOST:
             yield f"{name} has the shape {list(shape)}"
@@ -288,7 +293,8 @@ def _of_cover(manifest: CheckpointManifest) -> Iterator[str]:
         by_name[piece.name].append(piece)
         kinds = manifest.kinds_of(piece.name)
         if set(piece.offsets) != set(kinds):
-            yield f"{piece.name} has {sorted(piece.offsets)}, others have {sorted(kinds)}"
+            whose = "it should have" if piece.name in manifest.own_kinds else "others have"
+            yield f"{piece.name} has {sorted(piece.offsets)}, {whose} {sorted(kinds)}"
     for name, pieces in by_name.items():
         size = elements(manifest.tensors[name])
         yield from _gaps(name, size, sorted(pieces, key=lambda piece: piece.start))

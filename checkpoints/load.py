@@ -3,7 +3,7 @@
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -83,6 +83,26 @@ def _verify_together(store: Store, manifest: CheckpointManifest, peers: Peers, f
     share = manifest.files[peers.rank :: peers.world]
     answers = gather_or_raise(peers, lambda: list(verify_files(store, manifest, share, full=full)))
     return [problem for answer in _PROBLEMS.validate_python(answers) for problem in answer]
+
+
+def ensure_kinds(manifest: CheckpointManifest, own_kinds: Mapping[str, Sequence[str]], uri: str) -> None:
+    """Raises CheckpointError where a checkpoint's state is another optimizer's: AdamW's moments, say, are no start for
+    Muon's momentum. `own_kinds`: as in the manifest, of the run at `uri` that is to go on from it."""
+    differing = [
+        name
+        for name in sorted(manifest.shapes)
+        if set(manifest.own_kinds.get(name, ())) != set(own_kinds.get(name, ()))
+    ]
+    if differing:
+        name, *others = differing
+        wanted = own_kinds.get(name, manifest.kinds if name in manifest.own_kinds else ())
+        more = f" (and so of {len(others)} more)" if others else ""
+        raise CheckpointError(
+            f"the checkpoint of step {manifest.step} was saved with another optimizer: of {name}{more} it holds "
+            f"{', '.join(manifest.kinds_of(name))}, and {', '.join(wanted)} is needed",
+            remedy="set the optimizer back to what it was; or begin a new run with these weights and no moments: "
+            f"--set start={uri}",
+        )
 
 
 class Reader:

@@ -39,6 +39,7 @@ class _Underway:
     step: int
     snapshot: Snapshot
     shapes: dict[str, tuple[int, ...]]
+    own_kinds: dict[str, tuple[str, ...]]
     memory: dict[str, tuple[int, ...]]
     state: str
     blocked_s: float
@@ -99,6 +100,7 @@ class Saver:
         shapes: dict[str, tuple[int, ...]],
         state: dict[str, JsonValue],
         memory: Mapping[str, tuple[int, ...]] | None = None,
+        own_kinds: Mapping[str, tuple[str, ...]] | None = None,
     ) -> None:
         """Copies this rank's fragments and starts to upload them. The trainer may change them on return.
 
@@ -107,6 +109,7 @@ class Saver:
             shapes: of every parameter of the model, by name.
             state: whatever else a resume needs, as JSON without NaN; rank 0's is stored.
             memory: shapes of the model's memory, by name, if the checkpoint is to hold it; rank 0's are stored.
+            own_kinds: of state, for parameters that have others than the rest, by name; rank 0's are stored.
 
         Raises:
             CheckpointError: a save is under way, the step is not a new one, or a fragment is malformed.
@@ -129,6 +132,7 @@ class Saver:
             step=step,
             snapshot=snapshot,
             shapes=dict(shapes),
+            own_kinds=dict(own_kinds or {}),
             memory=dict(memory or {}),
             state=text,
             blocked_s=blocked,
@@ -209,6 +213,7 @@ class Saver:
             begun_at=self._begun_at,
             step=underway.step,
             shapes=underway.shapes,
+            own_kinds=underway.own_kinds,
             memory=underway.memory,
             state=json.loads(underway.state),
             now=self._clock(),

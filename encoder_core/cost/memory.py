@@ -2,8 +2,8 @@
 adds.
 
 The former follows what DeepSpeed 0.19 allocates (bf16_optimizer.py for bf16 at stage 1, zero/stage_1_and_2.py,
-zero/stage3.py) as encoder_core/train/engine_config.py configures it: fp32 master weights, two fp32 moments, gradients
-summed in fp32. P parameters, W ranks.
+zero/stage3.py) as encoder_core/train/engine_config.py configures it: fp32 master weights, two fp32 moments (one, of
+Muon's matrices), gradients summed in fp32. P parameters, W ranks.
 """
 
 from collections.abc import Iterable
@@ -37,20 +37,23 @@ def kept(
     reduce_dtype: Precision = "fp32",
     *,
     bucket: int = BUCKET,
+    single: int = 0,
 ) -> list[MemoryPart]:
     """What is held all the time. bf16 at stage 0 is not supported (encoder_core/train/engine.py).
 
-    `bucket`: elements of a bucket that take up memory. On a CPU, what is never written takes only addresses.
+    Args:
+        bucket: elements of a bucket that take up memory. On a CPU, what is never written takes only addresses.
+        single: of the parameters, those that have one moment in place of two.
     """
     if stage == 0:
         assert precision == "fp32"
-        return [_part("weights, gradients, two moments", 16, parameters, 1)]
+        return _with_moments("weights, gradients", 8, parameters, ranks=1, single=single)
     if stage == 3:
-        return _kept_3(parameters, ranks, precision, reduce_dtype, bucket)
+        return _kept_3(parameters, ranks, precision, reduce_dtype, bucket=bucket, single=single)
     state = 2 if precision == "bf16" else 4
     parts = [
         _part("weights", state, parameters, 1),
-        _part("master weights, two moments", 12, parameters, ranks),
+        *_with_moments("master weights", 4, parameters, ranks=ranks, single=single),
     ]
     if stage == 1 and precision == "bf16":
         return [
@@ -66,16 +69,24 @@ def kept(
 
 
 def _kept_3(
-    parameters: int, ranks: int, precision: Precision, reduce_dtype: Precision, bucket: int
+    parameters: int, ranks: int, precision: Precision, reduce_dtype: Precision, *, bucket: int, single: int
 ) -> list[MemoryPart]:
     state = 2 if precision == "bf16" else 4
     return [
         _part("weights", state, parameters, ranks),
         _part("gathered weights, up to 1e9 of them", state, min(parameters, LIVE), 1),
-        _part("master weights, two moments", 12, parameters, ranks),
+        *_with_moments("master weights", 4, parameters, ranks=ranks, single=single),
         _part("summed gradients, fp32", 4, parameters, ranks),
         *_bucket(precision, reduce_dtype, bucket),
     ]
+
+
+def _with_moments(what: str, each: int, parameters: int, *, ranks: int, single: int) -> list[MemoryPart]:
+    """`each` bytes of `what`, and 4 of each moment."""
+    parts = [_part(f"{what}, two moments", each + 8, parameters - single, ranks)]
+    if single:
+        parts.append(_part(f"{what}, momentum of hidden matrices", each + 4, single, ranks))
+    return parts
 
 
 def _part(what: str, each: int, parameters: int, ranks: int) -> MemoryPart:

@@ -1,6 +1,6 @@
 """AdamW (Loshchilov & Hutter 2019), and BERT's form of it without bias correction.
 
-Its two moments per tensor, under the names that checkpoints store, are LAMB's too.
+Its two moments per tensor, under the names that checkpoints store, are LAMB's and StableAdamW's too.
 """
 
 import math
@@ -94,26 +94,48 @@ class AdamW(Optimizer):
         for group in self.param_groups:
             params = due(group)
             if params:
-                self._update(group, params)
+                update_adamw(self.state, group, params)
 
-    def _update(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        # The kernel adds one to the count, then divides by 1 - beta^count: nothing is left of it at infinity.
-        count = update_count(group) - 1.0 if group["bias_correction"] else math.inf
-        states = [moments(self.state, p) for p in params]
-        beta1, beta2 = group["betas"]
-        adamw(
-            params,
-            [p.grad for p in params if p.grad is not None],
-            [state["exp_avg"] for state in states],
-            [state["exp_avg_sq"] for state in states],
-            [],
-            list(torch.full((len(params),), count, device=params[0].device).unbind()),
-            fused=True,
-            amsgrad=False,
-            beta1=beta1,
-            beta2=beta2,
-            lr=group["lr"],
-            weight_decay=group["weight_decay"],
-            eps=group["eps"],
-            maximize=False,
-        )
+
+def update_adamw(
+    state: MutableMapping[Tensor, dict[str, Tensor]], group: dict[str, Any], params: list[Tensor]
+) -> None:
+    """AdamW's update of some tensors of a group with the settings of `AdamW`, in place; their moments move."""
+    # The kernel adds one to the count, then divides by 1 - beta^count: nothing is left of it at infinity.
+    count = update_count(group) - 1.0 if group["bias_correction"] else math.inf
+    states = [moments(state, p) for p in params]
+    beta1, beta2 = group["betas"]
+    adamw(
+        params,
+        [p.grad for p in params if p.grad is not None],
+        [own["exp_avg"] for own in states],
+        [own["exp_avg_sq"] for own in states],
+        [],
+        list(torch.full((len(params),), count, device=params[0].device).unbind()),
+        fused=True,
+        amsgrad=False,
+        beta1=beta1,
+        beta2=beta2,
+        lr=group["lr"],
+        weight_decay=group["weight_decay"],
+        eps=group["eps"],
+        maximize=False,
+    )
+
+
+def decayed_direction(
+    state: MutableMapping[Tensor, dict[str, Tensor]], group: dict[str, Any], p: Tensor
+) -> Tensor:
+    """m / (sqrt(v) + eps) + wd p, in a new tensor shaped like `p`; the moments move. `p` stays."""
+    count = update_count(group)
+    own = moments(state, p)
+    first, second = own["exp_avg"], own["exp_avg_sq"]
+    beta1, beta2 = group["betas"]
+    gradient = p.grad
+    assert gradient is not None  # `due` keeps only those with one
+    first.mul_(beta1).add_(gradient, alpha=1 - beta1)
+    second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+    corrected = group["bias_correction"]
+    bias1, bias2 = (1 - beta1**count, 1 - beta2**count) if corrected else (1.0, 1.0)
+    root = second.sqrt().mul_(bias2**-0.5).add_(group["eps"])
+    return torch.div(first, root, out=root).mul_(1 / bias1).add_(p, alpha=group["weight_decay"])

@@ -27,13 +27,14 @@ from deepspeed.accelerator import get_accelerator
 
 from encoder_core.batch import Batch
 from encoder_core.errors import TrainingError
-from encoder_core.optim.lamb import Lamb, ShardSegment
+from encoder_core.optim.muon import Muon
+from encoder_core.optim.shards import ShardedOptimizer, ShardSegment
 from encoder_core.optim.updates import UPDATE_GROUP, WHOLE, set_update
 from encoder_core.train import zero_state
 from encoder_core.train.engine_config import EngineConfig
 from encoder_core.train.timing import Stopwatch
 from encoder_core.train.weight_check import Replicated
-from encoder_core.train.zero_state import Fragment
+from encoder_core.train.zero_state import KINDS, Fragment, Named
 
 if sys.modules["mlflow"] is None:
     del sys.modules["mlflow"]  # type: ignore[unreachable]
@@ -63,6 +64,7 @@ class Engine:
     that carry its name, and leaves out weights, moments and gradient norm of the others. `update_groups` holds the
     names, in order.
 
+    `own_kinds` are the kinds of state of those parameters that have others than `zero_state.KINDS`, by name.
     `objective` is the model; `forwards` times forward passes; `replicated` are the weights that all ranks should have
     alike.
 
@@ -78,6 +80,7 @@ class Engine:
             )
         self.names = {id(p): name for name, p in model.named_parameters()}
         self.shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+        self.own_kinds = zero_state.own_kinds(model, muon=isinstance(optimizer, Muon))
         self.config = config
         self.objective = model
         self._movable: dict[str, list[nn.Parameter]] = {}
@@ -98,7 +101,7 @@ class Engine:
             self._sum_gradients()
         self.forwards = Stopwatch(self.device)
         self.replicated = self._replicated()
-        if isinstance(optimizer, Lamb) and config.stage > 0:
+        if isinstance(optimizer, ShardedOptimizer) and config.stage > 0:
             self._describe_partitions(optimizer)
 
     def __call__(self, batch: Batch, memory: tuple[Tensor, ...] = ()) -> Any:
@@ -171,14 +174,20 @@ class Engine:
         by, say, 3 ranks would round every bf16 gradient otherwise than on one rank."""
         self._engine.optimizer._gradient_averaging_world_size = lambda params, world: 1
 
-    def _describe_partitions(self, optimizer: Lamb) -> None:
-        """Trust ratios are per parameter: say which parameters lie where in this rank's flat partitions."""
-        numbers = {name: number for number, name in enumerate(self.names.values())}
-        segments: dict[Tensor, list[ShardSegment]] = {}
-        for owned in zero_state.owned_ranges(*self._trained(), self.rank, self.world):
-            ends = ShardSegment(numbers[owned.name], owned.offset, owned.offset + owned.length)
-            segments.setdefault(owned.flat, []).append(ends)
-        optimizer.shard(segments, len(numbers))
+    def _describe_partitions(self, optimizer: ShardedOptimizer) -> None:
+        """For an optimizer that needs whole parameters: say which lie where in this rank's flat partitions."""
+        ranges = {r.name: r for r in zero_state.owned_ranges(*self._trained(), self.rank, self.world)}
+        numbers = {name: number for number, name in enumerate(self.shapes)}
+
+        def segment(name: str) -> ShardSegment:
+            number, owned = numbers[name], ranges.get(name)
+            if owned is None:
+                return ShardSegment(number, 0, 0, 0)
+            return ShardSegment(number, owned.start, owned.offset, owned.offset + owned.length)
+
+        flats = zero_state.flat_tensors(self._engine.optimizer, self.config.stage)
+        segments = {flat: [segment(self.names[id(p)]) for p in params] for flat, params in flats}
+        optimizer.shard(segments, list(self.shapes.values()))
 
     def fragments(self) -> Iterator[Fragment]:
         """The ranges of master weights and moments this rank owns. Views: copy before the next update."""
@@ -192,7 +201,7 @@ class Engine:
         """The working weights; nothing at stage 3, which shards them."""
         if self.config.stage == 3:
             return Replicated()
-        named = self._named()
+        named = [(name, p) for name, p, _ in self._named()]
         weights = [p for _, p in named]
         frozen = [p for p in weights if id(p) in self._frozen]
         buffers = zero_state.working_buffers(self._engine.optimizer, weights, frozen, self.config.stage)
@@ -201,7 +210,8 @@ class Engine:
     def restore(self, fill: Iterable[str], read: zero_state.Read) -> None:
         """Overwrite every owned range with `read(name, kind, start, stop)`, then rebuild the working weights.
 
-        `fill` names the kinds to restore: "master" alone to start from weights, with the moments to resume.
+        `fill` names the kinds to restore: "master" alone to start from weights, `zero_state.ALL_KINDS` to resume; of
+        these, each parameter has its own.
         """
         kinds, alone, mine = tuple(fill), (0, 1), (self.rank, self.world)
         # Every rank holds trained parameters whole at stage 0, frozen ones at stages 0 to 2.
@@ -213,14 +223,15 @@ class Engine:
             frozen_range.restore(kinds, read)
         zero_state.publish(self._engine.optimizer, self.config.stage)
 
-    def _trained(self) -> tuple[Any, int, list[tuple[str, nn.Parameter]]]:
+    def _trained(self) -> tuple[Any, int, list[Named]]:
         """The arguments of `owned_ranges`, but for the ranks."""
-        named = [(name, p) for name, p in self._named() if id(p) not in self._frozen]
+        named = [named for named in self._named() if id(named.weight) not in self._frozen]
         return self._engine.optimizer, self.config.stage, named
 
-    def _untrained(self) -> tuple[int, list[tuple[str, nn.Parameter]]]:
+    def _untrained(self) -> tuple[int, list[Named]]:
         """The arguments of `frozen_ranges`, but for the ranks."""
-        return self.config.stage, [(name, p) for name, p in self._named() if id(p) in self._frozen]
+        return self.config.stage, [named for named in self._named() if id(named.weight) in self._frozen]
 
-    def _named(self) -> list[tuple[str, nn.Parameter]]:
-        return [(self.names[id(p)], p) for p in self._engine.module.parameters()]
+    def _named(self) -> list[Named]:
+        names = [(self.names[id(p)], p) for p in self._engine.module.parameters()]
+        return [Named(name, p, self.own_kinds.get(name, KINDS)) for name, p in names]

@@ -4,19 +4,23 @@ DeepSpeed keeps master weights and moments in flat partitions whose layout depen
 groups. An `OwnedRange` is one contiguous piece of it that this rank owns: elements [start, start + length) of a named
 parameter, at `offset` of a flat tensor. Checkpoints read and write such ranges only, so they depend on no topology.
 
+What state a parameter has is its optimizer's matter: two moments, or for Muon's hidden matrices one momentum.
+
 A frozen parameter is not known to the optimizer and has no master weight and no moments. In a checkpoint its working
 weight takes the place of the master weight, and zeros that of the moments, as if training it began now.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float32
 from torch import Tensor, nn
 
 from encoder_core.optim.adamw import MOMENTS
+from encoder_core.optim.groups import hidden_matrices
+from encoder_core.optim.muon import MOMENTUM
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,8 @@ class Fragment:
         name: the parameter's name, as `named_parameters` gives it.
         start: index of the first element in the flattened parameter.
         tensors: 1-D float32 tensors of equal length, one for each kind of state: "master" (the weight the
-            optimizer updates), "exp_avg", "exp_avg_sq"; of a memory "memory" alone. May share storage with the trainer.
+            optimizer updates) and its moments ("exp_avg" and "exp_avg_sq", or "momentum"); of a memory "memory" alone.
+            May share storage with the trainer.
     """
 
     name: str
@@ -39,16 +44,35 @@ class Fragment:
 
 MASTER = "master"
 KINDS = (MASTER, *MOMENTS)
+"""Kinds of state of a parameter, with every optimizer but for Muon's hidden matrices."""
+ALL_KINDS = (*KINDS, MOMENTUM)
+
+
+def own_kinds(model: nn.Module, *, muon: bool) -> dict[str, tuple[str, ...]]:
+    """The kinds of those parameters that have others than `KINDS`, by name, frozen ones too. With `muon`, hidden
+    matrices."""
+    return dict.fromkeys(hidden_matrices(model), (MASTER, MOMENTUM)) if muon else {}
+
 
 Read = Callable[[str, str, int, int], Tensor]
 """(parameter name, kind, start, stop) -> 1-D fp32 tensor of those flat elements."""
 
 
-@dataclass(frozen=True)
-class OwnedRange:
-    """One owned range: parameter elements [start, start + length) at flat[offset : offset + length]."""
+class Named(NamedTuple):
+    """A parameter, its name, and the kinds of its state."""
 
     name: str
+    weight: nn.Parameter
+    kinds: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class OwnedRange:
+    """One owned range: parameter elements [start, start + length) at flat[offset : offset + length]. `kinds` of state;
+    `moments`, those of the flat tensor that there are so far."""
+
+    name: str
+    kinds: tuple[str, ...]
     start: int
     length: int
     flat: Tensor
@@ -57,14 +81,14 @@ class OwnedRange:
 
     def fragment(self) -> Fragment:
         """Views of the master weight and of each moment (zeros before the first update)."""
-        tensors = {MASTER: self._view(self.flat)}
-        for kind in MOMENTS:
-            moment = self.moments.get(kind)
-            tensors[kind] = self._view(moment) if moment is not None else torch.zeros(self.length)
+        tensors = {}
+        for kind in self.kinds:
+            found = self.flat if kind == MASTER else self.moments.get(kind)
+            tensors[kind] = self._view(found) if found is not None else torch.zeros(self.length)
         return Fragment(self.name, self.start, tensors)
 
     def restore(self, kinds: Sequence[str], read: Read) -> None:
-        for kind in kinds:
+        for kind in (kind for kind in self.kinds if kind in kinds):
             if kind != MASTER and kind not in self.moments:
                 self.moments[kind] = torch.zeros_like(self.flat)
             target = self.flat if kind == MASTER else self.moments[kind]
@@ -80,6 +104,7 @@ class FrozenRange:
     working weight, in any dtype."""
 
     name: str
+    kinds: tuple[str, ...]
     start: int
     length: int
     flat: Tensor
@@ -87,8 +112,8 @@ class FrozenRange:
 
     def fragment(self) -> Fragment:
         """A copy of the weight, and zeros for the moments."""
-        moments = {kind: torch.zeros(self.length) for kind in MOMENTS}
-        return Fragment(self.name, self.start, {MASTER: self._view().float(), **moments})
+        state = {kind: torch.zeros(self.length) for kind in self.kinds}
+        return Fragment(self.name, self.start, state | {MASTER: self._view().float()})
 
     def restore(self, kinds: Sequence[str], read: Read) -> None:
         if MASTER in kinds:
@@ -98,11 +123,9 @@ class FrozenRange:
         return self.flat.detach().view(-1).narrow(0, self.offset, self.length)
 
 
-def frozen_ranges(
-    stage: int, named: Sequence[tuple[str, nn.Parameter]], rank: int, world: int
-) -> Iterator[FrozenRange]:
+def frozen_ranges(stage: int, named: Sequence[Named], rank: int, world: int) -> Iterator[FrozenRange]:
     """The ranges rank `rank` of `world` owns of parameters that the optimizer does not know; once over all ranks."""
-    for name, p in named:
+    for name, p, kinds in named:
         if stage == 3:  # 1/world of every parameter, the last piece padded
             flat, offset, size = p.ds_tensor, 0, p.ds_numel  # type: ignore[attr-defined]
             start = min(rank * flat.numel(), size)
@@ -111,11 +134,11 @@ def frozen_ranges(
             flat, start, stop = p, p.numel() * rank // world, p.numel() * (rank + 1) // world
             offset = start
         if stop > start:
-            yield FrozenRange(name, start, stop - start, flat, offset)
+            yield FrozenRange(name, kinds, start, stop - start, flat, offset)
 
 
 def owned_ranges(
-    optimizer: Any, stage: int, named: Sequence[tuple[str, nn.Parameter]], rank: int, world: int
+    optimizer: Any, stage: int, named: Sequence[Named], rank: int, world: int
 ) -> Iterator[OwnedRange]:
     """The ranges rank `rank` of `world` owns of parameters that are trained. Over all ranks they cover each exactly
     once."""
@@ -126,6 +149,17 @@ def owned_ranges(
             return _optimizer_sharded(optimizer, named)
         case _:
             return _fully_sharded(optimizer, named, rank)
+
+
+def flat_tensors(optimizer: Any, stage: int) -> list[tuple[Tensor, list[nn.Parameter]]]:
+    """At stages 1 to 3: the flat tensors that the optimizer steps, and the parameters that lie in each on any rank. In
+    the same order on all ranks."""
+    if stage == 3:
+        flats, groups = optimizer.fp32_partitioned_groups_flat, optimizer.fp16_groups
+    else:
+        flats = _partitions(optimizer)
+        groups = getattr(optimizer, "bit16_groups", None) or optimizer.bf16_groups
+    return list(zip(flats, groups, strict=True))
 
 
 def publish(optimizer: Any, stage: int) -> None:
@@ -158,14 +192,15 @@ def _moments(optimizer: Any, flat: Tensor) -> dict[str, Tensor]:
 
 
 def _unsharded(
-    optimizer: torch.optim.Optimizer, named: Sequence[tuple[str, nn.Parameter]], rank: int, world: int
+    optimizer: torch.optim.Optimizer, named: Sequence[Named], rank: int, world: int
 ) -> Iterator[OwnedRange]:
     """Stage 0: every rank holds everything; each answers for an equal share of every parameter."""
-    for name, p in named:
+    for name, p, kinds in named:
         start, stop = p.numel() * rank // world, p.numel() * (rank + 1) // world
         if stop > start:
             yield OwnedRange(
                 name=name,
+                kinds=kinds,
                 start=start,
                 length=stop - start,
                 flat=p,
@@ -174,11 +209,10 @@ def _unsharded(
             )
 
 
-def _optimizer_sharded(optimizer: Any, named: Sequence[tuple[str, nn.Parameter]]) -> Iterator[OwnedRange]:
+def _optimizer_sharded(optimizer: Any, named: Sequence[Named]) -> Iterator[OwnedRange]:
     """Stages 1, 2 (and BF16_Optimizer): one flat fp32 partition per parameter group."""
-    flats = getattr(optimizer, "single_partition_of_fp32_groups", None)
-    flats = flats if flats is not None else optimizer.fp32_groups_flat_partition
-    for name, p in named:
+    flats = _partitions(optimizer)
+    for name, p, kinds in named:
         mapping = p._hp_mapping  # type: ignore[attr-defined]
         if mapping is None:  # no part of it lies in this rank's partition
             continue
@@ -186,6 +220,7 @@ def _optimizer_sharded(optimizer: Any, named: Sequence[tuple[str, nn.Parameter]]
         source, target = mapping.lp_fragment_address, mapping.hp_fragment_address
         yield OwnedRange(
             name=name,
+            kinds=kinds,
             start=source.start,
             length=source.numel,
             flat=flat,
@@ -194,11 +229,16 @@ def _optimizer_sharded(optimizer: Any, named: Sequence[tuple[str, nn.Parameter]]
         )
 
 
-def _fully_sharded(
-    optimizer: Any, named: Sequence[tuple[str, nn.Parameter]], rank: int
-) -> Iterator[OwnedRange]:
+def _partitions(optimizer: Any) -> list[Tensor]:
+    """At stages 1 and 2, this rank's of each parameter group."""
+    flats: list[Tensor] | None = getattr(optimizer, "single_partition_of_fp32_groups", None)
+    found: list[Tensor] = flats if flats is not None else optimizer.fp32_groups_flat_partition
+    return found
+
+
+def _fully_sharded(optimizer: Any, named: Sequence[Named], rank: int) -> Iterator[OwnedRange]:
     """Stage 3: each rank holds 1/world of every parameter, the last piece padded."""
-    for name, p in named:
+    for name, p, kinds in named:
         group, offset, _ = optimizer.grad_position[optimizer.get_param_id(p)]
         flat = optimizer.fp32_partitioned_groups_flat[group]
         share = p.ds_tensor.numel()  # type: ignore[attr-defined]
@@ -207,6 +247,7 @@ def _fully_sharded(
         if length > 0:
             yield OwnedRange(
                 name=name,
+                kinds=kinds,
                 start=start,
                 length=length,
                 flat=flat,

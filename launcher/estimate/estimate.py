@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 from data_service.stream.radius import Radius
 from encoder_core.cost import memory
@@ -25,9 +26,7 @@ from launcher.estimate.goodput import Saving, best_interval, daly, goodput, youn
 from launcher.estimate.throughput import PhaseTime, phase_time
 from launcher.estimate.workload import microbatch_activations
 from launcher.recipe.schema import Recipe
-from launcher.recipe.summary import known, parameters
-
-MASTER_AND_MOMENTS = 12  # bytes a parameter: three fp32 numbers, all that a checkpoint holds
+from launcher.recipe.summary import known, momentum_matrices, parameters, state_bytes
 
 
 @dataclass(frozen=True)
@@ -185,7 +184,10 @@ def bill(
 
     `kernel`, `bucket`: as in `encoder_core.cost.saved` and `memory.kept`.
     """
-    kept = memory.kept(count, ranks, stage, recipe.precision, recipe.reduce_dtype, bucket=bucket)
+    single = sum(prod(shape) for shape in momentum_matrices(recipe))
+    kept = memory.kept(
+        count, ranks, stage, recipe.precision, recipe.reduce_dtype, bucket=bucket, single=single
+    )
     added = memory.of_microbatch(
         microbatch_activations(recipe, shape, kernel),
         recipe.precision,
@@ -206,7 +208,7 @@ def _remembered(model: XlnetConfig, rows: int, precision: str) -> MemoryPart:
 
 
 def _checkpoints(recipe: Recipe, cluster: Cluster, count: int, step: float) -> Checkpoints:
-    size = MASTER_AND_MOMENTS * count
+    size = state_bytes(recipe, count)
     of_node = size / cluster.nodes
     saving = Saving(
         blocked=SAVE_FIXED + size / cluster.ranks / COPY_RATE,

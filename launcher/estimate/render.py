@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
+from math import prod
 
 from data_service.ingest.options import BLOCK_TOKENS
 from data_service.stream.radius import Radius
@@ -22,6 +23,7 @@ from launcher.estimate.goodput import goodput
 from launcher.estimate.throughput import PhaseTime, network_bytes
 from launcher.estimate.workload import executed, microbatch_activations, microbatch_products
 from launcher.format import human_bytes, human_count, human_duration
+from launcher.recipe.summary import momentum_matrices
 
 _WHAT, _RESULT = 42, 14  # columns
 _NODE_HOURS = (24.0, 24.0 * 7, 24.0 * 30)
@@ -94,6 +96,7 @@ def _step(e: Estimate, phase: PhaseTime) -> Iterator[str]:
     if share.step is not None:
         network = "in the step that was measured"
     tokens = f"{human_count(phase.tokens_per_second)}/s"
+    parts = [phase.compute, *[phase.optimizer] * (phase.optimizer > 0), phase.network]
     for line in (
         ("rounds, of the busiest rank", f"{phase.microbatches:,} / {ranks}, rounded up", f"{phase.rounds}"),
         (f"utilisation, {'measured' if share.measured else 'assumed'}", share.source, f"{share.share:.1%}"),
@@ -102,14 +105,23 @@ def _step(e: Estimate, phase: PhaseTime) -> Iterator[str]:
             f"{phase.rounds} x {_tera(done)} / ({peak} x {share.share:.3f})",
             f"{phase.compute:.4f} s",
         ),
+        *_orthogonalising(e, phase),
         ("network, not hidden", network, f"{phase.network:.4f} s"),
-        ("a step", f"{phase.compute:.4f} + {phase.network:.4f} s", f"{phase.step:.4f} s"),
+        ("a step", f"{' + '.join(f'{part:.4f}' for part in parts)} s", f"{phase.step:.4f} s"),
         ("tokens", f"{phase.rows:,} x {phase.length} / {phase.step:.4f} s", tokens),
     ):
         yield _line(*line)
     idle = 1 - phase.microbatches / (phase.rounds * ranks)
     if idle > 0.01:
         yield _line("ranks that idle", "microbatches do not divide evenly", f"{idle:.0%} of time")
+
+
+def _orthogonalising(e: Estimate, phase: PhaseTime) -> Iterator[tuple[str, str, str]]:
+    """Muon's part of a step."""
+    if phase.optimizer:
+        peak = f"{e.cluster.gpu.peak / 1e12:,.1f} TFLOPS"
+        formula = f"{_tera(phase.orthogonalising)} a rank / ({peak} x {phase.utilisation.share:.3f})"
+        yield "orthogonalising", formula, f"{phase.optimizer:.4f} s"
 
 
 def _memory(e: Estimate) -> list[str]:
@@ -212,12 +224,18 @@ def _shuffle(radius: Radius | None) -> Iterator[str]:
     )
 
 
+def _state(e: Estimate) -> str:
+    single = sum(prod(shape) for shape in momentum_matrices(e.recipe))
+    less = f" - 4 B x {single:,} of one moment" if single else ""
+    return f"12 B x {e.parameters:,}{less}"
+
+
 def _checkpoints(e: Estimate) -> list[str]:
     c, ranks, nodes = e.checkpoints, e.cluster.ranks, e.cluster.nodes
     size = f"{c.bytes / 1e9:.2f} GB"
     lines = [
         "Checkpoints (d blocked, M between failures)",
-        _line("size", f"12 B x {e.parameters:,}", size),
+        _line("size", _state(e), size),
         _line(
             "training waits, d",
             f"{SAVE_FIXED} s + {size} / {ranks} ranks / {COPY_RATE / 1e9:.0f} GB/s (assumed)",
@@ -273,7 +291,7 @@ def _whole(e: Estimate) -> list[str]:
     ]
 
 
-def _tera(flops: int) -> str:
+def _tera(flops: float) -> str:
     return f"{flops / 1e12:.3f} TFLOP"
 
 

@@ -1,13 +1,16 @@
 """How long a step takes: FLOPs over what the GPUs are assumed to reach, and the network after it."""
 
 from dataclasses import dataclass
+from math import prod
 
 from encoder_core.cost.flops import Count
 from encoder_core.cost.products import Shape
+from encoder_core.optim.newton_schulz import flops as orthogonalisation_flops
 from launcher.estimate.assumptions import LINK_SHARE, AssumedUtilisation
 from launcher.estimate.cluster import Cluster
 from launcher.estimate.workload import batch_rows, executed, microbatch_flops, microbatch_shape
 from launcher.recipe.schema import Recipe, RecipePhase
+from launcher.recipe.summary import momentum_matrices
 
 
 @dataclass(frozen=True)
@@ -20,7 +23,9 @@ class PhaseTime:
         microbatches: of one step; `rounds` of them on the rank that has most.
         flops: of one microbatch.
         utilisation: assumed or measured.
-        compute, network: seconds of a step.
+        orthogonalising: FLOPs of a step on one rank, in bfloat16: Muon's.
+        compute, optimizer, network: seconds of a step; `optimizer` those of orthogonalising, 0 where the step was
+            measured.
     """
 
     steps: int
@@ -31,13 +36,15 @@ class PhaseTime:
     rounds: int
     flops: Count
     utilisation: AssumedUtilisation
+    orthogonalising: float
     compute: float
+    optimizer: float
     network: float
 
     @property
     def step(self) -> float:
         """Seconds; nothing of the network is taken to be hidden behind the computation."""
-        return self.compute + self.network
+        return self.compute + self.optimizer + self.network
 
     @property
     def tokens_per_second(self) -> float:
@@ -60,6 +67,9 @@ def phase_time(
     done = executed(recipe, flops)
     peak = cluster.gpu.peak if recipe.precision == "bf16" else cluster.gpu.peak_fp32
     moved = network_bytes(parameters, cluster.ranks, recipe, rounds)
+    matrices = sum(orthogonalisation_flops(shape) for shape in momentum_matrices(recipe))
+    orthogonalising = matrices / (cluster.ranks if recipe.zero else 1)  # at stage 0 every rank does all
+    measured = utilisation.step is not None
     return PhaseTime(
         steps=phase.steps,
         rows=rows * recipe.input.texts,
@@ -69,8 +79,10 @@ def phase_time(
         rounds=rounds,
         flops=flops,
         utilisation=utilisation,
+        orthogonalising=orthogonalising,
         compute=rounds * done / (peak * utilisation.share) if utilisation.step is None else utilisation.step,
-        network=moved / (LINK_SHARE * cluster.rate) if utilisation.step is None else 0.0,
+        optimizer=0.0 if measured else orthogonalising / (cluster.gpu.peak * utilisation.share),
+        network=0.0 if measured else moved / (LINK_SHARE * cluster.rate),
     )
 
 
@@ -79,7 +91,8 @@ def network_bytes(parameters: int, ranks: int, recipe: Recipe, rounds: int) -> f
 
     Gradients travel in `reduce_dtype`: reduced to all once a step at stages 0 and 1, and after each microbatch at
     stage 2; to their owners at stage 3. Then updated weights are gathered in the working precision, at stage 3 before
-    each forward and backward pass, of which a contrastive step has one more.
+    each forward and backward pass, of which a contrastive step has one more. Muon's matrices, which stage 3 cuts,
+    travel to the rank that orthogonalises them and back, in bfloat16; stages 1 and 2 cut few, which are left out.
     """
     share = parameters * (ranks - 1) / ranks
     weights = share * (2 if recipe.precision == "bf16" else 4)
@@ -93,4 +106,5 @@ def network_bytes(parameters: int, ranks: int, recipe: Recipe, rounds: int) -> f
             return 2 * rounds * gradients + weights
         case _:
             passes = 2 if recipe.objective.contrastive is None else 3
-            return rounds * (gradients + passes * weights)
+            matrices = sum(prod(shape) for shape in momentum_matrices(recipe)) / ranks * (ranks - 1) / ranks
+            return rounds * (gradients + passes * weights) + 2 * 2 * matrices

@@ -30,7 +30,7 @@ from launcher.preflight.findings import Finding
 from launcher.preflight.gpus import gpu_states
 from launcher.recipe.load import bundled, load
 from launcher.recipe.schema import Recipe
-from launcher.recipe.summary import parameters
+from launcher.recipe.summary import parameters, state_bytes
 from launcher.run.record import RECORD, open_run
 
 
@@ -60,7 +60,6 @@ def skew(store: Store) -> float | None:
 
 _PATIENCE_S = 2.0  # with a store that fails; training itself has more
 _DEADLINE_S = 2.5  # for all checks together
-_STATE_BYTES = 12  # a parameter in a checkpoint: fp32 weight and two moments
 _CGROUP = Path("/sys/fs/cgroup")
 _MIB = 1 << 20
 _MOST_FILES = 65_536
@@ -186,7 +185,7 @@ def _checkpoint_bytes(recipe: Recipe) -> int:
         vocabulary = None if recipe.model.vocab else load_tokenizer(recipe.tokenizer.uri).vocab_size
     except (StoreError, TokenizerError):
         vocabulary = None
-    return _STATE_BYTES * parameters(recipe, vocabulary)
+    return state_bytes(recipe, parameters(recipe, vocabulary))
 
 
 def _checkpoint_disk(root: Path, size: int, kept: int) -> Finding:

@@ -8,10 +8,12 @@ import torch
 from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.layers.initialise import initialise
 from encoder_core.objectives.losses import ObjectiveModule
-from encoder_core.optim.adamw import AdamW, AdamWConfig
+from encoder_core.optim.adamw import AdamW
 from encoder_core.optim.groups import parameter_groups
 from encoder_core.optim.lamb import Lamb, LambConfig
+from encoder_core.optim.muon import Muon, MuonConfig
 from encoder_core.optim.schedules import learning_rate
+from encoder_core.optim.stable_adamw import StableAdamW, StableAdamWConfig
 from encoder_core.train.engine_config import EngineConfig
 from encoder_core.train.loop import TrainPlan
 from encoder_core.train.step import draw_seed
@@ -31,25 +33,32 @@ def build_model(recipe: Recipe, tokenizer: Tokenizer) -> ObjectiveModule:
 
 
 def build_optimizer(recipe: Recipe, model: ObjectiveModule) -> torch.optim.Optimizer:
-    """AdamW or LAMB over the model's decay groups. Its learning rate and update number come with each update."""
-    settings = optimizer_settings(recipe)
+    """The recipe's optimizer over the model's decay groups. Its learning rate and update number come with each
+    update."""
+    settings = recipe.optimizer.settings
     groups = parameter_groups(
-        model, settings.weight_decay, decayed=settings.decayed, update_groups=model.update_groups()
+        model,
+        settings.weight_decay,
+        decayed=settings.decayed,
+        update_groups=model.update_groups(),
+        matrices=isinstance(settings, MuonConfig),
     )
-    return AdamW(groups, settings) if isinstance(settings, AdamWConfig) else Lamb(groups, settings)
-
-
-def optimizer_settings(recipe: Recipe) -> AdamWConfig | LambConfig:
-    settings = recipe.optimizer.adamw or recipe.optimizer.lamb
-    assert settings is not None  # the recipe has exactly one
-    return settings
+    match settings:
+        case MuonConfig():
+            return Muon(groups, settings)
+        case LambConfig():
+            return Lamb(groups, settings)
+        case StableAdamWConfig():
+            return StableAdamW(groups, settings)
+        case _:
+            return AdamW(groups, settings)
 
 
 def engine_config(recipe: Recipe) -> EngineConfig:
     return EngineConfig(
         recipe.zero,
         recipe.precision,
-        optimizer_settings(recipe).clip,
+        recipe.optimizer.settings.clip,
         recipe.stage3_persistence,
         recipe.reduce_dtype,
     )
@@ -65,5 +74,5 @@ def training_plan(recipe: Recipe) -> TrainPlan:
 
 def schedule(recipe: Recipe) -> Callable[[int], float]:
     """Step -> learning rate."""
-    peak, total = optimizer_settings(recipe).lr, recipe.total_steps
+    peak, total = recipe.optimizer.settings.lr, recipe.total_steps
     return lambda step: learning_rate(recipe.schedule, peak=peak, total=total, step=step)

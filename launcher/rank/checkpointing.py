@@ -127,7 +127,9 @@ class RunCheckpointer:
         self._begun_at = self._clock()
         fragments = chain(engine.fragments(), carried.fragments)
         whole = state.to_json() | self._extra.state()
-        self._saver.begin(state.step, fragments, engine.shapes, whole, carried.shapes)
+        self._saver.begin(
+            state.step, fragments, engine.shapes, whole, carried.shapes, own_kinds=engine.own_kinds
+        )
 
     def _wait_and_commit(self, step: int) -> Outcome:
         """At `step`. Collective; a rank that waits for others shows their progress as its own."""

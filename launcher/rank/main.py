@@ -14,7 +14,7 @@ from torch import Tensor
 from checkpoints.attempt import Attempt
 from checkpoints.gather import Peers
 from checkpoints.layout import CheckpointManifest
-from checkpoints.load import Good, Reader, newest_good
+from checkpoints.load import Good, Reader, ensure_kinds, newest_good
 from data_service.samples.spec import StreamSpec
 from data_service.store.local import LocalStore
 from data_service.tokenizers.tokenizer import Tokenizer
@@ -26,7 +26,7 @@ from encoder_core.train.memory import restore
 from encoder_core.train.state import TrainState
 from encoder_core.train.step import Memories
 from encoder_core.train.weight_check import CorruptReplica
-from encoder_core.train.zero_state import KINDS, MASTER
+from encoder_core.train.zero_state import ALL_KINDS, MASTER
 from launcher.errors import RunError
 from launcher.policies.stragglers import Detector
 from launcher.preflight.collective import NodeReport
@@ -146,6 +146,7 @@ def _load(
 ) -> TrainState:
     """Each range that is read is a sign of progress."""
     if good is not None:
+        ensure_kinds(good.manifest, engine.own_kinds, run.uri)
         step, reads = good.manifest.step, count(1)
         with Reader(run.store, good.manifest) as reader:
 
@@ -153,7 +154,7 @@ def _load(
                 link.beat(step, "loading", next(reads))
                 return reader.read(name, kind, start, stop)
 
-            engine.restore(KINDS, read)
+            engine.restore(ALL_KINDS, read)
         return TrainState.from_json(good.manifest.state)
     if begin is not None:
         with closing(begin):

@@ -24,7 +24,9 @@ from encoder_core.families.build import ModelConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.optim.adamw import AdamWConfig
 from encoder_core.optim.lamb import LambConfig
+from encoder_core.optim.muon import MuonConfig
 from encoder_core.optim.schedules import ScheduleConfig
+from encoder_core.optim.stable_adamw import StableAdamWConfig
 from encoder_core.train.engine_config import Precision
 from encoder_core.train.memory_schedule import Refresh
 from launcher.policies.elastic import Trainers
@@ -115,17 +117,31 @@ class RecipePhase(RecipePart):
     batch: BatchSize
 
 
+OptimizerConfig = AdamWConfig | StableAdamWConfig | LambConfig | MuonConfig
+
+
 class Optimizer(Choice):
     """Exactly one of the optimizers."""
 
     adamw: AdamWConfig | None = None
+    stableadamw: StableAdamWConfig | None = None
     lamb: LambConfig | None = None
+    muon: MuonConfig | None = None
 
     @model_validator(mode="after")
-    def _one_of_two(self) -> "Optimizer":
-        if (self.adamw is None) == (self.lamb is None):
-            raise ValueError("choose exactly one optimizer: adamw or lamb")
+    def _exactly_one(self) -> "Optimizer":
+        if len(self._given_ones()) != 1:
+            raise ValueError("choose exactly one optimizer: adamw, stableadamw, lamb or muon")
         return self
+
+    def _given_ones(self) -> list[OptimizerConfig]:
+        every = (self.adamw, self.stableadamw, self.lamb, self.muon)
+        return [settings for settings in every if settings is not None]
+
+    @property
+    def settings(self) -> OptimizerConfig:
+        """Those of the one that is given."""
+        return self._given_ones()[0]
 
 
 class DataService(RecipePart):

@@ -1,10 +1,14 @@
-"""A recipe in figures: model size, batches, tokens."""
+"""A recipe in figures: model size, state, batches, tokens."""
+
+from functools import lru_cache
+from math import prod
 
 from encoder_core.families.build import ModelConfig
 from encoder_core.layers.initialise import on_meta
 from encoder_core.objectives.networks import network
+from encoder_core.optim.groups import hidden_matrices
 from launcher.format import human_count
-from launcher.recipe.objective import meta_module, parameter_count
+from launcher.recipe.objective import RecipeObjective, meta_module, parameter_count
 from launcher.recipe.schema import Recipe, RecipePhase
 
 _ASSUMED_VOCABULARY = 50_265  # for counting only, where the recipe leaves it to the tokenizer
@@ -40,6 +44,25 @@ def parameters(recipe: Recipe, vocabulary: int | None = None) -> int:
     if vocabulary is not None and model.vocab is None:
         model = model.model_copy(update={"vocab": vocabulary})
     return parameter_count(meta_module(known(model), recipe.objective))
+
+
+def momentum_matrices(recipe: Recipe) -> list[tuple[int, ...]]:
+    """Shapes of the parameters of which the optimizer keeps a momentum in place of two moments: with Muon, of all
+    hidden matrices that are trained."""
+    return [] if recipe.optimizer.muon is None else _matrices(known(recipe.model), recipe.objective)
+
+
+@lru_cache(maxsize=8)
+def _matrices(model: ModelConfig, objective: RecipeObjective) -> list[tuple[int, ...]]:
+    """An estimate asks again for every stage and microbatch."""
+    return [
+        tuple(p.shape) for p in hidden_matrices(meta_module(model, objective)).values() if p.requires_grad
+    ]
+
+
+def state_bytes(recipe: Recipe, count: int) -> int:
+    """Of a checkpoint of `count` parameters: of each the fp32 weight and its moments."""
+    return 12 * count - 4 * sum(prod(shape) for shape in momentum_matrices(recipe))
 
 
 def discriminator_parameters(recipe: Recipe) -> int | None:

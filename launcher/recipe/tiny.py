@@ -9,6 +9,8 @@ from encoder_core.families.deberta import DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.xlnet import XlnetConfig
+from encoder_core.optim.adamw import AdamWConfig
+from encoder_core.optim.lamb import LambConfig
 from launcher.recipe.checks import impossible
 from launcher.recipe.objective import RecipeObjective
 from launcher.recipe.schema import (
@@ -176,8 +178,13 @@ def _objective(objective: RecipeObjective, length: int) -> RecipeObjective:
 
 
 def _optimizer(optimizer: Optimizer, *, detects: bool) -> Optimizer:
-    if optimizer.adamw is not None:
-        lr = DETECTION_LR if detects else ADAMW_LR if optimizer.adamw.bias_correction else UNCORRECTED_LR
-        return Optimizer(adamw=optimizer.adamw.model_copy(update={"lr": lr}))
-    assert optimizer.lamb is not None  # a recipe has exactly one
-    return Optimizer(lamb=optimizer.lamb.model_copy(update={"lr": LAMB_LR}))
+    """With a learning rate for small models. StableAdamW and Muon are made for AdamW's."""
+    match optimizer.settings:
+        case LambConfig():
+            lr = LAMB_LR
+        case AdamWConfig(bias_correction=False) if not detects:
+            lr = UNCORRECTED_LR
+        case _:
+            lr = DETECTION_LR if detects else ADAMW_LR
+    given = optimizer.model_dump()
+    return Optimizer.model_validate({name: settings | {"lr": lr} for name, settings in given.items()})

@@ -16,8 +16,10 @@ from pydantic import JsonValue
 from checkpoints.copying import BEFORE, copy_checkpoint
 from checkpoints.layout import CheckpointManifest, CheckpointName
 from checkpoints.listing import committed
+from checkpoints.load import ensure_kinds
 from checkpoints.rewind import SKIPS, rewinds, skips
 from data_service.tokenizers.tokenizer import Tokenizer
+from encoder_core.train.zero_state import own_kinds
 from launcher.errors import RunChanged, RunError
 from launcher.recipe.load import reload
 from launcher.recipe.objective import meta_module
@@ -66,7 +68,8 @@ def fork(
     Raises:
         RunError: there is a run at `uri`, no such checkpoint, or nothing left to train.
         RunChanged: the model would be another one.
-        RecipeError, CorpusError, TokenizerError, CheckpointError, StoreError: as for `init` and `export`.
+        CheckpointError: the checkpoint's moments are not those of the new recipe's optimizer; and as for `export`.
+        RecipeError, CorpusError, TokenizerError, StoreError: as for `init` and `export`.
     """
     store = free_place(uri)
     recipe = absolute(reload(source.recipe, tuple(assignments)))
@@ -127,6 +130,7 @@ def _check_model(
             f"the objective needs other parameters than {source.uri} has: {', '.join(differing)}",
             remedy=f"a new run that starts from its weights may: --set start={source.uri}",
         )
+    ensure_kinds(manifest, own_kinds(module, muon=recipe.optimizer.muon is not None), source.uri)
 
 
 def _check_place(uri: str, there: Sequence[CheckpointName], recipe: Recipe, step: int) -> None:

@@ -42,11 +42,17 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize(
+    ("name", "further"),
+    [
+        *((name, ()) for name in WHOLE),
+        *(("roberta-base", (f"optimizer={{{name}: {{lr: 1.5e-3}}}}",)) for name in ("stableadamw", "muon")),
+    ],
+)
 def test_a_recipe_learns_survives_and_goes_on_to_transformers(
-    name: str, inputs: Path, tmp_path: Path
+    name: str, further: tuple[str, ...], inputs: Path, tmp_path: Path
 ) -> None:
-    uri, undisturbed = (create(name, inputs, tmp_path / run) for run in ("run", "undisturbed"))
+    uri, undisturbed = (create(name, inputs, tmp_path / run, *further) for run in ("run", "undisturbed"))
     with training(uri) as process:
         wait_for(process, lambda: committed(uri) > 0, timeout=900)
         kill(process, "ray::RankProcess")

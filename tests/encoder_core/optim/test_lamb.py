@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from encoder_core.errors import TrainingError
-from encoder_core.optim.lamb import Lamb, LambConfig, ShardSegment
+from encoder_core.optim.lamb import Lamb, LambConfig
+from encoder_core.optim.shards import ShardSegment
 from encoder_core.optim.updates import set_update
 
 STEPS = 10
@@ -68,10 +69,10 @@ def test_a_flat_tensor_of_several_parameters_steps_like_the_parameters() -> None
     flat = nn.Parameter(torch.cat([*(p.detach().flatten() for p in _parameters()), padding]))
     sharded = Lamb([flat], LambConfig(lr=0.01))
     starts = [0, 91, 141, 157]
-    segments = [ShardSegment(i, start, stop) for i, (start, stop) in enumerate(pairwise(starts))]
+    segments = [ShardSegment(i, 0, start, stop) for i, (start, stop) in enumerate(pairwise(starts))]
     torch.distributed.init_process_group("gloo", rank=0, world_size=1, store=torch.distributed.HashStore())
     try:
-        sharded.shard({flat: segments}, parameters=3)
+        sharded.shard({flat: segments}, SHAPES)
         for count in range(1, STEPS + 1):
             for p, g in zip(whole, gradients[count - 1], strict=True):
                 p.grad = g

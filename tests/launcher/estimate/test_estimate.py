@@ -96,6 +96,27 @@ def test_recomputation_costs_a_third_and_saves_memory() -> None:
     assert recomputed.as_configured.bytes < 0.4 * plain.as_configured.bytes
 
 
+@pytest.mark.parametrize("zero", [1, 3])
+def test_muon_keeps_one_moment_of_matrices_and_takes_time_to_orthogonalise_them(zero: int) -> None:
+    matrices = 24 * (4 * 1024 * 1024 + 2 * 1024 * 4096)
+    adamw, muon = (
+        of("roberta-large-160gb", f"zero={zero}", *settings)
+        for settings in ((), ("optimizer={muon: {lr: 4.0e-4}}",))
+    )
+    assert adamw.checkpoints.bytes - muon.checkpoints.bytes == 4 * matrices
+    assert adamw.as_configured is not None
+    assert muon.as_configured is not None
+    saved = adamw.as_configured.bytes - muon.as_configured.bytes
+    assert saved == pytest.approx(4 * matrices / 128, abs=2)
+    one = 24 * 5 * (4 * (4 * 1024**3 + 2 * 1024**3) + 2 * (4 * 1024**2 * 4096 + 2 * 1024**3))
+    assert muon.phases[0].orthogonalising == pytest.approx(one / 128)
+    assert muon.phases[0].step > adamw.phases[0].step == adamw.phases[0].compute + adamw.phases[0].network
+    text = render(muon)
+    assert "orthogonalising" in text
+    assert f"8 B x {matrices:,} / 128 ranks" in text
+    assert f"- 4 B x {matrices:,} of one moment" in text
+
+
 @pytest.mark.parametrize("name", ["roberta-large-160gb", "deberta-v3-base", "xlnet-base", "electra-base"])
 def test_the_tensors_below_the_bill_add_up_to_its_line(name: str) -> None:
     found = of(name, "activation_checkpointing=false", nodes=1)

@@ -32,6 +32,12 @@ def test_overrides_adjust_a_tiny_recipe() -> None:
         ("zero=5", "--set zero = 5: input should be 0, 1, 2 or 3", "correct zero"),
         ("precision=fp16", '--set precision = "fp16"', "correct precision"),
         ("optimizer.lamb={lr: 0.1}", "choose exactly one optimizer", "correct optimizer"),
+        ("optimizer.muon={lr: 0.1}", "choose exactly one optimizer", "correct optimizer"),
+        (
+            "optimizer={muon: {lr: 0.1, betas: [0.9, 1.0]}}",
+            "optimizer.muon.betas.1",
+            "optimizer.muon.betas.1",
+        ),
         ("phases.0.batch.tokens=4096", "exactly one of the two", "correct phases.0.batch"),
         ("objective.mlm.replace.mask=0.9", "mask + random + keep is 1.1", "correct objective.mlm.replace"),
         ("data_service.memory=lots", '--set data_service.memory = "lots"', "correct data_service.memory"),

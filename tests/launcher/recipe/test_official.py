@@ -10,7 +10,6 @@ from encoder_core.optim.groups import parameter_groups
 from launcher.estimate.cluster import Cluster, find_gpu
 from launcher.estimate.estimate import estimate
 from launcher.estimate.workload import targets_per_row
-from launcher.rank.build import optimizer_settings
 from launcher.recipe.load import bundled, load
 from launcher.recipe.objective import objective_module
 from launcher.recipe.schema import Recipe
@@ -67,7 +66,7 @@ def test_robertas_row_of_padding_is_zero() -> None:
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_weight_decay_acts_on_the_official_parameters(name: str) -> None:
-    model, settings = fresh(load(name)), optimizer_settings(load(name))
+    model, settings = fresh(load(name)), load(name).optimizer.settings
     groups = parameter_groups(
         model, settings.weight_decay, decayed=settings.decayed, update_groups=model.update_groups()
     )

@@ -9,7 +9,7 @@ import pytest
 
 from checkpoints.attempt import Attempt
 from checkpoints.copying import BEFORE
-from checkpoints.errors import DamagedCheckpoint
+from checkpoints.errors import CheckpointError, DamagedCheckpoint
 from checkpoints.layout import CheckpointName
 from checkpoints.listing import committed, read_manifest
 from checkpoints.rewind import Rewind, record, skips
@@ -109,6 +109,16 @@ def test_another_shuffle_is_other_data(source: str, tmp_path: Path) -> None:
 def test_the_place_in_other_data_can_be_kept(source: str, tmp_path: Path) -> None:
     forked = make(source, tmp_path / "fork", "seed=5", keep_position=True)
     assert (forked.restarted, forked.run.record.data_begins) == ((), 0)
+
+
+def test_moments_of_another_optimizer_are_refused_unless_they_are_the_same(
+    source: str, tmp_path: Path
+) -> None:
+    with pytest.raises(CheckpointError, match="saved with another optimizer") as refused:
+        make(source, tmp_path / "muon", "optimizer={muon: {lr: 1.0e-3}}")
+    assert f"--set start={source}" in refused.value.remedy
+    assert not (tmp_path / "muon" / RECORD).exists()
+    make(source, tmp_path / "stable", "optimizer={stableadamw: {lr: 1.0e-3}}")
 
 
 def test_its_record_names_all_it_came_from(source: str, tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from data_service.ingest.options import BuildOptions
 from data_service.store.base import Store
 from data_service.tokenizers.load import save_tokenizer
 from data_service.tokenizers.train import train_tokenizer
-from encoder_core.train.zero_state import KINDS
 from launcher.recipe.load import load
 from launcher.run.create import create_run, reconcile
 from launcher.run.history import History, StepHistory, read_history
@@ -150,5 +149,5 @@ def final_state(uri: str, step: int = STEPS) -> dict[tuple[str, str], bytes]:
         return {
             (name, kind): reader.read_full(name, kind).numpy().tobytes()
             for name in good.manifest.shapes
-            for kind in KINDS
+            for kind in good.manifest.kinds_of(name)
         }

@@ -1,0 +1,105 @@
+"""Where whole parameters lie in ZeRO's flat partitions, for optimizers that need more than single elements.
+
+ZeRO hands an optimizer flat tensors in which several parameters lie end to end, each possibly cut between ranks. AdamW
+need not know. LAMB and StableAdamW need a sum over each whole parameter; Muon needs the matrix.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.optim.optimizer import Optimizer
+
+from encoder_core.errors import TrainingError
+
+
+@dataclass(frozen=True)
+class ShardSegment:
+    """Elements [start, stop) of a flat tensor are elements [first, first + stop - start) of the flattened parameter
+    number `parameter`."""
+
+    parameter: int
+    first: int
+    start: int
+    stop: int
+
+    def of(self, flat: Tensor) -> Tensor:
+        """The view [stop - start] of a tensor that is laid out as the flat one."""
+        return flat.view(-1)[self.start : self.stop]
+
+
+class ShardedOptimizer(Optimizer):
+    """An optimizer that treats each parameter as a whole. Until `shard` is called, each tensor is a parameter."""
+
+    def __init__(self, params: Iterable[Tensor] | Iterable[dict[str, Any]], defaults: dict[str, Any]) -> None:
+        super().__init__(params, defaults)
+        whole = [p for group in self.param_groups for p in group["params"]]
+        self._segments: Mapping[Tensor, Sequence[ShardSegment]] = {
+            p: (ShardSegment(i, 0, 0, p.numel()),) for i, p in enumerate(whole)
+        }
+        self._shapes: Sequence[tuple[int, ...]] = [tuple(p.shape) for p in whole]
+        self._sharded = False
+        self._ranks: dist.ProcessGroup | None = None
+
+    def shard(
+        self,
+        segments: Mapping[Tensor, Sequence[ShardSegment]],
+        shapes: Sequence[tuple[int, ...]],
+        ranks: dist.ProcessGroup | None = None,
+    ) -> None:
+        """Tells the optimizer which ranges of which parameters lie in this rank's flat tensors. Collective.
+
+        Args:
+            segments: for every flat tensor of this rank, one range of every parameter that lies in that tensor on any
+                rank, in the same order on all ranks; empty where this rank holds nothing of it. What no range covers
+                is padding.
+            shapes: of all parameters, by number. Numbers mean the same on all ranks.
+            ranks: the process group that shares the parameters; None for the default group.
+        """
+        self._segments, self._shapes, self._ranks = segments, shapes, ranks
+        self._sharded = True
+
+    def _ranges(self, p: Tensor) -> Sequence[ShardSegment]:
+        """What lies in a flat tensor. Raises TrainingError if nobody said so: it is never taken for one parameter."""
+        if p not in self._segments:
+            name = type(self).__name__
+            raise TrainingError(
+                f"{name} was given a flat tensor of {p.numel()} elements but not which parameters they belong to",
+                remedy=f"call {name}.shard with the segments of every partition once the engine is built",
+            )
+        return self._segments[p]
+
+    def _square_sums(self, rows: Sequence[Sequence[Tensor]], params: Sequence[Tensor]) -> Tensor:
+        """[rows, parameters] float64: for each row of tensors laid out as `params`, the sum of squares over each whole
+        parameter. Collective if sharded; 0 for parameters that lie in none of `params`.
+
+        Each rank adds up its own ranges, and one all-reduce of this small table does the rest.
+        """
+        device = params[0].device
+        table = torch.zeros(len(rows), len(self._shapes), dtype=torch.float64, device=device)
+        for row, tensors in zip(table, rows, strict=True):
+            for p, tensor in zip(params, tensors, strict=True):
+                for segment in self._ranges(p):
+                    row[segment.parameter] += _square_sum(segment.of(tensor))
+        if self._sharded:
+            dist.all_reduce(table, group=self._ranks)
+        return table
+
+    def _multiply(self, tensors: Sequence[Tensor], params: Sequence[Tensor], factors: Tensor) -> None:
+        """Multiply each parameter's range of tensors laid out as `params` by its own of [parameters] factors."""
+        for p, tensor in zip(params, tensors, strict=True):
+            for segment in self._ranges(p):
+                segment.of(tensor).mul_(factors[segment.parameter])
+
+    def _sizes(self, device: torch.device) -> Tensor:
+        """[parameters] float64: how many elements each has."""
+        return torch.tensor([prod(shape) for shape in self._shapes], dtype=torch.float64, device=device)
+
+
+def _square_sum(x: Tensor) -> Tensor:
+    norm: Tensor = torch.linalg.vector_norm(x, dtype=torch.float64)
+    return norm.square()

@@ -1,0 +1,84 @@
+"""StableAdamW unsharded: AdamW where nothing surprises, smaller steps where something does. With DeepSpeed, and against
+the paper's algorithm: test_whole_zero.py."""
+
+import pytest
+import torch
+from torch import nn
+
+from encoder_core.errors import TrainingError
+from encoder_core.optim.adamw import AdamW, AdamWConfig
+from encoder_core.optim.stable_adamw import StableAdamW, StableAdamWConfig
+from encoder_core.optim.updates import set_update
+
+RATE, BETAS = 0.01, (0.9, 0.98)
+
+
+def _pair() -> tuple[nn.Parameter, nn.Parameter, StableAdamW, AdamW]:
+    torch.manual_seed(1)
+    p = nn.Parameter(torch.randn(30, 20))
+    q = nn.Parameter(p.detach().clone())
+    return (
+        p,
+        q,
+        StableAdamW([p], StableAdamWConfig(lr=RATE, betas=BETAS)),
+        AdamW([q], AdamWConfig(lr=RATE, betas=BETAS)),
+    )
+
+
+def _step(p: nn.Parameter, optimizer: torch.optim.Optimizer, gradient: torch.Tensor, count: int) -> float:
+    """The root mean square of the update."""
+    before = p.detach().clone()
+    p.grad = gradient.clone()
+    set_update(optimizer, lr=RATE, count=count)
+    optimizer.step()
+    return float((p.detach() - before).square().mean().sqrt())
+
+
+def test_where_gradients_shrink_it_is_adamw() -> None:
+    p, q, stable, adamw = _pair()
+    direction = torch.randn(30, 20)
+    for count in range(1, 11):
+        for weight, optimizer in ((p, stable), (q, adamw)):
+            _step(weight, optimizer, direction * 0.9**count, count)
+    torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
+
+
+def test_a_gradient_a_hundred_times_as_large_moves_weights_less() -> None:
+    p, q, stable, adamw = _pair()
+    for count in range(1, 51):
+        g = torch.randn(30, 20)
+        for weight, optimizer in ((p, stable), (q, adamw)):
+            _step(weight, optimizer, g, count)
+    g = 100 * torch.randn(30, 20)
+    # The second moment is then about g^2 / 50 of its corrected share: rms is near 5.6, and so is the quotient.
+    share = _step(p, stable, g, 51) / _step(q, adamw, g, 51)
+    moments = stable.state[p]["exp_avg_sq"] / (1 - BETAS[1] ** 51)
+    rms = float((g.square() / moments).mean().sqrt())
+    assert rms > 4
+    assert share == pytest.approx(1 / rms, rel=0.02)
+
+
+def test_a_run_may_go_on_from_adamws_moments() -> None:
+    """The same kinds of state, with the same meaning."""
+    p, q, stable, adamw = _pair()
+    g = torch.randn(30, 20)
+    _step(p, stable, g, 1)
+    _step(q, adamw, g, 1)
+    for kind, moment in adamw.state[q].items():
+        torch.testing.assert_close(stable.state[p][kind], moment)
+
+
+def test_no_gradient_is_no_division_by_zero() -> None:
+    p = nn.Parameter(torch.ones(3))
+    optimizer = StableAdamW([p], StableAdamWConfig(lr=RATE, weight_decay=0.0))
+    assert _step(p, optimizer, torch.zeros(3), 1) == 0.0
+
+
+def test_a_partition_nobody_described_is_an_error() -> None:
+    optimizer = StableAdamW([nn.Parameter(torch.ones(2))], StableAdamWConfig(lr=RATE))
+    flat = nn.Parameter(torch.ones(8))
+    flat.grad = torch.ones(8)
+    optimizer.param_groups[0]["params"] = [flat]
+    set_update(optimizer, lr=RATE, count=1)
+    with pytest.raises(TrainingError, match=r"StableAdamW\.shard"):
+        optimizer.step()

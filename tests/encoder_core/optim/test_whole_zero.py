@@ -1,0 +1,118 @@
+"""Muon and StableAdamW under real ZeRO 0-3, on 1 to 3 ranks, equal literal unsharded references, and go on from their
+state anywhere."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from encoder_core.train.zero_state import MASTER
+from tests.support.ranks.chosen_gradients import (
+    MUON,
+    RATE,
+    STABLE,
+    STEPS,
+    Case,
+    Model,
+    gradients,
+    run,
+    shapes_of,
+)
+from tests.support.ranks.forked import run_ranks
+from tests.support.ranks.fragments import Whole, whole
+
+pytestmark = pytest.mark.cluster
+
+CASES = [
+    Case(optimizer, stage, seed)
+    for optimizer in ("muon", "stableadamw")
+    for stage in range(4)
+    for seed in ((5, 6) if optimizer == "muon" else (7,))
+]
+
+
+def _newton_schulz(m: Tensor) -> Tensor:
+    """Moonlight's toy_train.py, in float64, on the matrix as it lies."""
+    x = m / (m.norm() + 1e-7)
+    for _ in range(5):
+        a = x @ x.T
+        x = 3.4445 * x + (-4.7750 * a + 2.0315 * a @ a) @ x
+    return x
+
+
+def _adam(p: Tensor, given: list[Tensor], betas: tuple[float, float], eps: float, decay: float) -> Tensor:
+    m = v = torch.zeros_like(p)
+    for t, g in enumerate(given, start=1):
+        m, v = betas[0] * m + (1 - betas[0]) * g, betas[1] * v + (1 - betas[1]) * g * g
+        p = p * (1 - RATE * decay)
+        p = p - RATE * (m / (1 - betas[0] ** t)) / ((v / (1 - betas[1] ** t)).sqrt() + eps)
+    return p
+
+
+def _muon(p: Tensor, given: list[Tensor], name: str) -> Tensor:
+    """Liu et al. 2025, equations 1 to 4, with Nesterov's momentum as in their code."""
+    decay = 0.0 if name.endswith("bias") else MUON.weight_decay
+    if not name.startswith("layers") or name.endswith("bias"):
+        return _adam(p, given, MUON.betas, MUON.eps, decay)
+    shape, p = p.shape, p.flatten(1)
+    buffer = torch.zeros_like(p)
+    for g in (g.flatten(1) for g in given):
+        buffer = 0.95 * buffer + g
+        update = _newton_schulz(g + 0.95 * buffer)
+        p = p * (1 - RATE * decay) - RATE * 0.2 * max(p.shape) ** 0.5 * update
+    return p.view(shape)
+
+
+def _stable(p: Tensor, given: list[Tensor], name: str) -> Tensor:
+    """Wortsman et al. 2023, algorithm 2, with its corrected betas."""
+    v = u = torch.zeros_like(p)
+    b1, b2 = STABLE.betas
+    decay = 0.0 if name.endswith("bias") else STABLE.weight_decay
+    for t, g in enumerate(given, start=1):
+        b1_hat, b2_hat = (b * (1 - b ** (t - 1)) / (1 - b**t) for b in (b1, b2))
+        v, u = b1_hat * v + (1 - b1_hat) * g, b2_hat * u + (1 - b2_hat) * g * g
+        rms = (g * g / u.clamp(min=STABLE.eps**2)).mean().sqrt()
+        eta = RATE / max(1.0, float(rms))
+        p = p - eta * decay * p - eta * v / (u.sqrt() + STABLE.eps)
+    return p
+
+
+def expected(case: Case) -> dict[str, np.ndarray]:
+    model = Model(case.seed)
+    given = [[g.double() for g in gradients(shapes_of(model), step)] for step in range(STEPS)]
+    literal = _muon if case.optimizer == "muon" else _stable
+    return {
+        name: literal(p.detach().double(), [step[i] for step in given], name).numpy().ravel()
+        for i, (name, p) in enumerate(model.named_parameters())
+    }
+
+
+def error(found: Whole, wanted: dict[str, np.ndarray]) -> float:
+    """The largest, relative to the largest weight of its parameter."""
+    assert found.keys() == wanted.keys()
+    return max(float(np.abs(found[n][MASTER] - w).max() / np.abs(w).max()) for n, w in wanted.items())
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_ten_steps_at_every_stage_equal_the_reference(world: int) -> None:
+    ranks = run_ranks(run, world, CASES)
+    for i, case in enumerate(CASES):
+        assert error(whole(rank[i] for rank in ranks), expected(case)) <= 1e-6, case
+
+
+def test_state_restored_at_the_same_place_goes_on_bit_for_bit_and_elsewhere_equal() -> None:
+    undisturbed, half = run_ranks(run, 2, CASES), run_ranks(run, 2, CASES, 0, STEPS // 2)
+    states = [whole(rank[i] for rank in half) for i in range(len(CASES))]
+    there = run_ranks(run, 2, CASES, STEPS // 2, STEPS, states)
+    # At three ranks each case goes on at the next stage.
+    moved = [Case(case.optimizer, (case.stage + 1) % 4, case.seed) for case in CASES]
+    elsewhere = run_ranks(run, 3, moved, STEPS // 2, STEPS, states)
+    for i, case in enumerate(CASES):
+        straight, resumed, other = (
+            whole(rank[i] for rank in ranks) for ranks in (undisturbed, there, elsewhere)
+        )
+        for name, kinds in straight.items():
+            matrix = case.optimizer == "muon" and name.startswith("layers") and name.endswith("weight")
+            assert set(kinds) == {MASTER, "momentum"} if matrix else {MASTER, "exp_avg", "exp_avg_sq"}
+            assert all(np.array_equal(values, resumed[name][kind]) for kind, values in kinds.items()), case
+        assert error(other, {name: kinds[MASTER] for name, kinds in straight.items()}) <= 1e-6, case

@@ -1,0 +1,121 @@
+"""Muon and StableAdamW under a real DeepSpeed engine, driven by gradients chosen in advance, on matrices of random
+shapes."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from encoder_core.layers.parameters import IntoHeads
+from encoder_core.optim.groups import parameter_groups
+from encoder_core.optim.muon import Muon, MuonConfig
+from encoder_core.optim.stable_adamw import StableAdamW, StableAdamWConfig
+from encoder_core.train.engine import Engine
+from encoder_core.train.engine_config import EngineConfig
+from encoder_core.train.zero_state import ALL_KINDS
+from tests.support.ranks.fragments import Piece, Whole, pieces
+
+STEPS, RATE = 10, 0.01
+MUON = MuonConfig(lr=RATE, clip=None)
+STABLE = StableAdamWConfig(lr=RATE, betas=(0.9, 0.98), weight_decay=0.1)
+
+
+@dataclass(frozen=True)
+class Case:
+    """`seed` draws the model: how many matrices, their shapes and weights."""
+
+    optimizer: Literal["muon", "stableadamw"]
+    stage: int
+    seed: int
+
+
+class Linear(nn.Linear):
+    """Its gradients are what it is called with."""
+
+    def forward(self, weight: Tensor, bias: Tensor) -> Tensor:  # type: ignore[override]
+        return (self.weight * weight).sum() + (self.bias * bias).sum()
+
+
+class Heads(IntoHeads):
+    """A matrix of three dimensions."""
+
+    def forward(self, weight: Tensor) -> Tensor:  # type: ignore[override]
+        return (self.weight * weight).sum()
+
+
+class Model(nn.Module):
+    """Odd sizes: partitions cut matrices anywhere, some into more than two, and some ranks hold none of some."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        draws = random.Random(seed)
+        torch.manual_seed(seed)
+        sizes = [(draws.randint(1, 40), draws.randint(1, 40)) for _ in range(draws.randint(2, 5))]
+        self.layers = nn.ModuleList([Heads(6, 3), *(Linear(*size) for size in sizes)])
+        self.head = Linear(draws.randint(1, 20), draws.randint(1, 20))
+        for p in self.parameters():
+            nn.init.normal_(p)
+
+    def forward(self, batch: Any) -> Tensor:
+        given = iter(batch.gradients)
+        modules = [*self.layers, self.head]
+        return sum(module(*(next(given) for _ in module.parameters())) for module in modules)
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """In place of a batch: what the engine asks of one, and a gradient for every parameter."""
+
+    tokens: Tensor
+    gradients: list[Tensor]
+
+
+def gradients(shapes: Sequence[Sequence[int]], step: int) -> list[Tensor]:
+    """A gradient for every parameter, of very different sizes, and in some steps much larger than before: what update
+    clipping is for."""
+    draws = torch.Generator().manual_seed(100 + step)
+    surprise = 30.0 if step % 4 == 3 else 1.0
+    return [
+        torch.randn(tuple(shape), generator=draws) * surprise * 10.0 ** (i % 4 - 2)
+        for i, shape in enumerate(shapes)
+    ]
+
+
+def shapes_of(model: nn.Module) -> list[tuple[int, ...]]:
+    return [tuple(p.shape) for p in model.parameters()]
+
+
+def run(
+    rank: int,
+    world: int,
+    cases: list[Case],
+    first: int = 0,
+    stop: int = STEPS,
+    states: list[Whole] | None = None,
+) -> list[list[Piece]]:
+    """Steps [first, stop) of each case, from `states` if given; this rank's fragments afterwards."""
+    return [
+        _run(case, world, range(first, stop), states[i] if states else None) for i, case in enumerate(cases)
+    ]
+
+
+def _run(case: Case, world: int, steps: range, state: Whole | None) -> list[Piece]:
+    model = Model(case.seed)
+    shapes = shapes_of(model)
+    optimizer: torch.optim.Optimizer
+    if case.optimizer == "muon":
+        optimizer = Muon(parameter_groups(model, MUON.weight_decay, matrices=True), MUON)
+    else:
+        optimizer = StableAdamW(parameter_groups(model, STABLE.weight_decay), STABLE)
+    engine = Engine(model, optimizer, EngineConfig(case.stage, "fp32", None, 0 if case.stage == 3 else None))
+    if state is not None:
+        engine.restore(ALL_KINDS, lambda name, kind, a, b: torch.from_numpy(state[name][kind][a:b]))
+    for step in steps:
+        batch: Any = Gradients(torch.ones(1), gradients(shapes, step))
+        # Rank 0 alone brings the gradient, so that the sum over any number of ranks is exact.
+        engine.backward(engine(batch) * float(engine.rank == 0), last=True)
+        assert engine.update(RATE, step + 1).applied
+    return pieces(engine.fragments())
