@@ -4,7 +4,7 @@ from typing import Literal
 
 import pytest
 
-from encoder_core.cost.memory import kept, total
+from encoder_core.cost.memory import MemoryPart, kept, total
 from encoder_core.train.engine_config import Precision
 from tests.support.ranks import measures
 from tests.support.ranks.forked import run_ranks
@@ -12,6 +12,7 @@ from tests.support.ranks.forked import run_ranks
 pytestmark = pytest.mark.cluster
 
 WORLD = 2
+COUNT = measures.WIDTH**2 * measures.DEPTH
 PASSING = ("gathered weights", "bucket of gradients")  # there only in a forward or backward pass
 LARGE = 900_000_000  # bytes: a bucket, whatever the model's size
 
@@ -31,7 +32,18 @@ LARGE = 900_000_000  # bytes: a bucket, whatever the model's size
 def test_weights_gradients_and_moments_are_as_large_as_the_formulas_say(
     stage: Literal[0, 1, 2, 3], precision: Precision
 ) -> None:
-    parts = kept(measures.WIDTH**2 * measures.DEPTH, WORLD, stage, precision)
+    ensure_held(kept(COUNT, WORLD, stage, precision), stage, precision)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("stage", "precision"), [(0, "fp32"), (1, "bf16"), (2, "fp32"), (3, "bf16")])
+def test_of_a_matrix_muon_keeps_one_moment(stage: Literal[0, 1, 2, 3], precision: Precision) -> None:
+    ensure_held(kept(COUNT, WORLD, stage, precision, single=COUNT), stage, precision, muon=True)
+
+
+def ensure_held(
+    parts: list[MemoryPart], stage: Literal[0, 1, 2, 3], precision: Precision, *, muon: bool = False
+) -> None:
     staying = total(part for part in parts if not part.what.startswith(PASSING))
-    for found in run_ranks(measures.state_bytes, WORLD, (stage, precision), LARGE):
+    for found in run_ranks(measures.state_bytes, WORLD, (stage, precision), LARGE, muon):
         assert found == pytest.approx(staying, rel=0.001)

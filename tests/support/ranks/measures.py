@@ -13,6 +13,7 @@ from encoder_core.batch import Batch
 from encoder_core.objectives.losses import LossSums, Term
 from encoder_core.optim.adamw import AdamW, AdamWConfig
 from encoder_core.optim.groups import parameter_groups
+from encoder_core.optim.muon import Muon, MuonConfig
 from encoder_core.optim.updates import WHOLE
 from encoder_core.train.collate import idle_batch
 from encoder_core.train.engine import Engine
@@ -41,7 +42,7 @@ class Wide(nn.Module):
         return LossSums((Term("mlm", x.float().sum(), 1),))
 
 
-def state_bytes(rank: int, world: int, setting: Setting, larger: int) -> int:
+def state_bytes(rank: int, world: int, setting: Setting, larger: int, muon: bool = False) -> int:
     """Bytes of the storages that a step adds and that are there between microbatches, at most.
 
     Those of less than a matrix over the ranks, and those of `larger` bytes and more, are left out. Once a process:
@@ -51,9 +52,10 @@ def state_bytes(rank: int, world: int, setting: Setting, larger: int) -> int:
     gc.collect()
     before = _large(smaller, larger)  # a sum: an address that is free again may be taken by what is counted
     model = Wide()
+    groups = parameter_groups(model, 0.01, matrices=muon)
     engine = Engine(
         model,
-        AdamW(parameter_groups(model, 0.01), AdamWConfig(lr=1e-3)),
+        Muon(groups, MuonConfig(lr=1e-3)) if muon else AdamW(groups, AdamWConfig(lr=1e-3)),
         EngineConfig(*setting, clip=None, persistence_threshold=0 if setting[0] == 3 else None),
     )
     most = 0
