@@ -4,7 +4,9 @@ from collections.abc import Iterator
 
 from data_service.samples.inputs import Lanes
 from data_service.tokenizers.tokenizer import Tokenizer
+from encoder_core.optim.schedules import ScheduleConfig
 from launcher.policies.elastic import Trainers
+from launcher.recipe.document import Path
 from launcher.recipe.objective_checks import mismatches, text_problems
 from launcher.recipe.parts import RecipeIssue
 from launcher.recipe.schema import Recipe
@@ -89,11 +91,33 @@ def _lengths(recipe: Recipe) -> Iterator[RecipeIssue]:
 
 
 def _schedule(recipe: Recipe) -> Iterator[RecipeIssue]:
-    if recipe.schedule.warmup > recipe.total_steps:
+    if any(phase.schedule is None for phase in recipe.phases):
+        yield from _schedule_fits(recipe.schedule, ("schedule",), "the run", recipe.total_steps)
+    for index, phase in enumerate(recipe.phases):
+        if phase.schedule is not None:
+            path = ("phases", index, "schedule")
+            yield from _schedule_fits(phase.schedule, path, "the phase", phase.steps)
+
+
+def _schedule_fits(schedule: ScheduleConfig, path: Path, whose: str, steps: int) -> Iterator[RecipeIssue]:
+    if schedule.warmup > steps:
         yield RecipeIssue(
-            ("schedule", "warmup"),
-            f"a warmup of {recipe.schedule.warmup:,} steps is longer than the run's {recipe.total_steps:,}",
-            "shorten the warmup or add steps to the phases",
+            (*path, "warmup"),
+            f"a warmup of {schedule.warmup:,} steps is longer than {whose}'s {steps:,}",
+            f"shorten the warmup or add steps to {whose.replace('run', 'phases')}",
+        )
+    elif schedule.least_steps > steps:
+        yield RecipeIssue(
+            (*path, "decay_steps"),
+            f"a warmup of {schedule.warmup:,} and a decay of {schedule.decay_steps:,} steps do not fit into "
+            f"{whose}'s {steps:,}",
+            f"decay in at most {steps - schedule.warmup:,} steps, or leave decay_steps out to decay after the warmup",
+        )
+    if schedule.restarts >= (schedule.decay_steps or max(1, steps - schedule.warmup)):
+        yield RecipeIssue(
+            (*path, "restarts"),
+            f"{schedule.restarts:,} restarts leave a decay no step each",
+            "restart less often, or decay in more steps",
         )
 
 

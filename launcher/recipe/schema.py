@@ -107,12 +107,22 @@ class BatchSize(Choice):
         return self
 
 
-class RecipePhase(RecipePart):
-    """A stretch of training: optimizer steps, row length in tokens (special tokens included), batch."""
+class RecipePhase(Choice):
+    """A stretch of training: what it sets takes the place of what the recipe says for the whole run.
+
+    Attributes:
+        steps: optimizer steps.
+        length: of rows in tokens, special ones included.
+        batch: of a step.
+        lr: peak learning rate, in place of the optimizer's.
+        schedule: of this phase's steps alone. None: the run's schedule, which counts the steps of all phases.
+    """
 
     steps: PositiveInt
     length: int = Field(ge=8)
     batch: BatchSize
+    lr: Annotated[float, Field(gt=0)] | None = None
+    schedule: ScheduleConfig | None = None
 
 
 class Optimizer(Choice):
