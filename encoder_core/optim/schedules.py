@@ -58,6 +58,19 @@ def learning_rate(config: ScheduleConfig, *, peak: float, total: int, step: int)
     return peak * (config.floor + (1.0 - config.floor) * _remaining(config, left))
 
 
+def stretches(config: ScheduleConfig, total: int) -> list[tuple[int, str]]:
+    """The first step of each part of a schedule over `total` steps, and what that part is: warmup, stable, or the name
+    of the decay, once for each restart, too."""
+    span = total - config.warmup if config.decay_steps is None else config.decay_steps
+    found = [(0, "warmup")] if config.warmup else []
+    if config.decay == "constant" or span < total - config.warmup:
+        found.append((config.warmup, "stable"))
+    if config.decay != "constant":
+        cycles = config.restarts + 1
+        found += [(total - span + -(-cycle * span // cycles), config.decay) for cycle in range(cycles)]
+    return [(step, name) for step, name in found if step < total]
+
+
 def _left(restarts: int, done: int, span: int) -> float:
     """Share of the present cycle that is left, `done` steps into a decay of `span` steps; 1 before it, 0 after."""
     if done < 0:

@@ -17,6 +17,8 @@ def impossible(recipe: Recipe) -> list[RecipeIssue]:
     return [
         *_weights(recipe),
         *_batches(recipe),
+        *_batch_warmups(recipe),
+        *_masks(recipe),
         *_lengths(recipe),
         *_schedule(recipe),
         *_shuffle(recipe),
@@ -77,6 +79,51 @@ def _batches(recipe: Recipe) -> Iterator[RecipeIssue]:
                 ("phases", index, "batch", "tokens"),
                 f"a batch of {tokens} tokens cannot hold one row of {phase.length}",
                 f"use at least {phase.length} tokens",
+            )
+
+
+def _batch_warmups(recipe: Recipe) -> Iterator[RecipeIssue]:
+    for index, phase in enumerate(recipe.phases):
+        warmup, path = phase.batch.warmup, ("phases", index, "batch", "warmup")
+        if warmup is None:
+            continue
+        rows = phase.batch.sequences
+        full, least = (rows, recipe.microbatch) if rows else (phase.batch.tokens or 0, phase.length)
+        if warmup.start >= full:
+            yield RecipeIssue(
+                (*path, "start"),
+                f"the batch is to rise from {warmup.start:,} to {full:,}, which is not larger",
+                f"start with less than {full:,}, or leave the warmup out",
+            )
+        if (rows and warmup.start % least) or warmup.start < least:
+            what = f"microbatches of {least}" if rows else f"rows of {least} tokens"
+            yield RecipeIssue(
+                (*path, "start"),
+                f"a first batch of {warmup.start:,} does not make whole {what}",
+                f"start with {'a multiple of' if rows else 'at least'} {least}",
+            )
+        if warmup.steps > phase.steps:
+            yield RecipeIssue(
+                (*path, "steps"),
+                f"the batch would rise for {warmup.steps:,} steps in a phase of {phase.steps:,}",
+                f"use at most {phase.steps:,} steps",
+            )
+        if isinstance(recipe.input, Lanes) or recipe.mixing.batches == "one_source":
+            what = "lanes are as many as" if isinstance(recipe.input, Lanes) else "batches of one source have"
+            yield RecipeIssue(
+                path,
+                f"{what} the rows of a step, which cannot change within a phase",
+                "use phases of different batches, or leave the warmup out",
+            )
+
+
+def _masks(recipe: Recipe) -> Iterator[RecipeIssue]:
+    for index, phase in enumerate(recipe.phases):
+        if phase.mlm is not None and recipe.objective.mlm is None:
+            yield RecipeIssue(
+                ("phases", index, "mlm"),
+                "the phase changes the masks of mlm, which is not the objective",
+                "leave it out, or train objective.mlm",
             )
 
 

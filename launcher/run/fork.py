@@ -17,11 +17,13 @@ from checkpoints.copying import BEFORE, copy_checkpoint
 from checkpoints.layout import CheckpointManifest, CheckpointName
 from checkpoints.listing import committed
 from checkpoints.rewind import SKIPS, rewinds, skips
+from data_service.stream.batches import StepBatches
 from data_service.tokenizers.tokenizer import Tokenizer
 from launcher.errors import RunChanged, RunError
 from launcher.recipe.load import reload
 from launcher.recipe.objective import meta_module
 from launcher.recipe.schema import Recipe
+from launcher.recipe.timeline import step_batches
 from launcher.run.checkpoint import select_checkpoint
 from launcher.run.create import (
     absolute,
@@ -150,13 +152,14 @@ def _other_data(source: Run, recipe: Recipe, wanted: RunRecord, step: int) -> It
         yield "phases"
 
 
-def _taken(recipe: Recipe, begin: int, stop: int) -> list[tuple[int, int, str]]:
-    """Steps `begin` to `stop`, phase by phase: how many, row length, batch."""
+def _taken(recipe: Recipe, begin: int, stop: int) -> list[tuple[int, int, bool, StepBatches]]:
+    """Steps `begin` to `stop`, phase by phase: how many, row length, whether batches count tokens, the batches."""
     taken, first = [], 0
     for phase in recipe.phases:
         steps = min(first + phase.steps, stop) - max(first, begin)
         if steps > 0:
-            taken.append((steps, phase.length, phase.batch.model_dump_json()))
+            in_tokens = phase.batch.tokens is not None
+            taken.append((steps, phase.length, in_tokens, step_batches(recipe, phase)))
         first += phase.steps
     return taken
 
