@@ -66,8 +66,8 @@ def stretches(config: ScheduleConfig, total: int) -> list[tuple[int, str]]:
     if config.decay == "constant" or span < total - config.warmup:
         found.append((config.warmup, "stable"))
     if config.decay != "constant":
-        cycles = config.restarts + 1
-        found += [(total - span + -(-cycle * span // cycles), config.decay) for cycle in range(cycles)]
+        starts = (_cycle_start(config.restarts, cycle, span) for cycle in range(config.restarts + 1))
+        found += [(total - span + start, config.decay) for start in starts]
     return [(step, name) for step, name in found if step < total]
 
 
@@ -77,7 +77,14 @@ def _left(restarts: int, done: int, span: int) -> float:
         return 1.0
     if done >= span:
         return 0.0
-    return 1.0 - done * (restarts + 1) % span / span
+    cycle = done * (restarts + 1) // span
+    first, end = (_cycle_start(restarts, number, span) for number in (cycle, cycle + 1))
+    return 1.0 - (done - first) / (end - first)
+
+
+def _cycle_start(restarts: int, cycle: int, span: int) -> int:
+    """The first step of a cycle, counted from where the decay of `span` steps begins: lengths differ by one at most."""
+    return -(-cycle * span // (restarts + 1))
 
 
 def _remaining(config: ScheduleConfig, left: float) -> float:

@@ -83,6 +83,12 @@ def phase_objective(recipe: Recipe, phase: RecipePhase) -> RecipeObjective:
     return recipe.objective.model_copy(update={"mlm": mlm.model_copy(update=own)})
 
 
+def curve_at(recipe: Recipe, step: int) -> str:
+    """What the learning rate does at a step: warmup, stable, or the name of a decay."""
+    number, start = phase_at(recipe, step)
+    return [name for first, name in _curves(recipe, recipe.phases[number], start) if first <= step][-1]
+
+
 def timeline(recipe: Recipe, rate: Callable[[int], float]) -> list[Stretch]:
     """The run from its first step to its last, cut wherever a phase, a part of a schedule or a rise of the batch begins
     or ends. `rate`: step -> learning rate."""

@@ -34,6 +34,7 @@ from launcher.run.create import (
     record_of,
     reserve,
 )
+from launcher.run.decay import decaying
 from launcher.run.inputs import read_inputs
 from launcher.run.kept_tokenizer import keep
 from launcher.run.left_out import RECENT
@@ -57,22 +58,31 @@ class Forked:
 
 
 def fork(
-    source: Run, uri: str, step: int | None, assignments: Sequence[str], *, keep_position: bool, now: datetime
+    source: Run,
+    uri: str,
+    step: int | None,
+    assignments: Sequence[str],
+    *,
+    keep_position: bool,
+    now: datetime,
+    decay: int | None = None,
 ) -> Forked:
     """Create at `uri` a run that goes on from the checkpoint of `step` of `source` (None: its newest good one).
 
     Args:
         assignments: changes of the recipe, as `--set` takes them.
+        decay: end the run so many steps after the checkpoint, and let the learning rate decay in them.
         keep_position: let the data go on at the place that the step has in it, even if it is other data.
 
     Raises:
-        RunError: there is a run at `uri`, no such checkpoint, or nothing left to train.
+        RunError: there is a run at `uri`, no such checkpoint, nothing left to train, or no stable rate to decay from.
         RunChanged: the model would be another one.
         RecipeError, CorpusError, TokenizerError, CheckpointError, StoreError: as for `init` and `export`.
     """
     store = free_place(uri)
-    recipe = absolute(reload(source.recipe, tuple(assignments)))
     manifest = select_checkpoint(source, step)
+    base = source.recipe if decay is None else decaying(source.recipe, manifest.step, decay)
+    recipe = absolute(reload(base, tuple(assignments)))
     tokenizer = source.tokenizer_under(recipe)
     inputs, past = read_inputs(recipe, tokenizer), source.record
     wanted = record_of(recipe, inputs, now, data_begins=past.data_begins)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from encoder_core.optim.schedules import ScheduleConfig, learning_rate
+from encoder_core.optim.schedules import ScheduleConfig, learning_rate, stretches
 
 
 def _rates(config: ScheduleConfig, steps: list[int], total: int = 10) -> list[float]:
@@ -127,3 +127,27 @@ def test_a_schedule_is_its_literal_statement(
     if not stable:
         assert [learning_rate(level, peak=3.0, total=total, step=step) for step in range(total)] == found
     assert learning_rate(config, peak=3.0, total=total, step=total) == 3.0 * floor
+
+
+@given(warmup=st.integers(0, 9), stable=st.integers(0, 9), falling=st.integers(1, 60), data=st.data())
+def test_every_restart_is_at_the_peak_and_cycles_are_as_long_as_each_other(
+    warmup: int, stable: int, falling: int, data: st.DataObject
+) -> None:
+    restarts = data.draw(st.integers(0, falling - 1))
+    total = warmup + stable + falling
+    config = ScheduleConfig(warmup=warmup, decay="linear", decay_steps=falling, restarts=restarts)
+    starts = [step for step, name in stretches(config, total) if name == "linear"]
+    rates = [learning_rate(config, peak=2.0, total=total, step=step) for step in range(total)]
+    assert len(starts) == restarts + 1
+    lengths = {stop - start for start, stop in zip(starts, [*starts[1:], total], strict=True)}
+    assert max(lengths) - min(lengths) <= 1
+    for start, stop in zip(starts, [*starts[1:], total], strict=True):
+        length = stop - start
+        assert rates[start:stop] == pytest.approx([2.0 * (1 - n / length) for n in range(length)])
+
+
+def test_the_parts_of_a_schedule_have_names() -> None:
+    config = ScheduleConfig(warmup=2, decay="cosine", decay_steps=4, restarts=1)
+    assert stretches(config, 10) == [(0, "warmup"), (2, "stable"), (6, "cosine"), (8, "cosine")]
+    assert stretches(ScheduleConfig(decay="constant"), 10) == [(0, "stable")]
+    assert stretches(ScheduleConfig(warmup=10), 10) == [(0, "warmup")]
