@@ -8,10 +8,12 @@ move up.
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from typing import Protocol
 
 from data_service.errors import PlanError
+from data_service.stream.batches import Rise, StepBatches
 
 
 @dataclass(frozen=True)
@@ -56,20 +58,29 @@ class PhaseBatches:
     Attributes:
         steps: optimizer steps, at least one.
         batch: units of `axis` in a step: samples, or tokens (a step then takes the samples that begin within
-            its stretch of so many tokens).
+            its stretch of so many tokens). The largest, if it rises.
         samples_per_epoch: of the stream.
         axis: how batches are measured out.
+        rise: how the batch begins smaller and grows; None if it does not.
     """
 
     steps: int
     batch: int
     samples_per_epoch: int
     axis: Axis
+    rise: Rise | None = None
 
     @classmethod
-    def of_samples(cls, steps: int, batch: int, samples_per_epoch: int) -> "PhaseBatches":
+    def of_samples(
+        cls, steps: int, batch: int, samples_per_epoch: int, rise: Rise | None = None
+    ) -> "PhaseBatches":
         """Batches of so many samples."""
-        return cls(steps, batch, samples_per_epoch, SampleAxis(samples_per_epoch))
+        return cls(steps, batch, samples_per_epoch, SampleAxis(samples_per_epoch), rise)
+
+    @cached_property
+    def batches(self) -> StepBatches:
+        """The batch of each step, counted from 0 where the phase begins."""
+        return StepBatches(self.batch, self.rise)
 
 
 @dataclass(frozen=True)
@@ -105,9 +116,9 @@ class Positions:
             _check_size(number, phase)
             self._first_epochs.append(epoch)
             self._skips.append(_skips(phase, epoch, [skip for skip in skips if skip.phase == number]))
-            steps = self._ends[number] - self._first_step(number)
-            if steps > 0:
-                epoch = phase.axis.locate(self._unit(number, steps * phase.batch - 1))[0] + 1
+            used = self._used(number, self._ends[number])
+            if used > 0:
+                epoch = phase.axis.locate(self._unit(number, used - 1))[0] + 1
 
     @property
     def steps(self) -> int:
@@ -130,13 +141,18 @@ class Positions:
         """The samples of a step, in order: one range, or more where an epoch ends or something is skipped."""
         number = self.phase_of(step)
         phase = self._phases[number]
-        first = (step - self.phase_start(step)) * phase.batch
-        stretches = self._stretches(number, first, first + phase.batch)
+        stretches = self._stretches(number, self._used(number, step), self._used(number, step + 1))
         return tuple(piece for start, stop in stretches for piece in _by_epoch(number, phase, start, stop))
 
     def _first_step(self, number: int) -> int:
         """The first step of a phase that takes data; if the phase ends before, the step at which it ends."""
         return max(self._ends[number] - self._phases[number].steps, self._begin)
+
+    def _used(self, number: int, step: int) -> int:
+        """Units that the phase has taken before `step`, since its first step that takes data."""
+        phase, begin = self._phases[number], self._first_step(number)
+        start = self._ends[number] - phase.steps
+        return phase.batches.before(step - start) - phase.batches.before(begin - start)
 
     def _stretches(self, number: int, first: int, last: int) -> Iterator[tuple[int, int]]:
         """Units of the axis for the phase's used units `first` to `last`: what lies between the skips."""

@@ -1,31 +1,51 @@
-"""The learning rate as a pure function of the step. One schedule spans all phases of a run."""
+"""The learning rate as a pure function of the step: warmup, a stable stretch, decay. A schedule spans a whole run, or
+one phase of it."""
 
 import math
-from typing import Literal, assert_never
+from typing import Literal, Self, assert_never
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
 
 
 class ScheduleConfig(BaseModel):
-    """Linear warmup, then decay to the end of the run.
+    """Linear warmup, a stretch at the peak if `decay_steps` leaves one, then decay to the end of the run or phase.
 
     Attributes:
         warmup: steps that raise the rate from 0 to its peak, the same amount each.
-        decay: constant, linear, polynomial (`power`) or cosine, over the steps after warmup.
+        decay: constant, linear, polynomial (`power`), cosine, or one_minus_sqrt: 1 - sqrt(share of the decay that is
+            done), the best of the shapes that Hägele et al. 2024 (section 4) tried after a long stable stretch.
         power: exponent of the polynomial; 1 is linear.
         floor: the rate decays towards this share of the peak.
+        decay_steps: the last steps, in which the rate decays; those between warmup and decay have the peak. None: all
+            steps after the warmup.
+        restarts: times that the decay begins anew at the peak; its steps are divided evenly (Loshchilov and Hutter
+            2017, section 3, with cycles of one length).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     warmup: int = Field(default=0, ge=0)
-    decay: Literal["constant", "linear", "polynomial", "cosine"] = "linear"
+    decay: Literal["constant", "linear", "polynomial", "cosine", "one_minus_sqrt"] = "linear"
     power: float = Field(default=1.0, gt=0.0)
     floor: float = Field(default=0.0, ge=0.0, lt=1.0)
+    decay_steps: PositiveInt | None = None
+    restarts: NonNegativeInt = 0
+
+    @model_validator(mode="after")
+    def _something_decays(self) -> Self:
+        if self.decay == "constant" and (self.decay_steps is not None or self.restarts):
+            unused = "restarts" if self.decay_steps is None else "decay_steps"
+            raise ValueError(f"{unused} is given, and a constant rate does not decay; choose a decay")
+        return self
+
+    @property
+    def least_steps(self) -> int:
+        """The fewest steps into which warmup and decay fit."""
+        return self.warmup + (self.decay_steps or 0)
 
 
 def learning_rate(config: ScheduleConfig, *, peak: float, total: int, step: int) -> float:
-    """The rate of step number `step`, counted from 0, of `total` steps over all phases.
+    """The rate of step number `step`, counted from 0, of the `total` steps that the schedule spans.
 
     No step is spent at rate 0: step 0 of a warmup of W has peak / W, steps W - 1 and W have the peak, and the
     last step is one notch above the floor. (fairseq's polynomial_decay; google-research/bert is one step
@@ -33,8 +53,38 @@ def learning_rate(config: ScheduleConfig, *, peak: float, total: int, step: int)
     """
     if step < config.warmup:
         return peak * (step + 1) / config.warmup
-    left = max(0.0, 1.0 - (step - config.warmup) / max(1, total - config.warmup))
+    span = total - config.warmup if config.decay_steps is None else config.decay_steps
+    left = _left(config.restarts, step - (total - span), max(1, span))
     return peak * (config.floor + (1.0 - config.floor) * _remaining(config, left))
+
+
+def stretches(config: ScheduleConfig, total: int) -> list[tuple[int, str]]:
+    """The first step of each part of a schedule over `total` steps, and what that part is: warmup, stable, or the name
+    of the decay, once for each restart, too."""
+    span = total - config.warmup if config.decay_steps is None else config.decay_steps
+    found = [(0, "warmup")] if config.warmup else []
+    if config.decay == "constant" or span < total - config.warmup:
+        found.append((config.warmup, "stable"))
+    if config.decay != "constant":
+        starts = (_cycle_start(config.restarts, cycle, span) for cycle in range(config.restarts + 1))
+        found += [(total - span + start, config.decay) for start in starts]
+    return [(step, name) for step, name in found if step < total]
+
+
+def _left(restarts: int, done: int, span: int) -> float:
+    """Share of the present cycle that is left, `done` steps into a decay of `span` steps; 1 before it, 0 after."""
+    if done < 0:
+        return 1.0
+    if done >= span:
+        return 0.0
+    cycle = done * (restarts + 1) // span
+    first, end = (_cycle_start(restarts, number, span) for number in (cycle, cycle + 1))
+    return 1.0 - (done - first) / (end - first)
+
+
+def _cycle_start(restarts: int, cycle: int, span: int) -> int:
+    """The first step of a cycle, counted from where the decay of `span` steps begins: lengths differ by one at most."""
+    return -(-cycle * span // (restarts + 1))
 
 
 def _remaining(config: ScheduleConfig, left: float) -> float:
@@ -48,5 +98,7 @@ def _remaining(config: ScheduleConfig, left: float) -> float:
             return float(left**config.power)
         case "cosine":
             return 0.5 * (1.0 - math.cos(math.pi * left))
+        case "one_minus_sqrt":
+            return 1.0 - math.sqrt(1.0 - left)
         case _ as never:
             assert_never(never)

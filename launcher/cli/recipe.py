@@ -7,6 +7,7 @@ import typer
 
 from data_service.visible import visible
 from launcher.cli.options import JsonOption, print_json
+from launcher.errors import OptionError
 
 if TYPE_CHECKING:
     from launcher.recipe.schema import Recipe
@@ -101,6 +102,12 @@ def show(
     assignments: SetOption = None,
     tiny: TinyOption = False,
     raw: Annotated[bool, typer.Option("--raw", help="The file as written, with its comments.")] = False,
+    timeline: Annotated[
+        bool,
+        typer.Option(
+            "--timeline", help="What changes at which step, as a table, and rate and batch as a picture."
+        ),
+    ] = False,
 ) -> None:
     """Print a recipe as it resolves: complete, defaults written out.
 
@@ -108,6 +115,13 @@ def show(
     """
     from launcher.recipe.load import source_text
 
+    if timeline:
+        from launcher.cli.recipe_timeline import print_timeline
+
+        if raw:
+            raise OptionError("--raw and --timeline are two ways to show it", remedy="give one of them")
+        print_timeline(load_recipe(recipe, assignments, tiny))
+        return
     text = source_text(recipe) if raw else load_recipe(recipe, assignments, tiny).to_yaml()
     typer.echo(visible(text), nl=False)
 

@@ -127,6 +127,15 @@ def fork(
         int | None, typer.Option("--step", help="The checkpoint of this step; default: the newest good one.")
     ] = None,
     assignments: SetOption = None,
+    decay: Annotated[
+        int | None,
+        typer.Option(
+            "--decay",
+            min=1,
+            metavar="STEPS",
+            help="End the new run so many steps later, and let the learning rate decay in them.",
+        ),
+    ] = None,
     keep_position: Annotated[
         bool,
         typer.Option(
@@ -139,6 +148,8 @@ def fork(
     The data goes on where the other run would have, if up to there it is the same; with another corpus, batch, row
     length or seed it begins anew. The model stays. The checkpoint is copied: RUN may be deleted afterwards.
 
+    `--decay 5000` ends a run at any checkpoint of a stable stretch, by its schedule's decay, or 1 - sqrt without one.
+
     Example: `maskfleet runs fork s3://bucket/runs/base s3://bucket/runs/slower --step 9000 --set
     optimizer.adamw.lr=1e-4`
     """
@@ -148,7 +159,13 @@ def fork(
     from launcher.run.record import open_run
 
     made = forking.fork(
-        open_run(run), new, step, assignments or (), keep_position=keep_position, now=datetime.now(UTC)
+        open_run(run),
+        new,
+        step,
+        assignments or (),
+        keep_position=keep_position,
+        now=datetime.now(UTC),
+        decay=decay,
     )
     typer.echo(f"created {made.run.recipe.name} at {new} from step {made.step:,} of {run}")
     for line in made.changes:

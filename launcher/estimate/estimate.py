@@ -87,8 +87,8 @@ class Estimate:
 
     @property
     def longest(self) -> PhaseTime:
-        """The phase of the longest rows, which decides memory."""
-        return max(self.phases, key=lambda phase: phase.length)
+        """The phase of the longest rows, and of these of the most targets, which decides memory."""
+        return max(self.phases, key=lambda phase: (phase.length, phase.shape.targets_per_row))
 
     @property
     def as_configured(self) -> MemoryFit | None:

@@ -12,6 +12,7 @@ from encoder_core.cost.products import Product, Shape
 from encoder_core.cost.saved import Kernel
 from launcher.recipe.objective import RecipeObjective
 from launcher.recipe.schema import Recipe, RecipePhase
+from launcher.recipe.timeline import phase_objective
 
 
 def batch_rows(phase: RecipePhase) -> int:
@@ -22,7 +23,13 @@ def batch_rows(phase: RecipePhase) -> int:
 def microbatch_shape(recipe: Recipe, phase: RecipePhase) -> Shape:
     """Each text of an example counted as a row."""
     rows = min(recipe.microbatch, batch_rows(phase)) * recipe.input.texts
-    return Shape(rows, phase.length, targets_per_row(recipe, phase.length))
+    return Shape(rows, phase.length, phase_targets(recipe, phase))
+
+
+def phase_targets(recipe: Recipe, phase: RecipePhase) -> int:
+    """Targets of a row, under the phase's masks."""
+    masked = recipe.model_copy(update={"objective": phase_objective(recipe, phase)})
+    return targets_per_row(masked, phase.length)
 
 
 def targets_per_row(recipe: Recipe, length: int) -> int:

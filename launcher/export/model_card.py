@@ -15,7 +15,8 @@ from data_service.store.open import open_store
 from data_service.visible import one_line
 from launcher.format import human_count
 from launcher.recipe.schema import Recipe
-from launcher.recipe.summary import kind, tokens_per_step
+from launcher.recipe.summary import kind
+from launcher.recipe.timeline import tokens_before
 from launcher.run.history import read_history
 from launcher.run.record import Run
 from launcher.run.step_table import Record
@@ -167,19 +168,12 @@ def _training(facts: Facts) -> Iterator[str]:
     yield "\n".join(facts.data) + "\n"
     yield "## Training\n"
     objective = ", ".join(recipe.objective.model_dump(exclude_none=True))
+    tokens = human_count(tokens_before(recipe, facts.step))
     yield (
-        f"Recipe `{recipe.name}`, objective {objective}, {human_count(_tokens(recipe, facts.step))} tokens in full "
-        f"rows. The run is {facts.run.record.fingerprint[:12]}, made with {_versions(facts.run.record.versions)}.\n"
+        f"Recipe `{recipe.name}`, objective {objective}, {tokens} tokens in full rows. The run is "
+        f"{facts.run.record.fingerprint[:12]}, made with {_versions(facts.run.record.versions)}.\n"
     )
     yield f"Held-out loss in nats for each target: {_heldout(facts.heldout)}.\n"
-
-
-def _tokens(recipe: Recipe, steps: int) -> int:
-    total = 0
-    for phase in recipe.phases:
-        done = min(phase.steps, steps)
-        total, steps = total + done * tokens_per_step(phase, recipe.input.texts), steps - done
-    return total
 
 
 def _versions(versions: Mapping[str, str]) -> str:

@@ -19,7 +19,13 @@ from data_service.samples.packing import EDGE_TOKENS
 from data_service.store.open import open_store
 from launcher.estimate.assumptions import AssumedUtilisation
 from launcher.estimate.cluster import Cluster
-from launcher.estimate.workload import batch_rows, executed, microbatch_flops, microbatch_shape
+from launcher.estimate.workload import (
+    batch_rows,
+    executed,
+    microbatch_flops,
+    microbatch_shape,
+    phase_targets,
+)
 from launcher.measure.processes import RankCommand, run_ranks
 from launcher.measure.rows import RandomText, first_ordinary, random_tokenizer, write_corpus
 from launcher.measure.taken import MeasureRequest, Step, Taken, read_taken
@@ -104,10 +110,11 @@ def measure(recipe: Recipe, note: Callable[[str], None]) -> MeasuredRecipe:
         EstimateError: not even a row fits into memory, or a rank failed.
     """
     machine = this_machine(recipe)
-    found: dict[tuple[int, int], MeasuredPhase] = {}
+    found: dict[tuple[int, int, int], MeasuredPhase] = {}
     phases = []
     for phase in recipe.phases:
-        key = (phase.length, batch_rows(phase))  # phases that differ in steps only are measured once
+        # Phases that compute the same are measured once.
+        key = (phase.length, batch_rows(phase), phase_targets(recipe, phase))
         if key not in found:
             trial = choose(recipe, phase, machine)
             note(announcement(phase, trial, machine))

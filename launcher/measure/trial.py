@@ -189,7 +189,7 @@ def _trial(
     changes = {
         "start": "scratch",
         "model": _with_layers(known(recipe.model), layers),
-        "phases": (RecipePhase(steps=recipe.total_steps, length=phase.length, batch=batch),),
+        "phases": (RecipePhase(steps=recipe.total_steps, length=phase.length, batch=batch, mlm=phase.mlm),),
         "microbatch": rows,
         "trainers": machine.ranks,
         "evaluation": RecipeEvaluation(every=EverySteps(steps=recipe.total_steps), samples=1),

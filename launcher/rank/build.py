@@ -12,13 +12,13 @@ from encoder_core.optim.adamw import AdamW
 from encoder_core.optim.groups import parameter_groups
 from encoder_core.optim.lamb import Lamb, LambConfig
 from encoder_core.optim.muon import Muon, MuonConfig
-from encoder_core.optim.schedules import learning_rate
 from encoder_core.optim.stable_adamw import StableAdamW, StableAdamWConfig
 from encoder_core.train.engine_config import EngineConfig
 from encoder_core.train.loop import TrainPlan
 from encoder_core.train.step import draw_seed
 from launcher.recipe.objective import objective_module
 from launcher.recipe.schema import Recipe
+from launcher.recipe.timeline import learning_rate
 
 WEIGHTS_STEP = -1  # the "step" from whose draws the initial weights come
 
@@ -74,5 +74,5 @@ def training_plan(recipe: Recipe) -> TrainPlan:
 
 def schedule(recipe: Recipe) -> Callable[[int], float]:
     """Step -> learning rate."""
-    peak, total = recipe.optimizer.settings.lr, recipe.total_steps
-    return lambda step: learning_rate(recipe.schedule, peak=peak, total=total, step=step)
+    peak = recipe.optimizer.settings.lr
+    return lambda step: learning_rate(recipe, peak, step)

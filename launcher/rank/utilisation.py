@@ -13,7 +13,7 @@ import torch
 
 from encoder_core.cost.products import Shape
 from launcher.estimate.cluster import gpu_of_device
-from launcher.estimate.workload import microbatch_flops, targets_per_row
+from launcher.estimate.workload import microbatch_flops, phase_targets
 from launcher.recipe.schema import Recipe
 
 _MEASURE_S = 0.1
@@ -52,7 +52,7 @@ def utilisation(recipe: Recipe, vocabulary: int, device: torch.device, ranks: in
         return None
     model = recipe.model if recipe.model.vocab else recipe.model.model_copy(update={"vocab": vocabulary})
     known = recipe.model_copy(update={"model": model})
-    shapes = (Shape(1, phase.length, targets_per_row(recipe, phase.length)) for phase in recipe.phases)
+    shapes = (Shape(1, phase.length, phase_targets(recipe, phase)) for phase in recipe.phases)
     flops = tuple(microbatch_flops(known, shape).model / shape.tokens for shape in shapes)
     return Utilisation(tuple(accumulate(phase.steps for phase in recipe.phases)), flops, speed * ranks)
 

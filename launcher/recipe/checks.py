@@ -4,7 +4,9 @@ from collections.abc import Iterator
 
 from data_service.samples.inputs import Lanes
 from data_service.tokenizers.tokenizer import Tokenizer
+from encoder_core.optim.schedules import ScheduleConfig
 from launcher.policies.elastic import Trainers
+from launcher.recipe.document import Path
 from launcher.recipe.objective_checks import mismatches, text_problems
 from launcher.recipe.parts import RecipeIssue
 from launcher.recipe.schema import Recipe
@@ -15,6 +17,8 @@ def impossible(recipe: Recipe) -> list[RecipeIssue]:
     return [
         *_weights(recipe),
         *_batches(recipe),
+        *_batch_warmups(recipe),
+        *_masks(recipe),
         *_lengths(recipe),
         *_schedule(recipe),
         *_shuffle(recipe),
@@ -78,6 +82,51 @@ def _batches(recipe: Recipe) -> Iterator[RecipeIssue]:
             )
 
 
+def _batch_warmups(recipe: Recipe) -> Iterator[RecipeIssue]:
+    for index, phase in enumerate(recipe.phases):
+        warmup, path = phase.batch.warmup, ("phases", index, "batch", "warmup")
+        if warmup is None:
+            continue
+        rows = phase.batch.sequences
+        full, least = (rows, recipe.microbatch) if rows else (phase.batch.tokens or 0, phase.length)
+        if warmup.start >= full:
+            yield RecipeIssue(
+                (*path, "start"),
+                f"the batch is to rise from {warmup.start:,} to {full:,}, which is not larger",
+                f"start with less than {full:,}, or leave the warmup out",
+            )
+        if (rows and warmup.start % least) or warmup.start < least:
+            what = f"microbatches of {least}" if rows else f"rows of {least} tokens"
+            yield RecipeIssue(
+                (*path, "start"),
+                f"a first batch of {warmup.start:,} does not make whole {what}",
+                f"start with {'a multiple of' if rows else 'at least'} {least}",
+            )
+        if warmup.steps > phase.steps:
+            yield RecipeIssue(
+                (*path, "steps"),
+                f"the batch would rise for {warmup.steps:,} steps in a phase of {phase.steps:,}",
+                f"use at most {phase.steps:,} steps",
+            )
+        if isinstance(recipe.input, Lanes) or recipe.mixing.batches == "one_source":
+            what = "lanes are as many as" if isinstance(recipe.input, Lanes) else "batches of one source have"
+            yield RecipeIssue(
+                path,
+                f"{what} the rows of a step, which cannot change within a phase",
+                "use phases of different batches, or leave the warmup out",
+            )
+
+
+def _masks(recipe: Recipe) -> Iterator[RecipeIssue]:
+    for index, phase in enumerate(recipe.phases):
+        if phase.mlm is not None and recipe.objective.mlm is None:
+            yield RecipeIssue(
+                ("phases", index, "mlm"),
+                "the phase changes the masks of mlm, which is not the objective",
+                "leave it out, or train objective.mlm",
+            )
+
+
 def _lengths(recipe: Recipe) -> Iterator[RecipeIssue]:
     for index, phase in enumerate(recipe.phases):
         if phase.length > recipe.model.max_length:
@@ -89,11 +138,33 @@ def _lengths(recipe: Recipe) -> Iterator[RecipeIssue]:
 
 
 def _schedule(recipe: Recipe) -> Iterator[RecipeIssue]:
-    if recipe.schedule.warmup > recipe.total_steps:
+    if any(phase.schedule is None for phase in recipe.phases):
+        yield from _schedule_fits(recipe.schedule, ("schedule",), "the run", recipe.total_steps)
+    for index, phase in enumerate(recipe.phases):
+        if phase.schedule is not None:
+            path = ("phases", index, "schedule")
+            yield from _schedule_fits(phase.schedule, path, "the phase", phase.steps)
+
+
+def _schedule_fits(schedule: ScheduleConfig, path: Path, whose: str, steps: int) -> Iterator[RecipeIssue]:
+    if schedule.warmup > steps:
         yield RecipeIssue(
-            ("schedule", "warmup"),
-            f"a warmup of {recipe.schedule.warmup:,} steps is longer than the run's {recipe.total_steps:,}",
-            "shorten the warmup or add steps to the phases",
+            (*path, "warmup"),
+            f"a warmup of {schedule.warmup:,} steps is longer than {whose}'s {steps:,}",
+            f"shorten the warmup or add steps to {whose.replace('run', 'phases')}",
+        )
+    elif schedule.least_steps > steps:
+        yield RecipeIssue(
+            (*path, "decay_steps"),
+            f"a warmup of {schedule.warmup:,} and a decay of {schedule.decay_steps:,} steps do not fit into "
+            f"{whose}'s {steps:,}",
+            f"decay in at most {steps - schedule.warmup:,} steps, or leave decay_steps out to decay after the warmup",
+        )
+    if schedule.restarts >= (schedule.decay_steps or max(1, steps - schedule.warmup)):
+        yield RecipeIssue(
+            (*path, "restarts"),
+            f"{schedule.restarts:,} restarts leave a decay no step each",
+            "restart less often, or decay in more steps",
         )
 
 

@@ -62,6 +62,8 @@ FORMER: tuple[tuple[str, object], ...] = (
     ("mixing.temperature", 1.0),
     ("objective.mlm.count_special", False),
     ("optimizer.*.decayed", "no_bias_norm"),
+    ("schedule.decay_steps", None),
+    ("schedule.restarts", 0),
 )
 
 

@@ -20,6 +20,7 @@ from pydantic import (
 from pydantic.types import ByteSize
 
 from data_service.samples.inputs import Input
+from data_service.samples.masking import Replacement
 from encoder_core.families.build import ModelConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.optim.adamw import AdamWConfig
@@ -96,11 +97,20 @@ class TokenizerRef(RecipePart):
     uri: str = Field(min_length=1)
 
 
+class BatchWarmup(RecipePart):
+    """A batch that begins with `start` rows or tokens, as it is counted, and grows evenly for `steps` steps, in whole
+    microbatches (of full rows)."""
+
+    start: PositiveInt
+    steps: PositiveInt
+
+
 class BatchSize(Choice):
-    """One step's batch: so many rows, or so many tokens (rows then vary)."""
+    """One step's batch: so many rows, or so many tokens (rows then vary); the same in each step but for a warmup."""
 
     sequences: PositiveInt | None = None
     tokens: PositiveInt | None = None
+    warmup: BatchWarmup | None = None
 
     @model_validator(mode="after")
     def _one_of_two(self) -> "BatchSize":
@@ -109,12 +119,31 @@ class BatchSize(Choice):
         return self
 
 
-class RecipePhase(RecipePart):
-    """A stretch of training: optimizer steps, row length in tokens (special tokens included), batch."""
+class PhaseMlm(Choice):
+    """What a phase masks otherwise than the objective says: the share of tokens, and what replaces them."""
+
+    rate: Annotated[float, Field(gt=0, le=0.8)] | None = None
+    replace: Replacement | None = None
+
+
+class RecipePhase(Choice):
+    """A stretch of training: what it sets takes the place of what the recipe says for the whole run.
+
+    Attributes:
+        steps: optimizer steps.
+        length: of rows in tokens, special ones included.
+        batch: of a step.
+        lr: peak learning rate, in place of the optimizer's.
+        schedule: of this phase's steps alone. None: the run's schedule, which counts the steps of all phases.
+        mlm: masks of this phase. Held-out loss is measured under the objective's own masks in every phase.
+    """
 
     steps: PositiveInt
     length: int = Field(ge=8)
     batch: BatchSize
+    lr: Annotated[float, Field(gt=0)] | None = None
+    schedule: ScheduleConfig | None = None
+    mlm: PhaseMlm | None = None
 
 
 OptimizerConfig = AdamWConfig | StableAdamWConfig | LambConfig | MuonConfig

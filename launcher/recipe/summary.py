@@ -10,6 +10,7 @@ from encoder_core.optim.groups import hidden_matrices
 from launcher.format import human_count
 from launcher.recipe.objective import RecipeObjective, meta_module, parameter_count
 from launcher.recipe.schema import Recipe, RecipePhase
+from launcher.recipe.timeline import tokens_before
 
 _ASSUMED_VOCABULARY = 50_265  # for counting only, where the recipe leaves it to the tokenizer
 
@@ -75,7 +76,7 @@ def discriminator_parameters(recipe: Recipe) -> int | None:
 
 def total_tokens(recipe: Recipe) -> int:
     """Tokens of the whole run, rows taken as full."""
-    return sum(phase.steps * tokens_per_step(phase, recipe.input.texts) for phase in recipe.phases)
+    return tokens_before(recipe, recipe.total_steps)
 
 
 def summary(recipe: Recipe) -> list[str]:
@@ -90,7 +91,7 @@ def summary(recipe: Recipe) -> list[str]:
 
 
 def tokens_per_step(phase: RecipePhase, texts: int = 1) -> int:
-    """Tokens of a step's batch, rows taken as full. `texts`: of each row (`Recipe.input.texts`)."""
+    """Tokens of a step's batch after any warmup, rows taken as full. `texts`: of each row (`Recipe.input.texts`)."""
     return phase.batch.tokens or (phase.batch.sequences or 0) * texts * phase.length
 
 
@@ -114,4 +115,6 @@ def _phase(phase: RecipePhase, recipe: Recipe) -> str:
     texts = recipe.input.texts
     tokens = human_count(tokens_per_step(phase, texts))
     length = f"rows of {phase.length}" if texts == 1 else f"rows of {texts} texts of {phase.length}"
-    return f"{phase.steps:,} steps of {tokens} tokens, {length}, {batch}"
+    warmup = phase.batch.warmup
+    rising = f", from {warmup.start:,} over {warmup.steps:,} steps" if warmup else ""
+    return f"{phase.steps:,} steps of {tokens} tokens, {length}, {batch}{rising}"

@@ -11,6 +11,7 @@ from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.optim.adamw import AdamWConfig
 from encoder_core.optim.lamb import LambConfig
+from encoder_core.optim.schedules import ScheduleConfig
 from launcher.recipe.checks import impossible
 from launcher.recipe.objective import RecipeObjective
 from launcher.recipe.schema import (
@@ -57,7 +58,8 @@ def tiny(recipe: Recipe) -> Recipe:
     the number of phases and their shares of the steps. Dropout goes, since such a run sees its text once or twice;
     but not where it makes the texts of an example differ. A start that stands for the user's own is from scratch.
     """
-    phases = _phases(recipe)
+    optimizer = _optimizer(recipe.optimizer, detects=recipe.objective.rtd is not None)
+    phases = _phases(recipe, lr_scale=optimizer.settings.lr / recipe.optimizer.settings.lr)
     steps = sum(phase.steps for phase in phases)
     longest = max(phase.length for phase in phases)
     quarter = EverySteps(steps=max(1, steps // 4))
@@ -68,8 +70,8 @@ def tiny(recipe: Recipe) -> Recipe:
             "input": _input(recipe.input, longest),
             "objective": _objective(recipe.objective, longest),
             "phases": phases,
-            "optimizer": _optimizer(recipe.optimizer, detects=recipe.objective.rtd is not None),
-            "schedule": recipe.schedule.model_copy(update={"warmup": steps // WARMUP}),
+            "optimizer": optimizer,
+            "schedule": _schedule(recipe.schedule, was=recipe.total_steps, steps=steps, warms=True),
             "precision": "fp32",
             "reduce_dtype": "fp32",
             "microbatch": MICROBATCH,
@@ -83,7 +85,7 @@ def tiny(recipe: Recipe) -> Recipe:
     return small
 
 
-def _phases(recipe: Recipe) -> tuple[RecipePhase, ...]:
+def _phases(recipe: Recipe, lr_scale: float) -> tuple[RecipePhase, ...]:
     """The same shares of the steps. A phase's rows are short where it has one segment, or a later phase's are
     longer."""
     one_segment = isinstance(recipe.input, Packed | Lanes | TextPairs | RepeatedSentences)
@@ -93,6 +95,7 @@ def _phases(recipe: Recipe) -> tuple[RecipePhase, ...]:
             phase,
             max(1, steps * phase.steps // recipe.total_steps),
             LENGTH if one_segment or phase.length < recipe.model.max_length else LONGEST,
+            lr_scale,
         )
         for phase in recipe.phases
     )
@@ -104,10 +107,24 @@ def _steps(objective: RecipeObjective) -> int:
     return STEPS if objective.sop is None else ORDER_STEPS
 
 
-def _phase(phase: RecipePhase, steps: int, most: int) -> RecipePhase:
+def _phase(phase: RecipePhase, steps: int, most: int, lr_scale: float) -> RecipePhase:
     length = min(phase.length, most)
     batch = BatchSize(sequences=ROWS) if phase.batch.sequences else BatchSize(tokens=ROWS * length)
-    return RecipePhase(steps=steps, length=length, batch=batch)
+    changes: dict[str, object] = {"steps": steps, "length": length, "batch": batch}
+    if phase.lr is not None:
+        changes["lr"] = phase.lr * lr_scale
+    if phase.schedule is not None:
+        warms = phase.schedule.warmup > 0
+        changes["schedule"] = _schedule(phase.schedule, was=phase.steps, steps=steps, warms=warms)
+    return phase.model_copy(update=changes)
+
+
+def _schedule(schedule: ScheduleConfig, *, was: int, steps: int, warms: bool) -> ScheduleConfig:
+    """The same shape over `steps` in place of `was` steps."""
+    decay = schedule.decay_steps and max(1, schedule.decay_steps * steps // was)
+    warmup = min(steps // WARMUP if warms else 0, steps - (decay or 0))
+    restarts = min(schedule.restarts, max(0, (decay or steps - warmup) - 1))
+    return schedule.model_copy(update={"warmup": warmup, "decay_steps": decay, "restarts": restarts})
 
 
 def _model(model: ModelConfig, length: int, *, drops: bool) -> ModelConfig:

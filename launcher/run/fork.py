@@ -18,12 +18,14 @@ from checkpoints.layout import CheckpointManifest, CheckpointName
 from checkpoints.listing import committed
 from checkpoints.load import ensure_kinds
 from checkpoints.rewind import SKIPS, rewinds, skips
+from data_service.stream.batches import StepBatches
 from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.train.zero_state import own_kinds
 from launcher.errors import RunChanged, RunError
 from launcher.recipe.load import reload
 from launcher.recipe.objective import meta_module
 from launcher.recipe.schema import Recipe
+from launcher.recipe.timeline import step_batches
 from launcher.run.checkpoint import select_checkpoint
 from launcher.run.create import (
     absolute,
@@ -34,6 +36,7 @@ from launcher.run.create import (
     record_of,
     reserve,
 )
+from launcher.run.decay import decaying
 from launcher.run.inputs import read_inputs
 from launcher.run.kept_tokenizer import keep
 from launcher.run.left_out import RECENT
@@ -57,23 +60,32 @@ class Forked:
 
 
 def fork(
-    source: Run, uri: str, step: int | None, assignments: Sequence[str], *, keep_position: bool, now: datetime
+    source: Run,
+    uri: str,
+    step: int | None,
+    assignments: Sequence[str],
+    *,
+    keep_position: bool,
+    now: datetime,
+    decay: int | None = None,
 ) -> Forked:
     """Create at `uri` a run that goes on from the checkpoint of `step` of `source` (None: its newest good one).
 
     Args:
         assignments: changes of the recipe, as `--set` takes them.
+        decay: end the run so many steps after the checkpoint, and let the learning rate decay in them.
         keep_position: let the data go on at the place that the step has in it, even if it is other data.
 
     Raises:
-        RunError: there is a run at `uri`, no such checkpoint, or nothing left to train.
+        RunError: there is a run at `uri`, no such checkpoint, nothing left to train, or no stable rate to decay from.
         RunChanged: the model would be another one.
         CheckpointError: the checkpoint's moments are not those of the new recipe's optimizer; and as for `export`.
         RecipeError, CorpusError, TokenizerError, StoreError: as for `init` and `export`.
     """
     store = free_place(uri)
-    recipe = absolute(reload(source.recipe, tuple(assignments)))
     manifest = select_checkpoint(source, step)
+    base = source.recipe if decay is None else decaying(source.recipe, manifest.step, decay)
+    recipe = absolute(reload(base, tuple(assignments)))
     tokenizer = source.tokenizer_under(recipe)
     inputs, past = read_inputs(recipe, tokenizer), source.record
     wanted = record_of(recipe, inputs, now, data_begins=past.data_begins)
@@ -154,13 +166,14 @@ def _other_data(source: Run, recipe: Recipe, wanted: RunRecord, step: int) -> It
         yield "phases"
 
 
-def _taken(recipe: Recipe, begin: int, stop: int) -> list[tuple[int, int, str]]:
-    """Steps `begin` to `stop`, phase by phase: how many, row length, batch."""
+def _taken(recipe: Recipe, begin: int, stop: int) -> list[tuple[int, int, bool, StepBatches]]:
+    """Steps `begin` to `stop`, phase by phase: how many, row length, whether batches count tokens, the batches."""
     taken, first = [], 0
     for phase in recipe.phases:
         steps = min(first + phase.steps, stop) - max(first, begin)
         if steps > 0:
-            taken.append((steps, phase.length, phase.batch.model_dump_json()))
+            in_tokens = phase.batch.tokens is not None
+            taken.append((steps, phase.length, in_tokens, step_batches(recipe, phase)))
         first += phase.steps
     return taken
 

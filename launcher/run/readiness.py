@@ -16,6 +16,7 @@ from data_service.stream.stream import Stream
 from data_service.tokenizers.tokenizer import Tokenizer
 from launcher.errors import RecipeError
 from launcher.recipe.schema import RecipePhase
+from launcher.recipe.timeline import step_batches, tokens_before
 from launcher.run.record import Run
 from launcher.run.streams import heldout_spec, stream_spec
 
@@ -132,8 +133,8 @@ def _readings(run: Run) -> float:
         pairs = isinstance(recipe.input, TextPairs)
         tables = [manifest.train for manifest in manifests]
         examples = sum(int((table.documents if pairs else table.sentences).sum()) for table in tables)
-        return sum(phase.steps * (phase.batch.sequences or 0) for phase in recipe.phases) / examples
-    return sum(phase.steps * _batch_tokens(phase) for phase in recipe.phases) / _training_tokens(run)
+        return sum(step_batches(recipe, phase).before(phase.steps) for phase in recipe.phases) / examples
+    return tokens_before(recipe, recipe.total_steps) / _training_tokens(run)
 
 
 def _batch_tokens(phase: RecipePhase) -> int:

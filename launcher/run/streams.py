@@ -9,6 +9,7 @@ from data_service.stream.positions import Axis, PhaseBatches, Positions, Range
 from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.families.xlnet import XlnetConfig
 from launcher.recipe.schema import RecipePhase
+from launcher.recipe.timeline import phase_objective, step_batches
 from launcher.run.record import Run
 
 LANES_WINDOW_BATCHES = 64  # every lane breaks off where a window ends
@@ -25,8 +26,8 @@ class StreamLength(Protocol):
 
 def stream_spec(run: Run, tokenizer: Tokenizer, phase: int) -> StreamSpec:
     """The training samples of one phase."""
-    batch = run.recipe.phases[phase].batch
-    length = run.recipe.phases[phase].length
+    batch, length = run.recipe.phases[phase].batch, run.recipe.phases[phase].length
+    masking = phase_objective(run.recipe, run.recipe.phases[phase]).masking
     rows = batch.sequences or max(1, (batch.tokens or length) // length)
     lanes = rows if isinstance(run.recipe.input, Lanes) else None
     if lanes is None:
@@ -35,11 +36,11 @@ def stream_spec(run: Run, tokenizer: Tokenizer, phase: int) -> StreamSpec:
         window = WindowSize(samples=LANES_WINDOW_BATCHES * rows)
     spec = _spec(run, tokenizer, "train", length, window, lanes)
     one_source = rows if run.recipe.mixing.batches == "one_source" else None
-    return spec.model_copy(update={"one_source": one_source})
+    return spec.model_copy(update={"one_source": one_source, "masking": masking})
 
 
 def heldout_spec(run: Run, tokenizer: Tokenizer) -> StreamSpec:
-    """The held-out samples, as long as the last phase's, cut in one way, under the masks of their epoch 0."""
+    """The held-out samples, as long as the last phase's, cut in one way, under the objective's own masks of epoch 0."""
     last = run.recipe.phases[-1]
     spec = _spec(run, tokenizer, "heldout", last.length, WindowSize(), lanes=None)
     return spec.model_copy(update={"input": run.recipe.input.once()})
@@ -47,15 +48,15 @@ def heldout_spec(run: Run, tokenizer: Tokenizer) -> StreamSpec:
 
 def sample_positions(run: Run, streams: Sequence[StreamLength], skips: Sequence[Range]) -> Positions:
     """From step to samples, given each phase's stream, without the ranges that the run leaves out."""
-    phases = [_phase(phase, stream) for phase, stream in zip(run.recipe.phases, streams, strict=True)]
+    phases = [_phase(run, phase, stream) for phase, stream in zip(run.recipe.phases, streams, strict=True)]
     return Positions(phases, skips, begin=run.record.data_begins)
 
 
-def _phase(phase: RecipePhase, stream: StreamLength) -> PhaseBatches:
+def _phase(run: Run, phase: RecipePhase, stream: StreamLength) -> PhaseBatches:
+    batches, samples = step_batches(run.recipe, phase), stream.samples_per_epoch
     if phase.batch.sequences is not None:
-        return PhaseBatches.of_samples(phase.steps, phase.batch.sequences, stream.samples_per_epoch)
-    assert phase.batch.tokens is not None  # the recipe has exactly one
-    return PhaseBatches(phase.steps, phase.batch.tokens, stream.samples_per_epoch, stream.token_axis())
+        return PhaseBatches.of_samples(phase.steps, batches.batch, samples, batches.rise)
+    return PhaseBatches(phase.steps, batches.batch, samples, stream.token_axis(), batches.rise)
 
 
 def _spec(

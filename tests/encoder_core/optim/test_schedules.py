@@ -3,8 +3,11 @@
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
 
-from encoder_core.optim.schedules import ScheduleConfig, learning_rate
+from encoder_core.optim.schedules import ScheduleConfig, learning_rate, stretches
 
 
 def _rates(config: ScheduleConfig, steps: list[int], total: int = 10) -> list[float]:
@@ -53,7 +56,7 @@ def test_the_published_schedule_of_roberta_large() -> None:
     assert rates == pytest.approx([4e-4 / 30_000, 2e-4, 4e-4, 2e-4, 4e-4 / 470_000])
 
 
-@pytest.mark.parametrize("decay", ["constant", "linear", "polynomial", "cosine"])
+@pytest.mark.parametrize("decay", ["constant", "linear", "polynomial", "cosine", "one_minus_sqrt"])
 def test_no_step_has_rate_zero_and_none_is_above_the_peak(decay: str) -> None:
     config = ScheduleConfig.model_validate({"warmup": 3, "decay": decay})
     rates = _rates(config, list(range(10)))
@@ -63,3 +66,88 @@ def test_no_step_has_rate_zero_and_none_is_above_the_peak(decay: str) -> None:
 
 def test_a_run_that_is_all_warmup() -> None:
     assert _rates(ScheduleConfig(warmup=10), [0, 9]) == pytest.approx([0.2, 2.0])
+
+
+def test_a_stable_stretch_lies_between_warmup_and_decay() -> None:
+    config = ScheduleConfig(warmup=2, decay="linear", decay_steps=4)
+    assert _rates(config, list(range(11))) == pytest.approx([1, 2, 2, 2, 2, 2, 2, 1.5, 1, 0.5, 0])
+
+
+def test_one_minus_sqrt_falls_fast_and_then_slowly() -> None:
+    config = ScheduleConfig(decay="one_minus_sqrt", decay_steps=4)
+    assert _rates(config, [5, 6, 7, 8, 9, 10]) == pytest.approx(
+        [2, 2, 1, 2 - 2 * math.sqrt(0.5), 2 - 2 * math.sqrt(0.75), 0]
+    )
+
+
+def test_restarts_begin_the_decay_anew_at_the_peak() -> None:
+    config = ScheduleConfig(warmup=1, decay="cosine", restarts=2)
+    cycle = [2.0, 1.5, 0.5]
+    assert _rates(config, list(range(10))) == pytest.approx([2.0, *cycle, *cycle, *cycle])
+
+
+@pytest.mark.parametrize("unused", [{"decay_steps": 5}, {"restarts": 1}])
+def test_a_constant_rate_with_a_decay_is_a_mistake(unused: dict[str, int]) -> None:
+    with pytest.raises(ValidationError, match="a constant rate does not decay"):
+        ScheduleConfig.model_validate({"decay": "constant", **unused})
+
+
+SHAPES = {  # share of the height above the floor, when a share x of the decay is done
+    "linear": lambda x: 1 - x,
+    "polynomial": lambda x: (1 - x) ** 3,
+    "cosine": lambda x: (1 + math.cos(math.pi * x)) / 2,
+    "one_minus_sqrt": lambda x: 1 - math.sqrt(x),
+}
+
+
+@given(
+    stretches=st.tuples(*[st.integers(0, 40)] * 2, st.integers(1, 40)),
+    restarts=st.integers(0, 3),
+    decay=st.sampled_from(sorted(SHAPES)),
+    floor=st.sampled_from([0.0, 0.1, 0.5]),
+)
+def test_a_schedule_is_its_literal_statement(
+    stretches: tuple[int, int, int], restarts: int, decay: str, floor: float
+) -> None:
+    """Step by step: up, level, down in even cycles. It never jumps but where it restarts."""
+    warmup, stable, cycle = stretches
+    falling = cycle * (restarts + 1)
+    config = ScheduleConfig.model_validate(
+        {"warmup": warmup, "decay": decay, "power": 3, "floor": floor}
+        | {"decay_steps": falling, "restarts": restarts}
+    )
+    literal = [(step + 1) / warmup for step in range(warmup)] + [1.0] * stable
+    heights = [SHAPES[decay](step / cycle) for step in range(cycle)] * (restarts + 1)
+    literal += [floor + (1 - floor) * height for height in heights]
+    total = len(literal)
+    found = [learning_rate(config, peak=3.0, total=total, step=step) for step in range(total)]
+    assert found == pytest.approx([3.0 * share for share in literal])
+    assert found[warmup : warmup + stable + 1] == [3.0] * (stable + 1), "no jump from warmup to decay"
+    level = ScheduleConfig.model_validate(config.model_dump() | {"decay_steps": None})
+    if not stable:
+        assert [learning_rate(level, peak=3.0, total=total, step=step) for step in range(total)] == found
+    assert learning_rate(config, peak=3.0, total=total, step=total) == 3.0 * floor
+
+
+@given(warmup=st.integers(0, 9), stable=st.integers(0, 9), falling=st.integers(1, 60), data=st.data())
+def test_every_restart_is_at_the_peak_and_cycles_are_as_long_as_each_other(
+    warmup: int, stable: int, falling: int, data: st.DataObject
+) -> None:
+    restarts = data.draw(st.integers(0, falling - 1))
+    total = warmup + stable + falling
+    config = ScheduleConfig(warmup=warmup, decay="linear", decay_steps=falling, restarts=restarts)
+    starts = [step for step, name in stretches(config, total) if name == "linear"]
+    rates = [learning_rate(config, peak=2.0, total=total, step=step) for step in range(total)]
+    assert len(starts) == restarts + 1
+    lengths = {stop - start for start, stop in zip(starts, [*starts[1:], total], strict=True)}
+    assert max(lengths) - min(lengths) <= 1
+    for start, stop in zip(starts, [*starts[1:], total], strict=True):
+        length = stop - start
+        assert rates[start:stop] == pytest.approx([2.0 * (1 - n / length) for n in range(length)])
+
+
+def test_the_parts_of_a_schedule_have_names() -> None:
+    config = ScheduleConfig(warmup=2, decay="cosine", decay_steps=4, restarts=1)
+    assert stretches(config, 10) == [(0, "warmup"), (2, "stable"), (6, "cosine"), (8, "cosine")]
+    assert stretches(ScheduleConfig(decay="constant"), 10) == [(0, "stable")]
+    assert stretches(ScheduleConfig(warmup=10), 10) == [(0, "warmup")]

@@ -58,7 +58,7 @@ CONTRASTIVE = {"simcse-base": bert.BASE, "contrastive-base": bert.BASE}  # which
 IMPLIED = {
     # what the tokenizer, a tag or an absent part of the objective decides
     *("model.pad_id", "objective.mlm.kind", "objective.plm.kind", "schedule.power", "schedule.floor"),
-    *("objective.mlm.longest", "objective.mlm.span_p"),
+    *("objective.mlm.longest", "objective.mlm.span_p", "schedule.decay_steps", "schedule.restarts"),
     *("mixing", "mixing.batches", "mixing.temperature"),
 }
 

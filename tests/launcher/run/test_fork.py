@@ -38,9 +38,15 @@ def source(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def make(
-    source: str, uri: Path, *settings: str, step: int | None = STEP, keep_position: bool = False
+    source: str,
+    uri: Path,
+    *settings: str,
+    step: int | None = STEP,
+    keep_position: bool = False,
+    decay: int | None = None,
 ) -> Forked:
-    return fork(open_run(source), str(uri), step, settings, keep_position=keep_position, now=NOW)
+    place = {"keep_position": keep_position, "decay": decay}
+    return fork(open_run(source), str(uri), step, settings, now=NOW, **place)
 
 
 def steps(uri: str) -> Sequence[Record]:
@@ -182,6 +188,23 @@ def test_a_fork_has_something_to_train(source: str, tmp_path: Path) -> None:
     with pytest.raises(RunError, match="of step 14, and the phases end at step 14"):
         make(source, tmp_path / "fork", step=None)
     assert not (tmp_path / "fork").exists()
+
+
+def test_a_stable_run_is_ended_by_a_decay_on_the_data_that_it_would_have_read(
+    source: str, tmp_path: Path
+) -> None:
+    stable = make(source, tmp_path / "stable", "schedule={warmup: 3, decay: constant}").run.uri
+    ended = make(stable, tmp_path / "ended", decay=4, step=None)
+    assert (ended.step, ended.restarted) == (STEP, ())
+    uri = finish(ended.run.uri, 1)
+    peak = open_run(source).recipe.optimizer.adamw.lr
+    assert [record["lr"] for record in steps(uri)] == [peak * (1 - (n / 4) ** 0.5) for n in range(4)]
+    for what in ("step", "samples", "digest"):
+        assert [record[what] for record in steps(uri)] == [
+            record[what] for record in steps(source)[STEP : STEP + 4]
+        ]
+    with pytest.raises(RunError, match="decays already at step 9"):
+        make(source, tmp_path / "not", decay=4)
 
 
 def test_a_run_is_never_overwritten(source: str, tmp_path: Path) -> None:

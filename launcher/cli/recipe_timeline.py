@@ -1,0 +1,90 @@
+"""A recipe's course as a table, and its learning rate and batch as a picture in characters."""
+
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from launcher.format import human_count
+from launcher.output import console, print_table
+from launcher.rank.build import schedule
+from launcher.recipe.schema import Recipe, RecipePhase
+from launcher.recipe.timeline import Stretch, phase_at, phase_objective, step_batches, timeline
+
+_EIGHTHS = " ▁▂▃▄▅▆▇█"
+_COLUMNS = 72  # of the picture
+_HEIGHT = 6  # lines of the learning rate's
+_LOW = 2  # of the batch's, which changes less
+
+
+def print_timeline(recipe: Recipe) -> None:
+    """A row for every stretch of steps, then the picture."""
+    rate = schedule(recipe)
+    print_table(_table(recipe, timeline(recipe, rate)))
+    steps = _sampled(recipe.total_steps)
+    rates = [rate(step) for step in steps]
+    tokens = [_batch_tokens(recipe, step) for step in steps]
+    lines = ["", f"learning rate, up to {max(rates):.3g}"]
+    lines += plot(rates, _HEIGHT)
+    lines += ["", f"tokens of a step, up to {human_count(max(tokens))}"]
+    lines += plot(tokens, _LOW)
+    last = f"{recipe.total_steps - 1:,}"
+    lines.append(f"step 0{last:>{max(len(last) + 1, len(steps) - 6)}}")
+    for line in lines:
+        console().print(line, highlight=False, markup=False, no_wrap=True, crop=False)
+
+
+def plot(values: Sequence[float], height: int) -> list[str]:
+    """`values`, none below 0, as bars of `height` lines of characters, top line first; what is above 0 is seen."""
+    top = max(values)
+    eighths = [max(1, round(8 * height * value / top)) if value > 0 else 0 for value in values]
+    return [
+        "".join(_EIGHTHS[min(8, max(0, each - 8 * line))] for each in eighths).rstrip()
+        for line in reversed(range(height))
+    ]
+
+
+def _sampled(total: int) -> list[int]:
+    """Steps from first to last, evenly, one for each column."""
+    columns = min(_COLUMNS, total)
+    return [column * (total - 1) // max(1, columns - 1) for column in range(columns)]
+
+
+def _batch_tokens(recipe: Recipe, step: int) -> int:
+    number, start = phase_at(recipe, step)
+    phase = recipe.phases[number]
+    each = 1 if phase.batch.tokens else recipe.input.texts * phase.length
+    return step_batches(recipe, phase).at(step - start) * each
+
+
+def _table(recipe: Recipe, stretches: Sequence[Stretch]) -> Table:
+    masks = any(phase.mlm is not None for phase in recipe.phases)
+    names = ["phase", "steps", "tokens so far", "length", "batch", "learning rate", ""]
+    table = Table(*names, *(["masks"] if masks else []), box=None, pad_edge=False)
+    previous = None
+    for stretch in stretches:
+        phase = recipe.phases[stretch.phase]
+        cells = [
+            "" if stretch.phase == previous else str(stretch.phase),
+            f"{stretch.first:,} - {stretch.last:,}",
+            human_count(stretch.tokens),
+            str(phase.length),
+            _span(*(f"{batch:,}" for batch in stretch.batches))
+            + (" rows" if phase.batch.sequences else " tokens"),
+            _span(*(f"{rate:.3g}" for rate in stretch.rates)),
+            stretch.curve.replace("one_minus_sqrt", "1 - sqrt"),
+        ]
+        table.add_row(*cells, *([_masks(recipe, phase)] if masks else []))
+        previous = stretch.phase
+    return table
+
+
+def _masks(recipe: Recipe, phase: RecipePhase) -> str:
+    """Of the tokens, and of these what stands in their place."""
+    mlm = phase_objective(recipe, phase).mlm
+    assert mlm is not None  # a phase changes the masks of mlm only
+    replace = mlm.replace
+    return f"{mlm.rate:.3g}: {replace.mask:g} mask, {replace.random:g} random, {replace.keep:g} kept"
+
+
+def _span(first: str, last: str) -> str:
+    return first if first == last else f"{first} to {last}"

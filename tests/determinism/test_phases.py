@@ -1,0 +1,93 @@
+"""A run whose phases change everything that they can, killed in each of them and where one ends, and resumed on other
+numbers of ranks: the data is the same to the byte, and so is what comes of it, up to rounding. The batch begins
+with one microbatch, so that of three ranks two have nothing to do."""
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data_service.samples.masking import MlmMasking, Replacement
+from launcher.rank.build import schedule
+from launcher.run.record import open_run
+from launcher.run.streams import stream_spec
+from tests.support.ranks.run_group import KILLED, finish, run_group
+from tests.support.runs import small_runs
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+
+EXACT = 1e-5  # nats
+PHASES = (
+    "phases=["
+    "{steps: 4, length: 32, batch: {sequences: 12, warmup: {start: 4, steps: 3}}, mlm: {rate: 0.3}}, "
+    "{steps: 4, length: 64, batch: {tokens: 600, warmup: {start: 200, steps: 2}}, lr: 5.0e-4},"
+    "{steps: 4, length: 48, batch: {sequences: 8}, schedule: {warmup: 1, decay: cosine, restarts: 1}, "
+    "mlm: {replace: {mask: 1, random: 0, keep: 0}}},"
+    "{steps: 4, length: 32, batch: {sequences: 16}, schedule: {decay: one_minus_sqrt}, mlm: {rate: 0.05}}]"
+)
+STEPS, EDGES = 16, (4, 8, 12)
+SETTINGS = (
+    *(PHASES, "schedule={warmup: 2, decay: constant}", "checkpoint={every: {steps: 2}, keep_last: 3}"),
+    "weight_check={every: 1}",
+)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(folder: Path) -> str:
+    return finish(small_runs.new_run(folder, "undisturbed", *SETTINGS), 2)
+
+
+def ensure_equal(run: str, undisturbed: str) -> None:
+    assert small_runs.ledger(run) == small_runs.ledger(undisturbed)
+    assert small_runs.digests(run) == small_runs.digests(undisturbed)
+    rates = [[record["lr"] for record in small_runs.history(uri).steps] for uri in (run, undisturbed)]
+    assert rates[0] == rates[1]
+    assert np.abs(np.subtract(small_runs.losses(run), small_runs.losses(undisturbed))).max() <= EXACT
+
+
+def killed_on_the_way(run: str, kills: list[int], worlds: list[int]) -> str:
+    """Killed at these steps in turn, each time on so many ranks; then on to the end, on the last number of them."""
+    for step, world in zip(kills, worlds, strict=False):
+        assert KILLED in run_group(run, world, kill={world - 1: step}).codes
+    return finish(run, worlds[-1])
+
+
+def test_each_phase_is_what_it_says(undisturbed: str) -> None:
+    run = open_run(undisturbed)
+    rate = schedule(run.recipe)
+    steps = small_runs.history(undisturbed).steps
+    assert [record["lr"] for record in steps] == [rate(step) for step in range(STEPS)]
+    assert [record["lr"] for record in steps][8:12] == pytest.approx(
+        [1.5e-3, 1.5e-3, 7.5e-4, 1.5e-3], rel=0.7
+    )
+    rows = [sum(stop - start for _, start, stop in record["samples"]) for record in steps]
+    assert rows[:4] == [4, 4, 8, 12]
+    assert rows[8:] == [8] * 4 + [16] * 4
+    assert sum(rows[4:5]) < sum(rows[6:7])
+    base = run.recipe.objective.mlm
+    masks = [stream_spec(run, run.tokenizer(), phase).masking for phase in range(4)]
+    assert base is not None
+    assert masks == [
+        base.model_copy(update={"rate": 0.3}),
+        base,
+        base.model_copy(update={"replace": Replacement(mask=1, random=0, keep=0)}),
+        MlmMasking(**base.model_dump() | {"rate": 0.05}),
+    ]
+
+
+def test_killed_within_a_phase_and_at_its_edge(folder: Path, undisturbed: str) -> None:
+    run = small_runs.new_run(folder, "killed", *SETTINGS)
+    draw = random.Random(6)
+    ensure_equal(killed_on_the_way(run, [draw.choice(EDGES), draw.randrange(13, STEPS)], [3, 2]), undisturbed)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(3))
+def test_killed_in_every_phase_and_at_every_edge(folder: Path, undisturbed: str, seed: int) -> None:
+    """One start after another: within phase 0, at the first step of phase 1, within phase 1, and so on."""
+    draw = random.Random(seed)
+    run = small_runs.new_run(folder, f"hunted-{seed}", *SETTINGS, f"zero={draw.choice((0, 1, 2, 3))}")
+    kills = sorted([*EDGES, *(draw.randrange(first + 2, first + 4) for first in (0, *EDGES))])
+    worlds = [draw.randint(1, 3) for _ in kills]
+    ensure_equal(killed_on_the_way(run, kills, worlds), undisturbed)

@@ -1,0 +1,199 @@
+"""What a run does at which step."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from encoder_core.optim import schedules
+from encoder_core.optim.schedules import ScheduleConfig
+from launcher.cli.recipe_timeline import plot
+from launcher.errors import OptionError, RecipeError
+from launcher.rank.build import schedule
+from launcher.recipe import identity
+from launcher.recipe.load import load, loads
+from launcher.recipe.schema import BatchSize, Recipe, RecipePhase
+from launcher.recipe.timeline import learning_rate, phase_at, step_batches, timeline, tokens_before
+from launcher.recipe.tiny import tiny
+from tests.support.checks.command import maskfleet
+
+PEAK = 2.0
+RISE = "{sequences: 64, warmup: {start: %d, steps: %d}}"
+
+
+def phased(*phases: str, settings: tuple[str, ...] = ()) -> Recipe:
+    batch = "batch: {sequences: 64}, "
+    each = ", ".join(f"{{length: 128, {'' if 'batch' in phase else batch}{phase}}}" for phase in phases)
+    return load("roberta-base", (f"phases=[{each}]", "schedule.warmup=0", *settings))
+
+
+SCHEDULES = st.builds(
+    ScheduleConfig,
+    warmup=st.integers(0, 5),
+    decay=st.sampled_from(["linear", "cosine", "one_minus_sqrt"]),
+    floor=st.sampled_from([0.0, 0.3]),
+    decay_steps=st.none() | st.integers(1, 5),
+)
+PHASES = st.lists(
+    st.builds(
+        RecipePhase,
+        steps=st.integers(10, 20),
+        length=st.just(128),
+        batch=st.just(BatchSize(sequences=64)),
+        lr=st.none() | st.sampled_from([0.5, 4.0]),
+        schedule=st.none() | SCHEDULES,
+    ),
+    min_size=1,
+    max_size=4,
+)
+BASE = load("roberta-base")
+
+
+@given(phases=PHASES, overall=SCHEDULES)
+def test_the_rate_is_that_of_each_phase_in_turn(phases: list[RecipePhase], overall: ScheduleConfig) -> None:
+    recipe = BASE.model_copy(update={"phases": tuple(phases), "schedule": overall})
+    literal: list[float] = []
+    for phase in phases:
+        for step in range(phase.steps):
+            config, at, total = overall, len(literal), recipe.total_steps
+            if phase.schedule is not None:
+                config, at, total = phase.schedule, step, phase.steps
+            literal.append(schedules.learning_rate(config, peak=phase.lr or PEAK, total=total, step=at))
+    backwards = [learning_rate(recipe, PEAK, step) for step in reversed(range(recipe.total_steps))]
+    assert backwards[::-1] == literal, "a function of the step alone"
+
+
+def test_the_phase_of_a_step() -> None:
+    recipe = phased("steps: 3", "steps: 1", "steps: 2")
+    assert [phase_at(recipe, step) for step in (0, 2, 3, 4, 5, 6)] == [
+        (0, 0), (0, 0), (1, 3), (2, 4), (2, 4), (2, 4)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("phase", "problem", "remedy"),
+    [
+        ("steps: 9, schedule: {warmup: 10}", "phases.1.schedule.warmup: a warmup of 10", "the phase"),
+        (
+            "steps: 9, schedule: {warmup: 5, decay_steps: 5}",
+            "do not fit into the phase's 9",
+            "at most 4 steps",
+        ),
+        ("steps: 9, schedule: {decay_steps: 3, restarts: 3}", "3 restarts leave", "restart less often"),
+        ("steps: 9, schedule: {decay: constant, restarts: 1}", "does not decay", "phases.1.schedule"),
+        ("steps: 9, lr: 0", "greater than 0", "phases.1.lr"),
+        ("steps: 9, mlm: {rate: 0.9}", "less than or equal to 0.8", "phases.1.mlm.rate"),
+        (f"steps: 9, batch: {RISE % (128, 5)}", "to rise from 128 to 64", "start with less than 64"),
+        (f"steps: 9, batch: {RISE % (7, 5)}", "does not make whole microbatches of 64", "multiple of 64"),
+        (f"steps: 9, batch: {RISE % (0, 5)}", "greater than 0", "phases.1.batch.warmup.start"),
+        (f"steps: 9, batch: {RISE % (16, 10)}", "rise for 10 steps in a phase of 9", "at most 9 steps"),
+        (
+            "steps: 9, batch: {tokens: 999, warmup: {start: 50, steps: 3}}",
+            "rows of 128 tokens",
+            "at least 128",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused(phase: str, problem: str, remedy: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        phased("steps: 20", phase)
+    assert problem in caught.value.problem
+    assert remedy in caught.value.remedy
+
+
+def test_a_schedule_that_every_phase_replaces_need_not_fit() -> None:
+    phase = "steps: 9, schedule: {decay: constant}"
+    rate = schedule(phased(phase, settings=("schedule.warmup=1000",)))
+    assert {rate(step) for step in range(9)} == {6e-4}
+
+
+def test_recipes_of_before_are_the_runs_that_they_were() -> None:
+    """None of the later keys is in their data by phase, nor in the identity of a run."""
+    assert not {"lr", "schedule", "mlm"} & BASE.phases[0].model_dump(mode="json").keys()
+    assert not {"schedule.decay_steps", "schedule.restarts"} & identity.identity(BASE).keys()
+    assert loads(BASE.to_yaml(), "again") == BASE
+    changed = load("roberta-base", ("phases.0.lr=1e-4",))
+    assert identity.diff(identity.identity(BASE), identity.identity(changed)) == [
+        "- phases.0.lr: (absent) -> 0.0001"
+    ]
+
+
+def test_a_small_form_keeps_rates_and_schedules_in_proportion() -> None:
+    recipe = phased(
+        "steps: 600, schedule: {warmup: 60, decay: constant}",
+        "steps: 400, lr: 6.0e-5, schedule: {decay: one_minus_sqrt, decay_steps: 200, restarts: 1}",
+    )
+    small = tiny(recipe)
+    assert [phase.steps for phase in small.phases] == [1200, 800]
+    assert small.phases[0].schedule == ScheduleConfig(warmup=120, decay="constant")
+    assert small.phases[1].schedule == ScheduleConfig(decay="one_minus_sqrt", decay_steps=400, restarts=1)
+    assert small.phases[1].lr == pytest.approx(schedule(small)(200) / 10)
+
+
+def test_what_only_some_objectives_have_is_refused_with_the_others() -> None:
+    changed = "phases=[{steps: 10, length: 512, batch: {sequences: 8192%s}%s}]"
+    rise = ", warmup: {start: 2048, steps: 5}"
+    for name, settings, problem in (
+        ("xlnet-base", changed % (rise, ""), "lanes are as many as the rows of a step"),
+        (
+            "xlnet-base",
+            changed % ("", ", mlm: {rate: 0.3}"),
+            "changes the masks of mlm, which is not the objective",
+        ),
+        ("contrastive-base", changed % (rise, ""), "batches of one source have the rows of a step"),
+    ):
+        with pytest.raises(RecipeError, match=problem):
+            load(name, (settings, "schedule.warmup=0"))
+
+
+FULL = phased(
+    "steps: 60, batch: {sequences: 512, warmup: {start: 128, steps: 20}}, mlm: {rate: 0.3}",
+    "steps: 30, length: 512, batch: {tokens: 65536}, lr: 1.0e-4",
+    "steps: 10, schedule: {decay: one_minus_sqrt, decay_steps: 5}",
+    settings=("schedule={warmup: 8, decay: constant}",),
+)
+
+
+def test_a_timeline_is_cut_where_something_changes() -> None:
+    found = timeline(FULL, schedule(FULL))
+    assert [(at.phase, at.first, at.last, at.curve) for at in found] == [
+        (0, 0, 7, "warmup"),
+        (0, 8, 19, "stable"),
+        (0, 20, 59, "stable"),
+        (1, 60, 89, "stable"),
+        (2, 90, 94, "stable"),
+        (2, 95, 99, "one_minus_sqrt"),
+    ]
+    assert [at.batches for at in found[:4]] == [(128, 256), (256, 448), (512, 512), (65536, 65536)]
+    assert found[3].rates == (1e-4, 1e-4)
+    assert found[-1].tokens == tokens_before(FULL, 100)
+
+
+def test_tokens_are_those_of_every_step() -> None:
+    total = 0
+    for step in range(FULL.total_steps + 1):
+        assert tokens_before(FULL, step) == total
+        number, start = phase_at(FULL, step)
+        phase = FULL.phases[number]
+        batch = step_batches(FULL, phase).at(step - start)
+        total += batch if phase.batch.tokens else batch * phase.length
+
+
+def test_the_command_prints_a_table_and_a_picture(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(FULL.to_yaml())
+    shown = maskfleet("recipe", "show", str(path), "--timeline")
+    lines = shown.splitlines()
+    assert lines[1].split() == [
+        *("0", "0", "-", "7", "172k", "128", "128", "to", "256", "rows", "7.5e-05", "to", "0.0006"),
+        *("warmup", "0.3:", "0.8", "mask,", "0.1", "random,", "0.1", "kept"),
+    ]
+    assert "learning rate, up to 0.0006" in lines
+    assert len(lines[lines.index("tokens of a step, up to 65.5k") + 2]) == 72
+    with pytest.raises(OptionError, match="two ways to show it"):
+        maskfleet("recipe", "show", str(path), "--timeline", "--raw")
+
+
+def test_a_picture_is_as_high_as_its_values() -> None:
+    assert plot([0, 1, 2, 4, 0.01], 2) == ["   █", " ▄██▁"]
