@@ -83,7 +83,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def _is_chosen(item: pytest.Item) -> bool:
-    return item.get_closest_marker("pure") is not None and item.get_closest_marker("long") is None
+    return item.get_closest_marker("pure") is not None and not any(
+        item.get_closest_marker(left_out) for left_out in ("long", "heavy")
+    )
 
 
 def _needs_a_server(item: pytest.Item) -> bool:

@@ -75,8 +75,7 @@ def _cluster(
     """The cluster that the options name; None if they name none. Raises OptionError where they name half of one."""
     from launcher.errors import OptionError
     from launcher.estimate.assumptions import MTBF_HOURS
-    from launcher.estimate.cluster import Cluster
-    from launcher.estimate.gpus import find_gpu
+    from launcher.estimate.cluster import Cluster, find_gpu
 
     if nodes is None and gpus_per_node is None and gpu is None:
         return None
@@ -92,11 +91,10 @@ def _cluster(
 
 def _print_estimated(recipe: "Recipe", cluster: "Cluster", mfu: float | None, as_json: bool) -> None:
     from launcher.estimate.estimate import estimate
-    from launcher.estimate.figures import as_text
-    from launcher.estimate.render import render
+    from launcher.estimate.render import render, render_json
 
     found = estimate(recipe, cluster, mfu)
-    typer.echo(as_text(found) if as_json else render(found))
+    typer.echo(render_json(found) if as_json else render(found))
 
 
 def _print_measured(
@@ -106,8 +104,7 @@ def _print_measured(
     import json
 
     from launcher.estimate.estimate import estimate
-    from launcher.estimate.figures import figures
-    from launcher.estimate.render import render
+    from launcher.estimate.render import figures, render
     from launcher.measure import render as measured
     from launcher.measure.measure import measure, utilisations
 

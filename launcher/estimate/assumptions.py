@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from encoder_core.families.build import ModelConfig
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.xlnet import XlnetConfig
-from launcher.estimate.gpus import GIB, Gpu
+from launcher.estimate.cluster import GIB, Gpu
 
 CONTEXT = 1 * GIB  # of a GPU's memory, for CUDA, cuBLAS and NCCL: a guess
 FRAGMENTED = 0.05  # share of a GPU's memory that the allocator cannot use: a guess

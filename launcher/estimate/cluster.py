@@ -1,9 +1,86 @@
-"""The machines an estimate is for."""
+"""The machines an estimate is for, and what their GPUs can do at most: the vendors' figures for dense matrix products,
+memory and its bandwidth."""
 
+import re
 from dataclasses import dataclass
 
 from launcher.errors import EstimateError
-from launcher.estimate.gpus import Gpu
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU, and the node it usually comes in.
+
+    Attributes:
+        name: as `--gpu` takes it.
+        peak: FLOP/s of dense matrix products in bf16 with fp32 sums; in fp16 on the V100, which has no bf16.
+        peak_fp32: the same in fp32, without TF32.
+        memory: bytes.
+        bandwidth: bytes/s of its memory.
+        link: bytes/s, each way, between GPUs of one node (NVLink, or PCIe).
+        network: bytes/s, each way, of a node's network, in the cloud offers that are common with this GPU.
+        half: "bf16", or "fp16" where there is no bf16.
+    """
+
+    name: str
+    peak: float
+    peak_fp32: float
+    memory: int
+    bandwidth: float
+    link: float
+    network: float
+    half: str = "bf16"
+
+
+def _gpu(
+    name: str, tflops: float, fp32: float, gib: int, memory_gb: float, link_gb: float, network_gbit: float
+) -> Gpu:
+    half = "fp16" if name == "V100" else "bf16"
+    rates = (memory_gb * 1e9, link_gb * 1e9, network_gbit * 1e9 / 8)
+    return Gpu(name, tflops * 1e12, fp32 * 1e12, gib * GIB, *rates, half)
+
+
+# Peak, memory and bandwidth: NVIDIA's data sheets (SXM forms where there are several), without sparsity.
+# Links: NVLink's one-way rate; PCIe x16 for L4 and A10G. Networks: AWS p3dn, p4d, p4de, p5, p5e, p6-b200,
+# g6.48xlarge and g5.48xlarge.
+GPUS = {
+    gpu.name: gpu
+    for gpu in (
+        _gpu("V100", 125, 15.7, 32, 900, 150, 100),
+        _gpu("A10G", 70, 35, 24, 600, 16, 100),
+        _gpu("A100-40", 312, 19.5, 40, 1555, 300, 400),
+        _gpu("A100-80", 312, 19.5, 80, 2039, 300, 400),
+        _gpu("L4", 121, 30.3, 24, 300, 16, 100),
+        _gpu("H100", 989, 67, 80, 3350, 450, 3200),
+        _gpu("H200", 989, 67, 141, 4800, 450, 3200),
+        _gpu("B200", 2250, 75, 180, 7700, 900, 3200),
+    )
+}
+
+
+def find_gpu(name: str) -> Gpu:
+    """The GPU of this name, in any case. Raises EstimateError listing those known."""
+    known = {known.lower(): gpu for known, gpu in GPUS.items()}
+    gpu = known.get(name.lower())
+    if gpu is None:
+        raise EstimateError(f"no figures for a GPU {name!r}", remedy=f"known: {', '.join(GPUS)}")
+    return gpu
+
+
+def gpu_of_device(name: str, memory: int) -> Gpu | None:
+    """The GPU that a driver calls `name`, with so many bytes of memory; None if its figures are not those above.
+
+    PCIe and NVL forms of the V100, H100 and H200 are slower than the SXM forms that the table is of.
+    """
+    found = re.search(r"\b(V100|A10G|A100|L4|H100|H200|B200)\b", name)
+    slower = re.search(r"PCIe|NVL", name, re.IGNORECASE)
+    if found is None or (slower and found[1] in ("V100", "H100", "H200")):
+        return None
+    if found[1] == "A100":
+        return GPUS["A100-80" if memory > 60 * GIB else "A100-40"]
+    return GPUS[found[1]]
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,8 @@
-"""An estimate as text: every figure with the arithmetic that it comes from."""
+"""An estimate as text, every figure with the arithmetic that it comes from; and as JSON, for programs."""
 
+import json
 from collections.abc import Iterator
+from dataclasses import asdict
 
 from data_service.ingest.options import BLOCK_TOKENS
 from data_service.stream.radius import Radius
@@ -273,3 +275,35 @@ def _whole(e: Estimate) -> list[str]:
 
 def _tera(flops: int) -> str:
     return f"{flops / 1e12:.3f} TFLOP"
+
+
+def render_json(e: Estimate) -> str:
+    """The figures for programs: bytes, seconds, shares."""
+    return json.dumps(figures(e), indent=2)
+
+
+def figures(e: Estimate) -> dict[str, object]:
+    """Every figure; `largest_microbatch` is null at a stage where not even one row fits, or that is not supported."""
+    return {
+        "recipe": e.recipe.name,
+        "nodes": e.cluster.nodes,
+        "gpus_per_node": e.cluster.gpus_per_node,
+        "gpu": asdict(e.cluster.gpu),
+        "parameters": e.parameters,
+        "phases": [
+            asdict(phase) | {"step": phase.step, "tokens_per_second": phase.tokens_per_second}
+            for phase in e.phases
+        ],
+        "memory": [
+            {"zero": fit.stage, "microbatch": fit.rows, "bytes": fit.bytes, "fits": fit.fits}
+            for fit in e.fits
+        ],
+        "largest_microbatch": {
+            str(stage): fit.rows if (fit := e.largest(stage)) is not None else None for stage in STAGES
+        },
+        "data": asdict(e.data),
+        "shuffle": None if e.radius is None else asdict(e.radius),
+        "checkpoints": asdict(e.checkpoints),
+        "seconds": e.seconds if e.seconds != float("inf") else None,
+        "gpu_hours": e.gpu_hours if e.seconds != float("inf") else None,
+    }

@@ -24,8 +24,7 @@ from data_service.store.errors import TRANSIENT, StoreError
 from launcher.cluster.nodes import logs, lost, room_for
 from launcher.errors import OptionError, TryAgain
 from launcher.evaluate.cell import CellWork
-from launcher.evaluate.claims import holder
-from launcher.evaluate.computing import compute
+from launcher.evaluate.computing import compute, holder
 from launcher.evaluate.endings import (
     BREAKS,
     DEATHS,
@@ -237,7 +236,7 @@ def cluster(share: CellResources, cells: int) -> Iterator[tuple[bool, CellResour
         share = _with_gpus(share)
         if not joined and not _room(share):
             raise OptionError(
-                f"--cpus-per-cell {share.cpus:g} --gpus-per-cell {share.gpus:g}: this machine has not so much",
+                f"--cpus-per-cell {share.cpus:g} --gpus-per-cell {share.gpus:g}: this machine has less",
                 remedy="ask for less, or name a Ray cluster in RAY_ADDRESS",
             )
         wanted = [{"CPU": share.cpus, "GPU": share.gpus or 0.0}] * cells

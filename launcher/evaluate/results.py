@@ -3,7 +3,7 @@
 rules-1/<key>.json          a result; the folder is the version of our code's rules
 models/<digest>.json        a run's checkpoint: the digest of what it is exported as
 grids/<digest>.json         a grid: which cells a command asked for, so that its table can be made again
-claims/<key>/               who computes it (launcher.evaluate.claims)
+claims/<key>/               who computes it (launcher.evaluate.computing)
 """
 
 from collections.abc import Iterable, Iterator, Sequence

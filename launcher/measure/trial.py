@@ -21,8 +21,8 @@ from encoder_core.families.build import ModelConfig
 from encoder_core.families.deberta import DebertaV2Config
 from launcher.errors import EstimateError
 from launcher.estimate.assumptions import usable, utilisation
+from launcher.estimate.cluster import Gpu, gpu_of_device
 from launcher.estimate.estimate import bill
-from launcher.estimate.gpus import Gpu, gpu_of_device
 from launcher.estimate.workload import batch_rows, executed, microbatch_flops, microbatch_shape
 from launcher.format import human_bytes
 from launcher.measure.rows import HELDOUT

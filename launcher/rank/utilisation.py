@@ -12,7 +12,7 @@ from itertools import accumulate
 import torch
 
 from encoder_core.cost.products import Shape
-from launcher.estimate.gpus import gpu_of_device
+from launcher.estimate.cluster import gpu_of_device
 from launcher.estimate.workload import microbatch_flops, targets_per_row
 from launcher.recipe.schema import Recipe
 

@@ -4,9 +4,13 @@ import csv
 import json
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from data_service.ingest.files import open_ranged
 from data_service.ingest.inputs import InputFile
 from launcher.errors import TaskError
 from launcher.tasks.files import FilePosition, read_lines
@@ -14,6 +18,8 @@ from launcher.tasks.schema import Description, Format
 
 _DELIMITERS = {"tsv": "\t", "csv": ","}
 _LONGEST_FIELD = 1 << 30  # characters; the csv module has 128 Ki
+_ROWS = 1024  # of a Parquet file, in memory at a time
+_READ_AHEAD = 64 * 1024  # bytes of it
 _log = logging.getLogger("launcher.tasks")
 
 
@@ -159,7 +165,7 @@ def read_rows(layout: RowFormat, file: InputFile) -> Iterator[FileRow]:
         case "jsonl":
             yield from _json_lines(layout, file)
         case "parquet":
-            from launcher.tasks.parquet import read_parquet
+            from launcher.tasks.rows import read_parquet
 
             columns = [str(column) for column in layout.columns]
             for number, values in enumerate(read_parquet(file, columns, layout.optional)):
@@ -271,3 +277,28 @@ def _quoted_cells(layout: RowFormat, file: InputFile) -> Iterator[tuple[FilePosi
 
 def _listed(labels: list[str]) -> str:
     return ", ".join(labels[:12]) + (f" and {len(labels) - 12} more" if len(labels) > 12 else "")
+
+
+def read_parquet(
+    file: InputFile, columns: Sequence[str], optional: Sequence[str] = ()
+) -> Iterator[dict[str, object]]:
+    """Rows as Python values, `optional` columns where the file has them.
+
+    Raises:
+        TaskError: a damaged file, or one without a column. StoreError: it cannot be read.
+    """
+    try:
+        with pq.ParquetFile(open_ranged(file, chunk=_READ_AHEAD), pre_buffer=False) as table:
+            names = table.schema_arrow.names
+            if missing := [column for column in columns if names.count(column) != 1]:
+                raise TaskError(
+                    f"{file.uri}: no column {missing[0]!r} (it has {', '.join(names)})",
+                    remedy="correct the task's `fields`",
+                )
+            chosen = [*columns, *(column for column in optional if column in names)]
+            for batch in table.iter_batches(_ROWS, columns=chosen, use_threads=False):
+                yield from batch.to_pylist()
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise TaskError(
+            f"{file.uri}: not a Parquet file, or a damaged one: {error}", remedy="write or fetch it again"
+        ) from error

@@ -11,7 +11,7 @@ from data_service.store.base import Store, together
 from launcher.diagnose.results import Evaluated, EvaluationReader
 from launcher.evaluate.table import RowReader, TableRow
 from launcher.inspect.kept_baselines import kept_baselines
-from launcher.inspect.report.account import Account
+from launcher.inspect.report.figures import Account
 from launcher.inspect.report.page import ReportSubject
 from launcher.inspect.status import RunStatus, Unreadable, status, status_by
 from launcher.run.outline import Outline, outline, read_files, runs_at

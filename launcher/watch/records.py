@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from data_service.store.base import Store
-from launcher.inspect.report.account import Account
-from launcher.inspect.report.figures import Floats, median, rate
+from launcher.inspect.report.figures import Account, Floats, median, rate
 from launcher.inspect.report.summary import Summary
 from launcher.run.history import History, StepHistory, read_events, read_history
 from launcher.run.segments import EVENTS, METRICS, Stretch, once, read, stored

@@ -81,6 +81,7 @@ _VALUES = st.one_of(
 )
 
 
+@pytest.mark.heavy
 @settings(deadline=None, max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_manifest_with_anything_else_anywhere_loads_the_same_or_is_passed_over(
@@ -163,6 +164,7 @@ _RECORDS = (
 )
 
 
+@pytest.mark.heavy
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_record_that_was_damaged_at_random_has_an_answer(

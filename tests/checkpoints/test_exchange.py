@@ -38,6 +38,7 @@ def test_at_a_commit_only_the_first_rank_hears_what_each_has_written(tmp_path: P
     assert peers[0].received < 1500 * world
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("world", [8, 64])
 def test_a_manifest_is_sent_to_each_rank_once(tmp_path: Path, world: int) -> None:
     store = open_store(tmp_path / "run")

@@ -61,6 +61,7 @@ def test_a_checkpoint_on_every_kind_of_store(any_store: Store) -> None:
     assert_holds(any_store, good.manifest, random_state(1))
 
 
+@pytest.mark.heavy
 @settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_cut_loads_as_any_other(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:

@@ -8,9 +8,8 @@ from functools import partial
 import numpy as np
 
 from launcher.format import human_count
-from launcher.inspect.report.account import Account
 from launcher.inspect.report.chart import Chart, ChartMark, Floats, Level, Series
-from launcher.inspect.report.figures import Interruption, column
+from launcher.inspect.report.figures import Account, Interruption, column
 from launcher.inspect.report.summary import RATE, Axis, Summary
 from launcher.run.step_table import Record
 

@@ -11,10 +11,10 @@ from launcher.diagnose.results import Evaluated
 from launcher.evaluate.table import TableRow, heads, lines
 from launcher.format import human_count, human_duration
 from launcher.inspect.report import tables
-from launcher.inspect.report.account import Account
 from launcher.inspect.report.chart import draw
 from launcher.inspect.report.curves import charts
 from launcher.inspect.report.evaluations import evaluations
+from launcher.inspect.report.figures import Account
 from launcher.inspect.report.style import CSS, table
 from launcher.inspect.report.summary import Axis
 from launcher.inspect.report.timeline import draw_timeline

@@ -95,6 +95,7 @@ class Dying(LocalStore):
         super().delete(key)
 
 
+@pytest.mark.heavy
 @settings(deadline=None, max_examples=20)
 @given(st.integers(0, 2 * (len(PAIR) + 1)), st.booleans())
 def test_killed_anywhere_it_is_no_model_and_can_be_repeated(

@@ -45,6 +45,7 @@ def assert_share(found: int, total: int, share: float) -> None:
     assert abs(found - total * share) < 5 * np.sqrt(total * share * (1 - share))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("unit", ["token", "whole_word", "ngram", "span"])
 def test_fifteen_percent_are_masked(unit: str) -> None:
     """Of all maskable tokens; short only where no word is left that fits, less than one row in a thousand."""
@@ -56,6 +57,7 @@ def test_fifteen_percent_are_masked(unit: str) -> None:
     assert -rounding - ROWS * TURNS / 1000 < found - wanted < rounding
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("unit", ["token", "ngram"])
 def test_eighty_ten_ten_token_by_token(unit: str) -> None:
     total = masked = kept = 0
@@ -69,6 +71,7 @@ def test_eighty_ten_ten_token_by_token(unit: str) -> None:
     assert_share(total - masked - kept, total, 0.1)
 
 
+@pytest.mark.heavy
 def test_eighty_ten_ten_span_by_span_and_random_tokens_by_frequency() -> None:
     """SpanBERT: what happens is decided once a merged span, and its random tokens follow the corpus."""
     spans = masked = kept = 0
@@ -96,6 +99,7 @@ def test_eighty_ten_ten_span_by_span_and_random_tokens_by_frequency() -> None:
     assert statistic < len(expected) + 5 * np.sqrt(2 * len(expected))
 
 
+@pytest.mark.heavy
 def test_spanbert_masks_the_ceiling_of_fifteen_percent() -> None:
     """Never more; less where no word is left that fits, in less than one row in a thousand."""
     short = 0

@@ -111,6 +111,7 @@ def test_a_row_with_too_few_tokens_has_as_many_targets_as_it_can() -> None:
     np.testing.assert_array_equal(found, ~fixed)
 
 
+@pytest.mark.heavy
 def test_ngrams_are_as_long_as_published() -> None:
     """n with probability 1 / n over 1 to 5, each within 6 n other tokens: two never touch. Over 400,000 n-grams."""
     rng = np.random.default_rng(1)

@@ -87,6 +87,7 @@ RULES = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.heavy
 @RULES
 def test_first_runs_are_as_long_as_by_the_literal_rule(unit: str, rule: Rule) -> None:
     """In a row of sixty one-piece words, of which nine are masked."""
@@ -120,6 +121,7 @@ def assert_alike(found: np.ndarray, literal: np.ndarray) -> None:
     assert (difference**2 / (found + literal)[common]).sum() < freedom + 5 * np.sqrt(2 * freedom)
 
 
+@pytest.mark.heavy
 @RULES
 def test_sets_of_targets_are_as_frequent_as_by_the_literal_rule(unit: str, rule: Rule) -> None:
     rows, literal_rows = 100_000, 20_000

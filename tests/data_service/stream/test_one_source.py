@@ -72,6 +72,7 @@ def test_every_batch_is_of_one_source_and_no_row_comes_twice_in_an_epoch(
     assert len(seen) == plan.epoch_layout.samples_per_epoch
 
 
+@pytest.mark.heavy
 @settings(deadline=None, max_examples=25)
 @given(plans())
 def test_rows_of_a_source_come_alike_often_over_the_epochs(plan: StreamPlan) -> None:

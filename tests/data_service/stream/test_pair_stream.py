@@ -147,6 +147,7 @@ def rows_seen(stream: Stream, epoch: int) -> dict[tuple[int, int, int], bytes]:
     return found
 
 
+@pytest.mark.heavy
 def test_each_reading_is_cut_in_its_own_way_and_then_the_first_comes_again(corpus: str) -> None:
     stream = Stream(spec_of(source_of(corpus), input={"packing": "segment_pair", "copies": 2}))
     first, second = rows_seen(stream, 0), rows_seen(stream, 1)
@@ -175,6 +176,7 @@ def test_masks_are_drawn_for_each_reading(corpus: str, copies: str | int) -> Non
         assert len(rows[0] & rows[1]) < 0.1 * len(rows[0])
 
 
+@pytest.mark.heavy
 def test_a_mixture_reads_each_source_in_all_its_ways(corpus: str, other: str) -> None:
     stream = Stream(
         spec_of(

@@ -58,6 +58,7 @@ def test_saved_activations_are_within_three_percent(network: Network) -> None:
     assert [a.bytes(STATE) for a in expected(network)] == pytest.approx(found, rel=0.03)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("network", NETWORKS, ids=lambda network: network.name)
 def test_checkpointed_activations_are_within_ten_percent(network: Network) -> None:
     module, batch = build(network, checkpoint_activations=True), full_rows(network)

@@ -73,6 +73,7 @@ def test_evaluation_computes_no_gradient() -> None:
     assert not called & {"aten::mm", "aten::addmm_", "aten::index_put_"}
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("temperature", [1.0, 0.5, 2.0])
 @pytest.mark.parametrize("group", [4, 13, 256])
 def test_samples_follow_the_tempered_softmax(

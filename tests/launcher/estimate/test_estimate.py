@@ -8,9 +8,8 @@ from typer.testing import CliRunner
 
 from launcher.cli.main import app
 from launcher.errors import EstimateError
-from launcher.estimate.cluster import Cluster
+from launcher.estimate.cluster import Cluster, find_gpu
 from launcher.estimate.estimate import Estimate, estimate, halvings
-from launcher.estimate.gpus import find_gpu
 from launcher.estimate.render import render
 from launcher.format import human_bytes
 from launcher.recipe.load import bundled, load

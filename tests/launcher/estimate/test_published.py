@@ -8,9 +8,8 @@ from encoder_core.families import albert, bert, electra, roberta
 from encoder_core.families.build import ModelConfig
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.objectives.replaced import ReplacedTokenConfig
-from launcher.estimate.cluster import Cluster
+from launcher.estimate.cluster import Cluster, find_gpu
 from launcher.estimate.estimate import estimate
-from launcher.estimate.gpus import find_gpu
 from launcher.recipe.load import load
 
 MLM = ObjectiveTerms()

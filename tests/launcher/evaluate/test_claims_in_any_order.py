@@ -12,7 +12,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, multipl
 
 from checkpoints.attempt import Attempt, Owner
 from data_service.store.errors import StoreUnavailable
-from launcher.evaluate.claims import LEASE_S, holder, take
+from launcher.evaluate.computing import LEASE_S, holder, take
 from tests.support.stores.turns import Memory, Process, Turn, TurnStore
 
 KEY = "ab" * 16

@@ -17,7 +17,7 @@ from data_service.store.base import Store
 from data_service.store.errors import StoreUnavailable
 from data_service.store.open import open_store
 from launcher.evaluate.cell import CellFigures, CellWork
-from launcher.evaluate.claims import claimed
+from launcher.evaluate.computing import claimed
 from launcher.evaluate.endings import CellResources, Ended, Waiting
 from launcher.evaluate.evaluation import GridEvaluation, plan, recorded
 from launcher.evaluate.results import Results

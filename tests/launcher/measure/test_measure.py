@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.estimate.cluster import Cluster
+from launcher.estimate.cluster import Cluster, find_gpu
 from launcher.estimate.estimate import estimate
-from launcher.estimate.gpus import find_gpu
 from launcher.estimate.render import render as render_estimate
 from launcher.measure.measure import MeasuredPhase, MeasuredRecipe, utilisations, whole_step
 from launcher.measure.render import figures, render
@@ -56,6 +55,7 @@ def report(recipe: Recipe, step_seconds: float = 0.5) -> MeasuredRecipe:
     return MeasuredRecipe(recipe, H100, parameters(recipe), (measured(recipe, trial, step),))
 
 
+@pytest.mark.heavy
 @settings(deadline=None, max_examples=30)
 @given(
     each=st.floats(1e-3, 10),

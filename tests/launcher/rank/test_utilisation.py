@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from encoder_core.cost.products import Shape
-from launcher.estimate.gpus import GIB, gpu_of_device
+from launcher.estimate.cluster import GIB, gpu_of_device
 from launcher.estimate.workload import microbatch_flops, targets_per_row
 from launcher.rank.utilisation import Utilisation, utilisation
 from launcher.recipe.load import load

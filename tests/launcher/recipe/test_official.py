@@ -7,9 +7,8 @@ from encoder_core.layers.initialise import initialise
 from encoder_core.layers.parameters import AttentionBias, ScaledLinear
 from encoder_core.objectives.losses import ObjectiveModule
 from encoder_core.optim.groups import parameter_groups
-from launcher.estimate.cluster import Cluster
+from launcher.estimate.cluster import Cluster, find_gpu
 from launcher.estimate.estimate import estimate
-from launcher.estimate.gpus import find_gpu
 from launcher.estimate.workload import targets_per_row
 from launcher.rank.build import optimizer_settings
 from launcher.recipe.load import bundled, load

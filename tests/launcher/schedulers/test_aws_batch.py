@@ -45,6 +45,7 @@ def legal(gpus: dict[str, object]) -> dict[str, object]:
     return {**gpus, "run": 's3://bucket/runs/it\'s "a" run'}
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("more", [{}, {"efa": 4, "reads": READS}])
 def test_the_stack_passes_cfn_lint(
     gpus: dict[str, object], cpus: dict[str, object], more: dict[str, object]

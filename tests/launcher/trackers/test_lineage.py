@@ -174,6 +174,7 @@ def apply(
         kept[kind, step] = by
 
 
+@pytest.mark.heavy
 @settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_whenever_one_looks_what_was_returned_is_the_committed_lineage(

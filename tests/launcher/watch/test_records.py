@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_service.store.open import open_store
-from launcher.inspect.report.account import Account
+from launcher.inspect.report.figures import Account
 from launcher.run.packs import pack
 from launcher.run.segments import METRICS, pack_key, segment_key
 from launcher.watch.records import RECENT, LiveRecords

@@ -21,7 +21,7 @@ import psutil
 
 from launcher.contract import REPEAT, STOPPED
 from tests.support.faults.draws import GROUP, OUTAGES, STARTS, STORE, Fault, Phase
-from tests.support.runs.observer import COMMAND, MARK, AttentionScope, Processes, listens
+from tests.support.runs.observer import COMMAND, MARK, Processes, StoreView, listens
 from tests.support.stores.fault_proxy import FaultProxy
 
 WENT_ON = "went on"
@@ -57,8 +57,8 @@ class Disturbed:
     def __post_init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="mf-", dir=_SHORT))
         self._processes = Processes(f"{MARK}={self._folder.name}")
-        self._sight = AttentionScope(self.uri, self.every)
-        self._seen = self._struck = self._began = self._sight.look()
+        self._view = StoreView(self.uri, self.every)
+        self._seen = self._struck = self._began = self._view.look()
         self._tick = threading.Event()
         self._barren = self._wrong = self._ends = 0
         self._phase: Phase = "imports"
@@ -160,7 +160,7 @@ class Disturbed:
 
     def _look(self) -> bool:
         """Whether anything has changed."""
-        before, self._seen = self._seen, self._sight.look()
+        before, self._seen = self._seen, self._view.look()
         if self._seen.committed > before.committed:
             self._barren = self._wrong = self._ends = 0
         return self._seen != before
@@ -237,7 +237,7 @@ class Disturbed:
         }
         if self.proxy is not None:
             environment["AWS_ENDPOINT_URL"] = self.proxy.endpoint
-        self._seen = self._began = self._sight.look()
+        self._seen = self._began = self._view.look()
         self._shown = self._folder / f"command-{len(self._processes.commands) + 1}.txt"
         with self._shown.open("w") as out:
             self._command = subprocess.Popen(

@@ -133,7 +133,7 @@ class Seen:
     unfinished: frozenset[CheckpointName]
 
 
-class AttentionScope:
+class StoreView:
     """Looks at the store of the run at `uri`, which evaluates after every `every` steps."""
 
     def __init__(self, uri: str, every: int) -> None:
