@@ -1,7 +1,8 @@
 """A run's keeper outside a run: with a journal that nobody reads, and nothing beside the trainer's state."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import ClassVar
 
 from pydantic import JsonValue
 
@@ -72,6 +73,7 @@ class Engine:
     """Its whole state, as the only rank, is a function of the steps done."""
 
     shapes = SHAPES
+    own_kinds: ClassVar[Mapping[str, tuple[str, ...]]] = {}
 
     def __init__(self) -> None:
         self.step = 0
