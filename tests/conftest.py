@@ -53,7 +53,7 @@ def pytest_configure(config: pytest.Config) -> None:
             signal.signal(number, handler)
     Path(tempfile.gettempdir(), "ray").mkdir(exist_ok=True)
     settings.register_profile("whole", deadline=None)
-    settings.register_profile("pure", deadline=None, max_examples=6)
+    settings.register_profile("pure", deadline=None, max_examples=4)
     settings.load_profile("pure" if config.getoption("--pure") else "whole")
 
 

@@ -16,6 +16,8 @@ from encoder_core.objectives.losses import ObjectiveModule as Module
 from launcher.recipe.objective import RecipeObjective
 from tests.support.models.small_networks import NETWORKS, SHAPE, Network, build, full_rows, memory
 
+pytestmark = pytest.mark.heavy
+
 STATE = torch.float32.itemsize
 SIGHT = ("places of distances", "segments differ")
 
@@ -58,7 +60,6 @@ def test_saved_activations_are_within_three_percent(network: Network) -> None:
     assert [a.bytes(STATE) for a in expected(network)] == pytest.approx(found, rel=0.03)
 
 
-@pytest.mark.heavy
 @pytest.mark.parametrize("network", NETWORKS, ids=lambda network: network.name)
 def test_checkpointed_activations_are_within_ten_percent(network: Network) -> None:
     module, batch = build(network, checkpoint_activations=True), full_rows(network)

@@ -19,6 +19,8 @@ from encoder_core.objectives.losses import ObjectiveModule as Module
 from launcher.recipe.objective import RecipeObjective
 from tests.support.models.small_networks import NETWORKS, SHAPE, Network, build, full_rows, memory, turns
 
+pytestmark = pytest.mark.heavy
+
 
 def with_counted_kernels(module: Module) -> Module:
     """Kernels made of products that the counter sees: the reference for plain attention, the padded one of DeBERTa."""

@@ -53,6 +53,7 @@ def test_rows_without_labels_have_no_pair_term_but_a_whole_graph() -> None:
         assert parameter.grad is not None, name
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("family", [DebertaConfig, DebertaV2Config])
 def test_debertas_masks_go_through_its_decoder_and_its_pairs_through_the_last_layer(
     family: type[DebertaConfig | DebertaV2Config],

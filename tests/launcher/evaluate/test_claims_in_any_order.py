@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from unittest import mock
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, multiple, rule
@@ -139,5 +140,5 @@ class AnyOrder(RuleBasedStateMachine):
         return Attempt(store.at(f"claims/{KEY}"), claim.number)  # type: ignore[arg-type]
 
 
-TestAnyOrder = AnyOrder.TestCase
+TestAnyOrder = pytest.mark.heavy(AnyOrder.TestCase)
 TestAnyOrder.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
