@@ -51,7 +51,9 @@ class Processes:
 
     def alive(self) -> list[psutil.Process]:
         """In order of kind, then of their start. Zombies are not: their parents have yet to look."""
-        found = [one for one in psutil.process_iter() if self._is_ours(one)]
+        there = list(psutil.process_iter())
+        self._forget_reused({one.pid: _key(one) for one in there})
+        found = [one for one in there if self._is_ours(one)]
         alive = [one for one in found if _status(one) not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD, "")]
         return sorted(alive, key=lambda one: (self.kind(one), *_key(one)[::-1]))
 
@@ -88,6 +90,10 @@ class Processes:
             for one in left:
                 _quietly_kill(one)
             tick.wait(0.1)
+
+    def _forget_reused(self, there: dict[int, tuple[int, float]]) -> None:
+        """Numbers of dead processes that others have now: numbers begin anew after some thousands of processes."""
+        self._known = {key: kind for key, kind in self._known.items() if there.get(key[0], key) == key}
 
     def _is_ours(self, process: psutil.Process) -> bool:
         if process.pid == os.getpid():
