@@ -24,8 +24,8 @@ PHASES = (
     "{steps: 4, length: 32, batch: {sequences: 12, warmup: {start: 4, steps: 3}}, mlm: {rate: 0.3}}, "
     "{steps: 4, length: 64, batch: {tokens: 600, warmup: {start: 200, steps: 2}}, lr: 5.0e-4, "
     "weights: {mlm: {start: 0.5, end: 2, steps: 3}}},"
-    "{steps: 4, length: 48, batch: {sequences: 8}, schedule: {warmup: 1, decay: cosine, restarts: 1}, weights: {mlm: 3}, "
-    "mlm: {replace: {mask: 1, random: 0, keep: 0}}},"
+    "{steps: 4, length: 48, batch: {sequences: 8}, schedule: {warmup: 1, decay: cosine, restarts: 1}, "
+    "weights: {mlm: 3}, mlm: {replace: {mask: 1, random: 0, keep: 0}}},"
     "{steps: 4, length: 32, batch: {sequences: 16}, schedule: {decay: one_minus_sqrt}, mlm: {rate: 0.05}}]"
 )
 STEPS, EDGES = 16, (4, 8, 12)
