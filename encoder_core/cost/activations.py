@@ -12,8 +12,11 @@ from encoder_core.cost.flops import (
     Deberta,
     ObjectiveTerms,
     disentangled_size,
+    embedding_width,
     forgetful,
+    is_enhanced,
     passes,
+    reads_whole,
     two_stream_size,
 )
 from encoder_core.cost.products import Shape
@@ -37,7 +40,7 @@ from encoder_core.cost.saved import (
 )
 from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bert import BertConfig
-from encoder_core.families.build import ModelConfig
+from encoder_core.families.build import DetectorConfig, ModelConfig
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.modernbert import ModernBertConfig
@@ -103,22 +106,22 @@ def of_update_groups(
         return [_vectors(model, terms.contrastive, shape, kernel)]
     if isinstance(model, XlnetConfig):
         return [_xlnet(model, shape, kernel, backwards)]
-    if terms.replaced is not None and isinstance(model, ElectraConfig | DebertaV2Config):
-        networks = [
-            _masked_language_model(model.generator, shape, kernel),
-            _discriminator(model, shape, kernel),
-        ]
+    if terms.replaced is not None and isinstance(model, DetectorConfig):
+        networks = [_multitask(model.generator, terms, shape, kernel), _discriminator(model, shape, kernel)]
         return (
             networks if terms.replaced.embeddings == "gradient_disentangled" else [networks[0] + networks[1]]
         )
-    enhanced = isinstance(model, Deberta) and model.mask_decoder == "enhanced"
-    whole = terms.span_boundary or (terms.pairs and not enhanced)
+    return [_multitask(model, terms, shape, kernel)]
+
+
+def _multitask(model: ModelConfig, terms: ObjectiveTerms, shape: Shape, kernel: Kernel) -> Activations:
+    whole = reads_whole(model, terms)
     found = _masked_language_model(model, shape, kernel, whole=whole)
     if terms.pairs:
-        found += _pair(model, shape, kernel)
+        found += _pair(model, shape, kernel, whole=whole)
     if terms.span_boundary:
         found += Activations(tuple(_span_boundary(model, shape)), ())
-    return [found]
+    return found
 
 
 def _vectors(model: ModelConfig, objective: ContrastiveConfig, shape: Shape, kernel: Kernel) -> Activations:
@@ -144,18 +147,26 @@ def _masked_language_model(
         *_decoder(width, model.vocabulary, targets),
         Saved("positions of targets", targets, INDEX),
     ]
+    layers = list(_layers(model, shape, kernel))
     if isinstance(model, Deberta) and not whole:
         outside.append(Saved("states before the last layer", shape.tokens * model.hidden))
-        return Activations((*_embeddings(model, shape), *outside), tuple(_with_decoder(model, shape, kernel)))
-    return Activations((*_embeddings(model, shape), *outside), tuple(_layers(model, shape, kernel)))
+        layers = list(_with_decoder(model, shape, kernel))
+    elif isinstance(model, Deberta) and is_enhanced(model):
+        layers.append(_decoding(model, shape, kernel))
+    return Activations((*_embeddings(model, shape), *outside), tuple(layers))
 
 
 def _with_decoder(model: Deberta, shape: Shape, kernel: Kernel) -> Iterator[Layer]:
     """Layers of which the last runs for targets only."""
     yield from _layers(model, shape, kernel, but=1)
+    yield _decoding(model, shape, kernel)
+
+
+def _decoding(model: Deberta, shape: Shape, kernel: Kernel) -> Layer:
+    """The last layer for targets, as often as it runs for them."""
     size = disentangled_size(model, shape.length)
     again = looking_again(size, shape.rows, shape.length, shape.targets_per_row, kernel)
-    yield replace(again, count=passes(model))
+    return replace(again, count=passes(model))
 
 
 def _decoder(width: int, vocabulary: int, targets: int) -> Iterator[Saved]:
@@ -164,32 +175,33 @@ def _decoder(width: int, vocabulary: int, targets: int) -> Iterator[Saved]:
     yield Saved("head: gradient of embeddings and bias", vocabulary * (width + 1), FP32)
 
 
-def _discriminator(model: ElectraConfig | DebertaV2Config, shape: Shape, kernel: Kernel) -> Activations:
+def _discriminator(model: DetectorConfig, shape: Shape, kernel: Kernel) -> Activations:
     states = shape.tokens * model.hidden
     outside = [
         Saved("head: states, before and after the activation", states, count=3),
         Saved("scores and labels", shape.tokens, FP32, 2),
     ]
-    if isinstance(model, DebertaV2Config):
+    if isinstance(model, Deberta):
         outside += norm(shape.tokens, model.hidden)
     return Activations((*_embeddings(model, shape), *outside), tuple(_layers(model, shape, kernel)))
 
 
-def _pair(model: ModelConfig, shape: Shape, kernel: Kernel) -> Activations:
+def _pair(model: ModelConfig, shape: Shape, kernel: Kernel, *, whole: bool) -> Activations:
     outside = (Saved("head: pairs", shape.rows * model.hidden, count=2),)
-    if isinstance(model, Deberta) and model.mask_decoder == "enhanced":
+    if isinstance(model, Deberta) and not whole:
         size = disentangled_size(model, shape.length)
         return Activations(outside, (looking_again(size, shape.rows, shape.length, 1, kernel),))
     return Activations(outside, ())
 
 
 def _span_boundary(model: ModelConfig, shape: Shape) -> Iterator[Saved]:
-    targets, hidden = shape.targets, model.hidden
+    targets, hidden, width = shape.targets, model.hidden, embedding_width(model)
     yield Saved("head: boundaries and places", targets * (2 * hidden + POSITION_WIDTH))
-    yield Saved("head: before activations, and between", targets * hidden, count=3)
+    yield Saved("head: before activations, and between", targets * hidden, count=2)
+    yield Saved("head: before activations, and between", targets * width)
     yield from norm(targets, hidden)
-    yield from norm(targets, hidden)
-    yield from _decoder(hidden, model.vocabulary, targets)
+    yield from norm(targets, width)
+    yield from _decoder(width, model.vocabulary, targets)
 
 
 def _embeddings(model: ModelConfig, shape: Shape) -> Iterator[Saved]:

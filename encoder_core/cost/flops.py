@@ -27,7 +27,7 @@ from encoder_core.cost.products import (
 )
 from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bert import BertConfig
-from encoder_core.families.build import ModelConfig
+from encoder_core.families.build import DetectorConfig, ModelConfig
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.modernbert import ModernBertConfig
@@ -103,15 +103,29 @@ def _all_networks(
         return _vectors(model, terms.contrastive, shape)
     if isinstance(model, XlnetConfig):
         return chain(_xlnet(model, shape, backwards), _decoder(model.hidden, model.vocabulary, shape.targets))
-    if terms.replaced is not None and isinstance(model, ElectraConfig | DebertaV2Config):
-        return chain(_masked_language_model(model.generator, shape), _discriminator(model, shape))
+    if terms.replaced is not None and isinstance(model, DetectorConfig):
+        return chain(_multitask(model.generator, terms, shape), _discriminator(model, shape))
+    return _multitask(model, terms, shape)
+
+
+def _multitask(model: ModelConfig, terms: ObjectiveTerms, shape: Shape) -> Iterator[Product]:
+    """The terms that share one encoder (encoder_core/objectives/multitask.py)."""
+    whole = reads_whole(model, terms)
+    yield from _masked_language_model(model, shape, whole=whole)
     if terms.pairs:
-        enhanced = isinstance(model, Deberta) and model.mask_decoder == "enhanced"
-        found = _masked_language_model(model, shape, whole=not enhanced)
-        return chain(found, _pair(model, shape))
+        yield from _pair(model, shape, whole=whole)
     if terms.span_boundary:
-        return chain(_masked_language_model(model, shape, whole=True), _span_boundary(model, shape))
-    return _masked_language_model(model, shape)
+        yield from _span_boundary(model, shape)
+
+
+def reads_whole(model: ModelConfig, terms: ObjectiveTerms) -> bool:
+    """Whether DeBERTa's last layer runs for all tokens: for span boundaries, or if two terms read its output."""
+    return terms.span_boundary or (terms.pairs and not is_enhanced(model))
+
+
+def is_enhanced(model: ModelConfig) -> bool:
+    """Whether masked tokens are predicted by DeBERTa's mask decoder."""
+    return isinstance(model, Deberta) and model.mask_decoder == "enhanced"
 
 
 def _vectors(model: ModelConfig, objective: ContrastiveConfig, shape: Shape) -> Iterator[Product]:
@@ -123,13 +137,14 @@ def _vectors(model: ModelConfig, objective: ContrastiveConfig, shape: Shape) -> 
 
 def _masked_language_model(model: ModelConfig, shape: Shape, *, whole: bool = False) -> Iterator[Product]:
     """Encoder and head (encoder_core/objectives/mlm.py). Of DeBERTa the last layer runs for targets only, unless the
-    `whole` of it is needed by another task."""
-    if isinstance(model, Deberta) and not whole:
-        yield from _before_last(model, shape)
-        yield from times(_look_again(model, shape, shape.targets_per_row), passes(model))
-    else:
+    `whole` of it is needed by another term; the mask decoder runs it for targets anyway."""
+    if whole or not isinstance(model, Deberta):
         yield from _encoder(model, shape)
-    width = model.embedding if isinstance(model, AlbertConfig | ElectraConfig) else model.hidden
+    else:
+        yield from _before_last(model, shape)
+    if isinstance(model, Deberta) and (is_enhanced(model) or not whole):
+        yield from times(_look_again(model, shape, shape.targets_per_row), passes(model))
+    width = embedding_width(model)
     yield Product("head: dense", shape.targets, model.hidden, width)
     yield from _decoder(width, model.vocabulary, shape.targets)
 
@@ -138,15 +153,15 @@ def _decoder(width: int, vocabulary: int, targets: int) -> Iterator[Product]:
     yield Product("head: scores of all ids", targets, width, vocabulary)
 
 
-def _discriminator(model: ElectraConfig | DebertaV2Config, shape: Shape) -> Iterator[Product]:
+def _discriminator(model: DetectorConfig, shape: Shape) -> Iterator[Product]:
     yield from _encoder(model, shape)
     yield Product("head: replaced or not", shape.tokens, model.hidden, model.hidden)
     yield Product("head: replaced or not", shape.tokens, model.hidden, 1)
 
 
-def _pair(model: ModelConfig, shape: Shape) -> Iterator[Product]:
-    """The pooler and two classes; of DeBERTa the last layer runs for the first tokens of the rows."""
-    if isinstance(model, Deberta) and model.mask_decoder == "enhanced":
+def _pair(model: ModelConfig, shape: Shape, *, whole: bool) -> Iterator[Product]:
+    """The pooler and two classes; of DeBERTa the last layer runs for the first tokens of the rows, if not for all."""
+    if isinstance(model, Deberta) and not whole:
         yield from _look_again(model, shape, 1)
     yield Product("head: pairs", shape.rows, model.hidden, model.hidden)
     yield Product("head: pairs", shape.rows, model.hidden, 2)
@@ -155,10 +170,14 @@ def _pair(model: ModelConfig, shape: Shape) -> Iterator[Product]:
 def _span_boundary(model: ModelConfig, shape: Shape) -> Iterator[Product]:
     """Every target taken to have a boundary; those of spans at the ends of a row have none, and from the sixteenth of a
     span on (encoder_core/objectives/span_boundary.py)."""
-    hidden = model.hidden
+    hidden, width = model.hidden, embedding_width(model)
     yield Product("head: span boundary", shape.targets, 2 * hidden + POSITION_WIDTH, hidden)
-    yield Product("head: span boundary", shape.targets, hidden, hidden)
-    yield from _decoder(hidden, model.vocabulary, shape.targets)
+    yield Product("head: span boundary", shape.targets, hidden, width)
+    yield from _decoder(width, model.vocabulary, shape.targets)
+
+
+def embedding_width(model: ModelConfig) -> int:
+    return model.embedding if isinstance(model, AlbertConfig | ElectraConfig) else model.hidden
 
 
 def _encoder(model: ModelConfig, shape: Shape) -> Iterator[Product]:

@@ -6,13 +6,13 @@ from typing import Literal
 
 from pydantic import Field
 
-from encoder_core.families.config import EncoderConfig, encoder_layers
+from encoder_core.families.config import WithGenerator, encoder_layers
 from encoder_core.layers.attention import Attend, RelativeKeyAttention, automatic
 from encoder_core.layers.encoder import Embeddings, Encoder
 
 
-class BertConfig(EncoderConfig):
-    """See `EncoderConfig`.
+class BertConfig(WithGenerator):
+    """See `EncoderConfig` and `WithGenerator`.
 
     Attributes:
         token_types: segments told apart by an embedding; 0 for none (DistilBERT).
@@ -41,12 +41,24 @@ SPANBERT_BASE = _size(12, 768, vocab=28_996).model_copy(update={"initializer": "
 SPANBERT_LARGE = _size(24, 1024, vocab=28_996).model_copy(update={"initializer": "normal"})
 
 
-def build(config: BertConfig, *, checkpoint_activations: bool = False, attend: Attend = automatic) -> Encoder:
-    """The encoder, its weights not yet initialised; `attend` is the kernel of absolute positions.
+def build(
+    config: BertConfig,
+    *,
+    embeddings: Embeddings | None = None,
+    checkpoint_activations: bool = False,
+    attend: Attend = automatic,
+) -> Encoder:
+    """The encoder, on `embeddings` shared with another if given; its weights not yet initialised. `attend` is the
+    kernel of absolute positions.
 
     Raises ModelError if the vocabulary is unknown.
     """
-    embeddings = Embeddings(
+    layers = encoder_layers(config, config.layers, _kernels(config, attend))
+    return Encoder(embeddings or _embeddings(config), layers, checkpoint_activations=checkpoint_activations)
+
+
+def _embeddings(config: BertConfig) -> Embeddings:
+    return Embeddings(
         config.vocabulary,
         config.hidden,
         positions=config.max_length if config.position == "absolute" else 0,
@@ -54,8 +66,6 @@ def build(config: BertConfig, *, checkpoint_activations: bool = False, attend: A
         eps=config.layer_norm_eps,
         dropout=config.dropout,
     )
-    layers = encoder_layers(config, config.layers, _kernels(config, attend))
-    return Encoder(embeddings, layers, checkpoint_activations=checkpoint_activations)
 
 
 def _kernels(config: BertConfig, attend: Attend) -> Callable[[], Attend]:

@@ -14,7 +14,7 @@ from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.attention import Attend, automatic
 from encoder_core.layers.deberta_encoder import DisentangledEncoder
-from encoder_core.layers.encoder import Encoder
+from encoder_core.layers.encoder import Embeddings, Encoder
 from encoder_core.layers.xlnet_encoder import TwoStreamEncoder
 
 ModelConfig = Annotated[
@@ -30,31 +30,57 @@ ModelConfig = Annotated[
 ]
 """The configuration of any family, told apart by its `family` field."""
 
+DetectorConfig = (
+    BertConfig
+    | RobertaConfig
+    | AlbertConfig
+    | ElectraConfig
+    | DebertaConfig
+    | DebertaV2Config
+    | ModernBertConfig
+)
+"""Families that have a `generator`, a smaller one of their kind on the same embeddings."""
+
 AnyEncoder = Encoder | DisentangledEncoder | TwoStreamEncoder
 """Batch to hidden states [T, H], with the input embeddings as `embeddings`."""
 
 
 def build_encoder(
-    config: ModelConfig, *, checkpoint_activations: bool = False, attend: Attend = automatic
+    config: ModelConfig,
+    *,
+    embeddings: Embeddings | None = None,
+    checkpoint_activations: bool = False,
+    attend: Attend = automatic,
 ) -> AnyEncoder:
     """The family's encoder, weights not yet initialised. Raises ModelError if the vocabulary is unknown.
 
-    `attend` is the kernel of plain attention; disentangled and two-stream attention have their own.
+    `embeddings`: shared with another network of the family, if given; XLNet shares none. `attend` is the kernel of
+    plain attention; disentangled and two-stream attention have their own.
     """
     match config:
         case BertConfig():
-            return bert.build(config, checkpoint_activations=checkpoint_activations, attend=attend)
+            return bert.build(
+                config, embeddings=embeddings, checkpoint_activations=checkpoint_activations, attend=attend
+            )
         case AlbertConfig():
-            return albert.build(config, checkpoint_activations=checkpoint_activations, attend=attend)
+            return albert.build(
+                config, embeddings=embeddings, checkpoint_activations=checkpoint_activations, attend=attend
+            )
         case ElectraConfig():
-            return electra.build(config, checkpoint_activations=checkpoint_activations, attend=attend)
+            return electra.build(
+                config, embeddings=embeddings, checkpoint_activations=checkpoint_activations, attend=attend
+            )
         case RobertaConfig():
-            return roberta.build(config, checkpoint_activations=checkpoint_activations, attend=attend)
+            return roberta.build(
+                config, embeddings=embeddings, checkpoint_activations=checkpoint_activations, attend=attend
+            )
         case DebertaConfig() | DebertaV2Config():
-            return deberta.build(config, checkpoint_activations=checkpoint_activations)
+            return deberta.build(config, embeddings=embeddings, checkpoint_activations=checkpoint_activations)
         case XlnetConfig():
             return xlnet.build(config, checkpoint_activations=checkpoint_activations)
         case ModernBertConfig():
-            return modernbert.build(config, checkpoint_activations=checkpoint_activations, attend=attend)
+            return modernbert.build(
+                config, embeddings=embeddings, checkpoint_activations=checkpoint_activations, attend=attend
+            )
         case _ as never:
             assert_never(never)

@@ -3,7 +3,14 @@
 from collections.abc import Callable
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from encoder_core.errors import ModelError
 from encoder_core.layers.attention import Attend, SelfAttention
@@ -88,6 +95,28 @@ class EncoderConfig(BaseModel):
                 remedy="take it from the tokenizer: config.with_tokenizer(vocab, pad_id)",
             )
         return self.vocab
+
+
+class WithGenerator(EncoderConfig):
+    """A family whose generator, where replaced tokens are detected, is as wide as itself and less deep.
+
+    Attributes:
+        generator_layers: depth of the generator; None for half of this network's (DeBERTaV3, section 3.1). While it is
+            None it stays out of what is written: recipes had no such key at first.
+    """
+
+    generator_layers: int | None = Field(default=None, gt=0)
+
+    @property
+    def generator(self) -> Self:
+        """The generator, as a model in its own right."""
+        layers = self.generator_layers or max(1, self.layers // 2)
+        return self.model_copy(update={"layers": layers, "generator_layers": None})
+
+    @model_serializer(mode="wrap")
+    def _unspoken(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
+        fields = serialize(self)
+        return {name: value for name, value in fields.items() if name != "generator_layers" or value}
 
 
 def encoder_layers(config: EncoderConfig, count: int, kernel: Callable[[], Attend]) -> list[EncoderLayer]:

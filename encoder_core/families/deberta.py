@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from encoder_core.families.config import EncoderConfig
+from encoder_core.families.config import EncoderConfig, WithGenerator
 from encoder_core.layers.deberta_attention import (
     AttendDisentangled,
     DisentangledAttention,
@@ -17,8 +17,8 @@ from encoder_core.layers.deberta_encoder import Convolution, DisentangledEncoder
 from encoder_core.layers.encoder import Embeddings, FeedForward
 
 
-class DebertaConfig(EncoderConfig):
-    """The first version. See `EncoderConfig`.
+class DebertaConfig(WithGenerator):
+    """The first version. See `EncoderConfig` and `WithGenerator`.
 
     Attributes:
         mask_decoder: enhanced lets absolute positions in before the prediction, as the paper does; plain predicts

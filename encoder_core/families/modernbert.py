@@ -6,14 +6,14 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 from torch import nn
 
-from encoder_core.families.config import EncoderConfig
+from encoder_core.families.config import WithGenerator
 from encoder_core.layers.attention import Attend, SelfAttention, automatic
 from encoder_core.layers.encoder import Embeddings, Encoder, GatedFeedForward, PreNormLayer
 
 
-class ModernBertConfig(EncoderConfig):
-    """See `EncoderConfig`. `feed_forward` is the width of each half of the gated block. A row's length is bounded by no
-    table: `max_length` is what the model is trained for.
+class ModernBertConfig(WithGenerator):
+    """See `EncoderConfig` and `WithGenerator`. `feed_forward` is the width of each half of the gated block. A row's
+    length is bounded by no table: `max_length` is what the model is trained for.
 
     Attributes:
         dropout: on the embeddings, and inside the feed-forward block.
@@ -64,22 +64,32 @@ LARGE = ModernBertConfig(layers=28, hidden=1024, heads=16, feed_forward=2624, vo
 
 
 def build(
-    config: ModernBertConfig, *, checkpoint_activations: bool = False, attend: Attend = automatic
+    config: ModernBertConfig,
+    *,
+    embeddings: Embeddings | None = None,
+    checkpoint_activations: bool = False,
+    attend: Attend = automatic,
 ) -> Encoder:
-    """The encoder, its weights not yet initialised. Raises ModelError if the vocabulary is unknown."""
-    embeddings = Embeddings(
+    """The encoder, on `embeddings` shared with another if given; its weights not yet initialised.
+
+    Raises ModelError if the vocabulary is unknown.
+    """
+    return Encoder(
+        embeddings or _embeddings(config),
+        [_layer(config, layer, attend) for layer in range(config.layers)],
+        final_norm=_norm(config),
+        checkpoint_activations=checkpoint_activations,
+    )
+
+
+def _embeddings(config: ModernBertConfig) -> Embeddings:
+    return Embeddings(
         config.vocabulary,
         config.hidden,
         positions=0,
         norm_bias=config.biases,
         eps=config.layer_norm_eps,
         dropout=config.dropout,
-    )
-    return Encoder(
-        embeddings,
-        [_layer(config, layer, attend) for layer in range(config.layers)],
-        final_norm=_norm(config),
-        checkpoint_activations=checkpoint_activations,
     )
 
 

@@ -2,13 +2,14 @@
 
 from typing import Literal
 
-from encoder_core.families.config import EncoderConfig, encoder_layers
+from encoder_core.families.config import WithGenerator, encoder_layers
 from encoder_core.layers.attention import Attend, automatic
 from encoder_core.layers.encoder import Activation, Embeddings, Encoder
 
 
-class RobertaConfig(EncoderConfig):
-    """See `EncoderConfig`. The padding id of the published models is 1, and LayerNorm's epsilon 1e-5."""
+class RobertaConfig(WithGenerator):
+    """See `EncoderConfig` and `WithGenerator`. The padding id of the published models is 1, and LayerNorm's epsilon
+    1e-5."""
 
     family: Literal["roberta"] = "roberta"
     pad_id: int = 1
@@ -30,10 +31,22 @@ LARGE = RobertaConfig(layers=24, hidden=1024, heads=16, feed_forward=4096, vocab
 
 
 def build(
-    config: RobertaConfig, *, checkpoint_activations: bool = False, attend: Attend = automatic
+    config: RobertaConfig,
+    *,
+    embeddings: Embeddings | None = None,
+    checkpoint_activations: bool = False,
+    attend: Attend = automatic,
 ) -> Encoder:
-    """The encoder, its weights not yet initialised. Raises ModelError if the vocabulary is unknown."""
-    embeddings = Embeddings(
+    """The encoder, on `embeddings` shared with another if given; its weights not yet initialised.
+
+    Raises ModelError if the vocabulary is unknown.
+    """
+    layers = encoder_layers(config, config.layers, lambda: attend)
+    return Encoder(embeddings or _embeddings(config), layers, checkpoint_activations=checkpoint_activations)
+
+
+def _embeddings(config: RobertaConfig) -> Embeddings:
+    return Embeddings(
         config.vocabulary,
         config.hidden,
         positions=config.max_length + config.first_position,
@@ -42,5 +55,3 @@ def build(
         eps=config.layer_norm_eps,
         dropout=config.dropout,
     )
-    layers = encoder_layers(config, config.layers, lambda: attend)
-    return Encoder(embeddings, layers, checkpoint_activations=checkpoint_activations)

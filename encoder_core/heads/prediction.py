@@ -115,7 +115,8 @@ class EnhancedMaskDecoder(nn.Module):
 
 class SpanBoundaryHead(nn.Module):
     """[left boundary; right boundary; place in the span] through two of (Linear, GELU, LayerNorm), then a decoder
-    tied to the word embeddings with a bias of its own (SpanBERT, section 3.2)."""
+    tied to the word embeddings with a bias of its own (SpanBERT, section 3.2). The second Linear is as wide as the
+    embeddings, which in ALBERT and ELECTRA are narrower than the states."""
 
     def __init__(self, hidden: int, embedding: nn.Embedding, *, activation: Activation, eps: float) -> None:
         super().__init__()
@@ -123,8 +124,8 @@ class SpanBoundaryHead(nn.Module):
         self.place = nn.Embedding(MAX_TARGETS, POSITION_WIDTH)
         self.first = nn.Linear(2 * hidden + POSITION_WIDTH, hidden)
         self.first_norm = nn.LayerNorm(hidden, eps=eps)
-        self.second = nn.Linear(hidden, hidden)
-        self.second_norm = nn.LayerNorm(hidden, eps=eps)
+        self.second = nn.Linear(hidden, embedding.embedding_dim)
+        self.second_norm = nn.LayerNorm(embedding.embedding_dim, eps=eps)
         self.decoder = nn.Linear(embedding.embedding_dim, embedding.num_embeddings)
         self.decoder.weight = embedding.weight
 
@@ -133,12 +134,12 @@ class SpanBoundaryHead(nn.Module):
         left_BH: Float[Tensor, "targets hidden"],
         right_BH: Float[Tensor, "targets hidden"],
         place_B: Int[Tensor, " targets"],
-    ) -> Float[Tensor, "targets hidden"]:
+    ) -> Float[Tensor, "targets width"]:
         """`place_B` counts from 0, the token after the left boundary."""
         x_BH = self.first(torch.cat((left_BH, right_BH, self.place(place_B)), -1))
         x_BH = self.first_norm(activate(x_BH, self.activation))
-        y_BH: Tensor = self.second_norm(activate(self.second(x_BH), self.activation))
-        return y_BH
+        y_BE: Tensor = self.second_norm(activate(self.second(x_BH), self.activation))
+        return y_BE
 
     def forward(
         self,
@@ -148,5 +149,5 @@ class SpanBoundaryHead(nn.Module):
         ids_B: Int[Tensor, " targets"],
     ) -> CrossEntropySums:
         """Sums over targets; B may be 0."""
-        features_BH = self.features(left_BH, right_BH, place_B)
-        return linear_cross_entropy(features_BH, self.decoder.weight, self.decoder.bias, ids_B)
+        features_BE = self.features(left_BH, right_BH, place_B)
+        return linear_cross_entropy(features_BE, self.decoder.weight, self.decoder.bias, ids_B)

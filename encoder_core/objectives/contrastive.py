@@ -9,7 +9,7 @@ an example that holds the same text twice: dropout differs.
 Shapes: T tokens, R rows (texts), G texts of an example, n examples, D width of a vector.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Literal
@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator
+from pydantic import Field, PositiveInt, field_validator
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
@@ -28,13 +28,15 @@ from encoder_core.layers.attention import Attend, automatic
 from encoder_core.layers.rows import Rows
 from encoder_core.layers.xlnet_encoder import TwoStreamEncoder
 from encoder_core.objectives.info_nce import Contrast, info_nce
-from encoder_core.objectives.losses import AllExamples, CoupledObjective, LossSums, Term
+from encoder_core.objectives.losses import AllExamples, CoupledObjective, LossSums, ObjectiveModule, Term
+from encoder_core.objectives.term import HeadConfig, LateWeight, ModuleConfig, Refusal, Setting
+from encoder_core.objectives.weights import last_weight
 
 NAME = "contrastive"
 _METRICS = ("correct", "positive", "negative")
 
 
-class ContrastiveConfig(BaseModel):
+class ContrastiveConfig(LateWeight, ModuleConfig):
     """What a text's vector is, and how vectors are compared.
 
     Attributes:
@@ -47,8 +49,6 @@ class ContrastiveConfig(BaseModel):
         matryoshka: the sum of the loss over the first so many numbers of each vector, a term for each (Kusupati et al.
             2022): so vectors can be cut. None for whole vectors only.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     temperature: float = Field(default=0.05, gt=0)
     pooling: Literal["mean", "cls"] = "mean"
@@ -63,6 +63,34 @@ class ContrastiveConfig(BaseModel):
         if any(a <= b for a, b in pairwise(widths or ())):
             raise ValueError("give each width once, the largest first")
         return widths
+
+    def module(
+        self,
+        model: ModelConfig,
+        heads: Sequence[HeadConfig],
+        *,
+        checkpoint_activations: bool = False,
+        attend: Attend = automatic,
+    ) -> ObjectiveModule:
+        assert not heads  # else it is refused
+        return contrastive_model(model, self, checkpoint_activations=checkpoint_activations, attend=attend)
+
+    def refusals(self, setting: Setting) -> Iterator[Refusal]:
+        """Whole texts, in which nothing is masked, and beside no other term."""
+        others = [name for name in setting.terms if name != NAME]
+        if others:
+            yield Refusal(
+                ("objective",),
+                f"contrastive does not go with {others[0]}: it compares whole texts, in which nothing is masked, and "
+                "other terms predict what is",
+                "choose exactly one of mlm, plm and contrastive",
+            )
+        elif setting.rows is not None and not setting.rows.texts:
+            yield Refusal(
+                ("input", "packing"),
+                f"a contrastive objective compares texts, and {setting.rows.packing} rows are running text",
+                "set input.packing to pairs (a corpus of pairs) or sentences (SimCSE, from plain text)",
+            )
 
 
 class ContrastiveModel(CoupledObjective):
@@ -145,9 +173,9 @@ class ContrastiveModel(CoupledObjective):
         """Terms whose derivatives by the vectors `own` are those of the loss of all ranks' examples. Metrics of each
         term: its name with "_correct", "_positive" and "_negative"."""
         figures, *gradients = coupled
-        sums = figures.sum(0)
+        sums, weight = figures.sum(0), last_weight(self.config.weight)
         terms = tuple(
-            Term(name, _cached(own[..., :width], gradient, of_term[0]), len(own))
+            Term(name, _cached(own[..., :width], gradient, of_term[0]), len(own), weight, part=NAME)
             for (name, width), gradient, of_term in zip(self.terms.items(), gradients, sums, strict=True)
         )
         metrics = {

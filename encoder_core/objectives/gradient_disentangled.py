@@ -8,27 +8,26 @@ positions enter only in the generator's mask decoder, not in the encoder. Each n
 positions (the paper and microsoft/DeBERTa, rtd_task.py, share embeddings only) and its own LayerNorms.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from jaxtyping import Int
 from torch import Tensor
 
 from encoder_core.batch import Batch
+from encoder_core.families.build import DetectorConfig
 from encoder_core.layers.attention import Attend, automatic
 from encoder_core.layers.encoder import Embeddings
 from encoder_core.objectives.losses import LossSums
-from encoder_core.objectives.mlm import masked_language_model
-from encoder_core.objectives.replaced import (
-    DetectorConfig,
-    ReplacedTokenConfig,
-    ReplacedTokenDetection,
-    discriminator_model,
-)
+from encoder_core.objectives.mlm import MlmConfig
+from encoder_core.objectives.multitask import multitask_model
+from encoder_core.objectives.replaced import ReplacedTokenConfig, ReplacedTokenDetection, discriminator_model
+from encoder_core.objectives.term import HeadConfig
 from encoder_core.optim.groups import UpdateGroups
 
 
 class GradientDisentangledDetection(ReplacedTokenDetection):
-    """Two update groups a step: "generator" with the term "mlm", then "discriminator" with the term "rtd".
+    """Two update groups a step: "generator" with the terms of that, then "discriminator" with the term "rtd".
 
     In training a call without memory is for the first group; the ids it draws come back as the memory of the second, so
     they are those of the generator before its update. In evaluation one call does both.
@@ -62,19 +61,22 @@ def is_difference(name: str) -> bool:
 def gradient_disentangled_detection(
     config: DetectorConfig,
     objective: ReplacedTokenConfig,
+    heads: Sequence[HeadConfig] = (MlmConfig(),),
     *,
     checkpoint_activations: bool = False,
     attend: Attend = automatic,
 ) -> GradientDisentangledDetection:
     """Both networks on the default device; weights not yet initialised (`initialise`: E_delta begins at zero).
 
-    `attend` is the kernel of plain attention. Raises ModelError if the configuration's vocabulary is unknown.
+    `heads` are the generator's terms; `attend` is the kernel of plain attention. Raises ModelError if the
+    configuration's vocabulary is unknown.
     """
-    generator = masked_language_model(
-        config.generator, checkpoint_activations=checkpoint_activations, attend=attend
+    generator = multitask_model(
+        config.generator, heads, checkpoint_activations=checkpoint_activations, attend=attend
     )
     discriminator = discriminator_model(config, checkpoint_activations=checkpoint_activations, attend=attend)
     base, own = generator.encoder.embeddings, discriminator.encoder.embeddings
-    assert isinstance(base, Embeddings)  # of both families
+    assert isinstance(base, Embeddings)  # of every family with a generator
+    assert isinstance(own, Embeddings)
     own.disentangle_from(base)
     return GradientDisentangledDetection(generator, discriminator, objective)

@@ -1,6 +1,7 @@
 """What an objective is, and what it returns: sums, not means. Only the trainer knows the targets of the whole step."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from jaxtyping import Int, Num
@@ -22,13 +23,19 @@ class Term:
         name: key of `target_counts`, and of the metric it is reported under.
         loss_sum: scalar, fp32 or wider, summed over targets.
         targets: number of summands.
-        weight: factor of the term in the loss.
+        weight: factor of the term in the loss. Of a schedule, where it ends: a trainer has the weight of each step.
+        part: the name in a recipe of the term that it is part of, where that has several; None where it is `name`.
     """
 
     name: str
     loss_sum: Num[Tensor, ""]
     targets: int
     weight: float = 1.0
+    part: str | None = None
+
+    def weight_in(self, weights: Mapping[str, float]) -> float:
+        """Its weight under `weights` of a recipe's terms by name; its own where they do not say."""
+        return weights.get(self.part or self.name, self.weight)
 
 
 @dataclass(frozen=True)

@@ -1,77 +1,88 @@
-"""Masked language modelling: encoder and head as the one module that the engine wraps."""
+"""Masked language modelling: the original ids at the target positions."""
+
+from collections.abc import Iterator
 
 import torch
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
 from encoder_core.batch import Batch
-from encoder_core.families.build import AnyEncoder, ModelConfig, build_encoder
-from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
-from encoder_core.heads.cross_entropy import CrossEntropySums
-from encoder_core.heads.prediction import EnhancedMaskDecoder, MaskedLanguageModelHead
+from encoder_core.families.build import ModelConfig
+from encoder_core.families.xlnet import XlnetConfig
+from encoder_core.heads.prediction import MaskedLanguageModelHead
 from encoder_core.layers.attention import Attend, automatic
-from encoder_core.layers.deberta_encoder import DisentangledEncoder
-from encoder_core.objectives.losses import LossSums, ObjectiveModule, Term
+from encoder_core.objectives.multitask import MultitaskModel, multitask_model
+from encoder_core.objectives.states import States
+from encoder_core.objectives.term import (
+    HeadConfig,
+    HeadTerm,
+    LateWeight,
+    Refusal,
+    Setting,
+    TermSums,
+)
+from encoder_core.objectives.weights import Weight
+
+NAME = "mlm"
 
 
-class MaskedLanguageModel(ObjectiveModule):
-    """Cross-entropy of the original ids at the target positions (BERT, section 3.1; RoBERTa).
+class MlmConfig(LateWeight, HeadConfig):
+    """Masked language modelling (BERT, section 3.1). Which tokens are masked, the data service is told."""
 
-    Terms: "mlm".
+    def device(self, model: ModelConfig, word: nn.Embedding) -> "MaskedTokens":
+        return MaskedTokens(self.weight, tied_head(model, word))
+
+    def refusals(self, setting: Setting) -> Iterator[Refusal]:
+        """Not XLNet; not where nothing is masked."""
+        rows = setting.rows
+        if isinstance(setting.model, XlnetConfig):
+            yield Refusal(
+                ("objective",),
+                "a model of family xlnet is not trained by mlm: it predicts tokens in an order, not behind masks",
+                "xlnet goes with plm, every other family with mlm",
+            )
+        elif rows is not None and rows.lanes:
+            yield Refusal(
+                ("input", "packing"),
+                "lanes are laid out for permuted language modelling, and the objective is another",
+                "set objective to plm, or input.packing to full_sentences",
+            )
+        elif rows is not None and rows.texts:
+            yield Refusal(
+                ("input", "packing"),
+                f"{rows.packing} rows hold whole texts to be compared, and the objective predicts tokens",
+                "set objective to contrastive, or input.packing to full_sentences",
+            )
+
+
+class MaskedTokens(HeadTerm):
+    """Cross-entropy of the original ids at the target positions; metric "correct".
+
+    Draws an id for each target where a temperature is set (`States.temperature`).
     """
 
-    def __init__(
-        self,
-        encoder: AnyEncoder,
-        head: MaskedLanguageModelHead,
-        decoder: EnhancedMaskDecoder | None = None,
-    ) -> None:
-        super().__init__()
-        self.encoder = encoder
+    reads = "targets"
+
+    def __init__(self, weight: Weight, head: MaskedLanguageModelHead) -> None:
+        super().__init__(NAME, weight, {"head": head})
         self.head = head
-        self.decoder = decoder
 
-    def target_counts(self, batch: Batch) -> dict[str, int]:
-        """How many summands each term will have for this batch, known before the forward pass."""
-        return {"mlm": batch.target_ids.numel()}
+    def targets(self, batch: Batch) -> int:
+        return batch.target_ids.numel()
 
-    def forward(self, batch: Batch) -> LossSums:
-        """Sums for this batch; metrics: "mlm_correct"."""
-        sums = self.predict(batch)
-        term = Term("mlm", sums.loss_sum, batch.target_ids.numel())
-        return LossSums((term,), {"mlm_correct": sums.correct})
-
-    def predict(self, batch: Batch, temperature: float | None = None) -> CrossEntropySums:
-        """The head's sums over the targets; with a temperature, also an id drawn for each."""
-        sums: CrossEntropySums = self.head(*self._predicted(batch), batch.target_ids, temperature)
-        return sums
-
-    def logits(self, batch: Batch) -> Float[Tensor, "targets vocab"]:
-        """Scores of all ids at the target positions."""
-        hidden, positions_M = self._predicted(batch)
-        return self.head.logits(hidden.index_select(0, positions_M))
-
-    def _predicted(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Hidden states and which of them are predicted from: the encoder's, or, of DeBERTa, those of targets only."""
-        if self.decoder is not None:
-            targets_MH: Tensor = self.decoder(self.encoder, batch)
-        elif isinstance(self.encoder, DisentangledEncoder):
-            targets_MH = self.encoder.at(batch.target_positions, batch)
-        else:
-            return self.encoder(batch), batch.target_positions
-        return targets_MH, torch.arange(len(targets_MH), device=targets_MH.device)
+    def sums(self, states: States, batch: Batch) -> TermSums:
+        hidden_MH = states.at_targets
+        at_M = torch.arange(len(hidden_MH), device=hidden_MH.device)
+        found = self.head(hidden_MH, at_M, batch.target_ids, states.temperature)
+        return TermSums(found.loss_sum, self.targets(batch), {"correct": found.correct}, found.sampled)
 
 
 def masked_language_model(
     config: ModelConfig, *, checkpoint_activations: bool = False, attend: Attend = automatic
-) -> MaskedLanguageModel:
-    """Encoder and head of any family on the current default device; weights not yet initialised
-    (`initialise`).
-
-    Raises ModelError if the configuration's vocabulary is unknown.
-    """
-    encoder = build_encoder(config, checkpoint_activations=checkpoint_activations, attend=attend)
-    return MaskedLanguageModel(encoder, tied_head(config, encoder.embeddings.word), mask_decoder(config))
+) -> MultitaskModel:
+    """A network of any family with this term alone; see `multitask_model`."""
+    return multitask_model(
+        config, [MlmConfig()], checkpoint_activations=checkpoint_activations, attend=attend
+    )
 
 
 def tied_head(config: ModelConfig, word: nn.Embedding) -> MaskedLanguageModelHead:
@@ -84,10 +95,3 @@ def tied_head(config: ModelConfig, word: nn.Embedding) -> MaskedLanguageModelHea
         bias=config.biases,
         output_scale=config.output_scale,
     )
-
-
-def mask_decoder(config: ModelConfig) -> EnhancedMaskDecoder | None:
-    """DeBERTa's, if the configuration has it."""
-    if isinstance(config, DebertaConfig | DebertaV2Config) and config.mask_decoder == "enhanced":
-        return EnhancedMaskDecoder(config.max_length, config.hidden)
-    return None

@@ -5,14 +5,14 @@ from typing import assert_never
 from torch import nn
 
 from encoder_core.errors import ModelError
-from encoder_core.families.build import ModelConfig
+from encoder_core.families.build import DetectorConfig, ModelConfig
 from encoder_core.families.hf.interchange import Heads
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.objectives.contrastive import ContrastiveConfig, contrastive_model
 from encoder_core.objectives.mlm import masked_language_model
-from encoder_core.objectives.mlm_pair import masked_language_model_with_pairs
 from encoder_core.objectives.plm import permuted_language_model
-from encoder_core.objectives.replaced import DetectorConfig, discriminator_model
+from encoder_core.objectives.replaced import discriminator_model
+from encoder_core.objectives.sentence_pairs import masked_language_model_with_pairs
 
 
 def network(config: ModelConfig, heads: Heads) -> nn.Module:
@@ -26,7 +26,7 @@ def network(config: ModelConfig, heads: Heads) -> nn.Module:
             if not isinstance(config, DetectorConfig):
                 raise ModelError(
                     f"{config.family} has no detection head",
-                    remedy="use a model of family electra or deberta_v2",
+                    remedy="use a model of another family than xlnet",
                 )
             return discriminator_model(config)
         case "plm":

@@ -1,15 +1,63 @@
 """Permuted language modelling (Yang et al. 2019, section 2.2): encoder and head as the module the engine wraps."""
 
+from collections.abc import Iterator, Sequence
+
 from jaxtyping import Float
 from torch import Tensor
 
 from encoder_core.batch import Batch
 from encoder_core.errors import TrainingError
 from encoder_core.families import xlnet
+from encoder_core.families.build import ModelConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.heads.prediction import PermutationHead
+from encoder_core.layers.attention import Attend, automatic
 from encoder_core.layers.xlnet_encoder import Memory, Streams, TwoStreamEncoder
 from encoder_core.objectives.losses import LossSums, ObjectiveModule, Term
+from encoder_core.objectives.term import HeadConfig, LateWeight, ModuleConfig, Refusal, Setting
+from encoder_core.objectives.weights import last_weight
+
+
+class PlmConfig(LateWeight, ModuleConfig):
+    """Permuted language modelling. Which tokens are predicted in which order, the data service is told."""
+
+    def module(
+        self,
+        model: ModelConfig,
+        heads: Sequence[HeadConfig],
+        *,
+        checkpoint_activations: bool = False,
+        attend: Attend = automatic,
+    ) -> ObjectiveModule:
+        assert isinstance(model, XlnetConfig)  # else it is refused
+        assert not heads
+        return permuted_language_model(
+            model, last_weight(self.weight), checkpoint_activations=checkpoint_activations
+        )
+
+    def refusals(self, setting: Setting) -> Iterator[Refusal]:
+        """XLNet alone, on rows in lanes, beside no other term."""
+        others = [name for name in setting.terms if name != "plm"]
+        if others:
+            yield Refusal(
+                ("objective",),
+                f"plm does not go with {others[0]}: XLNet's two streams see rows in a drawn order with memory behind "
+                "them, and no masks",
+                "choose exactly one of mlm, plm and contrastive",
+            )
+        elif not isinstance(setting.model, XlnetConfig):
+            yield Refusal(
+                ("objective",),
+                f"a model of family {setting.model.family} is not trained by plm: it has no query stream",
+                "xlnet goes with plm, every other family with mlm",
+            )
+        elif setting.rows is not None and not setting.rows.lanes:
+            yield Refusal(
+                ("objective", "plm"),
+                "permuted language modelling needs rows that go on from step to step, which "
+                f"{setting.rows.packing} rows do not",
+                "set input.packing to lanes",
+            )
 
 
 class PermutedLanguageModel(ObjectiveModule):
@@ -19,10 +67,11 @@ class PermutedLanguageModel(ObjectiveModule):
     Terms: "plm".
     """
 
-    def __init__(self, encoder: TwoStreamEncoder, head: PermutationHead) -> None:
+    def __init__(self, encoder: TwoStreamEncoder, head: PermutationHead, weight: float = 1.0) -> None:
         super().__init__()
         self.encoder = encoder
         self.head = head
+        self.weight = weight
 
     def target_counts(self, batch: Batch) -> dict[str, int]:
         """How many summands each term will have for this batch, known before the forward pass."""
@@ -36,7 +85,7 @@ class PermutedLanguageModel(ObjectiveModule):
         """
         streams = self.encoder.streams(batch, memory)
         sums = self.head(_query(streams), batch.target_ids)
-        term = Term("plm", sums.loss_sum, batch.target_ids.numel())
+        term = Term("plm", sums.loss_sum, batch.target_ids.numel(), self.weight)
         return LossSums((term,), {"plm_correct": sums.correct}, memory=streams.memory)
 
     def logits(self, batch: Batch, memory: Memory | None = None) -> Float[Tensor, "targets vocab"]:
@@ -54,11 +103,11 @@ def _query(streams: Streams) -> Tensor:
 
 
 def permuted_language_model(
-    config: XlnetConfig, *, checkpoint_activations: bool = False
+    config: XlnetConfig, weight: float = 1.0, *, checkpoint_activations: bool = False
 ) -> PermutedLanguageModel:
     """Encoder and head on the current default device; weights not yet initialised (`initialise`).
 
     Raises ModelError if the configuration's vocabulary is unknown.
     """
     encoder = xlnet.build(config, checkpoint_activations=checkpoint_activations)
-    return PermutedLanguageModel(encoder, PermutationHead(encoder.embeddings.word))
+    return PermutedLanguageModel(encoder, PermutationHead(encoder.embeddings.word), weight)

@@ -1,27 +1,26 @@
 """Replaced-token detection (ELECTRA: Clark et al. 2020): a generator fills the masks, a discriminator says which
 tokens it replaced. Here one update trains both; DeBERTa v3's two updates are in `gradient_disentangled.py`."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor, nn
 
 from encoder_core.batch import Batch
-from encoder_core.families import deberta, electra
-from encoder_core.families.deberta import DebertaV2Config
-from encoder_core.families.electra import ElectraConfig
+from encoder_core.families.build import AnyEncoder, DetectorConfig, ModelConfig, build_encoder
+from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.heads.classification import DetectionSums, ReplacedTokenHead, detection_sums
 from encoder_core.layers.attention import Attend, automatic
-from encoder_core.layers.deberta_encoder import DisentangledEncoder
-from encoder_core.layers.encoder import Embeddings, Encoder
+from encoder_core.layers.encoder import Embeddings
 from encoder_core.objectives.losses import LossSums, ObjectiveModule, Term
-from encoder_core.objectives.mlm import MaskedLanguageModel, masked_language_model
-
-DetectorConfig = ElectraConfig | DebertaV2Config
-"""Families that come with a generator."""
+from encoder_core.objectives.mlm import MlmConfig
+from encoder_core.objectives.multitask import MultitaskModel, multitask_model
+from encoder_core.objectives.term import HeadConfig, ModuleConfig, Refusal, Setting
+from encoder_core.objectives.weights import Weight, last_weight
 
 Part = Literal["generator", "discriminator"]
 EMBEDDINGS = "encoder.embeddings."
@@ -29,8 +28,8 @@ EMBEDDINGS = "encoder.embeddings."
 Sharing = Literal["shared", "gradient_disentangled"]
 
 
-class ReplacedTokenConfig(BaseModel):
-    """How the two networks are trained together.
+class ReplacedTokenConfig(ModuleConfig):
+    """How a second network, the discriminator, is trained beside the generator, which learns all other terms.
 
     Attributes:
         weight: factor of the discriminator's loss (ELECTRA's lambda).
@@ -40,17 +39,48 @@ class ReplacedTokenConfig(BaseModel):
             the difference; the generator is updated first, then the discriminator, each with its own clipping.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    weight: float = Field(default=50.0, gt=0)
+    weight: Weight = 50.0
     temperature: float = Field(default=1.0, gt=0)
     embeddings: Sharing = "shared"
+
+    def module(
+        self,
+        model: ModelConfig,
+        heads: Sequence[HeadConfig],
+        *,
+        checkpoint_activations: bool = False,
+        attend: Attend = automatic,
+    ) -> ObjectiveModule:
+        from encoder_core.objectives.gradient_disentangled import gradient_disentangled_detection
+
+        assert isinstance(model, DetectorConfig)  # else it is refused
+        disentangled = self.embeddings == "gradient_disentangled"
+        build = gradient_disentangled_detection if disentangled else replaced_token_detection
+        return build(model, self, heads, checkpoint_activations=checkpoint_activations, attend=attend)
+
+    def refusals(self, setting: Setting) -> Iterator[Refusal]:
+        """Needs a generator: a model that learns masked tokens."""
+        others = [name for name in setting.terms if name != "rtd"]
+        if "mlm" not in others:
+            beside = f", not with {others[0]}" if others else ""
+            yield Refusal(
+                ("objective",),
+                f"rtd goes with mlm{beside}: a generator that learns masked tokens fills in what is to be detected",
+                "add objective.mlm, or leave rtd out",
+            )
+        if not isinstance(setting.model, DetectorConfig):
+            yield Refusal(
+                ("objective",),
+                f"a model of family {setting.model.family} has no generator for rtd: no smaller network of its kind "
+                "fills masks",
+                "choose another family, or leave rtd out",
+            )
 
 
 class Discriminator(nn.Module):
     """An encoder that judges every token."""
 
-    def __init__(self, encoder: Encoder | DisentangledEncoder, head: ReplacedTokenHead) -> None:
+    def __init__(self, encoder: AnyEncoder, head: ReplacedTokenHead) -> None:
         super().__init__()
         self.encoder = encoder
         self.head = head
@@ -68,12 +98,12 @@ class Discriminator(nn.Module):
 class ReplacedTokenDetection(ObjectiveModule):
     """Both networks as one module with one set of embeddings, so that one engine trains them together.
 
-    Terms: "mlm" over the generator's targets, and "rtd" over all tokens, weighted. No gradient passes through the
+    Terms: the generator's, of which "mlm" is one, and "rtd" over all tokens, weighted. No gradient passes through the
     generator's choice. A drawn token that equals the original counts as original.
     """
 
     def __init__(
-        self, generator: MaskedLanguageModel, discriminator: Discriminator, config: ReplacedTokenConfig
+        self, generator: MultitaskModel, discriminator: Discriminator, config: ReplacedTokenConfig
     ) -> None:
         super().__init__()
         self.generator = generator
@@ -82,25 +112,22 @@ class ReplacedTokenDetection(ObjectiveModule):
 
     def target_counts(self, batch: Batch) -> dict[str, int]:
         """How many summands each term will have for this batch, known before the forward pass."""
-        return {"mlm": batch.target_ids.numel(), "rtd": batch.tokens.numel()}
+        return self.generator.target_counts(batch) | {"rtd": batch.tokens.numel()}
 
     def forward(self, batch: Batch) -> LossSums:
-        """Sums for this batch; metrics: "mlm_correct", "rtd_correct", "rtd_replaced", "rtd_flagged", "rtd_found"."""
+        """Sums for this batch; metrics: the generator's, "rtd_correct", "rtd_replaced", "rtd_flagged", "rtd_found"."""
         generated, drawn_M = self.generate(batch)
         detected = self.detect(batch, drawn_M)
         return LossSums(generated.terms + detected.terms, generated.metrics | detected.metrics)
 
     def generate(self, batch: Batch) -> tuple[LossSums, Int[Tensor, " targets"]]:
-        """The generator's term, and the ids it draws for the targets."""
-        sums = self.generator.predict(batch, self.config.temperature)
-        assert sums.sampled is not None  # asked for, by the temperature
-        term = Term("mlm", sums.loss_sum, batch.target_ids.numel())
-        return LossSums((term,), {"mlm_correct": sums.correct}), sums.sampled
+        """The generator's terms, and the ids it draws for the targets."""
+        return self.generator.generate(batch, self.config.temperature)
 
     def detect(self, batch: Batch, drawn_M: Int[Tensor, " targets"]) -> LossSums:
         """The discriminator's term on the batch with `drawn_M` at its targets."""
         sums: DetectionSums = self.discriminator(*corrupt(batch, drawn_M))
-        term = Term("rtd", sums.loss_sum, batch.tokens.numel(), self.config.weight)
+        term = Term("rtd", sums.loss_sum, batch.tokens.numel(), last_weight(self.config.weight))
         metrics = {
             "rtd_correct": sums.correct,
             "rtd_replaced": sums.replaced,
@@ -129,19 +156,21 @@ def corrupt(batch: Batch, drawn_M: Int[Tensor, " targets"]) -> tuple[Batch, Bool
 def replaced_token_detection(
     config: DetectorConfig,
     objective: ReplacedTokenConfig,
+    heads: Sequence[HeadConfig] = (MlmConfig(),),
     *,
     checkpoint_activations: bool = False,
     attend: Attend = automatic,
 ) -> ReplacedTokenDetection:
     """Both networks on the default device, embeddings shared; weights not yet initialised (`initialise`).
 
-    `attend` is the kernel of plain attention. Raises ModelError if the configuration's vocabulary is unknown.
+    `heads` are the generator's terms; `attend` is the kernel of plain attention. Raises ModelError if the
+    configuration's vocabulary is unknown.
     """
-    generator = masked_language_model(
-        config.generator, checkpoint_activations=checkpoint_activations, attend=attend
+    generator = multitask_model(
+        config.generator, heads, checkpoint_activations=checkpoint_activations, attend=attend
     )
     embeddings = generator.encoder.embeddings
-    assert isinstance(embeddings, Embeddings)  # of both families
+    assert isinstance(embeddings, Embeddings)  # of every family with a generator
     discriminator = discriminator_model(
         config, embeddings=embeddings, checkpoint_activations=checkpoint_activations, attend=attend
     )
@@ -156,13 +185,10 @@ def discriminator_model(
     attend: Attend = automatic,
 ) -> Discriminator:
     """A discriminator alone, on `embeddings` shared with another network if given. A generator alone is
-    `masked_language_model(config.generator)`."""
-    encoder: Encoder | DisentangledEncoder
-    if isinstance(config, ElectraConfig):
-        encoder = electra.build(
-            config, embeddings=embeddings, checkpoint_activations=checkpoint_activations, attend=attend
-        )
-        return Discriminator(encoder, ReplacedTokenHead(config.hidden, activation=config.activation))
-    encoder = deberta.build(config, embeddings=embeddings, checkpoint_activations=checkpoint_activations)
-    head = ReplacedTokenHead(config.hidden, activation=config.activation, context_eps=config.layer_norm_eps)
+    `masked_language_model(config.generator)`. DeBERTa's head knows the row's first token, too."""
+    encoder = build_encoder(
+        config, embeddings=embeddings, checkpoint_activations=checkpoint_activations, attend=attend
+    )
+    context_eps = config.layer_norm_eps if isinstance(config, DebertaConfig | DebertaV2Config) else None
+    head = ReplacedTokenHead(config.hidden, activation=config.activation, context_eps=context_eps)
     return Discriminator(encoder, head)

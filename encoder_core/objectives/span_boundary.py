@@ -1,17 +1,50 @@
 """SpanBERT (Joshi et al., 2020): masked spans predicted from their own positions and from their boundaries."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor
+from jaxtyping import Int
+from torch import Tensor, nn
 
 from encoder_core.batch import Batch
-from encoder_core.families.build import AnyEncoder, ModelConfig, build_encoder
-from encoder_core.heads.prediction import MAX_TARGETS, MaskedLanguageModelHead, SpanBoundaryHead
+from encoder_core.families.build import ModelConfig
+from encoder_core.heads.prediction import MAX_TARGETS, SpanBoundaryHead
 from encoder_core.layers.attention import Attend, automatic
-from encoder_core.objectives.losses import LossSums, ObjectiveModule, Term
-from encoder_core.objectives.mlm import tied_head
+from encoder_core.objectives.mlm import MlmConfig
+from encoder_core.objectives.multitask import MultitaskModel, multitask_model
+from encoder_core.objectives.states import States
+from encoder_core.objectives.term import HeadConfig, HeadTerm, Refusal, Setting, TermSums
+from encoder_core.objectives.weights import Weight
+
+NAME = "sbo"
+
+
+class SboConfig(HeadConfig):
+    """Masked spans from the two tokens around them (section 3.2)."""
+
+    def device(self, model: ModelConfig, word: nn.Embedding) -> "SpanBoundary":
+        head = SpanBoundaryHead(
+            model.hidden, word, activation=model.head_activation, eps=model.layer_norm_eps
+        )
+        return SpanBoundary(self.weight, head)
+
+    def refusals(self, setting: Setting) -> Iterator[Refusal]:
+        """Needs masked spans."""
+        others = [name for name in setting.terms if name != NAME]
+        if "mlm" not in others:
+            beside = f", not with {others[0]}" if others else ""
+            yield Refusal(
+                ("objective",),
+                f"sbo goes with mlm{beside}: it predicts the tokens that mlm masks",
+                "add objective.mlm, or leave sbo out",
+            )
+        elif setting.rows is not None and setting.rows.unit != "span":
+            yield Refusal(
+                ("objective", "sbo"),
+                f"the span boundary objective needs masked spans, and masks are drawn by {setting.rows.unit}",
+                "set objective.mlm.unit to span, or leave sbo out",
+            )
 
 
 @dataclass(frozen=True)
@@ -51,42 +84,23 @@ def boundary_targets(batch: Batch) -> BoundaryTargets:
     return BoundaryTargets(first[span] - 1, last[span] + 1, place[chosen], batch.target_ids[chosen])
 
 
-class SpanBoundaryModel(ObjectiveModule):
-    """Two terms: "mlm" over targets, and "sbo" over those with a boundary, times `weight`."""
+class SpanBoundary(HeadTerm):
+    """Cross-entropy of the ids of targets that have a boundary; metric "correct"."""
 
-    def __init__(
-        self,
-        encoder: AnyEncoder,
-        head: MaskedLanguageModelHead,
-        boundary_head: SpanBoundaryHead,
-        weight: float = 1.0,
-    ) -> None:
-        super().__init__()
-        self.encoder = encoder
+    reads = "all"
+
+    def __init__(self, weight: Weight, head: SpanBoundaryHead) -> None:
+        super().__init__(NAME, weight, {"boundary_head": head})
         self.head = head
-        self.boundary_head = boundary_head
-        self.weight = weight
 
-    def target_counts(self, batch: Batch) -> dict[str, int]:
-        """How many summands each term will have for this batch, known before the forward pass."""
-        return {"mlm": batch.target_ids.numel(), "sbo": boundary_targets(batch).ids.numel()}
+    def targets(self, batch: Batch) -> int:
+        return boundary_targets(batch).ids.numel()
 
-    def forward(self, batch: Batch) -> LossSums:
-        """Sums for this batch; metrics: "mlm_correct" and "sbo_correct"."""
-        hidden_TH = self.encoder(batch)
-        loss_sum, correct, _ = self.head(hidden_TH, batch.target_positions, batch.target_ids)
-        targets = boundary_targets(batch)
-        left_BH, right_BH = (hidden_TH.index_select(0, side) for side in (targets.left, targets.right))
-        sbo_sum, sbo_correct, _ = self.boundary_head(left_BH, right_BH, targets.place, targets.ids)
-        terms = (
-            Term("mlm", loss_sum, batch.target_ids.numel()),
-            Term("sbo", sbo_sum, targets.ids.numel(), self.weight),
-        )
-        return LossSums(terms, {"mlm_correct": correct, "sbo_correct": sbo_correct})
-
-    def logits(self, batch: Batch) -> Float[Tensor, "targets vocab"]:
-        """Scores of all ids at the target positions, by the masked-language-model head."""
-        return self.head.logits(self.encoder(batch).index_select(0, batch.target_positions))
+    def sums(self, states: States, batch: Batch) -> TermSums:
+        wanted = boundary_targets(batch)
+        left_BH, right_BH = (states.everywhere.index_select(0, side) for side in (wanted.left, wanted.right))
+        found = self.head(left_BH, right_BH, wanted.place, wanted.ids)
+        return TermSums(found.loss_sum, wanted.ids.numel(), {"correct": found.correct})
 
 
 def span_boundary_model(
@@ -95,14 +109,11 @@ def span_boundary_model(
     *,
     checkpoint_activations: bool = False,
     attend: Attend = automatic,
-) -> SpanBoundaryModel:
-    """Encoder and both heads, on the default device; weights not yet initialised (`initialise`).
-
-    Raises ModelError if the configuration's vocabulary is unknown.
-    """
-    encoder = build_encoder(config, checkpoint_activations=checkpoint_activations, attend=attend)
-    word = encoder.embeddings.word
-    boundary_head = SpanBoundaryHead(
-        config.hidden, word, activation=config.head_activation, eps=config.layer_norm_eps
+) -> MultitaskModel:
+    """A network of any family with masked tokens and this term; see `multitask_model`."""
+    return multitask_model(
+        config,
+        [MlmConfig(), SboConfig(weight=weight)],
+        checkpoint_activations=checkpoint_activations,
+        attend=attend,
     )
-    return SpanBoundaryModel(encoder, tied_head(config, word), boundary_head, weight)

@@ -130,13 +130,18 @@ class TrainJournal(Protocol):
 
 @dataclass(frozen=True)
 class TrainPlan:
-    """What to do at which step: pure functions of the step, fixed by the recipe."""
+    """What to do at which step: pure functions of the step, fixed by the recipe.
+
+    `weights`: of those terms of the loss that do not keep their own weight in every step. Held-out losses are weighed
+    by the terms' own.
+    """
 
     seed: int
     steps: int
     learning_rate: Callable[[int], float]
     evaluate_every: int | None
     compare_every: int | None = None
+    weights: Callable[[int], Mapping[str, float]] = lambda step: {}
 
     def evaluates_after(self, step: int) -> bool:
         return self.evaluate_every is not None and (step % self.evaluate_every == 0 or step == self.steps)
@@ -227,6 +232,7 @@ class Trainer:
                 seed=self.plan.seed,
                 memories=self.memories,
                 update_group=group,
+                weights=self.plan.weights(state.step),
             )
             digests += self._digests(state.step)
             limit = self.losses.limit(state.step, group, own)

@@ -67,6 +67,8 @@ class RankBatch:
         return Microbatch(self.total, idle_batch(device))
 
 
+NONE_SET: Mapping[str, float] = {}
+
 Memories = MutableMapping[int, tuple[Tensor, ...]]
 """By logical microbatch: what the module returned for it and wants back with it."""
 
@@ -78,11 +80,13 @@ def accumulate(
     seed: int,
     memories: Memories,
     update_group: str = WHOLE,
+    weights: Mapping[str, float] = NONE_SET,
 ) -> dict[str, float]:
     """Accumulate the gradient of one update group of a step; returns this rank's sums (not means) of losses and
     metrics.
 
-    `counts` are the step's global targets per loss term, known before the first backward.
+    `counts` are the step's global targets per loss term, known before the first backward. `weights`: in this step, of
+    a recipe's terms by name, where they are not the terms' own.
     """
     engine.begin(update_group)
     memories.update(_first_pass(engine, work, seed, update_group))
@@ -92,8 +96,8 @@ def accumulate(
         microbatch = work.microbatch(i, engine.device)
         seed_draws(seed, work.step, microbatch.index, update_group)
         losses: LossSums = engine(microbatch.batch, memories.pop(microbatch.index, ()))
-        engine.backward(_share_of_step(losses, counts), last=i == rounds - 1)
-        sums.add(losses)
+        engine.backward(_share_of_step(losses, counts, weights), last=i == rounds - 1)
+        sums.add(losses, weights)
         if losses.memory:
             memories[microbatch.index] = losses.memory
     return sums.collect()
@@ -119,8 +123,8 @@ def _first_pass(
     return dict(zip(indices, zip(*parts, strict=True), strict=True))
 
 
-def _share_of_step(losses: LossSums, counts: Mapping[str, float]) -> Tensor:
-    shares = [term.weight * term.loss_sum / max(1.0, counts[term.name]) for term in losses.terms]
+def _share_of_step(losses: LossSums, counts: Mapping[str, float], weights: Mapping[str, float]) -> Tensor:
+    shares = [term.weight_in(weights) * term.loss_sum / max(1.0, counts[term.name]) for term in losses.terms]
     return sum(shares[1:], start=shares[0])
 
 
@@ -130,13 +134,14 @@ class Sums:
     def __init__(self) -> None:
         self._sums: dict[str, Tensor | float] = {}
 
-    def add(self, losses: LossSums) -> None:
+    def add(self, losses: LossSums, weights: Mapping[str, float] = NONE_SET) -> None:
+        """`weights`: see `accumulate`."""
         for name, value in losses.metrics.items():
             self._add(name, value.detach().double())
         for term in losses.terms:
             loss_sum = term.loss_sum.detach().double()
             self._add(f"{term.name}_loss", loss_sum)
-            self._add(f"{term.name}_weighted", term.weight * loss_sum)
+            self._add(f"{term.name}_weighted", term.weight_in(weights) * loss_sum)
             self._add(f"{term.name}_targets", float(term.targets))
 
     def _add(self, name: str, value: Tensor | float) -> None:

@@ -8,7 +8,14 @@ from launcher.format import human_count
 from launcher.output import console, print_table
 from launcher.rank.build import schedule
 from launcher.recipe.schema import Recipe, RecipePhase
-from launcher.recipe.timeline import Stretch, phase_at, phase_objective, step_batches, timeline
+from launcher.recipe.timeline import (
+    Stretch,
+    changing_weights,
+    phase_at,
+    phase_objective,
+    step_batches,
+    timeline,
+)
 
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 _COLUMNS = 72  # of the picture
@@ -59,7 +66,9 @@ def _batch_tokens(recipe: Recipe, step: int) -> int:
 def _table(recipe: Recipe, stretches: Sequence[Stretch]) -> Table:
     masks = any(phase.mlm is not None for phase in recipe.phases)
     names = ["phase", "steps", "tokens so far", "length", "batch", "learning rate", ""]
-    table = Table(*names, *(["masks"] if masks else []), box=None, pad_edge=False)
+    weighed = changing_weights(recipe)
+    more = ["masks"] * masks + [f"weight of {name}" for name in weighed]
+    table = Table(*names, *more, box=None, pad_edge=False)
     previous = None
     for stretch in stretches:
         phase = recipe.phases[stretch.phase]
@@ -73,7 +82,9 @@ def _table(recipe: Recipe, stretches: Sequence[Stretch]) -> Table:
             _span(*(f"{rate:.3g}" for rate in stretch.rates)),
             stretch.curve.replace("one_minus_sqrt", "1 - sqrt"),
         ]
-        table.add_row(*cells, *([_masks(recipe, phase)] if masks else []))
+        cells += [_masks(recipe, phase)] * masks
+        cells += [_span(*(f"{weight:.3g}" for weight in stretch.weights[name])) for name in weighed]
+        table.add_row(*cells)
         previous = stretch.phase
     return table
 

@@ -13,10 +13,10 @@ from checkpoints.hf.publish import removable
 from checkpoints.layout import CheckpointManifest
 from checkpoints.load import Reader
 from data_service.store.open import open_store
-from encoder_core.families.build import ModelConfig
+from encoder_core.families.build import DetectorConfig, ModelConfig
 from encoder_core.families.hf.interchange import Heads, interchange
 from encoder_core.objectives.contrastive import ContrastiveConfig
-from encoder_core.objectives.replaced import DetectorConfig, Part
+from encoder_core.objectives.replaced import Part
 from launcher.export.model_card import ExportedNetwork, facts_of, render
 from launcher.export.sentence_transformer import write_sentence_transformer
 from launcher.recipe.objective import RecipeObjective, exported_heads

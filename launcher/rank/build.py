@@ -18,7 +18,7 @@ from encoder_core.train.loop import TrainPlan
 from encoder_core.train.step import draw_seed
 from launcher.recipe.objective import objective_module
 from launcher.recipe.schema import Recipe
-from launcher.recipe.timeline import learning_rate
+from launcher.recipe.timeline import learning_rate, term_weights
 
 WEIGHTS_STEP = -1  # the "step" from whose draws the initial weights come
 
@@ -65,10 +65,16 @@ def engine_config(recipe: Recipe) -> EngineConfig:
 
 
 def training_plan(recipe: Recipe) -> TrainPlan:
-    """The seed, the number of steps, the learning rate, and how often to evaluate and to compare weights."""
+    """The seed, the number of steps, the learning rate, how often to evaluate and to compare weights, and what terms of
+    the loss weigh."""
     compare_every = recipe.weight_check.interval(recipe.zero)
     return TrainPlan(
-        recipe.seed, recipe.total_steps, schedule(recipe), recipe.evaluation.every.steps, compare_every
+        recipe.seed,
+        recipe.total_steps,
+        schedule(recipe),
+        recipe.evaluation.every.steps,
+        compare_every,
+        weights=lambda step: term_weights(recipe, step),
     )
 
 

@@ -19,9 +19,9 @@ from data_service.store.base import Store
 from data_service.tokenizers.load import find_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.errors import ModelError
-from encoder_core.families.build import ModelConfig
+from encoder_core.families.build import DetectorConfig, ModelConfig
 from encoder_core.objectives.gradient_disentangled import is_difference
-from encoder_core.objectives.replaced import EMBEDDINGS, DetectorConfig, Sharing
+from encoder_core.objectives.replaced import EMBEDDINGS, Sharing
 from encoder_core.train.zero_state import Read
 from launcher.errors import RunError
 from launcher.recipe.objective import RecipeObjective, exported_heads

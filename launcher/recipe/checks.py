@@ -10,6 +10,7 @@ from launcher.recipe.document import Path
 from launcher.recipe.objective_checks import mismatches, text_problems
 from launcher.recipe.parts import RecipeIssue
 from launcher.recipe.schema import Recipe
+from launcher.recipe.timeline import term_weights
 
 
 def impossible(recipe: Recipe) -> list[RecipeIssue]:
@@ -19,6 +20,7 @@ def impossible(recipe: Recipe) -> list[RecipeIssue]:
         *_batches(recipe),
         *_batch_warmups(recipe),
         *_masks(recipe),
+        *_term_weights(recipe),
         *_lengths(recipe),
         *_schedule(recipe),
         *_shuffle(recipe),
@@ -125,6 +127,31 @@ def _masks(recipe: Recipe) -> Iterator[RecipeIssue]:
                 "the phase changes the masks of mlm, which is not the objective",
                 "leave it out, or train objective.mlm",
             )
+
+
+def _term_weights(recipe: Recipe) -> Iterator[RecipeIssue]:
+    for index, phase in enumerate(recipe.phases):
+        for name in phase.weights or {}:
+            if name not in recipe.objective.terms:
+                yield RecipeIssue(
+                    ("phases", index, "weights", name),
+                    f"the phase weighs {name}, which is no term of the objective",
+                    f"weigh one of {', '.join(recipe.objective.terms)}, or add objective.{name}",
+                )
+    for step in _beginnings(recipe):
+        weighed = term_weights(recipe, step)
+        if weighed.keys() == recipe.objective.terms.keys() and not any(weighed.values()):
+            yield RecipeIssue(
+                ("objective",),
+                f"all terms weigh 0 in step {step:,}, which would teach nothing",
+                "let one of them begin above 0",
+            )
+
+
+def _beginnings(recipe: Recipe) -> list[int]:
+    """The first step of each phase, and the last one: between two steps in which a term weighs something, it does."""
+    lengths = [phase.steps for phase in recipe.phases]
+    return [*(sum(lengths[:index]) for index in range(len(lengths))), sum(lengths) - 1]
 
 
 def _lengths(recipe: Recipe) -> Iterator[RecipeIssue]:

@@ -1,48 +1,49 @@
-"""What a recipe's `objective` says, and the module that trains it.
+"""What a recipe's `objective` says: a set of terms of the loss, by name, and the module that trains them together.
 
-An objective is composed of parts: masked language modelling, alone or with a pair task, a span boundary task or
-a discriminator; or permuted language modelling; or contrastive training of text vectors. Its host half (what is
-masked) goes to the data service, its device half (the losses) is the module that the engine wraps.
+A term has a host half, which the data service is told (what is masked), and a device half (the losses). What a term
+needs, and why it cannot go with another, it says itself (`encoder_core/objectives/term.py`).
 """
 
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import model_validator
 from torch import nn
 
+from data_service.samples.inputs import (
+    Input,
+    Lanes,
+    OrderedPairs,
+    RepeatedSentences,
+    SegmentPairs,
+    SentencePairs,
+    TextPairs,
+)
 from data_service.samples.masking import MlmMasking, NoMasking
 from data_service.samples.permutation_lm import PermutedPrediction
 from data_service.samples.spec import Masking
-from encoder_core.errors import ModelError
 from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bert import BertConfig
 from encoder_core.families.build import AnyEncoder, ModelConfig
-from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.hf.interchange import Heads
-from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.initialise import on_meta
-from encoder_core.objectives.contrastive import ContrastiveConfig, contrastive_model
-from encoder_core.objectives.gradient_disentangled import gradient_disentangled_detection
+from encoder_core.objectives.compose import compose
+from encoder_core.objectives.contrastive import ContrastiveConfig
 from encoder_core.objectives.losses import ObjectiveModule as ObjectiveModule
-from encoder_core.objectives.mlm import masked_language_model
-from encoder_core.objectives.mlm_pair import masked_language_model_with_pairs
-from encoder_core.objectives.plm import permuted_language_model
-from encoder_core.objectives.replaced import (
-    DetectorConfig,
-    ReplacedTokenConfig,
-    ReplacedTokenDetection,
-    replaced_token_detection,
-)
-from encoder_core.objectives.span_boundary import span_boundary_model
+from encoder_core.objectives.mlm import MlmConfig
+from encoder_core.objectives.plm import PlmConfig
+from encoder_core.objectives.replaced import ReplacedTokenConfig, ReplacedTokenDetection
+from encoder_core.objectives.sentence_pairs import NspConfig, SopConfig
+from encoder_core.objectives.span_boundary import SboConfig
+from encoder_core.objectives.term import Label, RowFacts, TermConfig
 from launcher.recipe.parts import Choice
 
 
-class ExtraTerm(BaseModel):
-    """A further term of the loss, and its weight beside masked language modelling's 1."""
+class MlmTerm(MlmConfig, MlmMasking):
+    """Both halves of masked language modelling."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
-    weight: float = Field(default=1.0, gt=0)
+class PlmTerm(PlmConfig, PermutedPrediction):
+    """Both halves of permuted language modelling."""
 
 
 class RecipeObjective(Choice):
@@ -58,30 +59,48 @@ class RecipeObjective(Choice):
         contrastive: which texts belong together. Needs input of pairs or sentences; any family; stands alone.
     """
 
-    mlm: MlmMasking | None = None
-    nsp: ExtraTerm | None = None
-    sop: ExtraTerm | None = None
-    sbo: ExtraTerm | None = None
+    mlm: MlmTerm | None = None
+    nsp: NspConfig | None = None
+    sop: SopConfig | None = None
+    sbo: SboConfig | None = None
     rtd: ReplacedTokenConfig | None = None
-    plm: PermutedPrediction | None = None
+    plm: PlmTerm | None = None
     contrastive: ContrastiveConfig | None = None
 
     @model_validator(mode="after")
-    def _compose(self) -> Self:
-        given = [name for name in ("mlm", "plm", "contrastive") if getattr(self, name) is not None]
-        if len(given) != 1:
-            raise ValueError("choose exactly one of mlm, plm and contrastive")
-        extra = [name for name in ("nsp", "sop", "sbo", "rtd") if getattr(self, name) is not None]
-        if extra and self.mlm is None:
-            raise ValueError(f"{extra[0]} goes with mlm, not with {given[0]}")
-        if len(extra) > 1:
-            raise ValueError(f"choose one of {' and '.join(extra)} beside mlm")
+    def _something(self) -> Self:
+        if not self.terms:
+            raise ValueError(f"give at least one of {', '.join(type(self).model_fields)}")
         return self
+
+    @property
+    def terms(self) -> dict[str, TermConfig]:
+        """Those that are given, by name."""
+        every = {name: getattr(self, name) for name in type(self).model_fields}
+        return {name: term for name, term in every.items() if term is not None}
 
     @property
     def masking(self) -> Masking:
         """The host half."""
-        return self.mlm or self.plm or NoMasking()
+        if self.mlm is not None:
+            return MlmMasking(**{name: getattr(self.mlm, name) for name in MlmMasking.model_fields})
+        if self.plm is not None:
+            return PermutedPrediction(
+                **{name: getattr(self.plm, name) for name in PermutedPrediction.model_fields}
+            )
+        return NoMasking()
+
+
+def row_facts(rows: Input, masking: Masking) -> RowFacts:
+    """What terms look at of rows that are cut and masked so."""
+    label: Label | None = "next" if isinstance(rows, SegmentPairs | SentencePairs) else None
+    return RowFacts(
+        packing=rows.packing,
+        label="order" if isinstance(rows, OrderedPairs) else label,
+        texts=isinstance(rows, TextPairs | RepeatedSentences),
+        lanes=isinstance(rows, Lanes),
+        unit=masking.unit,
+    )
 
 
 def objective_module(
@@ -89,45 +108,9 @@ def objective_module(
 ) -> ObjectiveModule:
     """The module that trains `objective` on a model of `config`; weights not yet initialised (`initialise`).
 
-    Raises ModelError: the family cannot be trained so, or its vocabulary is unknown.
+    Raises ModelError: the terms do not go together or not with this family, or the vocabulary is unknown.
     """
-    wrong = misfit(config, objective)
-    if wrong is not None:
-        raise ModelError(wrong, remedy="see `maskfleet recipe list` for what goes together")
-    if objective.contrastive is not None:
-        return contrastive_model(config, objective.contrastive, checkpoint_activations=checkpoint_activations)
-    if objective.plm is not None and isinstance(config, XlnetConfig):
-        return permuted_language_model(config, checkpoint_activations=checkpoint_activations)
-    if objective.rtd is not None and isinstance(config, DetectorConfig):
-        disentangled = objective.rtd.embeddings == "gradient_disentangled"
-        build = gradient_disentangled_detection if disentangled else replaced_token_detection
-        return build(config, objective.rtd, checkpoint_activations=checkpoint_activations)
-    if objective.nsp is not None:
-        return masked_language_model_with_pairs(
-            config, "nsp", objective.nsp.weight, checkpoint_activations=checkpoint_activations
-        )
-    if objective.sop is not None:
-        return masked_language_model_with_pairs(
-            config, "sop", objective.sop.weight, checkpoint_activations=checkpoint_activations
-        )
-    if objective.sbo is not None:
-        return span_boundary_model(
-            config, objective.sbo.weight, checkpoint_activations=checkpoint_activations
-        )
-    return masked_language_model(config, checkpoint_activations=checkpoint_activations)
-
-
-def misfit(config: ModelConfig, objective: RecipeObjective) -> str | None:
-    """Why a family cannot be trained by an objective; None if it can."""
-    if objective.contrastive is not None:
-        return None
-    if (objective.plm is not None) != isinstance(config, XlnetConfig):
-        return f"a model of family {config.family} is not trained by {'plm' if objective.plm else 'mlm'}"
-    if objective.rtd is not None and not isinstance(config, DetectorConfig):
-        return f"a model of family {config.family} has no generator for rtd"
-    if isinstance(config, ElectraConfig) and objective.rtd is None:
-        return "a model of family electra is trained by rtd"
-    return None
+    return compose(config, objective.terms, checkpoint_activations=checkpoint_activations)
 
 
 def exported_heads(config: ModelConfig, objective: RecipeObjective) -> Heads:

@@ -4,29 +4,30 @@ with.
 
 from collections.abc import Iterator
 
-from data_service.samples.inputs import Lanes, OrderedPairs, Packed, RepeatedSentences, TextPairs
-from data_service.samples.masking import NoMasking
+from data_service.samples.inputs import Lanes, Packed, RepeatedSentences, TextPairs
 from data_service.samples.permutation_lm import PermutedPrediction
 from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bert import BertConfig
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.xlnet import XlnetConfig
+from encoder_core.objectives.compose import refusals
 from encoder_core.objectives.contrastive import ContrastiveConfig
-from launcher.recipe.objective import misfit
+from encoder_core.objectives.term import Setting
+from launcher.recipe.objective import row_facts
 from launcher.recipe.parts import RecipeIssue
 from launcher.recipe.schema import Recipe
 
+_TABLE = "the guide's page on recipes has a table of what goes together"
 LANE_SPECIALS = 3  # two separators and <cls> in every row of a lane
 LEAST_SEGMENTS = 2  # tokens: one for each of a row's new segments
 
 
 def mismatches(recipe: Recipe) -> Iterator[RecipeIssue]:
-    """Every mismatch in `recipe`."""
-    yield from _family(recipe)
-    yield from _pair_tasks(recipe)
-    yield from _spans(recipe)
+    """Every mismatch in `recipe`. What terms of the loss do not go with, they say themselves."""
+    rows = row_facts(recipe.input, recipe.objective.masking)
+    for found in refusals(Setting(recipe.model, recipe.objective.terms, rows)):
+        yield RecipeIssue(found.path, found.what, f"{found.remedy}; {_TABLE}")
     yield from _token_types(recipe)
-    yield from _order(recipe)
     if recipe.objective.contrastive is not None:
         yield from _contrast(recipe, recipe.objective.contrastive)
     if isinstance(recipe.input, Lanes):
@@ -34,44 +35,6 @@ def mismatches(recipe: Recipe) -> Iterator[RecipeIssue]:
         yield from _memory(recipe, recipe.input)
         if recipe.objective.plm is not None:
             yield from _predictions(recipe, recipe.input, recipe.objective.plm)
-
-
-def _family(recipe: Recipe) -> Iterator[RecipeIssue]:
-    wrong = misfit(recipe.model, recipe.objective)
-    if wrong is not None:
-        yield RecipeIssue(
-            ("objective",),
-            wrong,
-            "xlnet goes with plm, electra with mlm and rtd, deberta_v2 with mlm or mlm and rtd, the others with mlm "
-            "(alone or with nsp, sop or sbo), and all with contrastive; `maskfleet recipe list` shows what goes "
-            "together",
-        )
-
-
-def _pair_tasks(recipe: Recipe) -> Iterator[RecipeIssue]:
-    packing = recipe.input.packing
-    if recipe.objective.nsp is not None and packing not in ("segment_pair", "sentence_pair"):
-        yield RecipeIssue(
-            ("objective", "nsp"),
-            f"next sentence prediction needs two segments and a label, which {packing} rows do not have",
-            "set input.packing to segment_pair or sentence_pair, or leave nsp out",
-        )
-    if recipe.objective.sop is not None and not isinstance(recipe.input, OrderedPairs):
-        yield RecipeIssue(
-            ("objective", "sop"),
-            f"sentence order prediction needs rows that may be swapped, which {packing} rows are not",
-            "set input.packing to ordered_pair, or leave sop out",
-        )
-
-
-def _spans(recipe: Recipe) -> Iterator[RecipeIssue]:
-    mlm = recipe.objective.mlm
-    if recipe.objective.sbo is not None and mlm is not None and mlm.unit != "span":
-        yield RecipeIssue(
-            ("objective", "sbo"),
-            f"the span boundary objective needs masked spans, and masks are drawn by {mlm.unit}",
-            "set objective.mlm.unit to span, or leave sbo out",
-        )
 
 
 def _token_types(recipe: Recipe) -> Iterator[RecipeIssue]:
@@ -86,23 +49,6 @@ def _token_types(recipe: Recipe) -> Iterator[RecipeIssue]:
             ("model", "token_types"),
             f"{recipe.input.packing} rows have two segments, the model has one token type",
             "set model.token_types to 2, or pack rows of one segment",
-        )
-
-
-def _order(recipe: Recipe) -> Iterator[RecipeIssue]:
-    permuted = recipe.objective.plm is not None
-    if permuted and not isinstance(recipe.input, Lanes):
-        yield RecipeIssue(
-            ("objective", "plm"),
-            f"permuted language modelling needs rows that go on from step to step, which {recipe.input.packing} "
-            "rows do not",
-            "set input.packing to lanes",
-        )
-    if isinstance(recipe.input, Lanes) and not permuted:
-        yield RecipeIssue(
-            ("input", "packing"),
-            "lanes are laid out for permuted language modelling, and the objective is another",
-            "set objective to plm, or input.packing to full_sentences",
         )
 
 
@@ -190,26 +136,8 @@ def _predictions(recipe: Recipe, lanes: Lanes, plm: PermutedPrediction) -> Itera
 
 def text_problems(recipe: Recipe) -> Iterator[RecipeIssue]:
     """Every mismatch in `recipe`."""
-    yield from _objective(recipe)
     yield from _batches(recipe)
     yield from _mixing(recipe)
-
-
-def _objective(recipe: Recipe) -> Iterator[RecipeIssue]:
-    texts = isinstance(recipe.input, TextPairs | RepeatedSentences)
-    compared = isinstance(recipe.objective.masking, NoMasking)
-    if texts and not compared:
-        yield RecipeIssue(
-            ("input", "packing"),
-            f"{recipe.input.packing} rows hold whole texts to be compared, and the objective predicts tokens",
-            "set objective to contrastive, or input.packing to full_sentences",
-        )
-    if compared and not texts:
-        yield RecipeIssue(
-            ("input", "packing"),
-            f"a contrastive objective compares texts, and {recipe.input.packing} rows are running text",
-            "set input.packing to pairs (a corpus of pairs) or sentences (SimCSE, from plain text)",
-        )
 
 
 def _batches(recipe: Recipe) -> Iterator[RecipeIssue]:

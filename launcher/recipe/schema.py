@@ -23,6 +23,7 @@ from data_service.samples.inputs import Input
 from data_service.samples.masking import Replacement
 from encoder_core.families.build import ModelConfig
 from encoder_core.families.xlnet import XlnetConfig
+from encoder_core.objectives.weights import Weight
 from encoder_core.optim.adamw import AdamWConfig
 from encoder_core.optim.lamb import LambConfig
 from encoder_core.optim.muon import MuonConfig
@@ -136,6 +137,8 @@ class RecipePhase(Choice):
         lr: peak learning rate, in place of the optimizer's.
         schedule: of this phase's steps alone. None: the run's schedule, which counts the steps of all phases.
         mlm: masks of this phase. Held-out loss is measured under the objective's own masks in every phase.
+        weights: of terms of the objective, by name; a schedule counts the phase's steps. Held-out loss has the
+            objective's own, of a schedule the last.
     """
 
     steps: PositiveInt
@@ -144,6 +147,7 @@ class RecipePhase(Choice):
     lr: Annotated[float, Field(gt=0)] | None = None
     schedule: ScheduleConfig | None = None
     mlm: PhaseMlm | None = None
+    weights: Annotated[dict[str, Weight], Field(min_length=1)] | None = None
 
 
 OptimizerConfig = AdamWConfig | StableAdamWConfig | LambConfig | MuonConfig

@@ -1,11 +1,12 @@
 """What a run does at which step, as pure functions of the step: phases, learning rate, batch, tokens."""
 
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from data_service.stream.batches import Rise, StepBatches
+from encoder_core.objectives.weights import WeightSchedule, weight_at
 from encoder_core.optim import schedules
 from launcher.recipe.objective import RecipeObjective
 from launcher.recipe.schema import Recipe, RecipePhase
@@ -21,6 +22,7 @@ class Stretch:
         rates: the learning rates of its first and last step.
         batches: of its first and last step, in rows or tokens.
         tokens: of the run up to its end, rows taken as full.
+        weights: of each term whose weight changes, in its first and last step.
     """
 
     phase: int
@@ -30,6 +32,7 @@ class Stretch:
     rates: tuple[float, float]
     batches: tuple[int, int]
     tokens: int
+    weights: Mapping[str, tuple[float, float]]
 
 
 def phase_at(recipe: Recipe, step: int) -> tuple[int, int]:
@@ -83,6 +86,28 @@ def phase_objective(recipe: Recipe, phase: RecipePhase) -> RecipeObjective:
     return recipe.objective.model_copy(update={"mlm": mlm.model_copy(update=own)})
 
 
+def term_weights(recipe: Recipe, step: int) -> dict[str, float]:
+    """The weight in a step of each term that is not a mere number all the time, by name."""
+    number, start = phase_at(recipe, step)
+    own = recipe.phases[number].weights or {}
+    of_run = {
+        name: weight_at(recipe.objective.terms[name].weight, step)
+        for name in changing_weights(recipe)
+        if name not in own
+    }
+    return of_run | {name: weight_at(weight, step - start) for name, weight in own.items()}
+
+
+def changing_weights(recipe: Recipe) -> list[str]:
+    """The terms whose weight is a schedule, or another one in some phase."""
+    set_by_phases = {name for phase in recipe.phases for name in phase.weights or {}}
+    return [
+        name
+        for name, term in recipe.objective.terms.items()
+        if isinstance(term.weight, WeightSchedule) or name in set_by_phases
+    ]
+
+
 def curve_at(recipe: Recipe, step: int) -> str:
     """What the learning rate does at a step: warmup, stable, or the name of a decay."""
     number, start = phase_at(recipe, step)
@@ -100,6 +125,7 @@ def timeline(recipe: Recipe, rate: Callable[[int], float]) -> list[Stretch]:
         edges = {step for step, _ in curves if start < step < stop} | {start, stop}
         if batches.rise is not None:
             edges |= {min(start + batches.rise.steps, stop)}
+        edges |= {step for step in _weight_edges(recipe, phase, start) if start < step < stop}
         for first, end in pairwise(sorted(edges)):
             found.append(
                 Stretch(
@@ -110,10 +136,24 @@ def timeline(recipe: Recipe, rate: Callable[[int], float]) -> list[Stretch]:
                     rates=(rate(first), rate(end - 1)),
                     batches=(batches.at(first - start), batches.at(end - 1 - start)),
                     tokens=tokens_before(recipe, end),
+                    weights=_weights_between(recipe, first, end - 1),
                 )
             )
         start = stop
     return found
+
+
+def _weight_edges(recipe: Recipe, phase: RecipePhase, start: int) -> list[int]:
+    """Where schedules of weights that a phase follows end, by the run's steps."""
+    own = phase.weights or {}
+    ends = [start + weight.steps for weight in own.values() if isinstance(weight, WeightSchedule)]
+    of_run = [term.weight for name, term in recipe.objective.terms.items() if name not in own]
+    return ends + [weight.steps for weight in of_run if isinstance(weight, WeightSchedule)]
+
+
+def _weights_between(recipe: Recipe, first: int, last: int) -> dict[str, tuple[float, float]]:
+    end = term_weights(recipe, last)
+    return {name: (weight, end[name]) for name, weight in term_weights(recipe, first).items()}
 
 
 def _curves(recipe: Recipe, phase: RecipePhase, start: int) -> list[tuple[int, str]]:

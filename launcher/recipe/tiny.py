@@ -1,14 +1,19 @@
 """Shrinks any recipe to minutes on a CPU: the same structure with small numbers, and it still learns."""
 
+from typing import assert_never
+
 from pydantic import ByteSize
 
 from data_service.samples.inputs import Input, Lanes, Packed, RepeatedSentences, TextPairs
 from encoder_core.families.albert import AlbertConfig
+from encoder_core.families.bert import BertConfig
 from encoder_core.families.build import ModelConfig
-from encoder_core.families.deberta import DebertaV2Config
+from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.modernbert import ModernBertConfig
+from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlnet import XlnetConfig
+from encoder_core.objectives.weights import Weight, WeightSchedule
 from encoder_core.optim.adamw import AdamWConfig
 from encoder_core.optim.lamb import LambConfig
 from encoder_core.optim.schedules import ScheduleConfig
@@ -68,7 +73,7 @@ def tiny(recipe: Recipe) -> Recipe:
             "start": "scratch" if recipe.start.startswith(PLACEHOLDER) else recipe.start,
             "model": _model(recipe.model, longest, drops=isinstance(recipe.input, RepeatedSentences)),
             "input": _input(recipe.input, longest),
-            "objective": _objective(recipe.objective, longest),
+            "objective": _weights(_objective(recipe.objective, longest), recipe.total_steps, steps),
             "phases": phases,
             "optimizer": optimizer,
             "schedule": _schedule(recipe.schedule, was=recipe.total_steps, steps=steps, warms=True),
@@ -111,6 +116,10 @@ def _phase(phase: RecipePhase, steps: int, most: int, lr_scale: float) -> Recipe
     length = min(phase.length, most)
     batch = BatchSize(sequences=ROWS) if phase.batch.sequences else BatchSize(tokens=ROWS * length)
     changes: dict[str, object] = {"steps": steps, "length": length, "batch": batch}
+    if phase.weights is not None:
+        changes["weights"] = {
+            name: _weight(weight, phase.steps, steps) for name, weight in phase.weights.items()
+        }
     if phase.lr is not None:
         changes["lr"] = phase.lr * lr_scale
     if phase.schedule is not None:
@@ -125,6 +134,13 @@ def _schedule(schedule: ScheduleConfig, *, was: int, steps: int, warms: bool) ->
     warmup = min(steps // WARMUP if warms else 0, steps - (decay or 0))
     restarts = min(schedule.restarts, max(0, (decay or steps - warmup) - 1))
     return schedule.model_copy(update={"warmup": warmup, "decay_steps": decay, "restarts": restarts})
+
+
+def _weight(weight: Weight, was: int, steps: int) -> Weight:
+    """The same share of `steps` in place of `was` steps."""
+    if not isinstance(weight, WeightSchedule):
+        return weight
+    return weight.model_copy(update={"steps": max(1, weight.steps * steps // was)})
 
 
 def _model(model: ModelConfig, length: int, *, drops: bool) -> ModelConfig:
@@ -149,7 +165,8 @@ def _family(model: ModelConfig, length: int, *, drops: bool) -> dict[str, object
     """What only this family has."""
     match model:
         case AlbertConfig():
-            return {"embedding": EMBEDDING, "groups": min(model.groups, LAYERS)}
+            generator = {"generator_layers": model.generator_layers and 1}
+            return {"embedding": EMBEDDING, "groups": min(model.groups, LAYERS)} | generator
         case ElectraConfig():
             embedding = EMBEDDING if model.embedding < model.hidden else HIDDEN
             return {"embedding": embedding, "generator_divisor": 4}
@@ -157,6 +174,7 @@ def _family(model: ModelConfig, length: int, *, drops: bool) -> dict[str, object
             return {"buckets": BUCKETS, "generator_layers": model.generator_layers and 1}
         case ModernBertConfig():
             return {
+                "generator_layers": model.generator_layers and 1,
                 "feed_forward": HIDDEN * model.feed_forward // model.hidden,
                 "local_attention": WINDOW,
                 "attention_output_dropout": model.attention_output_dropout if drops else 0.0,
@@ -168,8 +186,10 @@ def _family(model: ModelConfig, length: int, *, drops: bool) -> dict[str, object
                 "memory": round(scale * model.memory),
                 "memory_refresh": MEMORY_REFRESH,
             }
-        case _:
-            return {}
+        case BertConfig() | RobertaConfig() | DebertaConfig():
+            return {"generator_layers": model.generator_layers and 1}
+        case _ as never:
+            assert_never(never)
 
 
 def _input(rows: Input, length: int) -> Input:
@@ -180,6 +200,16 @@ def _input(rows: Input, length: int) -> Input:
             return rows.model_copy(update={"reuse": length // 2})
         case _:
             return rows.model_copy(update={"copies": min(rows.copies, COPIES)})
+
+
+def _weights(objective: RecipeObjective, was: int, steps: int) -> RecipeObjective:
+    """Terms with weights that change over the same shares of the run."""
+    return objective.model_copy(
+        update={
+            name: term.model_copy(update={"weight": _weight(term.weight, was, steps)})
+            for name, term in objective.terms.items()
+        }
+    )
 
 
 def _objective(objective: RecipeObjective, length: int) -> RecipeObjective:

@@ -19,7 +19,6 @@ from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.initialise import initialise
 from encoder_core.objectives.losses import ObjectiveModule
 from encoder_core.objectives.mlm import masked_language_model
-from encoder_core.objectives.mlm_pair import masked_language_model_with_pairs
 from encoder_core.objectives.plm import permuted_language_model
 from encoder_core.objectives.replaced import (
     ReplacedTokenConfig,
@@ -27,6 +26,7 @@ from encoder_core.objectives.replaced import (
     replaced_token_detection,
     stored_name,
 )
+from encoder_core.objectives.sentence_pairs import masked_language_model_with_pairs
 from encoder_core.objectives.span_boundary import span_boundary_model
 
 

@@ -13,7 +13,7 @@ from encoder_core.families.build import ModelConfig
 from encoder_core.families.hf.interchange import Heads, interchange
 from encoder_core.layers.attention import Attend, automatic, reference
 from encoder_core.objectives.mlm import masked_language_model
-from encoder_core.objectives.mlm_pair import masked_language_model_with_pairs
+from encoder_core.objectives.sentence_pairs import masked_language_model_with_pairs
 from tests.support.models.parity import (
     GRADIENT_TOLERANCE,
     assert_close,

@@ -19,7 +19,8 @@ from encoder_core.layers.deberta_attention import (
     padded,
     reference,
 )
-from encoder_core.objectives.mlm import MaskedLanguageModel, masked_language_model
+from encoder_core.objectives.mlm import masked_language_model
+from encoder_core.objectives.multitask import MultitaskModel
 from tests.support.models.parity import assert_close, copy_from, copy_into, make_batch, pad, random_weights
 
 Config = DebertaConfig | DebertaV2Config
@@ -55,16 +56,14 @@ def their_model(config: Config, dtype: torch.dtype) -> nn.Module:
     return random_weights(AutoModelForMaskedLM.from_config(their_config)).to(dtype).eval()
 
 
-def our_model(
-    config: Config, dtype: torch.dtype, attend: AttendDisentangled = automatic
-) -> MaskedLanguageModel:
+def our_model(config: Config, dtype: torch.dtype, attend: AttendDisentangled = automatic) -> MultitaskModel:
     model = random_weights(masked_language_model(config))
     for layer in model.encoder.layers:
         layer.attention.attend = attend
     return model.to(dtype).eval()
 
 
-def check_outputs(ours: MaskedLanguageModel, theirs: nn.Module, lengths: list[int]) -> None:
+def check_outputs(ours: MultitaskModel, theirs: nn.Module, lengths: list[int]) -> None:
     batch = make_batch(lengths, 101)
     padded_batch = pad(batch, 0)
     expected = theirs(
@@ -139,7 +138,7 @@ def test_buckets_are_theirs(buckets: int, longest: int) -> None:
     assert list(log_buckets(buckets, longest)) == expected.tolist()
 
 
-def literal_decoder(model: MaskedLanguageModel, config: Config, length: int) -> Tensor:
+def literal_decoder(model: MultitaskModel, config: Config, length: int) -> Tensor:
     """He et al. 2021, section 3.2, as microsoft/DeBERTa runs it, for one row: every token a query, no kernel."""
     batch = make_batch([length], 101)
     x = list(model.encoder.states(batch))[-2]
@@ -151,7 +150,7 @@ def literal_decoder(model: MaskedLanguageModel, config: Config, length: int) -> 
 
 
 def literal_layer(
-    model: MaskedLanguageModel, layer: nn.Module, config: Config, query: Tensor, x: Tensor
+    model: MultitaskModel, layer: nn.Module, config: Config, query: Tensor, x: Tensor
 ) -> Tensor:
     """Queries `query` (the same tokens as `x`) look at `x`, one head and one pair of tokens at a time."""
     length, width = len(x), config.hidden // config.heads

@@ -24,7 +24,8 @@ from encoder_core.layers.attention import Attend, automatic, blocked, padded_sdp
 from encoder_core.layers.initialise import initialise
 from encoder_core.layers.rotary import rotate, rotation
 from encoder_core.layers.rows import Rows
-from encoder_core.objectives.mlm import MaskedLanguageModel, masked_language_model
+from encoder_core.objectives.mlm import masked_language_model
+from encoder_core.objectives.multitask import MultitaskModel
 from tests.support.models.parity import (
     GRADIENT_TOLERANCE,
     assert_close,
@@ -79,15 +80,11 @@ def their_model(config: ModernBertConfig, dtype: torch.dtype) -> ModernBertForMa
     return random_weights(ModernBertForMaskedLM(their_config)).to(dtype).eval()
 
 
-def our_model(
-    config: ModernBertConfig, dtype: torch.dtype, attend: Attend = automatic
-) -> MaskedLanguageModel:
+def our_model(config: ModernBertConfig, dtype: torch.dtype, attend: Attend = automatic) -> MultitaskModel:
     return random_weights(masked_language_model(config, attend=attend)).to(dtype).eval()
 
 
-def check_outputs(
-    ours: MaskedLanguageModel, theirs: ModernBertForMaskedLM, batch: Batch, pad_id: int
-) -> None:
+def check_outputs(ours: MultitaskModel, theirs: ModernBertForMaskedLM, batch: Batch, pad_id: int) -> None:
     padded = pad(batch, pad_id)
     expected = theirs(
         padded.input_ids,

@@ -8,7 +8,8 @@ from transformers import RobertaForMaskedLM
 from encoder_core.families.hf.interchange import interchange
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.layers.attention import Attend, automatic, reference
-from encoder_core.objectives.mlm import MaskedLanguageModel, masked_language_model
+from encoder_core.objectives.mlm import masked_language_model
+from encoder_core.objectives.multitask import MultitaskModel
 from tests.support.models.parity import (
     GRADIENT_TOLERANCE,
     assert_close,
@@ -28,7 +29,7 @@ def their_model(config: RobertaConfig, dtype: torch.dtype) -> RobertaForMaskedLM
     return random_weights(RobertaForMaskedLM(their_config)).to(dtype).eval()
 
 
-def our_model(config: RobertaConfig, dtype: torch.dtype, attend: Attend = automatic) -> MaskedLanguageModel:
+def our_model(config: RobertaConfig, dtype: torch.dtype, attend: Attend = automatic) -> MultitaskModel:
     return random_weights(masked_language_model(config, attend=attend)).to(dtype).eval()
 
 

@@ -91,8 +91,8 @@ def table(config: DebertaConfig | DebertaV2Config) -> KeyTable:
     return KeyTable(pairs, tied=_LEGACY_TIED, unused=unused, aliases=_LEGACY_HEAD)
 
 
-def detection(config: DebertaV2Config) -> KeyTable:
-    """The discriminator's parameters (version 3)."""
+def detection(config: DebertaConfig | DebertaV2Config) -> KeyTable:
+    """The discriminator's parameters (version 3, and the first trained in its way)."""
     unused = (*_BUFFERS, _POSITIONS.theirs, *(pair.theirs for pair in _HEAD))
     return KeyTable((*_encoder(config), *_DETECTION), tied=_LEGACY_TIED, unused=unused, aliases=_LEGACY_HEAD)
 

@@ -1,5 +1,6 @@
 """`ElectraForPreTraining` (the discriminator) and `ElectraForMaskedLM` (the generator) of transformers."""
 
+from dataclasses import replace
 from typing import Any
 
 from encoder_core.families.electra import ElectraConfig
@@ -60,6 +61,12 @@ def detection(config: ElectraConfig) -> KeyTable:
     """The discriminator's parameters."""
     unused = (*_BUFFERS, *(pair.theirs for pair in _GENERATOR), "generator_lm_head.weight")
     return KeyTable((*_shared(config), *_DISCRIMINATOR), unused=unused)
+
+
+def with_detection(encoder: KeyTable) -> KeyTable:
+    """The parameters of another family's encoder, and a detection head under ELECTRA's names, which the family's class
+    of transformers passes over."""
+    return replace(encoder, pairs=(*encoder.pairs, *_DISCRIMINATOR))
 
 
 def _shared(config: ElectraConfig) -> tuple[Pair, ...]:

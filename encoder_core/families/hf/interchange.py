@@ -71,8 +71,11 @@ def _described(config: ModelConfig, heads: Heads) -> tuple[str, KeyTable, dict[s
             return "ModernBertForMaskedLM", modernbert.TABLE, modernbert.to_json(config)
         case ((DebertaConfig() | DebertaV2Config()), "mlm"):
             return deberta.ARCHITECTURES[config.family], deberta.table(config), deberta.to_json(config)
-        case DebertaV2Config(), "rtd":
-            return "DebertaV2Model", deberta.detection(config), deberta.to_json(config)
+        case ((DebertaConfig() | DebertaV2Config()), "rtd"):
+            return _ALONE[config.family], deberta.detection(config), deberta.to_json(config)
+        case ((BertConfig() | AlbertConfig() | RobertaConfig() | ModernBertConfig()), "rtd"):
+            _, table, fields = _described(config, "mlm")
+            return _ALONE[config.family], electra.with_detection(table.encoder()), fields
         case XlnetConfig(), "plm":
             return xlnet.ARCHITECTURE, xlnet.TABLE, xlnet.to_json(config)
         case XlnetConfig(), _:

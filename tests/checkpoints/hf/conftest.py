@@ -8,7 +8,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from torch import Tensor
 
 from encoder_core.families.roberta import RobertaConfig
-from encoder_core.objectives.mlm import MaskedLanguageModel, masked_language_model
+from encoder_core.objectives.mlm import masked_language_model
+from encoder_core.objectives.multitask import MultitaskModel
 from tests.support.models.parity import random_weights
 
 SPECIALS = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
@@ -47,12 +48,12 @@ def config() -> RobertaConfig:
 
 
 @pytest.fixture
-def model(config: RobertaConfig) -> MaskedLanguageModel:
+def model(config: RobertaConfig) -> MultitaskModel:
     return random_weights(masked_language_model(config)).eval()
 
 
 @pytest.fixture
-def parameters(model: MaskedLanguageModel) -> dict[str, Tensor]:
+def parameters(model: MultitaskModel) -> dict[str, Tensor]:
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 

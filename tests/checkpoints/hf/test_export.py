@@ -13,7 +13,7 @@ from data_service.store.base import Store
 from data_service.store.open import open_store
 from encoder_core.errors import ModelError
 from encoder_core.families.roberta import RobertaConfig
-from encoder_core.objectives.mlm import MaskedLanguageModel
+from encoder_core.objectives.mlm import MultitaskModel
 from tests.support.models.parity import make_batch, pad
 
 
@@ -29,7 +29,7 @@ def exported(
 
 
 def test_transformers_loads_it_with_the_same_logits(
-    exported: Path, model: MaskedLanguageModel, config: RobertaConfig
+    exported: Path, model: MultitaskModel, config: RobertaConfig
 ) -> None:
     theirs, report = AutoModelForMaskedLM.from_pretrained(exported, output_loading_info=True)
     assert not any(report.values()), report

@@ -80,7 +80,7 @@ def test_a_missing_head_is_named(tmp_path: Path) -> None:
     assert weights_for(config, tmp_path, "mlm_pair").keys() == parameters.keys()  # the rest stays fresh
 
 
-@pytest.mark.parametrize("heads", ["mlm_pair", "rtd"])
+@pytest.mark.parametrize("heads", ["mlm_pair", "plm"])
 def test_heads_without_a_class_are_refused(tmp_path: Path, heads: Heads) -> None:
     with pytest.raises(ModelError, match=f"no class for roberta with the heads '{heads}'"):
         export_model({}.__getitem__, RobertaConfig(**SHAPE), {}, open_store(str(tmp_path)), heads)

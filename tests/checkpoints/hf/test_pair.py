@@ -10,12 +10,12 @@ from checkpoints.hf.load import load_pretrained
 from checkpoints.hf.pair import export_pair, pair_weights_for
 from data_service.store.open import open_store
 from encoder_core.errors import ModelError
+from encoder_core.families.build import DetectorConfig
 from encoder_core.families.deberta import DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.objectives.gradient_disentangled import gradient_disentangled_detection
 from encoder_core.objectives.mlm import masked_language_model
 from encoder_core.objectives.replaced import (
-    DetectorConfig,
     ReplacedTokenConfig,
     ReplacedTokenDetection,
     Sharing,

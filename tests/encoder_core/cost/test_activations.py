@@ -6,14 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from data_service.samples.masking import MlmMasking
 from encoder_core.batch import Batch
 from encoder_core.cost.activations import Activations, of_update_groups
 from encoder_core.cost.products import Shape
 from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.objectives.losses import LossSums
 from encoder_core.objectives.losses import ObjectiveModule as Module
-from launcher.recipe.objective import RecipeObjective
+from launcher.recipe.objective import MlmTerm, RecipeObjective
 from tests.support.models.small_networks import NETWORKS, SHAPE, Network, build, full_rows, memory
 
 pytestmark = pytest.mark.heavy
@@ -85,7 +84,7 @@ def test_windows_keep_what_their_blocks_keep(dropout: float) -> None:
         local_attention=32,
         attention_dropout=dropout,
     )
-    network = Network("modernbert", model, RecipeObjective(mlm=MlmMasking()))
+    network = Network("modernbert", model, RecipeObjective(mlm=MlmTerm()))
     shape = Shape(rows=2, length=200, targets_per_row=20)
     module, batch = build(network), full_rows(network, shape)
     (expected,) = of_update_groups(model, network.terms, shape, "cpu")

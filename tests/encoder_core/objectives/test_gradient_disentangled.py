@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from encoder_core.batch import Batch
+from encoder_core.families.build import DetectorConfig
 from encoder_core.families.deberta import DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.heads.classification import ReplacedTokenHead
@@ -15,7 +16,6 @@ from encoder_core.objectives.gradient_disentangled import (
     gradient_disentangled_detection,
 )
 from encoder_core.objectives.replaced import (
-    DetectorConfig,
     ReplacedTokenConfig,
     corrupt,
     replaced_token_detection,

@@ -12,8 +12,6 @@ from checkpoints.attempt import claim
 from checkpoints.errors import ExportError
 from checkpoints.gather import Alone
 from checkpoints.save import Saver
-from data_service.samples.masking import MlmMasking
-from data_service.samples.permutation_lm import PermutedPrediction
 from data_service.tokenizers.load import load_tokenizer
 from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bert import BertConfig
@@ -22,45 +20,52 @@ from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.objectives.replaced import ReplacedTokenConfig
+from encoder_core.objectives.sentence_pairs import NspConfig, SopConfig
+from encoder_core.objectives.span_boundary import SboConfig
 from encoder_core.train.zero_state import MASTER, Fragment
 from launcher.export.export import export_run
 from launcher.rank.build import build_model
-from launcher.recipe.objective import ExtraTerm, RecipeObjective
+from launcher.recipe.objective import MlmTerm, PlmTerm, RecipeObjective
 from launcher.run.log import RunLog
 from launcher.run.record import open_run
 from tests.support.models.parity import random_weights
 from tests.support.runs.starts import Setting, trained
 
 SHAPE = {"layers": 2, "hidden": 32, "heads": 4, "feed_forward": 48, "max_length": 64}
-MLM, ONE = MlmMasking(), ExtraTerm()
+MLM = MlmTerm()
 DISENTANGLED = ReplacedTokenConfig(embeddings="gradient_disentangled")
 
 Case = tuple[ModelConfig, RecipeObjective, dict[str, str], tuple[str, ...]]
 CASES: dict[str, Case] = {
     "bert": (BertConfig(**SHAPE), RecipeObjective(mlm=MLM), {".": "BertForMaskedLM"}, ()),
-    "bert-nsp": (BertConfig(**SHAPE), RecipeObjective(mlm=MLM, nsp=ONE), {".": "BertForPreTraining"}, ()),
+    "bert-nsp": (
+        BertConfig(**SHAPE),
+        RecipeObjective(mlm=MLM, nsp=NspConfig()),
+        {".": "BertForPreTraining"},
+        (),
+    ),
     "spanbert": (
         BertConfig(**SHAPE),
-        RecipeObjective(mlm=MLM.model_copy(update={"unit": "span"}), sbo=ONE),
+        RecipeObjective(mlm=MLM.model_copy(update={"unit": "span"}), sbo=SboConfig()),
         {".": "BertForMaskedLM"},
         ("boundary_head",),
     ),
     "albert-sop": (
         AlbertConfig(**SHAPE, embedding=16),
-        RecipeObjective(mlm=MLM, sop=ONE),
+        RecipeObjective(mlm=MLM, sop=SopConfig()),
         {".": "AlbertForPreTraining"},
         (),
     ),
     "deberta-sop": (
         DebertaConfig(**SHAPE, mask_decoder="plain"),
-        RecipeObjective(mlm=MLM, sop=ONE),
+        RecipeObjective(mlm=MLM, sop=SopConfig()),
         {".": "DebertaForMaskedLM"},
         ("pair_head",),
     ),
     "deberta-v2": (DebertaV2Config(**SHAPE), RecipeObjective(mlm=MLM), {".": "DebertaV2ForMaskedLM"}, ()),
     "xlnet": (
         XlnetConfig(**SHAPE, reuse=0, memory=0),
-        RecipeObjective(plm=PermutedPrediction()),
+        RecipeObjective(plm=PlmTerm()),
         {".": "XLNetLMHeadModel"},
         (),
     ),

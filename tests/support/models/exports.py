@@ -10,8 +10,6 @@ import torch
 
 from checkpoints.hf.export import export_model
 from checkpoints.hf.pair import export_pair
-from data_service.samples.masking import MlmMasking
-from data_service.samples.permutation_lm import PermutedPrediction
 from data_service.store.open import open_store
 from data_service.tokenizers.options import TokenizerOptions
 from data_service.tokenizers.specials import Style
@@ -19,20 +17,22 @@ from data_service.tokenizers.tokenizer import Kind, Tokenizer
 from data_service.tokenizers.train import train_tokenizer
 from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bert import BertConfig
-from encoder_core.families.build import ModelConfig
+from encoder_core.families.build import DetectorConfig, ModelConfig
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.initialise import initialise
-from encoder_core.objectives.replaced import DetectorConfig, ReplacedTokenConfig
-from launcher.recipe.objective import ExtraTerm, RecipeObjective, exported_heads, objective_module
+from encoder_core.objectives.replaced import ReplacedTokenConfig
+from encoder_core.objectives.sentence_pairs import NspConfig, SopConfig
+from encoder_core.objectives.span_boundary import SboConfig
+from launcher.recipe.objective import MlmTerm, PlmTerm, RecipeObjective, exported_heads, objective_module
 from tests.support.data.made_up import WORDS
 
 LENGTH = 24
 SHAPE = {"layers": 2, "hidden": 32, "heads": 4, "feed_forward": 48, "max_length": LENGTH}
-MLM, ONE = MlmMasking(), ExtraTerm()
+MLM = MlmTerm()
 DISENTANGLED = ReplacedTokenConfig(embeddings="gradient_disentangled")
 
 
@@ -49,19 +49,19 @@ class Family:
 
 _PAIR = ("generator", "discriminator")
 FAMILIES: Mapping[str, Family] = {
-    "bert": Family(BertConfig(**SHAPE), RecipeObjective(mlm=MLM, nsp=ONE), "wordpiece", "bert"),
+    "bert": Family(BertConfig(**SHAPE), RecipeObjective(mlm=MLM, nsp=NspConfig()), "wordpiece", "bert"),
     "roberta": Family(RobertaConfig(**SHAPE), RecipeObjective(mlm=MLM), "byte_bpe", "roberta"),
     "albert": Family(
-        AlbertConfig(**SHAPE, embedding=16), RecipeObjective(mlm=MLM, sop=ONE), "unigram", "albert"
+        AlbertConfig(**SHAPE, embedding=16), RecipeObjective(mlm=MLM, sop=SopConfig()), "unigram", "albert"
     ),
     "spanbert": Family(
         BertConfig(**SHAPE),
-        RecipeObjective(mlm=MLM.model_copy(update={"unit": "span"}), sbo=ONE),
+        RecipeObjective(mlm=MLM.model_copy(update={"unit": "span"}), sbo=SboConfig()),
         "wordpiece",
         "bert",
     ),
     "xlnet": Family(
-        XlnetConfig(**SHAPE, reuse=0, memory=0), RecipeObjective(plm=PermutedPrediction()), "unigram", "xlnet"
+        XlnetConfig(**SHAPE, reuse=0, memory=0), RecipeObjective(plm=PlmTerm()), "unigram", "xlnet"
     ),
     "electra": Family(
         ElectraConfig(**SHAPE, embedding=16, generator_divisor=2),

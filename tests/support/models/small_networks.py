@@ -6,8 +6,6 @@ import torch
 from step_batch import in_random_order, make_batch
 from torch import Tensor
 
-from data_service.samples.masking import MlmMasking
-from data_service.samples.permutation_lm import PermutedPrediction
 from encoder_core.batch import Batch
 from encoder_core.cost.flops import ObjectiveTerms
 from encoder_core.cost.products import Shape
@@ -22,12 +20,14 @@ from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.objectives.losses import LossSums
 from encoder_core.objectives.losses import ObjectiveModule as Module
 from encoder_core.objectives.replaced import ReplacedTokenConfig
+from encoder_core.objectives.sentence_pairs import NspConfig, SopConfig
+from encoder_core.objectives.span_boundary import SboConfig
 from launcher.estimate.workload import terms
-from launcher.recipe.objective import ExtraTerm, RecipeObjective, objective_module
+from launcher.recipe.objective import MlmTerm, PlmTerm, RecipeObjective, objective_module
 
 SHAPE = Shape(rows=3, length=40, targets_per_row=6)
 _SIZE = {"layers": 3, "hidden": 32, "heads": 4, "feed_forward": 96, "vocab": 500, "max_length": 64}
-_MLM = MlmMasking()
+_MLM = MlmTerm()
 
 
 @dataclass(frozen=True)
@@ -52,19 +52,19 @@ _SHARED, _DISENTANGLED = (
 )
 NETWORKS = (
     _mlm("roberta", RobertaConfig(**_SIZE)),
-    _mlm("bert with next sentences", BertConfig(**_SIZE), nsp=ExtraTerm()),
+    _mlm("bert with next sentences", BertConfig(**_SIZE), nsp=NspConfig()),
     _mlm("bert with relative keys", BertConfig(position="relative_key_query", **_SIZE)),
-    _mlm("spanbert", BertConfig(**_SIZE), sbo=ExtraTerm()),
-    _mlm("albert", AlbertConfig(embedding=16, **_SIZE), sop=ExtraTerm()),
+    _mlm("spanbert", BertConfig(**_SIZE), sbo=SboConfig()),
+    _mlm("albert", AlbertConfig(embedding=16, **_SIZE), sop=SopConfig()),
     _mlm("electra", ElectraConfig(embedding=16, generator_divisor=4, **_SIZE), rtd=_SHARED),
     _mlm(
         "electra, embeddings as wide", ElectraConfig(embedding=32, generator_divisor=2, **_SIZE), rtd=_SHARED
     ),
     _mlm("deberta", DebertaConfig(**_SIZE)),
     _mlm("deberta without mask decoder", DebertaConfig(mask_decoder="plain", **_SIZE)),
-    _mlm("deberta with order", DebertaConfig(**_SIZE), sop=ExtraTerm()),
+    _mlm("deberta with order", DebertaConfig(**_SIZE), sop=SopConfig()),
     _mlm("deberta v2", DebertaV2Config(buckets=16, convolution=3, **_SIZE)),
-    _mlm("deberta v2 with order", DebertaV2Config(mask_decoder="plain", **_SIZE), sop=ExtraTerm()),
+    _mlm("deberta v2 with order", DebertaV2Config(mask_decoder="plain", **_SIZE), sop=SopConfig()),
     _mlm("deberta v3", DebertaV2Config(buckets=16, generator_layers=2, **_SIZE), rtd=_DISENTANGLED),
     _mlm("modernbert", ModernBertConfig(**_SIZE)),
     _mlm(
@@ -74,7 +74,7 @@ NETWORKS = (
     Network(
         "xlnet",
         XlnetConfig(reuse=16, memory=24, **_SIZE),
-        RecipeObjective(plm=PermutedPrediction(predict=6, permutation=20)),
+        RecipeObjective(plm=PlmTerm(predict=6, permutation=20)),
     ),
 )
 

@@ -11,8 +11,6 @@ from checkpoints.gather import Alone
 from checkpoints.hf.export import export_model
 from checkpoints.hf.pair import export_pair
 from checkpoints.save import Saver
-from data_service.samples.masking import MlmMasking
-from data_service.samples.permutation_lm import PermutedPrediction
 from data_service.store.open import open_store
 from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.batch import Batch
@@ -24,30 +22,34 @@ from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.hf.interchange import Heads
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlnet import XlnetConfig
+from encoder_core.objectives.sentence_pairs import NspConfig, SopConfig
 from encoder_core.train.zero_state import MASTER, Fragment
 from launcher.rank.build import build_model
 from launcher.rank.initial_weights import InitialWeights, check_start, initial_weights
-from launcher.recipe.objective import ExtraTerm, RecipeObjective
+from launcher.recipe.objective import MlmTerm, PlmTerm, RecipeObjective
 from launcher.run.record import Run, open_run
 from tests.support.models.parity import make_batch, parameters_of, random_weights
 
 SHAPE = {"layers": 2, "hidden": 32, "heads": 4, "feed_forward": 48, "max_length": 64, "dropout": 0.0}
 SHAPE |= {"attention_dropout": 0.0}
-MLM = MlmMasking.model_validate(
+MLM = MlmTerm.model_validate(
     {"rate": 0.15, "unit": "token", "copies": "dynamic", "replace": {"mask": 0.8, "random": 0.1, "keep": 0.1}}
 )
 SPANS = MLM.model_copy(update={"unit": "span"})
-ONE = ExtraTerm()
 BERT, ROBERTA = BertConfig(**SHAPE), RobertaConfig(**SHAPE)
 ELECTRA = ElectraConfig(**SHAPE, embedding=16, generator_divisor=2)
 DEBERTA_V2 = DebertaV2Config(**SHAPE, buckets=8)
 CASES: dict[str, tuple[ModelConfig, RecipeObjective, Heads]] = {
     "roberta": (ROBERTA, RecipeObjective(mlm=MLM), "mlm"),
-    "bert-nsp": (BERT, RecipeObjective(mlm=MLM, nsp=ONE), "mlm_pair"),
-    "albert-sop": (AlbertConfig(**SHAPE, embedding=16), RecipeObjective(mlm=MLM, sop=ONE), "mlm_pair"),
+    "bert-nsp": (BERT, RecipeObjective(mlm=MLM, nsp=NspConfig()), "mlm_pair"),
+    "albert-sop": (
+        AlbertConfig(**SHAPE, embedding=16),
+        RecipeObjective(mlm=MLM, sop=SopConfig()),
+        "mlm_pair",
+    ),
     "deberta": (DebertaConfig(**SHAPE), RecipeObjective(mlm=MLM), "mlm"),
     "deberta-v2": (DEBERTA_V2, RecipeObjective(mlm=MLM), "mlm"),
-    "xlnet": (XlnetConfig(**SHAPE, reuse=0, memory=0), RecipeObjective(plm=PermutedPrediction()), "plm"),
+    "xlnet": (XlnetConfig(**SHAPE, reuse=0, memory=0), RecipeObjective(plm=PlmTerm()), "plm"),
 }
 PAIRS = {
     "electra": (ELECTRA, "shared"),

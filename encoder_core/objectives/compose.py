@@ -1,0 +1,46 @@
+"""From the terms of an objective to the one module that trains them; and what cannot be trained together."""
+
+from collections.abc import Mapping
+
+from encoder_core.errors import ModelError
+from encoder_core.families.build import ModelConfig
+from encoder_core.layers.attention import Attend, automatic
+from encoder_core.objectives.losses import ObjectiveModule
+from encoder_core.objectives.multitask import multitask_model
+from encoder_core.objectives.term import HeadConfig, ModuleConfig, Refusal, Setting, TermConfig
+
+
+def refusals(setting: Setting) -> list[Refusal]:
+    """Why the terms of `setting` cannot be trained there, each reason once and as its term states it."""
+    found = [refusal for term in setting.terms.values() for refusal in term.refusals(setting)]
+    whole = [name for name, term in setting.terms.items() if isinstance(term, ModuleConfig)]
+    if len(whole) > 1 and not found:
+        found.append(
+            Refusal(
+                ("objective",),
+                f"{' and '.join(whole)} each decide what the whole module is",
+                "keep one of them",
+            )
+        )
+    return list(dict.fromkeys(found))
+
+
+def compose(
+    model: ModelConfig,
+    terms: Mapping[str, TermConfig],
+    *,
+    checkpoint_activations: bool = False,
+    attend: Attend = automatic,
+) -> ObjectiveModule:
+    """The module that trains `terms`, by their names, on a model of any family; on the default device, weights not yet
+    initialised (`initialise`).
+
+    Raises ModelError: they do not go together or not with this family, or the vocabulary is unknown.
+    """
+    for refusal in refusals(Setting(model, terms)):
+        raise ModelError(refusal.what, remedy=refusal.remedy)
+    heads = [term for term in terms.values() if isinstance(term, HeadConfig)]
+    for term in terms.values():
+        if isinstance(term, ModuleConfig):
+            return term.module(model, heads, checkpoint_activations=checkpoint_activations, attend=attend)
+    return multitask_model(model, heads, checkpoint_activations=checkpoint_activations, attend=attend)

@@ -1,0 +1,102 @@
+"""One encoder and the terms of the loss that share it: what each term needs of the states is computed once."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from encoder_core.batch import Batch
+from encoder_core.families.build import AnyEncoder, ModelConfig, build_encoder
+from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
+from encoder_core.heads.classification import PairHead
+from encoder_core.heads.prediction import EnhancedMaskDecoder, MaskedLanguageModelHead, SpanBoundaryHead
+from encoder_core.layers.attention import Attend, automatic
+from encoder_core.layers.encoder import Embeddings
+from encoder_core.objectives.losses import LossSums, ObjectiveModule, Term
+from encoder_core.objectives.states import States
+from encoder_core.objectives.term import HeadConfig, HeadTerm, TermSums
+
+
+class MultitaskModel(ObjectiveModule):
+    """An encoder, the heads of its terms under their own names, and DeBERTa's mask decoder where it has one."""
+
+    if TYPE_CHECKING:  # which of them there are, the terms decide
+        head: MaskedLanguageModelHead
+        pair_head: PairHead
+        boundary_head: SpanBoundaryHead
+
+    def __init__(
+        self, encoder: AnyEncoder, terms: Sequence[HeadTerm], decoder: EnhancedMaskDecoder | None = None
+    ) -> None:
+        super().__init__()
+        self.encoder = encoder
+        for term in terms:
+            for name, head in term.heads.items():
+                self.add_module(name, head)
+        self.decoder = decoder
+        self.terms = tuple(terms)
+        reading = [term.reads for term in terms if decoder is None or term.reads != "targets"]
+        self._whole = "all" in reading or len(reading) > 1
+
+    def target_counts(self, batch: Batch) -> dict[str, int]:
+        """How many summands each term will have for this batch, known before the forward pass."""
+        return {term.name: term.targets(batch) for term in self.terms}
+
+    def forward(self, batch: Batch) -> LossSums:
+        """Sums of all terms; their metrics begin with the term's name."""
+        return self._run(self.states(batch), batch)[0]
+
+    def generate(self, batch: Batch, temperature: float) -> tuple[LossSums, Int[Tensor, " targets"]]:
+        """The same, and an id drawn for each target from the masked-token term's softmax at `temperature`."""
+        sums, drawn_M = self._run(self.states(batch, temperature), batch)
+        assert drawn_M is not None  # a generator has the masked-token term
+        return sums, drawn_M
+
+    def states(self, batch: Batch, temperature: float | None = None) -> States:
+        """What terms read; nothing is computed yet."""
+        return States(self.encoder, self.decoder, batch, whole=self._whole, temperature=temperature)
+
+    def logits(self, batch: Batch) -> Float[Tensor, "targets vocab"]:
+        """Scores of all ids at the target positions, by the masked-language-model head."""
+        return self.head.logits(self.states(batch).at_targets)
+
+    def _run(self, states: States, batch: Batch) -> tuple[LossSums, Tensor | None]:
+        sums: dict[str, TermSums] = {term.name: term.sums(states, batch) for term in self.terms}
+        terms = tuple(
+            Term(term.name, sums[term.name].loss_sum, sums[term.name].targets, term.weight)
+            for term in self.terms
+        )
+        metrics = {
+            f"{name}_{metric}": value
+            for name, of_term in sums.items()
+            for metric, value in of_term.metrics.items()
+        }
+        drawn = next((of_term.drawn for of_term in sums.values() if of_term.drawn is not None), None)
+        return LossSums(terms, metrics), drawn
+
+
+def multitask_model(
+    config: ModelConfig,
+    terms: Sequence[HeadConfig],
+    *,
+    embeddings: Embeddings | None = None,
+    checkpoint_activations: bool = False,
+    attend: Attend = automatic,
+) -> MultitaskModel:
+    """Encoder and heads of any family on the current default device; weights not yet initialised (`initialise`).
+
+    `embeddings`: shared with another network, if given. Raises ModelError if the configuration's vocabulary is unknown.
+    """
+    encoder = build_encoder(
+        config, embeddings=embeddings, checkpoint_activations=checkpoint_activations, attend=attend
+    )
+    on_device = [term.device(config, encoder.embeddings.word) for term in terms]
+    return MultitaskModel(encoder, on_device, mask_decoder(config))
+
+
+def mask_decoder(config: ModelConfig) -> EnhancedMaskDecoder | None:
+    """DeBERTa's, if the configuration has it."""
+    if isinstance(config, DebertaConfig | DebertaV2Config) and config.mask_decoder == "enhanced":
+        return EnhancedMaskDecoder(config.max_length, config.hidden)
+    return None

@@ -1,0 +1,116 @@
+"""Whether the two segments of a row belong together: next sentence prediction and sentence order prediction.
+
+Of a generator and a discriminator the generator learns it, which reads the masked text.
+"""
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from typing import ClassVar, Literal
+
+from torch import nn
+
+from encoder_core.batch import Batch
+from encoder_core.families.build import ModelConfig
+from encoder_core.heads.classification import PairHead
+from encoder_core.layers.attention import Attend, automatic
+from encoder_core.objectives.mlm import MlmConfig
+from encoder_core.objectives.multitask import MultitaskModel, multitask_model
+from encoder_core.objectives.states import States
+from encoder_core.objectives.term import HeadConfig, HeadTerm, Refusal, Setting, TermSums
+from encoder_core.objectives.weights import Weight
+
+PairTask = Literal["nsp", "sop"]
+
+
+class _PairConfig(HeadConfig):
+    task: ClassVar[PairTask]
+
+    def device(self, model: ModelConfig, word: nn.Embedding) -> "SentencePair":
+        return SentencePair(self.task, self.weight, PairHead(model.hidden))
+
+    def refusals(self, setting: Setting) -> Iterator[Refusal]:
+        """Needs masked tokens to learn words from, and the label of its own kind of row."""
+        others = [name for name in setting.terms if name != self.task]
+        if "mlm" not in others:
+            beside = f", not with {others[0]}" if others else ""
+            yield Refusal(
+                ("objective",),
+                f"{self.task} goes with mlm{beside}: a row's one label teaches no words, and other rows have none",
+                f"add objective.mlm, or leave {self.task} out",
+            )
+        yield from self._of_rows(setting)
+
+    @abstractmethod
+    def _of_rows(self, setting: Setting) -> Iterator[Refusal]: ...
+
+
+class NspConfig(_PairConfig):
+    """Whether the second segment follows the first (BERT, section 3.1)."""
+
+    task = "nsp"
+
+    def _of_rows(self, setting: Setting) -> Iterator[Refusal]:
+        if "sop" in setting.terms:
+            yield Refusal(
+                ("objective", "sop"),
+                "nsp and sop read the same label of a row: its second segment is either from elsewhere or swapped",
+                "keep one of the two",
+            )
+        elif setting.rows is not None and setting.rows.label != "next":
+            yield Refusal(
+                ("objective", "nsp"),
+                f"next sentence prediction needs two segments and a label, which {setting.rows.packing} rows do not "
+                "have",
+                "set input.packing to segment_pair or sentence_pair, or leave nsp out",
+            )
+
+
+class SopConfig(_PairConfig):
+    """Whether two segments are in order (ALBERT, section 3.1)."""
+
+    task = "sop"
+
+    def _of_rows(self, setting: Setting) -> Iterator[Refusal]:
+        if setting.rows is not None and setting.rows.label != "order" and "nsp" not in setting.terms:
+            yield Refusal(
+                ("objective", "sop"),
+                f"sentence order prediction needs rows that may be swapped, which {setting.rows.packing} rows are not",
+                "set input.packing to ordered_pair, or leave sop out",
+            )
+
+
+class SentencePair(HeadTerm):
+    """Cross-entropy of the rows' labels, from the states of their first tokens; metric "correct".
+
+    Rows without labels (`pair_labels` None) have no targets, but the head still takes part in the graph.
+    """
+
+    reads = "first"
+
+    def __init__(self, task: PairTask, weight: Weight, head: PairHead) -> None:
+        super().__init__(task, weight, {"pair_head": head})
+        self.head = head
+
+    def targets(self, batch: Batch) -> int:
+        return 0 if batch.pair_labels is None else batch.pair_labels.numel()
+
+    def sums(self, states: States, batch: Batch) -> TermSums:
+        labels_R = batch.cu_seqlens[:0].long() if batch.pair_labels is None else batch.pair_labels
+        first_R = batch.cu_seqlens[: len(labels_R)].long()
+        found = self.head(states.at(first_R), labels_R)
+        return TermSums(found.loss_sum, self.targets(batch), {"correct": found.correct})
+
+
+def masked_language_model_with_pairs(
+    config: ModelConfig,
+    task: PairTask,
+    weight: float = 1.0,
+    *,
+    checkpoint_activations: bool = False,
+    attend: Attend = automatic,
+) -> MultitaskModel:
+    """A network of any family with masked tokens and this term; see `multitask_model`."""
+    pairs = NspConfig(weight=weight) if task == "nsp" else SopConfig(weight=weight)
+    return multitask_model(
+        config, [MlmConfig(), pairs], checkpoint_activations=checkpoint_activations, attend=attend
+    )

@@ -1,0 +1,71 @@
+"""The states of one network that several terms read: what each needs is computed once."""
+
+from functools import cached_property
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from encoder_core.batch import Batch
+from encoder_core.families.build import AnyEncoder
+from encoder_core.heads.prediction import EnhancedMaskDecoder
+from encoder_core.layers.deberta_encoder import DisentangledEncoder
+
+
+class States:
+    """The hidden states of one batch, each computed when a term first asks for it.
+
+    DeBERTa's last layer runs for all tokens only if some term needs that, or several read its output. Otherwise it runs
+    for the tokens that are asked for.
+
+    Attributes:
+        temperature: an id is to be drawn for every target, at this temperature; None for none.
+    """
+
+    def __init__(
+        self,
+        encoder: AnyEncoder,
+        decoder: EnhancedMaskDecoder | None,
+        batch: Batch,
+        *,
+        whole: bool,
+        temperature: float | None = None,
+    ) -> None:
+        self._encoder, self._decoder, self._batch, self._whole = encoder, decoder, batch, whole
+        self.temperature = temperature
+
+    @cached_property
+    def everywhere(self) -> Float[Tensor, "tokens hidden"]:
+        """The last layer's output."""
+        if self._decoder is None:
+            last_TH: Tensor = self._encoder(self._batch)
+            return last_TH
+        return self._last_two[1]
+
+    def at(self, at_N: Int[Tensor, " positions"]) -> Float[Tensor, "positions hidden"]:
+        """The last layer's output at sorted flat positions."""
+        if self._whole or not isinstance(self._encoder, DisentangledEncoder):
+            return self.everywhere.index_select(0, at_N)
+        if self._decoder is None:
+            return self._encoder.at(at_N, self._batch)
+        before_TH = self._before_last
+        return self._encoder.look_again(before_TH.index_select(0, at_N), at_N, before_TH, self._batch, 1)
+
+    @cached_property
+    def at_targets(self) -> Float[Tensor, "targets hidden"]:
+        """What hidden tokens are predicted from: the last layer's output there, or the mask decoder's."""
+        if self._decoder is None:
+            return self.at(self._batch.target_positions)
+        assert isinstance(self._encoder, DisentangledEncoder)  # only this family has the decoder
+        return self._decoder.decode(self._encoder, self._before_last, self._batch)
+
+    @cached_property
+    def _before_last(self) -> Tensor:
+        assert isinstance(self._encoder, DisentangledEncoder)
+        return self._last_two[0] if self._whole else self._encoder.before_last(self._batch)
+
+    @cached_property
+    def _last_two(self) -> tuple[Tensor, Tensor]:
+        *_, before_TH, last_TH = self._encoder.states(self._batch)
+        assert isinstance(before_TH, Tensor)
+        assert isinstance(last_TH, Tensor)
+        return before_TH, last_TH
