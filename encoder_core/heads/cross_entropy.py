@@ -126,8 +126,8 @@ def _without_target(p_cV: Tensor, target_c1: Tensor) -> Tensor:
 
 
 class ChunkGradients:
-    """Derivatives of a loss sum by features [M, E], weight [V, E] and bias [V], gathered chunk by chunk; those of weight
-    and bias in fp32 or wider."""
+    """Derivatives of a loss sum by features [M, E], weight [V, E] and bias [V], chunk by chunk. Those of weight
+    and bias are in fp32 or wider."""
 
     def __init__(self, features: Tensor, weight: Tensor, bias: Tensor, wide: torch.dtype) -> None:
         self._inputs = features, weight

@@ -1,9 +1,9 @@
 """Losses by which a student learns from teachers: their distributions over the vocabulary, and their last states.
 
 Distributions: the Kullback-Leibler divergence of the student's from the mean of the teachers', both softened by a
-temperature (Hinton et al. 2015, section 2; DistilBERT: Sanh et al. 2019, section 3). By the student's weights it has the
-gradient of the cross-entropy with soft targets; it is 0 where the student equals its teachers. As there it is multiplied
-by the square of the temperature, so that its gradient does not shrink as the temperature grows.
+temperature (Hinton et al. 2015, section 2; DistilBERT: Sanh et al. 2019, section 3). By the student's weights it has
+the gradient of the cross-entropy with soft targets; it is 0 where the student equals its teachers. As there it is
+multiplied by the square of the temperature, so that its gradient does not shrink as the temperature grows.
 
 The logits of student and teachers are made a chunk at a time, turned into the loss and, where gradients are wanted,
 straight into its gradient. The peak is a few chunks, however many tokens there are.
@@ -91,9 +91,7 @@ class _LinearDistillation(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(
-        ctx: Any, grad: Tensor, *_: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, None, None, None]:
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None, None]:
         features, weight, bias = (
             (saved * grad).to(dtype) for saved, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
         )
@@ -109,9 +107,7 @@ def _softened(scores: Scores, chunk: slice, temperature: float, wide: torch.dtyp
     return logits_cV.to(wide).div_(temperature)
 
 
-def _mean_softmax(
-    teachers: Sequence[Scores], chunk: slice, temperature: float, wide: torch.dtype
-) -> Tensor:
+def _mean_softmax(teachers: Sequence[Scores], chunk: slice, temperature: float, wide: torch.dtype) -> Tensor:
     """[c, V]"""
     first, *others = teachers
     p_cV = _softened(first, chunk, temperature, wide).softmax(-1)

@@ -4,10 +4,9 @@ Any family that predicts masked tokens can teach; the student may be of another.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from encoder_core.batch import Batch
@@ -15,7 +14,8 @@ from encoder_core.families.build import ModelConfig, build_encoder
 from encoder_core.heads.distillation import Scores
 from encoder_core.layers.deberta_encoder import DisentangledEncoder
 from encoder_core.layers.initialise import on_meta
-from encoder_core.objectives.mlm import mask_decoder, tied_head
+from encoder_core.objectives.mlm import tied_head
+from encoder_core.objectives.multitask import mask_decoder
 
 
 class Teacher(nn.Module):
@@ -28,18 +28,15 @@ class Teacher(nn.Module):
         self.decoder = mask_decoder(config)
 
     @torch.no_grad()
-    def forward(
-        self, batch: Batch, at_M: Int[Tensor, " places"]
-    ) -> tuple[Float[Tensor, "tokens hidden"], Scores]:
-        """The last layer's states of all tokens, and the scores of all ids at the places `at_M`."""
+    def forward(self, batch: Batch) -> tuple[Float[Tensor, "tokens hidden"], Scores]:
+        """The last layer's states of all tokens, and the scores of all ids at the batch's targets."""
         if self.decoder is None:
             states_TH = self.encoder(batch)
-            predicting_MH = states_TH.index_select(0, at_M)
+            predicting_MH = states_TH.index_select(0, batch.target_positions)
         else:
             assert isinstance(self.encoder, DisentangledEncoder)  # only this family has the decoder
-            states_TH = self.encoder(batch)
-            asked = replace(batch, target_positions=at_M, target_ids=batch.tokens[at_M])
-            predicting_MH = self.decoder(self.encoder, asked)
+            *_, before_TH, states_TH = self.encoder.states(batch)
+            predicting_MH = self.decoder.decode(self.encoder, before_TH, batch)
         return states_TH, Scores(
             self.head.features(predicting_MH), self.head.decoder.weight, self.head.decoder.bias
         )

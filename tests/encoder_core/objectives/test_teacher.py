@@ -1,6 +1,6 @@
 """Teachers: what they hold likely, for every family; and which of their layers a student begins as."""
 
-from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -52,21 +52,10 @@ def test_a_teacher_scores_as_the_network_it_was(config: ModelConfig) -> None:
     assert not any(p.is_meta for p in teacher.parameters())
     batch = make_batch([9, 20, 5], VOCAB, segments=False, seed=3)
     with torch.no_grad():
-        states, scores = teacher(batch, batch.target_positions)
+        states, scores = teacher(batch)
         expected = model.eval().logits(batch)
         torch.testing.assert_close(torch.addmm(scores.bias, scores.features, scores.weight.t()), expected)
         assert torch.equal(states, model.encoder(batch))
-
-
-@pytest.mark.parametrize("config", FAMILIES.values(), ids=FAMILIES)
-def test_a_teacher_scores_any_places(config: ModelConfig) -> None:
-    teacher = taught(config, trained(config))
-    batch = make_batch([9, 20, 5], VOCAB, segments=False, seed=3)
-    everywhere = torch.arange(len(batch.tokens))
-    _, scores = teacher(batch, everywhere)
-    untold = replace(batch, target_positions=everywhere[:0], target_ids=everywhere[:0])
-    _, some = teacher(untold, batch.target_positions)
-    torch.testing.assert_close(scores.features[batch.target_positions], some.features)
 
 
 def test_frozen_networks_are_no_part_of_their_holder_and_follow_it() -> None:
@@ -91,7 +80,7 @@ def test_a_student_begins_as_layers_of_its_teacher_in_order(student: int, more: 
     assert len(layers) == student
     assert layers[0] == 0
     assert student == 1 or layers[-1] == teacher - 1
-    steps = [b - a for a, b in zip(layers, layers[1:], strict=False)]
+    steps = [b - a for a, b in pairwise(layers)]
     assert all(step >= 1 for step in steps)
     assert not steps or max(steps) - min(steps) <= 1
 

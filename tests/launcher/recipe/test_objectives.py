@@ -151,7 +151,10 @@ def test_what_does_not_go_together(
         ("roberta-base", ("objective.rtd={}",)),
         ("bert-base", ("objective.rtd={}",)),  # its generator tells next sentences, too
         ("bert-base", ("objective.sbo={}", "objective.mlm={unit: span}")),
-        ("spanbert-base", ("input={packing: ordered_pair}", "objective.sop={weight: {start: 1, end: 0, steps: 9}}")),
+        (
+            "spanbert-base",
+            ("input={packing: ordered_pair}", "objective.sop={weight: {start: 1, end: 0, steps: 9}}"),
+        ),
         ("albert-base", ("phases.0.weights={sop: 0.5}",)),
         (ELECTRA, ("objective={mlm: {}}",)),
         ("bert-base", ("model.token_types=1", "objective.nsp=null", "input={packing: full_sentences}")),
