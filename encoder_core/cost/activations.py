@@ -10,7 +10,9 @@ from dataclasses import dataclass, replace
 
 from encoder_core.cost.flops import (
     Deberta,
+    Distilled,
     ObjectiveTerms,
+    at_places,
     disentangled_size,
     embedding_width,
     forgetful,
@@ -121,6 +123,8 @@ def _multitask(model: ModelConfig, terms: ObjectiveTerms, shape: Shape, kernel: 
         found += _pair(model, shape, kernel, whole=whole)
     if terms.span_boundary:
         found += Activations(tuple(_span_boundary(model, shape)), ())
+    if terms.distilled is not None:
+        found += Activations(tuple(_distillation(model, terms.distilled, shape)), ())
     return found
 
 
@@ -192,6 +196,19 @@ def _pair(model: ModelConfig, shape: Shape, kernel: Kernel, *, whole: bool) -> A
         size = disentangled_size(model, shape.length)
         return Activations(outside, (looking_again(size, shape.rows, shape.length, 1, kernel),))
     return Activations(outside, ())
+
+
+def _distillation(model: ModelConfig, distilled: Distilled, shape: Shape) -> Iterator[Saved]:
+    """The student's head at the places where it learns, and what teachers said. Of DeBERTa's mask decoder nothing."""
+    width = embedding_width(model)
+    targets = at_places(distilled, shape).targets
+    yield Saved("distillation: states of places", targets * model.hidden)
+    yield Saved("distillation: before the activation", targets * width)
+    yield from norm(targets, width)
+    yield from _decoder(width, model.vocabulary, targets)
+    yield Saved("positions of places", targets, INDEX)
+    for teacher in distilled.teachers:
+        yield Saved("teacher's states", shape.tokens * teacher.hidden)
 
 
 def _span_boundary(model: ModelConfig, shape: Shape) -> Iterator[Saved]:

@@ -43,6 +43,14 @@ Plain = BertConfig | RobertaConfig | AlbertConfig | ElectraConfig
 
 
 @dataclass(frozen=True)
+class Distilled:
+    """What a student's teachers are, and whether it learns from them at every token or at targets alone."""
+
+    teachers: tuple[ModelConfig, ...]
+    everywhere: bool
+
+
+@dataclass(frozen=True)
 class ObjectiveTerms:
     """The terms of the loss that add computation. If none is given, the family decides: masked tokens, or XLNet's
     permuted prediction.
@@ -52,12 +60,14 @@ class ObjectiveTerms:
         span_boundary: masked spans from their boundaries (SpanBERT).
         replaced: which tokens a generator replaced (ELECTRA, DeBERTa v3).
         contrastive: which texts belong together, and nothing else.
+        distilled: what teachers hold likely. The direction of their states costs no product.
     """
 
     pairs: bool = False
     span_boundary: bool = False
     replaced: ReplacedTokenConfig | None = None
     contrastive: ContrastiveConfig | None = None
+    distilled: Distilled | None = None
 
 
 @dataclass(frozen=True)
@@ -116,16 +126,44 @@ def _multitask(model: ModelConfig, terms: ObjectiveTerms, shape: Shape) -> Itera
         yield from _pair(model, shape, whole=whole)
     if terms.span_boundary:
         yield from _span_boundary(model, shape)
+    if terms.distilled is not None:
+        yield from _distillation(model, terms.distilled, shape)
 
 
 def reads_whole(model: ModelConfig, terms: ObjectiveTerms) -> bool:
-    """Whether DeBERTa's last layer runs for all tokens: for span boundaries, or if two terms read its output."""
-    return terms.span_boundary or (terms.pairs and not is_enhanced(model))
+    """Whether DeBERTa's last layer runs for all tokens: for span boundaries and students, or if two terms read its
+    output."""
+    needed = terms.span_boundary or terms.distilled is not None
+    return needed or (terms.pairs and not is_enhanced(model))
 
 
 def is_enhanced(model: ModelConfig) -> bool:
     """Whether masked tokens are predicted by DeBERTa's mask decoder."""
     return isinstance(model, Deberta) and model.mask_decoder == "enhanced"
+
+
+def _distillation(model: ModelConfig, distilled: Distilled, shape: Shape) -> Iterator[Product]:
+    """The student's head once more, at the places where it learns, and the teachers, of which nothing goes back
+    (encoder_core/objectives/distil.py)."""
+    places = at_places(distilled, shape)
+    yield from _look_at_places(model, places)
+    yield from _head(model, places)
+    for teacher in distilled.teachers:
+        known = teacher.model_copy(update={"vocab": model.vocabulary})
+        its = chain(_encoder(known, shape), _look_at_places(known, places), _head(known, places))
+        for product in without_gradient(its):
+            yield replace(product, layer=False)  # nor is it computed again
+
+
+def at_places(distilled: Distilled, shape: Shape) -> Shape:
+    """The microbatch, with the places where a student learns for targets."""
+    return replace(shape, targets_per_row=shape.length) if distilled.everywhere else shape
+
+
+def _look_at_places(model: ModelConfig, places: Shape) -> Iterator[Product]:
+    """DeBERTa's mask decoder."""
+    if isinstance(model, Deberta) and is_enhanced(model):
+        yield from times(_look_again(model, places, places.targets_per_row), PASSES)
 
 
 def _vectors(model: ModelConfig, objective: ContrastiveConfig, shape: Shape) -> Iterator[Product]:
@@ -144,6 +182,10 @@ def _masked_language_model(model: ModelConfig, shape: Shape, *, whole: bool = Fa
         yield from _before_last(model, shape)
     if isinstance(model, Deberta) and (is_enhanced(model) or not whole):
         yield from times(_look_again(model, shape, shape.targets_per_row), passes(model))
+    yield from _head(model, shape)
+
+
+def _head(model: ModelConfig, shape: Shape) -> Iterator[Product]:
     width = embedding_width(model)
     yield Product("head: dense", shape.targets, model.hidden, width)
     yield from _decoder(width, model.vocabulary, shape.targets)

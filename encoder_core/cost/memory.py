@@ -68,6 +68,12 @@ def kept(
     ]
 
 
+def frozen(parameters: int, precision: Precision) -> MemoryPart:
+    """Of networks that are computed with and never trained: whole on every rank at every stage, without gradients,
+    master weights and moments."""
+    return _part("weights of frozen networks", 2 if precision == "bf16" else 4, parameters, 1)
+
+
 def _kept_3(
     parameters: int, ranks: int, precision: Precision, reduce_dtype: Precision, *, bucket: int, single: int
 ) -> list[MemoryPart]:

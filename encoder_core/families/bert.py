@@ -1,4 +1,5 @@
-"""BERT (Devlin et al., 2018). SpanBERT (Joshi et al., 2020) has the same encoder, and differs in its objective."""
+"""BERT (Devlin et al., 2018). SpanBERT (Joshi et al., 2020) has the same encoder, and differs in its objective.
+DistilBERT (Sanh et al., 2019) is half as deep, and has no token types."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -14,13 +15,13 @@ class BertConfig(WithGenerator):
     """See `EncoderConfig` and `WithGenerator`.
 
     Attributes:
-        token_types: segments told apart by an embedding.
+        token_types: segments told apart by an embedding; 0 for none (DistilBERT).
         position: absolute embeddings at the input (the paper), or learned relative positions in every layer's
             scores, against the queries (relative_key) or against queries and keys (relative_key_query).
     """
 
     family: Literal["bert"] = "bert"
-    token_types: int = Field(default=2, ge=1)
+    token_types: int = Field(default=2, ge=0)
     position: Literal["absolute", "relative_key", "relative_key_query"] = "absolute"
 
 
@@ -35,6 +36,7 @@ MEDIUM = _size(8, 512)
 BASE = _size(12, 768)
 LARGE = _size(24, 1024)
 
+DISTILBERT_BASE = _size(6, 768).model_copy(update={"token_types": 0, "initializer": "normal"})
 SPANBERT_BASE = _size(12, 768, vocab=28_996).model_copy(update={"initializer": "normal"})
 SPANBERT_LARGE = _size(24, 1024, vocab=28_996).model_copy(update={"initializer": "normal"})
 

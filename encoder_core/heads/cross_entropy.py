@@ -63,8 +63,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         correct = torch.zeros((), dtype=torch.int64, device=features.device)
         sampled = torch.empty_like(ids)
         draws = torch.rand(0 if temperature is None else len(ids), 2, dtype=wide, device=ids.device)
-        gradients = _Gradients(features, weight, bias, wide) if wants_gradient else None
-        for chunk in _chunks(len(ids), weight.shape[0]):
+        gradients = ChunkGradients(features, weight, bias, wide) if wants_gradient else None
+        for chunk in chunks(len(ids), weight.shape[0]):
             log_p_cV = torch.addmm(bias, features[chunk], weight.t()).to(wide).log_softmax(-1)
             target_c1 = ids[chunk, None]
             loss_sum -= log_p_cV.gather(1, target_c1).sum()
@@ -72,7 +72,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             if temperature is not None:
                 sampled[chunk] = _sample(log_p_cV, draws[chunk], temperature)
             if gradients is not None:
-                gradients.add(chunk, log_p_cV, target_c1)
+                gradients.add(chunk, _without_target(log_p_cV.exp_(), target_c1))
         if gradients is not None:
             ctx.save_for_backward(gradients.features, gradients.weight, gradients.bias)
             ctx.dtypes = features.dtype, weight.dtype, bias.dtype
@@ -119,8 +119,15 @@ def _invert(weights: Tensor, draw_c1: Tensor) -> Tensor:
     return torch.searchsorted(cumulated, (draw_c1.double() * cumulated[:, -1:]).long(), right=True)
 
 
-class _Gradients:
-    """Derivatives of the loss sum, gathered chunk by chunk; those of weight and bias in fp32 or wider."""
+def _without_target(p_cV: Tensor, target_c1: Tensor) -> Tensor:
+    """softmax - onehot, in place: the derivative by the logits."""
+    p_cV[torch.arange(len(p_cV), device=p_cV.device), target_c1.squeeze(1)] -= 1.0
+    return p_cV
+
+
+class ChunkGradients:
+    """Derivatives of a loss sum by features [M, E], weight [V, E] and bias [V], chunk by chunk. Those of weight
+    and bias are in fp32 or wider."""
 
     def __init__(self, features: Tensor, weight: Tensor, bias: Tensor, wide: torch.dtype) -> None:
         self._inputs = features, weight
@@ -128,11 +135,9 @@ class _Gradients:
         self.weight = torch.zeros_like(weight, dtype=wide)
         self.bias = torch.zeros_like(bias, dtype=wide)
 
-    def add(self, chunk: slice, log_p_cV: Tensor, target_c1: Tensor) -> None:
-        """Overwrites `log_p_cV` with the derivative by the logits, softmax - onehot."""
+    def add(self, chunk: slice, d_cV: Float[Tensor, "chunk vocab"]) -> None:
+        """Take in the derivative by a chunk's logits."""
         features, weight = self._inputs
-        d_cV = log_p_cV.exp_()
-        d_cV[torch.arange(len(d_cV), device=d_cV.device), target_c1.squeeze(1)] -= 1.0
         self.bias += d_cV.sum(0)
         d_cV = d_cV.to(features.dtype)
         self.features[chunk] = d_cV @ weight
@@ -142,7 +147,8 @@ class _Gradients:
             self.weight += d_cV.t() @ features[chunk]
 
 
-def _chunks(count: int, vocab: int) -> Iterator[slice]:
+def chunks(count: int, vocab: int) -> Iterator[slice]:
+    """Of `count` rows of logits, so many at a time that a chunk has at most `CHUNK` numbers, and one row at least."""
     rows = max(1, CHUNK // vocab)
     for start in range(0, count, rows):
         yield slice(start, min(start + rows, count))

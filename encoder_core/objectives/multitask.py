@@ -36,6 +36,8 @@ class MultitaskModel(ObjectiveModule):
                 self.add_module(name, head)
         self.decoder = decoder
         self.terms = tuple(terms)
+        for term in terms:
+            term.meet({other.name: other for other in terms})
         reading = [term.reads for term in terms if decoder is None or term.reads != "targets"]
         self._whole = "all" in reading or len(reading) > 1
 

@@ -53,10 +53,14 @@ class States:
     @cached_property
     def at_targets(self) -> Float[Tensor, "targets hidden"]:
         """What hidden tokens are predicted from: the last layer's output there, or the mask decoder's."""
+        return self.predicting(self._batch)
+
+    def predicting(self, batch: Batch) -> Float[Tensor, "targets hidden"]:
+        """The same for other targets: those of `batch`, whose rows are this batch's."""
         if self._decoder is None:
-            return self.at(self._batch.target_positions)
+            return self.at(batch.target_positions)
         assert isinstance(self._encoder, DisentangledEncoder)  # only this family has the decoder
-        return self._decoder.decode(self._encoder, self._before_last, self._batch)
+        return self._decoder.decode(self._encoder, self._before_last, batch)
 
     @cached_property
     def _before_last(self) -> Tensor:

@@ -137,6 +137,11 @@ class HeadTerm(ABC):
         self.weight = last_weight(weight)
         self.heads = heads
 
+    def meet(self, others: Mapping[str, "HeadTerm"]) -> None:
+        """Is told of all terms that share the network, itself among them, by name, before the first batch. For a term
+        that uses another's head or outcome; most have no use for it."""
+        return
+
     @abstractmethod
     def targets(self, batch: Batch) -> int:
         """How many summands the term has for this batch, known before the forward pass."""

@@ -27,6 +27,7 @@ from deepspeed.accelerator import get_accelerator
 
 from encoder_core.batch import Batch
 from encoder_core.errors import TrainingError
+from encoder_core.objectives.frozen import frozen_weights
 from encoder_core.optim.muon import Muon
 from encoder_core.optim.shards import ShardedOptimizer, ShardSegment
 from encoder_core.optim.updates import UPDATE_GROUP, WHOLE, set_update
@@ -198,14 +199,15 @@ class Engine:
             yield frozen_range.fragment()
 
     def _replicated(self) -> Replicated:
-        """The working weights; nothing at stage 3, which shards them."""
+        """The working weights, but for stage 3, which shards them; and at every stage those of frozen networks."""
+        beside = frozen_weights(self.objective)
         if self.config.stage == 3:
-            return Replicated()
+            return Replicated([weight for _, weight in beside], beside)
         named = [(name, p) for name, p, _ in self._named()]
         weights = [p for _, p in named]
         frozen = [p for p in weights if id(p) in self._frozen]
         buffers = zero_state.working_buffers(self._engine.optimizer, weights, frozen, self.config.stage)
-        return Replicated(buffers, named)
+        return Replicated([*buffers, *(weight for _, weight in beside)], [*named, *beside])
 
     def restore(self, fill: Iterable[str], read: zero_state.Read) -> None:
         """Overwrite every owned range with `read(name, kind, start, stop)`, then rebuild the working weights.

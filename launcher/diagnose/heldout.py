@@ -20,6 +20,7 @@ from encoder_core.train.metrics import means
 from encoder_core.train.step import Microbatch
 from launcher.diagnose.frozen import Checkpoint
 from launcher.diagnose.results import Figure
+from launcher.rank.teachers import teach
 from launcher.run.streams import heldout_spec
 
 _SHORTEST = 32  # tokens of a row
@@ -31,9 +32,11 @@ def held_out(checkpoint: Checkpoint, rows: int) -> list[Figure]:
     `rows`: of the run's own length at most; of shorter ones as many as hold as many tokens, but where the loss couples
     the rows of a batch: there a batch of another size would be another task.
 
-    Raises CorpusError, PlanError, StoreError: the held-out text cannot be read.
+    Raises CorpusError, PlanError, StoreError: the held-out text cannot be read; for teachers, as
+    `launcher.run.teachers.read_teachers`.
     """
     spec = heldout_spec(checkpoint.run, checkpoint.frozen.tokenizer)
+    teach(checkpoint.objective, checkpoint.run, checkpoint.frozen.tokenizer)
     coupled = isinstance(checkpoint.objective, CoupledObjective)
     found = []
     for length in _lengths(spec):

@@ -26,7 +26,7 @@ from launcher.estimate.goodput import Saving, best_interval, daly, goodput, youn
 from launcher.estimate.throughput import PhaseTime, phase_time
 from launcher.estimate.workload import microbatch_activations
 from launcher.recipe.schema import Recipe
-from launcher.recipe.summary import known, momentum_matrices, parameters, state_bytes
+from launcher.recipe.summary import known, momentum_matrices, parameters, state_bytes, teacher_parameters
 
 
 @dataclass(frozen=True)
@@ -194,6 +194,9 @@ def bill(
         checkpointed=recipe.activation_checkpointing,
         logits=recipe.objective.contrastive is None,
     )
+    taught = teacher_parameters(recipe)
+    if taught:
+        kept.append(memory.frozen(taught, recipe.precision))
     if isinstance(recipe.model, XlnetConfig) and recipe.memory_refresh is not None:
         kept.append(_remembered(recipe.model, shape.rows * rounds, recipe.precision))
     return (*kept, *added)

@@ -7,9 +7,10 @@ import math
 
 from data_service.samples.inputs import Lanes, Packed
 from encoder_core.cost.activations import Activations, of_update_groups
-from encoder_core.cost.flops import Count, ObjectiveTerms, count, products
+from encoder_core.cost.flops import Count, Distilled, ObjectiveTerms, count, products
 from encoder_core.cost.products import Product, Shape
 from encoder_core.cost.saved import Kernel
+from encoder_core.objectives.distil import DistilConfig
 from launcher.recipe.objective import RecipeObjective
 from launcher.recipe.schema import Recipe, RecipePhase
 from launcher.recipe.timeline import phase_objective
@@ -58,7 +59,12 @@ def terms(objective: RecipeObjective) -> ObjectiveTerms:
         span_boundary=objective.sbo is not None,
         replaced=objective.rtd,
         contrastive=objective.contrastive,
+        distilled=None if objective.distil is None else _distilled(objective.distil),
     )
+
+
+def _distilled(distil: DistilConfig) -> Distilled:
+    return Distilled(tuple(teacher.model for teacher in distil.teachers), distil.places == "all")
 
 
 def microbatch_products(recipe: Recipe, shape: Shape) -> list[Product]:

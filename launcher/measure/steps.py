@@ -29,6 +29,7 @@ from launcher.measure.rows import InProcess
 from launcher.measure.taken import Step, Taken
 from launcher.rank.build import build_model, build_optimizer, engine_config, training_plan
 from launcher.rank.data import RankData, RankShard
+from launcher.rank.teachers import teach_anything
 from launcher.rank.utilisation import peak, utilisation
 from launcher.run.record import Run
 from launcher.run.streams import sample_positions, stream_spec
@@ -48,6 +49,7 @@ def take_steps(run: Run, control: Control, seconds: float = ENOUGH_S) -> Taken:
     torch.set_deterministic_debug_mode("error" if recipe.deterministic else "default")
     memory = _Memory()
     model = build_model(recipe, tokenizer)
+    teach_anything(model, recipe, tokenizer.vocab_size)
     engine = TimedEngine(model, build_optimizer(recipe, model), engine_config(recipe))
     speed = peak(engine.device, recipe.precision)
     stream = InProcess(stream_spec(run, tokenizer, 0))

@@ -1,4 +1,4 @@
-"""Reads what a run may start from: another run, or a folder in the transformers format."""
+"""Reads what a run may start from: its teacher, another run, or a folder in the transformers format."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,11 +22,13 @@ from encoder_core.errors import ModelError
 from encoder_core.families.build import DetectorConfig, ModelConfig
 from encoder_core.objectives.gradient_disentangled import is_difference
 from encoder_core.objectives.replaced import EMBEDDINGS, Sharing
+from encoder_core.objectives.teacher import every_other_layer, student_names
 from encoder_core.train.zero_state import Read
 from launcher.errors import RunError
 from launcher.recipe.objective import RecipeObjective, exported_heads
 from launcher.recipe.schema import Recipe
 from launcher.run.record import open_run
+from launcher.run.teachers import FoundTeacher
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -40,6 +42,26 @@ class InitialSource:
     tokenizer: Tokenizer | None
     record: dict[str, JsonValue]
     close: Callable[[], None] = field(default=lambda: None)
+
+
+def from_teacher(recipe: Recipe, config: ModelConfig, teacher: FoundTeacher, shapes: Shapes) -> InitialSource:
+    """Some of a teacher's layers, and what is in none of them. Of tables with a row for each position or token type, a
+    student with fewer has the first ones. `shapes` are the student's."""
+    distil = recipe.objective.distil
+    assert distil is not None  # the recipe has been checked
+    layers = distil.layers or every_other_layer(config.distinct_layers, teacher.config.distinct_layers)
+    names = student_names(list(teacher.weights), layers)
+    tensors = {own: teacher.weights[its] for own, its in names.items()}
+    for name in tensors.keys() & shapes.keys():
+        if name.endswith((".position.weight", ".token_type.weight")):
+            tensors[name] = tensors[name][: shapes[name][0]]
+    record: dict[str, JsonValue] = {
+        "start": distil.teachers[0].uri,
+        "start_step": teacher.step,
+        "layers": list[JsonValue](layers),
+    }
+    its_shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    return InitialSource(its_shapes, from_tensors(tensors), None, record)
 
 
 def from_run(

@@ -1,14 +1,14 @@
 """What a new run begins with: `start` in its recipe.
 
-`scratch`, another run (its newest checkpoint), or a folder in the transformers format; a pair of networks lies in
-`generator/` and `discriminator/`. The encoder must be there whole. Heads that are missing keep their fresh values, and
-the record of the start names them. If the model's tokenizer is not the run's, rows of vocabulary tables are carried
-over piece by piece: copied if both vocabularies have the piece, else the mean of its parts. A fresh language-model head
-begins by predicting word frequencies (`launcher.rank.fresh_heads`).
+`scratch`, `teacher` (layers of the network that it learns from), another run (its newest checkpoint), or a folder in
+the transformers format; a pair of networks lies in `generator/` and `discriminator/`. The encoder must be there whole.
+Heads that are missing keep their fresh values, and the record of the start names them. If the model's tokenizer is not
+the run's, rows of vocabulary tables are carried over piece by piece: copied if both vocabularies have the piece, else
+the mean of its parts. A fresh language-model head begins by predicting word frequencies (`launcher.rank.fresh_heads`).
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -39,12 +39,14 @@ from launcher.rank.initial_sources import (
     check_run,
     from_folder,
     from_run,
+    from_teacher,
     from_tensors,
     network_in,
 )
 from launcher.recipe.objective import RecipeObjective, meta_module
-from launcher.recipe.schema import Recipe
+from launcher.recipe.schema import SCRATCH, TEACHER, Recipe
 from launcher.run.record import RECORD, Run
+from launcher.run.teachers import FoundTeacher
 
 
 @dataclass(frozen=True)
@@ -74,8 +76,12 @@ class InitialWeights:
         return "; ".join(parts)
 
 
-def initial_weights(run: Run, tokenizer: Tokenizer, model: nn.Module, peers: Peers) -> InitialWeights | None:
+def initial_weights(
+    run: Run, tokenizer: Tokenizer, model: nn.Module, peers: Peers, teachers: Sequence[FoundTeacher] = ()
+) -> InitialWeights | None:
     """What `run` begins from; None for `model`'s own fresh weights, which are not yet sharded. A collective.
+
+    `teachers`: the run's, if it distils.
 
     Raises:
         RunError: the run that `start` names has no checkpoint, its model does not fit, or ranks read different files.
@@ -83,10 +89,14 @@ def initial_weights(run: Run, tokenizer: Tokenizer, model: nn.Module, peers: Pee
         StoreError: a store does not answer.
     """
     recipe = run.recipe
-    if recipe.start == "scratch":
+    if recipe.start == SCRATCH:
         return None
-    store = open_store(recipe.start)
     config = recipe.model.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
+    if recipe.start == TEACHER:
+        shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+        source = from_teacher(recipe, config, teachers[0], shapes)
+        return _onto(model, source, recipe, config, tokenizer)
+    store = open_store(recipe.start)
     if store.size(RECORD) is not None:
         source = from_run(recipe, config, tokenizer, store, peers)
     else:
@@ -96,7 +106,7 @@ def initial_weights(run: Run, tokenizer: Tokenizer, model: nn.Module, peers: Pee
 
 def check_start(recipe: Recipe) -> None:
     """Check `recipe`'s start, as far as that is possible without reading weights. Raises as `initial_weights`."""
-    if recipe.start == "scratch":
+    if recipe.start in (SCRATCH, TEACHER):  # a teacher is read when the run is created
         return
     tokenizer, store = load_tokenizer(recipe.tokenizer.uri), open_store(recipe.start)
     config = recipe.model.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)

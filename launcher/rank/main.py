@@ -36,6 +36,7 @@ from launcher.rank.data import RankData, RankShard, SampleStream
 from launcher.rank.initial_weights import InitialWeights, initial_weights
 from launcher.rank.journal import Link, RankJournal, Startup
 from launcher.rank.spike_guard import SpikeGuard
+from launcher.rank.teachers import teach
 from launcher.rank.tensorboard import TensorBoardFiles
 from launcher.rank.utilisation import Utilisation, utilisation
 from launcher.run.left_out import read_lost
@@ -136,7 +137,8 @@ def _build(
 ) -> tuple[ObjectiveModule, Engine, InitialWeights | None]:
     """The model, its engine, and the initial weights of a new run if they are not drawn at random."""
     model = build_model(run.recipe, tokenizer)
-    begin = None if good else initial_weights(run, tokenizer, model, peers)
+    teachers = teach(model, run, tokenizer, peers)
+    begin = None if good else initial_weights(run, tokenizer, model, peers, teachers)
     engine = Engine(model, build_optimizer(run.recipe, model), engine_config(run.recipe))
     return model, engine, begin
 

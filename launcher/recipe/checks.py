@@ -9,13 +9,14 @@ from launcher.policies.elastic import Trainers
 from launcher.recipe.document import Path
 from launcher.recipe.objective_checks import mismatches, text_problems
 from launcher.recipe.parts import RecipeIssue
-from launcher.recipe.schema import Recipe
+from launcher.recipe.schema import TEACHER, Recipe
 from launcher.recipe.timeline import term_weights
 
 
 def impossible(recipe: Recipe) -> list[RecipeIssue]:
     """Every impossible combination in `recipe`; empty when it can run."""
     return [
+        *_start(recipe),
         *_weights(recipe),
         *_batches(recipe),
         *_batch_warmups(recipe),
@@ -54,6 +55,25 @@ def _words(recipe: Recipe, tokenizer: Tokenizer) -> Iterator[RecipeIssue]:
             ("objective", masking.kind, "unit"),
             f"masking by {masking.unit} needs words, and no piece of the tokenizer begins one",
             "mask by token, or train a tokenizer that marks where words begin",
+        )
+
+
+def _start(recipe: Recipe) -> Iterator[RecipeIssue]:
+    if recipe.start != TEACHER:
+        return
+    distil = recipe.objective.distil
+    if distil is None:
+        yield RecipeIssue(
+            ("start",),
+            "the run is to begin as layers of its teacher, and has none",
+            "add objective.distil, or start from scratch, a run or a folder",
+        )
+    elif distil.teachers[0].model.distinct_layers < recipe.model.distinct_layers:
+        yield RecipeIssue(
+            ("start",),
+            f"the student has {recipe.model.distinct_layers} layers, and its first teacher "
+            f"{distil.teachers[0].model.distinct_layers} to begin as",
+            "set model.layers to at most that, or start: scratch",
         )
 
 

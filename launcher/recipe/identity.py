@@ -27,6 +27,8 @@ FIELDS: tuple[tuple[str, Kind], ...] = (
     ("input.*", "identity"),
     ("shuffle", "identity"),
     ("mixing.*", "identity"),
+    ("objective.distil.teachers.*.uri", "operational"),
+    ("objective.distil.teachers.*.step", "operational"),
     ("objective.*", "identity"),
     ("phases.*", "identity"),
     ("optimizer.*", "identity"),

@@ -28,6 +28,7 @@ from encoder_core.families.hf.interchange import Heads
 from encoder_core.layers.initialise import on_meta
 from encoder_core.objectives.compose import compose
 from encoder_core.objectives.contrastive import ContrastiveConfig
+from encoder_core.objectives.distil import CosineConfig, DistilConfig
 from encoder_core.objectives.losses import ObjectiveModule as ObjectiveModule
 from encoder_core.objectives.mlm import MlmConfig
 from encoder_core.objectives.plm import PlmConfig
@@ -57,6 +58,8 @@ class RecipeObjective(Choice):
         rtd: which tokens a generator replaced (ELECTRA, DeBERTa v3).
         plm: tokens in a random factorisation order (XLNet). Needs input of lanes; stands alone.
         contrastive: which texts belong together. Needs input of pairs or sentences; any family; stands alone.
+        distil: what frozen teachers hold likely (DistilBERT). Goes with mlm.
+        cosine: the direction of their last states. Goes with distil.
     """
 
     mlm: MlmTerm | None = None
@@ -66,6 +69,8 @@ class RecipeObjective(Choice):
     rtd: ReplacedTokenConfig | None = None
     plm: PlmTerm | None = None
     contrastive: ContrastiveConfig | None = None
+    distil: DistilConfig | None = None
+    cosine: CosineConfig | None = None
 
     @model_validator(mode="after")
     def _something(self) -> Self:
@@ -121,7 +126,10 @@ def exported_heads(config: ModelConfig, objective: RecipeObjective) -> Heads:
     if objective.plm is not None:
         return "plm"
     pairs = objective.nsp is not None or objective.sop is not None
-    return "mlm_pair" if pairs and isinstance(config, BertConfig | AlbertConfig) else "mlm"
+    has_class = isinstance(config, AlbertConfig) or (
+        isinstance(config, BertConfig) and config.token_types > 0
+    )
+    return "mlm_pair" if pairs and has_class else "mlm"
 
 
 def task_encoder(module: ObjectiveModule) -> AnyEncoder:

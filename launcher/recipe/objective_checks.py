@@ -38,11 +38,12 @@ def mismatches(recipe: Recipe) -> Iterator[RecipeIssue]:
 
 
 def _token_types(recipe: Recipe) -> Iterator[RecipeIssue]:
-    """A family without token types (RoBERTa, DeBERTa) tells segments apart by the separator alone, which works."""
+    """A family without token types (RoBERTa, DeBERTa, DistilBERT) tells segments apart by the separator alone, which
+    works."""
     model = recipe.model
     if (
         isinstance(model, BertConfig | AlbertConfig | ElectraConfig)
-        and model.token_types < 2
+        and model.token_types == 1
         and not isinstance(recipe.input, Packed | TextPairs | RepeatedSentences)
     ):
         yield RecipeIssue(

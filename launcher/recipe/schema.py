@@ -43,6 +43,9 @@ from launcher.recipe.parts import Choice
 PLACEHOLDER = "s3://your-bucket/"
 """What stands in recipes in place of a bucket."""
 
+SCRATCH, TEACHER = "scratch", "teacher"
+"""What `start` may say that is no place: fresh weights, or layers of the first teacher (objective.distil)."""
+
 
 class RecipePart(BaseModel):
     """Frozen, and an unknown key is an error."""

@@ -19,6 +19,8 @@ def kind(recipe: Recipe) -> str:
     """The name that the model is known by: its family's, or, if two share a family, told apart by the objective."""
     match recipe.model.family:
         case "bert":
+            if not recipe.model.token_types:
+                return "DistilBERT"
             return "SpanBERT" if recipe.objective.sbo is not None else "BERT"
         case "roberta":
             return "RoBERTa"
@@ -74,6 +76,18 @@ def discriminator_parameters(recipe: Recipe) -> int | None:
         return parameter_count(network(known(recipe.model), "rtd"))
 
 
+def teacher_parameters(recipe: Recipe) -> int:
+    """Those of all teachers together; 0 without any."""
+    if recipe.objective.distil is None:
+        return 0
+    vocabulary = known(recipe.model).vocab
+    with on_meta():
+        return sum(
+            parameter_count(network(teacher.model.model_copy(update={"vocab": vocabulary}), "mlm"))
+            for teacher in recipe.objective.distil.teachers
+        )
+
+
 def total_tokens(recipe: Recipe) -> int:
     """Tokens of the whole run, rows taken as full."""
     return tokens_before(recipe, recipe.total_steps)
@@ -105,6 +119,9 @@ def _size(recipe: Recipe) -> str:
     alone = discriminator_parameters(recipe)
     if alone is not None:
         size = f"{human_count(alone)} parameters, {size.removesuffix(' parameters')} with the generator"
+    taught = teacher_parameters(recipe)
+    if taught:
+        size += f", taught by {human_count(taught)}"
     assumed = "" if recipe.model.vocab else f" (with {_ASSUMED_VOCABULARY:,} ids; the tokenizer decides)"
     return size + assumed
 

@@ -71,7 +71,7 @@ def tiny(recipe: Recipe) -> Recipe:
     small = recipe.model_copy(
         update={
             "start": "scratch" if recipe.start.startswith(PLACEHOLDER) else recipe.start,
-            "model": _model(recipe.model, longest, drops=isinstance(recipe.input, RepeatedSentences)),
+            "model": _student(recipe, longest),
             "input": _input(recipe.input, longest),
             "objective": _weights(_objective(recipe.objective, longest), recipe.total_steps, steps),
             "phases": phases,
@@ -88,6 +88,15 @@ def tiny(recipe: Recipe) -> Recipe:
     )
     assert not impossible(small), "shrinking never makes a combination impossible"
     return small
+
+
+def _student(recipe: Recipe, longest: int) -> ModelConfig:
+    """The model; one that has fewer layers than its teacher has fewer than a small teacher has."""
+    small = _model(recipe.model, longest, drops=isinstance(recipe.input, RepeatedSentences))
+    if recipe.objective.distil is None:
+        return small
+    layers = LAYERS * recipe.model.layers // recipe.objective.distil.teachers[0].model.layers
+    return small.model_copy(update={"layers": max(1, layers)})
 
 
 def _phases(recipe: Recipe, lr_scale: float) -> tuple[RecipePhase, ...]:
@@ -216,7 +225,15 @@ def _weights(objective: RecipeObjective, was: int, steps: int) -> RecipeObjectiv
 
 
 def _objective(objective: RecipeObjective, length: int) -> RecipeObjective:
-    """Masks as they are; fewer predictions in a shorter row, narrower vectors."""
+    """Masks as they are; fewer predictions in a shorter row, narrower vectors; teachers as their recipes' own small
+    forms."""
+    if objective.distil is not None:
+        teachers = tuple(
+            source.model_copy(update={"model": _model(source.model, LONGEST, drops=False)})
+            for source in objective.distil.teachers
+        )
+        small = objective.distil.model_copy(update={"teachers": teachers, "layers": None})
+        return objective.model_copy(update={"distil": small})
     if objective.contrastive is not None and objective.contrastive.matryoshka is not None:
         widths = [min(width, HIDDEN >> place) for place, width in enumerate(objective.contrastive.matryoshka)]
         narrower = objective.contrastive.model_copy(update={"matryoshka": tuple(filter(None, widths))})

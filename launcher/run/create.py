@@ -13,13 +13,15 @@ from data_service.tokenizers.load import load_tokenizer
 from launcher.errors import RunChanged, RunError
 from launcher.recipe import identity
 from launcher.recipe.evaluation import EvaluationTask
-from launcher.recipe.schema import Recipe
-from launcher.run.inputs import Inputs, read_inputs, refuse_placeholders
+from launcher.recipe.objective import RecipeObjective
+from launcher.recipe.schema import SCRATCH, TEACHER, Recipe
+from launcher.run.inputs import Inputs, refuse_placeholders
 from launcher.run.kept_tokenizer import keep
 from launcher.run.log import operator_event
 from launcher.run.outline import ForkOrigin
 from launcher.run.readiness import check_rows
 from launcher.run.record import RECIPE, RECORD, Run, RunRecord, dump
+from launcher.run.teachers import read_all_inputs
 from launcher.tasks.measurable import check_tasks
 
 _VERSIONED = ("maskfleet", "torch", "deepspeed", "ray", "numpy", "tokenizers")
@@ -39,7 +41,7 @@ def create_run(recipe: Recipe, uri: str, now: datetime) -> Run:
     refuse_placeholders(resolved)
     check_tasks(resolved.evaluation.tasks)
     tokenizer = load_tokenizer(resolved.tokenizer.uri)
-    run = Run(uri, store, resolved, record_of(resolved, read_inputs(resolved, tokenizer), now))
+    run = Run(uri, store, resolved, record_of(resolved, read_all_inputs(resolved, tokenizer), now))
     check_rows(run, tokenizer)
     reserve(store, resolved)
     keep(store, tokenizer)
@@ -90,7 +92,7 @@ def reconcile(run: Run, *, recipe: Recipe | None, accept_changes: bool, now: dat
     if wanted.evaluation.tasks != run.recipe.evaluation.tasks:
         check_tasks(wanted.evaluation.tasks)
     tokenizer = run.tokenizer_under(wanted)
-    inputs = read_inputs(wanted, tokenizer)
+    inputs = read_all_inputs(wanted, tokenizer, run)
     record = record_of(wanted, inputs, now, run.record.origins, run.record.data_begins)
     changes = changes_of_identity(run.record, record)
     if changes and not accept_changes:
@@ -147,14 +149,29 @@ def absolute(recipe: Recipe) -> Recipe:
         name: source.model_copy(update={"uri": _absolute(source.uri)})
         for name, source in recipe.corpus.sources.items()
     }
-    start = recipe.start if recipe.start == "scratch" else _absolute(recipe.start)
+    start = recipe.start if recipe.start in (SCRATCH, TEACHER) else _absolute(recipe.start)
     corpus = recipe.corpus.model_copy(update={"sources": sources})
     tokenizer = recipe.tokenizer.model_copy(update={"uri": _absolute(recipe.tokenizer.uri)})
     tasks = tuple(map(_placed, recipe.evaluation.tasks))
     evaluation = recipe.evaluation.model_copy(update={"tasks": tasks})
     return recipe.model_copy(
-        update={"corpus": corpus, "tokenizer": tokenizer, "start": start, "evaluation": evaluation}
+        update={
+            "corpus": corpus,
+            "tokenizer": tokenizer,
+            "start": start,
+            "evaluation": evaluation,
+            "objective": _with_absolute_teachers(recipe.objective),
+        }
     )
+
+
+def _with_absolute_teachers(objective: RecipeObjective) -> RecipeObjective:
+    if objective.distil is None:
+        return objective
+    teachers = tuple(
+        teacher.model_copy(update={"uri": _absolute(teacher.uri)}) for teacher in objective.distil.teachers
+    )
+    return objective.model_copy(update={"distil": objective.distil.model_copy(update={"teachers": teachers})})
 
 
 def _placed(task: EvaluationTask) -> EvaluationTask:
@@ -175,4 +192,8 @@ def _absolute(uri: str) -> str:
 
 def _input_fields(inputs: Inputs) -> Mapping[str, object]:
     corpora = {f"corpus.sources.{name} (content)": value for name, value in inputs.corpora.items()}
-    return {**corpora, "tokenizer (content)": inputs.tokenizer}
+    teachers = {
+        f"objective.distil.teachers.{number} (weights)": teacher.weights
+        for number, teacher in enumerate(inputs.teachers)
+    }
+    return {**corpora, "tokenizer (content)": inputs.tokenizer, **teachers}

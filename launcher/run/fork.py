@@ -37,12 +37,12 @@ from launcher.run.create import (
     reserve,
 )
 from launcher.run.decay import decaying
-from launcher.run.inputs import read_inputs
 from launcher.run.kept_tokenizer import keep
 from launcher.run.left_out import RECENT
 from launcher.run.log import operator_event
 from launcher.run.outline import ForkOrigin
 from launcher.run.record import BEGAN, Run, RunRecord
+from launcher.run.teachers import read_all_inputs
 
 _DATA = ("seed", "corpus.*", "input.*", "shuffle", "mixing.*")  # with the phases: which text each step takes
 _FIXED = ("model.*", "tokenizer (content)", "start")
@@ -87,7 +87,7 @@ def fork(
     base = source.recipe if decay is None else decaying(source.recipe, manifest.step, decay)
     recipe = absolute(reload(base, tuple(assignments)))
     tokenizer = source.tokenizer_under(recipe)
-    inputs, past = read_inputs(recipe, tokenizer), source.record
+    inputs, past = read_all_inputs(recipe, tokenizer, source), source.record
     wanted = record_of(recipe, inputs, now, data_begins=past.data_begins)
     _check_model(source, recipe, wanted, manifest, tokenizer)
     _check_place(store.uri, committed(store), recipe, manifest.step)

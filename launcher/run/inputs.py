@@ -21,13 +21,24 @@ from launcher.recipe.checks import unsuitable
 from launcher.recipe.schema import PLACEHOLDER, Recipe
 
 
+class TeacherIdentity(BaseModel):
+    """What a teacher is, wherever it lies: the digest of its weights. `step`: of the run's commit that it was."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    weights: str
+    step: int | None = None
+
+
 class Inputs(BaseModel):
-    """Content fingerprints: manifest by source name, and the tokenizer's hash."""
+    """Content fingerprints: manifest by source name, the tokenizer's hash, and the teachers (`launcher.run.teachers`)
+    in the recipe's order."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     corpora: dict[str, str]
     tokenizer: str
+    teachers: tuple[TeacherIdentity, ...] = ()
 
 
 _NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9_-]*)=(.+)", re.DOTALL)
@@ -96,6 +107,9 @@ def refuse_placeholders(recipe: Recipe, command: str = "maskfleet init RECIPE RU
     """Raises RecipeError if `recipe` still names an example bucket in place of the user's own."""
     uris = {f"corpus.sources.{name}.uri": source.uri for name, source in recipe.corpus.sources.items()}
     uris |= {"tokenizer.uri": recipe.tokenizer.uri, "start": recipe.start}
+    if recipe.objective.distil is not None:
+        teachers = enumerate(recipe.objective.distil.teachers)
+        uris |= {f"objective.distil.teachers.{number}.uri": teacher.uri for number, teacher in teachers}
     found = [f"{path} = {uri}" for path, uri in uris.items() if uri.startswith(PLACEHOLDER)]
     if found:
         raise RecipeError(

@@ -21,6 +21,7 @@ SIZES: dict[str, tuple[ModelConfig, Heads, float, float]] = {
     "bert-medium": (bert.MEDIUM, "mlm_pair", 41.4, 42),
     "bert-base": (bert.BASE, "mlm_pair", 109, 111),
     "bert-large": (bert.LARGE, "mlm_pair", 334, 340),
+    "distilbert-base": (bert.DISTILBERT_BASE, "mlm", 66, 68),
     "spanbert-base": (bert.SPANBERT_BASE, "mlm", 108, 110),
     "spanbert-large": (bert.SPANBERT_LARGE, "mlm", 333, 340),
     "albert-base": (albert.BASE, "mlm_pair", 11.7, 12),

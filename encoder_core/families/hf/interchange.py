@@ -10,7 +10,7 @@ from encoder_core.families.bert import BertConfig
 from encoder_core.families.build import ModelConfig
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
-from encoder_core.families.hf import albert, bert, deberta, electra, modernbert, roberta, xlnet
+from encoder_core.families.hf import albert, bert, deberta, distilbert, electra, modernbert, roberta, xlnet
 from encoder_core.families.hf.keys import KeyTable
 from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.roberta import RobertaConfig
@@ -50,10 +50,12 @@ def _described(config: ModelConfig, heads: Heads) -> tuple[str, KeyTable, dict[s
     match config, heads:
         case _, "none":
             _, table, fields = _described(config, _HEADS.get(config.family, "mlm"))
-            return _ALONE[config.family], table.encoder(), fields
+            return _ALONE[fields["model_type"]], table.encoder(), fields
+        case BertConfig(token_types=0), "mlm":
+            return "DistilBertForMaskedLM", distilbert.TABLE, distilbert.to_json(config)
         case BertConfig(), "mlm":
             return "BertForMaskedLM", bert.MASKED_LM, bert.to_json(config)
-        case BertConfig(), "mlm_pair":
+        case BertConfig(), "mlm_pair" if config.token_types:
             return "BertForPreTraining", bert.PRETRAINING, bert.to_json(config)
         case AlbertConfig(), "mlm":
             return "AlbertForMaskedLM", albert.MASKED_LM, albert.to_json(config)
@@ -90,11 +92,12 @@ def _described(config: ModelConfig, heads: Heads) -> tuple[str, KeyTable, dict[s
 
 _ALONE = {
     "bert": "BertModel",
+    "distilbert": "DistilBertModel",
     "albert": "AlbertModel",
     "electra": "ElectraModel",
     "roberta": "RobertaModel",
     "deberta": "DebertaModel",
-    "deberta_v2": "DebertaV2Model",
+    "deberta-v2": "DebertaV2Model",
     "xlnet": "XLNetModel",
     "modernbert": "ModernBertModel",
 }
@@ -102,6 +105,7 @@ _HEADS: dict[str, Heads] = {"electra": "rtd", "xlnet": "plm"}  # of the network 
 
 _READERS: dict[str, Callable[[dict[str, Any]], ModelConfig]] = {
     "bert": bert.from_json,
+    "distilbert": distilbert.from_json,
     "albert": albert.from_json,
     "electra": electra.from_json,
     "roberta": roberta.from_json,

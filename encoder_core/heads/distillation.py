@@ -1,0 +1,116 @@
+"""Losses by which a student learns from teachers: their distributions over the vocabulary, and their last states.
+
+Distributions: the Kullback-Leibler divergence of the student's from the mean of the teachers', both softened by a
+temperature (Hinton et al. 2015, section 2; DistilBERT: Sanh et al. 2019, section 3). By the student's weights it has
+the gradient of the cross-entropy with soft targets; it is 0 where the student equals its teachers. As there it is
+multiplied by the square of the temperature, so that its gradient does not shrink as the temperature grows.
+
+The logits of student and teachers are made a chunk at a time, turned into the loss and, where gradients are wanted,
+straight into its gradient. The peak is a few chunks, however many tokens there are.
+
+Shapes: M tokens, c of them in a chunk, E width (of each network its own), V vocabulary, H hidden.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from encoder_core.heads.cross_entropy import ChunkGradients, chunks
+
+ARRAYS = 2
+"""A chunk is cut into so many: student and teachers are held beside each other, where a cross-entropy holds one."""
+
+
+class Scores(NamedTuple):
+    """Logits before they are made: features weight' + bias."""
+
+    features: Float[Tensor, "tokens width"]
+    weight: Float[Tensor, "vocab width"]
+    bias: Float[Tensor, " vocab"]
+
+
+class DistillationSums(NamedTuple):
+    """Sums over tokens: of the loss (fp32 or wider), and of those where the student's first choice is the teachers'
+    (int64)."""
+
+    loss_sum: Float[Tensor, ""]
+    agreeing: Int[Tensor, ""]
+
+
+def linear_distillation(student: Scores, teachers: Sequence[Scores], temperature: float) -> DistillationSums:
+    """Sums over tokens of T^2 KL(p || q): q = softmax(student / T), p the mean of softmax(teacher / T).
+
+    Gradients reach the student alone. M may be 0; there is one teacher at least.
+    """
+    loss_sum, agreeing = _apply(*student, tuple(teachers), temperature, torch.is_grad_enabled())
+    return DistillationSums(loss_sum, agreeing)
+
+
+def cosine_distances(
+    student_MH: Float[Tensor, "tokens hidden"], teacher_MH: Float[Tensor, "tokens hidden"]
+) -> Float[Tensor, ""]:
+    """The sum over tokens of 1 - cos(student, teacher), in fp32 or wider (DistilBERT, section 3)."""
+    wide = torch.promote_types(student_MH.dtype, torch.float32)
+    cosines = F.cosine_similarity(student_MH.to(wide), teacher_MH.detach().to(wide), dim=-1, eps=1e-8)
+    return (1.0 - cosines).sum()
+
+
+class _LinearDistillation(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        features: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        teachers: tuple[Scores, ...],
+        temperature: float,
+        wants_gradient: bool,
+    ) -> tuple[Tensor, Tensor]:
+        wide = torch.promote_types(features.dtype, torch.float32)
+        loss_sum = torch.zeros((), dtype=wide, device=features.device)
+        agreeing = torch.zeros((), dtype=torch.int64, device=features.device)
+        student = Scores(features, weight, bias)
+        gradients = ChunkGradients(*student, wide) if wants_gradient else None
+        for chunk in chunks(len(features), ARRAYS * weight.shape[0]):
+            p_cV = _mean_softmax(teachers, chunk, temperature, wide)
+            log_q_cV = _softened(student, chunk, temperature, wide).log_softmax(-1)
+            agreeing += (log_q_cV.argmax(-1) == p_cV.argmax(-1)).sum()
+            loss_sum += temperature**2 * F.kl_div(log_q_cV, p_cV, reduction="sum")
+            if gradients is not None:
+                gradients.add(chunk, log_q_cV.exp_().sub_(p_cV).mul_(temperature))
+        if gradients is not None:
+            ctx.save_for_backward(gradients.features, gradients.weight, gradients.bias)
+            ctx.dtypes = features.dtype, weight.dtype, bias.dtype
+        ctx.mark_non_differentiable(agreeing)
+        return loss_sum, agreeing
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None, None]:
+        features, weight, bias = (
+            (saved * grad).to(dtype) for saved, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+        )
+        return features, weight, bias, None, None, None
+
+
+_apply: Callable[..., tuple[Tensor, Tensor]] = _LinearDistillation.apply
+
+
+def _softened(scores: Scores, chunk: slice, temperature: float, wide: torch.dtype) -> Tensor:
+    """[c, V] logits of a chunk over the temperature."""
+    logits_cV = torch.addmm(scores.bias, scores.features[chunk], scores.weight.t())
+    return logits_cV.to(wide).div_(temperature)
+
+
+def _mean_softmax(teachers: Sequence[Scores], chunk: slice, temperature: float, wide: torch.dtype) -> Tensor:
+    """[c, V]"""
+    first, *others = teachers
+    p_cV = _softened(first, chunk, temperature, wide).softmax(-1)
+    for teacher in others:
+        p_cV += _softened(teacher, chunk, temperature, wide).softmax(-1)
+    return p_cV.div_(len(teachers)) if others else p_cV

@@ -1,0 +1,86 @@
+"""A network that a student learns from: what it holds likely at each place, and its last states.
+
+Any family that predicts masked tokens can teach; the student may be of another.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from encoder_core.batch import Batch
+from encoder_core.families.build import ModelConfig, build_encoder
+from encoder_core.heads.distillation import Scores
+from encoder_core.layers.deberta_encoder import DisentangledEncoder
+from encoder_core.layers.initialise import on_meta
+from encoder_core.objectives.mlm import tied_head
+from encoder_core.objectives.multitask import mask_decoder
+
+
+class Teacher(nn.Module):
+    """Encoder and masked-language-model head. Parameters have the names of `network(config, "mlm")`."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.encoder = build_encoder(config)
+        self.head = tied_head(config, self.encoder.embeddings.word)
+        self.decoder = mask_decoder(config)
+
+    @torch.no_grad()
+    def forward(self, batch: Batch) -> tuple[Float[Tensor, "tokens hidden"], Scores]:
+        """The last layer's states of all tokens, and the scores of all ids at the batch's targets."""
+        if self.decoder is None:
+            states_TH = self.encoder(batch)
+            predicting_MH = states_TH.index_select(0, batch.target_positions)
+        else:
+            assert isinstance(self.encoder, DisentangledEncoder)  # only this family has the decoder
+            *_, before_TH, states_TH = self.encoder.states(batch)
+            predicting_MH = self.decoder.decode(self.encoder, before_TH, batch)
+        return states_TH, Scores(
+            self.head.features(predicting_MH), self.head.decoder.weight, self.head.decoder.bias
+        )
+
+
+def teacher_of(config: ModelConfig, weights: Mapping[str, Tensor]) -> Teacher:
+    """A teacher with these weights, which stay where they are: nothing is copied.
+
+    Raises KeyError: a weight is missing.
+    """
+    with on_meta():
+        teacher = Teacher(config)
+    teacher.load_state_dict(
+        {name: weights[name] for name, _ in teacher.named_parameters()}, strict=False, assign=True
+    )
+    teacher.head.decoder.weight = teacher.encoder.embeddings.word.weight  # tied again
+    return teacher
+
+
+def every_other_layer(student_layers: int, teacher_layers: int) -> tuple[int, ...]:
+    """The layers of a teacher that a student's begin as: from the first to the last, evenly. Of 12 for 6 they are 0, 2,
+    4, 7, 9 and 11, which DistilBERT begins with.
+
+    Raises ValueError: the student has more layers.
+    """
+    if student_layers > teacher_layers:
+        raise ValueError(f"{teacher_layers} layers are too few for a student of {student_layers}")
+    if student_layers == 1:
+        return (0,)
+    step = (teacher_layers - 1) / (student_layers - 1)
+    return tuple(round(layer * step) for layer in range(student_layers))
+
+
+def student_names(names: Sequence[str], layers: Sequence[int]) -> dict[str, str]:
+    """By a student's parameter name, the teacher's that it begins as: layer i is the teacher's layer `layers[i]`, and
+    what is in no layer has the same name in both."""
+    found: dict[str, str] = {}
+    for name in names:
+        before, marker, rest = name.partition("encoder.layers.")
+        if not marker or before:
+            found[name] = name
+            continue
+        number, _, part = rest.partition(".")
+        found |= {
+            f"encoder.layers.{own}.{part}": name for own, its in enumerate(layers) if its == int(number)
+        }
+    return found

@@ -1,0 +1,180 @@
+"""A student's losses beside the others, for every family: values and gradients against plain statements, and memory."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from encoder_core.batch import Batch
+from encoder_core.errors import ModelError
+from encoder_core.families.albert import AlbertConfig
+from encoder_core.families.bert import BertConfig
+from encoder_core.families.build import ModelConfig
+from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
+from encoder_core.families.modernbert import ModernBertConfig
+from encoder_core.families.roberta import RobertaConfig
+from encoder_core.heads import cross_entropy
+from encoder_core.layers.initialise import initialise
+from encoder_core.objectives.compose import compose
+from encoder_core.objectives.distil import CosineConfig, DistilConfig, Places, TeacherSource, hold_teachers
+from encoder_core.objectives.losses import ObjectiveModule
+from encoder_core.objectives.mlm import MlmConfig
+from encoder_core.objectives.sentence_pairs import SopConfig
+from encoder_core.objectives.teacher import Teacher
+from tests.support.models.dispatch import Largest
+from tests.support.models.parity import make_batch
+
+VOCAB, TEMPERATURE = 40, 3.0
+SHAPE = {"layers": 2, "hidden": 16, "heads": 2, "feed_forward": 24, "max_length": 32, "vocab": VOCAB}
+SHAPE |= {"dropout": 0.0, "attention_dropout": 0.0}
+FAMILIES: dict[str, ModelConfig] = {
+    "bert": BertConfig(**SHAPE),
+    "roberta": RobertaConfig(**SHAPE),
+    "albert": AlbertConfig(**SHAPE, embedding=8),
+    "deberta": DebertaConfig(**SHAPE),
+    "deberta-v2": DebertaV2Config(**SHAPE, buckets=8),
+    "modernbert": ModernBertConfig(**SHAPE, local_attention=8),
+}
+
+
+def teachers(*configs: ModelConfig) -> list[Teacher]:
+    torch.manual_seed(6)
+    made = [Teacher(config).double() for config in configs]
+    for teacher in made:
+        initialise(teacher, std=0.3)
+    return made
+
+
+def student(
+    config: ModelConfig, its: list[ModelConfig], places: Places, **further: object
+) -> ObjectiveModule:
+    sources = tuple(TeacherSource(uri="somewhere", model=model) for model in its)
+    terms = {
+        "mlm": MlmConfig(),
+        "distil": DistilConfig(temperature=TEMPERATURE, places=places, teachers=sources),
+        "cosine": CosineConfig(),
+    }
+    torch.manual_seed(2)
+    model = compose(config, terms | further).double()
+    initialise(model, std=0.2)
+    hold_teachers(model, teachers(*its))
+    return model
+
+
+def batch_of(seed: int = 3) -> Batch:
+    return make_batch([9, 20, 5], VOCAB, segments=False, seed=seed)
+
+
+def stated(
+    model: ObjectiveModule, networks: list[Teacher], batch: Batch, places: Places
+) -> dict[str, Tensor]:
+    """The terms of the student, with every logit held at once."""
+    everywhere = torch.arange(len(batch.tokens))
+    at = everywhere if places == "all" else batch.target_positions
+    asked = replace(batch, target_positions=at, target_ids=batch.tokens[at])
+    logits = model.logits(asked)
+    with torch.no_grad():
+        said = [teacher(asked) for teacher in networks]
+        p = torch.stack([(F.linear(*scores) / TEMPERATURE).softmax(-1) for _, scores in said]).mean(0)
+    kl = TEMPERATURE**2 * (p * (p.log() - (logits / TEMPERATURE).log_softmax(-1))).sum()
+    states = model.encoder(batch)
+    cosine = torch.stack([(1 - F.cosine_similarity(states, h, dim=-1)).sum() for h, _ in said]).mean()
+    mlm = F.cross_entropy(model.logits(batch), batch.target_ids, reduction="sum")
+    return {"mlm": mlm, "distil": kl, "cosine": cosine}
+
+
+@pytest.mark.parametrize("places", ["all", "targets"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_student_of_any_family_learns_from_teachers_of_any_family(family: str, places: Places) -> None:
+    config, others = FAMILIES[family], list(FAMILIES.values())
+    its = [others[(others.index(config) + 1) % len(others)], FAMILIES["deberta-v2"]]
+    model, batch = student(config, its, places), batch_of()
+    found = {term.name: term.loss_sum for term in model(batch).terms}
+    expected = stated(model, teachers(*its), batch, places)
+    weights = [p for p in model.parameters() if p.requires_grad]
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-9, atol=1e-9)
+    actual = torch.autograd.grad(sum(found.values()), weights, allow_unused=True)
+    wanted = torch.autograd.grad(sum(expected.values()), weights, allow_unused=True)
+    for a, b in zip(actual, wanted, strict=True):
+        torch.testing.assert_close(
+            torch.zeros(()) if a is None else a, torch.zeros_like(a) if b is None else b, rtol=1e-7, atol=1e-9
+        )
+
+
+def test_beside_sentence_order_and_masks() -> None:
+    """Nothing forbids it: each term has the loss that it has alone."""
+    config, batch = FAMILIES["albert"], batch_of()
+    labelled = replace(batch, pair_labels=torch.tensor([0, 1, 1]))
+    all_three = student(config, [FAMILIES["bert"]], "all", sop=SopConfig())
+    without = student(config, [FAMILIES["bert"]], "all")
+    own = dict(all_three.named_parameters())
+    with torch.no_grad():
+        for name, p in without.named_parameters():
+            p.copy_(own[name])
+    found = {term.name: float(term.loss_sum) for term in all_three(labelled).terms}
+    assert found.keys() == {"mlm", "distil", "cosine", "sop"}
+    for term in without(batch).terms:
+        assert found[term.name] == pytest.approx(float(term.loss_sum), rel=1e-12)
+
+
+def test_a_student_that_is_its_teacher_has_nothing_to_learn() -> None:
+    config, batch = FAMILIES["bert"], batch_of()
+    model = student(config, [config], "all")
+    teacher = teachers(config)[0]
+    teacher.load_state_dict(dict(model.named_parameters()), strict=False)
+    hold_teachers(model, [teacher])
+    losses = model(batch)
+    sums = {term.name: float(term.loss_sum) for term in losses.terms}
+    assert sums["distil"] == pytest.approx(0, abs=1e-9)
+    assert sums["cosine"] == pytest.approx(0, abs=1e-9)
+    assert losses.metrics["distil_correct"] == len(batch.tokens)
+
+
+@pytest.mark.parametrize("places", ["all", "targets"])
+def test_an_idle_rank_has_no_loss_and_every_gradient(places: Places) -> None:
+    from encoder_core.train.collate import idle_batch
+
+    model = student(FAMILIES["bert"], [FAMILIES["roberta"]], places)
+    losses = model(idle_batch(torch.device("cpu")))
+    assert {term.name: term.targets for term in losses.terms} == {"mlm": 0, "distil": 0, "cosine": 0}
+    sum(term.loss_sum for term in losses.terms).backward()
+    assert all(p.grad is not None and not p.grad.any() for p in model.parameters())
+
+
+def test_no_step_of_training_holds_the_logits_of_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The largest tensor that forward and backward make has a chunk's logits, where one network's would have eight
+    times as many."""
+    vocab, chunk = 512, 512 * 16
+    monkeypatch.setattr(cross_entropy, "CHUNK", chunk)
+    wide = {**SHAPE, "vocab": vocab, "max_length": 64}
+    config = BertConfig(**wide)
+    model = student(config, [BertConfig(**wide), RobertaConfig(**wide)], "all")
+    batch = make_batch([64, 64], vocab, segments=False, seed=1)
+    with Largest() as largest:
+        sum(term.loss_sum for term in model(batch).terms).backward()
+    assert largest.elements <= chunk < len(batch.tokens) * vocab / 4
+
+
+@pytest.mark.parametrize(
+    ("terms", "reason"),
+    [
+        ({"distil"}, "goes with mlm"),
+        ({"mlm", "cosine"}, "there are none"),
+        ({"mlm", "distil", "cosine", "wider"}, "states of 24, the student of 16"),
+        ({"mlm", "distil", "layers"}, "cannot begin as layers"),
+    ],
+)
+def test_what_cannot_be_is_refused(terms: set[str], reason: str) -> None:
+    shape = SHAPE | ({"hidden": 24} if "wider" in terms else {})
+    sources = (TeacherSource(uri="somewhere", model=BertConfig(**shape)),)
+    layers = (0, 2) if "layers" in terms else None
+    known = {
+        "mlm": MlmConfig(),
+        "distil": DistilConfig(teachers=sources, layers=layers),
+        "cosine": CosineConfig(),
+    }
+    with pytest.raises(ModelError, match=reason):
+        compose(FAMILIES["bert"], {name: term for name, term in known.items() if name in terms})

@@ -1,0 +1,101 @@
+"""Teachers: what they hold likely, for every family; and which of their layers a student begins as."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from encoder_core.families.albert import AlbertConfig
+from encoder_core.families.bert import BertConfig
+from encoder_core.families.build import ModelConfig
+from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
+from encoder_core.families.modernbert import ModernBertConfig
+from encoder_core.families.roberta import RobertaConfig
+from encoder_core.layers.dropout import Dropout
+from encoder_core.layers.initialise import initialise
+from encoder_core.objectives.frozen import FrozenNetworks, frozen_weights
+from encoder_core.objectives.networks import network
+from encoder_core.objectives.teacher import Teacher, every_other_layer, student_names, teacher_of
+from tests.support.models.parity import make_batch
+
+VOCAB = 40
+SHAPE = {"layers": 4, "hidden": 16, "heads": 2, "feed_forward": 24, "max_length": 32, "vocab": VOCAB}
+FAMILIES: dict[str, ModelConfig] = {
+    "bert": BertConfig(**SHAPE),
+    "roberta": RobertaConfig(**SHAPE),
+    "albert": AlbertConfig(**SHAPE, embedding=8),
+    "deberta": DebertaConfig(**SHAPE),
+    "deberta-v2": DebertaV2Config(**SHAPE, buckets=8),
+    "modernbert": ModernBertConfig(**SHAPE, local_attention=8),
+}
+
+
+def trained(config: ModelConfig) -> nn.Module:
+    torch.manual_seed(4)
+    model = network(config, "mlm")
+    initialise(model, std=0.2)
+    return model
+
+
+def taught(config: ModelConfig, model: nn.Module) -> Teacher:
+    return teacher_of(config, {name: p.detach() for name, p in model.named_parameters()}).eval()
+
+
+@pytest.mark.parametrize("config", FAMILIES.values(), ids=FAMILIES)
+def test_a_teacher_scores_as_the_network_it_was(config: ModelConfig) -> None:
+    """At the targets, in evaluation mode: to the bit what the network with the head itself says."""
+    model = trained(config)
+    teacher = taught(config, model)
+    assert not any(p.is_meta for p in teacher.parameters())
+    batch = make_batch([9, 20, 5], VOCAB, segments=False, seed=3)
+    with torch.no_grad():
+        states, scores = teacher(batch)
+        expected = model.eval().logits(batch)
+        torch.testing.assert_close(torch.addmm(scores.bias, scores.features, scores.weight.t()), expected)
+        assert torch.equal(states, model.encoder(batch))
+
+
+def test_frozen_networks_are_no_part_of_their_holder_and_follow_it() -> None:
+    holder = nn.Sequential(nn.Linear(2, 2), FrozenNetworks())
+    teacher = nn.Sequential(nn.Linear(3, 3), Dropout(0.5))
+    holder[1].hold([teacher])
+    holder.train()
+    assert [name for name, _ in holder.named_parameters()] == ["0.weight", "0.bias"]
+    assert not teacher[1].training
+    assert not any(p.requires_grad for p in teacher.parameters())
+    assert [name for name, _ in frozen_weights(holder)] == ["frozen.0.0.weight", "frozen.0.0.bias"]
+    holder.bfloat16()
+    assert all(weight.dtype == torch.bfloat16 for _, weight in frozen_weights(holder))
+    holder.to("meta")
+    assert all(weight.is_meta for _, weight in frozen_weights(holder))
+
+
+@given(st.integers(1, 24), st.integers(0, 40))
+def test_a_student_begins_as_layers_of_its_teacher_in_order(student: int, more: int) -> None:
+    teacher = student + more
+    layers = every_other_layer(student, teacher)
+    assert len(layers) == student
+    assert layers[0] == 0
+    assert student == 1 or layers[-1] == teacher - 1
+    steps = [b - a for a, b in pairwise(layers)]
+    assert all(step >= 1 for step in steps)
+    assert not steps or max(steps) - min(steps) <= 1
+
+
+def test_the_layers_of_distilbert() -> None:
+    assert every_other_layer(6, 12) == (0, 2, 4, 7, 9, 11)
+    with pytest.raises(ValueError, match="too few"):
+        every_other_layer(3, 2)
+
+
+def test_names_of_a_student() -> None:
+    names = [name for name, _ in Teacher(BertConfig(**SHAPE)).named_parameters()]
+    found = student_names(names, (0, 3))
+    student = [name for name, _ in Teacher(BertConfig(**SHAPE | {"layers": 2})).named_parameters()]
+    assert sorted(found) == sorted(student)
+    assert found["encoder.layers.1.feed_forward.up.weight"] == "encoder.layers.3.feed_forward.up.weight"
+    assert found["encoder.layers.0.feed_forward.up.weight"] == "encoder.layers.0.feed_forward.up.weight"
+    assert found["head.dense.weight"] == "head.dense.weight"

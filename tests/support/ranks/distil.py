@@ -1,0 +1,176 @@
+"""Distillation for ten steps: through the engine on real ranks, and as plain PyTorch networks side by side."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from encoder_core.batch import Batch
+from encoder_core.families.bert import BertConfig
+from encoder_core.families.build import ModelConfig
+from encoder_core.families.roberta import RobertaConfig
+from encoder_core.layers.initialise import initialise
+from encoder_core.objectives.compose import compose
+from encoder_core.objectives.distil import CosineConfig, DistilConfig, TeacherSource, hold_teachers
+from encoder_core.objectives.frozen import frozen_weights
+from encoder_core.objectives.losses import ObjectiveModule
+from encoder_core.objectives.mlm import MlmConfig
+from encoder_core.objectives.networks import network
+from encoder_core.objectives.teacher import teacher_of
+from encoder_core.optim.adamw import AdamW, AdamWConfig
+from encoder_core.optim.groups import parameter_groups
+from encoder_core.train.engine import Engine
+from encoder_core.train.engine_config import EngineConfig
+from encoder_core.train.exchange import Control
+from encoder_core.train.step import Microbatch, RankBatch, accumulate
+from encoder_core.train.weight_check import CorruptReplica, ensure_same
+from tests.support.models.parity import make_batch
+from tests.support.ranks.fragments import Piece, Whole, pieces, whole
+from tests.support.ranks.small_training import Setting
+
+STEPS, MICROBATCHES, SEED, RATE, CLIP = 10, 3, 5, 1e-3, 0.5
+VOCAB, TEMPERATURE, MLM, DISTIL, COSINE = 60, 2.0, 2.0, 5.0, 1.0
+SHAPE = {"hidden": 16, "heads": 2, "feed_forward": 24, "max_length": 24, "vocab": VOCAB}
+STUDENT = BertConfig(**SHAPE, layers=2, token_types=1, dropout=0.0, attention_dropout=0.0)
+TEACHERS: tuple[ModelConfig, ...] = (  # with dropout, which a teacher never uses
+    BertConfig(**SHAPE, layers=4, dropout=0.5, attention_dropout=0.5),
+    RobertaConfig(**SHAPE, layers=3, dropout=0.5, attention_dropout=0.5),
+)
+OPTIMIZER = AdamWConfig(lr=RATE, betas=(0.9, 0.999), weight_decay=0.01, clip=CLIP)
+SOURCES = tuple(TeacherSource(uri="somewhere", model=model) for model in TEACHERS)
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What a run came to: norms, the trained state, what checkpoints would name, and the teachers' bits at the end."""
+
+    norms: list[float]
+    state: Whole
+    teachers: list[np.ndarray]
+    damage_found: bool
+
+
+def teacher_network(number: int) -> nn.Module:
+    torch.manual_seed(30 + number)
+    made = network(TEACHERS[number], "mlm")
+    initialise(made, std=0.3)
+    return made
+
+
+def joint() -> ObjectiveModule:
+    """The module that the engine wraps, with its teachers."""
+    terms = {
+        "mlm": MlmConfig(weight=MLM),
+        "distil": DistilConfig(weight=DISTIL, temperature=TEMPERATURE, teachers=SOURCES),
+        "cosine": CosineConfig(weight=COSINE),
+    }
+    torch.manual_seed(3)
+    model = compose(STUDENT, terms)
+    initialise(model, std=0.1)
+    networks = [teacher_network(number) for number in range(len(TEACHERS))]
+    weights = [{name: p.detach() for name, p in made.named_parameters()} for made in networks]
+    hold_teachers(model, [teacher_of(*known) for known in zip(TEACHERS, weights, strict=True)])
+    return model
+
+
+def batches(step: int) -> list[Batch]:
+    return [
+        make_batch([9, 24, 5 + i], VOCAB, segments=False, seed=10 * step + i) for i in range(MICROBATCHES)
+    ]
+
+
+def train(rank: int, world: int, settings: list[Setting]) -> list[Trace]:
+    """From the start, under each setting."""
+    return [_train(setting) for setting in settings]
+
+
+def _train(setting: Setting) -> Trace:
+    control, model = Control.join(), joint()
+    config = EngineConfig(setting.stage, setting.precision, CLIP, 0 if setting.stage == 3 else None)
+    engine = Engine(model, AdamW(parameter_groups(model, OPTIMIZER.weight_decay), OPTIMIZER), config)
+    norms = []
+    for step in range(STEPS):
+        everything = batches(step)
+        mine = tuple(
+            Microbatch(i, batch) for i, batch in enumerate(everything) if i % control.world == control.rank
+        )
+        accumulate(engine, RankBatch(step, mine, MICROBATCHES), _counts(everything), SEED, {})
+        norms.append(engine.update(RATE, step + 1).grad_norm)
+    ensure_same(engine.replicated, control, STEPS)
+    weights = [weight for _, weight in frozen_weights(model)]
+    teachers = [weight.float().numpy().copy() for weight in weights]
+    return Trace(norms, _whole(engine), teachers, _finds_damage(engine, control, weights))
+
+
+def _finds_damage(engine: Engine, control: Control, weights: list[Tensor]) -> bool:
+    """Whether the ranks notice that rank 0's copy of a teacher is another; alone there is nothing to compare."""
+    if control.rank == 0:
+        weights[5].view(-1)[0] += 1.0
+    try:
+        ensure_same(engine.replicated, control, STEPS)
+    except CorruptReplica as found:
+        return found.tensor is not None and found.tensor.startswith("frozen.0.")
+    return False
+
+
+def _counts(everything: list[Batch]) -> dict[str, float]:
+    tokens = float(sum(batch.tokens.numel() for batch in everything))
+    targets = float(sum(batch.target_ids.numel() for batch in everything))
+    return {"mlm": targets, "distil": tokens, "cosine": tokens}
+
+
+def _whole(engine: Engine) -> Whole:
+    everyones: list[list[Piece]] = [[] for _ in range(engine.world)]
+    dist.all_gather_object(everyones, pieces(engine.fragments()))
+    return whole(everyones, engine.shapes)
+
+
+# The reference: no engine, no terms, all logits at once. Networks side by side, and the formulas.
+
+
+def reference() -> tuple[list[float], dict[str, np.ndarray]]:
+    """Norms and the student's weights after all steps."""
+    student, own = network(STUDENT, "mlm"), dict(joint().named_parameters())
+    with torch.no_grad():
+        for name, p in student.named_parameters():
+            p.copy_(own[name])
+    teachers = [teacher_network(number).eval() for number in range(len(TEACHERS))]
+    named = dict(student.named_parameters())
+    optimizer = torch.optim.AdamW(_groups(named), lr=RATE, betas=(0.9, 0.999), eps=1e-6)
+    norms = []
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        everything = batches(step)
+        losses = torch.stack([torch.stack(term_sums(student, teachers, batch)) for batch in everything]).sum(
+            0
+        )
+        mlm, kl, cosine = losses
+        counts = _counts(everything)
+        loss = MLM * mlm / counts["mlm"] + (DISTIL * kl + COSINE * cosine) / counts["distil"]
+        loss.backward()
+        norms.append(float(nn.utils.clip_grad_norm_(student.parameters(), CLIP)))
+        optimizer.step()
+    return norms, {name: p.detach().numpy().ravel() for name, p in named.items()}
+
+
+def term_sums(student: nn.Module, teachers: list[nn.Module], batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    """Sums of the masked tokens' cross-entropy, of T^2 KL and of 1 - cos."""
+    states = student.encoder(batch)
+    logits = student.head.logits(states)
+    mlm = F.cross_entropy(logits[batch.target_positions], batch.target_ids, reduction="sum")
+    with torch.no_grad():
+        theirs = [teacher.encoder(batch) for teacher in teachers]
+        said = [teacher.head.logits(h) for teacher, h in zip(teachers, theirs, strict=True)]
+        p = torch.stack([(logits / TEMPERATURE).softmax(-1) for logits in said]).mean(0)
+    kl = TEMPERATURE**2 * (p * (p.log() - (logits / TEMPERATURE).log_softmax(-1))).sum()
+    cosine = torch.stack([(1 - F.cosine_similarity(states, h, dim=-1)).sum() for h in theirs]).mean()
+    return mlm, kl, cosine
+
+
+def _groups(named: dict[str, nn.Parameter]) -> list[dict[str, object]]:
+    plain = [p for name, p in named.items() if name.endswith("bias") or "norm" in name]
+    decayed = [p for name, p in named.items() if not (name.endswith("bias") or "norm" in name)]
+    return [{"params": plain, "weight_decay": 0.0}, {"params": decayed, "weight_decay": 0.01}]
