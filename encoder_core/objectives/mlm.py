@@ -43,7 +43,8 @@ class MaskedLanguageModel(ObjectiveModule):
 
     def predict(self, batch: Batch, temperature: float | None = None) -> CrossEntropySums:
         """The head's sums over the targets; with a temperature, also an id drawn for each."""
-        sums: CrossEntropySums = self.head(*self._predicted(batch), batch.target_ids, temperature)
+        keys_M = None if temperature is None else batch.keys.index_select(0, batch.target_positions)
+        sums: CrossEntropySums = self.head(*self._predicted(batch), batch.target_ids, temperature, keys_M)
         return sums
 
     def logits(self, batch: Batch) -> Float[Tensor, "targets vocab"]:

@@ -143,7 +143,8 @@ class RankData:
 
     def _work(self, step: int) -> RankBatch:
         batches = (
-            Microbatch(index, to_batch(samples, self._device)) for index, samples in self._rows[step].result()
+            Microbatch(index, to_batch(samples, self._device, index * self._share.rows))
+            for index, samples in self._rows[step].result()
         )
         return RankBatch(step, tuple(batches), self.microbatches(step))
 
@@ -179,7 +180,7 @@ class RankData:
         stream, rows = self._heldout
         mine, count = self._share.deal([Range(0, 0, 0, rows)])
         found = [
-            Microbatch(index, to_batch(stream.read(0, part.start, part.stop), self._device))
+            Microbatch(index, to_batch(stream.read(0, part.start, part.stop), self._device, part.start))
             for index, (part,) in mine
         ]
         idle = -(-count // self._share.world) - len(found)
