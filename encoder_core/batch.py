@@ -1,9 +1,13 @@
 """`Batch`: what a model sees. Flat tokens; only attention knows about rows."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
+import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
+
+from encoder_core.draws import token_keys
 
 
 @dataclass(frozen=True)
@@ -23,6 +27,7 @@ class Batch:
         order: [T] int64, the factorisation order inside each row (permuted LM): a token's state may use tokens of
             no higher number, its prediction only those of lower number. None otherwise.
         reversed_rows: [R] bool, rows laid out from last token to first; None where there are none.
+        numbers: [R] int64, of each row in the whole batch of its step: its draws belong to it. None: from 0.
         group: rows of one example, one after another (contrastive training: query, positive, negatives): example i has
             rows i * group to (i + 1) * group - 1.
     """
@@ -37,8 +42,17 @@ class Batch:
     pair_labels: Int[Tensor, " rows"] | None = None
     order: Int[Tensor, " tokens"] | None = None
     reversed_rows: Bool[Tensor, " rows"] | None = None
+    numbers: Int[Tensor, " rows"] | None = None
     group: int = 1
 
     @property
     def rows(self) -> int:
         return self.cu_seqlens.numel() - 1
+
+    @cached_property
+    def keys(self) -> Int[Tensor, " tokens"]:
+        """What each token's draws are hashed from (`draws.token_keys`)."""
+        numbers = self.numbers
+        if numbers is None:
+            numbers = torch.arange(self.rows, device=self.tokens.device)
+        return token_keys(numbers, self.cu_seqlens.diff(), self.positions)

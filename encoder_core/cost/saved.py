@@ -111,7 +111,9 @@ def _scores_of_pre_norm(
         yield Saved("attention row sums", rows * size.heads * length, FP32)
     elif size.drops_scores:
         pieces = local_pieces(((0, length),), 1, window)
-        scores = sum((queries.stop - queries.start) * (keys.stop - keys.start) for queries, keys, _ in pieces)
+        scores = sum(
+            (queries.stop - queries.start) * (keys.stop - keys.start) for _, queries, keys, _heads in pieces
+        )
         yield Saved("attention dropout masks", rows * size.heads * scores, MASK)
 
 
@@ -207,12 +209,13 @@ def _fused(rows: int, keys: int, kernel: Kernel, probabilities: int) -> Iterator
 
 
 def _biased(rows: int, keys: int, kernel: Kernel) -> Iterator[Saved]:
-    """Attention with a bias that has a gradient. Unfused: probabilities, dropout's factors, and their products."""
+    """Attention with a bias that has a gradient. Unfused: probabilities, before and after dropout, and its masks."""
     if kernel == "gpu":
         yield Saved("attention biases", rows * keys)
         yield Saved("attention row sums", rows, FP32)
     else:
-        yield Saved("probabilities", rows * keys, count=3)
+        yield Saved("attention dropout masks", rows * keys, MASK)
+        yield Saved("probabilities", rows * keys, count=2)
 
 
 def _positions(size: DisentangledSize) -> Iterator[Saved]:

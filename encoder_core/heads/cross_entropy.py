@@ -15,6 +15,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from encoder_core.draws import draw_key, uniforms
+
 CHUNK = 2**24  # logits per chunk: 64 MiB in fp32
 GROUP = 256  # ids that are sampled from together
 
@@ -37,13 +39,17 @@ def linear_cross_entropy(
     ids: Int[Tensor, " targets"],
     *,
     temperature: float | None = None,
+    keys: Int[Tensor, " targets"] | None = None,
 ) -> CrossEntropySums:
     """Sums over targets of -log softmax(logits)[id] and of argmax == id, for logits = features weight' + bias.
 
     With a temperature an id is drawn for each target from softmax(logits / temperature), by inversion of uniform
-    numbers from the default generator. M may be 0.
+    numbers that belong to the target's key (`encoder_core/draws.py`). M may be 0.
     """
-    loss_sum, correct, sampled = _apply(features, weight, bias, ids, temperature, torch.is_grad_enabled())
+    draws = features.new_zeros(0) if keys is None else uniforms(keys, draw_key(), 2)
+    loss_sum, correct, sampled = _apply(
+        features, weight, bias, ids, temperature, draws, torch.is_grad_enabled()
+    )
     return CrossEntropySums(loss_sum, correct, None if temperature is None else sampled)
 
 
@@ -56,13 +62,13 @@ class _LinearCrossEntropy(torch.autograd.Function):
         bias: Tensor,
         ids: Tensor,
         temperature: float | None,
+        draws: Tensor,
         wants_gradient: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
         wide = torch.promote_types(features.dtype, torch.float32)
         loss_sum = torch.zeros((), dtype=wide, device=features.device)
         correct = torch.zeros((), dtype=torch.int64, device=features.device)
         sampled = torch.empty_like(ids)
-        draws = torch.rand(0 if temperature is None else len(ids), 2, dtype=wide, device=ids.device)
         gradients = ChunkGradients(features, weight, bias, wide) if wants_gradient else None
         for chunk in chunks(len(ids), weight.shape[0]):
             log_p_cV = torch.addmm(bias, features[chunk], weight.t()).to(wide).log_softmax(-1)
@@ -81,11 +87,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None, None]:
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None, None, None]:
         features, weight, bias = (
             (saved * grad).to(dtype) for saved, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
         )
-        return features, weight, bias, None, None, None
+        return features, weight, bias, None, None, None, None
 
 
 _apply: Callable[..., tuple[Tensor, Tensor, Tensor]] = _LinearCrossEntropy.apply
@@ -116,7 +122,7 @@ def _invert(weights: Tensor, draw_c1: Tensor) -> Tensor:
     cumulated sum of floats on a GPU.
     """
     cumulated = (weights / weights.sum(-1, keepdim=True) * 2.0**40).long().cumsum(-1)
-    return torch.searchsorted(cumulated, (draw_c1.double() * cumulated[:, -1:]).long(), right=True)
+    return torch.searchsorted(cumulated, (draw_c1 * cumulated[:, -1:]).long(), right=True)
 
 
 def _without_target(p_cV: Tensor, target_c1: Tensor) -> Tensor:

@@ -60,11 +60,13 @@ class MaskedLanguageModelHead(nn.Module):
         positions_M: Int[Tensor, " targets"],
         ids_M: Int[Tensor, " targets"],
         temperature: float | None = None,
+        keys_M: Int[Tensor, " targets"] | None = None,
     ) -> CrossEntropySums:
-        """Sums over the targets; with a temperature, also an id drawn for each (see `linear_cross_entropy`)."""
+        """Sums over the targets; with a temperature, also an id drawn for each, by its key (see
+        `linear_cross_entropy`)."""
         features_ME = self.features(hidden_TH.index_select(0, positions_M))
         return linear_cross_entropy(
-            features_ME, self.decoder.weight, self.decoder.bias, ids_M, temperature=temperature
+            features_ME, self.decoder.weight, self.decoder.bias, ids_M, temperature=temperature, keys=keys_M
         )
 
 

@@ -29,7 +29,9 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from encoder_core.draws import draw_key, head_keys
 from encoder_core.layers.cpu_attention import blocked_attention
+from encoder_core.layers.dropout import dropout as drop
 from encoder_core.layers.parameters import ScaledLinear
 from encoder_core.layers.rotary import rotate
 from encoder_core.layers.rows import Rows
@@ -101,17 +103,47 @@ def padded_sdpa(
 ) -> Heads:
     """torch's fused attention on a padded rectangle; no mask where rows are equally long and the window holds them."""
     q_RNLD, k_RNLD, v_RNLD = (rows.pad(x).transpose(1, 2) for x in (q_TND, k_TND, v_TND))
-    context_RNLD = F.scaled_dot_product_attention(
-        q_RNLD, k_RNLD, v_RNLD, attn_mask=rows.mask_within(window), dropout_p=dropout
+    context_RNLD = attend_padded(
+        q_RNLD, k_RNLD, v_RNLD, rows.mask_within(window), rows, dropout, scale=q_TND.shape[-1] ** -0.5
     )
     return rows.unpad(context_RNLD.transpose(1, 2))
+
+
+def attend_padded(
+    q_RNQD: Float[Tensor, "rows heads queries width"],
+    k_RNKD: Float[Tensor, "rows heads keys width"],
+    v_RNKD: Float[Tensor, "rows heads keys width"],
+    bias: Tensor | None,
+    query_rows: Rows,
+    dropout: float,
+    *,
+    scale: float,
+) -> Float[Tensor, "rows heads queries width"]:
+    """softmax(scale q k' + bias) v of a rectangle. `bias` [R, N, Q, K] is added, or if bool, its false keys are hidden.
+
+    torch's fused attention, except that on a CPU it has no fused dropout (on a GPU it has, which belongs to the
+    rectangle and not to the tokens); and that of no rows (an idle batch) it leaves the bias out of the graph, and so
+    parameters that ZeRO waits for on every rank.
+    """
+    if len(q_RNQD) and (not dropout or q_RNQD.device.type != "cpu"):
+        return F.scaled_dot_product_attention(
+            q_RNQD, k_RNKD, v_RNKD, attn_mask=bias, dropout_p=dropout, scale=scale
+        )
+    scores_RNQK = (q_RNQD * scale) @ k_RNKD.transpose(-1, -2)
+    if bias is not None and bias.dtype == torch.bool:
+        scores_RNQK = scores_RNQK.masked_fill(~bias, float("-inf"))
+    elif bias is not None:
+        scores_RNQK = scores_RNQK + bias
+    drawn_RNQ = head_keys(query_rows.pad(query_rows.keys), range(q_RNQD.shape[1])).transpose(1, 2)
+    weights_RNQK: Tensor = drop(scores_RNQK.softmax(-1), dropout, drawn_RNQ)
+    return weights_RNQK @ v_RNKD
 
 
 def blocked(
     q_TND: Heads, k_TND: Heads, v_TND: Heads, rows: Rows, dropout: float, window: int | None = None
 ) -> Heads:
     """Exact attention in cache-sized pieces without padding, dropout included; see `cpu_attention.py`."""
-    context_TND: Tensor = blocked_attention(q_TND, k_TND, v_TND, rows.bounds, dropout, window)
+    context_TND: Tensor = blocked_attention(q_TND, k_TND, v_TND, rows.keys, rows.bounds, dropout, window)
     return context_TND
 
 
@@ -119,14 +151,15 @@ def reference(
     q_TND: Heads, k_TND: Heads, v_TND: Heads, rows: Rows, dropout: float, window: int | None = None
 ) -> Heads:
     """softmax(q k' / sqrt(D)) v over the keys in sight, one row after the other, in the precision of its inputs."""
-    contexts = []
+    contexts, draw = [], draw_key()
     for start, stop in rows.bounds:
         q_NLD, k_NLD, v_NLD = (x[start:stop].transpose(0, 1) for x in (q_TND, k_TND, v_TND))
         scores_NLL = q_NLD @ k_NLD.transpose(1, 2) / q_NLD.shape[-1] ** 0.5
         if window is not None:
             at_L = torch.arange(stop - start, device=q_TND.device)
             scores_NLL = scores_NLL.masked_fill((at_L[:, None] - at_L).abs() > window, float("-inf"))
-        weights_NLL = F.dropout(scores_NLL.softmax(-1), dropout)
+        drawn_NL = head_keys(rows.keys[start:stop], range(len(q_NLD))).t()
+        weights_NLL = drop(scores_NLL.softmax(-1), dropout, drawn_NL, draw)
         contexts.append((weights_NLL @ v_NLD).transpose(0, 1))
     return torch.cat(contexts)
 
@@ -214,13 +247,12 @@ class RelativeKeyAttention(nn.Module):
         bias_RNLL = _gather(q_RNLD @ table_PD.t(), index_LL)
         if self.both_sides:
             bias_RNLL = bias_RNLL + _gather(k_RNLD @ table_PD.t(), index_LL.t()).transpose(-1, -2)
-        bias_RNLL = bias_RNLL * q_RNLD.shape[-1] ** -0.5
+        scale = q_RNLD.shape[-1] ** -0.5
+        bias_RNLL = bias_RNLL * scale
         mask = rows.mask_within(window)
         if mask is not None:
             bias_RNLL = bias_RNLL.masked_fill(~mask, float("-inf"))
-        context_RNLD = F.scaled_dot_product_attention(
-            q_RNLD, k_RNLD, v_RNLD, attn_mask=bias_RNLL, dropout_p=dropout
-        )
+        context_RNLD = attend_padded(q_RNLD, k_RNLD, v_RNLD, bias_RNLL, rows, dropout, scale=scale)
         return rows.unpad(context_RNLD.transpose(1, 2))
 
     @staticmethod

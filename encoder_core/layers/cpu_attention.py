@@ -20,13 +20,15 @@ Shapes: T tokens, N heads, D head width, L longest row, E = 2 L - 1 offsets; n h
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from encoder_core.layers.dropout import draw, inverse_rate, threshold_of
+from encoder_core.draws import draw_key, head_keys
+from encoder_core.layers.dropout import inverse_rate, kept, threshold_of
 
 PIECE = 2**18  # scores per piece: 1 MiB in fp32, about an L2 cache
 BLOCK = 64  # tokens whose products with relative positions, or with the keys of a window, are made together
@@ -36,7 +38,7 @@ Slices = tuple[slice, slice]
 
 
 class BlockedAttention(torch.autograd.Function):
-    """(q, k, v: [T, N, D], bounds of the rows, dropout, window or None) -> [T, N, D]. Draws from the default generator.
+    """(q, k, v: [T, N, D], keys of the tokens' draws: [T], bounds of the rows, dropout, window or None) -> [T, N, D].
 
     With a window, a query sees the keys of its row that are at most so many tokens away, and only blocks of scores
     around the diagonal are computed: the cost grows with T * window, not with the square of a row's length.
@@ -44,20 +46,27 @@ class BlockedAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, bounds: Bounds, dropout: float, window: int | None
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        drawn_T: Tensor,
+        bounds: Bounds,
+        dropout: float,
+        window: int | None,
     ) -> Tensor:
-        threshold = threshold_of(dropout)
+        scores = _Scores.of(drawn_T, dropout)
         out = torch.empty_like(v, memory_format=torch.contiguous_format)
         keeps = []
-        for queries, keys, heads in local_pieces(bounds, q.shape[1], window):
+        for row, queries, keys, heads in local_pieces(bounds, q.shape[1], window):
             weights = _probabilities(q[queries, heads], k[keys, heads], _hidden(queries, keys, window))
-            if threshold:
-                keeps.append(draw(weights.shape, threshold))
+            if scores.threshold:
+                keeps.append(scores.kept(row, queries, keys, heads))
                 weights *= keeps[-1].to(weights.dtype)  # far quicker than a product of two types
-            product = torch.bmm(weights, v[keys, heads].transpose(0, 1)).mul_(inverse_rate(threshold))
+            product = torch.bmm(weights, v[keys, heads].transpose(0, 1)).mul_(inverse_rate(scores.threshold))
             out[queries, heads] = product.transpose(0, 1)
         ctx.save_for_backward(q, k, v, *keeps)
-        ctx.bounds, ctx.threshold, ctx.window = bounds, threshold, window
+        ctx.bounds, ctx.threshold, ctx.window = bounds, scores.threshold, window
         return out
 
     @staticmethod
@@ -66,29 +75,49 @@ class BlockedAttention(torch.autograd.Function):
         q, k, v, *keeps = ctx.saved_tensors
         dq, dk, dv = (torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
         inverse = inverse_rate(ctx.threshold)
-        for i, (queries, keys, heads) in enumerate(local_pieces(ctx.bounds, q.shape[1], ctx.window)):
+        for i, (_, queries, keys, heads) in enumerate(local_pieces(ctx.bounds, q.shape[1], ctx.window)):
             grad_nlD = grad[queries, heads].transpose(0, 1)
             hidden = _hidden(queries, keys, ctx.window)
             weights = _probabilities(q[queries, heads], k[keys, heads], hidden)
             d_weights = torch.bmm(grad_nlD, v[keys, heads].permute(1, 2, 0)).mul_(inverse)
-            kept = weights
+            dropped = weights
             if keeps:
                 keep = keeps[i].to(weights.dtype)
-                kept = weights * keep
+                dropped = weights * keep
                 d_weights *= keep
-            dv[keys, heads] += torch.bmm(kept.transpose(1, 2), grad_nlD).mul_(inverse).transpose(0, 1)
+            dv[keys, heads] += torch.bmm(dropped.transpose(1, 2), grad_nlD).mul_(inverse).transpose(0, 1)
             row_sum = (d_weights * weights).sum(-1, keepdim=True)
             d_scores = d_weights.sub_(row_sum).mul_(weights).mul_(q.shape[-1] ** -0.5)
             dq[queries, heads] = torch.bmm(d_scores, k[keys, heads].transpose(0, 1)).transpose(0, 1)
             dk[keys, heads] += torch.bmm(
                 d_scores.transpose(1, 2), q[queries, heads].transpose(0, 1)
             ).transpose(0, 1)
-        return dq, dk, dv, None, None, None
+        return dq, dk, dv, None, None, None, None
 
 
-blocked_attention: Callable[[Tensor, Tensor, Tensor, Bounds, float, int | None], Tensor] = (
+blocked_attention: Callable[[Tensor, Tensor, Tensor, Tensor, Bounds, float, int | None], Tensor] = (
     BlockedAttention.apply
 )
+
+
+@dataclass(frozen=True)
+class _Scores:
+    """Which scores are kept: by the query's token, the head, and the key's position in its row."""
+
+    drawn_T: Tensor
+    threshold: int
+    draw: Tensor
+
+    @classmethod
+    def of(cls, drawn_T: Tensor, dropout: float) -> "_Scores":
+        """The next draw; none without dropout."""
+        threshold = threshold_of(dropout)
+        return cls(drawn_T, threshold, draw_key() if threshold else drawn_T.new_zeros(()))
+
+    def kept(self, row: int, queries: slice, keys: slice, heads: slice) -> Tensor:
+        """[n, l, m] int8. `row`: where it begins."""
+        drawn_nl = head_keys(self.drawn_T[queries], range(heads.start, heads.stop)).t()
+        return kept(drawn_nl, self.draw, range(keys.start - row, keys.stop - row), self.threshold)
 
 
 def pieces(bounds: Bounds, heads: int) -> Iterator[Slices]:
@@ -98,9 +127,9 @@ def pieces(bounds: Bounds, heads: int) -> Iterator[Slices]:
             yield slice(start, stop), together
 
 
-def local_pieces(bounds: Bounds, heads: int, window: int | None) -> Iterator[tuple[slice, slice, slice]]:
-    """(queries, keys, heads) slices: each row whole, as `pieces`; or, where a window is shorter than the row, blocks of
-    its queries with the keys that they reach."""
+def local_pieces(bounds: Bounds, heads: int, window: int | None) -> Iterator[tuple[int, slice, slice, slice]]:
+    """Where a row begins, and (queries, keys, heads) slices: each row whole, as `pieces`; or, where a window is shorter
+    than the row, blocks of its queries with the keys that they reach."""
     for start, stop in bounds:
         reach = stop - start if window is None else window
         block = stop - start if stop - start <= reach + 1 else max(BLOCK, reach)
@@ -109,14 +138,14 @@ def local_pieces(bounds: Bounds, heads: int, window: int | None) -> Iterator[tup
             keys = slice(max(start, first - reach), min(stop, queries.stop + reach))
             scores = (queries.stop - first) * (keys.stop - keys.start)
             for together in _heads_together(heads, scores):
-                yield queries, keys, together
+                yield start, queries, keys, together
 
 
 def _heads_together(heads: int, scores: int) -> Iterator[slice]:
     """As many heads at a time as keep within `PIECE` scores, of so many a head."""
     together = max(1, min(heads, PIECE // scores))
     for head in range(0, heads, together):
-        yield slice(head, head + together)
+        yield slice(head, min(head + together, heads))
 
 
 def _hidden(queries: slice, keys: slice, window: int | None) -> Tensor | None:
@@ -138,13 +167,13 @@ def _probabilities(q_lnD: Tensor, k_mnD: Tensor, hidden_lm: Tensor | None) -> Te
 
 
 class BlockedDisentangled(torch.autograd.Function):
-    """(q, k, v: [T, N, D]; position_k, position_q: [N, E, D]; position_scores: [N, E] or None; bounds of the rows,
-    dropout) -> [T, N, D].
+    """(q, k, v: [T, N, D]; position_k, position_q: [N, E, D]; position_scores: [N, E] or None; keys of the tokens'
+    draws: [T]; bounds of the rows, dropout) -> [T, N, D].
 
     score(i, j) = q_i . k_j + q_i . position_k[j - i + L - 1] + k_j . position_q[i - j + L - 1]
                   + position_scores[j - i + L - 1]:
     each table counts from its own token to the other one, the scores from the query to the key. Scale q, position_q
-    and position_scores beforehand. Draws from the default generator.
+    and position_scores beforehand.
     """
 
     @staticmethod
@@ -156,38 +185,39 @@ class BlockedDisentangled(torch.autograd.Function):
         position_k: Tensor,
         position_q: Tensor,
         position_scores: Tensor | None,
+        drawn_T: Tensor,
         bounds: Bounds,
         dropout: float,
     ) -> Tensor:
-        threshold = threshold_of(dropout)
+        scores = _Scores.of(drawn_T, dropout)
         out = torch.empty_like(v, memory_format=torch.contiguous_format)
-        kept: list[Tensor] = []
+        saved: list[Tensor] = []
         for piece in pieces(bounds, q.shape[1]):
             heads = piece[1]
             between = None if position_scores is None else position_scores[heads]
             weights = _disentangled_probabilities(
                 q[piece], k[piece], position_k[heads], position_q[heads], between
             )
-            kept.append(weights)
-            if threshold:
-                kept.append(draw(weights.shape, threshold))
-                weights = weights * kept[-1].to(weights.dtype)
-            product = torch.bmm(weights, v[piece].transpose(0, 1)).mul_(inverse_rate(threshold))
+            saved.append(weights)
+            if scores.threshold:
+                saved.append(scores.kept(piece[0].start, piece[0], piece[0], heads))
+                weights = weights * saved[-1].to(weights.dtype)
+            product = torch.bmm(weights, v[piece].transpose(0, 1)).mul_(inverse_rate(scores.threshold))
             out[piece] = product.transpose(0, 1)
-        ctx.save_for_backward(q, k, v, position_k, position_q, *kept)
-        ctx.bounds, ctx.threshold, ctx.scored = bounds, threshold, position_scores is not None
+        ctx.save_for_backward(q, k, v, position_k, position_q, *saved)
+        ctx.bounds, ctx.threshold, ctx.scored = bounds, scores.threshold, position_scores is not None
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, position_k, position_q, *kept = ctx.saved_tensors
+        q, k, v, position_k, position_q, *saved = ctx.saved_tensors
         dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
         d_position_k, d_position_q = torch.zeros_like(position_k), torch.zeros_like(position_q)
         d_scores_NE = position_k.new_zeros(position_k.shape[:2]) if ctx.scored else None
         each = 2 if ctx.threshold else 1
         for i, piece in enumerate(pieces(ctx.bounds, q.shape[1])):
-            weights, *keep = kept[i * each : (i + 1) * each]
+            weights, *keep = saved[i * each : (i + 1) * each]
             heads = piece[1]
             d_scores, dv[piece] = _through_softmax(grad[piece], v[piece], weights, keep, ctx.threshold)
             q_nlD, k_nlD = q[piece].transpose(0, 1), k[piece].transpose(0, 1)
@@ -204,11 +234,11 @@ class BlockedDisentangled(torch.autograd.Function):
             )
             _add_gradients(turned, k_nlD, position_q[heads], dk_nlD, d_position_q[heads])
             dq[piece], dk[piece] = dq_nlD.transpose(0, 1), dk_nlD.transpose(0, 1)
-        return dq, dk, dv, d_position_k, d_position_q, d_scores_NE, None, None
+        return dq, dk, dv, d_position_k, d_position_q, d_scores_NE, None, None, None
 
 
 blocked_disentangled: Callable[
-    [Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, Bounds, float], Tensor
+    [Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor, Bounds, float], Tensor
 ] = BlockedDisentangled.apply
 
 
@@ -280,10 +310,10 @@ def _through_softmax(
     inverse = inverse_rate(threshold)
     grad_nlD = grad_lnD.transpose(0, 1) * inverse
     d_weights = torch.bmm(grad_nlD, v_lnD.permute(1, 2, 0))
-    kept = weights_nll
+    dropped = weights_nll
     if keep:
         keep_nll = keep[0].to(weights_nll.dtype)
-        kept = weights_nll * keep_nll
+        dropped = weights_nll * keep_nll
         d_weights *= keep_nll
-    dv_nlD = torch.bmm(kept.transpose(1, 2), grad_nlD)
+    dv_nlD = torch.bmm(dropped.transpose(1, 2), grad_nlD)
     return torch._softmax_backward_data(d_weights, weights_nll, -1, weights_nll.dtype), dv_nlD.transpose(0, 1)

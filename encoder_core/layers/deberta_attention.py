@@ -14,12 +14,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from encoder_core.draws import draw_key, head_keys, table_keys
+from encoder_core.layers.attention import attend_padded
 from encoder_core.layers.cpu_attention import blocked_disentangled
 from encoder_core.layers.dropout import Dropout
+from encoder_core.layers.dropout import dropout as drop
 from encoder_core.layers.parameters import Bias
 from encoder_core.layers.rows import Rows
 
@@ -29,7 +31,7 @@ class Relations:
     """Where each query and key of a batch stand to each other; the same for all layers.
 
     Attributes:
-        table: [P, H], the part of the table that rows this long can reach.
+        table: [P, H], the part of the table that rows this long can reach, from row `first` on.
         places: [2 K - 1] int64, row of `table` for each distance from key to query, the most negative first.
         index: [R or 1, Q, K] int64, row of `table` for each query and key.
     """
@@ -37,6 +39,12 @@ class Relations:
     table: Float[Tensor, "places hidden"]
     places: Int[Tensor, " distances"]
     index: Int[Tensor, "#rows queries keys"]
+    first: int
+
+    @property
+    def keys(self) -> Int[Tensor, " places"]:
+        """What the draws of the table's rows are hashed from."""
+        return table_keys(self.first, self.first + len(self.table), self.table.device)
 
 
 class RelativePositions(nn.Module):
@@ -74,7 +82,7 @@ class RelativePositions(nn.Module):
         ahead = torch.tensor(self.steps[: rows.max_length], dtype=torch.int64, device=queries.device)
         steps = torch.cat([-ahead[1:].flip(0), ahead])
         places = (steps + self.span).clamp(0, 2 * self.span - 1) - low
-        return Relations(table_PH, places, places[distance + rows.max_length - 1])
+        return Relations(table_PH, places, places[distance + rows.max_length - 1], low)
 
 
 def log_buckets(buckets: int, longest: int) -> tuple[int, ...]:
@@ -148,6 +156,7 @@ def blocked(
         position_k_NED,
         position_q_NED * operands.scale,
         scores_NE,
+        rows.keys,
         rows.bounds,
         dropout,
     )
@@ -174,9 +183,7 @@ def padded(
     bias_RNQK = bias_RNQK * operands.scale
     if rows.mask is not None:
         bias_RNQK = bias_RNQK.masked_fill(~rows.mask, float("-inf"))
-    context_RNQD = F.scaled_dot_product_attention(
-        q_RNQD, k_RNKD, v_RNKD, attn_mask=bias_RNQK, dropout_p=dropout, scale=operands.scale
-    )
+    context_RNQD = attend_padded(q_RNQD, k_RNKD, v_RNKD, bias_RNQK, query_rows, dropout, scale=operands.scale)
     return query_rows.unpad(context_RNQD.transpose(1, 2))
 
 
@@ -184,7 +191,7 @@ def reference(
     operands: Operands, relations: Relations, query_rows: Rows, rows: Rows, dropout: float
 ) -> Float[Tensor, "queries heads width"]:
     """The formula, one row after the other, with a position vector per pair of tokens; for tests."""
-    contexts = []
+    contexts, draw = [], draw_key()
     for row, ((q0, q1), (k0, k1)) in enumerate(zip(query_rows.bounds, rows.bounds, strict=True)):
         index_QK = relations.index[min(row, len(relations.index) - 1), : q1 - q0, : k1 - k0]
         q, k, v = operands.q[q0:q1], operands.k[k0:k1], operands.v[k0:k1]
@@ -197,7 +204,8 @@ def reference(
             scores_NQK = scores_NQK + torch.einsum(
                 "qknd,qknd->nqk", operands.position_q[index_QK], operands.position_k[index_QK]
             )
-        weights_NQK = F.dropout((scores_NQK * operands.scale).softmax(-1), dropout)
+        drawn_NQ = head_keys(query_rows.keys[q0:q1], range(len(scores_NQK))).t()
+        weights_NQK = drop((scores_NQK * operands.scale).softmax(-1), dropout, drawn_NQ, draw)
         contexts.append(torch.einsum("nqk,knd->qnd", weights_NQK, v))
     return torch.cat(contexts)
 
@@ -288,7 +296,7 @@ class DisentangledAttention(nn.Module):
         rows: Rows,
     ) -> Float[Tensor, "queries hidden"]:
         """Queries look at all tokens of their rows; None for the tokens themselves."""
-        operands = self.projections(queries_MH, x_TH, self.position_dropout(relations.table))
+        operands = self.projections(queries_MH, x_TH, self.position_dropout(relations.table, relations.keys))
         if self.position_to_position:
             operands = operands.with_position_scores()
         dropout = self.attention_dropout if self.training else 0.0

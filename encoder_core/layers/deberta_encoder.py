@@ -48,8 +48,8 @@ class DisentangledLayer(nn.Module):
         """New states of the queries, which look at all tokens of their rows; None for the tokens themselves."""
         residual = x_TH if queries_MH is None else queries_MH
         attended = self.attention(queries_MH, x_TH, relations, query_rows, rows)
-        y_MH = self.attention_norm(residual + self.dropout(attended))
-        z_MH: Tensor = self.feed_forward_norm(y_MH + self.dropout(self.feed_forward(y_MH)))
+        y_MH = self.attention_norm(residual + self.dropout(attended, query_rows.keys))
+        z_MH: Tensor = self.feed_forward_norm(y_MH + self.dropout(self.feed_forward(y_MH), query_rows.keys))
         return z_MH
 
 
@@ -73,7 +73,7 @@ class Convolution(nn.Module):
             mixed_TH = rows.unpad(self.convolution(rows.pad(embedded_TH).transpose(1, 2)).transpose(1, 2))
         else:  # a kernel finds no place in rows of none: as tokens by themselves, of which there are none
             mixed_TH = self.convolution(embedded_TH[:, :, None]).squeeze(2)
-        mixed_TH = self.dropout(mixed_TH)
+        mixed_TH = self.dropout(mixed_TH, rows.keys)
         y_TH: Tensor = self.norm(x_TH + activate(mixed_TH, self.activation))
         return y_TH
 
@@ -172,4 +172,4 @@ def rows_of(at_M: Int[Tensor, " queries"], batch: Batch) -> Rows:
     order = torch.arange(at_M.numel(), device=at_M.device)
     first = edges[:-1].repeat_interleave(counts, output_size=at_M.numel())
     longest = max(1, int(counts.max())) if counts.numel() else 1
-    return Rows(edges.int(), order - first, longest)
+    return Rows(edges.int(), order - first, longest, batch, at_M)

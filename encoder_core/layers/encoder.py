@@ -83,7 +83,7 @@ class Embeddings(nn.Module):
             x_TE = x_TE + self.token_type(segments)
         if self.position is not None:
             x_TE = x_TE + self.position(batch.positions + self.first_position)
-        embedded_TE: Tensor = self.dropout(self.norm(x_TE))
+        embedded_TE: Tensor = self.dropout(self.norm(x_TE), batch.keys)
         return embedded_TE
 
 
@@ -135,9 +135,12 @@ class GatedFeedForward(nn.Module):
         self.dropout = Dropout(dropout)
         self.down = ScaledLinear(inner, hidden, bias, scale=output_scale)
 
-    def forward(self, x_TH: Float[Tensor, "tokens hidden"]) -> Float[Tensor, "tokens hidden"]:
+    def forward(
+        self, x_TH: Float[Tensor, "tokens hidden"], keys_T: Int[Tensor, " tokens"]
+    ) -> Float[Tensor, "tokens hidden"]:
+        """`keys_T`: what each token's draws are hashed from."""
         gate_TF, value_TF = self.up(x_TH).chunk(2, -1)
-        y_TH: Tensor = self.down(self.dropout(activate(gate_TF, self.activation) * value_TF))
+        y_TH: Tensor = self.down(self.dropout(activate(gate_TF, self.activation) * value_TF, keys_T))
         return y_TH
 
 
@@ -155,8 +158,8 @@ class EncoderLayer(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, x_TH: Float[Tensor, "tokens hidden"], rows: Rows) -> Float[Tensor, "tokens hidden"]:
-        x_TH = self.attention_norm(x_TH + self.dropout(self.attention(x_TH, rows)))
-        y_TH: Tensor = self.feed_forward_norm(x_TH + self.dropout(self.feed_forward(x_TH)))
+        x_TH = self.attention_norm(x_TH + self.dropout(self.attention(x_TH, rows), rows.keys))
+        y_TH: Tensor = self.feed_forward_norm(x_TH + self.dropout(self.feed_forward(x_TH), rows.keys))
         return y_TH
 
 
@@ -185,8 +188,8 @@ class PreNormLayer(nn.Module):
 
     def forward(self, x_TH: Float[Tensor, "tokens hidden"], rows: Rows) -> Float[Tensor, "tokens hidden"]:
         normed_TH = x_TH if self.attention_norm is None else self.attention_norm(x_TH)
-        x_TH = x_TH + self.dropout(self.attention(normed_TH, rows))
-        y_TH: Tensor = x_TH + self.feed_forward(self.feed_forward_norm(x_TH))
+        x_TH = x_TH + self.dropout(self.attention(normed_TH, rows), rows.keys)
+        y_TH: Tensor = x_TH + self.feed_forward(self.feed_forward_norm(x_TH), rows.keys)
         return y_TH
 
 

@@ -12,6 +12,7 @@ from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
 from encoder_core.batch import Batch
+from encoder_core.draws import token_keys
 from encoder_core.layers.rotary import Rotation, rotation
 
 
@@ -23,15 +24,26 @@ class Rows:
         cu_seqlens: [R + 1] int32, row i is tokens[cu_seqlens[i]:cu_seqlens[i + 1]].
         positions: [T] int64, index of each token inside its row.
         max_length: L.
+        batch, at: whose tokens these are, and which of them, by flat index; None: all. Known where there are draws.
     """
 
     cu_seqlens: Int[Tensor, " rows_plus_1"]
     positions: Int[Tensor, " tokens"]
     max_length: int
+    batch: Batch | None = None
+    at: Int[Tensor, " tokens"] | None = None
 
     @classmethod
     def of(cls, batch: Batch) -> "Rows":
-        return cls(batch.cu_seqlens, batch.positions, batch.max_length)
+        return cls(batch.cu_seqlens, batch.positions, batch.max_length, batch)
+
+    @cached_property
+    def keys(self) -> Int[Tensor, " tokens"]:
+        """What each token's draws are hashed from (`draws.token_keys`); of no batch: as if its rows were the whole."""
+        if self.batch is None:
+            numbers = torch.arange(self.count, device=self.positions.device)
+            return token_keys(numbers, self.cu_seqlens.diff(), self.positions)
+        return self.batch.keys if self.at is None else self.batch.keys.index_select(0, self.at)
 
     @property
     def count(self) -> int:

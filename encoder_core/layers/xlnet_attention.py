@@ -14,11 +14,11 @@ Q queries of a row, P distances.
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from encoder_core.layers.dropout import Dropout, dropout
+from encoder_core.layers.attention import attend_padded
+from encoder_core.layers.dropout import Dropout
 from encoder_core.layers.parameters import AttentionBias, IntoHeads, OutOfHeads, Weights
 from encoder_core.layers.rows import Rows
 
@@ -79,7 +79,7 @@ class TwoStreamAttention(nn.Module):
         """One stream's new states, before its feed-forward."""
         query_MND = self.query(x_MH)
         context_MND = scope.rows.unpad(self._context(query_MND, keys, distances_NPD, scope).transpose(1, 2))
-        y_MH: Tensor = self.norm(x_MH + self.dropout(self.output(context_MND)))
+        y_MH: Tensor = self.norm(x_MH + self.dropout(self.output(context_MND), scope.rows.keys))
         return y_MH
 
     def _context(
@@ -99,29 +99,20 @@ class TwoStreamAttention(nn.Module):
             bias_RNQK = bias_RNQK + torch.where(scope.other[:, None], other, same)
         blind = ~scope.visible.any(-1, keepdim=True)[:, None]
         hidden = ~(scope.visible[:, None] | blind)
-        context_RNQD = _attend(
-            to_content_RNQD * scale,
+        context_RNQD = attend_padded(
+            to_content_RNQD,
             key_RNKD,
             value_RNKD,
             (bias_RNQK * scale).masked_fill(hidden, float("-inf")),
+            scope.rows,
             self.attention_dropout if self.training else 0.0,
+            scale=scale,
         )
         return context_RNQD.masked_fill(blind, 0.0)
 
     @staticmethod
     def _rectangle(x_MND: Tensor, scope: AttentionScope) -> Float[Tensor, "rows heads queries width"]:
         return scope.rows.pad(x_MND).transpose(1, 2)
-
-
-def _attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, rate: float) -> Tensor:
-    """softmax(q k' + bias) v, all [R, N, ., .], `rate` on the probabilities: torch's fused attention, except that on a
-    CPU it has no dropout, and falls back to one that costs several times as much; and that without rows (an idle
-    batch) it leaves the bias out of the graph, and so parameters that ZeRO waits for on every rank."""
-    if len(q) and (q.device.type != "cpu" or not rate):
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=rate, scale=1.0)
-    scores = torch.baddbmm(bias.flatten(0, 1), q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2))
-    weights = dropout(scores.softmax(-1), rate)
-    return torch.bmm(weights, v.flatten(0, 1)).view(*q.shape[:-1], v.shape[-1])
 
 
 def sinusoids(first: int, last: int, hidden: int, device: torch.device) -> Float[Tensor, "distances hidden"]:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from encoder_core.batch import Batch
+from encoder_core.draws import table_keys
 from encoder_core.errors import ModelError
 from encoder_core.layers.deberta_encoder import rows_of
 from encoder_core.layers.dropout import Dropout
@@ -82,14 +83,16 @@ class TwoStreamLayer(nn.Module):
         if carried_RCH is not None:
             content_RKH = torch.cat([carried_RCH, content_RKH], dim=1)
         keys, distances_NPD = self.attention.keys(content_RKH), self.attention.distances(table_PH)
-        content_TH = self._feed_forward(self.attention(content_TH, keys, distances_NPD, of_content))
+        content_TH = self._feed_forward(
+            self.attention(content_TH, keys, distances_NPD, of_content), of_content
+        )
         if query_MH is not None and of_query is not None:
-            query_MH = self._feed_forward(self.attention(query_MH, keys, distances_NPD, of_query))
+            query_MH = self._feed_forward(self.attention(query_MH, keys, distances_NPD, of_query), of_query)
         return content_TH, query_MH
 
-    def _feed_forward(self, x: Tensor) -> Tensor:
-        inner = self.dropout(activate(self.up(x), self.activation))
-        y: Tensor = self.norm(x + self.dropout(self.down(inner)))
+    def _feed_forward(self, x: Tensor, scope: AttentionScope) -> Tensor:
+        inner = self.dropout(activate(self.up(x), self.activation), scope.rows.keys)
+        y: Tensor = self.norm(x + self.dropout(self.down(inner), scope.rows.keys))
         return y
 
 
@@ -102,7 +105,7 @@ class WordEmbeddings(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, batch: Batch) -> Float[Tensor, "tokens hidden"]:
-        embedded_TH: Tensor = self.dropout(self.word(batch.tokens))
+        embedded_TH: Tensor = self.dropout(self.word(batch.tokens), batch.keys)
         return embedded_TH
 
 
@@ -144,8 +147,8 @@ class TwoStreamEncoder(nn.Module):
             ModelError: memory of other rows or layers, or rows too short to carry `recurrence.reuse` tokens on.
         """
         last = self.states(batch, memory)[-1]
-        query = None if last.query is None else self.dropout(last.query)
-        return replace(last, content=self.dropout(last.content), query=query)
+        query = None if last.query is None else self.dropout(last.query, _target_keys(batch))
+        return replace(last, content=self.dropout(last.content, batch.keys), query=query)
 
     def states(self, batch: Batch, memory: Memory | None = None) -> list[Streams]:
         """Both streams from the embeddings to the last layer, before the final dropout; memory with the last."""
@@ -153,9 +156,11 @@ class TwoStreamEncoder(nn.Module):
         memory = memory or ()
         self._check(batch, memory, recurrence)
         content_TH: Tensor = self.embeddings(batch)
-        query_MH = None if batch.order is None else self.dropout(self._first_query(batch))
+        query_MH = (
+            None if batch.order is None else self.dropout(self._first_query(batch), _target_keys(batch))
+        )
         sights = self._sights(batch, memory[0].shape[1] if memory else 0)
-        table_PH = self.dropout(self._table(batch, memory).to(content_TH.dtype))
+        table_PH = self._table(batch, memory).to(content_TH.dtype)
         streams, carried = [Streams(content_TH, query_MH, ())], []
         for depth in range(len(self.layers)):
             before = memory[depth] if memory else None
@@ -171,7 +176,9 @@ class TwoStreamEncoder(nn.Module):
 
     def _table(self, batch: Batch, memory: Memory) -> Tensor:
         first, last = _reach(batch, memory[0].shape[1] if memory else 0)
-        return sinusoids(first, last, self.embeddings.word.embedding_dim, batch.tokens.device)
+        device = batch.tokens.device
+        table_PH = sinusoids(first, last, self.embeddings.word.embedding_dim, device)
+        return self.dropout(table_PH, table_keys(first, last + 1, device))  # type: ignore[no-any-return]
 
     def _sights(self, batch: Batch, carried: int) -> tuple[AttentionScope, AttentionScope | None]:
         rows = Rows.of(batch)
@@ -213,6 +220,10 @@ class TwoStreamEncoder(nn.Module):
                 f"a row shorter than the {recurrence.reuse} tokens that are carried on",
                 remedy="give rows of one length, at least `reuse`, or a model without memory",
             )
+
+
+def _target_keys(batch: Batch) -> Tensor:
+    return batch.keys.index_select(0, batch.target_positions)
 
 
 def _reach(batch: Batch, carried: int) -> tuple[int, int]:

@@ -72,7 +72,8 @@ class MaskedTokens(HeadTerm):
     def sums(self, states: States, batch: Batch) -> TermSums:
         hidden_MH = states.at_targets
         at_M = torch.arange(len(hidden_MH), device=hidden_MH.device)
-        found = self.head(hidden_MH, at_M, batch.target_ids, states.temperature)
+        keys_M = None if states.temperature is None else batch.keys.index_select(0, batch.target_positions)
+        found = self.head(hidden_MH, at_M, batch.target_ids, states.temperature, keys_M)
         return TermSums(found.loss_sum, self.targets(batch), {"correct": found.correct}, found.sampled)
 
 

@@ -34,8 +34,9 @@ class HostRows(Protocol):
     def cls_last(self) -> NDArray[np.bool_] | None: ...
 
 
-def to_batch(rows: HostRows, device: torch.device) -> Batch:
-    """N ragged rows as a `Batch` on `device`. Token ids widen to int64; nothing is padded.
+def to_batch(rows: HostRows, device: torch.device, first: int = 0) -> Batch:
+    """N ragged rows as a `Batch` on `device`. Token ids widen to int64; nothing is padded. `first` is the number of the
+    first one in the whole batch of its step.
 
     Rows with a factorisation order end with their classification token, which is a segment of its own, 2, as in
     XLNet. Where a row is an example of several texts, each text is a row of the batch.
@@ -66,6 +67,7 @@ def to_batch(rows: HostRows, device: torch.device) -> Batch:
         pair_labels=None if rows.pair_label is None else tensor(rows.pair_label),
         order=None if rows.order is None else tensor(rows.order),
         reversed_rows=None if rows.reversed_rows is None else tensor(rows.reversed_rows, np.bool_),
+        numbers=tensor(np.arange(first * group, first * group + len(offsets) - 1)),
         group=group,
     )
 

@@ -51,7 +51,7 @@ class Signals:
         saved: every rank has finished uploading its part of the pending checkpoint, or has failed.
         wait: the longest wait for data, seconds.
         tokens: tokens of the global batch.
-        digest: sum of the microbatches' checksums, a fingerprint of the bytes trained on.
+        digest: sum of the rows' checksums, a fingerprint of the bytes trained on.
         counts: targets of the global batch, per loss term.
     """
 

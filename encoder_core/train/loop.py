@@ -64,7 +64,7 @@ class Fetched:
         work: the microbatches.
         counts: this rank's targets per loss term.
         tokens: this rank's tokens, special tokens included.
-        digest: sum over the microbatches of a 32-bit checksum of what the model will see.
+        digest: sum over the rows of a 32-bit checksum of what the model will see.
         samples: (epoch, start, stop) ranges of the whole step, the same on every rank.
         wait: seconds this rank waited for the data service.
         before: this rank's part of the earlier steps from which memory is recomputed before this step. None to keep

@@ -1,9 +1,9 @@
 """One optimisation step: the global batch in logical microbatches, normalised by the step's own target counts.
 
 The global batch is cut into microbatches of a fixed number of rows whatever the world size, dealt round-robin to the
-ranks. Each draws its randomness (dropout, generator sampling) from (seed, step, microbatch), never from the rank, and
-its loss sums are divided by the targets of the whole step, so the update is that of one process working through the
-batch alone, up to rounding.
+ranks. Randomness (dropout, generator sampling) is drawn from (seed, step, row, place in the row), never from the rank
+or the microbatch, and loss sums are divided by the targets of the whole step. So the update is that of one process
+working through the batch alone, up to rounding.
 """
 
 import hashlib
@@ -22,16 +22,22 @@ from encoder_core.train.engine import Engine
 from encoder_core.train.exchange import Control
 
 
-def draw_seed(seed: int, step: int, microbatch: int, update_group: str = WHOLE) -> int:
-    """A 63-bit seed, hashed so that neighbouring steps, update groups and runs share nothing."""
+def draw_seed(seed: int, step: int, microbatch: int = 0, update_group: str = WHOLE) -> int:
+    """A 63-bit seed, hashed so that neighbouring steps, microbatches, update groups and runs share nothing."""
     place = f"{seed}/{step}/{microbatch}" + ("" if update_group == WHOLE else f"/{update_group}")
     digest = hashlib.blake2b(place.encode(), digest_size=8, person=b"maskfleet-draws")
     return int.from_bytes(digest.digest(), "little") >> 1
 
 
 def seed_draws(seed: int, step: int, microbatch: int, update_group: str = WHOLE) -> None:
-    """Seed the default generators of the CPU and of every GPU for one logical microbatch in one update group."""
-    torch.manual_seed(draw_seed(seed, step, microbatch, update_group))
+    """Seed the default generators for one logical microbatch in one update group.
+
+    The CPU's is the same before each microbatch of a step, since draws belong to rows (`encoder_core/draws.py`). Those
+    of GPUs are not: the dropout inside flash attention belongs to the batch that it is given.
+    """
+    torch.manual_seed(draw_seed(seed, step, 0, update_group))
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed_all(draw_seed(seed, step, microbatch, update_group))
 
 
 @dataclass(frozen=True)

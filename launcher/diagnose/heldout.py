@@ -65,7 +65,9 @@ def _evaluate(checkpoint: Checkpoint, spec: StreamSpec, rows: int) -> Mapping[st
     stream = Stream(spec, cache=run.store.at("cache"))
     last, size = min(rows, stream.samples_per_epoch), run.recipe.microbatch
     microbatches = (
-        Microbatch(index, to_batch(stream.read(0, first, min(first + size, last)), torch.device("cpu")))
+        Microbatch(
+            index, to_batch(stream.read(0, first, min(first + size, last)), torch.device("cpu"), first)
+        )
         for index, first in enumerate(range(0, last, size))
     )
     return means(sum_losses(checkpoint.objective, checkpoint.objective, microbatches, run.recipe.seed))

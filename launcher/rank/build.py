@@ -27,7 +27,7 @@ def build_model(recipe: Recipe, tokenizer: Tokenizer) -> ObjectiveModule:
     """The model with fresh weights: a function of the recipe's seed, on any machine."""
     config = recipe.model.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
     model = objective_module(config, recipe.objective, checkpoint_activations=recipe.activation_checkpointing)
-    torch.manual_seed(draw_seed(recipe.seed, WEIGHTS_STEP, 0))
+    torch.manual_seed(draw_seed(recipe.seed, WEIGHTS_STEP))
     initialise(model, config.initializer_range, config.initializer)
     return model
 

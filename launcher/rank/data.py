@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-from data_service.samples.samples import Samples, join_rows
+from data_service.samples.samples import Samples, join_rows, slice_rows
 from data_service.stream.positions import Positions, Range
 from data_service.stream.window import StepLayout
 from encoder_core.batch import Batch
@@ -143,7 +143,8 @@ class RankData:
 
     def _work(self, step: int) -> RankBatch:
         batches = (
-            Microbatch(index, to_batch(samples, self._device)) for index, samples in self._rows[step].result()
+            Microbatch(index, to_batch(samples, self._device, index * self._share.rows))
+            for index, samples in self._rows[step].result()
         )
         return RankBatch(step, tuple(batches), self.microbatches(step))
 
@@ -179,7 +180,7 @@ class RankData:
         stream, rows = self._heldout
         mine, count = self._share.deal([Range(0, 0, 0, rows)])
         found = [
-            Microbatch(index, to_batch(stream.read(0, part.start, part.stop), self._device))
+            Microbatch(index, to_batch(stream.read(0, part.start, part.stop), self._device, part.start))
             for index, (part,) in mine
         ]
         idle = -(-count // self._share.world) - len(found)
@@ -187,10 +188,15 @@ class RankData:
 
 
 def checksum(samples: Samples) -> int:
-    """CRC-32 of what the model sees: inputs, row ends, targets and where they are; segments, labels and order."""
+    """Sum over rows of the CRC-32 of what the model sees: inputs, row ends, targets, where they are, segments, labels,
+    order. So it does not depend on how rows are put together."""
+    return sum(_checksum(slice_rows(samples, row, row + 1)) for row in range(len(samples.offsets) - 1))
+
+
+def _checksum(row: Samples) -> int:
     crc = 0
-    for field in fields(samples):
-        array = getattr(samples, field.name)
+    for field in fields(row):
+        array = getattr(row, field.name)
         crc = crc if array is None else zlib.crc32(array.tobytes(), crc)
     return crc
 

@@ -110,19 +110,18 @@ def _batch_warmups(recipe: Recipe) -> Iterator[RecipeIssue]:
         if warmup is None:
             continue
         rows = phase.batch.sequences
-        full, least = (rows, recipe.microbatch) if rows else (phase.batch.tokens or 0, phase.length)
+        full, least = (rows, 1) if rows else (phase.batch.tokens or 0, phase.length)
         if warmup.start >= full:
             yield RecipeIssue(
                 (*path, "start"),
                 f"the batch is to rise from {warmup.start:,} to {full:,}, which is not larger",
                 f"start with less than {full:,}, or leave the warmup out",
             )
-        if (rows and warmup.start % least) or warmup.start < least:
-            what = f"microbatches of {least}" if rows else f"rows of {least} tokens"
+        if warmup.start < least:
             yield RecipeIssue(
                 (*path, "start"),
-                f"a first batch of {warmup.start:,} does not make whole {what}",
-                f"start with {'a multiple of' if rows else 'at least'} {least}",
+                f"a first batch of {warmup.start:,} tokens cannot hold one row of {least}",
+                f"start with at least {least}",
             )
         if warmup.steps > phase.steps:
             yield RecipeIssue(

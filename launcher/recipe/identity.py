@@ -38,7 +38,7 @@ FIELDS: tuple[tuple[str, Kind], ...] = (
     ("zero", "operational"),
     ("stage3_persistence", "operational"),
     ("reduce_dtype", "operational"),
-    ("microbatch", "identity"),
+    ("microbatch", "operational"),
     ("activation_checkpointing", "operational"),
     ("trainers", "operational"),
     ("trainers.*", "operational"),
@@ -81,6 +81,18 @@ def identity(recipe: Recipe) -> Flat:
     return {
         path: value for path, value in fields if kind_of(path) == "identity" and not _as_before(path, value)
     }
+
+
+def still_identity(fields: Mapping[str, object]) -> Flat:
+    """Fields that a run was recorded with, less those that have since become operational."""
+    return {path: value for path, value in fields.items() if not _has_become_operational(path)}
+
+
+def _has_become_operational(path: str) -> bool:
+    try:
+        return kind_of(path) == "operational"
+    except KeyError:  # of another version
+        return False
 
 
 def fingerprint(fields: Mapping[str, object]) -> str:

@@ -102,8 +102,8 @@ class TokenizerRef(RecipePart):
 
 
 class BatchWarmup(RecipePart):
-    """A batch that begins with `start` rows or tokens, as it is counted, and grows evenly for `steps` steps, in whole
-    microbatches (of full rows)."""
+    """A batch that begins with `start` rows or tokens, as it is counted, and grows evenly for `steps` steps, by whole
+    rows (full ones, of a batch in tokens)."""
 
     start: PositiveInt
     steps: PositiveInt

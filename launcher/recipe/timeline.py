@@ -63,7 +63,7 @@ def step_batches(recipe: Recipe, phase: RecipePhase) -> StepBatches:
     assert full is not None  # a batch has exactly one of the two
     if warmup is None:
         return StepBatches(full)
-    granule = recipe.microbatch * (1 if rows else phase.length)
+    granule = 1 if rows else phase.length
     return StepBatches(full, Rise(warmup.start, warmup.steps, granule))
 
 

@@ -115,13 +115,15 @@ def reconcile(run: Run, *, recipe: Recipe | None, accept_changes: bool, now: dat
 
 def changes_of_identity(old: RunRecord, new: RunRecord) -> list[str]:
     """Readable lines for every identity field or input that differs."""
-    lines = identity.diff(old.identity, new.identity)
+    lines = identity.diff(identity.still_identity(old.identity), new.identity)
     return [*lines, *identity.diff(_input_fields(old.inputs), _input_fields(new.inputs))]
 
 
 def changed_fields(old: RunRecord, new: RunRecord) -> list[str]:
     """The identity fields and inputs that differ, by dotted path."""
-    before, after = (record.identity | dict(_input_fields(record.inputs)) for record in (old, new))
+    before, after = (
+        identity.still_identity(record.identity) | dict(_input_fields(record.inputs)) for record in (old, new)
+    )
     return identity.changed(before, after)
 
 

@@ -1,5 +1,6 @@
-"""Another number of ranks and another ZeRO stage on the way: the batch is the same, and so is what comes of it, up to
-rounding. Ranks without Ray here; with Ray, and machines that come and go, in tests/cluster/test_elastic.py."""
+"""Another number of ranks, another ZeRO stage and another microbatch on the way: the batch is the same, and so is what
+comes of it, up to rounding. Ranks without Ray here; with Ray, and machines that come and go, in
+tests/cluster/test_elastic.py."""
 
 from pathlib import Path
 
@@ -20,13 +21,13 @@ def undisturbed(folder: Path) -> str:
 
 
 def test_one_rank_then_three_then_two_and_stages_one_three_zero(folder: Path, undisturbed: str) -> None:
-    """Three microbatches a step in the first phase, two in the second: neither divides among all the worlds. The first
-    group is stopped, the second dies."""
+    """Three microbatches a step in the first phase, two in the second: neither divides among all the worlds. Then twice
+    as many, then four times. The first group is stopped, the second dies."""
     run = small_runs.new_run(folder, "moving", "zero=1")
     finish(run, 1, stop_at=5)
-    small_runs.operate(run, "zero=3")
+    small_runs.operate(run, "zero=3", "microbatch=2")
     assert run_group(run, 3, kill={2: 11}).codes[2] == KILLED
-    small_runs.operate(run, "zero=0")
+    small_runs.operate(run, "zero=0", "microbatch=1")
     finish(run, 2)
 
     worlds = [

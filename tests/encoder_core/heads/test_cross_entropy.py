@@ -85,7 +85,9 @@ def test_samples_follow_the_tempered_softmax(
     features, weight, bias = (x.detach() for x in tensors)
     ids = torch.zeros(draws, dtype=torch.int64)
     torch.manual_seed(0)
-    sums = linear_cross_entropy(features.expand(draws, -1), weight, bias, ids, temperature=temperature)
+    sums = linear_cross_entropy(
+        features.expand(draws, -1), weight, bias, ids, temperature=temperature, keys=torch.arange(draws)
+    )
     logits = F.linear(features, weight, bias)
     expected = draws * (logits[0] / temperature).softmax(-1)
     observed = torch.bincount(sums.sampled, minlength=13).double()
@@ -101,7 +103,7 @@ def test_sampling_repeats_with_the_seed_however_it_is_chunked(monkeypatch: pytes
     for chunk in (2**24, 13 * 2, 2**24):
         monkeypatch.setattr(cross_entropy, "CHUNK", chunk)
         torch.manual_seed(5 if len(outcomes) < 2 else 6)
-        outcomes.append(linear_cross_entropy(*tensors, ids, temperature=1.0).sampled)
+        outcomes.append(linear_cross_entropy(*tensors, ids, temperature=1.0, keys=torch.arange(11)).sampled)
     assert torch.equal(outcomes[0], outcomes[1])
     assert not torch.equal(outcomes[0], outcomes[2])
 
@@ -113,7 +115,7 @@ def test_ids_drawn_from_logits_that_are_not_finite_are_ids(bad: float, vocab: in
     features[::2] = bad
     ids = torch.randint(vocab, (20,))
     sampled = linear_cross_entropy(
-        features, torch.randn(vocab, 4), torch.zeros(vocab), ids, temperature=1.0
+        features, torch.randn(vocab, 4), torch.zeros(vocab), ids, temperature=1.0, keys=torch.arange(20)
     ).sampled
     assert sampled is not None
     assert int(sampled.min()) >= 0

@@ -79,7 +79,7 @@ def test_the_formula_hides_what_is_further_away_than_the_window(length: int, win
 def test_a_window_on_a_cpu_makes_only_the_scores_near_the_diagonal(length: int) -> None:
     scores = [
         (queries.stop - queries.start) * (keys.stop - keys.start) * (heads.stop - heads.start)
-        for queries, keys, heads in local_pieces(((0, length),), 12, 64)
+        for _, queries, keys, heads in local_pieces(((0, length),), 12, 64)
     ]
     assert sum(scores) <= 12 * length * 3 * 64
     assert max(scores) <= blocked_module.PIECE

@@ -1,5 +1,7 @@
 """DeBERTa v3's co-training: its two turns, its embeddings, its head. Ten steps are held in test_detection_zero.py."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -135,7 +137,7 @@ def test_the_discriminator_tells_the_head_where_rows_begin() -> None:
     batch = make_batch([20, 30], 60)
     other = batch.tokens.clone()
     other[:20] = 7
-    changed = Batch(**{**vars(batch), "tokens": other})
+    changed = replace(batch, tokens=other)
     before, after = (model.discriminator.logits(b) for b in (batch, changed))
     torch.testing.assert_close(before[20:], after[20:])
     assert not torch.allclose(before[:20], after[:20])

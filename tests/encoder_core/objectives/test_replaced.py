@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from encoder_core.batch import Batch
+from encoder_core.draws import draw_key, uniforms
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.layers.initialise import initialise
 from encoder_core.objectives.mlm import masked_language_model
@@ -75,7 +76,7 @@ def plain_step(generator: torch.nn.Module, discriminator: torch.nn.Module, batch
     mlm = F.cross_entropy(logits, batch.target_ids)
     with torch.no_grad():
         cumulated = logits.softmax(-1).cumsum(-1)  # the vocabulary is one group, so the second draw decides
-        draws = torch.rand(len(logits), 2, dtype=torch.float64)[:, 1:] * cumulated[:, -1:]
+        draws = uniforms(batch.keys[batch.target_positions], draw_key(), 2)[:, 1:] * cumulated[:, -1:]
         sampled = (cumulated <= draws).sum(-1)
     tokens = batch.tokens.clone()
     tokens[batch.target_positions] = sampled

@@ -28,7 +28,6 @@ def test_every_top_level_field_has_a_row_of_its_own() -> None:
         "seed=2",
         "model.layers=3",
         "optimizer.adamw.lr=1",
-        "microbatch=8",
         "objective.mlm.rate=0.2",
         "precision=bf16",
         "shuffle=uniform",

@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -223,7 +223,9 @@ def _both_passes(control: Control, model: ModelConfig) -> bool:
     objective.embed = watched  # type: ignore[method-assign]
     text = torch.arange(10)
     mine = range(control.rank, 4, control.world)
-    work = RankBatch(3, tuple(Microbatch(index, to_rows([[text, text]] * 8)) for index in mine), 4)
+    batches = {index: to_rows([[text, text]] * 8) for index in mine}
+    numbered = {index: replace(b, numbers=torch.arange(16) + 16 * index) for index, b in batches.items()}
+    work = RankBatch(3, tuple(Microbatch(index, batch) for index, batch in numbered.items()), 4)
     accumulate(engine, work, dict.fromkeys(objective.terms, 32.0), SEED, {})
     different = torch.cat([v.flatten(0, 1) for v in seen[True]]).unique(dim=0)
     same = all(torch.equal(a, b) for a, b in zip(*seen.values(), strict=True))

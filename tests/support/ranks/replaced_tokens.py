@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from encoder_core.batch import Batch
+from encoder_core.draws import draw_key, uniforms
 from encoder_core.families.deberta import DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.layers.initialise import initialise
@@ -272,7 +273,7 @@ def term_sums(networks: Plain, batch: Batch, step: int, index: int, family: str)
 def _generate(networks: Plain, batch: Batch, step: int, index: int, turn: str) -> tuple[Tensor, Tensor]:
     logits = networks.generator.logits(batch)
     seed_draws(SEED, step, index, turn)
-    draws = torch.rand(len(logits), 2)[:, 1:]
+    draws = uniforms(batch.keys[batch.target_positions], draw_key(), 2)[:, 1:]
     cumulated = logits.detach().softmax(-1).cumsum(-1)
     drawn = (cumulated <= draws * cumulated[:, -1:]).sum(-1)
     return F.cross_entropy(logits, batch.target_ids, reduction="sum"), drawn
