@@ -14,7 +14,7 @@ from checkpoints.layout import CheckpointManifest
 from checkpoints.load import Reader
 from data_service.store.open import open_store
 from encoder_core.families.build import DetectorConfig, ModelConfig
-from encoder_core.families.hf.interchange import Heads, interchange
+from encoder_core.families.hf.interchange import Heads, Interchange, interchange
 from encoder_core.objectives.contrastive import ContrastiveConfig
 from encoder_core.objectives.replaced import Part
 from launcher.export.model_card import ExportedNetwork, facts_of, render
@@ -92,11 +92,23 @@ def _networks(
             "generator": (config.generator, "mlm"),
             "discriminator": (config, "rtd"),
         }
-        return {part: ExportedNetwork(interchange(*its).architecture, part, ()) for part, its in pair.items()}
-    their = interchange(config, exported_heads(config, objective))
+        return {
+            part: _network(interchange(*its), part, _of_part(manifest, part)) for part, its in pair.items()
+        }
+    return {
+        ".": _network(interchange(config, exported_heads(config, objective)), None, list(manifest.shapes))
+    }
+
+
+def _network(their: Interchange, part: str | None, names: list[str]) -> ExportedNetwork:
+    """`names`: of the network's parameters, as if it stood alone."""
     known = their.table.names(their.layers)
-    left_out = {name.split(".")[0] for name in manifest.shapes if name not in known}
-    return {".": ExportedNetwork(their.architecture, None, tuple(sorted(left_out)))}
+    left_out = {name.split(".")[0] for name in names if name not in known}
+    return ExportedNetwork(their.architecture, part, tuple(sorted(left_out)))
+
+
+def _of_part(manifest: CheckpointManifest, part: str) -> list[str]:
+    return [name.removeprefix(f"{part}.") for name in manifest.shapes if name.startswith(f"{part}.")]
 
 
 def _described(manifest: CheckpointManifest, networks: Mapping[str, ExportedNetwork]) -> Exported:

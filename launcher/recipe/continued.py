@@ -18,9 +18,9 @@ from data_service.store.base import Store
 from data_service.store.open import open_store
 from data_service.tokenizers.load import holds_tokenizer
 from encoder_core.families.build import ModelConfig
-from encoder_core.families.deberta import DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.xlnet import XlnetConfig
+from encoder_core.objectives.replaced import ReplacedTokenConfig
 from encoder_core.optim.adamw import AdamWConfig, Decayed
 from launcher.errors import RunError
 from launcher.recipe.document import Document
@@ -75,7 +75,7 @@ def continued(folder: str) -> Recipe:
     """
     store = open_store(folder)
     found = _find(store, folder)
-    base = load((_PAIR_BASE if found.pair else _BASES)[found.config.family])
+    base = load(_base(found.config.family, pair=found.pair))
     data = base.to_data() | {
         "name": _name(folder),
         "start": folder,
@@ -113,7 +113,12 @@ def _yaml(key: str, value: object) -> str:
 
 
 def _bundled(recipe: Recipe) -> str:
-    return (_BASES if recipe.objective.rtd is None else _PAIR_BASE)[recipe.model.family]
+    return _base(recipe.model.family, pair=recipe.objective.rtd is not None)
+
+
+def _base(family: str, *, pair: bool) -> str:
+    """The bundled recipe of a family, or of its generator and discriminator where there is one."""
+    return _PAIR_BASE.get(family, _BASES[family]) if pair else _BASES[family]
 
 
 def _find(store: Store, folder: str) -> _Found:
@@ -135,12 +140,17 @@ def _find_pair(configs: Path) -> _Found:
     match generator, discriminator:
         case ElectraConfig(), ElectraConfig():
             update: dict[str, object] = {"generator_divisor": discriminator.hidden // generator.hidden}
-        case DebertaV2Config(), DebertaV2Config():
+        case XlnetConfig(), XlnetConfig():
+            raise RunError(
+                "XLNet has no generator and discriminator",
+                remedy="give two networks of another family that were trained together",
+            )
+        case _ if generator.family == discriminator.family:
             update = {"generator_layers": generator.layers}
         case _:
             raise RunError(
                 f"no pair is a generator of family {generator.family} and a discriminator of {discriminator.family}",
-                remedy="give two networks of ELECTRA, or two of DeBERTa v3, that were trained together",
+                remedy="give two networks of one family that were trained together",
             )
     return _Found(discriminator.model_copy(update=update), pair=True, pair_head=False)
 
@@ -159,6 +169,11 @@ def _task(found: _Found, base: Recipe) -> dict[str, Any]:
         plm = objective.plm.model_copy(update=smaller).model_dump(mode="json")
         reuse = config.reuse if config.memory else length // 2
         return {"objective": {"plm": plm}, "input": base.input.model_dump(mode="json") | {"reuse": reuse}}
+    if found.pair and objective.rtd is None and objective.mlm is not None:
+        # Differences of embeddings begin at zero where the two networks shared them, so this fits either.
+        masks = objective.mlm.model_copy(update={"copies": "dynamic"}).model_dump(mode="json")
+        rtd = ReplacedTokenConfig(embeddings="gradient_disentangled").model_dump(mode="json")
+        return {"objective": {"mlm": masks, "rtd": rtd}, "input": {"packing": "full_sentences"}}
     if found.pair_head or objective.mlm is None or (objective.nsp is None and objective.sop is None):
         return {}
     mlm = objective.mlm.model_copy(update={"copies": "dynamic"}).model_dump(mode="json")

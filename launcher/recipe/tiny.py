@@ -174,8 +174,11 @@ def _family(model: ModelConfig, length: int, *, drops: bool) -> dict[str, object
     """What only this family has."""
     match model:
         case AlbertConfig():
-            generator = {"generator_layers": model.generator_layers and 1}
-            return {"embedding": EMBEDDING, "groups": min(model.groups, LAYERS)} | generator
+            return {
+                "generator_layers": model.generator_layers and 1,
+                "embedding": EMBEDDING,
+                "groups": min(model.groups, LAYERS),
+            }
         case ElectraConfig():
             embedding = EMBEDDING if model.embedding < model.hidden else HIDDEN
             return {"embedding": embedding, "generator_divisor": 4}

@@ -11,6 +11,7 @@ import pytest
 from data_service.samples.masking import MlmMasking, Replacement
 from launcher.rank.build import schedule
 from launcher.run.record import open_run
+from launcher.run.step_table import Record
 from launcher.run.streams import stream_spec
 from tests.support.ranks.run_group import KILLED, finish, run_group
 from tests.support.runs import small_runs
@@ -21,9 +22,10 @@ EXACT = 1e-5  # nats
 PHASES = (
     "phases=["
     "{steps: 4, length: 32, batch: {sequences: 12, warmup: {start: 4, steps: 3}}, mlm: {rate: 0.3}}, "
-    "{steps: 4, length: 64, batch: {tokens: 600, warmup: {start: 200, steps: 2}}, lr: 5.0e-4},"
+    "{steps: 4, length: 64, batch: {tokens: 600, warmup: {start: 200, steps: 2}}, lr: 5.0e-4, "
+    "weights: {mlm: {start: 0.5, end: 2, steps: 3}}},"
     "{steps: 4, length: 48, batch: {sequences: 8}, schedule: {warmup: 1, decay: cosine, restarts: 1}, "
-    "mlm: {replace: {mask: 1, random: 0, keep: 0}}},"
+    "weights: {mlm: 3}, mlm: {replace: {mask: 1, random: 0, keep: 0}}},"
     "{steps: 4, length: 32, batch: {sequences: 16}, schedule: {decay: one_minus_sqrt}, mlm: {rate: 0.05}}]"
 )
 STEPS, EDGES = 16, (4, 8, 12)
@@ -41,9 +43,21 @@ def undisturbed(folder: Path) -> str:
 def ensure_equal(run: str, undisturbed: str) -> None:
     assert small_runs.ledger(run) == small_runs.ledger(undisturbed)
     assert small_runs.digests(run) == small_runs.digests(undisturbed)
+    assert all(
+        record["loss"] == pytest.approx(weight_in(record) * record["mlm_loss"]) for record in steps_of(run)
+    )
     rates = [[record["lr"] for record in small_runs.history(uri).steps] for uri in (run, undisturbed)]
     assert rates[0] == rates[1]
     assert np.abs(np.subtract(small_runs.losses(run), small_runs.losses(undisturbed))).max() <= EXACT
+
+
+def steps_of(run: str) -> list[Record]:
+    return small_runs.history(run).steps[:]
+
+
+def weight_in(record: Record) -> float:
+    """Of mlm, in the step of a record."""
+    return {4: 0.5, 5: 1.0, 6: 1.5, 7: 2.0, 8: 3.0, 9: 3.0, 10: 3.0, 11: 3.0}.get(record["step"], 1.0)
 
 
 def killed_on_the_way(run: str, kills: list[int], worlds: list[int]) -> str:
@@ -65,9 +79,9 @@ def test_each_phase_is_what_it_says(undisturbed: str) -> None:
     assert rows[:4] == [4, 4, 8, 12]
     assert rows[8:] == [8] * 4 + [16] * 4
     assert sum(rows[4:5]) < sum(rows[6:7])
-    base = run.recipe.objective.mlm
+    base = run.recipe.objective.masking
     masks = [stream_spec(run, run.tokenizer(), phase).masking for phase in range(4)]
-    assert base is not None
+    assert isinstance(base, MlmMasking)
     assert masks == [
         base.model_copy(update={"rate": 0.3}),
         base,

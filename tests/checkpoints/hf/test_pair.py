@@ -10,9 +10,13 @@ from checkpoints.hf.load import load_pretrained
 from checkpoints.hf.pair import export_pair, pair_weights_for
 from data_service.store.open import open_store
 from encoder_core.errors import ModelError
+from encoder_core.families.albert import AlbertConfig
+from encoder_core.families.bert import BertConfig
 from encoder_core.families.build import DetectorConfig
-from encoder_core.families.deberta import DebertaV2Config
+from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
+from encoder_core.families.modernbert import ModernBertConfig
+from encoder_core.families.roberta import RobertaConfig
 from encoder_core.objectives.gradient_disentangled import gradient_disentangled_detection
 from encoder_core.objectives.mlm import masked_language_model
 from encoder_core.objectives.replaced import (
@@ -32,6 +36,16 @@ CASES: dict[str, tuple[DetectorConfig, Sharing]] = {
     "electra-disentangled": (ELECTRA, "gradient_disentangled"),
     "deberta-shared": (DEBERTA, "shared"),
     "deberta": (DEBERTA, "gradient_disentangled"),
+    "bert": (BertConfig(**SHAPE), "shared"),
+    "roberta": (RobertaConfig(**SHAPE), "gradient_disentangled"),
+    "albert": (AlbertConfig(**SHAPE, embedding=16, groups=3), "shared"),
+    "albert-disentangled": (AlbertConfig(**SHAPE, embedding=16), "gradient_disentangled"),
+    "modernbert": (ModernBertConfig(**SHAPE, local_attention=8), "shared"),
+    "modernbert-deep": (
+        ModernBertConfig(**SHAPE, local_attention=8, generator_layers=3),
+        "gradient_disentangled",
+    ),
+    "deberta-v1": (DebertaConfig(**SHAPE, mask_decoder="plain"), "shared"),
     "deberta-enhanced": (DEBERTA.model_copy(update={"mask_decoder": "enhanced"}), "gradient_disentangled"),
 }
 
@@ -67,7 +81,7 @@ def test_transformers_loads_both(tmp_path: Path, config: DetectorConfig, sharing
     model = joint(config, sharing)
     export_pair(parameters_of(model).__getitem__, config, {}, open_store(str(tmp_path)), sharing)
     batch = make_batch([20, 40], 90)
-    padded = pad(batch, 0)
+    padded = pad(batch, config.pad_id)
     inputs = {"input_ids": padded.input_ids, "attention_mask": padded.attention_mask}
     with torch.no_grad():
         discriminator = AutoModel.from_pretrained(tmp_path / "discriminator").eval()

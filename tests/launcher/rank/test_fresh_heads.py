@@ -11,10 +11,11 @@ from transformers import AutoModel
 
 from encoder_core.batch import Batch
 from encoder_core.families.build import ModelConfig
+from encoder_core.objectives.span_boundary import SboConfig
 from launcher.recipe.objective import RecipeObjective
 from launcher.run.inputs import unigram_probabilities
 from tests.support.models.parity import make_batch, parameters_of
-from tests.support.runs.starts import BERT, MLM, ONE, ROBERTA, SPANS, Setting, export, fresh
+from tests.support.runs.starts import BERT, MLM, ROBERTA, SPANS, Setting, export, fresh
 
 
 def headless(setting: Setting, config: ModelConfig, folder: Path, scale: float) -> None:
@@ -67,7 +68,7 @@ def test_a_fresh_head_begins_with_the_frequencies_and_its_loss_falls(
 
 def test_a_head_that_is_there_is_left_alone(setting: Setting, tmp_path: Path) -> None:
     exported = parameters_of(export(setting.asks(BERT, RecipeObjective(mlm=MLM), "scratch"), tmp_path))
-    model, _ = setting.asks(BERT, RecipeObjective(mlm=SPANS, sbo=ONE), tmp_path).begin()
+    model, _ = setting.asks(BERT, RecipeObjective(mlm=SPANS, sbo=SboConfig()), tmp_path).begin()
     found = parameters_of(model)
     assert torch.equal(found["head.norm.weight"], exported["head.norm.weight"])
     assert torch.equal(found["head.decoder.bias"], exported["head.decoder.bias"])

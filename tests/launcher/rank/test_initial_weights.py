@@ -16,6 +16,8 @@ from encoder_core.errors import ModelError
 from encoder_core.families.build import ModelConfig
 from encoder_core.families.hf.interchange import Heads
 from encoder_core.objectives.replaced import ReplacedTokenConfig, Sharing
+from encoder_core.objectives.sentence_pairs import NspConfig, SopConfig
+from encoder_core.objectives.span_boundary import SboConfig
 from launcher.errors import RunError
 from launcher.rank.build import build_model
 from launcher.rank.initial_weights import check_start, initial_weights
@@ -27,7 +29,6 @@ from tests.support.runs.starts import (
     DEBERTA_V2,
     ELECTRA,
     MLM,
-    ONE,
     PAIRS,
     ROBERTA,
     SPANS,
@@ -90,10 +91,10 @@ def test_one_network_is_no_pair_and_a_pair_is_not_one(setting: Setting, tmp_path
 @pytest.mark.parametrize(
     ("config", "objective", "missing"),
     [
-        (BERT, RecipeObjective(mlm=MLM, nsp=ONE), "pair_head."),
-        (BERT, RecipeObjective(mlm=MLM, sbo=ONE), "boundary_head."),
+        (BERT, RecipeObjective(mlm=MLM, nsp=NspConfig()), "pair_head."),
+        (BERT, RecipeObjective(mlm=MLM, sbo=SboConfig()), "boundary_head."),
         (DEBERTA_V2, RecipeObjective(mlm=MLM), "decoder.position."),
-        (DEBERTA_V2, RecipeObjective(mlm=MLM, sop=ONE), "pair_head."),
+        (DEBERTA_V2, RecipeObjective(mlm=MLM, sop=SopConfig()), "pair_head."),
     ],
 )
 def test_missing_heads_stay_fresh_and_are_named(
@@ -114,7 +115,7 @@ def test_missing_heads_stay_fresh_and_are_named(
 
 
 def test_heads_of_other_tasks_are_left_and_named(setting: Setting, tmp_path: Path) -> None:
-    export(setting.asks(BERT, RecipeObjective(mlm=MLM, nsp=ONE), "scratch"), tmp_path, "mlm_pair")
+    export(setting.asks(BERT, RecipeObjective(mlm=MLM, nsp=NspConfig()), "scratch"), tmp_path, "mlm_pair")
     _, start = setting.asks(BERT, RecipeObjective(mlm=MLM), tmp_path).begin()
     assert start.record["left"] == [
         "bert.pooler.dense.bias",
@@ -230,8 +231,8 @@ def test_weights_that_cannot_be_loaded_are_refused_by_init(
 def test_the_newest_checkpoint_of_another_run(setting: Setting, other_run: str) -> None:
     with pytest.raises(RunError, match="a run without a checkpoint"):
         setting.asks(BERT, RecipeObjective(mlm=MLM), other_run).begin()
-    saved = trained(setting, other_run, BERT, RecipeObjective(mlm=SPANS, sbo=ONE))
-    asked = setting.asks(BERT, RecipeObjective(mlm=MLM, nsp=ONE), other_run)
+    saved = trained(setting, other_run, BERT, RecipeObjective(mlm=SPANS, sbo=SboConfig()))
+    asked = setting.asks(BERT, RecipeObjective(mlm=MLM, nsp=NspConfig()), other_run)
     model, start = asked.begin()
     assert start.record["start_step"] == 4
     assert {name.split(".")[0] for name in start.record["fresh"]} == {"pair_head"}

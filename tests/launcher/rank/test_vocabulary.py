@@ -12,6 +12,7 @@ from data_service.tokenizers.load import save_tokenizer
 from data_service.tokenizers.train import train_tokenizer
 from encoder_core.families.build import ModelConfig
 from encoder_core.objectives.replaced import ReplacedTokenConfig, Sharing
+from encoder_core.objectives.span_boundary import SboConfig
 from launcher.errors import RunError
 from launcher.rank.initial_weights import vocabulary_tables
 from launcher.recipe.objective import RecipeObjective
@@ -22,7 +23,6 @@ from tests.support.runs.starts import (
     BERT,
     CASES,
     MLM,
-    ONE,
     PAIRS,
     SPANS,
     Setting,
@@ -104,15 +104,16 @@ def test_a_filled_up_vocabulary_keeps_its_spare_rows(setting: Setting, tmp_path:
 
 
 def test_a_run_with_another_tokenizer(setting: Setting, other_run: str) -> None:
-    saved = trained(setting, other_run, BERT, RecipeObjective(mlm=SPANS, sbo=ONE))
+    saved = trained(setting, other_run, BERT, RecipeObjective(mlm=SPANS, sbo=SboConfig()))
     longer = replace(setting, tokenizer=extend_tokenizer(setting.tokenizer, ["neurotransmitter"]).tokenizer)
-    model, start = longer.asks(BERT, RecipeObjective(mlm=MLM, sbo=ONE), other_run).begin()
+    model, start = longer.asks(BERT, RecipeObjective(mlm=MLM, sbo=SboConfig()), other_run).begin()
     assert start.record["averaged"] == 2
     for name in ("encoder.embeddings.word.weight", "head.decoder.bias", "boundary_head.decoder.bias"):
         found = parameters_of(model)[name]
         assert torch.equal(found[:-2], saved[name])
         assert not torch.equal(
-            found[-1], fresh(longer.asks(BERT, RecipeObjective(mlm=MLM, sbo=ONE), "scratch"))[name][-1]
+            found[-1],
+            fresh(longer.asks(BERT, RecipeObjective(mlm=MLM, sbo=SboConfig()), "scratch"))[name][-1],
         )
 
 

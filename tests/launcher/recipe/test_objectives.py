@@ -22,7 +22,7 @@ PAIRS = "{packing: segment_pair}"
             "xlnet is not trained by mlm",
             "xlnet goes with plm",
         ),
-        ("bert-base", ("objective={plm: {}}",), "objective", "bert is not trained by plm", "every other family with mlm"),
+        ("bert-base", ("objective={plm: {}}",), "objective", "bert is not trained by plm", "every other family with"),
         (XLNET, ("objective={rtd: {}}", "input={packing: full_sentences}"), "objective",
          "rtd goes with mlm", "add objective.mlm"),
         (XLNET, ("objective={mlm: {}, rtd: {}}", "input={packing: full_sentences}"), "objective",

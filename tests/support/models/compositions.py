@@ -1,0 +1,127 @@
+"""Families by objectives: what is trained together, on which rows. The guide's table is printed from this.
+
+`python -m tests.support.models.compositions` prints it for infra/docs/recipes.md.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pydantic import TypeAdapter
+
+from data_service.samples.inputs import Input
+from encoder_core.families.build import ModelConfig
+from encoder_core.objectives.compose import refusals
+from encoder_core.objectives.term import Refusal, Setting
+from launcher.recipe.objective import RecipeObjective, row_facts
+
+SHAPE = {
+    "layers": 2,
+    "hidden": 16,
+    "heads": 2,
+    "feed_forward": 32,
+    "max_length": 32,
+    "dropout": 0.0,
+    "attention_dropout": 0.0,
+}
+FAMILIES: Mapping[str, dict[str, object]] = {
+    "BERT": {"family": "bert"},
+    "RoBERTa": {"family": "roberta"},
+    "ALBERT": {"family": "albert", "embedding": 8},
+    "ELECTRA": {"family": "electra", "embedding": 8, "generator_divisor": 2},
+    "DeBERTa": {"family": "deberta"},
+    "DeBERTa v2, v3": {"family": "deberta_v2", "buckets": 8},
+    "ModernBERT": {"family": "modernbert", "local_attention": 8},
+    "XLNet": {"family": "xlnet", "reuse": 8, "memory": 8},
+}
+"""Each in small, as a recipe's `model`; `SHAPE` is common to all."""
+
+_SPANS = {"unit": "span", "rate": 0.3}
+_TOKENS = {"rate": 0.3}
+_NGRAMS = {"unit": "ngram", "rate": 0.3}
+_DISENTANGLED = {"embeddings": "gradient_disentangled"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the table: an objective as a recipe writes it, and the rows it is tried on."""
+
+    name: str
+    objective: dict[str, dict[str, object]]
+    packing: str = "full_sentences"
+
+    @property
+    def terms(self) -> RecipeObjective:
+        return RecipeObjective.model_validate(self.objective)
+
+    @property
+    def input(self) -> Input:
+        settings = {"lanes": {"reuse": 8, "both_directions": False}}.get(self.packing, {})
+        rows: Input = TypeAdapter(Input).validate_python({"packing": self.packing, **settings})
+        return rows
+
+
+OBJECTIVES = (
+    Row("mlm", {"mlm": _TOKENS}),
+    Row("mlm of n-grams of whole words", {"mlm": _NGRAMS}),
+    Row("mlm + nsp", {"mlm": _TOKENS, "nsp": {}}, "segment_pair"),
+    Row("mlm + sop", {"mlm": _NGRAMS, "sop": {}}, "ordered_pair"),
+    Row("mlm + sbo", {"mlm": _SPANS, "sbo": {}}),
+    Row("mlm + nsp + sbo", {"mlm": _SPANS, "nsp": {}, "sbo": {}}, "segment_pair"),
+    Row("mlm + sop + sbo", {"mlm": _SPANS, "sop": {}, "sbo": {}}, "ordered_pair"),
+    Row("mlm + rtd", {"mlm": _TOKENS, "rtd": {}}),
+    Row("mlm + rtd, disentangled", {"mlm": _NGRAMS, "rtd": _DISENTANGLED}),
+    Row("mlm + nsp + rtd", {"mlm": _TOKENS, "nsp": {}, "rtd": {}}, "segment_pair"),
+    Row("mlm + sop + rtd, disentangled", {"mlm": _TOKENS, "sop": {}, "rtd": _DISENTANGLED}, "ordered_pair"),
+    Row("mlm + sbo + rtd", {"mlm": _SPANS, "sbo": {}, "rtd": {}}),
+    Row("mlm + nsp + sbo + rtd, disentangled", {"mlm": _SPANS, "nsp": {}, "sbo": {}, "rtd": _DISENTANGLED},
+        "sentence_pair"),
+    Row("mlm + nsp + sop", {"mlm": _TOKENS, "nsp": {}, "sop": {}}, "segment_pair"),
+    Row("plm", {"plm": {"predict": 4, "permutation": 12}}, "lanes"),
+    Row("plm + nsp", {"plm": {"predict": 4, "permutation": 12}, "nsp": {}}, "lanes"),
+    Row("contrastive", {"contrastive": {}}, "sentences"),
+    Row("contrastive + mlm", {"contrastive": {}, "mlm": _TOKENS}, "sentences"),
+    Row("contrastive + rtd", {"contrastive": {}, "mlm": _TOKENS, "rtd": {}}, "sentences"),
+)  # fmt: skip
+
+
+def model_of(family: str, vocab: int) -> ModelConfig:
+    """The family in small."""
+    config: ModelConfig = TypeAdapter(ModelConfig).validate_python(
+        {**SHAPE, **FAMILIES[family], "vocab": vocab}
+    )
+    return config
+
+
+def refused(family: str, row: Row) -> list[Refusal]:
+    """Why a cell of the table is not trained; empty if it is."""
+    objective = row.terms
+    facts = row_facts(row.input, objective.masking)
+    return refusals(Setting(model_of(family, 64), objective.terms, facts))
+
+
+def table() -> str:
+    """Markdown: a line for each objective, a column for each family; reasons below."""
+    reasons: dict[str, int] = {}
+    lines = [
+        f"| objective | rows tried | {' | '.join(FAMILIES)} |",
+        f"|---|---|{'---|' * len(FAMILIES)}",
+    ]
+    for row in OBJECTIVES:
+        cells = [_cell(refused(family, row), reasons) for family in FAMILIES]
+        lines.append(f"| {row.name} | `{row.packing}` | {' | '.join(cells)} |")
+    notes = [f"{number}. {reason[:1].upper()}{reason[1:]}." for reason, number in reasons.items()]
+    return "\n".join([*lines, "", *notes]) + "\n"
+
+
+def _cell(found: list[Refusal], reasons: dict[str, int]) -> str:
+    """Of several reasons one that is not about rows."""
+    if not found:
+        return "yes"
+    what = min(found, key=lambda refusal: refusal.path != ("objective",)).what
+    what = re.sub(r"a model of family \w+", "a model of this family", what)
+    return f"no ({reasons.setdefault(what, len(reasons) + 1)})"
+
+
+if __name__ == "__main__":
+    print(table(), end="")
