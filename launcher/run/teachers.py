@@ -7,8 +7,7 @@ own checkpoints.
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -90,17 +89,16 @@ def read_teacher(recipe: Recipe, number: int, tokenizer: Tokenizer, step: int | 
     source, path = _sources(recipe)[number], _path(number)
     store = open_store(source.uri)
     asked = source.step if step is None else step
-    with _at(path, source.uri):
-        if store.size(RECORD) is not None:
-            found = _of_run(open_run(source.uri), asked, tokenizer, path)
-        elif store.size(CONFIG) is None:
-            raise RunError(
-                f"{path}.uri: {source.uri} is neither a run nor a folder with a {CONFIG}",
-                remedy="give a run, or a model's folder in the transformers format",
-            )
-        else:
-            found = _of_folder(store, source, tokenizer, path)
-        _check_fit(recipe, source, found.config, tokenizer, path)
+    if store.size(RECORD) is not None:
+        found = _of_run(open_run(source.uri), asked, tokenizer, path)
+    elif store.size(CONFIG) is None:
+        raise RunError(
+            f"{path}.uri: {source.uri} is neither a run nor a folder with a {CONFIG}",
+            remedy="give a run, or a model's folder in the transformers format",
+        )
+    else:
+        found = _of_folder(store, source, tokenizer, path)
+    _check_fit(recipe, source, found.config, tokenizer, path)
     return found
 
 
@@ -138,7 +136,12 @@ def _check_fit(
     stated = source.model.model_copy(
         update={"vocab": found.vocab, "max_length": found.max_length, "pad_id": found.pad_id}
     )
-    check_same_model(stated, found, source.uri)
+    try:
+        check_same_model(stated, found, source.uri)
+    except ModelError as error:
+        raise ModelError(
+            f"{path}.model: {error.problem}", remedy=f"set {path}.model to the values there"
+        ) from error
     student = recipe.model.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
     if found.vocab != student.vocab:
         raise RunError(
@@ -151,17 +154,6 @@ def _check_fit(
             f"{path}.uri: {source.uri} reads rows of {found.max_length} tokens at most, and phases have {longest}",
             remedy=f"shorten the phases to {found.max_length}, or take another teacher",
         )
-
-
-@contextmanager
-def _at(path: str, uri: str) -> Iterator[None]:
-    """What is said of a model names the teacher's place in the recipe."""
-    try:
-        yield
-    except ModelError as error:
-        raise ModelError(
-            f"{path} ({uri}): {error.problem}", remedy=f"set {path}.model to the values there; {error.remedy}"
-        ) from error
 
 
 def _other_tokenizer(path: str, uri: str) -> RunError:

@@ -126,7 +126,7 @@ def render(teacher: Measured, students: Sequence[Measured]) -> str:
         "| student | tokens | CPU s | held-out loss, nats | accuracy |",
         "|---|---|---|---|---|",
     ]
-    for way in WAYS:
+    for way in dict.fromkeys(item.way for item in students):
         own = [item for item in students if item.way == way]
         losses, right = [item.loss for item in own], [item.accuracy for item in own]
         lines.append(
@@ -146,16 +146,20 @@ def main(
     seeds: Annotated[int, typer.Option(min=1, help="Students of each way.")] = 3,
     steps: Annotated[int, typer.Option(min=20, help="Of a student, 1,024 tokens each.")] = 800,
     teacher_steps: Annotated[int, typer.Option(min=20, help="Of the teacher.")] = 4000,
+    way: Annotated[
+        list[str] | None, typer.Option("--way", help="One of the four ways; again for more. Default: all.")
+    ] = None,
     vocabulary: Annotated[int, typer.Option(min=500, help="Ids of the tokenizer.")] = 2048,
     processes: Annotated[int, typer.Option(min=1, help="Runs at a time, of one thread each.")] = 1,
 ) -> None:
     """A student taught, and the same student by itself, at equal tokens."""
     root = out.absolute()
     prepare(texts, root, vocabulary, ["bert-base"])
-    jobs = [Job(way, seed, steps, str(root)) for seed in range(1, seeds + 1) for way in WAYS]
+    wanted = [name for name in WAYS if not way or name in way]
+    jobs = [Job(name, seed, steps, str(root)) for seed in range(1, seeds + 1) for name in wanted]
     context = multiprocessing.get_context("spawn")
     students = []
-    with ProcessPoolExecutor(processes, mp_context=context, max_tasks_per_child=1) as pool:
+    with ProcessPoolExecutor(processes, mp_context=context) as pool:
         teacher = pool.submit(measure, Job("teacher", 100, teacher_steps, str(root))).result()
         note(f"the teacher: {teacher.loss:.3f} nats, {teacher.cpu_seconds:.0f} CPU s")
         for measured in pool.map(measure, jobs):

@@ -114,7 +114,7 @@ def test_beside_sentence_order_and_masks() -> None:
     with torch.no_grad():
         for name, p in without.named_parameters():
             p.copy_(own[name])
-    found = {term.name: float(term.loss_sum) for term in all_three(labelled).terms}
+    found = {term.name: term.loss_sum.item() for term in all_three(labelled).terms}
     assert found.keys() == {"mlm", "distil", "cosine", "sop"}
     for term in without(batch).terms:
         assert found[term.name] == pytest.approx(float(term.loss_sum), rel=1e-12)
