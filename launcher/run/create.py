@@ -150,10 +150,19 @@ def absolute(recipe: Recipe) -> Recipe:
     start = recipe.start if recipe.start == "scratch" else _absolute(recipe.start)
     corpus = recipe.corpus.model_copy(update={"sources": sources})
     tokenizer = recipe.tokenizer.model_copy(update={"uri": _absolute(recipe.tokenizer.uri)})
+    similar = recipe.similar_words
+    if similar is not None:
+        similar = similar.model_copy(update={"uri": _absolute(similar.uri)})
     tasks = tuple(map(_placed, recipe.evaluation.tasks))
     evaluation = recipe.evaluation.model_copy(update={"tasks": tasks})
     return recipe.model_copy(
-        update={"corpus": corpus, "tokenizer": tokenizer, "start": start, "evaluation": evaluation}
+        update={
+            "corpus": corpus,
+            "tokenizer": tokenizer,
+            "similar_words": similar,
+            "start": start,
+            "evaluation": evaluation,
+        }
     )
 
 
@@ -175,4 +184,5 @@ def _absolute(uri: str) -> str:
 
 def _input_fields(inputs: Inputs) -> Mapping[str, object]:
     corpora = {f"corpus.sources.{name} (content)": value for name, value in inputs.corpora.items()}
-    return {**corpora, "tokenizer (content)": inputs.tokenizer}
+    similar = {} if inputs.similar_words is None else {"similar_words (content)": inputs.similar_words}
+    return {**corpora, "tokenizer (content)": inputs.tokenizer, **similar}
