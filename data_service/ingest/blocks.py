@@ -24,6 +24,7 @@ from unicodedata import category
 import numpy as np
 from numpy.typing import NDArray
 
+from data_service.ingest.languages import Language
 from data_service.ingest.sentences import LONGEST, split_sentences
 from data_service.tokenizers.tokenizer import Tokenizer
 from data_service.types import Block, Level, Tokens
@@ -178,14 +179,18 @@ class Encoded:
 
 
 def encode_documents(
-    tokenizer: Tokenizer, texts: list[str], finder: UnitFinder | None = None, given: Sequence[bytes] = ()
+    tokenizer: Tokenizer,
+    texts: list[str],
+    finder: UnitFinder | None = None,
+    given: Sequence[bytes] = (),
+    language: Language = "any",
 ) -> list[Encoded]:
     """The documents, in order. Sentences without tokens are left out; a document may have no tokens at all.
 
     With a `finder`, units are looked for too; `given`: the words of each document, if its input holds them
-    (`spelt_words`).
+    (`spelt_words`). `language`: as for `split_sentences`.
     """
-    sentences = [split_sentences(text) for text in texts]
+    sentences = [split_sentences(text, language) for text in texts]
     found = encode_sentences(tokenizer, sentences, placed=finder is not None)
     lengths = np.fromiter((len(one.ids) for one in found), dtype=np.int64, count=len(found))
     begins = None

@@ -4,6 +4,7 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, model_validator
 
+from data_service.ingest.languages import Language
 from data_service.words.segmentation import WordOptions
 
 MIB = 1 << 20
@@ -35,6 +36,7 @@ class BuildOptions(BaseModel):
     Attributes:
         text_field: field of a JSON line, or column of a table (CSV, TSV, Parquet, Arrow), that holds the document.
         words: how words and other units are found, for masking; None: the tokenizer says where words begin.
+        sentences: the language whose rules say where sentences end; "any": those for all.
         pairs: the fields from which a corpus of pairs is built; None for a corpus of text.
         txt_documents: in .txt files, one document a file, or documents separated by blank lines.
         on_bad_bytes: what to do with text that is not UTF-8: refuse, or put U+FFFD in place of the bad bytes.
@@ -53,6 +55,7 @@ class BuildOptions(BaseModel):
     text_field: str = "text"
     pairs: PairFields | None = None
     words: WordOptions | None = None
+    sentences: Language = "any"
     txt_documents: Literal["file", "blank_line"] = "file"
     on_bad_bytes: Literal["error", "replace"] = "error"
     on_bad_records: Literal["error", "skip"] = "error"
@@ -71,6 +74,7 @@ class BuildOptions(BaseModel):
     def identity(self) -> dict[str, object]:
         """The options that decide the output, ready for JSON, but for words (`data_service.words.units.resolve`)."""
         without = {"workers", "on_bad_records", "words"} | ({"pairs"} if self.pairs is None else set())
+        without |= {"sentences"} if self.sentences == "any" else set()
         return self.model_dump(mode="json", exclude=without)
 
     @property

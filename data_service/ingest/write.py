@@ -215,7 +215,9 @@ def _encode(
     if task.options.pairs is not None:
         return encode_examples(tokenizer, [piece.texts for piece in batch])
     given = [piece.words for piece in batch]
-    return encode_documents(tokenizer, [text for (text,), _, _ in batch], finder, given)
+    return encode_documents(
+        tokenizer, [text for (text,), _, _ in batch], finder, given, task.options.sentences
+    )
 
 
 def _batches(documents: Iterator[_Piece]) -> Iterator[list[_Piece]]:

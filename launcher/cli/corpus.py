@@ -77,6 +77,23 @@ class Segmenter(StrEnum):
     FIELD = "field"
 
 
+class SentenceRules(StrEnum):
+    ANY = "any"
+    ZH = "zh"
+    JA = "ja"
+    DE = "de"
+    ES = "es"
+    FR = "fr"
+    IT = "it"
+    NL = "nl"
+    PT = "pt"
+    RU = "ru"
+
+
+SentencesOption = Annotated[
+    SentenceRules,
+    typer.Option("--sentences", help="The language whose rules say where sentences end, or any."),
+]
 SegmenterOption = Annotated[
     Segmenter | None,
     typer.Option(
@@ -126,6 +143,7 @@ def build(
     positive_field: PositiveFieldOption = None,
     negatives_field: NegativesFieldOption = None,
     txt_documents: TxtDocumentsOption = TxtDocuments.FILE,
+    sentences: SentencesOption = SentenceRules.ANY,
     segmenter: SegmenterOption = None,
     dictionary: DictionaryOption = None,
     user_words: UserWordsOption = None,
@@ -163,6 +181,7 @@ def build(
         pairs=_pairs(texts, negatives, query_field, positive_field, negatives_field),
         words=_words(segmenter, dictionary, user_words, words_field, lexicon),
         txt_documents=txt_documents.value,
+        sentences=sentences.value,
         on_bad_bytes=on_bad_bytes.value,
         on_bad_records=on_bad_records.value,
         heldout_fraction=heldout,
