@@ -41,6 +41,10 @@ class BuildLayout:
         """Token counts of a split's training shard: [vocab_size] int64."""
         return f"{BUILD}{self.build}/unigrams/{split:06d}.bin"
 
+    def words(self, name: str) -> str:
+        """A copy of one of the files of words, for the workers."""
+        return f"{BUILD}{self.build}/words/{name}"
+
     def receipt(self, stage: str, task: int) -> str:
         """The receipt of a finished task."""
         return f"{BUILD}{self.build}/receipts/{stage}/{task:06d}.json"

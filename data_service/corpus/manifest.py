@@ -9,6 +9,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from data_service.words.segmentation import Segmentation
+
 
 @dataclass(frozen=True)
 class WrittenBlock:
@@ -133,6 +135,7 @@ class CorpusManifest:
         tokenizer_files: hash (blake2b, 16 bytes) per key of the tokenizer's copy below the corpus root.
         heldout_rule: what was held out instead, if that share of the documents would have been too little or too much.
         pairs: the texts of an example, in a corpus of pairs; None in a corpus of plain text.
+        words: what decided where stored units begin; None where none are stored.
     """
 
     tokenizer_hash: str
@@ -151,6 +154,7 @@ class CorpusManifest:
     skipped: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     pairs: PairTexts | None = None
+    words: Segmentation | None = None
 
     @property
     def word_rules(self) -> int:
@@ -172,6 +176,8 @@ class CorpusManifest:
             identity.append({"words": self.word_rules})
         if self.pairs is not None:
             identity.append({"pairs": self.pairs.negatives})
+        if self.words is not None:
+            identity.append({"segmentation": self.words.model_dump(mode="json", exclude_none=True)})
         content.update(json.dumps(identity, sort_keys=True).encode())
         for table in (self.train, self.heldout):
             content.update(json.dumps([len(table), table.shards, table.digest]).encode())

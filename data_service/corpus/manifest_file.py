@@ -23,6 +23,7 @@ from data_service.corpus.manifest import MANIFEST, BlockTable, CorpusManifest, H
 from data_service.errors import CorpusError
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing
+from data_service.words.segmentation import Segmentation
 
 VERSION = 1
 _HEAD = re.compile(rb'\{"format":"maskfleet-corpus","version":(\d+),"sha256":"([0-9a-f]{64})","content":')
@@ -72,6 +73,7 @@ class _Content(_Strict):
     skipped: list[str] = []
     left_out: list[str] = []
     pairs: PairTexts | None = None
+    words: Segmentation | None = None
 
     @model_validator(mode="after")
     def _parts_agree(self) -> "_Content":
@@ -107,6 +109,8 @@ def dump_manifest(manifest: CorpusManifest) -> bytes:
         content["heldout_rule"] = asdict(manifest.heldout_rule)
     if manifest.pairs is not None:
         content["pairs"] = asdict(manifest.pairs)
+    if manifest.words is not None:
+        content["words"] = manifest.words.model_dump(mode="json", exclude_none=True)
     # Programs from before these keys read what has none of them.
     content |= {key: names for key in ("skipped", "left_out") if (names := getattr(manifest, key))}
     body = json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
@@ -211,4 +215,5 @@ def _to_manifest(content: _Content) -> CorpusManifest:
         skipped=tuple(content.skipped),
         left_out=tuple(content.left_out),
         pairs=content.pairs,
+        words=content.words,
     )

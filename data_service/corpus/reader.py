@@ -6,7 +6,7 @@ about a millisecond for 2 MB.
 
 import re
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from data_service.corpus.manifest import BlockTable
 from data_service.errors import CorruptBlock
 from data_service.store.base import Store, read_verified
-from data_service.types import Block
+from data_service.types import LEVELS, Block, Level
 
 _HEADER = 512
 # Version 1.0, as numpy.save writes a one-dimensional array. NumPy's own parser uses `ast`, which before CPython 3.11.8
@@ -25,6 +25,8 @@ _NPY_HEADER = re.compile(
     re.DOTALL,
 )
 _TOKENS, _SENTENCES, _DOCUMENTS = "tokens.npy", "sentences.npy", "documents.npy"
+MEMBERS: Mapping[Level, str] = {"word": "words.npy", "phrase": "phrases.npy", "entity": "entities.npy"}
+"""The members of a block that say where units begin, where they were stored."""
 
 
 def read_block(store: Store, table: BlockTable, index: int) -> Block:
@@ -76,7 +78,10 @@ def parse_block(data: bytes, place: str) -> Block:
         raise _corrupt(place, f"it has types {tokens.dtype}, {sentences.dtype}, {documents.dtype}")
     if not (_cuts(sentences, len(tokens)) and _cuts(documents, len(sentences) - 1)):
         raise _corrupt(place, "its boundaries are not those of its tokens")
-    return Block(tokens, sentences, documents)
+    units = {level: members[MEMBERS[level]] for level in LEVELS if MEMBERS[level] in members}
+    if any(bits.dtype != np.uint8 or len(bits) != -(-len(tokens) // 8) for bits in units.values()):
+        raise _corrupt(place, "its units are not a bit for each of its tokens")
+    return Block(tokens, sentences, documents, units)
 
 
 def _members(data: memoryview) -> Iterator[tuple[str, memoryview]]:

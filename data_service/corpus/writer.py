@@ -10,6 +10,7 @@ from pathlib import Path
 from webdataset.writer import TarWriter
 
 from data_service.corpus.manifest import WrittenBlock, WrittenShard
+from data_service.corpus.reader import MEMBERS
 from data_service.store.base import digest
 from data_service.types import Block
 
@@ -69,6 +70,7 @@ def _tar_sample(key: str, block: Block) -> memoryview:
             "sentences.npy": block.sentences,
             "documents.npy": block.documents,
         }
+        | {MEMBERS[level]: bits for level, bits in block.units.items()}
     )
     length = writer.tarstream.offset
     writer.close()

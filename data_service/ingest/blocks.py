@@ -24,9 +24,11 @@ from unicodedata import category
 import numpy as np
 from numpy.typing import NDArray
 
+from data_service.ingest.languages import Language
 from data_service.ingest.sentences import LONGEST, split_sentences
 from data_service.tokenizers.tokenizer import Tokenizer
-from data_service.types import Block, Tokens
+from data_service.types import Block, Level, Tokens
+from data_service.words.units import UnitFinder, units_of_tokens
 
 BATCH = 256 * 1024  # characters encoded at once: enough for speed, little beside a block
 _CONTEXT = 32  # characters of the run before: a few words
@@ -52,17 +54,27 @@ class _Run(NamedTuple):
         return [begin, begin and begin + 1, *others]
 
 
-def encode_sentences(tokenizer: Tokenizer, documents: Sequence[Sequence[str]]) -> list[Tokens]:
-    """The ids of every sentence, in order, of documents as `split_sentences` gives them. Some may have none."""
+class EncodedSentence(NamedTuple):
+    """A sentence's ids [n], and the character of its text at which each of them begins [n]; None if not asked for."""
+
+    ids: Tokens
+    places: NDArray[np.int64] | None = None
+
+
+def encode_sentences(
+    tokenizer: Tokenizer, documents: Sequence[Sequence[str]], *, placed: bool = False
+) -> list[EncodedSentence]:
+    """Every sentence, in order, of documents as `split_sentences` gives them. Some may have no ids. `placed`: with the
+    places of their tokens, which takes longer."""
     sentences = [sentence for document in documents for sentence in document]
     runs = list(_runs(sentences, _continuing(tokenizer, documents)))
     together = {run.start + i for run in runs for i in range(len(run.sentences))}
     alone = [sentence for i, sentence in enumerate(sentences) if i not in together] if runs else sentences
-    ids = [tokens for batch in _batches(alone, alone) for tokens in tokenizer.encode_batch(batch)]
+    found = [one for batch in _batches(alone, alone) for one in _encode_alone(tokenizer, batch, placed)]
     if not runs:
-        return ids
-    parts = _encode_runs(tokenizer, runs)
-    rest = iter(ids)
+        return found
+    parts = _encode_runs(tokenizer, runs, placed)
+    rest = iter(found)
     return [next(parts if i in together else rest) for i in range(len(sentences))]
 
 
@@ -104,16 +116,39 @@ def _runs(sentences: list[str], continuing: list[int]) -> Iterator[_Run]:
         yield _Run(start, sentences[start:stop], context)
 
 
-def _encode_runs(tokenizer: Tokenizer, runs: list[_Run]) -> Iterator[Tokens]:
-    """The ids of each sentence of the runs."""
+def _encode_alone(tokenizer: Tokenizer, texts: Sequence[str], placed: bool) -> list[EncodedSentence]:
+    if placed:
+        return [EncodedSentence(*pair) for pair in tokenizer.encode_with_places(texts)]
+    return [EncodedSentence(ids) for ids in tokenizer.encode_batch(texts)]
+
+
+def _encode_runs(tokenizer: Tokenizer, runs: list[_Run], placed: bool) -> Iterator[EncodedSentence]:
+    """Each sentence of the runs."""
     for batch in _batches(runs, [run.text for run in runs]):
-        encoded = tokenizer.encode_with_edges([run.text for run in batch], [run.edges for run in batch])
-        for run, (tokens, (first, behind, *places)) in zip(batch, encoded, strict=True):
+        for run, (whole, (first, behind, *others)) in zip(
+            batch, _encode_whole(tokenizer, batch, placed), strict=True
+        ):
             if run.context and first == behind:
                 # A piece lies across the beginning: without the context, so that its text is not lost.
-                yield from _encode_runs(tokenizer, [run._replace(context="")])
-            else:
-                yield from (tokens[i:j] for i, j in pairwise([first, *places, len(tokens)]))
+                yield from _encode_runs(tokenizer, [run._replace(context="")], placed)
+                continue
+            begins = [run.edges[0], *run.edges[2:]]
+            for begin, (i, j) in zip(begins, pairwise([first, *others, len(whole.ids)]), strict=True):
+                places = None if whole.places is None else whole.places[i:j] - begin
+                yield EncodedSentence(whole.ids[i:j], places)
+
+
+def _encode_whole(
+    tokenizer: Tokenizer, runs: Sequence[_Run], placed: bool
+) -> Iterator[tuple[EncodedSentence, list[int]]]:
+    """Each run as if it were a sentence, and how many of its tokens begin before each of its edges."""
+    texts, edges = [run.text for run in runs], [run.edges for run in runs]
+    if not placed:
+        for ids, before in tokenizer.encode_with_edges(texts, edges):
+            yield EncodedSentence(ids), before
+        return
+    for (ids, places), of_run in zip(tokenizer.encode_with_places(texts), edges, strict=True):
+        yield EncodedSentence(ids, places), [edge and int(np.searchsorted(places, edge)) for edge in of_run]
 
 
 def _batches(items: Sequence[T], texts: Sequence[str]) -> Iterator[Sequence[T]]:
@@ -130,25 +165,67 @@ def _batches(items: Sequence[T], texts: Sequence[str]) -> Iterator[Sequence[T]]:
 
 @dataclass(frozen=True)
 class Encoded:
-    """One document: tokens [T] uint16 or uint32, and its S sentence lengths [S] int64, none of them zero."""
+    """One document.
+
+    Attributes:
+        tokens: [T] uint16 or uint32.
+        lengths: [S] int64 of its sentences, none of them zero.
+        begins: [levels, T] bool, where units begin; None if they are not looked for.
+    """
 
     tokens: Tokens
     lengths: NDArray[np.int64]
+    begins: NDArray[np.bool_] | None = None
 
 
-def encode_documents(tokenizer: Tokenizer, texts: list[str]) -> list[Encoded]:
-    """The documents, in order. Sentences without tokens are left out; a document may have no tokens at all."""
-    sentences = [split_sentences(text) for text in texts]
-    ids = encode_sentences(tokenizer, sentences)
-    lengths = np.fromiter(map(len, ids), dtype=np.int64, count=len(ids))
+def encode_documents(
+    tokenizer: Tokenizer,
+    texts: list[str],
+    finder: UnitFinder | None = None,
+    given: Sequence[bytes] = (),
+    language: Language = "any",
+) -> list[Encoded]:
+    """The documents, in order. Sentences without tokens are left out; a document may have no tokens at all.
+
+    With a `finder`, units are looked for too; `given`: the words of each document, if its input holds them
+    (`spelt_words`). `language`: as for `split_sentences`.
+    """
+    sentences = [split_sentences(text, language) for text in texts]
+    found = encode_sentences(tokenizer, sentences, placed=finder is not None)
+    lengths = np.fromiter((len(one.ids) for one in found), dtype=np.int64, count=len(found))
+    begins = None
+    if finder is not None:
+        begins = _units(finder, [one for document in sentences for one in document], found, b"".join(given))
     encoded = []
-    start = 0
+    start = token = 0
     for document in sentences:
         stop = start + len(document)
-        nonempty = lengths[start:stop]
-        encoded.append(Encoded(_join(ids[start:stop]), nonempty[nonempty > 0]))
-        start = stop
+        of_sentences = lengths[start:stop]
+        end = token + int(of_sentences.sum())
+        encoded.append(
+            Encoded(
+                _join([one.ids for one in found[start:stop]]),
+                of_sentences[of_sentences > 0],
+                None if begins is None else begins[:, token:end],
+            )
+        )
+        start, token = stop, end
     return encoded
+
+
+def _units(
+    finder: UnitFinder, sentences: list[str], encoded: list[EncodedSentence], given: bytes
+) -> NDArray[np.bool_]:
+    """[levels, T], which tokens of all sentences begin a unit."""
+    offsets = accumulate(map(len, sentences), initial=0)
+    placed = [
+        one.places + offset for one, offset in zip(encoded, offsets, strict=False) if one.places is not None
+    ]
+    ends = np.cumsum([len(places) for places in placed])
+    places = np.concatenate(placed)
+    firsts = np.unique(np.append(0, ends[:-1]))
+    starts = finder.find(sentences, given)
+    return units_of_tokens(starts, "".join(sentences), places, firsts[firsts < len(places)])
 
 
 def encode_examples(tokenizer: Tokenizer, examples: list[tuple[str, ...]]) -> list[Encoded]:
@@ -166,10 +243,11 @@ def encode_examples(tokenizer: Tokenizer, examples: list[tuple[str, ...]]) -> li
 
 
 class BlockBuilder:
-    """Collects whole documents until they are a block."""
+    """Collects whole documents until they are a block. `levels`: of the units that its documents come with."""
 
-    def __init__(self) -> None:
+    def __init__(self, levels: tuple[Level, ...] = ()) -> None:
         self._documents: list[Encoded] = []
+        self._levels = levels
         self.tokens = 0
 
     def add(self, document: Encoded) -> None:
@@ -180,10 +258,13 @@ class BlockBuilder:
     def take(self) -> Block:
         """The block of what was added, at least one document; the builder is empty afterwards."""
         documents, self._documents, self.tokens = self._documents, [], 0
+        found = [document.begins for document in documents if document.begins is not None]
+        begins = np.concatenate(found, axis=1) if found else ()
         return Block(
             tokens=_join([document.tokens for document in documents]),
             sentences=_boundaries(np.concatenate([document.lengths for document in documents])),
             documents=_boundaries(np.array([len(document.lengths) for document in documents])),
+            units={level: np.packbits(bits) for level, bits in zip(self._levels, begins, strict=True)},
         )
 
 

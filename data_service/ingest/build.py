@@ -10,6 +10,7 @@ same bytes, and a build that was interrupted does again only what has no receipt
 """
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -44,6 +45,8 @@ from data_service.store.errors import KeyMissing
 from data_service.store.open import open_store
 from data_service.tokenizers.load import load_tokenizer, save_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
+from data_service.words.segmentation import Segmentation
+from data_service.words.units import resolve
 
 _DELETED = 1000  # objects that one request deletes
 
@@ -65,12 +68,15 @@ def build_corpus(
             the message names the file and the place in it.
         CorpusError: another corpus is there; no document is left to train on.
         TokenizerError, StoreError: a tokenizer or a place that cannot be used.
+
+    Words are found as `options.words` says; the files of words are copied, so that only this process reads them.
     """
     store = open_store(output)
     listing = list_inputs(inputs)
     refuse_own_output(store, listing)
     encoder = load_tokenizer(tokenizer)
-    wanted = configuration(inputs, listing, encoder.hash, options)
+    words, word_files = resolve(options.words) if options.words is not None else (None, {})
+    wanted = configuration(inputs, listing, encoder.hash, options, words)
     manifest = claim(store, wanted)
     if manifest is not None:
         refuse_skipped(store, manifest, options)
@@ -82,7 +88,16 @@ def build_corpus(
         progress(Progress("already built", shards, shards, size, size))
     else:
         try:
-            manifest = _build(store, listing, encoder, wanted=wanted, options=options, progress=progress)
+            manifest = _build(
+                store,
+                listing,
+                encoder,
+                wanted=wanted,
+                options=options,
+                words=words,
+                word_files=word_files,
+                progress=progress,
+            )
         except KeyMissing:
             # Somebody else may have finished the same build meanwhile and taken down the scaffolding.
             manifest = claim(store, wanted)
@@ -99,6 +114,8 @@ def _build(
     *,
     wanted: Configuration,
     options: BuildOptions,
+    words: Segmentation | None,
+    word_files: Mapping[str, bytes],
     progress: ReportProgress,
 ) -> CorpusManifest:
     with _pool(listing, options) as pool:
@@ -106,7 +123,9 @@ def _build(
         scanned = passes.scan()
         heldout, kept = passes.choose_heldout(scanned)
         save_tokenizer(tokenizer, store.at(TOKENIZER).uri)
-        written = passes.write(kept, heldout, tokenizer.hash)
+        for name, content in word_files.items():
+            store.put(passes.layout.words(name), content)
+        written = passes.write(kept, heldout, tokenizer.hash, words)
     manifest = assemble(
         passes.layout,
         options=wanted,
@@ -117,8 +136,8 @@ def _build(
         heldout_rule=heldout,
         progress=progress,
     )
-    if options.pairs is not None:
-        manifest = replace(manifest, pairs=PairTexts(options.pairs.count))
+    pairs = None if options.pairs is None else PairTexts(options.pairs.count)
+    manifest = replace(manifest, pairs=pairs, words=words)
     save_manifest(store, manifest)
     return manifest
 
@@ -210,7 +229,13 @@ class Passes:
             self._free_output()
             raise
 
-    def write(self, kept: list[Kept], heldout: HeldoutRule, tokenizer_hash: str) -> list[Written]:
+    def write(
+        self,
+        kept: list[Kept],
+        heldout: HeldoutRule,
+        tokenizer_hash: str,
+        words: Segmentation | None = None,
+    ) -> list[Written]:
         """The second pass."""
         tasks = [
             WriteTask(
@@ -221,6 +246,7 @@ class Passes:
                 kept=kept[i],
                 tokenizer_hash=tokenizer_hash,
                 heldout=heldout,
+                words=words,
             )
             for i, split in enumerate(self.splits)
         ]

@@ -15,6 +15,7 @@ from data_service.ingest.options import BuildOptions
 from data_service.ingest.scan import Scanned
 from data_service.ingest.splits import Split
 from data_service.store.base import Store
+from data_service.words.segmentation import Segmentation
 
 RULES = 2  # goes up whenever the same inputs and options would give other bytes than before
 
@@ -26,7 +27,11 @@ Configuration = Mapping[str, object]
 
 
 def configuration(
-    patterns: list[str], listing: InputListing, tokenizer_hash: str, options: BuildOptions
+    patterns: list[str],
+    listing: InputListing,
+    tokenizer_hash: str,
+    options: BuildOptions,
+    words: Segmentation | None = None,
 ) -> Configuration:
     """Everything that decides the bytes of a corpus, ready for JSON; and two entries that do not.
 
@@ -45,6 +50,7 @@ def configuration(
         VERSIONS: hashlib.sha256(versions.encode()).hexdigest(),
         "tokenizer": tokenizer_hash,
         **options.identity(),
+        **({} if words is None else {"words": words.model_dump(mode="json", exclude_none=True)}),
     }
 
 

@@ -19,7 +19,7 @@ from data_service.ingest.files import open_ranged
 from data_service.ingest.formats import read_delimited, read_jsonl, read_txt
 from data_service.ingest.inputs import InputFile
 from data_service.ingest.options import BuildOptions
-from data_service.ingest.records import BadRecord, Numbered, Text, accept, checked, decode, example
+from data_service.ingest.records import BadRecord, Numbered, Text, accept, document, example
 from data_service.ingest.splits import FilePiece, Split
 
 _ROWS = 256
@@ -52,9 +52,14 @@ def read_documents(split: Split, options: BuildOptions) -> Iterator[Text]:
 def _read_piece(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRecord]:
     match piece.file.format:
         case "txt":
-            if options.pairs is not None:
+            if options.pairs is not None or options.word_fields:
+                need = (
+                    "words are to be read from one"
+                    if options.word_fields
+                    else "pairs need a query and a positive"
+                )
                 raise InputError(
-                    f"{piece.file.uri}: a .txt file has no fields, and pairs need a query and a positive",
+                    f"{piece.file.uri}: a .txt file has no fields, and {need}",
                     remedy="give JSON lines, CSV, TSV, Parquet or Arrow",
                 )
             return read_txt(piece, options)
@@ -158,9 +163,7 @@ def _parse(values: Mapping[str, object], place: Numbered, options: BuildOptions)
     value = values[options.text_field]
     if not isinstance(value, bytes):
         raise BadRecord(place, f"column {options.text_field!r} is null", "drop the row from the file")
-    raw = decode(value, options, place)
-    document = checked(raw.text, options, place)
-    return Text(document.text, document.replaced or raw.replaced)
+    return document(values, options, place)
 
 
 def _plain(values: pa.Array) -> pa.Array:
@@ -178,7 +181,7 @@ def _group_start(group: pq.RowGroupMetaData) -> int:
 
 
 def _check_columns(schema: pa.Schema, file: InputFile, options: BuildOptions) -> None:
-    lists = () if options.pairs is None else options.pairs.negatives
+    lists = options.word_fields if options.pairs is None else options.pairs.negatives
     for column in options.fields:
         _check_column(schema, file, column, lists=column in lists)
 

@@ -24,8 +24,8 @@ from data_service.ingest.records import (
     Text,
     Unit,
     accept,
-    checked,
     decode,
+    document,
     example,
     too_long,
     without_mark,
@@ -191,8 +191,8 @@ def _document_of_line(line: InputLine, place: LinePlace, options: BuildOptions) 
         raise BadRecord(
             place, reason, "name the field that holds the text with --text-field, or remove the line"
         )
-    document = checked(text, options, place)
-    return Text(document.text, document.replaced or raw.replaced)
+    found = document(record, options, place)
+    return replace(found, replaced=found.replaced or raw.replaced)
 
 
 def _loads(text: str) -> object:
@@ -277,9 +277,7 @@ def _document_of_row(
     values = {name: row[column].encode(errors="surrogateescape") for name, column in columns.items()}
     if options.pairs is not None:
         return example(values, options.pairs, options, place)
-    raw = decode(values[options.text_field], options, place)
-    document = checked(raw.text, options, place)
-    return Text(document.text, document.replaced or raw.replaced)
+    return document(values, options, place)
 
 
 def _refuse(bad: BadRecord) -> Text:

@@ -53,6 +53,11 @@ def hash_texts(texts: Sequence[str]) -> bytes:
     return b"".join(hashlib.blake2b(half.encode(), digest_size=8).digest() for half in halves)
 
 
+def read_bytes(digest: bytes, words: bytes) -> bytes:
+    """What goes into a split's digest of a document: its hash, and its words, if the input holds them."""
+    return digest + hashlib.blake2b(words, digest_size=16).digest() if words else digest
+
+
 def hash_tokens(tokens: Tokens) -> bytes:
     """blake2b, 16 bytes, of a document's tokens [T], whatever their width in memory."""
     return hashlib.blake2b(tokens.astype("<u4").tobytes(), digest_size=16).digest()

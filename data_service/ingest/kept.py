@@ -14,7 +14,7 @@ import numpy as np
 from data_service.errors import InputError
 from data_service.ingest.compare import ORDINAL, Slice
 from data_service.ingest.documents import read_documents
-from data_service.ingest.hashing import encoded_text, hash_texts
+from data_service.ingest.hashing import encoded_text, hash_texts, read_bytes
 from data_service.ingest.heldout import candidates_below, stretch_length, stretches
 from data_service.ingest.records import Text
 from data_service.ingest.tasks import SplitTask, TaskReceipt, write_receipt
@@ -46,7 +46,7 @@ def read_kept(task: SplitTask, kept: Kept) -> Iterator[tuple[Text, bytes]]:
         if document.blank:
             continue
         digest = hash_texts(document.texts)
-        seen.update(digest)
+        seen.update(read_bytes(digest, document.words))
         if ordinal not in drops:
             yield document, digest
         ordinal += 1

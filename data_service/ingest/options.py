@@ -1,8 +1,11 @@
 """The options of a build. All but two of them decide the bytes of the corpus, besides its text and its tokenizer."""
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, model_validator
+
+from data_service.ingest.languages import Language
+from data_service.words.segmentation import WordOptions
 
 MIB = 1 << 20
 # 0.6 MB a read, and a batch of 8,192 rows draws on 270 blocks: see `data_service.stream.radius`.
@@ -32,6 +35,8 @@ class BuildOptions(BaseModel):
 
     Attributes:
         text_field: field of a JSON line, or column of a table (CSV, TSV, Parquet, Arrow), that holds the document.
+        words: how words and other units are found, for masking; None: the tokenizer says where words begin.
+        sentences: the language whose rules say where sentences end; "any": those for all.
         pairs: the fields from which a corpus of pairs is built; None for a corpus of text.
         txt_documents: in .txt files, one document a file, or documents separated by blank lines.
         on_bad_bytes: what to do with text that is not UTF-8: refuse, or put U+FFFD in place of the bad bytes.
@@ -49,6 +54,8 @@ class BuildOptions(BaseModel):
 
     text_field: str = "text"
     pairs: PairFields | None = None
+    words: WordOptions | None = None
+    sentences: Language = "any"
     txt_documents: Literal["file", "blank_line"] = "file"
     on_bad_bytes: Literal["error", "replace"] = "error"
     on_bad_records: Literal["error", "skip"] = "error"
@@ -58,15 +65,28 @@ class BuildOptions(BaseModel):
     max_document_bytes: int = Field(default=16 * MIB, ge=1)
     workers: int = Field(default=1, ge=0)
 
+    @model_validator(mode="after")
+    def _words_of_running_text(self) -> Self:
+        if self.pairs is not None and self.words is not None:
+            raise ValueError("words are for masking, and a corpus of pairs is not masked")
+        return self
+
     def identity(self) -> dict[str, object]:
-        """The options that decide the output, ready for JSON."""
-        without = {"workers", "on_bad_records"} | ({"pairs"} if self.pairs is None else set())
+        """The options that decide the output, ready for JSON, but for words (`data_service.words.units.resolve`)."""
+        without = {"workers", "on_bad_records", "words"} | ({"pairs"} if self.pairs is None else set())
+        without |= {"sentences"} if self.sentences == "any" else set()
         return self.model_dump(mode="json", exclude=without)
 
     @property
     def fields(self) -> tuple[str, ...]:
         """Fields or columns that are read of each record."""
         if self.pairs is None:
-            return (self.text_field,)
+            return (self.text_field, *self.word_fields)
         negatives = self.pairs.negatives if self.pairs.count else ()
         return tuple(dict.fromkeys((self.pairs.query, self.pairs.positive, *negatives)))
+
+    @property
+    def word_fields(self) -> tuple[str, ...]:
+        """The field that holds a document's words, if one does."""
+        field = None if self.words is None else self.words.input_field
+        return () if field is None else (field,)

@@ -14,6 +14,7 @@ from data_service.errors import InputError
 from data_service.ingest.files import open_text
 from data_service.ingest.inputs import InputFile
 from data_service.ingest.options import BuildOptions, PairFields
+from data_service.words.units import spelt_words
 
 _REMEDY = "convert the file to UTF-8, or build with --on-bad-bytes replace (each bad byte becomes U+FFFD)"
 _SKIP_REMEDY = "; or leave bad records out with --on-bad-records skip"
@@ -22,6 +23,7 @@ _P = ParamSpec("_P")
 
 Unit = Literal["", "byte", "line", "row"]
 _FIELDS = "name the fields with --query-field, --positive-field and --negatives-field"
+_WORDS = "give every document its words, which spell its text in order; --words-field names the field"
 LISTED = 100
 _CHUNK = 1 << 20
 
@@ -30,12 +32,14 @@ _CHUNK = 1 << 20
 class Text:
     """A document as read; `replaced` if some of it was not UTF-8 and U+FFFD stands for it.
 
-    In a corpus of pairs, an example: `text` is its query, `others` are its positive and its negatives.
+    In a corpus of pairs, an example: `text` is its query, `others` are its positive and its negatives. `words`: where
+    the words of its input begin, as `spelt_words` gives it; empty if the input holds none.
     """
 
     text: str
     replaced: bool
     others: tuple[str, ...] = ()
+    words: bytes = b""
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -165,6 +169,43 @@ def too_long(place: RecordPlace, limit: int) -> BadRecord:
         "cut it into documents (.txt with blank lines between them: --txt-documents blank_line), or "
         "raise --max-document-bytes",
     )
+
+
+def document(record: Mapping[str, object], options: BuildOptions, place: RecordPlace) -> Text:
+    """The document of a record, whose text is a string or bytes; with its words, if the options name a field of them.
+
+    Raises:
+        BadRecord: text that is not UTF-8 or too long; words that are not those of the text.
+    """
+    value = record[options.text_field]
+    raw = decode(value, options, place) if isinstance(value, bytes) else Text(str(value), False)
+    found = checked(raw.text, options, place)
+    found = replace(found, replaced=found.replaced or raw.replaced)
+    for name in options.word_fields:
+        words = list(_word_texts(record.get(name), name, options, place))
+        try:
+            found = replace(found, words=spelt_words(found.text, words))
+        except ValueError as error:
+            raise BadRecord(
+                place, f"field {name!r} does not hold the words of the text: {error}", _WORDS
+            ) from error
+    return found
+
+
+def _word_texts(value: object, name: str, options: BuildOptions, place: RecordPlace) -> Iterator[str]:
+    """The words in a field's value: a list, or a list of sentences that are lists, or text with spaces between."""
+    match value:
+        case list():
+            for item in value:
+                if isinstance(item, list):
+                    yield from _word_texts(item, name, options, place)
+                else:
+                    yield from (text.text for text in _texts(item, name, options, place))
+        case str() | bytes():
+            yield from (word for text in _texts(value, name, options, place) for word in text.text.split())
+        case _:
+            kind = "nothing" if value is None else type(value).__name__
+            raise BadRecord(place, f"field {name!r} holds {kind}, not words", _WORDS)
 
 
 def example(

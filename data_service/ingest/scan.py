@@ -4,7 +4,14 @@ import hashlib
 from array import array
 
 from data_service.ingest.documents import read_records
-from data_service.ingest.hashing import BUCKETS, bucket_starts, hash_of, hash_texts, sorted_records
+from data_service.ingest.hashing import (
+    BUCKETS,
+    bucket_starts,
+    hash_of,
+    hash_texts,
+    read_bytes,
+    sorted_records,
+)
 from data_service.ingest.records import LISTED, BadRecord, SkippedRecord, skipped_record
 from data_service.ingest.tasks import SplitTask, TaskReceipt, write_receipt
 
@@ -43,8 +50,8 @@ class Scanned(TaskReceipt):
         first_skipped: the first `LISTED` of them.
         replaced: documents in which U+FFFD stands for bad bytes.
         buckets: [BUCKETS + 1], where each first byte of the hash begins in the sorted hashes.
-        digest: hash of all hashes in reading order. The second pass compares it, to be sure that it reads the same
-        text.
+        digest: hash of all hashes in reading order, and of the words that the input holds. The second pass compares it,
+        to be sure that it reads the same text.
     """
 
     documents: int
@@ -64,7 +71,7 @@ def scan(task: ScanTask) -> Scanned:
     """
     # Hash every document, and count those without text and bad records.
     store = task.layout.open()
-    hashes = bytearray()
+    hashes, seen = bytearray(), hashlib.sha256()
     sizes = array("I")
     first_skipped: list[SkippedRecord] = []
     empty = replaced = skipped = 0
@@ -78,7 +85,9 @@ def scan(task: ScanTask) -> Scanned:
             empty += 1
             continue
         replaced += document.replaced
-        hashes += hash_texts(document.texts)
+        digest = hash_texts(document.texts)
+        hashes += digest
+        seen.update(read_bytes(digest, document.words))
         sizes.append(document.size)
     # Store the hashes in order, with the places where each first byte begins.
     records = sorted_records(hashes, sizes)
@@ -98,7 +107,7 @@ def scan(task: ScanTask) -> Scanned:
         first_skipped=first_skipped,
         replaced=replaced,
         buckets=buckets,
-        digest=hashlib.sha256(hashes).hexdigest(),
+        digest=seen.hexdigest(),
     )
     write_receipt(store, task.receipt, scanned)
     return scanned

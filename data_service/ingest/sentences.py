@@ -10,10 +10,14 @@ A newline is always a boundary. Within a line:
   Ethiopic word spaces, which serve as one. A full-width stop before a digit is a decimal point.
 - Thai and Lao have no such mark: they put a space between clauses, and none between words. There a space between
   two letters is a boundary, but not one beside a digit or a repetition mark.
+
+`languages.py` adds what is known of one language.
 """
 
 import re
 from collections.abc import Iterator
+
+from data_service.ingest.languages import UNSPACED, Language, is_abbreviation, unspaced_boundaries
 
 LONGEST = 8192  # characters; longer runs are cut, so that no piece is too much for the tokenizer at once
 
@@ -64,8 +68,8 @@ _ABBREVIATIONS = frozenset(
 )
 
 
-def split_sentences(text: str) -> list[str]:
-    """The sentences of a document with text in it, none of them empty.
+def split_sentences(text: str, language: Language = "any") -> list[str]:
+    """The sentences of a document with text in it, none of them empty. `language`: whose rules are used besides.
 
     Laid end to end they are the document, with white space around each boundary made one space. That space is the
     first character of the later sentence. If there was no white space, there is none.
@@ -77,7 +81,7 @@ def split_sentences(text: str) -> list[str]:
             continue
         lead = " " if pieces else ""
         start = 0
-        for stop, resume in _boundaries(stripped):
+        for stop, resume in _boundaries(stripped, language):
             pieces.extend(_bounded(lead + stripped[start:stop]))
             lead = " " if resume > stop else ""
             start = resume
@@ -85,15 +89,18 @@ def split_sentences(text: str) -> list[str]:
     return pieces
 
 
-def _boundaries(line: str) -> Iterator[tuple[int, int]]:
+def _boundaries(line: str, language: Language) -> Iterator[tuple[int, int]]:
     """(end of a sentence, start of the next)."""
+    if language in UNSPACED:
+        yield from unspaced_boundaries(line)
+        return
     for match in (_ASCII_BOUNDARY if line.isascii() else _BOUNDARY).finditer(line):
         kind = match.lastgroup or ""
-        if kind != "space" or _ends_sentence(line, match.start(), match.end()):
+        if kind != "space" or _ends_sentence(line, match.start(), match.end(), language):
             yield match.start(kind), match.end()
 
 
-def _ends_sentence(line: str, mark: int, following: int) -> bool:
+def _ends_sentence(line: str, mark: int, following: int, language: Language) -> bool:
     """Whether the last of the marks, at `mark`, ends a sentence when the next word begins at `following`."""
     first = line[following]
     if first in _OPENERS and following + 1 < len(line):
@@ -103,6 +110,8 @@ def _ends_sentence(line: str, mark: int, following: int) -> bool:
     if line[mark] not in ".․" or (mark and _MARK.match(line[mark - 1])):
         return True
     word = line[max(0, mark - 16) : mark].rpartition(" ")[2].lstrip(_OPENERS)
+    if is_abbreviation(word, language):
+        return False
     return not ("." in word or (len(word) == 1 and word.isupper()) or word.lower() in _ABBREVIATIONS)
 
 

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
+from typing import NamedTuple
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from data_service.corpus.layout import TOKENIZER, shard_key, shard_name
+from data_service.corpus.layout import TOKENIZER, BuildLayout, shard_key, shard_name
 from data_service.corpus.manifest import HeldoutRule, WrittenShard
 from data_service.corpus.writer import ShardWriter
 from data_service.errors import CorpusError
@@ -28,10 +29,22 @@ from data_service.store.base import Store
 from data_service.store.errors import OutOfSpace
 from data_service.tokenizers.load import load_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
+from data_service.types import Level
+from data_service.words.segmentation import Segmentation
+from data_service.words.units import UnitFinder
 
 LENGTHS = 40  # powers of two that a document's length in tokens can reach
-_Piece = tuple[tuple[str, ...], bool]
-"""The texts of a document, of a stretch of one, or of an example; and whether it is held out."""
+
+
+class _Piece(NamedTuple):
+    """The texts of a document, of a stretch of one, or of an example.
+
+    `words`: where its words begin, if the input holds them.
+    """
+
+    texts: tuple[str, ...]
+    heldout: bool
+    words: bytes = b""
 
 
 class PartSummary(BaseModel):
@@ -51,17 +64,19 @@ class PartSummary(BaseModel):
 
 
 class PartWriter:
-    """Writes the blocks of one part to `path`. The file is created with the first block.
+    """Writes the blocks of one part to `path`, with units of these `levels`. The file is created with the first block.
 
     `unigram` is the [vocab_size] int64 count of its tokens.
     """
 
-    def __init__(self, path: Path, name: str, vocab_size: int, block_tokens: int) -> None:
+    def __init__(
+        self, path: Path, name: str, vocab_size: int, block_tokens: int, levels: tuple[Level, ...] = ()
+    ) -> None:
         self.path = path
         self.unigram = np.zeros(vocab_size, dtype=np.int64)
         self._name = name
         self._block_tokens = block_tokens
-        self._builder = BlockBuilder()
+        self._builder = BlockBuilder(levels)
         self._writer: ShardWriter | None = None
         self._text_bytes = 0
         self._lengths = [0] * LENGTHS
@@ -100,11 +115,12 @@ class PartWriter:
 
 @dataclass(frozen=True)
 class WriteTask(SplitTask):
-    """Encode a split: the documents that are kept, and what of them is held out."""
+    """Encode a split: the documents that are kept, and what of them is held out. `words`: how units are found."""
 
     kept: Kept
     tokenizer_hash: str
     heldout: HeldoutRule
+    words: Segmentation | None = None
 
     @property
     def receipt(self) -> str:
@@ -137,13 +153,17 @@ def write(task: WriteTask) -> Written:
     """
     store = task.layout.open()
     tokenizer = _tokenizer(store.at(TOKENIZER).uri, task.tokenizer_hash)
+    finder = _finder(task.layout, task.words) if task.words is not None else None
+    levels = () if finder is None else finder.levels
     with tempfile.TemporaryDirectory(prefix="maskfleet-") as folder, _room_in(folder):
         name, block_tokens = shard_name(task.index), task.options.block_tokens
         with (
-            PartWriter(Path(folder, "train.tar"), name, tokenizer.vocab_size, block_tokens) as train,
-            PartWriter(Path(folder, "heldout.tar"), name, tokenizer.vocab_size, block_tokens) as heldout,
+            PartWriter(Path(folder, "train.tar"), name, tokenizer.vocab_size, block_tokens, levels) as train,
+            PartWriter(
+                Path(folder, "heldout.tar"), name, tokenizer.vocab_size, block_tokens, levels
+            ) as heldout,
         ):
-            without_tokens = _fill(task, tokenizer, (train, heldout))
+            without_tokens = _fill(task, tokenizer, finder, (train, heldout))
             summaries = (train.finish(), heldout.finish())
             files = _store_parts(store, task, (train, heldout), summaries)
     written = Written(
@@ -158,11 +178,13 @@ def write(task: WriteTask) -> Written:
     return written
 
 
-def _fill(task: WriteTask, tokenizer: Tokenizer, parts: tuple[PartWriter, PartWriter]) -> int:
+def _fill(
+    task: WriteTask, tokenizer: Tokenizer, finder: UnitFinder | None, parts: tuple[PartWriter, PartWriter]
+) -> int:
     """Put every kept document, or each of its stretches, into its part; returns the number of those without a token."""
     without_tokens = 0
     for batch in _batches(_pieces(task)):
-        for (texts, heldout), document in zip(batch, _encode(task, tokenizer, batch), strict=True):
+        for (texts, heldout, _), document in zip(batch, _encode(task, tokenizer, finder, batch), strict=True):
             if not len(document.tokens):
                 without_tokens += 1
                 continue
@@ -178,16 +200,24 @@ def _fill(task: WriteTask, tokenizer: Tokenizer, parts: tuple[PartWriter, PartWr
 def _pieces(task: WriteTask) -> Iterator[_Piece]:
     for document, digest in read_kept(task, task.kept):
         if document.others:
-            yield document.texts, task.heldout.holds_out(low_word(digest))
-        else:
-            divided = divide_document(task.heldout, document.text, digest)
-            yield from (((text,), heldout) for text, heldout in divided)
+            yield _Piece(document.texts, task.heldout.holds_out(low_word(digest)))
+            continue
+        words = document.words
+        for text, heldout in divide_document(task.heldout, document.text, digest):
+            size = sum(map(len, text.split())) if words else 0
+            yield _Piece((text,), heldout, words[:size])
+            words = words[size:]
 
 
-def _encode(task: WriteTask, tokenizer: Tokenizer, batch: list[_Piece]) -> list[Encoded]:
+def _encode(
+    task: WriteTask, tokenizer: Tokenizer, finder: UnitFinder | None, batch: list[_Piece]
+) -> list[Encoded]:
     if task.options.pairs is not None:
-        return encode_examples(tokenizer, [texts for texts, _ in batch])
-    return encode_documents(tokenizer, [text for (text,), _ in batch])
+        return encode_examples(tokenizer, [piece.texts for piece in batch])
+    given = [piece.words for piece in batch]
+    return encode_documents(
+        tokenizer, [text for (text,), _, _ in batch], finder, given, task.options.sentences
+    )
 
 
 def _batches(documents: Iterator[_Piece]) -> Iterator[list[_Piece]]:
@@ -195,7 +225,7 @@ def _batches(documents: Iterator[_Piece]) -> Iterator[list[_Piece]]:
     characters = 0
     for document in documents:
         batch.append(document)
-        characters += sum(map(len, document[0]))
+        characters += sum(map(len, document.texts))
         if characters >= BATCH:
             yield batch
             batch, characters = [], 0
@@ -242,3 +272,11 @@ def _tokenizer(uri: str, expected: str) -> Tokenizer:
             remedy="delete the half-built corpus and build it again",
         )
     return tokenizer
+
+
+@lru_cache(maxsize=1)
+def _finder(layout: BuildLayout, words: Segmentation) -> UnitFinder:
+    """A worker process loads its dictionaries once. They were checked when the build began."""
+    store = layout.open()
+    names = words.model_dump(include={"dictionary", "user_words", "lexicon"}, exclude_none=True)
+    return UnitFinder(words, {name: store.get(layout.words(name)) for name in names})

@@ -83,7 +83,8 @@ class Reading:
         *,
         backward: bool,
     ) -> Self:
-        """`never` are the special ids; without a word-start table every token is a word."""
+        """`never` are the special ids; without a word-start table every token is a word. The table is for blocks that
+        do not say where words begin."""
         end = special.sep if special.eod is None else special.eod
         text = _with_ends(block.tokens, block.sentences[block.documents[1:]], end)
         document = np.repeat(np.arange(len(block.documents) - 1), np.diff(block.documents))
@@ -91,7 +92,7 @@ class Reading:
         fixed = fixed_positions(text, (*never, end))
         begins = np.ones(len(text) + 1, dtype=np.bool_)
         if starts_word is not None:
-            begins[:-1] = starts_word[text]
+            begins[:-1] = _word_starts(block, text, starts_word)
             for places in (bounds, fixed, fixed + 1):
                 begins[places] = True
         flags = begins[:-1] * _BEGINS
@@ -156,6 +157,15 @@ class Reading:
         anywhere = backward * self.size + scale(place, self.size - (room - sizes) + 1)
         elsewhere = self.bounds[np.searchsorted(self.bounds, anywhere, side="right") - 1]
         return sizes, np.where(drawn < round(random * (1 << 32)), elsewhere, places + sizes)
+
+
+def _word_starts(block: Block, text: Tokens, starts_word: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """[T] bool, words of `text`, the block's with ends of documents; these may be anything."""
+    stored = block.begins("word")
+    if stored is None:
+        return starts_word[text]
+    ends = block.sentences[block.documents[1:]]
+    return np.insert(stored, ends, True)
 
 
 def _with_ends(tokens: Tokens, ends: NDArray[np.int64], end: int) -> Tokens:

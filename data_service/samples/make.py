@@ -29,6 +29,7 @@ from data_service.samples.selection import Slots, fixed_positions, token_units, 
 from data_service.samples.spec import StreamSpec
 from data_service.samples.texts import TextRows, pair_texts, repeated_sentences, text_rows
 from data_service.types import Block
+from data_service.words.similar import SimilarWords
 
 AnyRows = RowCuts | LaneRows | TextRows
 """Where a block is cut, whatever the input."""
@@ -60,6 +61,7 @@ def make_rows(
     key: Key,
     starts_word: NDArray[np.bool_] | None,
     unigram: NDArray[np.int64] | None = None,
+    similar: SimilarWords | None = None,
 ) -> Samples:
     """Rows `start` to `stop` of a block, ready to train on.
 
@@ -69,8 +71,10 @@ def make_rows(
         start, stop: which rows; any range gives the same bytes per row.
         spec: the stream's.
         key: of the draws of this block in this masking epoch; see `block_key`.
-        starts_word: [vocab_size] bool, the tokenizer's word-start table, where words are masked whole.
+        starts_word: [vocab_size] bool, the tokenizer's word-start table, where words are masked whole: for blocks
+            that do not say where words begin.
         unigram: [vocab_size] counts of the corpora's tokens, where random replacements follow them.
+        similar: the table of similar words, where these replace words.
     """
     match spec.masking:
         case MlmMasking() as masking:
@@ -85,6 +89,7 @@ def make_rows(
                 key=key,
                 starts_word=starts_word,
                 unigram=unigram,
+                similar=similar,
             )
         case PermutedPrediction() as permuted:
             assert isinstance(rows, LaneRows)
@@ -116,6 +121,7 @@ def _masked(
     key: Key,
     starts_word: NDArray[np.bool_] | None,
     unigram: NDArray[np.int64] | None,
+    similar: SimilarWords | None,
 ) -> Samples:
     assert masking.unit == "token" or starts_word is not None  # `Corpora` gives what the masking needs
     assert masking.replace.random_from == "vocabulary" or unigram is not None
@@ -125,9 +131,10 @@ def _masked(
     fixed = fixed_positions(text, spec.never_masked)
     units = token_units(laid_out.edges, fixed)
     if starts_word is not None:
-        breaks = rows.sentence_starts(block, start, stop)
-        units = word_units(text, laid_out.edges, fixed, breaks, starts_word)
-    vocabulary = spec.vocabulary
+        stored = None if masking.level is None else block.begins(masking.level)
+        begins = starts_word[text] if stored is None else rows.take(stored, start, stop)
+        units = word_units(begins, laid_out.edges, fixed, breaks=rows.sentence_starts(block, start, stop))
+    vocabulary = replace(spec.vocabulary, similar=similar)
     if unigram is not None:
         vocabulary = replace(vocabulary, counts=unigram[vocabulary.ordinary])
     return rows.label(

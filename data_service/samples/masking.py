@@ -8,14 +8,25 @@ from typing import Annotated, Literal, Self, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from data_service.rng import Key, draws32, draws64, scale, stream_key
 from data_service.samples.packing import LaidOut
 from data_service.samples.samples import Samples
 from data_service.samples.selection import Slots, Units, select, select_drawn
-from data_service.samples.spans import Stretches, ngram_lengths, select_stretches, span_lengths
-from data_service.types import Tokens
+from data_service.samples.similar_words import replaced_words
+from data_service.samples.spans import Lengths, Stretches, ngram_lengths, select_stretches, span_lengths
+from data_service.types import Level, Tokens
+from data_service.words.similar import SimilarWords
 
 _DRAWS = 1 << 32
 
@@ -25,7 +36,9 @@ Share = Annotated[float, Field(ge=0, le=1)]
 class Replacement(BaseModel):
     """What stands where a target was: shares of the mask token, a random token, the token itself; sum 1.
 
-    A random token is any ordinary one alike, or drawn by its frequency in the corpora (SpanBERT).
+    A random token is any ordinary one alike, or drawn by its frequency in the corpora (SpanBERT). `similar`: the share
+    of words in whose place a similar one stands (MacBERT); all shares are then of words, and a random word is one of
+    the table of similar words.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -33,15 +46,25 @@ class Replacement(BaseModel):
     mask: Share = 0.8
     random: Share = 0.1
     keep: Share = 0.1
+    similar: Share = 0.0
     random_from: Literal["vocabulary", "unigram"] = "vocabulary"
 
     @model_validator(mode="after")
     def _makes_sense(self) -> Self:
-        if abs(self.mask + self.random + self.keep - 1) > 1e-9:
-            raise ValueError(f"mask + random + keep is {self.mask + self.random + self.keep:g}, it must be 1")
+        if abs(self.mask + self.random + self.keep + self.similar - 1) > 1e-9:
+            names = "mask + random + keep" + (" + similar" if self.similar else "")
+            total = self.mask + self.random + self.keep + self.similar
+            raise ValueError(f"{names} is {total:g}, it must be 1")
+        if self.similar and self.random_from == "unigram":
+            raise ValueError("random words are of the table of similar words; leave random_from out")
         if self.random_from == "unigram" and not self.random:
             raise ValueError("random_from is given but random is 0; leave random_from out")
         return self
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
+        """Without `similar` where it is 0, as before there was such a share."""
+        return {name: value for name, value in serialize(self).items() if name != "similar" or value}
 
 
 @dataclass(frozen=True)
@@ -52,11 +75,13 @@ class Vocabulary:
         mask: the id of the mask token.
         ordinary: [V] ids of ordinary tokens, ascending, in the corpus's dtype: the random replacements.
         counts: [V] int64, how often each occurs in the corpora; None where all are drawn alike.
+        similar: the table of similar words, where these stand in place of words.
     """
 
     mask: int
     ordinary: Tokens
     counts: NDArray[np.int64] | None = None
+    similar: SimilarWords | None = None
 
     def random(self, draws: NDArray[np.uint32]) -> Tokens:
         """[N] ordinary ids from [N] uniform 32-bit draws: by frequency if counts are given, else all alike.
@@ -113,6 +138,7 @@ class NoMasking(BaseModel):
         return 0
 
 
+MaskingUnit = Literal["token", "whole_word", "ngram", "span", "phrase", "entity"]
 _LONGEST_NGRAM, _LONGEST_SPAN, _SPAN_P = 3, 10, 0.2
 
 
@@ -126,7 +152,10 @@ class MlmMasking(BaseModel):
             section 3.1; google-research/albert); or spans of 1 to `longest` words, their length geometric with
             `span_p`, overlapping and adjacent ones merged and replaced alike (Joshi et al. 2020, section 3.1).
             Words are never cut: facebookresearch/SpanBERT cuts the last one at the budget, the paper does not.
+            Or, with a corpus that was built with a lexicon, its entities whole, or its phrases and entities, and single
+            tokens between them (Sun et al. 2019, section 3.2).
         longest: words in the longest n-gram (null: 3) or span (null: 10).
+        ngram_weights: of n-grams of 1, 2, ... words, in place of `longest` (MacBERT: 0.4, 0.3, 0.2, 0.1).
         span_p: of the geometric distribution of span lengths (null: 0.2).
         copies: "dynamic" draws new masks every epoch; a number k draws k masks of each row and uses them in rotation.
         replace: what stands in the targets' places.
@@ -143,9 +172,10 @@ class MlmMasking(BaseModel):
 
     kind: Literal["mlm"] = "mlm"
     rate: float = Field(default=0.15, gt=0, le=0.8)
-    unit: Literal["token", "whole_word", "ngram", "span"] = "token"
+    unit: MaskingUnit = "token"
     longest: PositiveInt | None = None
     span_p: float | None = Field(default=None, gt=0, lt=1)
+    ngram_weights: tuple[PositiveFloat, ...] | None = Field(default=None, min_length=1, max_length=64)
     copies: Literal["dynamic"] | PositiveInt = "dynamic"
     replace: Replacement = Replacement()
     count: Literal["stochastic", "bert", "ceil", "drawn"] = "stochastic"
@@ -158,9 +188,30 @@ class MlmMasking(BaseModel):
             raise ValueError(f"longest is for n-grams and spans; leave it out with unit {self.unit}")
         if self.span_p is not None and self.unit != "span":
             raise ValueError(f"span_p is for spans; leave it out with unit {self.unit}")
+        if self.ngram_weights is not None and (self.unit != "ngram" or self.longest is not None):
+            raise ValueError("ngram_weights are for unit ngram, in place of longest")
+        if self.replace.similar and self.level is None:
+            raise ValueError(f"similar words stand in place of words; choose another unit than {self.unit}")
         if self.count == "drawn" and self.unit != "token":
             raise ValueError(f"count drawn draws single tokens; choose another count with unit {self.unit}")
         return self
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
+        """Without `ngram_weights` where they are not given, as before there were any."""
+        given = self.ngram_weights is not None
+        return {name: value for name, value in serialize(self).items() if name != "ngram_weights" or given}
+
+    @property
+    def level(self) -> Level | None:
+        """Which of a block's units are masked whole; None for single tokens."""
+        match self.unit:
+            case "token":
+                return None
+            case "phrase" | "entity":
+                return self.unit
+            case _:
+                return "word"
 
     def mask_epoch(self, epoch: int) -> int:
         """The epoch whose masks are used in `epoch`."""
@@ -207,8 +258,15 @@ def mask_rows(
     positions = rows.places(text, per_row)
     target_ids = rows.tokens[positions]
     draws = _row_draws(per_row, slots, _purpose(key, "replacements"))
-    leaders = _leaders(positions) if masking.unit == "span" else None
-    rows.tokens[positions] = replaced(target_ids, draws, leaders, masking.replace, vocabulary)
+    if masking.replace.similar:
+        assert vocabulary.similar is not None  # `Corpora` gives what the masking needs
+        assert sizes is not None
+        rows.tokens[positions] = replaced_words(
+            target_ids, sizes[chosen], draws, masking.replace, vocabulary, vocabulary.similar
+        )
+    else:
+        leaders = _leaders(positions) if masking.unit == "span" else None
+        rows.tokens[positions] = replaced(target_ids, draws, leaders, masking.replace, vocabulary)
     return Samples(rows.tokens, rows.offsets, positions, target_ids)
 
 
@@ -217,12 +275,14 @@ def _select(
 ) -> NDArray[np.bool_]:
     """[U] bool, the units whose tokens are targets."""
     match masking.unit:
-        case "token" | "whole_word":
+        case "token" | "whole_word" | "phrase" | "entity":
             if masking.count == "drawn":
                 return select_drawn(units, counts, slots, _purpose(key, "drawn"))
             return select(units, counts, slots, _purpose(key, "targets"))
         case "ngram":
-            ngrams = Stretches(ngram_lengths(masking.longest or _LONGEST_NGRAM), overlap=False)
+            weights, longest = masking.ngram_weights, masking.longest or _LONGEST_NGRAM
+            lengths = ngram_lengths(longest) if weights is None else Lengths.weighted(np.array(weights))
+            ngrams = Stretches(lengths, overlap=False)
             return select_stretches(
                 units,
                 rows.separators,

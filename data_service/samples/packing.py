@@ -8,7 +8,7 @@ layout and masking work on it as on a block's text. It may hold a token of the b
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal, Self, assert_never
+from typing import Literal, Self, TypeVar, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from data_service.samples.samples import Samples
 from data_service.tokenizers.specials import SpecialIds
 from data_service.types import Block, Tokens
+
+V = TypeVar("V", bound=np.generic)
 
 
 @dataclass(frozen=True)
@@ -48,9 +50,9 @@ class Segments:
         labels = None if self.labels is None else self.labels[start:stop]
         return Segments(self.starts[start:stop], self.sizes[start:stop], labels)
 
-    def text(self, block: Block) -> Tokens:
-        """The segments' tokens, end to end."""
-        return end_to_end(block, self.starts, self.sizes)
+    def take(self, values: NDArray[V]) -> NDArray[V]:
+        """Those of `values` [T], one a token of the block, that the segments hold, end to end."""
+        return end_to_end(values, self.starts, self.sizes)
 
     def sentence_starts(self, block: Block) -> NDArray[np.int64]:
         """Offsets in `text` at which a sentence, or segment B of a row, begins, in no order; some come twice."""
@@ -65,15 +67,16 @@ class Segments:
         return np.concatenate([inside, before[1::2][paired]])
 
 
-def end_to_end(block: Block, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> Tokens:
-    """The tokens of stretches of a block, one after another; `starts` and `sizes` have one shape, read row by row."""
+def end_to_end(values: NDArray[V], starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[V]:
+    """Stretches of `values`, such as a block's tokens, one after another; `starts` and `sizes` have one shape, read row
+    by row."""
     flat = sizes.ravel()
     before = np.cumsum(flat) - flat
     # Half-width indices are twice as fast to make and to follow.
-    dtype = np.int32 if len(block.tokens) + flat.sum() < np.iinfo(np.int32).max else np.int64
+    dtype = np.int32 if len(values) + flat.sum() < np.iinfo(np.int32).max else np.int64
     where = np.repeat((starts.ravel() - before).astype(dtype), flat)
     where += np.arange(len(where), dtype=dtype)
-    return block.tokens[where]
+    return values[where]
 
 
 Packing = Literal["full_sentences", "doc_sentences", "contiguous"]
@@ -114,9 +117,13 @@ class RowCuts:
 
     def text(self, block: Block, start: int, stop: int) -> Tokens:
         """The text of rows `start` to `stop`, without special tokens."""
+        return self.take(block.tokens, start, stop)  # type: ignore[return-value]
+
+    def take(self, values: NDArray[V], start: int, stop: int) -> NDArray[V]:
+        """Those of `values` [T], one a token of the block, that rows `start` to `stop` hold, end to end."""
         if self.segments is not None:
-            return self.segments.rows(start, stop).text(block)
-        return block.tokens[self.edges[start] : self.edges[stop]]
+            return self.segments.rows(start, stop).take(values)
+        return values[self.edges[start] : self.edges[stop]]
 
     def sentence_starts(self, block: Block, start: int, stop: int) -> NDArray[np.int64]:
         """Offsets in `text` at which a sentence or a second segment begins, in no order; some may come twice."""

@@ -63,32 +63,26 @@ def token_units(edges: NDArray[np.int64], fixed: NDArray[np.int64]) -> Units:
 
 
 def word_units(
-    text: Tokens,
-    edges: NDArray[np.int64],
-    fixed: NDArray[np.int64],
-    breaks: NDArray[np.int64],
-    starts_word: NDArray[np.bool_],
+    starts: NDArray[np.bool_], edges: NDArray[np.int64], fixed: NDArray[np.int64], breaks: NDArray[np.int64]
 ) -> Units:
     """Whole words: from each piece that starts one to the next. Rows, `breaks` and `fixed` tokens end words.
 
     Args:
-        text: [T] tokens of the rows.
+        starts: [T] bool, the tokens of the rows at which a word, or another unit, begins.
         edges: [N + 1] int64, row i is text edges[i] to edges[i + 1].
         fixed: offsets of tokens in no unit.
         breaks: offsets at which a word starts whatever the piece (sentence starts).
-        starts_word: [vocabulary] bool, the tokenizer's word-start table.
     """
-    begins = np.append(starts_word[text], True)
-    for places in (edges, breaks, fixed, fixed + 1):
-        begins[places] = True
-    starts = np.flatnonzero(begins)
-    sizes = np.diff(starts)
-    starts = starts[:-1]
+    begins = np.append(starts, True)
+    for always in (edges, breaks, fixed, fixed + 1):
+        begins[always] = True
+    places = np.flatnonzero(begins)
+    firsts, sizes = places[:-1], np.diff(places)
     if len(fixed):
-        kept = np.ones(len(starts), dtype=np.bool_)
-        kept[np.searchsorted(starts, fixed)] = False
-        starts, sizes = starts[kept], sizes[kept]
-    return Units(np.searchsorted(starts, edges), starts, sizes)
+        kept = np.ones(len(firsts), dtype=np.bool_)
+        kept[np.searchsorted(firsts, fixed)] = False
+        firsts, sizes = firsts[kept], sizes[kept]
+    return Units(np.searchsorted(firsts, edges), firsts, sizes)
 
 
 _MARGIN = 1.06  # over the expected number of draws

@@ -24,7 +24,12 @@ from data_service.samples.texts import TextLayout
 from data_service.tokenizers.specials import SpecialIds
 
 WINDOW_BATCHES = 16  # batches that are shuffled together
-_LATER = ("layout", "one_source", "temperature")  # fields that came later: left out where nobody set them
+_LATER = (
+    "layout",
+    "one_source",
+    "temperature",
+    "similar",
+)  # fields that came later: left out where nobody set them
 
 
 class _Config(BaseModel):
@@ -50,6 +55,13 @@ class SourceSpec(_Config):
     uri: str
     manifest_fingerprint: str
     weight: float | None = Field(default=None, gt=0)
+
+
+class SimilarSource(_Config):
+    """The table of similar words: where it is, which is not part of the identity, and sha256 (hex) of its file."""
+
+    uri: str
+    hash: str
 
 
 class WindowSize(_Config):
@@ -89,6 +101,7 @@ class StreamSpec(_Config):
             sources.
         temperature: T: sources without weights are mixed in proportion to size ** (1 / T); 1: by size.
         layout: where the classification token of each text of a row of several stands.
+        similar: the table of similar words, where these replace words.
         special: ids by role.
         never_masked: ids that are neither targets nor random replacements: all special ones.
         vocab_size: number of ids.
@@ -105,6 +118,7 @@ class StreamSpec(_Config):
     one_source: PositiveInt | None = None
     temperature: float = Field(default=1.0, ge=1)
     layout: TextLayout = "cls_first"
+    similar: SimilarSource | None = None
     special: SpecialIds
     never_masked: tuple[NonNegativeInt, ...]
     vocab_size: PositiveInt
@@ -156,9 +170,9 @@ class StreamSpec(_Config):
     @cached_property
     def fingerprint(self) -> str:
         """sha256 (hex) of all that decides the samples; where the corpora lie does not."""
-        content = self.model_copy(
-            update={"sources": tuple(source.model_copy(update={"uri": ""}) for source in self.sources)}
-        )
+        sources = tuple(source.model_copy(update={"uri": ""}) for source in self.sources)
+        similar = self.similar and self.similar.model_copy(update={"uri": ""})
+        content = self.model_copy(update={"sources": sources, "similar": similar})
         return hashlib.sha256(content.model_dump_json().encode()).hexdigest()
 
     @cached_property

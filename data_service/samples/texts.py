@@ -43,7 +43,7 @@ class TextRows:
 
     def text(self, block: Block, start: int, stop: int) -> Tokens:
         """The texts of rows `start` to `stop`, end to end, without special tokens."""
-        return end_to_end(block, self.starts[start:stop], self.sizes[start:stop])
+        return end_to_end(block.tokens, self.starts[start:stop], self.sizes[start:stop])  # type: ignore[return-value]
 
     def stretches(self, row: int) -> tuple[range, ...]:
         """Where each text of a row lies in the block."""

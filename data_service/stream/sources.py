@@ -1,6 +1,6 @@
 """The corpora behind a stream, opened at the places that the spec names."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -12,11 +12,12 @@ from data_service.corpus.manifest_file import load_manifest
 from data_service.corpus.reader import read_block
 from data_service.errors import CorpusError
 from data_service.samples.inputs import Input, TextPairs
-from data_service.samples.spec import SourceSpec, StreamSpec
+from data_service.samples.spec import SimilarSource, SourceSpec, StreamSpec
 from data_service.store.base import Store
 from data_service.store.open import open_store
 from data_service.tokenizers.load import load_tokenizer
-from data_service.types import Block
+from data_service.types import Block, Level
+from data_service.words.similar import SimilarWords, parse_similar_words, read_similar_words, table_hash
 
 Opener = Callable[[str], Store]
 
@@ -37,6 +38,7 @@ class Corpora:
             _check(spec, source, manifest)
         self.tables = tuple(_split(spec, manifest) for manifest in manifests)
         self._counts = [manifest.unigram for manifest in manifests]
+        self._levels = [manifest.words.levels if manifest.words else () for manifest in manifests]
         self._word_rules = min(manifest.word_rules for manifest in manifests)
         self._tokenizer_hash = manifests[0].tokenizer_hash
         for source, manifest in zip(spec.sources, manifests, strict=True):
@@ -54,23 +56,43 @@ class Corpora:
 
     @cached_property
     def starts_word(self) -> NDArray[np.bool_] | None:
-        """[vocab_size] bool, the tokenizer's word-start table, if the objective masks whole words.
+        """[vocab_size] bool, the tokenizer's word-start table, if the objective masks whole words. It is used for
+        blocks that do not say where words begin.
 
         By the rules of the oldest of the corpora, so that a run keeps its masks.
 
-        Raises CorpusError: no ordinary piece of the vocabulary begins a word.
+        Raises CorpusError: no ordinary piece of the vocabulary begins a word, and some corpus stores no words; or a
+        corpus stores no units of a lexicon, and these are masked.
         """
         unit = self.spec.masking.unit
         if unit == "token":
             return None
+        check_units(unit, {source.name: source.uri for source in self.spec.sources}, self._levels)
         tokenizer = load_tokenizer(self._stores[0].at(TOKENIZER).uri)
         starts = tokenizer.word_starts_by(self._word_rules)
-        if not starts[self.spec.vocabulary.ordinary].any():
+        stored = all("word" in levels for levels in self._levels)
+        if not stored and not starts[self.spec.vocabulary.ordinary].any():
             raise CorpusError(
                 f"masking by {unit} needs words, and no piece of this corpus's tokenizer begins one",
                 remedy="mask by token, or build the corpus with a tokenizer that marks where words begin",
             )
         return starts
+
+    @cached_property
+    def similar(self) -> SimilarWords | None:
+        """The table of similar words, if these replace words.
+
+        Raises CorpusError: there is none, another than the spec means, or one of another tokenizer.
+        """
+        masking, source = self.spec.masking, self.spec.similar
+        if masking.kind != "mlm" or not masking.replace.similar:
+            return None
+        if source is None:
+            raise CorpusError(
+                "words are to be replaced by similar ones, and no table of these is given",
+                remedy="set similar_words.uri to what `maskfleet corpus similar-words` wrote",
+            )
+        return _load_similar(source, self._tokenizer_hash)
 
     @cached_property
     def unigram(self) -> NDArray[np.int64] | None:
@@ -88,6 +110,40 @@ class Corpora:
                 remedy="build the corpus again, or set objective.mlm.replace.random_from to vocabulary",
             )
         return counts
+
+
+def _load_similar(source: SimilarSource, tokenizer_hash: str) -> SimilarWords:
+    content = read_similar_words(source.uri)
+    found = table_hash(content)
+    if found != source.hash:
+        raise CorpusError(
+            f"the table of similar words at {source.uri} has hash {found[:12]}, expected {source.hash[:12]}",
+            remedy="give the address of the table that the run was made with, or start a new run on it",
+        )
+    table = parse_similar_words(content, source.uri)
+    check_similar(table, source.uri, tokenizer_hash)
+    return table
+
+
+def check_similar(table: SimilarWords, uri: str, tokenizer_hash: str) -> None:
+    """Raises CorpusError where a table of similar words was made with another tokenizer than the corpora."""
+    if table.tokenizer != tokenizer_hash:
+        raise CorpusError(
+            f"the similar words at {uri} are of tokenizer {table.tokenizer[:12]}, "
+            f"and the corpora of {tokenizer_hash[:12]}",
+            remedy="make the table from these corpora with `maskfleet corpus similar-words`",
+        )
+
+
+def check_units(unit: str, uris: Mapping[str, str], levels: Sequence[tuple[Level, ...]]) -> None:
+    """Raises CorpusError where phrases or entities are masked, and a corpus stores none. `uris`: of the sources, by
+    name; `levels`: of the units that each of them stores."""
+    for (name, uri), stored in zip(uris.items(), levels, strict=True):
+        if unit in ("phrase", "entity") and unit not in stored:
+            raise CorpusError(
+                f"masking by {unit} needs a lexicon's units, and source {name} ({uri}) was built without",
+                remedy="build the corpus with `maskfleet corpus build --lexicon FILE`, or mask by whole_word",
+            )
 
 
 def check_kind(manifest: CorpusManifest, uri: str, rows: Input) -> None:

@@ -135,6 +135,7 @@ def _make(corpora: Corpora, piece: BlockRows, block: Block) -> Samples:
         key=key,
         starts_word=corpora.starts_word,
         unigram=corpora.unigram,
+        similar=corpora.similar,
     )
 
 

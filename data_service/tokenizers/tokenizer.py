@@ -119,6 +119,17 @@ class Tokenizer:
             for encoding, places in zip(encodings, edges, strict=True)
         ]
 
+    def encode_with_places(self, texts: Sequence[str]) -> list[tuple[Tokens, NDArray[np.int64]]]:
+        """As `encode_batch`, each with the character of the text at which each of its tokens begins: [n] int64."""
+        encodings = self._encoder.encode_batch(list(texts), add_special_tokens=False)
+        return [
+            (
+                np.array(encoding.ids, dtype=self._dtype),
+                np.fromiter((first for first, _ in encoding.offsets), dtype=np.int64, count=len(encoding)),
+            )
+            for encoding in encodings
+        ]
+
     @cached_property
     def words_begin_at_spaces(self) -> bool:
         """Whether text that begins with a space has the ids that it has inside a longer text."""

@@ -36,7 +36,7 @@ _BYTE_WHITESPACE = tuple(chr(0x100 + ord(space)) for space in " \t\n\r\v\f")
 # First and last letters that begin a word: Thai, Lao, Tibetan, Burmese, Khmer, Tai Le, New Tai Lue, Tai Tham, the
 # signs that repeat or stand for a Han character, kana, Han, Tai Viet, Han again, half-width kana, Han beyond U+FFFF.
 # fmt: off
-_LETTERS = (
+LETTERS_WITHOUT_SPACES = (
     (0x0E01, 0x0E2E), (0x0E40, 0x0E44), (0x0E81, 0x0EAE), (0x0EC0, 0x0EC4), (0x0EDC, 0x0EDF), (0x0F40, 0x0F6C),
     (0x1000, 0x102A), (0x1780, 0x17B3), (0x1950, 0x1974), (0x1980, 0x19AB), (0x1A20, 0x1A54), (0x3005, 0x3007),
     (0x3041, 0x3096), (0x309D, 0x309F), (0x30A1, 0x30FA), (0x30FD, 0x30FF), (0x31F0, 0x31FF), (0x3400, 0x9FFF),
@@ -107,7 +107,7 @@ def _begins_unspaced(content: bytes) -> bool:
     length = 3 if content[0] < 0xF0 else 4
     first = content[:length]
     low, high = (_code(first.ljust(length, filler)) for filler in (b"\x80", b"\xbf"))
-    ranges = _LETTERS if low == high else _BLOCKS
+    ranges = LETTERS_WITHOUT_SPACES if low == high else _BLOCKS
     return any(start <= low and high <= stop for start, stop in ranges)
 
 

@@ -71,6 +71,61 @@ NegativesFieldOption = Annotated[
 ]
 
 
+class Segmenter(StrEnum):
+    JIEBA = "jieba"
+    LONGEST_MATCH = "longest_match"
+    FIELD = "field"
+
+
+class SentenceRules(StrEnum):
+    ANY = "any"
+    ZH = "zh"
+    JA = "ja"
+    DE = "de"
+    ES = "es"
+    FR = "fr"
+    IT = "it"
+    NL = "nl"
+    PT = "pt"
+    RU = "ru"
+
+
+SentencesOption = Annotated[
+    SentenceRules,
+    typer.Option("--sentences", help="The language whose rules say where sentences end, or any."),
+]
+SegmenterOption = Annotated[
+    Segmenter | None,
+    typer.Option(
+        "--segmenter",
+        help="Store where words begin, for text without spaces: by jieba, by the longest words of --dictionary, or as "
+        "a field of the input says. Default: the tokenizer says where words begin.",
+    ),
+]
+DictionaryOption = Annotated[
+    str | None,
+    typer.Option("--dictionary", metavar="FILE", help="Words of longest_match; or in place of jieba's own."),
+]
+UserWordsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--user-words", metavar="FILE", help="For jieba besides its own: word [frequency] [tag] a line."
+    ),
+]
+WordsFieldOption = Annotated[
+    str | None,
+    typer.Option("--words-field", help="Of --segmenter field: the text's words, a list. Default: words."),
+]
+LexiconOption = Annotated[
+    str | None,
+    typer.Option(
+        "--lexicon",
+        metavar="FILE",
+        help="Entities and phrases to be masked whole (ERNIE): text, a tab, and `entity` or `phrase` a line.",
+    ),
+]
+
+
 @group.command()
 def build(
     inputs: InputsArgument,
@@ -88,6 +143,12 @@ def build(
     positive_field: PositiveFieldOption = None,
     negatives_field: NegativesFieldOption = None,
     txt_documents: TxtDocumentsOption = TxtDocuments.FILE,
+    sentences: SentencesOption = SentenceRules.ANY,
+    segmenter: SegmenterOption = None,
+    dictionary: DictionaryOption = None,
+    user_words: UserWordsOption = None,
+    words_field: WordsFieldOption = None,
+    lexicon: LexiconOption = None,
     on_bad_bytes: BadBytesOption = BadBytes.ERROR,
     on_bad_records: BadRecordsOption = BadRecords.ERROR,
     block_tokens: Annotated[
@@ -115,10 +176,12 @@ def build(
 
     options = settings(
         BuildOptions,
-        called={"heldout_fraction": "--heldout", "pairs": "--texts pairs"},
+        called={"heldout_fraction": "--heldout", "pairs": "--texts pairs", "words": "--segmenter"},
         text_field=text_field,
         pairs=_pairs(texts, negatives, query_field, positive_field, negatives_field),
+        words=_words(segmenter, dictionary, user_words, words_field, lexicon),
         txt_documents=txt_documents.value,
+        sentences=sentences.value,
         on_bad_bytes=on_bad_bytes.value,
         on_bad_records=on_bad_records.value,
         heldout_fraction=heldout,
@@ -150,6 +213,28 @@ def _pairs(
             remedy="add --texts pairs, or leave them out",
         )
     return None
+
+
+def _words(
+    segmenter: Segmenter | None,
+    dictionary: str | None,
+    user_words: str | None,
+    words_field: str | None,
+    lexicon: str | None,
+) -> dict[str, object] | None:
+    """The settings of words; None without any. Raises OptionError where some are given without use."""
+    if words_field is not None and segmenter is not Segmenter.FIELD:
+        from launcher.errors import OptionError
+
+        raise OptionError(
+            f"--words-field {words_field} is given, and words are not read from the input",
+            remedy="add --segmenter field, or leave it out",
+        )
+    given = {"dictionary": dictionary, "user_words": user_words, "field": words_field, "lexicon": lexicon}
+    chosen: dict[str, object] = {name: value for name, value in given.items() if value is not None}
+    if segmenter is None and not chosen:
+        return None
+    return {"segmenter": None if segmenter is None else segmenter.value, **chosen}
 
 
 @group.command()
@@ -217,3 +302,40 @@ def show(
         names = [f"{name}: " for name in document.pairs.names] if document.pairs is not None else repeat("")
         for name, sentence in zip(names, document.sentences, strict=False):
             typer.echo(visible(name + sentence.rstrip("\n")))
+
+
+@group.command(name="similar-words")
+def similar_words(
+    corpora: Annotated[list[str], typer.Argument(metavar="CORPUS", help="Folders or s3:// URIs of corpora.")],
+    out: Annotated[str, typer.Option("--out", help="File or s3:// URI for the table; it must not exist.")],
+    size: Annotated[int, typer.Option("--size", min=1, help="Numbers of a word's vector.")] = 100,
+    window: Annotated[int, typer.Option("--window", min=1, help="Words of context on each side.")] = 5,
+    epochs: Annotated[int, typer.Option("--epochs", min=1, help="Passes over the text.")] = 5,
+    least: Annotated[int, typer.Option("--least", min=1, help="Leave out words that are rarer.")] = 5,
+    neighbours: Annotated[
+        int, typer.Option("--neighbours", min=1, help="A similar word is one of this many nearest words.")
+    ] = 10,
+    most_tokens: Annotated[
+        int, typer.Option("--most-tokens", min=1, help="Read so many tokens of each corpus.")
+    ] = 200_000_000,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the vectors.")] = 1,
+) -> None:
+    """Learn which words are similar, for MLM as correction (MacBERT): for each the nearest of the same length.
+
+    Needs gensim: pip install 'maskfleet[chinese]'. One thread and one seed, so the same table each time.
+
+    Example: `maskfleet corpus similar-words s3://bucket/news-zh --out s3://bucket/similar-words.txt`
+    """
+    from data_service.corpus.similar_words import SimilarWordOptions, write_similar_words
+
+    options = SimilarWordOptions(
+        size=size,
+        window=window,
+        epochs=epochs,
+        least=least,
+        neighbours=neighbours,
+        most_tokens=most_tokens,
+        seed=seed,
+    )
+    written = write_similar_words(corpora, out, options)
+    typer.echo(f"{written.words:,} words, {written.with_similar:,} with a similar one: {out}")

@@ -94,7 +94,9 @@ def _masks(recipe: Recipe, phase: RecipePhase) -> str:
     mlm = phase_objective(recipe, phase).mlm
     assert mlm is not None  # a phase changes the masks of mlm only
     replace = mlm.replace
-    return f"{mlm.rate:.3g}: {replace.mask:g} mask, {replace.random:g} random, {replace.keep:g} kept"
+    unit = "" if mlm.unit == "token" else f" by {mlm.unit}"
+    similar = f"{replace.similar:g} similar, " if replace.similar else ""
+    return f"{mlm.rate:.3g}{unit}: {replace.mask:g} mask, {similar}{replace.random:g} random, {replace.keep:g} kept"
 
 
 def _span(first: str, last: str) -> str:

@@ -84,7 +84,7 @@ def _masked_a_second(recipe: Recipe) -> float:
     match recipe.objective.mlm.unit:
         case "token":
             return 56e6 if pairs else 114e6
-        case "whole_word":
+        case "whole_word" | "phrase" | "entity":
             return 29e6 if pairs else 60e6
         case "ngram" | "span":
             return 29e6

@@ -2,7 +2,10 @@
 
 from collections.abc import Iterator
 
+from pydantic import ValidationError
+
 from data_service.samples.inputs import Lanes
+from data_service.samples.masking import MlmMasking
 from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.optim.schedules import ScheduleConfig
 from launcher.policies.elastic import Trainers
@@ -10,7 +13,7 @@ from launcher.recipe.document import Path
 from launcher.recipe.objective_checks import mismatches, text_problems
 from launcher.recipe.parts import RecipeIssue
 from launcher.recipe.schema import TEACHER, Recipe
-from launcher.recipe.timeline import term_weights
+from launcher.recipe.timeline import phase_objective, term_weights
 
 
 def impossible(recipe: Recipe) -> list[RecipeIssue]:
@@ -146,6 +149,28 @@ def _masks(recipe: Recipe) -> Iterator[RecipeIssue]:
                 "the phase changes the masks of mlm, which is not the objective",
                 "leave it out, or train objective.mlm",
             )
+        mlm = phase_objective(recipe, phase).mlm
+        if mlm is not None:
+            yield from _phase_masks(recipe, mlm, None if phase.mlm is None else index)
+
+
+def _phase_masks(recipe: Recipe, mlm: MlmMasking, phase: int | None) -> Iterator[RecipeIssue]:
+    """What is wrong with the masks of a phase; with None those of the objective."""
+    path: Path = ("objective", "mlm") if phase is None else ("phases", phase, "mlm")
+    if mlm.replace.similar and recipe.similar_words is None:
+        yield RecipeIssue(
+            (*path, "replace", "similar"),
+            "words are to be replaced by similar ones, and no table of these is given",
+            "set similar_words.uri to what `maskfleet corpus similar-words` wrote",
+        )
+    try:
+        type(mlm).model_validate(mlm.model_dump())
+    except ValidationError as error:
+        yield RecipeIssue(
+            path,
+            f"with the objective's settings: {error.errors()[0]['msg']}",
+            "leave out what the objective sets for another unit, or give the phase's replacement too",
+        )
 
 
 def _term_weights(recipe: Recipe) -> Iterator[RecipeIssue]:

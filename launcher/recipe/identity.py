@@ -23,6 +23,8 @@ FIELDS: tuple[tuple[str, Kind], ...] = (
     ("corpus.sources.*.uri", "operational"),
     ("corpus.*", "identity"),
     ("tokenizer.*", "operational"),
+    ("similar_words", "operational"),
+    ("similar_words.*", "operational"),
     ("model.*", "identity"),
     ("input.*", "identity"),
     ("shuffle", "identity"),

@@ -20,7 +20,7 @@ from pydantic import (
 from pydantic.types import ByteSize
 
 from data_service.samples.inputs import Input
-from data_service.samples.masking import Replacement
+from data_service.samples.masking import MaskingUnit, Replacement
 from encoder_core.families.build import ModelConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.objectives.weights import Weight
@@ -101,6 +101,12 @@ class TokenizerRef(RecipePart):
     uri: str = Field(min_length=1)
 
 
+class SimilarWordsRef(RecipePart):
+    """The table that `maskfleet corpus similar-words` wrote: what replaces words where `replace.similar` is not 0."""
+
+    uri: str = Field(min_length=1)
+
+
 class BatchWarmup(RecipePart):
     """A batch that begins with `start` rows or tokens, as it is counted, and grows evenly for `steps` steps, by whole
     rows (full ones, of a batch in tokens)."""
@@ -124,9 +130,11 @@ class BatchSize(Choice):
 
 
 class PhaseMlm(Choice):
-    """What a phase masks otherwise than the objective says: the share of tokens, and what replaces them."""
+    """What a phase masks otherwise than the objective says: the share of tokens, what is masked whole, and what
+    replaces it."""
 
     rate: Annotated[float, Field(gt=0, le=0.8)] | None = None
+    unit: MaskingUnit | None = None
     replace: Replacement | None = None
 
 
@@ -250,6 +258,7 @@ class Recipe(RecipePart):
     start: str = Field(min_length=1)
     corpus: RecipeCorpus
     tokenizer: TokenizerRef
+    similar_words: SimilarWordsRef | None = None
     model: ModelConfig
     input: Input
     shuffle: Literal["uniform", "spread"] = "uniform"

@@ -154,12 +154,16 @@ def absolute(recipe: Recipe) -> Recipe:
     start = recipe.start if recipe.start in (SCRATCH, TEACHER) else _absolute(recipe.start)
     corpus = recipe.corpus.model_copy(update={"sources": sources})
     tokenizer = recipe.tokenizer.model_copy(update={"uri": _absolute(recipe.tokenizer.uri)})
+    similar = recipe.similar_words
+    if similar is not None:
+        similar = similar.model_copy(update={"uri": _absolute(similar.uri)})
     tasks = tuple(map(_placed, recipe.evaluation.tasks))
     evaluation = recipe.evaluation.model_copy(update={"tasks": tasks})
     return recipe.model_copy(
         update={
             "corpus": corpus,
             "tokenizer": tokenizer,
+            "similar_words": similar,
             "start": start,
             "evaluation": evaluation,
             "objective": _with_absolute_teachers(recipe.objective),
@@ -198,4 +202,5 @@ def _input_fields(inputs: Inputs) -> Mapping[str, object]:
         f"objective.distil.teachers.{number} (weights)": teacher.weights
         for number, teacher in enumerate(inputs.teachers)
     }
-    return {**corpora, "tokenizer (content)": inputs.tokenizer, **teachers}
+    similar = {} if inputs.similar_words is None else {"similar_words (content)": inputs.similar_words}
+    return {**corpora, "tokenizer (content)": inputs.tokenizer, **similar, **teachers}

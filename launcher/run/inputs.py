@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer
 
 from data_service.corpus.layout import TOKENIZER
 from data_service.corpus.manifest import CorpusManifest
@@ -14,11 +14,13 @@ from data_service.corpus.manifest_file import load_manifest
 from data_service.errors import CorpusError, TokenizerError
 from data_service.store.open import open_store
 from data_service.stream.mixture import least_weight, unread
-from data_service.stream.sources import check_kind
+from data_service.stream.sources import check_kind, check_similar, check_units
 from data_service.tokenizers.tokenizer import Tokenizer
+from data_service.words.similar import parse_similar_words, read_similar_words, table_hash
 from launcher.errors import RecipeError
 from launcher.recipe.checks import unsuitable
 from launcher.recipe.schema import PLACEHOLDER, Recipe
+from launcher.recipe.timeline import phase_objective
 
 
 class TeacherIdentity(BaseModel):
@@ -31,14 +33,19 @@ class TeacherIdentity(BaseModel):
 
 
 class Inputs(BaseModel):
-    """Content fingerprints: manifest by source name, the tokenizer's hash, and the teachers (`launcher.run.teachers`)
-    in the recipe's order."""
+    """Content fingerprints: manifest by source name, the tokenizer's hash, the teachers (`launcher.run.teachers`) in the
+    recipe's order, and the table of similar words, out of the record where there is none."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     corpora: dict[str, str]
     tokenizer: str
     teachers: tuple[TeacherIdentity, ...] = ()
+    similar_words: str | None = None
+
+    @model_serializer(mode="wrap")
+    def _given(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
+        return {name: value for name, value in serialize(self).items() if value is not None}
 
 
 _NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9_-]*)=(.+)", re.DOTALL)
@@ -110,6 +117,8 @@ def refuse_placeholders(recipe: Recipe, command: str = "maskfleet init RECIPE RU
     if recipe.objective.distil is not None:
         teachers = enumerate(recipe.objective.distil.teachers)
         uris |= {f"objective.distil.teachers.{number}.uri": teacher.uri for number, teacher in teachers}
+    if recipe.similar_words is not None:
+        uris["similar_words.uri"] = recipe.similar_words.uri
     found = [f"{path} = {uri}" for path, uri in uris.items() if uri.startswith(PLACEHOLDER)]
     if found:
         raise RecipeError(
@@ -123,7 +132,8 @@ def read_inputs(recipe: Recipe, tokenizer: Tokenizer) -> Inputs:
 
     Raises:
         CorpusError: no corpus there, damaged, with another held-out share or without held-out text, without the
-            sentences that next-sentence prediction needs, or with so small a weight that it is never read.
+            sentences that next-sentence prediction needs, or with so small a weight that it is never read; no table of
+            similar words there, or one of another tokenizer.
         TokenizerError: it was made by another tokenizer.
         RecipeError: the tokenizer has more ids than the model, or knows no words where words are masked.
         StoreError: a store cannot be read.
@@ -143,7 +153,30 @@ def read_inputs(recipe: Recipe, tokenizer: Tokenizer) -> Inputs:
         corpora[name] = manifest.fingerprint
         manifests.append(manifest)
     _check_weights(recipe, manifests)
-    return Inputs(corpora=corpora, tokenizer=tokenizer.hash)
+    _check_units(recipe, manifests)
+    return Inputs(
+        corpora=corpora, tokenizer=tokenizer.hash, similar_words=_similar_words(recipe, tokenizer.hash)
+    )
+
+
+def _similar_words(recipe: Recipe, tokenizer_hash: str) -> str | None:
+    """The hash of the table of similar words, once it is checked; None without one."""
+    if recipe.similar_words is None:
+        return None
+    uri = recipe.similar_words.uri
+    content = read_similar_words(uri)
+    check_similar(parse_similar_words(content, uri), uri, tokenizer_hash)
+    return table_hash(content)
+
+
+def _check_units(recipe: Recipe, manifests: list[CorpusManifest]) -> None:
+    """Refuse to mask phrases or entities in corpora that were built without a lexicon."""
+    levels = [() if manifest.words is None else manifest.words.levels for manifest in manifests]
+    uris = {name: source.uri for name, source in recipe.corpus.sources.items()}
+    for phase in recipe.phases:
+        mlm = phase_objective(recipe, phase).mlm
+        if mlm is not None:
+            check_units(mlm.unit, uris, levels)
 
 
 def unigram_probabilities(recipe: Recipe) -> NDArray[np.float64]:

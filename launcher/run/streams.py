@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Literal, Protocol
 
 from data_service.samples.inputs import Lanes, RepeatedSentences, TextPairs
-from data_service.samples.spec import SourceSpec, StreamSpec, WindowSize
+from data_service.samples.spec import SimilarSource, SourceSpec, StreamSpec, WindowSize
 from data_service.stream.positions import Axis, PhaseBatches, Positions, Range
 from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.families.xlnet import XlnetConfig
@@ -52,6 +52,11 @@ def sample_positions(run: Run, streams: Sequence[StreamLength], skips: Sequence[
     return Positions(phases, skips, begin=run.record.data_begins)
 
 
+def _similar_words(run: Run) -> SimilarSource | None:
+    table, content = run.recipe.similar_words, run.record.inputs.similar_words
+    return None if table is None or content is None else SimilarSource(uri=table.uri, hash=content)
+
+
 def _phase(run: Run, phase: RecipePhase, stream: StreamLength) -> PhaseBatches:
     batches, samples = step_batches(run.recipe, phase), stream.samples_per_epoch
     if phase.batch.sequences is not None:
@@ -86,6 +91,7 @@ def _spec(
         lanes=lanes,
         temperature=recipe.mixing.temperature,
         layout="cls_last" if texts and isinstance(recipe.model, XlnetConfig) else "cls_first",
+        similar=_similar_words(run),
         special=tokenizer.special,
         never_masked=tuple(int(i) for i in tokenizer.special_mask.nonzero()[0]),
         vocab_size=tokenizer.vocab_size,

@@ -30,11 +30,12 @@ DRAWN = {
         recipe -> policies
     """,
     "data_service": """
-        ingest -> corpus service store tokenizers
+        ingest -> corpus service store tokenizers words
         service -> samples store stream
-        stream -> corpus samples store tokenizers
-        corpus -> store tokenizers
-        samples -> tokenizers
+        stream -> corpus samples store tokenizers words
+        corpus -> store tokenizers words
+        samples -> tokenizers words
+        words -> store tokenizers
         tokenizers -> store
     """,
     "encoder_core": """

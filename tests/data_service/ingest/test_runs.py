@@ -73,7 +73,7 @@ def _added(of: Callable[[str], Tokenizer]) -> Tokenizer:
 
 def _same(tokenizer: Tokenizer, text: str) -> None:
     sentences = split_sentences(text)
-    parts = encode_sentences(tokenizer, [sentences])
+    parts = [one.ids for one in encode_sentences(tokenizer, [sentences])]
     assert len(parts) == len(sentences)
     whole = tokenizer.encode("".join(sentences))
     np.testing.assert_array_equal(np.concatenate([*parts, whole[:0]]), whole)
@@ -105,7 +105,7 @@ def test_random_text_of_many_scripts(trained, text: str) -> None:
 def test_the_issues_example_has_no_space_mark_inside(trained) -> None:
     tokenizer = trained("unigram")
     text = "今日は良い天気です。明日も晴れるでしょう。散歩に行きましょう。"
-    parts = encode_sentences(tokenizer, [split_sentences(text)])
+    parts = [one.ids for one in encode_sentences(tokenizer, [split_sentences(text)])]
     assert [tokenizer.decode(part) for part in parts] == split_sentences(text)
     pieces = [tokenizer.piece(int(i)) for part in parts for i in part]
     assert not any("▁" in piece for piece in pieces[1:])
@@ -118,7 +118,7 @@ def test_a_document_longer_than_a_run_loses_nothing_and_gains_no_space(trained, 
         2 * LONGEST
     )
     assert len(text) > 3 * LONGEST
-    parts = encode_sentences(tokenizer, [split_sentences(text)])
+    parts = [one.ids for one in encode_sentences(tokenizer, [split_sentences(text)])]
     whole = tokenizer.encode(text)
     laid = np.concatenate(parts)
     if kind != "wordpiece":  # for which a word of so many letters is unknown, and its parts are, too
@@ -129,6 +129,6 @@ def test_a_document_longer_than_a_run_loses_nothing_and_gains_no_space(trained, 
 def test_documents_do_not_run_into_each_other(trained) -> None:
     tokenizer = trained("unigram")
     first, second = (split_sentences(scripts_text(seed)) for seed in (1, 2))
-    both = encode_sentences(tokenizer, [first, [], second])
+    both = [one.ids for one in encode_sentences(tokenizer, [first, [], second])]
     assert len(both) == len(first) + len(second)
     np.testing.assert_array_equal(np.concatenate(both[len(first) :]), tokenizer.encode("".join(second)))

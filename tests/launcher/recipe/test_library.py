@@ -18,6 +18,7 @@ from launcher.recipe.tiny import tiny
 TRAINED_BASE, TRAINED_LARGE = (
     size.model_copy(update={"attention_output_dropout": 0.1}) for size in (modernbert.BASE, modernbert.LARGE)
 )
+CHINESE_BASE = bert.BASE.model_copy(update={"vocab": 21_128})
 
 PUBLISHED: dict[str, tuple[ModelConfig, int, tuple[float, float]]] = {
     # name: the family's official size, parameters of all networks, published millions from and to (the
@@ -53,6 +54,9 @@ PUBLISHED: dict[str, tuple[ModelConfig, int, tuple[float, float]]] = {
     "deberta-v3-base": (deberta.V3_BASE, 326_842_213, (86 + 98, 185)),
     "deberta-v3-large": (deberta.V3_LARGE, 719_626_341, (304 + 131, 436)),
     "modernbert-base": (TRAINED_BASE, 149_655_232, (149, 150)),
+    "roberta-wwm-ext-zh": (CHINESE_BASE, 102_290_312, (102, 103)),
+    "macbert-base-zh": (CHINESE_BASE, 102_882_442, (102, 103)),
+    "ernie-base-zh": (CHINESE_BASE, 102_882_442, (102, 104)),
     "modernbert-large": (TRAINED_LARGE, 395_881_664, (395, 396)),
 }
 
@@ -62,7 +66,7 @@ IMPLIED = {
     # what the tokenizer, a tag or an absent part of the objective decides
     *("model.pad_id", "objective.mlm.kind", "objective.plm.kind", "schedule.power", "schedule.floor"),
     *("objective.mlm.longest", "objective.mlm.span_p", "schedule.decay_steps", "schedule.restarts"),
-    *("mixing", "mixing.batches", "mixing.temperature"),
+    *("mixing", "mixing.batches", "mixing.temperature", "similar_words"),
 }
 
 
@@ -115,6 +119,14 @@ def test_its_model_is_the_official_size(name: str) -> None:
         ("roberta-base", 6e-4, 24_000, 500_000, 8192 * 512),  # Liu et al. 2019, table 9, as released
         ("roberta-large", 4e-4, 30_000, 100_000, 8192 * 512),
         ("roberta-large-160gb", 4e-4, 30_000, 500_000, 8192 * 512),
+        (
+            "roberta-wwm-ext-zh",
+            1e-4,
+            100_000,
+            1_000_000,
+            384 * 512,
+        ),  # ymcui/Chinese-BERT-wwm, but for lr and warmup
+        ("macbert-base-zh", 1e-4, 10_000, 1_000_000, 2560 * 512),  # Cui et al. 2020
         ("albert-xxlarge", 1.76e-3, 3125, 125_000, 4096 * 512),  # Lan et al. 2020, section 4.1; the command
         ("spanbert-large", 1e-4, 10_000, 2_400_000, 256 * 512),  # Joshi et al. 2020, section 4.2
         (

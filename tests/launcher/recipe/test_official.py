@@ -18,7 +18,8 @@ from launcher.recipe.tiny import tiny
 PUBLISHED = sorted(
     name for name in bundled() if name != "quickstart" and load(name).objective.contrastive is None
 )
-NORMAL = ("roberta", "spanbert", "xlnet", "deberta")
+ROBERTA = ("roberta-base", "roberta-large")  # Chinese RoBERTa-wwm-ext is BERT's code
+NORMAL = (*ROBERTA, "spanbert", "xlnet", "deberta")
 OUTPUTS = ("output.weight", "down.weight", "dense.weight")  # Megatron's, ModernBERT's too
 LARGE = 4000  # elements: enough to tell 0.88 of a deviation from all of it
 
@@ -74,7 +75,7 @@ def test_weight_decay_acts_on_the_official_parameters(name: str) -> None:
     attention = {id(m.bias) for m in model.modules() if isinstance(m, AttentionBias)}
     for path, p in model.named_parameters():
         plain = path.endswith("bias") or "norm" in path
-        expected = not plain or name.startswith(("roberta", "spanbert")) or id(p) in attention
+        expected = not plain or name.startswith((*ROBERTA, "spanbert")) or id(p) in attention
         assert (id(p) in decaying) == expected, path
 
 
@@ -88,6 +89,7 @@ def test_weight_decay_acts_on_the_official_parameters(name: str) -> None:
         ("electra-large", 512, 128),
         ("deberta-base", 512, 77),
         ("deberta-v3-base", 512, 77),
+        ("macbert-base-zh", 512, 77),
         ("roberta-base", 512, 76),  # fairseq's 76.8 may be <s> and </s>: 76.5 words
         ("spanbert-base", 512, 77),  # ceil(0.15 x 510)
     ],

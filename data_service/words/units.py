@@ -1,0 +1,244 @@
+"""Where words and a lexicon's units begin in text: the segmenters, and what a corpus keeps of them."""
+
+import hashlib
+import io
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from importlib import import_module
+from itertools import accumulate
+from typing import Any, Literal, assert_never
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_service.errors import InputError
+from data_service.store.errors import KeyMissing
+from data_service.store.open import open_store
+from data_service.types import LEVELS, Level
+from data_service.words.segmentation import Segmentation, WordOptions
+from data_service.words.word_list import WordList, uncut
+
+_OWN_VERSION = "1"  # of the rules in this module and in `word_list`
+_Sizes = Callable[[str], Iterable[int]]
+"""The characters of each word of a sentence, in order: together all of it."""
+
+
+def resolve(options: WordOptions) -> tuple[Segmentation, dict[str, bytes]]:
+    """What the options mean today, and the content of the files that they name.
+
+    Raises:
+        InputError: a file that is not there or cannot be used; jieba is not installed.
+        StoreError: a file that cannot be read.
+    """
+    files = {name: _read(uri) for name, uri in options.files().items()}
+    hashes = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+    version = str(_jieba().__version__) if options.segmenter == "jieba" else _OWN_VERSION
+    found = Segmentation(segmenter=options.segmenter, version=version, field=options.input_field, **hashes)
+    UnitFinder(found, files)  # says now what is wrong with a file
+    return found, files
+
+
+class UnitFinder:
+    """Finds the units of sentences.
+
+    Raises:
+        InputError: a file of words that cannot be used; jieba is not installed.
+    """
+
+    def __init__(self, segmentation: Segmentation, files: Mapping[str, bytes]) -> None:
+        self.levels: tuple[Level, ...] = segmentation.levels
+        self._segmenter = segmentation.segmenter
+        self._sizes = _word_sizes(segmentation, files)
+        self._lists: dict[Level, WordList] = {}
+        if "lexicon" in files:
+            entries = _lexicon(files["lexicon"])
+            entities = [text for text, kind in entries.items() if kind == "entity"]
+            self._lists = {"phrase": WordList(entries), "entity": WordList(entities)}
+
+    def find(self, sentences: Sequence[str], given: bytes) -> NDArray[np.bool_]:
+        """[levels, characters] of all sentences end to end: a unit begins here.
+
+        Args:
+            sentences: text.
+            given: for each of their characters that is no white space, 1 if a word begins there, else 0. Used by the
+                segmenter `field` only.
+        """
+        size = sum(map(len, sentences))
+        starts = np.zeros((len(LEVELS), size), dtype=np.bool_)
+        if self._segmenter == "field":
+            starts[0, ~spaces("".join(sentences))] = np.frombuffer(given, dtype=np.bool_)
+        elif self._sizes is not None:
+            sizes = np.array([n for sentence in sentences for n in self._sizes(sentence)], dtype=np.int64)
+            starts[0, np.cumsum(sizes) - sizes] = True
+        for level, words in self._lists.items():
+            starts[LEVELS.index(level)] = _with_entries(sentences, words)
+        return starts[[LEVELS.index(level) for level in self.levels]]
+
+
+def spaces(text: str) -> NDArray[np.bool_]:
+    """[characters], which of them are white space."""
+    codes = np.frombuffer(text.encode("utf-32-le"), dtype="<u4")
+    return np.isin(codes, _SPACES)
+
+
+_SPACES = np.array(
+    [code for code in range(0x3001) if chr(code).isspace()], dtype=np.uint32
+)  # there are no others
+
+
+def units_of_tokens(
+    starts: NDArray[np.bool_], text: str, places: NDArray[np.int64], firsts: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """[levels, T], which tokens begin a unit: those whose text, white space before it aside, begins with a unit's first
+    character. Of several tokens that are parts of one character, the first.
+
+    Args:
+        starts: [levels, characters] as `UnitFinder.find` gives it.
+        text: the sentences end to end.
+        places: [T], the character at which each token begins.
+        firsts: numbers of the tokens that are their sentence's first.
+    """
+    size = len(text)
+    following = np.where(spaces(text), size, np.arange(size))
+    following = np.append(np.minimum.accumulate(following[::-1])[::-1], size)
+    at = following[places]
+    first_of_character = np.diff(at, prepend=-1) > 0
+    first_of_character[firsts] = True
+    found: NDArray[np.bool_] = np.pad(starts, ((0, 0), (0, 1)))[:, at] & first_of_character
+    return found
+
+
+def spelt_words(text: str, words: Sequence[str]) -> bytes:
+    """For each character of `text` that is no white space, 1 if one of `words` begins there, else 0.
+
+    Raises ValueError: the words are not the text, white space aside; the message says where they differ.
+    """
+    plain = ["".join(word.split()) for word in words]
+    whole = "".join(text.split())
+    if "".join(plain) != whole:
+        at = 0
+        for number, word in enumerate(plain):
+            if not whole.startswith(word, at):
+                raise ValueError(
+                    f"word {number} is {word[:20]!r}, and the text goes on {whole[at : at + 20]!r}"
+                )
+            at += len(word)
+        raise ValueError(f"after the last word the text goes on {whole[at : at + 20]!r}")
+    found = bytearray(len(whole))
+    for at in accumulate(map(len, filter(None, plain[:-1])), initial=0):
+        if at < len(whole):
+            found[at] = 1
+    return bytes(found)
+
+
+def _with_entries(sentences: Sequence[str], words: WordList) -> NDArray[np.bool_]:
+    """[characters]: an entry of the list begins here, or a character outside of all entries."""
+    starts = np.ones(sum(map(len, sentences)), dtype=np.bool_)
+    offset = 0
+    for sentence in sentences:
+        for start, stop in words.find(sentence):
+            starts[offset + start + 1 : offset + stop] = False
+        offset += len(sentence)
+    return starts
+
+
+def _word_sizes(segmentation: Segmentation, files: Mapping[str, bytes]) -> _Sizes | None:
+    match segmentation.segmenter:
+        case "jieba":
+            cut = _jieba_tokenizer(segmentation, files).cut
+            return lambda sentence: map(len, cut(sentence))
+        case "longest_match":
+            return partial(_longest_sizes, WordList(_words(files["dictionary"], "dictionary")))
+        case "field" | None:
+            return None
+        case other:
+            assert_never(other)
+
+
+def _longest_sizes(words: WordList, sentence: str) -> list[int]:
+    """Of the entries of the list, of runs of letters, and of all other characters by themselves."""
+    inside = uncut(sentence)
+    for start, stop in words.find(sentence):
+        inside[start + 1 : stop] = b"\1" * (stop - start - 1)
+    bounds = [at for at in range(len(sentence)) if not inside[at]] + [len(sentence)]
+    return np.diff(bounds).tolist()
+
+
+def _jieba() -> Any:
+    try:
+        return import_module("jieba")
+    except ModuleNotFoundError as error:
+        raise InputError(
+            "the segmenter jieba needs the package jieba, which is not installed",
+            remedy="pip install 'maskfleet[chinese]', or segment with a file of words (longest_match)",
+        ) from error
+
+
+def _jieba_tokenizer(segmentation: Segmentation, files: Mapping[str, bytes]) -> Any:
+    """A jieba filled here: by itself it would read a cache that anyone may write in the temporary folder."""
+    jieba = _jieba()
+    if str(jieba.__version__) != segmentation.version:
+        raise InputError(
+            f"this machine has jieba {jieba.__version__}, and the build began with {segmentation.version}",
+            remedy="install the same version on all machines",
+        )
+    import_module("jieba.finalseg").Force_Split_Words.clear()  # what an earlier dictionary left
+    tokenizer = jieba.Tokenizer()
+    own = files.get("dictionary")
+    try:
+        source = tokenizer.get_dict_file() if own is None else io.BytesIO(own)
+        tokenizer.FREQ, tokenizer.total = tokenizer.gen_pfdict(source)
+        tokenizer.initialized = True
+        if "user_words" in files:
+            tokenizer.load_userdict(io.BytesIO(files["user_words"]))
+    except ValueError as error:
+        raise InputError(
+            f"jieba cannot read a file of words: {error}",
+            remedy="write `word frequency` a line in a dictionary, `word [frequency] [tag]` in user words, in UTF-8",
+        ) from error
+    return tokenizer
+
+
+def _lines(content: bytes, what: str) -> list[tuple[int, str]]:
+    """(number, text) of the lines that are not blank."""
+    try:
+        lines = content.decode("utf-8-sig").split("\n")
+    except UnicodeDecodeError as error:
+        raise InputError(f"the file of {what} is not UTF-8: {error}", remedy="convert it to UTF-8") from error
+    return [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
+
+
+def _words(content: bytes, what: str) -> list[str]:
+    """The first word of each line: what follows, as a frequency, is not used."""
+    found = [line.split()[0] for _, line in _lines(content, what)]
+    if not found:
+        raise InputError(f"the file of {what} holds no word", remedy="give a file with a word a line")
+    return found
+
+
+def _lexicon(content: bytes) -> dict[str, Literal["phrase", "entity"]]:
+    entries: dict[str, Literal["phrase", "entity"]] = {}
+    for number, line in _lines(content, "lexicon"):
+        text, tab, kind = line.rstrip("\r").partition("\t")
+        text = text.strip()
+        match kind.strip():
+            case "phrase" | "entity" as known if tab and text:
+                entries.setdefault(text, known)
+            case _:
+                raise InputError(
+                    f"line {number} of the lexicon is no entry: {line[:60]!r}",
+                    remedy="write `text <TAB> entity` or `text <TAB> phrase` a line",
+                )
+    if not entries:
+        raise InputError(
+            "the lexicon holds no entry", remedy="write `text <TAB> entity` or `text <TAB> phrase` a line"
+        )
+    return entries
+
+
+def _read(uri: str) -> bytes:
+    base, slash, name = uri.rpartition("/")
+    try:
+        return open_store(base or ("/" if slash else ".")).get(name)
+    except KeyMissing as error:
+        raise InputError(f"{uri}: no such file of words", remedy="check the path") from error
