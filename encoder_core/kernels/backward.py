@@ -1,0 +1,191 @@
+"""The fused attention's backward kernels by queries and by keys; scores and dropout are computed again.
+
+With P the probabilities before dropout and dP their derivatives: dS = P * (dP - delta) * scale, where delta is the sum
+of a query's context times its derivative (Dao et al., 2022, appendix B.4). Every sum has one order: results are the
+same bits each time.
+"""
+
+import triton
+import triton.language as tl
+
+from encoder_core.kernels.forward import keys_in_reach
+from encoder_core.kernels.tile import (
+    by_distance,
+    by_distance_of_keys,
+    carried_tiles,
+    find_keys,
+    find_queries,
+    in_other_segment,
+    kept,
+    load_band,
+    load_vectors,
+    product,
+    row_bounds,
+    scores_of,
+    sign_of,
+    store_vectors,
+)
+
+
+@triton.jit
+def load_queries(x, tile: tl.constexpr, grad, log_sums, deltas, head, q_at, q_here):
+    """q, r, the context's derivatives, log2 of sums, deltas."""
+    q = load_vectors(x, tile, x.q, head, q_at, q_here)
+    r = q
+    if x.r is not None:
+        r = load_vectors(x, tile, x.r, head, q_at, q_here)
+    grads = load_vectors(x, tile, grad, head, q_at, q_here)
+    log_sum = tl.load(log_sums + q_at * x.heads + head, mask=q_here, other=float("inf"))
+    delta = tl.load(deltas + q_at * x.heads + head, mask=q_here, other=0.0)
+    return q, r, grads, log_sum, delta
+
+
+@triton.jit
+def through_softmax(
+    x,
+    tile: tl.constexpr,
+    head,
+    sign,
+    q,
+    r,
+    k,
+    v,
+    grads,
+    log_sum,
+    delta,
+    q_first,
+    q_at,
+    q_here,
+    k_first,
+    k_at,
+    k_here,
+):
+    """[S, S] each: the probabilities after dropout, and the derivatives by the unscaled scores."""
+    scores = scores_of(x, tile, head, sign, q, r, k, q_first, q_at, q_here, k_first, k_at, k_here)
+    weights = tl.exp2(scores - log_sum[:, None])
+    d_weights = product(grads, tl.trans(v))
+    dropped = weights
+    if x.draws is not None:
+        keep = kept(x, tile, head, q_at, q_here, k_first)
+        dropped = tl.where(keep, weights * x.inverse, 0.0)
+        d_weights = tl.where(keep, d_weights * x.inverse, 0.0)
+    return dropped, weights * (d_weights - delta[:, None]) * x.scale
+
+
+@triton.jit
+def queries_kernel(x, grad, log_sums, deltas, d_q, d_r, d_segments, tiles, tile: tl.constexpr):
+    """Derivatives by q, r and segment scores, one tile of queries a program. Grid (R * tiles, N)."""
+    row, head = tl.program_id(0) // tiles, tl.program_id(1)
+    q_first = tl.program_id(0) % tiles * tile.size
+    start, length = row_bounds(x, row)
+    if q_first >= length:
+        return
+    sign = sign_of(x, row)
+    q_at, q_here = find_queries(x, tile, start, length, q_first)
+    q, r, grads, log_sum, delta = load_queries(x, tile, grad, log_sums, deltas, head, q_at, q_here)
+    dq = tl.zeros([tile.size, tile.padded], tile.sums)
+    dr = tl.zeros([tile.size, tile.padded], tile.sums)
+    d_same, d_other = tl.zeros([tile.size], tile.sums), tl.zeros([tile.size], tile.sums)
+    low, high = keys_in_reach(x, tile, length, q_first)
+    for k_first in range(low, high, tile.size):
+        k_at, k_here = find_keys(x, tile, row, start, length, k_first)
+        k = load_vectors(x, tile, x.k, head, k_at, k_here)
+        v = load_vectors(x, tile, x.v, head, k_at, k_here)
+        _, d_scores = through_softmax(
+            x,
+            tile,
+            head,
+            sign,
+            q,
+            r,
+            k,
+            v,
+            grads,
+            log_sum,
+            delta,
+            q_first,
+            q_at,
+            q_here,
+            k_first,
+            k_at,
+            k_here,
+        )
+        dq += product(d_scores.to(k.dtype), k)
+        if x.table_a is not None:
+            lower, upper = by_distance(tile, sign, d_scores, k_first)
+            by_a = product(lower.to(q.dtype), load_band(x, tile, x.table_a, head, sign, q_first, k_first, 0))
+            by_a += product(upper.to(q.dtype), load_band(x, tile, x.table_a, head, sign, q_first, k_first, 1))
+            if x.r is None:
+                dq += by_a
+            else:
+                dr += by_a
+        if x.segment_scores is not None:
+            apart = in_other_segment(x, q_at, q_here, k_at, k_here)
+            d_other += tl.sum(tl.where(apart, d_scores, 0.0), 1)
+            d_same += tl.sum(tl.where(apart, 0.0, d_scores), 1)
+    store_vectors(x, tile, d_q, head, q_at, q_here, dq)
+    if x.r is not None:
+        store_vectors(x, tile, d_r, head, q_at, q_here, dr)
+    if x.segment_scores is not None:
+        place = d_segments + (q_at * x.heads + head) * 2
+        tl.store(place, d_same.to(d_segments.dtype.element_ty), mask=q_here)
+        tl.store(place + 1, d_other.to(d_segments.dtype.element_ty), mask=q_here)
+
+
+@triton.jit
+def queries_in_reach(x, tile: tl.constexpr, length, k_first):
+    """Where the first and behind the last tile of queries begins that may see the tile of keys."""
+    low, high = 0, length
+    if x.window is not None:
+        low = tl.maximum(k_first - x.window, 0) // tile.size * tile.size
+        high = tl.minimum(length, k_first + tile.size + x.window)
+    return low, high
+
+
+@triton.jit
+def keys_kernel(x, grad, log_sums, deltas, d_k, d_v, tiles, tile: tl.constexpr):
+    """Derivatives by keys and values, one tile of keys a program. Grid (R * tiles, N)."""
+    row, head = tl.program_id(0) // tiles, tl.program_id(1)
+    k_first = (tl.program_id(0) % tiles - carried_tiles(x, tile)) * tile.size
+    start, length = row_bounds(x, row)
+    if k_first >= length:
+        return
+    sign = sign_of(x, row)
+    k_at, k_here = find_keys(x, tile, row, start, length, k_first)
+    k = load_vectors(x, tile, x.k, head, k_at, k_here)
+    v = load_vectors(x, tile, x.v, head, k_at, k_here)
+    dk = tl.zeros([tile.size, tile.padded], tile.sums)
+    dv = tl.zeros([tile.size, tile.padded], tile.sums)
+    low, high = queries_in_reach(x, tile, length, k_first)
+    for q_first in range(low, high, tile.size):
+        q_at, q_here = find_queries(x, tile, start, length, q_first)
+        q, r, grads, log_sum, delta = load_queries(x, tile, grad, log_sums, deltas, head, q_at, q_here)
+        dropped, d_scores = through_softmax(
+            x,
+            tile,
+            head,
+            sign,
+            q,
+            r,
+            k,
+            v,
+            grads,
+            log_sum,
+            delta,
+            q_first,
+            q_at,
+            q_here,
+            k_first,
+            k_at,
+            k_here,
+        )
+        dv += product(tl.trans(dropped.to(grads.dtype)), grads)
+        dk += product(tl.trans(d_scores.to(q.dtype)), q)
+        if x.table_b is not None:
+            lower, upper = by_distance_of_keys(tile, sign, d_scores, q_first)
+            band = load_band(x, tile, x.table_b, head, sign, q_first, k_first, 0)
+            dk += product(tl.trans(lower.to(band.dtype)), band)
+            band = load_band(x, tile, x.table_b, head, sign, q_first, k_first, 1)
+            dk += product(tl.trans(upper.to(band.dtype)), band)
+    store_vectors(x, tile, d_k, head, k_at, k_here, dk)
+    store_vectors(x, tile, d_v, head, k_at, k_here, dv)

@@ -1,0 +1,70 @@
+"""The fused attention's forward kernel: online softmax (Dao et al., 2022, section 3.1) over tiles of keys.
+
+A program has one tile of queries of one row and head. It keeps the context and, of each query, the log2 of the sum of
+its exponentials.
+"""
+
+import triton
+import triton.language as tl
+
+from encoder_core.kernels.tile import (
+    carried_tiles,
+    find_keys,
+    find_queries,
+    kept,
+    load_vectors,
+    product,
+    row_bounds,
+    scores_of,
+    sign_of,
+    store_vectors,
+)
+
+
+@triton.jit
+def keys_in_reach(x, tile: tl.constexpr, length, q_first):
+    """Where the first and behind the last tile of keys begins that the tile of queries may see."""
+    low, high = 0 - carried_tiles(x, tile) * tile.size, length
+    if x.window is not None:
+        low = tl.maximum(q_first - x.window, 0) // tile.size * tile.size
+        high = tl.minimum(length, q_first + tile.size + x.window)
+    return low, high
+
+
+@triton.jit
+def forward_kernel(x, context, log_sums, tiles, tile: tl.constexpr):
+    """context [M, N, D]; log_sums [M, N], inf of a query that sees nothing, whose context is 0. Grid (R * tiles, N)."""
+    row, head = tl.program_id(0) // tiles, tl.program_id(1)
+    q_first = tl.program_id(0) % tiles * tile.size
+    start, length = row_bounds(x, row)
+    if q_first >= length:
+        return
+    sign = sign_of(x, row)
+    q_at, q_here = find_queries(x, tile, start, length, q_first)
+    q = load_vectors(x, tile, x.q, head, q_at, q_here)
+    r = q
+    if x.r is not None:
+        r = load_vectors(x, tile, x.r, head, q_at, q_here)
+    highest = tl.full([tile.size], float("-inf"), tile.sums)
+    total = tl.zeros([tile.size], tile.sums)
+    mixed = tl.zeros([tile.size, tile.padded], tile.sums)
+    low, high = keys_in_reach(x, tile, length, q_first)
+    for k_first in range(low, high, tile.size):
+        k_at, k_here = find_keys(x, tile, row, start, length, k_first)
+        k = load_vectors(x, tile, x.k, head, k_at, k_here)
+        scores = scores_of(x, tile, head, sign, q, r, k, q_first, q_at, q_here, k_first, k_at, k_here)
+        higher = tl.maximum(highest, tl.max(scores, 1))
+        base = tl.where(higher == float("-inf"), 0.0, higher)
+        weights = tl.exp2(scores - base[:, None])
+        shrink = tl.exp2(highest - base)
+        total = total * shrink + tl.sum(weights, 1)
+        if x.draws is not None:
+            weights = tl.where(kept(x, tile, head, q_at, q_here, k_first), weights, 0.0)
+        v = load_vectors(x, tile, x.v, head, k_at, k_here)
+        mixed = mixed * shrink[:, None] + product(weights.to(v.dtype), v)
+        highest = higher
+    blind = total == 0.0
+    total = tl.where(blind, 1.0, total)
+    store_vectors(x, tile, context, head, q_at, q_here, mixed * (x.inverse / total)[:, None])
+    log_sum = tl.where(blind, float("inf"), highest + tl.log2(total))
+    tl.store(log_sums + q_at * x.heads + head, log_sum, mask=q_here)

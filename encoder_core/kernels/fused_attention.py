@@ -1,0 +1,181 @@
+"""Fused attention with relative terms over flat tokens, on a GPU, forward and backward: nothing that is kept grows with
+the square of a row.
+
+`operands.py` has the formula, `forward.py`, `backward.py` and `table_gradients.py` the kernels. The forward pass keeps
+its inputs, the context and one number for each query and head.
+
+Shapes: as in `operands.py`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from encoder_core.kernels.backward import keys_kernel, queries_kernel
+from encoder_core.kernels.forward import forward_kernel
+from encoder_core.kernels.operands import Inputs
+from encoder_core.kernels.table_gradients import (
+    assemble,
+    differences_of,
+    empty_bands,
+    tables_kernel,
+)
+from encoder_core.kernels.tiling import Cut, Cuts, cuts_of, tile_of
+
+PROGRAMS = 128  # differences of tiles and splits of rows that sum a table's derivatives by themselves, about
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where tokens are and what they see; fields as in `operands.Inputs`.
+
+    Attributes:
+        longest: tokens of the longest row.
+    """
+
+    cu_seqlens: Tensor
+    longest: int
+    scale: float
+    segments_q: Tensor | None = None
+    segments_k: Tensor | None = None
+    ranks_q: Tensor | None = None
+    ranks_k: Tensor | None = None
+    slots: Tensor | None = None
+    signs: Tensor | None = None
+    draws: Tensor | None = None
+    carried: int = 0
+    center: int = 0
+    window: int | None = None
+    threshold: int = 0
+    inverse: float = 1.0
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What the scores are made of; fields as in `operands.Inputs`."""
+
+    r: Tensor | None = None
+    table_a: Tensor | None = None
+    table_b: Tensor | None = None
+    table_c: Tensor | None = None
+    segment_scores: Tensor | None = None
+
+
+def fused_attention(
+    q: Tensor, k: Tensor, v: Tensor, terms: Terms, layout: Layout, cuts: Cuts | None = None
+) -> Tensor:
+    """[M, N, D]; the context of a query that sees nothing is 0. `cuts` None: those of `tiling.py`."""
+    relative = (terms.r, terms.table_a, terms.table_b, terms.table_c, terms.segment_scores)
+    return _apply(q, k, v, *relative, layout, cuts or cuts_of(q.dtype, q.shape[-1]))
+
+
+class _FusedAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> Tensor:
+        *given, layout, cuts = arguments
+        tensors = [None if x is None else x.contiguous() for x in given]
+        x = _inputs(tensors, layout)
+        context = torch.zeros_like(x.q)
+        log_sums = torch.full(x.q.shape[:2], torch.inf, dtype=_sums(x.q.dtype), device=x.q.device)
+        if x.rows and layout.longest:
+            tiles = -(-layout.longest // cuts.forward.size)
+            forward_kernel[(x.rows * tiles, x.heads)](
+                x, context, log_sums, tiles, tile_of(x, cuts.forward.size), **cuts.forward.options
+            )
+        ctx.save_for_backward(*tensors, context, log_sums)
+        ctx.layout, ctx.cuts = layout, cuts
+        return context
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        *tensors, context, log_sums = ctx.saved_tensors
+        x, grad = _inputs(tensors, ctx.layout), grad.contiguous()
+        by = [None if tensor is None else torch.zeros_like(tensor) for tensor in tensors]
+        if x.rows and ctx.layout.longest:
+            deltas = (grad.to(log_sums.dtype) * context.to(log_sums.dtype)).sum(-1)
+            given = (x, grad, log_sums, deltas)
+            _by_tokens(given, by, ctx.layout, ctx.cuts)
+            by[4:7] = _by_tables(given, ctx.layout, ctx.cuts.tables)
+        return *by, None, None
+
+
+_apply: Callable[..., Tensor] = _FusedAttention.apply
+
+
+def _by_tokens(
+    given: tuple[Inputs, Tensor, Tensor, Tensor], by: list[Tensor | None], layout: Layout, cuts: Cuts
+) -> None:
+    """Write the derivatives by all that belongs to tokens into `by`."""
+    x = given[0]
+    d_q, d_k, d_v, d_r, _, _, _, d_segments = by
+    cut = cuts.queries
+    tiles = -(-layout.longest // cut.size)
+    queries_kernel[(x.rows * tiles, x.heads)](
+        *given, d_q, d_r, d_segments, tiles, tile_of(x, cut.size), **cut.options
+    )
+    cut = cuts.keys
+    tiles = -(-layout.longest // cut.size) - (-x.carried // cut.size)
+    keys_kernel[(x.rows * tiles, x.heads)](*given, d_k, d_v, tiles, tile_of(x, cut.size), **cut.options)
+
+
+def _by_tables(given: tuple[Inputs, Tensor, Tensor, Tensor], layout: Layout, cut: Cut) -> list[Tensor | None]:
+    """Derivatives by tables A, B and C."""
+    x = given[0]
+    tables = (x.table_a, x.table_b, x.table_c)
+    if all(table is None for table in tables):
+        return [None, None, None]
+    lowest, differences = differences_of(
+        layout.longest, x.carried, cut.size, backwards=layout.signs is not None
+    )
+    splits = max(1, min(x.rows, PROGRAMS // differences))
+    bands = [empty_bands(table, splits=splits, differences=differences, size=cut.size) for table in tables]
+    tables_kernel[(differences * splits, x.heads)](
+        *given, *bands, lowest, differences, splits, tile_of(x, cut.size), **cut.options
+    )
+    first = lowest * cut.size - (cut.size - 1) + x.center
+    return [
+        None if table is None or band is None else assemble(band, first, x.distances).to(table.dtype)
+        for table, band in zip(tables, bands, strict=True)
+    ]
+
+
+def _sums(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _inputs(tensors: list[Tensor | None], layout: Layout) -> Inputs:
+    q, k, v, r, table_a, table_b, table_c, segment_scores = tensors
+    assert q is not None
+    tables = [len(table) for table in (table_a, table_b, table_c) if table is not None]
+    return Inputs(
+        q=q,
+        k=k,
+        v=v,
+        r=r,
+        table_a=table_a,
+        table_b=table_b,
+        table_c=table_c,
+        segment_scores=segment_scores,
+        segments_q=layout.segments_q,
+        segments_k=layout.segments_k,
+        ranks_q=layout.ranks_q,
+        ranks_k=layout.ranks_k,
+        slots=layout.slots,
+        signs=layout.signs,
+        draws=layout.draws,
+        cu_seqlens=layout.cu_seqlens,
+        heads=q.shape[1],
+        rows=layout.cu_seqlens.numel() - 1,
+        carried=layout.carried,
+        center=layout.center,
+        distances=tables[0] if tables else 0,
+        window=layout.window,
+        scale=layout.scale,
+        threshold=layout.threshold,
+        inverse=layout.inverse,
+    )

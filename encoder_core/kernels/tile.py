@@ -1,0 +1,233 @@
+"""Parts of the fused attention's kernels: where a tile's tokens are, its scores, and its dropout.
+
+A tile has S queries and S keys of one row and head, at consecutive positions. Their distances are 2 S - 1 consecutive
+ones, so terms between contents and distances are products with one band of 2 S rows of a table, read along diagonals:
+
+    scores[i, j] += (r @ band.T)[i, sign * (i - j) + S - 1]
+
+Of the products with the lower and with the upper half of the band, a query needs the last of one and the first of the
+other, S together. So one [S, S] matrix holds both, and reading along diagonals turns each of its rows around.
+
+All sums are in fp32 (fp64 for fp64 inputs), scores in units of log2.
+"""
+
+import triton
+import triton.language as tl
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+_HEAD = tl.constexpr(0xC2B2AE3D27D4EB4F)
+_GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
+_FIRST = tl.constexpr(0xBF58476D1CE4E5B9)
+_SECOND = tl.constexpr(0x94D049BB133111EB)
+
+
+@triton.jit
+def product(a, b):
+    """a @ b. fp32 in three passes of tensor cores, to about its full precision."""
+    if a.dtype == tl.float64:
+        return tl.dot(a, b, out_dtype=tl.float64)
+    else:
+        return tl.dot(a, b, input_precision="tf32x3")
+
+
+@triton.jit
+def row_bounds(x, row):
+    """First token of a row and how many it has."""
+    start = tl.load(x.cu_seqlens + row)
+    length = tl.load(x.cu_seqlens + row + 1) - start
+    return start.to(tl.int64), length
+
+
+@triton.jit
+def sign_of(x, row):
+    if x.signs is None:
+        return 1
+    else:
+        return tl.load(x.signs + row)
+
+
+@triton.jit
+def carried_tiles(x, tile: tl.constexpr):
+    """Tiles of keys before the first token. Tiles begin at multiples of S, on both sides of it."""
+    return (x.carried + tile.size - 1) // tile.size
+
+
+@triton.jit
+def find_queries(x, tile: tl.constexpr, start, length, first):
+    """Index of each query of the tile at position `first` of its row, and whether there is one."""
+    position = first + tl.arange(0, tile.size)
+    here = position < length
+    at = start + position
+    if x.slots is not None:
+        at = tl.load(x.slots + at, mask=here, other=-1).to(tl.int64)
+        here = at >= 0
+    return at, here
+
+
+@triton.jit
+def find_keys(x, tile: tl.constexpr, row, start, length, first):
+    """As `find_queries`, of keys."""
+    position = first + tl.arange(0, tile.size)
+    here = (position < length) & (position >= 0 - x.carried)
+    at = start + (row + 1) * x.carried + position
+    return at, here
+
+
+@triton.jit
+def load_vectors(x, tile: tl.constexpr, pointer, head, at, here):
+    """[S or 2 S, padded width] of a [tokens or distances, N, D] tensor; zeros where there is none."""
+    column = tl.arange(0, tile.padded)
+    place = pointer + (at.to(tl.int64) * x.heads + head)[:, None] * tile.width + column[None, :]
+    return tl.load(place, mask=here[:, None] & (column < tile.width)[None, :], other=0.0)
+
+
+@triton.jit
+def store_vectors(x, tile: tl.constexpr, pointer, head, at, here, values):
+    """As `load_vectors`, the other way."""
+    column = tl.arange(0, tile.padded)
+    place = pointer + (at.to(tl.int64) * x.heads + head)[:, None] * tile.width + column[None, :]
+    mask = here[:, None] & (column < tile.width)[None, :]
+    tl.store(place, values.to(pointer.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def load_band(x, tile: tl.constexpr, pointer, head, sign, q_first, k_first, half: tl.constexpr):
+    """[S, padded width], the lower (0) or upper (1) half of the rows of table A or B that two tiles meet."""
+    low = sign * (q_first - k_first) - (tile.size - 1) + x.center + half * tile.size
+    rows = low + tl.arange(0, tile.size)
+    return load_vectors(x, tile, pointer, head, rows, (rows >= 0) & (rows < x.distances))
+
+
+@triton.jit
+def turn(tile: tl.constexpr, sign, first):
+    """[S, S], the place in its half of the band of each query's distance from each key.
+
+    `first`, a multiple of S, changes nothing. It keeps the compiler from holding the places in registers all the time.
+    """
+    i = tl.arange(0, tile.size) + (first & (tile.size - 1))
+    return (sign * (i[:, None] - i[None, :]) - 1) & (tile.size - 1)
+
+
+@triton.jit
+def in_upper(tile: tl.constexpr, sign, first, of_keys: tl.constexpr):
+    """[S queries, S places], whether a place's distance is in the upper half; with `of_keys` [S places, S keys]."""
+    i = tl.arange(0, tile.size) + (first & (tile.size - 1))
+    if of_keys:
+        limit = tl.where(sign > 0, tile.size - 1 - i, i)
+        return i[:, None] < limit[None, :]
+    else:
+        limit = tl.where(sign > 0, i, tile.size - 1 - i)
+        return i[None, :] < limit[:, None]
+
+
+@triton.jit
+def scores_by_a(x, tile: tl.constexpr, head, sign, r, q_first, k_first):
+    """[S, S]: r_i . A[e]."""
+    lower = product(r, tl.trans(load_band(x, tile, x.table_a, head, sign, q_first, k_first, 0)))
+    upper = product(r, tl.trans(load_band(x, tile, x.table_a, head, sign, q_first, k_first, 1)))
+    both = tl.where(in_upper(tile, sign, k_first, False), upper, lower)
+    return tl.gather(both, turn(tile, sign, k_first), 1)
+
+
+@triton.jit
+def scores_by_b(x, tile: tl.constexpr, head, sign, k, q_first, k_first):
+    """[S, S]: k_j . B[e]."""
+    keys = tl.trans(k)
+    lower = product(load_band(x, tile, x.table_b, head, sign, q_first, k_first, 0), keys)
+    upper = product(load_band(x, tile, x.table_b, head, sign, q_first, k_first, 1), keys)
+    both = tl.where(in_upper(tile, sign, k_first, True), upper, lower)
+    return tl.gather(both, turn(tile, sign, k_first), 0)
+
+
+@triton.jit
+def by_distance(tile: tl.constexpr, sign, values, first):
+    """Two [S queries, S places], of the lower and of the upper half of the band: `values` [S queries, S keys] at the
+    places of their distances, 0 at all other places."""
+    i = tl.arange(0, tile.size) + (first & (tile.size - 1))
+    key = (i[:, None] - sign * (i[None, :] + 1)) & (tile.size - 1)
+    turned = tl.gather(values, key, 1)
+    upper = in_upper(tile, sign, first, False)
+    return tl.where(upper, 0.0, turned), tl.where(upper, turned, 0.0)
+
+
+@triton.jit
+def by_distance_of_keys(tile: tl.constexpr, sign, values, first):
+    """As `by_distance`, [S places, S keys] each."""
+    i = tl.arange(0, tile.size) + (first & (tile.size - 1))
+    query = (i[None, :] + sign * (i[:, None] + 1)) & (tile.size - 1)
+    turned = tl.gather(values, query, 0)
+    upper = in_upper(tile, sign, first, True)
+    return tl.where(upper, 0.0, turned), tl.where(upper, turned, 0.0)
+
+
+@triton.jit
+def in_other_segment(x, q_at, q_here, k_at, k_here):
+    """[S, S]."""
+    query = tl.load(x.segments_q + q_at, mask=q_here, other=0)
+    key = tl.load(x.segments_k + k_at, mask=k_here, other=0)
+    return query[:, None] != key[None, :]
+
+
+@triton.jit
+def in_sight(x, tile: tl.constexpr, q_first, q_at, q_here, k_first, k_at, k_here):
+    """[S, S], whether each query sees each key."""
+    seen = q_here[:, None] & k_here[None, :]
+    if x.window is not None:
+        i = tl.arange(0, tile.size)
+        seen &= tl.abs(q_first - k_first + i[:, None] - i[None, :]) <= x.window
+    if x.ranks_q is not None:
+        query = tl.load(x.ranks_q + q_at, mask=q_here, other=0)
+        key = tl.load(x.ranks_k + k_at, mask=k_here, other=0)
+        seen &= key[None, :] < query[:, None]
+    return seen
+
+
+@triton.jit
+def scores_of(x, tile: tl.constexpr, head, sign, q, r, k, q_first, q_at, q_here, k_first, k_at, k_here):
+    """[S, S] in units of log2, -inf out of sight."""
+    scores = product(q, tl.trans(k))
+    if x.table_a is not None:
+        scores += scores_by_a(x, tile, head, sign, r, q_first, k_first)
+    if x.table_b is not None:
+        scores += scores_by_b(x, tile, head, sign, k, q_first, k_first)
+    if x.table_c is not None:
+        i = tl.arange(0, tile.size)
+        distance = sign * (q_first - k_first + i[:, None] - i[None, :]) + x.center
+        known = (distance >= 0) & (distance < x.distances)
+        scores += tl.load(x.table_c + distance * x.heads + head, mask=known, other=0.0).to(scores.dtype)
+    if x.segment_scores is not None:
+        place = x.segment_scores + (q_at * x.heads + head) * 2
+        same = tl.load(place, mask=q_here, other=0.0).to(scores.dtype)
+        other = tl.load(place + 1, mask=q_here, other=0.0).to(scores.dtype)
+        apart = in_other_segment(x, q_at, q_here, k_at, k_here)
+        scores += tl.where(apart, other[:, None], same[:, None])
+    seen = in_sight(x, tile, q_first, q_at, q_here, k_first, k_at, k_here)
+    return tl.where(seen, scores * (x.scale * LOG2_E), float("-inf"))
+
+
+@triton.jit
+def _mix(x):
+    """splitmix64's, as in `draws.py`."""
+    x = (x ^ (x >> 30)) * _FIRST
+    x = (x ^ (x >> 27)) * _SECOND
+    return x ^ (x >> 31)
+
+
+@triton.jit
+def kept(x, tile: tl.constexpr, head, q_at, q_here, k_first):
+    """[S, S] bool, the probabilities that dropout keeps: `draws.numbers16` of the query, the head and the key."""
+    drawn = tl.load(x.draws + q_at, mask=q_here, other=0).to(tl.uint64, bitcast=True)
+    drawn += head.to(tl.uint64) * _HEAD
+    first = k_first + x.carried
+    if tile.quads:  # one hash for four keys
+        quad = (first // 4 + tl.arange(0, tile.size // 4)).to(tl.uint64)
+        hashed = _mix(drawn[:, None] + quad[None, :] * _GOLDEN)
+        which = tl.arange(0, 4)[None, None, :]
+        low, high = hashed.to(tl.uint32)[:, :, None], (hashed >> 32).to(tl.uint32)[:, :, None]
+        bits = tl.where(which < 2, low, high) >> (which % 2 * 16).to(tl.uint32)
+        bits = tl.reshape(bits.to(tl.uint16), [tile.size, tile.size])
+    else:
+        column = tl.maximum(first + tl.arange(0, tile.size), 0)
+        hashed = _mix(drawn[:, None] + ((column // 4).to(tl.uint64) * _GOLDEN)[None, :])
+        bits = (hashed >> ((column % 4) * 16).to(tl.uint64)[None, :]).to(tl.uint16)
+    return (bits.to(tl.int32) ^ 0x8000) >= x.threshold

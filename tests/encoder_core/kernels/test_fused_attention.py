@@ -1,0 +1,93 @@
+"""The fused attention under Triton's interpreter against its formula: values, every gradient, dropout."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from encoder_core.kernels.tiling import Cut, Cuts
+from tests.support.models.relative_attention import Form, assert_same, expected, fused, problem
+
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 3e-2}
+FORMS = {
+    "plain": Form(heads=1, width=5, dropout=True),
+    "window": Form(heads=1, window=7, dropout=True),
+    "disentangled": Form(heads=3, width=24, table_a=True, table_b=True, dropout=True),
+    "with_positions": Form(heads=1, table_a=True, table_b=True, table_c=True),
+    "few_queries": Form(heads=1, table_a=True, table_b=True, few=True, dropout=True),
+    "relative_keys": Form(heads=1, table_a=True, dropout=True),
+    "permuted": Form(
+        heads=1, table_a=True, own_r=True, segments=True, order=True, signs=True, carried=6, dropout=True
+    ),
+    "permuted_queries": Form(
+        heads=1, table_a=True, own_r=True, segments=True, order=True, few=True, carried=8, dropout=True
+    ),
+}
+LENGTHS = {"mixed": [1, 0, 20], "none": []}
+
+
+def even(size: int) -> Cuts:
+    return Cuts(*[Cut(size, 4, 1)] * 4)
+
+
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_equals_the_formula(form: Form, lengths: list[int]) -> None:
+    given = problem(lengths, form)
+    assert_same(fused(given, even(16)), expected(given), TOLERANCE[torch.float64])
+
+
+forms = st.builds(
+    Form,
+    heads=st.integers(1, 3),
+    width=st.integers(1, 40),
+    table_a=st.booleans(),
+    table_b=st.booleans(),
+    table_c=st.booleans(),
+    own_r=st.booleans(),
+    segments=st.booleans(),
+    order=st.booleans(),
+    signs=st.booleans(),
+    few=st.booleans(),
+    dropout=st.booleans(),
+    carried=st.sampled_from([0, 0, 1, 4, 23]),
+    dtype=st.sampled_from(list(TOLERANCE)),
+).filter(lambda form: form.table_a or not form.own_r)
+
+
+def check(lengths: list[int], form: Form, seed: int, cuts: Cuts | None) -> None:
+    given = problem(lengths, form, seed)
+    assert_same(fused(given, cuts), expected(given), TOLERANCE[form.dtype])
+
+
+@settings(max_examples=3)
+@given(st.lists(st.integers(0, 33), max_size=2), forms, st.integers(0, 2**32), st.sampled_from([16, 32]))
+def test_equals_the_formula_whatever_the_terms(lengths: list[int], form: Form, seed: int, size: int) -> None:
+    check(lengths, form, seed, even(size))
+
+
+@pytest.mark.long
+@settings(max_examples=150)
+@given(st.lists(st.integers(0, 200), max_size=4), forms, st.integers(0, 2**32))
+def test_equals_the_formula_in_the_tiles_that_are_used(lengths: list[int], form: Form, seed: int) -> None:
+    check(lengths, form, seed, None)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_equals_the_formula_up_to_600_tokens(form: Form, dtype: torch.dtype) -> None:
+    form = Form(**{**vars(form), "dtype": dtype, "heads": 1, "carried": form.carried * 16})
+    check([600, 1, 64, 129], form, 3, None)
+
+
+@pytest.mark.parametrize("form", [FORMS["few_queries"], FORMS["permuted"]], ids=["few_queries", "permuted"])
+def test_drops_the_same_whatever_the_tiles(form: Form) -> None:
+    given = problem([33], form)
+    small, large = fused(given, even(16)), fused(given, even(32))
+    assert_same(small, large, TOLERANCE[torch.float64])
+    again = fused(given, even(16))
+    assert all(torch.equal(again[name], small[name]) for name in small)  # bit for bit: sums have one order

@@ -1,0 +1,209 @@
+"""The fused attention's formula written out, one row after the other, and random problems for it.
+
+Needs Triton, under its interpreter (tests/conftest.py): a test skips before it imports this where there is none.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from encoder_core.draws import head_keys, numbers16
+from encoder_core.kernels.fused_attention import Layout, Terms, fused_attention
+from encoder_core.kernels.tiling import Cuts
+
+RATE_DROPPED = 20_000  # of 65,536
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What `fused_attention` is given."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    terms: Terms
+    layout: Layout
+
+    @property
+    def inputs(self) -> dict[str, Tensor]:
+        """All that has a gradient."""
+        found = {"q": self.q, "k": self.k, "v": self.v, **vars(self.terms)}
+        return {name: tensor for name, tensor in found.items() if tensor is not None}
+
+
+@dataclass(frozen=True)
+class Form:
+    """Which terms a problem has, and what its queries see."""
+
+    heads: int = 2
+    width: int = 8
+    table_a: bool = False
+    table_b: bool = False
+    table_c: bool = False
+    own_r: bool = False
+    segments: bool = False
+    order: bool = False
+    signs: bool = False
+    few: bool = False
+    dropout: bool = False
+    carried: int = 0
+    window: int | None = None
+    dtype: torch.dtype = field(default=torch.float64)
+
+
+def problem(lengths: list[int], form: Form, seed: int = 0) -> Problem:
+    """Random tensors for rows of these lengths."""
+    draws = np.random.default_rng(seed)
+    tokens, longest = sum(lengths), max(lengths, default=0)
+    keys = tokens + len(lengths) * form.carried
+    at = _queries(draws, tokens, form)
+    distances = max(1, 2 * (longest + form.carried) - 1)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.from_numpy(draws.standard_normal(shape)).to(form.dtype).requires_grad_()
+
+    def vectors(wanted: bool, count: int, *last: int) -> Tensor | None:
+        return normal(count, form.heads, *last) if wanted else None
+
+    def whole(wanted: bool, count: int, below: int) -> Tensor | None:
+        return torch.from_numpy(draws.integers(below, size=count)) if wanted else None
+
+    terms = Terms(
+        r=vectors(form.own_r, len(at), form.width),
+        table_a=vectors(form.table_a, distances, form.width),
+        table_b=vectors(form.table_b, distances, form.width),
+        table_c=vectors(form.table_c, distances),
+        segment_scores=vectors(form.segments, len(at), 2),
+    )
+    layout = Layout(
+        cu_seqlens=torch.tensor([0, *lengths]).cumsum(0).int(),
+        longest=longest,
+        scale=0.4,
+        segments_q=whole(form.segments, len(at), 2),
+        segments_k=whole(form.segments, keys, 2),
+        ranks_q=whole(form.order, len(at), 9),
+        ranks_k=whole(form.order, keys, 9),
+        slots=_slots(at, tokens) if form.few else None,
+        signs=torch.from_numpy(1 - 2 * draws.integers(2, size=len(lengths))).int() if form.signs else None,
+        carried=form.carried,
+        center=longest + form.carried - 1,
+        window=form.window,
+    )
+    if form.dropout:
+        layout = replace(
+            layout,
+            draws=torch.from_numpy(draws.integers(-(2**63), 2**63 - 1, size=len(at))),
+            threshold=RATE_DROPPED,
+            inverse=2**16 / (2**16 - RATE_DROPPED),
+        )
+    q, k, v = (normal(count, form.heads, form.width) for count in (len(at), keys, keys))
+    return Problem(q, k, v, terms, layout)
+
+
+def _queries(draws: np.random.Generator, tokens: int, form: Form) -> np.ndarray:
+    """Which tokens are queries."""
+    every = np.arange(tokens)
+    return every[draws.random(tokens) < 0.2] if form.few else every
+
+
+def _slots(at: np.ndarray, tokens: int) -> Tensor:
+    slots = torch.full((tokens,), -1, dtype=torch.int32)
+    slots[torch.from_numpy(at)] = torch.arange(len(at), dtype=torch.int32)
+    return slots
+
+
+def formula(given: Problem) -> Tensor:
+    """The context [M, N, D], from every score."""
+    context = 0.0 * given.q
+    for row, (start, stop) in enumerate(pairwise(given.layout.cu_seqlens.tolist())):
+        positions = torch.arange(stop - start)
+        queries = torch.arange(start, stop)
+        if given.layout.slots is not None:
+            queries = given.layout.slots[start:stop].long()
+            positions, queries = positions[queries >= 0], queries[queries >= 0]
+        if len(queries):
+            weights, keys = _weights(given, row, queries, positions)
+            context = context.index_copy(0, queries, torch.einsum("nqk,knd->qnd", weights, given.v[keys]))
+    return context
+
+
+def _weights(given: Problem, row: int, queries: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """[N, Q, K] after dropout, and which keys are meant."""
+    layout = given.layout
+    start, stop = (int(edge) for edge in layout.cu_seqlens[row : row + 2])
+    keys = torch.arange(start + row * layout.carried, stop + (row + 1) * layout.carried)
+    apart = positions[:, None] - (torch.arange(len(keys)) - layout.carried)
+    scores = sum(_terms(given, row, queries, keys, apart)) * layout.scale
+    seen = torch.ones_like(apart, dtype=torch.bool)
+    if layout.window is not None:
+        seen &= apart.abs() <= layout.window
+    if layout.ranks_q is not None and layout.ranks_k is not None:
+        seen &= layout.ranks_k[keys] < layout.ranks_q[queries][:, None]
+    weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
+    weights = weights.masked_fill(~seen.any(-1, keepdim=True), 0.0)  # a query that sees nothing
+    if layout.draws is not None:
+        places = head_keys(layout.draws[queries], range(given.q.shape[1])).t()
+        numbers = numbers16(places, torch.zeros((), dtype=torch.int64), range(len(keys)))
+        weights = weights * (numbers >= layout.threshold - 2**15) * layout.inverse
+    return weights, keys
+
+
+def _terms(given: Problem, row: int, queries: Tensor, keys: Tensor, apart: Tensor) -> Iterator[Tensor]:
+    """The score's, [N, Q, K] each."""
+    terms, layout = given.terms, given.layout
+    sign = 1 if layout.signs is None else layout.signs[row]
+    place = sign * apart + layout.center
+    q, k = given.q[queries], given.k[keys]
+    yield torch.einsum("qnd,knd->nqk", q, k)
+    if terms.table_a is not None:
+        r = q if terms.r is None else terms.r[queries]
+        yield torch.einsum("qnd,qknd->nqk", r, terms.table_a[place])
+    if terms.table_b is not None:
+        yield torch.einsum("knd,qknd->nqk", k, terms.table_b[place])
+    if terms.table_c is not None:
+        yield terms.table_c[place].movedim(-1, 0)
+    if terms.segment_scores is not None and layout.segments_q is not None and layout.segments_k is not None:
+        apart = layout.segments_q[queries][:, None] != layout.segments_k[keys]
+        same, other = terms.segment_scores[queries].movedim(0, -1).unbind(1)
+        yield torch.where(apart, other[..., None], same[..., None])
+
+
+def outcome(context: Tensor, given: Problem) -> dict[str, Tensor]:
+    """The context, and the gradients of a weighted sum of it."""
+    weights = torch.linspace(-1, 2, max(1, context.numel()), dtype=context.dtype)[: context.numel()]
+    inputs = given.inputs
+    sums = (context * weights.view_as(context)).sum()
+    gradients = torch.autograd.grad(sums, list(inputs.values()), allow_unused=True, materialize_grads=True)
+    return {"context": context, **dict(zip(inputs, gradients, strict=True))}
+
+
+def fused(given: Problem, cuts: Cuts | None = None) -> dict[str, Tensor]:
+    """What the kernels make of it."""
+    return outcome(fused_attention(given.q, given.k, given.v, given.terms, given.layout, cuts), given)
+
+
+def expected(given: Problem) -> dict[str, Tensor]:
+    """What the formula makes of it, in fp64."""
+    wide = Problem(
+        *(x.detach().double().requires_grad_() for x in (given.q, given.k, given.v)),
+        Terms(**{n: _wide(x) for n, x in vars(given.terms).items()}),
+        given.layout,
+    )
+    return outcome(formula(wide), wide)
+
+
+def _wide(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.detach().double().requires_grad_()
+
+
+def assert_same(found: dict[str, Tensor], wanted: dict[str, Tensor], tolerance: float) -> None:
+    """Each within `tolerance` of the largest number of its kind."""
+    assert found.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        if tensor.numel():
+            error = (found[name].double() - tensor.double()).abs().max() / tensor.abs().max().clamp(min=1e-9)
+            assert error <= tolerance, f"{name}: {error:.1e}"
