@@ -33,8 +33,8 @@ class TeacherIdentity(BaseModel):
 
 
 class Inputs(BaseModel):
-    """Content fingerprints: manifest by source name, the tokenizer's hash, the teachers (`launcher.run.teachers`) in the
-    recipe's order, and the table of similar words, out of the record where there is none."""
+    """Content fingerprints: manifest by source name, the tokenizer's hash, the teachers (`launcher.run.teachers`) in
+    the recipe's order, and the table of similar words, out of the record where there is none."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
