@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
@@ -33,12 +34,13 @@ class CrossEntropySums(NamedTuple):
 def linear_cross_entropy(
     features: Float[Tensor, "targets width"],
     weight: Float[Tensor, "vocab width"],
-    bias: Float[Tensor, " vocab"],
+    bias: Float[Tensor, " vocab"] | None,
     ids: Int[Tensor, " targets"],
     *,
     temperature: float | None = None,
 ) -> CrossEntropySums:
-    """Sums over targets of -log softmax(logits)[id] and of argmax == id, for logits = features weight' + bias.
+    """Sums over targets of -log softmax(logits)[id] and of argmax == id, for logits = features weight' + bias, if there
+    is one.
 
     With a temperature an id is drawn for each target from softmax(logits / temperature), by inversion of uniform
     numbers from the default generator. M may be 0.
@@ -53,7 +55,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         ctx: Any,
         features: Tensor,
         weight: Tensor,
-        bias: Tensor,
+        bias: Tensor | None,
         ids: Tensor,
         temperature: float | None,
         wants_gradient: bool,
@@ -65,7 +67,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         draws = torch.rand(0 if temperature is None else len(ids), 2, dtype=wide, device=ids.device)
         gradients = _Gradients(features, weight, bias, wide) if wants_gradient else None
         for chunk in _chunks(len(ids), weight.shape[0]):
-            log_p_cV = torch.addmm(bias, features[chunk], weight.t()).to(wide).log_softmax(-1)
+            log_p_cV = F.linear(features[chunk], weight, bias).to(wide).log_softmax(-1)
             target_c1 = ids[chunk, None]
             loss_sum -= log_p_cV.gather(1, target_c1).sum()
             correct += (log_p_cV.argmax(-1, keepdim=True) == target_c1).sum()
@@ -75,16 +77,21 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 gradients.add(chunk, log_p_cV, target_c1)
         if gradients is not None:
             ctx.save_for_backward(gradients.features, gradients.weight, gradients.bias)
-            ctx.dtypes = features.dtype, weight.dtype, bias.dtype
+            ctx.dtypes = features.dtype, weight.dtype, None if bias is None else bias.dtype
         ctx.mark_non_differentiable(correct, sampled)
         return loss_sum, correct, sampled
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None, None]:
+    def backward(
+        ctx: Any, grad: Tensor, *_: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor | None, None, None, None]:
         features, weight, bias = (
-            (saved * grad).to(dtype) for saved, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+            None if saved is None else (saved * grad).to(dtype)
+            for saved, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
         )
+        assert features is not None
+        assert weight is not None
         return features, weight, bias, None, None, None
 
 
@@ -122,18 +129,19 @@ def _invert(weights: Tensor, draw_c1: Tensor) -> Tensor:
 class _Gradients:
     """Derivatives of the loss sum, gathered chunk by chunk; those of weight and bias in fp32 or wider."""
 
-    def __init__(self, features: Tensor, weight: Tensor, bias: Tensor, wide: torch.dtype) -> None:
+    def __init__(self, features: Tensor, weight: Tensor, bias: Tensor | None, wide: torch.dtype) -> None:
         self._inputs = features, weight
         self.features = torch.empty_like(features)
         self.weight = torch.zeros_like(weight, dtype=wide)
-        self.bias = torch.zeros_like(bias, dtype=wide)
+        self.bias = None if bias is None else torch.zeros_like(bias, dtype=wide)
 
     def add(self, chunk: slice, log_p_cV: Tensor, target_c1: Tensor) -> None:
         """Overwrites `log_p_cV` with the derivative by the logits, softmax - onehot."""
         features, weight = self._inputs
         d_cV = log_p_cV.exp_()
         d_cV[torch.arange(len(d_cV), device=d_cV.device), target_c1.squeeze(1)] -= 1.0
-        self.bias += d_cV.sum(0)
+        if self.bias is not None:
+            self.bias += d_cV.sum(0)
         d_cV = d_cV.to(features.dtype)
         self.features[chunk] = d_cV @ weight
         if self.weight.dtype == features.dtype:
