@@ -14,7 +14,7 @@ from encoder_core.errors import ModelError
 from encoder_core.families.build import ModelConfig
 from encoder_core.families.hf.interchange import Heads, interchange, read_config
 from encoder_core.families.hf.keys import KeyTable
-from encoder_core.families.modernbert import ModernBertConfig
+from encoder_core.families.pre_norm import PreNormConfig
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.initialise import on_meta
@@ -98,7 +98,7 @@ def check_same_model(config: ModelConfig, found: ModelConfig, where: str) -> Non
 
 def _shape(config: ModelConfig) -> dict[str, object]:
     free = _FREE | (set() if isinstance(config, RobertaConfig) else {"pad_id"})
-    unbounded = isinstance(config, XlnetConfig | ModernBertConfig)  # no table of positions
+    unbounded = isinstance(config, XlnetConfig | PreNormConfig)  # no table of positions
     return config.model_dump(exclude=free | ({"max_length"} if unbounded else set()))
 
 

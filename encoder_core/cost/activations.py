@@ -36,6 +36,7 @@ from encoder_core.cost.saved import (
     plain_layer,
     pre_norm_layer,
     relative_key_layer,
+    rms_norm,
     several,
     total,
     two_stream_layer,
@@ -45,7 +46,7 @@ from encoder_core.families.bert import BertConfig
 from encoder_core.families.build import DetectorConfig, ModelConfig
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
-from encoder_core.families.modernbert import ModernBertConfig
+from encoder_core.families.pre_norm import PreNormConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.heads.cross_entropy import CHUNK
 from encoder_core.heads.prediction import POSITION_WIDTH
@@ -136,7 +137,7 @@ def _vectors(model: ModelConfig, objective: ContrastiveConfig, shape: Shape, ker
     if isinstance(model, XlnetConfig):
         streams = _two_streams(forgetful(model), shape, kernel, False)
         return Activations((*streams.outside, *outside), streams.layers)
-    return Activations((*_embeddings(model, shape), *outside), tuple(_layers(model, shape, kernel)))
+    return Activations((*_embeddings(model, shape, kernel), *outside), tuple(_layers(model, shape, kernel)))
 
 
 def _masked_language_model(
@@ -145,10 +146,8 @@ def _masked_language_model(
     width = model.embedding if isinstance(model, AlbertConfig | ElectraConfig) else model.hidden
     targets = shape.targets
     outside = [
-        Saved("head: states of targets", targets * model.hidden),
-        Saved("head: before the activation", targets * width),
-        *norm(targets, width),
-        *_decoder(width, model.vocabulary, targets),
+        *([] if model.bare_head else _transform(model.hidden, width, targets)),
+        *_decoder(width, model.vocabulary, targets, bias=not model.bare_head),
         Saved("positions of targets", targets, INDEX),
     ]
     layers = list(_layers(model, shape, kernel))
@@ -157,7 +156,14 @@ def _masked_language_model(
         layers = list(_with_decoder(model, shape, kernel))
     elif isinstance(model, Deberta) and is_enhanced(model):
         layers.append(_decoding(model, shape, kernel))
-    return Activations((*_embeddings(model, shape), *outside), tuple(layers))
+    return Activations((*_embeddings(model, shape, kernel), *outside), tuple(layers))
+
+
+def _transform(hidden: int, width: int, targets: int) -> Iterator[Saved]:
+    """The Linear, activation and LayerNorm before the decoder."""
+    yield Saved("head: states of targets", targets * hidden)
+    yield Saved("head: before the activation", targets * width)
+    yield from norm(targets, width)
 
 
 def _with_decoder(model: Deberta, shape: Shape, kernel: Kernel) -> Iterator[Layer]:
@@ -173,10 +179,10 @@ def _decoding(model: Deberta, shape: Shape, kernel: Kernel) -> Layer:
     return replace(again, count=passes(model))
 
 
-def _decoder(width: int, vocabulary: int, targets: int) -> Iterator[Saved]:
+def _decoder(width: int, vocabulary: int, targets: int, *, bias: bool = True) -> Iterator[Saved]:
     """The cross-entropy keeps its gradients."""
     yield Saved("head: gradient of features", targets * width)
-    yield Saved("head: gradient of embeddings and bias", vocabulary * (width + 1), FP32)
+    yield Saved("head: gradient of the decoder", vocabulary * (width + bias), FP32)
 
 
 def _discriminator(model: DetectorConfig, shape: Shape, kernel: Kernel) -> Activations:
@@ -202,10 +208,9 @@ def _distillation(model: ModelConfig, distilled: Distilled, shape: Shape) -> Ite
     """The student's head at the places where it learns, and what teachers said. Of DeBERTa's mask decoder nothing."""
     width = embedding_width(model)
     targets = at_places(distilled, shape).targets
-    yield Saved("distillation: states of places", targets * model.hidden)
-    yield Saved("distillation: before the activation", targets * width)
-    yield from norm(targets, width)
-    yield from _decoder(width, model.vocabulary, targets)
+    if not model.bare_head:
+        yield from _transform(model.hidden, width, targets)
+    yield from _decoder(width, model.vocabulary, targets, bias=not model.bare_head)
     yield Saved("positions of places", targets, INDEX)
     for teacher in distilled.teachers:
         yield Saved("teacher's states", shape.tokens * teacher.hidden)
@@ -221,11 +226,11 @@ def _span_boundary(model: ModelConfig, shape: Shape) -> Iterator[Saved]:
     yield from _decoder(width, model.vocabulary, targets)
 
 
-def _embeddings(model: ModelConfig, shape: Shape) -> Iterator[Saved]:
-    """Ids, the sum's LayerNorm, dropout, and what is projected where widths differ. Of ModernBERT also the angles of
-    rotary positions, which all layers share, and the last LayerNorm."""
-    if isinstance(model, ModernBertConfig):
-        yield from _of_modernbert(model, shape)
+def _embeddings(model: ModelConfig, shape: Shape, kernel: Kernel = "gpu") -> Iterator[Saved]:
+    """Ids, the sum's LayerNorm, dropout, and what is projected where widths differ. Of pre-norm encoders also the
+    angles of rotary positions, which all layers share, and the last norm."""
+    if isinstance(model, PreNormConfig):
+        yield from _around_pre_norm_layers(model, shape, kernel)
         return
     wide = model.embedding if isinstance(model, AlbertConfig | ElectraConfig) else model.hidden
     yield Saved("ids", shape.tokens, INDEX, 1 if isinstance(model, Deberta) else 3)
@@ -235,11 +240,12 @@ def _embeddings(model: ModelConfig, shape: Shape) -> Iterator[Saved]:
         yield Saved("embeddings before their projection", shape.tokens * wide)
 
 
-def _of_modernbert(model: ModernBertConfig, shape: Shape) -> Iterator[Saved]:
+def _around_pre_norm_layers(model: PreNormConfig, shape: Shape, kernel: Kernel) -> Iterator[Saved]:
     bases = {model.rope_base(layer) for layer in range(model.layers)}
     width = model.hidden // model.heads
     yield Saved("ids", shape.tokens, INDEX)
-    yield from several(norm(shape.tokens, model.hidden), 2)
+    size = (shape.tokens, model.hidden)
+    yield from several(rms_norm(*size, kernel) if model.rms_norm else norm(*size), 1 + model.embedding_norm)
     yield Saved("cosines and sines", shape.tokens * width // 2, FP32, 2 * len(bases))
     if model.dropout:
         yield Saved("dropout masks", shape.tokens * model.hidden, MASK)
@@ -254,7 +260,7 @@ def _layers(model: ModelConfig, shape: Shape, kernel: Kernel, *, but: int = 0) -
         if isinstance(model, DebertaV2Config) and model.convolution is not None:
             yield _convolution(model, shape)
         return
-    if isinstance(model, ModernBertConfig):
+    if isinstance(model, PreNormConfig):
         yield from _pre_norm_layers(model, shape, kernel)
         return
     sizes = (shape.rows, shape.length, model.heads, model.hidden, model.feed_forward)
@@ -265,18 +271,20 @@ def _layers(model: ModelConfig, shape: Shape, kernel: Kernel, *, but: int = 0) -
     yield replace(plain_layer(*sizes, kernel), count=count)
 
 
-def _pre_norm_layers(model: ModernBertConfig, shape: Shape, kernel: Kernel) -> Iterator[Layer]:
+def _pre_norm_layers(model: PreNormConfig, shape: Shape, kernel: Kernel) -> Iterator[Layer]:
     size = PreNormSize(
         model.hidden,
         model.heads,
         model.feed_forward,
+        shared_heads=model.shared_heads,
+        rms_norm=model.rms_norm,
         drops_scores=model.attention_dropout > 0,
         drops_attention=model.attention_output_dropout > 0,
         drops_inner=model.dropout > 0,
     )
     for layer in range(model.layers):
         yield pre_norm_layer(
-            size, shape.rows, shape.length, kernel, normed=layer > 0, window=model.window(layer)
+            size, shape.rows, shape.length, kernel, normed=model.normed(layer), window=model.window(layer)
         )
 
 

@@ -30,7 +30,7 @@ from encoder_core.families.bert import BertConfig
 from encoder_core.families.build import DetectorConfig, ModelConfig
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
-from encoder_core.families.modernbert import ModernBertConfig
+from encoder_core.families.pre_norm import PreNormConfig
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.heads.prediction import PASSES, POSITION_WIDTH
@@ -187,7 +187,8 @@ def _masked_language_model(model: ModelConfig, shape: Shape, *, whole: bool = Fa
 
 def _head(model: ModelConfig, shape: Shape) -> Iterator[Product]:
     width = embedding_width(model)
-    yield Product("head: dense", shape.targets, model.hidden, width)
+    if not model.bare_head:
+        yield Product("head: dense", shape.targets, model.hidden, width)
     yield from _decoder(width, model.vocabulary, shape.targets)
 
 
@@ -234,10 +235,11 @@ def _encoder(model: ModelConfig, shape: Shape) -> Iterator[Product]:
             yield from _content(model, shape)
         case BertConfig() | RobertaConfig() | AlbertConfig() | ElectraConfig():
             yield from _plain(model, shape)
-        case ModernBertConfig():
+        case PreNormConfig():
             size = (shape.rows, shape.length, model.heads, model.hidden, model.feed_forward)
+            shared = model.hidden // model.heads * model.shared_heads
             for layer in range(model.layers):
-                yield from pre_norm_layer(*size, model.window(layer))
+                yield from pre_norm_layer(*size, shared=shared, window=model.window(layer))
         case _ as never:
             assert_never(never)
 

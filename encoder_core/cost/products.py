@@ -103,10 +103,12 @@ def plain_layer(rows: int, length: int, heads: int, hidden: int, inner: int) -> 
 
 
 def pre_norm_layer(
-    rows: int, length: int, heads: int, hidden: int, inner: int, window: int | None
+    rows: int, length: int, heads: int, hidden: int, inner: int, *, shared: int, window: int | None
 ) -> Iterator[Product]:
-    """As `plain_layer`, with a gated feed-forward block, and attention to what a window holds."""
-    yield from projections(rows * length, hidden, 4)
+    """As `plain_layer`, with a gated feed-forward block, keys and values `shared` wide, and attention to what a window
+    holds."""
+    yield from projections(rows * length, hidden, 2)
+    yield Product("q, k, v, output projections", rows * length, hidden, shared, 2, layer=True)
     if window is None:
         yield from attention(rows, length, length, heads, hidden)
     else:

@@ -58,6 +58,18 @@ def norm(rows: int, width: int) -> Iterator[Saved]:
     yield Saved("LayerNorm statistics", rows, FP32, 2)
 
 
+def rms_norm(rows: int, width: int, kernel: Kernel) -> Iterator[Saved]:
+    """RMSNorm keeps its input and the deviation of each row; torch's on a CPU also what it made of the input."""
+    yield Saved("RMSNorm inputs", rows * width)
+    yield from _of_rms_norm(rows, width, kernel)
+
+
+def _of_rms_norm(rows: int, width: int, kernel: Kernel) -> Iterator[Saved]:
+    yield Saved("RMSNorm statistics", rows, FP32)
+    if kernel == "cpu":
+        yield Saved("normalised", rows * width, FP32)
+
+
 def plain_layer(rows: int, length: int, heads: int, hidden: int, inner: int, kernel: Kernel) -> Layer:
     tokens = rows * length
     attention = [
@@ -69,12 +81,14 @@ def plain_layer(rows: int, length: int, heads: int, hidden: int, inner: int, ker
 
 @dataclass(frozen=True)
 class PreNormSize:
-    """A layer of ModernBERT's, and where it drops: attention's probabilities, what attention adds, inside the
-    feed-forward block. What does not drop keeps no mask."""
+    """A pre-norm layer, and where it drops: attention's probabilities, what attention adds, inside the feed-forward
+    block. What does not drop keeps no mask. `shared_heads`: of keys and values."""
 
     hidden: int
     heads: int
     inner: int
+    shared_heads: int
+    rms_norm: bool
     drops_scores: bool
     drops_attention: bool
     drops_inner: bool
@@ -85,16 +99,23 @@ def pre_norm_layer(
 ) -> Layer:
     """`normed`: attention takes normalised states, as in all layers but ModernBERT's first."""
     tokens, states = rows * length, rows * length * size.hidden
+    # Kernels of the CPU repeat shared keys and values.
+    shared = states * size.shared_heads // size.heads if kernel == "gpu" else states
     inner = [
-        Saved("q, k, v", states, count=3),
+        Saved("q", states),
+        Saved("k, v", shared, count=2),
         *_scores_of_pre_norm(size, rows, length, kernel, window),
         Saved("contexts", states),
-        *norm(tokens, size.hidden),
+        *(rms_norm(tokens, size.hidden, kernel) if size.rms_norm else norm(tokens, size.hidden)),
         Saved("feed-forward inputs", states),
         Saved("feed-forward, before and after the activation, and gated", tokens * size.inner, count=4),
     ]
     if normed:  # the layer's input is what the norm keeps
-        inner += [Saved("attention inputs", states), Saved("LayerNorm statistics", tokens, FP32, 2)]
+        inner.append(Saved("attention inputs", states))
+        if size.rms_norm:
+            inner += _of_rms_norm(tokens, size.hidden, kernel)
+        else:
+            inner.append(Saved("LayerNorm statistics", tokens, FP32, 2))
     if size.drops_attention:
         inner.append(Saved("dropout masks", states, MASK))
     if size.drops_inner:

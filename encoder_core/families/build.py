@@ -4,12 +4,13 @@ from typing import Annotated, assert_never
 
 from pydantic import Field
 
-from encoder_core.families import albert, bert, deberta, electra, modernbert, roberta, xlnet
+from encoder_core.families import albert, bert, deberta, electra, pre_norm, roberta, xlnet
 from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bert import BertConfig
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.modernbert import ModernBertConfig
+from encoder_core.families.pre_norm import PreNormConfig
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.attention import Attend, automatic
@@ -78,8 +79,8 @@ def build_encoder(
             return deberta.build(config, embeddings=embeddings, checkpoint_activations=checkpoint_activations)
         case XlnetConfig():
             return xlnet.build(config, checkpoint_activations=checkpoint_activations)
-        case ModernBertConfig():
-            return modernbert.build(
+        case PreNormConfig():
+            return pre_norm.build(
                 config, embeddings=embeddings, checkpoint_activations=checkpoint_activations, attend=attend
             )
         case _ as never:

@@ -82,6 +82,16 @@ class EncoderConfig(BaseModel):
         return True
 
     @property
+    def bare_head(self) -> bool:
+        """Whether the masked-language-model head is a decoder alone, without a bias."""
+        return False
+
+    @property
+    def tied(self) -> bool:
+        """Whether that decoder's weights are the word embeddings."""
+        return True
+
+    @property
     def output_scale(self) -> float:
         """Of fresh weights that write to the hidden states (`layers/parameters.py`, ScaledLinear)."""
         return 1.0

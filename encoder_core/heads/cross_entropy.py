@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
@@ -35,13 +36,14 @@ class CrossEntropySums(NamedTuple):
 def linear_cross_entropy(
     features: Float[Tensor, "targets width"],
     weight: Float[Tensor, "vocab width"],
-    bias: Float[Tensor, " vocab"],
+    bias: Float[Tensor, " vocab"] | None,
     ids: Int[Tensor, " targets"],
     *,
     temperature: float | None = None,
     keys: Int[Tensor, " targets"] | None = None,
 ) -> CrossEntropySums:
-    """Sums over targets of -log softmax(logits)[id] and of argmax == id, for logits = features weight' + bias.
+    """Sums over targets of -log softmax(logits)[id] and of argmax == id, for logits = features weight' + bias, if there
+    is one.
 
     With a temperature an id is drawn for each target from softmax(logits / temperature), by inversion of uniform
     numbers that belong to the target's key (`encoder_core/draws.py`). M may be 0.
@@ -59,7 +61,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         ctx: Any,
         features: Tensor,
         weight: Tensor,
-        bias: Tensor,
+        bias: Tensor | None,
         ids: Tensor,
         temperature: float | None,
         draws: Tensor,
@@ -71,7 +73,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         sampled = torch.empty_like(ids)
         gradients = ChunkGradients(features, weight, bias, wide) if wants_gradient else None
         for chunk in chunks(len(ids), weight.shape[0]):
-            log_p_cV = torch.addmm(bias, features[chunk], weight.t()).to(wide).log_softmax(-1)
+            log_p_cV = F.linear(features[chunk], weight, bias).to(wide).log_softmax(-1)
             target_c1 = ids[chunk, None]
             loss_sum -= log_p_cV.gather(1, target_c1).sum()
             correct += (log_p_cV.argmax(-1, keepdim=True) == target_c1).sum()
@@ -81,16 +83,21 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 gradients.add(chunk, _without_target(log_p_cV.exp_(), target_c1))
         if gradients is not None:
             ctx.save_for_backward(gradients.features, gradients.weight, gradients.bias)
-            ctx.dtypes = features.dtype, weight.dtype, bias.dtype
+            ctx.dtypes = features.dtype, weight.dtype, None if bias is None else bias.dtype
         ctx.mark_non_differentiable(correct, sampled)
         return loss_sum, correct, sampled
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None, None, None]:
+    def backward(
+        ctx: Any, grad: Tensor, *_: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor | None, None, None, None, None]:
         features, weight, bias = (
-            (saved * grad).to(dtype) for saved, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+            None if saved is None else (saved * grad).to(dtype)
+            for saved, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
         )
+        assert features is not None
+        assert weight is not None
         return features, weight, bias, None, None, None, None
 
 
@@ -135,16 +142,17 @@ class ChunkGradients:
     """Derivatives of a loss sum by features [M, E], weight [V, E] and bias [V], chunk by chunk. Those of weight
     and bias are in fp32 or wider."""
 
-    def __init__(self, features: Tensor, weight: Tensor, bias: Tensor, wide: torch.dtype) -> None:
+    def __init__(self, features: Tensor, weight: Tensor, bias: Tensor | None, wide: torch.dtype) -> None:
         self._inputs = features, weight
         self.features = torch.empty_like(features)
         self.weight = torch.zeros_like(weight, dtype=wide)
-        self.bias = torch.zeros_like(bias, dtype=wide)
+        self.bias = None if bias is None else torch.zeros_like(bias, dtype=wide)
 
     def add(self, chunk: slice, d_cV: Float[Tensor, "chunk vocab"]) -> None:
         """Take in the derivative by a chunk's logits."""
         features, weight = self._inputs
-        self.bias += d_cV.sum(0)
+        if self.bias is not None:
+            self.bias += d_cV.sum(0)
         d_cV = d_cV.to(features.dtype)
         self.features[chunk] = d_cV @ weight
         if self.weight.dtype == features.dtype:

@@ -27,11 +27,11 @@ ARRAYS = 2
 
 
 class Scores(NamedTuple):
-    """Logits before they are made: features weight' + bias."""
+    """Logits before they are made: features weight' + bias, if there is one."""
 
     features: Float[Tensor, "tokens width"]
     weight: Float[Tensor, "vocab width"]
-    bias: Float[Tensor, " vocab"]
+    bias: Float[Tensor, " vocab"] | None
 
 
 class DistillationSums(NamedTuple):
@@ -66,7 +66,7 @@ class _LinearDistillation(torch.autograd.Function):
         ctx: Any,
         features: Tensor,
         weight: Tensor,
-        bias: Tensor,
+        bias: Tensor | None,
         teachers: tuple[Scores, ...],
         temperature: float,
         wants_gradient: bool,
@@ -85,16 +85,21 @@ class _LinearDistillation(torch.autograd.Function):
                 gradients.add(chunk, log_q_cV.exp_().sub_(p_cV).mul_(temperature))
         if gradients is not None:
             ctx.save_for_backward(gradients.features, gradients.weight, gradients.bias)
-            ctx.dtypes = features.dtype, weight.dtype, bias.dtype
+            ctx.dtypes = features.dtype, weight.dtype, None if bias is None else bias.dtype
         ctx.mark_non_differentiable(agreeing)
         return loss_sum, agreeing
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None, None]:
+    def backward(
+        ctx: Any, grad: Tensor, *_: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor | None, None, None, None]:
         features, weight, bias = (
-            (saved * grad).to(dtype) for saved, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+            None if saved is None else (saved * grad).to(dtype)
+            for saved, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
         )
+        assert features is not None
+        assert weight is not None
         return features, weight, bias, None, None, None
 
 
@@ -103,7 +108,7 @@ _apply: Callable[..., tuple[Tensor, Tensor]] = _LinearDistillation.apply
 
 def _softened(scores: Scores, chunk: slice, temperature: float, wide: torch.dtype) -> Tensor:
     """[c, V] logits of a chunk over the temperature."""
-    logits_cV = torch.addmm(scores.bias, scores.features[chunk], scores.weight.t())
+    logits_cV = F.linear(scores.features[chunk], scores.weight, scores.bias)
     return logits_cV.to(wide).div_(temperature)
 
 

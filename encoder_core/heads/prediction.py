@@ -24,6 +24,8 @@ class MaskedLanguageModelHead(nn.Module):
     """Linear, GELU, LayerNorm, then a decoder tied to the word embeddings with a bias of its own (BERT,
     section 3.1).
 
+    `bare`: a decoder without a bias alone, as of decoder-only models; `tied` false: with weights of its own.
+
     Works on target positions only. With no target at all it still runs, on zero rows, so that every parameter
     takes part in the backward pass on every rank. `bias`: of Linear and LayerNorm; the decoder has one always.
     """
@@ -37,15 +39,22 @@ class MaskedLanguageModelHead(nn.Module):
         eps: float,
         bias: bool = True,
         output_scale: float = 1.0,
+        bare: bool = False,
+        tied: bool = True,
     ) -> None:
         super().__init__()
+        width = embedding.embedding_dim
         self.activation: Activation = activation
-        self.dense = ScaledLinear(hidden, embedding.embedding_dim, bias, scale=output_scale)
-        self.norm = nn.LayerNorm(embedding.embedding_dim, eps=eps, bias=bias)
-        self.decoder = nn.Linear(embedding.embedding_dim, embedding.num_embeddings)
-        self.decoder.weight = embedding.weight
+        self.dense = None if bare else ScaledLinear(hidden, width, bias, scale=output_scale)
+        self.norm = None if bare else nn.LayerNorm(width, eps=eps, bias=bias)
+        self.decoder = nn.Linear(width, embedding.num_embeddings, bias=not bare)
+        if tied:
+            self.decoder.weight = embedding.weight
 
     def features(self, hidden_MH: Float[Tensor, "targets hidden"]) -> Float[Tensor, "targets width"]:
+        """What the decoder scores."""
+        if self.dense is None or self.norm is None:
+            return hidden_MH
         features_ME: Tensor = self.norm(activate(self.dense(hidden_MH), self.activation))
         return features_ME
 

@@ -16,6 +16,9 @@ every score of a row.
 A `window` is local attention (Beltagy et al., 2020, section 3.1): a query sees the keys of its row that are at most
 that many tokens away, on both sides; None: the whole row.
 
+Keys and values may have fewer heads than queries: grouped-query attention (Ainslie et al., 2023), in which as many
+query heads in a row share one. Flash attention has that built in, the others repeat keys and values.
+
 `RelativeKeyAttention` is one, too: learned relative positions added to the scores (Shaw et al., 2018; Huang et al.,
 2020, methods 1 and 4).
 
@@ -41,7 +44,8 @@ Heads = Float[Tensor, "tokens heads width"]
 
 @runtime_checkable
 class Attend(Protocol):
-    """(query, key, value, rows, dropout, window) -> context: four [T, N, D] tensors; dropout acts on probabilities."""
+    """(query, key, value, rows, dropout, window) -> context: four [T, N, D] tensors; dropout acts on probabilities.
+    Key and value may have fewer heads, of which N is a multiple."""
 
     def __call__(
         self,
@@ -60,12 +64,20 @@ def automatic(
 ) -> Heads:
     """The fastest kernel for the tensors at hand. No tokens at all (an idle rank's batch) is no work."""
     if not len(q_TND):
-        return q_TND + k_TND + v_TND
+        return sum(for_each_query(q_TND, k_TND, v_TND), q_TND)
     if flash_takes(q_TND.device.type, q_TND.dtype, q_TND.shape[-1]):
         return varlen_flash(q_TND, k_TND, v_TND, rows, dropout, window)
     if q_TND.device.type == "cpu" and (dropout > 0.0 or rows.exceed(window)):
         return blocked(q_TND, k_TND, v_TND, rows, dropout, window)
     return padded_sdpa(q_TND, k_TND, v_TND, rows, dropout, window)
+
+
+def for_each_query(q_TND: Heads, k_TND: Heads, v_TND: Heads) -> tuple[Heads, Heads]:
+    """Keys and values repeated, each for the query heads that share it; as they are where no heads do."""
+    shared = q_TND.shape[1] // k_TND.shape[1]
+    if shared == 1:
+        return k_TND, v_TND
+    return k_TND.repeat_interleave(shared, 1), v_TND.repeat_interleave(shared, 1)
 
 
 def flash_takes(device: str, dtype: torch.dtype, width: int) -> bool:
@@ -102,6 +114,7 @@ def padded_sdpa(
     q_TND: Heads, k_TND: Heads, v_TND: Heads, rows: Rows, dropout: float, window: int | None = None
 ) -> Heads:
     """torch's fused attention on a padded rectangle; no mask where rows are equally long and the window holds them."""
+    k_TND, v_TND = for_each_query(q_TND, k_TND, v_TND)
     q_RNLD, k_RNLD, v_RNLD = (rows.pad(x).transpose(1, 2) for x in (q_TND, k_TND, v_TND))
     context_RNLD = attend_padded(
         q_RNLD, k_RNLD, v_RNLD, rows.mask_within(window), rows, dropout, scale=q_TND.shape[-1] ** -0.5
@@ -143,6 +156,7 @@ def blocked(
     q_TND: Heads, k_TND: Heads, v_TND: Heads, rows: Rows, dropout: float, window: int | None = None
 ) -> Heads:
     """Exact attention in cache-sized pieces without padding, dropout included; see `cpu_attention.py`."""
+    k_TND, v_TND = for_each_query(q_TND, k_TND, v_TND)
     context_TND: Tensor = blocked_attention(q_TND, k_TND, v_TND, rows.keys, rows.bounds, dropout, window)
     return context_TND
 
@@ -151,6 +165,7 @@ def reference(
     q_TND: Heads, k_TND: Heads, v_TND: Heads, rows: Rows, dropout: float, window: int | None = None
 ) -> Heads:
     """softmax(q k' / sqrt(D)) v over the keys in sight, one row after the other, in the precision of its inputs."""
+    k_TND, v_TND = for_each_query(q_TND, k_TND, v_TND)
     contexts, draw = [], draw_key()
     for start, stop in rows.bounds:
         q_NLD, k_NLD, v_NLD = (x[start:stop].transpose(0, 1) for x in (q_TND, k_TND, v_TND))
@@ -171,6 +186,7 @@ class SelfAttention(nn.Module):
     published: so an optimizer with a trust ratio per parameter (LAMB) sees the matrices that its authors saw.
 
     Attributes:
+        key_value_heads: heads of keys and values, which `heads` is a multiple of (see the module); None: as many.
         window: see the module; None: all of the row.
         rotary_base: queries and keys are turned by their positions (`rotary.py`); None: they are not.
         output_scale: of the output projection's fresh weights (`parameters.ScaledLinear`).
@@ -185,27 +201,28 @@ class SelfAttention(nn.Module):
         *,
         bias: bool = True,
         fused: bool = False,
+        key_value_heads: int | None = None,
         window: int | None = None,
         rotary_base: float | None = None,
         output_scale: float = 1.0,
     ) -> None:
         super().__init__()
-        self.heads = heads
+        self.width = hidden // heads
         self.dropout = dropout
         self.attend = attend
         self.fused = fused
         self.window = window
         self.rotary_base = rotary_base
+        shared = (key_value_heads or heads) * self.width
+        self.parts = (hidden, shared, shared)
         if fused:
-            self.qkv = nn.Linear(hidden, 3 * hidden, bias)
+            self.qkv = nn.Linear(hidden, sum(self.parts), bias)
         else:
-            self.query = nn.Linear(hidden, hidden, bias)
-            self.key = nn.Linear(hidden, hidden, bias)
-            self.value = nn.Linear(hidden, hidden, bias)
+            self.query, self.key, self.value = (nn.Linear(hidden, part, bias) for part in self.parts)
         self.output = ScaledLinear(hidden, hidden, bias, scale=output_scale)
 
     def forward(self, x_TH: Float[Tensor, "tokens hidden"], rows: Rows) -> Float[Tensor, "tokens hidden"]:
-        q_TND, k_TND, v_TND = (torch.unflatten(x_TH, -1, (self.heads, -1)) for x_TH in self._projected(x_TH))
+        q_TND, k_TND, v_TND = (torch.unflatten(x_TH, -1, (-1, self.width)) for x_TH in self._projected(x_TH))
         if self.rotary_base is not None:
             rotation = rows.rotation(self.rotary_base, q_TND.shape[-1])
             q_TND, k_TND = rotate(q_TND, rotation), rotate(k_TND, rotation)
@@ -216,7 +233,7 @@ class SelfAttention(nn.Module):
 
     def _projected(self, x_TH: Tensor) -> tuple[Tensor, ...]:
         if self.fused:
-            q_TH, k_TH, v_TH = self.qkv(x_TH).chunk(3, -1)
+            q_TH, k_TH, v_TH = self.qkv(x_TH).split(self.parts, -1)
             # Turned queries and keys are new tensors. Values that stayed a view would keep the old ones in memory too.
             return q_TH, k_TH, v_TH if self.rotary_base is None else v_TH.contiguous()
         return self.query(x_TH), self.key(x_TH), self.value(x_TH)

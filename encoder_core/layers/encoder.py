@@ -1,7 +1,7 @@
 """Parts of a Transformer encoder, and the encoder made of them: embeddings, feed-forward blocks, layers.
 
 Families compose these: `EncoderLayer` normalises after each block (BERT and its relatives), `PreNormLayer` before it
-(ModernBERT).
+(`families/pre_norm.py`).
 
 Shapes: T tokens, E embedding width, H hidden, F inner width.
 """
@@ -42,8 +42,8 @@ class Embeddings(nn.Module):
 
     `first_position` is the row of the position table that belongs to the first token: 0 for BERT, the padding
     id + 1 for RoBERTa, whose table keeps the unused rows before it so that weights travel unchanged.
-    `positions` 0 leaves the position table out (models with relative positions only). `padding` is the row of the word
-    and position tables that is fresh at zero, None for no such row.
+    `positions` 0 leaves the position table out (models with relative positions only), `eps` None the LayerNorm.
+    `padding` is the row of the word and position tables that is fresh at zero, None for no such row.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Embeddings(nn.Module):
         token_types: int = 0,
         padding: int | None = None,
         norm_bias: bool = True,
-        eps: float,
+        eps: float | None,
         dropout: float,
     ) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Embeddings(nn.Module):
         self.word = nn.Embedding(vocab, width, padding_idx=padding)
         self.position = nn.Embedding(positions, width, padding_idx=padding) if positions else None
         self.token_type = nn.Embedding(token_types, width) if token_types else None
-        self.norm = nn.LayerNorm(width, eps=eps, bias=norm_bias)
+        self.norm = nn.Identity() if eps is None else nn.LayerNorm(width, eps=eps, bias=norm_bias)
         self.dropout = Dropout(dropout)
 
     def disentangle_from(self, other: "Embeddings") -> None:
@@ -87,8 +87,8 @@ class Embeddings(nn.Module):
         return embedded_TE
 
 
-Activation = Literal["gelu", "gelu_tanh"]
-"""GELU by the error function, or by the tanh approximation that the official BERT uses."""
+Activation = Literal["gelu", "gelu_tanh", "silu"]
+"""GELU by the error function, or by the tanh approximation that the official BERT uses; or SiLU: x sigmoid(x)."""
 
 
 def activate(x: Float[Tensor, "..."], activation: Activation) -> Float[Tensor, "..."]:
@@ -97,6 +97,8 @@ def activate(x: Float[Tensor, "..."], activation: Activation) -> Float[Tensor, "
             return F.gelu(x)
         case "gelu_tanh":
             return F.gelu(x, approximate="tanh")
+        case "silu":
+            return F.silu(x)
         case _:
             assert_never(activation)
 
@@ -116,8 +118,9 @@ class FeedForward(nn.Module):
 
 
 class GatedFeedForward(nn.Module):
-    """activation(a) * b, where a and b are the halves of one Linear's output; dropout; Linear. With GELU it is GeGLU
-    (Shazeer, 2020, "GLU Variants Improve Transformer"). `inner` is the width of each half."""
+    """activation(a) * b, where a and b come from a Linear each, or with `fused` are the halves of one's output;
+    dropout; Linear. With GELU it is GeGLU, with SiLU SwiGLU (Shazeer, 2020, "GLU Variants Improve Transformer").
+    `inner` is the width of a and of b."""
 
     def __init__(
         self,
@@ -127,11 +130,13 @@ class GatedFeedForward(nn.Module):
         *,
         bias: bool,
         dropout: float,
+        fused: bool = True,
         output_scale: float = 1.0,
     ) -> None:
         super().__init__()
         self.activation: Activation = activation
-        self.up = nn.Linear(hidden, 2 * inner, bias)
+        self.gate = None if fused else nn.Linear(hidden, inner, bias)
+        self.up = nn.Linear(hidden, 2 * inner if fused else inner, bias)
         self.dropout = Dropout(dropout)
         self.down = ScaledLinear(inner, hidden, bias, scale=output_scale)
 
@@ -139,7 +144,9 @@ class GatedFeedForward(nn.Module):
         self, x_TH: Float[Tensor, "tokens hidden"], keys_T: Int[Tensor, " tokens"]
     ) -> Float[Tensor, "tokens hidden"]:
         """`keys_T`: what each token's draws are hashed from."""
-        gate_TF, value_TF = self.up(x_TH).chunk(2, -1)
+        gate_TF, value_TF = (
+            self.up(x_TH).chunk(2, -1) if self.gate is None else (self.gate(x_TH), self.up(x_TH))
+        )
         y_TH: Tensor = self.down(self.dropout(activate(gate_TF, self.activation) * value_TF, keys_T))
         return y_TH
 

@@ -7,7 +7,7 @@
 | ScaledLinear weights                 | drawn, std times their scale                       |
 | XLNet's attention biases             | drawn (zihangdai/xlnet, modeling.py)               |
 | an embedding's row of padding        | 0, where it has one (fairseq, init_bert_params)    |
-| LayerNorm weights                    | 1                                                  |
+| LayerNorm and RMSNorm weights        | 1                                                  |
 | differences from another embedding   | 0                                                  |
 | other biases                         | 0                                                  |
 
@@ -71,7 +71,7 @@ def _set(module: nn.Module, name: str, parameter: nn.Parameter, std: float, init
         _draw(parameter, std * (module.scale if isinstance(module, ScaledLinear) else 1.0), initializer)
         if isinstance(module, nn.Embedding) and module.padding_idx is not None:
             nn.init.zeros_(parameter[module.padding_idx])
-    elif isinstance(module, nn.LayerNorm):
+    elif isinstance(module, nn.LayerNorm | nn.RMSNorm):
         nn.init.ones_(parameter)
     else:
         raise TypeError(f"no initial value is defined for {name} of {type(module).__name__}")

@@ -87,7 +87,7 @@ def masked_language_model(
 
 
 def tied_head(config: ModelConfig, word: nn.Embedding) -> MaskedLanguageModelHead:
-    """The family's head, its decoder tied to these word embeddings."""
+    """The family's head, its decoder tied to these word embeddings, or of their size with weights of its own."""
     return MaskedLanguageModelHead(
         config.hidden,
         word,
@@ -95,4 +95,6 @@ def tied_head(config: ModelConfig, word: nn.Embedding) -> MaskedLanguageModelHea
         eps=config.layer_norm_eps,
         bias=config.biases,
         output_scale=config.output_scale,
+        bare=config.bare_head,
+        tied=config.tied,
     )

@@ -90,9 +90,12 @@ def _undecayed(model: nn.Module, decayed: Decayed, plain: set[int]) -> set[int]:
 
 
 def _plain(model: nn.Module) -> set[int]:
-    """LayerNorms and biases, by id."""
+    """Norms and biases, by id."""
     norms = {
-        id(p) for module in model.modules() if isinstance(module, nn.LayerNorm) for p in module.parameters()
+        id(p)
+        for module in model.modules()
+        if isinstance(module, nn.LayerNorm | nn.RMSNorm)
+        for p in module.parameters()
     }
     return norms | {id(p) for name, p in model.named_parameters() if name.endswith("bias")}
 

@@ -47,9 +47,9 @@ def initial_head(
 
 
 def _heads(model: nn.Module) -> Iterator[tuple[str, str, MaskedLanguageModelHead | SpanBoundaryHead]]:
-    """Name, the name of the last LayerNorm in it, module."""
+    """Name, the name of the last LayerNorm in it, module; of those that have one."""
     for prefix, module in model.named_modules():
-        if isinstance(module, MaskedLanguageModelHead):
+        if isinstance(module, MaskedLanguageModelHead) and module.norm is not None:
             yield prefix, "norm", module
         elif isinstance(module, SpanBoundaryHead):
             yield prefix, "second_norm", module

@@ -258,7 +258,7 @@ def test_both_forms_of_their_config_are_read(config: ModernBertConfig) -> None:
         {"decoder_bias": False},
         {"mlp_bias": True},
         {"tie_word_embeddings": False},
-        {"hidden_activation": "silu", "classifier_activation": "silu"},
+        {"hidden_activation": "relu", "classifier_activation": "relu"},
         {"classifier_activation": "gelu_new"},
         {"layer_types": ["full_attention", "full_attention", "sliding_attention", "full_attention"]},
         {"layer_types": ["sliding_attention"] * 4},

@@ -78,8 +78,8 @@ def test_a_window_counts_the_scores_in_sight(length: int, window: int) -> None:
     at = torch.arange(length)
     in_sight = int(((at[:, None] - at).abs() <= window).sum())
     rows, heads, hidden, inner = 3, 4, 32, 96
-    local = count(list(pre_norm_layer(rows, length, heads, hidden, inner, window)))
-    whole = count(list(pre_norm_layer(rows, length, heads, hidden, inner, None)))
+    local = count(list(pre_norm_layer(rows, length, heads, hidden, inner, shared=hidden, window=window)))
+    whole = count(list(pre_norm_layer(rows, length, heads, hidden, inner, shared=hidden, window=None)))
     assert whole.forward - local.forward == 2 * 2 * rows * hidden * (length**2 - in_sight)
 
 

@@ -1,0 +1,137 @@
+"""What encoders of today share: norms before each block, rotary positions, gated feed-forward blocks, no biases."""
+
+from typing import Self
+
+from pydantic import Field, model_validator
+from torch import nn
+
+from encoder_core.families.config import WithGenerator
+from encoder_core.layers.attention import Attend, SelfAttention, automatic
+from encoder_core.layers.encoder import Embeddings, Encoder, GatedFeedForward, PreNormLayer
+
+
+class PreNormConfig(WithGenerator):
+    """See `EncoderConfig` and `WithGenerator`. `feed_forward` is the width of each half of the gated block. A row's
+    length is bounded by no table: `max_length` is what the model is trained for. What a family has otherwise is a
+    property here.
+
+    Attributes:
+        dropout: on the embeddings, and inside the feed-forward block.
+        attention_output_dropout: on what attention adds to the hidden states.
+    """
+
+    max_length: int = Field(default=8192, gt=1)
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    attention_dropout: float = Field(default=0.0, ge=0, lt=1)
+    attention_output_dropout: float = Field(default=0.0, ge=0, lt=1)
+    layer_norm_eps: float = Field(default=1e-5, gt=0)
+
+    @model_validator(mode="after")
+    def _heads_are_pairs(self) -> Self:
+        if self.hidden // self.heads % 2:
+            raise ValueError(
+                f"hidden / heads ({self.hidden // self.heads}) must be even: rotary positions turn pairs of numbers"
+            )
+        return self
+
+    @property
+    def biases(self) -> bool:
+        return False
+
+    @property
+    def rms_norm(self) -> bool:
+        """Whether norms are RMSNorms (Zhang and Sennrich, 2019), which neither centre nor shift; else LayerNorms."""
+        return False
+
+    @property
+    def embedding_norm(self) -> bool:
+        """Whether a norm follows the embeddings; the first layer's attention has none then."""
+        return True
+
+    @property
+    def fused(self) -> bool:
+        """Whether query, key and value are one matrix, and so the two halves of the gated block."""
+        return True
+
+    @property
+    def shared_heads(self) -> int:
+        """Heads of keys and values."""
+        return self.heads
+
+    def window(self, layer: int) -> int | None:
+        """Tokens that a layer sees on each side; None: the whole row."""
+        return None
+
+    def rope_base(self, layer: int) -> float:
+        raise NotImplementedError
+
+    def normed(self, layer: int) -> bool:
+        """Whether a layer's attention takes normalised states."""
+        return layer > 0 or not self.embedding_norm
+
+
+def build(
+    config: PreNormConfig,
+    *,
+    embeddings: Embeddings | None = None,
+    checkpoint_activations: bool = False,
+    attend: Attend = automatic,
+) -> Encoder:
+    """The encoder, on `embeddings` shared with another if given; its weights not yet initialised.
+
+    Raises ModelError if the vocabulary is unknown.
+    """
+    return Encoder(
+        embeddings or _embeddings(config),
+        [_layer(config, layer, attend) for layer in range(config.layers)],
+        final_norm=_norm(config),
+        checkpoint_activations=checkpoint_activations,
+    )
+
+
+def _embeddings(config: PreNormConfig) -> Embeddings:
+    return Embeddings(
+        config.vocabulary,
+        config.hidden,
+        positions=0,
+        norm_bias=config.biases,
+        eps=config.layer_norm_eps if config.embedding_norm else None,
+        dropout=config.dropout,
+    )
+
+
+def _layer(config: PreNormConfig, layer: int, attend: Attend) -> PreNormLayer:
+    attention = SelfAttention(
+        config.hidden,
+        config.heads,
+        config.attention_dropout,
+        attend,
+        bias=config.biases,
+        fused=config.fused,
+        key_value_heads=config.shared_heads,
+        window=config.window(layer),
+        rotary_base=config.rope_base(layer),
+        output_scale=config.output_scale,
+    )
+    feed_forward = GatedFeedForward(
+        config.hidden,
+        config.feed_forward,
+        config.activation,
+        bias=config.biases,
+        fused=config.fused,
+        dropout=config.dropout,
+        output_scale=config.output_scale,
+    )
+    return PreNormLayer(
+        attention,
+        feed_forward,
+        attention_norm=_norm(config) if config.normed(layer) else None,
+        feed_forward_norm=_norm(config),
+        dropout=config.attention_output_dropout,
+    )
+
+
+def _norm(config: PreNormConfig) -> nn.LayerNorm | nn.RMSNorm:
+    if config.rms_norm:
+        return nn.RMSNorm(config.hidden, eps=config.layer_norm_eps)
+    return nn.LayerNorm(config.hidden, eps=config.layer_norm_eps, bias=config.biases)
