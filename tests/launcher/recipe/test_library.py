@@ -35,6 +35,7 @@ PUBLISHED: dict[str, tuple[ModelConfig, int, tuple[float, float]]] = {
     "albert-large": (albert.LARGE, 17_847_474, (17.7, 18)),
     "albert-xlarge": (albert.XLARGE, 59_021_490, (58.7, 60)),
     "albert-xxlarge": (albert.XXLARGE, 223_158_450, (220, 235)),
+    "distilbert-base": (bert.DISTILBERT_BASE, 66_985_530, (66, 67)),
     "spanbert-base": (bert.SPANBERT_BASE, 110_300_480, (110, 111)),
     "spanbert-large": (bert.SPANBERT_LARGE, 336_998_976, (336, 340)),
     "xlnet-base": (xlnet.BASE, 116_750_336, (110, 117)),
@@ -115,6 +116,7 @@ def test_its_model_is_the_official_size(name: str) -> None:
         ("roberta-base", 6e-4, 24_000, 500_000, 8192 * 512),  # Liu et al. 2019, table 9, as released
         ("roberta-large", 4e-4, 30_000, 100_000, 8192 * 512),
         ("roberta-large-160gb", 4e-4, 30_000, 500_000, 8192 * 512),
+        ("distilbert-base", 5e-4, 315, 6300, 4000 * 512),  # Sanh et al. 2019, section 3; the steps are ours
         ("albert-xxlarge", 1.76e-3, 3125, 125_000, 4096 * 512),  # Lan et al. 2020, section 4.1; the command
         ("spanbert-large", 1e-4, 10_000, 2_400_000, 256 * 512),  # Joshi et al. 2020, section 4.2
         (
@@ -187,7 +189,9 @@ def test_its_small_form_is_the_same_kind_of_run(name: str) -> None:
 
 def structure(recipe: Recipe) -> tuple[object, ...]:
     """What a small form keeps."""
-    objective = recipe.objective.model_dump(exclude={"plm": {"predict", "permutation"}})
+    objective = recipe.objective.model_dump(
+        exclude={"plm": {"predict", "permutation"}, "distil": {"teachers"}}
+    )
     optimizer = recipe.optimizer.model_dump(
         exclude={name: {"lr"} for name in type(recipe.optimizer).model_fields}
     )
