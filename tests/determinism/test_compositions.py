@@ -1,0 +1,89 @@
+"""Every cell of the table of families and objectives as a run: ZeRO 2 on two ranks, a rank killed, resumed, and equal
+to the run that nobody disturbed, bit for bit; its losses fall. Half a minute a cell. Refused cells are refused at
+`init`."""
+
+from itertools import product
+from pathlib import Path
+
+import pytest
+import yaml
+
+from data_service.ingest.build import build_corpus
+from data_service.ingest.options import BuildOptions
+from data_service.tokenizers.load import save_tokenizer
+from data_service.tokenizers.options import TokenizerOptions
+from data_service.tokenizers.train import train_tokenizer
+from launcher.cli.demo_text import write_jsonl
+from launcher.errors import RecipeError
+from tests.support.models.compositions import FAMILIES, OBJECTIVES, SHAPE, Row, refused
+from tests.support.ranks.run_group import KILLED, finish, run_group
+from tests.support.runs import small_runs
+
+pytestmark = [pytest.mark.long, pytest.mark.cluster, pytest.mark.timeout(900)]
+
+STEPS, KILL = 24, 13
+CELLS = list(product(FAMILIES, OBJECTIVES))
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Python's documentation, some of it, with a tokenizer that every family can use."""
+    folder = tmp_path_factory.mktemp("text")
+    write_jsonl(folder / "all.jsonl")
+    lines = (folder / "all.jsonl").read_text("utf-8").splitlines(keepends=True)[:60]
+    (folder / "text.jsonl").write_text("".join(lines), "utf-8")
+    documents = [yaml.safe_load(line)["text"][:20_000] for line in lines]
+    tokenizer = train_tokenizer("wordpiece", documents, 600, TokenizerOptions(specials="bert"))
+    save_tokenizer(tokenizer, f"{folder}/tokenizer")
+    options = BuildOptions(heldout_fraction=0.1, block_tokens=4096)
+    build_corpus(
+        [str(folder / "text.jsonl")],
+        f"{folder}/corpus",
+        f"{folder}/tokenizer",
+        options,
+        lambda progress: None,
+    )
+    return folder
+
+
+def settings(family: str, row: Row) -> tuple[str, ...]:
+    values = {
+        "model": SHAPE | FAMILIES[family] | {"dropout": 0.1, "initializer_range": 0.1},
+        "objective": row.objective,
+        "input": row.input.model_dump(mode="json"),
+        "phases": [{"steps": STEPS, "length": 32, "batch": {"sequences": 16}}],
+        "schedule": {"warmup": 2, "decay": "constant"},
+        "optimizer": {"adamw": {"lr": 3.0e-3}},
+        "checkpoint": {"every": {"steps": 4}, "keep_last": 3},
+        "evaluation": {"every": {"steps": STEPS}, "samples": 16},
+        "shuffle": "uniform",
+        "zero": 2,
+    }
+    if family == "XLNet":
+        values["model"] |= {"memory_refresh": 4}
+    return tuple(
+        f"{key}={yaml.safe_dump(value, default_flow_style=True).strip()}" for key, value in values.items()
+    )
+
+
+@pytest.mark.parametrize(("family", "row"), CELLS, ids=[f"{family}-{row.name}" for family, row in CELLS])
+def test_a_cell_is_trained_killed_and_resumed_bit_for_bit_or_refused(
+    family: str, row: Row, texts: Path, request: pytest.FixtureRequest
+) -> None:
+    name = f"{CELLS.index((family, row)):03d}"
+    if refused(family, row):
+        with pytest.raises(RecipeError):
+            small_runs.new_run(texts, name, *settings(family, row))
+        return
+    undisturbed = finish(small_runs.new_run(texts, f"{name}-whole", *settings(family, row)), 2)
+    run = small_runs.new_run(texts, name, *settings(family, row))
+    assert KILLED in run_group(run, 2, kill={1: KILL}).codes
+    finish(run, 2)
+    small_runs.ensure_same(run, undisturbed, STEPS)
+    terms = [name for name in small_runs.history(run).steps[0] if name.endswith("_loss")]
+    for term in terms:
+        values = [record[term] for record in small_runs.history(run).steps]
+        first, last = sum(values[:4]) / 4, sum(values[-4:]) / 4
+        print(f"{family}, {row.name}: {term} {first:.3f} to {last:.3f}")
+    whole = small_runs.losses(run)
+    assert sum(whole[-4:]) < sum(whole[:4])
