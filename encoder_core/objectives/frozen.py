@@ -32,9 +32,10 @@ class FrozenNetworks(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "FrozenNetworks":
         """What `to`, `bfloat16`, `cuda` and the like come down to."""
-        for network in self.networks:
-            network._apply(fn, recurse)
-        return super()._apply(fn, recurse)
+        everything: list[Any] = [*self.networks, super()]  # torch says nothing of the types
+        for part in everything:
+            part._apply(fn, recurse)
+        return self
 
 
 def frozen_weights(module: nn.Module) -> list[tuple[str, Tensor]]:

@@ -36,6 +36,7 @@ PUBLISHED: dict[str, tuple[ModelConfig, int, tuple[float, float]]] = {
     "albert-large": (albert.LARGE, 17_847_474, (17.7, 18)),
     "albert-xlarge": (albert.XLARGE, 59_021_490, (58.7, 60)),
     "albert-xxlarge": (albert.XXLARGE, 223_158_450, (220, 235)),
+    "distilbert-base": (bert.DISTILBERT_BASE, 66_985_530, (66, 67)),
     "spanbert-base": (bert.SPANBERT_BASE, 110_300_480, (110, 111)),
     "spanbert-large": (bert.SPANBERT_LARGE, 336_998_976, (336, 340)),
     "xlnet-base": (xlnet.BASE, 116_750_336, (110, 117)),
@@ -127,6 +128,7 @@ def test_its_model_is_the_official_size(name: str) -> None:
             384 * 512,
         ),  # ymcui/Chinese-BERT-wwm, but for lr and warmup
         ("macbert-base-zh", 1e-4, 10_000, 1_000_000, 2560 * 512),  # Cui et al. 2020
+        ("distilbert-base", 5e-4, 315, 6300, 4000 * 512),  # Sanh et al. 2019, section 3; the steps are ours
         ("albert-xxlarge", 1.76e-3, 3125, 125_000, 4096 * 512),  # Lan et al. 2020, section 4.1; the command
         ("spanbert-large", 1e-4, 10_000, 2_400_000, 256 * 512),  # Joshi et al. 2020, section 4.2
         (
@@ -199,7 +201,9 @@ def test_its_small_form_is_the_same_kind_of_run(name: str) -> None:
 
 def structure(recipe: Recipe) -> tuple[object, ...]:
     """What a small form keeps."""
-    objective = recipe.objective.model_dump(exclude={"plm": {"predict", "permutation"}})
+    objective = recipe.objective.model_dump(
+        exclude={"plm": {"predict", "permutation"}, "distil": {"teachers"}}
+    )
     optimizer = recipe.optimizer.model_dump(
         exclude={name: {"lr"} for name in type(recipe.optimizer).model_fields}
     )

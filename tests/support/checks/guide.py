@@ -254,9 +254,13 @@ def keys_of(kind: Any, path: str = "") -> Iterator[tuple[str, FieldInfo]]:
             yield from keys_of(one, path)
 
 
+TEACHER_MODEL = "objective.distil.teachers.*.model"
+
+
 def schema() -> dict[str, list[FieldInfo]]:
     """Dotted path -> the fields that it may be, one for each family or packing that has it."""
     found: dict[str, list[FieldInfo]] = {}
     for path, key in keys_of(Recipe):
-        found.setdefault(path, []).append(key)
+        if not path.startswith(f"{TEACHER_MODEL}."):  # the same as those of `model`
+            found.setdefault(path, []).append(key)
     return found
