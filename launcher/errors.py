@@ -31,6 +31,10 @@ class RunChanged(RunError):
     """The recipe, the corpus or the tokenizer is no longer what the run was started with."""
 
 
+class CompareError(UserError):
+    """Recipes whose figures would not mean the same, or a comparison that is not there or cannot go on."""
+
+
 class EstimateError(UserError):
     """A capacity that cannot be estimated: no such GPU, no machines, or settings that contradict each other."""
 

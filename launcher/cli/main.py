@@ -17,6 +17,7 @@ from data_service.visible import visible
 from encoder_core.errors import UserError as ModelError
 from launcher.cli import (
     checkpoints,
+    compare,
     corpus,
     demo,
     diagnose,
@@ -80,6 +81,7 @@ recipe.register(app)
 tasks.register(app)
 estimate.register(app)
 train.register(app)
+compare.register(app)
 launch.register(app)
 runs.register(app)
 checkpoints.register(app)

@@ -108,6 +108,7 @@ def show(
             "--timeline", help="What changes at which step, as a table, and rate and batch as a picture."
         ),
     ] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Print a recipe as it resolves: complete, defaults written out.
 
@@ -115,12 +116,18 @@ def show(
     """
     from launcher.recipe.load import source_text
 
+    if as_json and not timeline:
+        raise OptionError("--json is of the timeline", remedy="add --timeline; a recipe is YAML")
     if timeline:
-        from launcher.cli.recipe_timeline import print_timeline
+        from launcher.cli.recipe_timeline import print_timeline, timeline_records
 
         if raw:
             raise OptionError("--raw and --timeline are two ways to show it", remedy="give one of them")
-        print_timeline(load_recipe(recipe, assignments, tiny))
+        wanted = load_recipe(recipe, assignments, tiny)
+        if as_json:
+            print_json(timeline_records(wanted))
+        else:
+            print_timeline(wanted)
         return
     text = source_text(recipe) if raw else load_recipe(recipe, assignments, tiny).to_yaml()
     typer.echo(visible(text), nl=False)

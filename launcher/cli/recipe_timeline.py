@@ -1,6 +1,6 @@
 """A recipe's course as a table, and its learning rate and batch as a picture in characters."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from rich.table import Table
 
@@ -38,6 +38,25 @@ def print_timeline(recipe: Recipe) -> None:
     lines.append(f"step 0{last:>{max(len(last) + 1, len(steps) - 6)}}")
     for line in lines:
         console().print(line, highlight=False, markup=False, no_wrap=True, crop=False)
+
+
+def timeline_records(recipe: Recipe) -> Iterator[dict[str, object]]:
+    """Each stretch of steps for programs; infra/docs/records.md says what the keys are."""
+    for stretch in timeline(recipe, schedule(recipe)):
+        phase = recipe.phases[stretch.phase]
+        mlm = phase_objective(recipe, phase).mlm
+        yield {
+            "phase": stretch.phase,
+            "first": stretch.first,
+            "last": stretch.last,
+            "length": phase.length,
+            "unit": "rows" if phase.batch.sequences else "tokens",
+            "batch": stretch.batches,
+            "lr": stretch.rates,
+            "curve": stretch.curve,
+            "tokens": stretch.tokens,
+            "masks": None if mlm is None else {"rate": mlm.rate, **mlm.replace.model_dump()},
+        }
 
 
 def plot(values: Sequence[float], height: int) -> list[str]:

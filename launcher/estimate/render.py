@@ -270,9 +270,14 @@ def _checkpoints(e: Estimate) -> list[str]:
     return lines
 
 
+def _phase_sum(phase: PhaseTime) -> str:
+    rising = f" - {phase.spared:,.0f} s of smaller batches" if phase.spared else ""
+    return f"{phase.steps:,} x {phase.step:.4f} s{rising}"
+
+
 def _whole(e: Estimate) -> list[str]:
     work = sum(phase.seconds for phase in e.phases)
-    sums = " + ".join(f"{phase.steps:,} x {phase.step:.4f} s" for phase in e.phases)
+    sums = " + ".join(_phase_sum(phase) for phase in e.phases)
     if e.seconds == float("inf"):
         return [
             "The whole run",

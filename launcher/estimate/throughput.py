@@ -1,5 +1,6 @@
 """How long a step takes: FLOPs over what the GPUs are assumed to reach, and the network after it."""
 
+from collections import Counter
 from dataclasses import dataclass
 from math import prod
 
@@ -11,6 +12,7 @@ from launcher.estimate.cluster import Cluster
 from launcher.estimate.workload import batch_rows, executed, microbatch_flops, microbatch_shape
 from launcher.recipe.schema import Recipe, RecipePhase
 from launcher.recipe.summary import momentum_matrices
+from launcher.recipe.timeline import step_batches
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,7 @@ class PhaseTime:
         orthogonalising: FLOPs of a step on one rank, in bfloat16: Muon's.
         compute, optimizer, network: seconds of a step; `optimizer` those of orthogonalising, 0 where the step was
             measured.
+        spared: seconds that the steps of a rising batch take less than those after it, all together.
     """
 
     steps: int
@@ -40,6 +43,7 @@ class PhaseTime:
     compute: float
     optimizer: float
     network: float
+    spared: float
 
     @property
     def step(self) -> float:
@@ -53,7 +57,7 @@ class PhaseTime:
     @property
     def seconds(self) -> float:
         """Of the whole phase, undisturbed."""
-        return self.steps * self.step
+        return self.steps * self.step - self.spared
 
 
 def phase_time(
@@ -65,11 +69,16 @@ def phase_time(
     microbatches = -(-rows // recipe.microbatch)
     rounds = -(-microbatches // cluster.ranks)
     done = executed(recipe, flops)
+    rising = _fewer_rounds(recipe, phase, cluster, rounds)
     peak = cluster.gpu.peak if recipe.precision == "bf16" else cluster.gpu.peak_fp32
-    moved = network_bytes(parameters, cluster.ranks, recipe, rounds)
+    moved = {fewer: network_bytes(parameters, cluster.ranks, recipe, fewer) for fewer in {rounds, *rising}}
     matrices = sum(orthogonalisation_flops(shape) for shape in momentum_matrices(recipe))
     orthogonalising = matrices / (cluster.ranks if recipe.zero else 1)  # at stage 0 every rank does all
     measured = utilisation.step is not None
+    compute = rounds * done / (peak * utilisation.share) if utilisation.step is None else utilisation.step
+    sending = {
+        fewer: 0.0 if measured else sent / (LINK_SHARE * cluster.rate) for fewer, sent in moved.items()
+    }
     return PhaseTime(
         steps=phase.steps,
         rows=rows * recipe.input.texts,
@@ -80,10 +89,24 @@ def phase_time(
         flops=flops,
         utilisation=utilisation,
         orthogonalising=orthogonalising,
-        compute=rounds * done / (peak * utilisation.share) if utilisation.step is None else utilisation.step,
+        compute=compute,
         optimizer=0.0 if measured else orthogonalising / (cluster.gpu.peak * utilisation.share),
-        network=0.0 if measured else moved / (LINK_SHARE * cluster.rate),
+        network=sending[rounds],
+        spared=sum(
+            steps * (compute * (1 - fewer / rounds) + sending[rounds] - sending[fewer])
+            for fewer, steps in rising.items()
+        ),
     )
+
+
+def _fewer_rounds(recipe: Recipe, phase: RecipePhase, cluster: Cluster, rounds: int) -> Counter[int]:
+    """While its batch rises: of how many rounds how many steps are, where these are fewer than `rounds`."""
+    batches = step_batches(recipe, phase)
+    if batches.rise is None:
+        return Counter()
+    share = recipe.microbatch * cluster.ranks * (1 if phase.batch.sequences else phase.length)
+    found = Counter(-(-batches.at(step) // share) for step in range(min(batches.rise.steps, phase.steps)))
+    return Counter({fewer: steps for fewer, steps in found.items() if fewer < rounds})
 
 
 def network_bytes(parameters: int, ranks: int, recipe: Recipe, rounds: int) -> float:

@@ -22,6 +22,7 @@ from launcher.recipe.objective import RecipeObjective
 from launcher.recipe.schema import (
     PLACEHOLDER,
     BatchSize,
+    BatchWarmup,
     Checkpointing,
     DataService,
     Every,
@@ -123,7 +124,12 @@ def _steps(objective: RecipeObjective) -> int:
 
 def _phase(phase: RecipePhase, steps: int, most: int, lr_scale: float) -> RecipePhase:
     length = min(phase.length, most)
-    batch = BatchSize(sequences=ROWS) if phase.batch.sequences else BatchSize(tokens=ROWS * length)
+    in_rows = phase.batch.sequences is not None
+    batch = BatchSize(sequences=ROWS) if in_rows else BatchSize(tokens=ROWS * length)
+    if phase.batch.warmup is not None:
+        rise = max(1, phase.batch.warmup.steps * steps // phase.steps)
+        warmup = BatchWarmup(start=MICROBATCH if in_rows else MICROBATCH * length, steps=rise)
+        batch = batch.model_copy(update={"warmup": warmup})
     changes: dict[str, object] = {"steps": steps, "length": length, "batch": batch}
     if phase.weights is not None:
         changes["weights"] = {

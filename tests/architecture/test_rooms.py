@@ -9,8 +9,9 @@ DRAWN = {
         command -> cli
         maskfleet -> api inspect
         api -> export inspect rank recipe run
-        cli -> cluster diagnose embed estimate evaluate export finetune inspect measure preflight rank recipe run
-        cli -> schedulers tasks watch
+        cli -> cluster compare diagnose embed estimate evaluate export finetune inspect measure preflight rank recipe
+        cli -> run schedulers tasks watch
+        compare -> api diagnose estimate inspect recipe run
         watch -> diagnose evaluate inspect run
         inspect -> diagnose evaluate recipe run
         evaluate -> cluster diagnose embed finetune recipe run tasks

@@ -31,6 +31,13 @@ def test_recipe_list_has_the_promised_keys(monkeypatch: pytest.MonkeyPatch) -> N
     assert (large["layers"], large["hidden"], large["discriminator_parameters"]) == (24, 1024, None)
 
 
+def test_a_timeline_has_the_promised_keys() -> None:
+    first, *others = found = records("recipe", "show", "modernbert-base", "--timeline")
+    assert keys(found) == promised("recipe show --timeline")
+    assert (first["phase"], first["first"], first["unit"], first["curve"]) == (0, 0, "rows", "warmup")
+    assert [record["first"] for record in others] == [record["last"] + 1 for record in found[:-1]]  # type: ignore[operator]
+
+
 def test_checkpoints_list_and_verify_have_the_promised_keys(fresh_run: str) -> None:
     store = open_store(fresh_run)
     commit_steps(store, claim(store), 3, 6)

@@ -86,6 +86,22 @@ def test_more_machines_are_faster_until_there_are_no_microbatches_left() -> None
     assert "ranks that idle" in render(of("roberta-large-160gb", nodes=32))
 
 
+@pytest.mark.parametrize("zero", [1, 2])
+def test_a_rising_batch_takes_the_time_of_its_steps(zero: int) -> None:
+    """As long as the same steps given as phases of their own, each with a batch that stays."""
+    shape = "length: 512, batch: {sequences: %d%s}"
+    first = shape % (4096, ", warmup: {start: 2048, steps: 4}")
+    batches = (2048, 2560, 3072, 3584, 4096, 4096)
+    each = ", ".join(f"{{steps: 1, {shape % (batch, '')}}}" for batch in batches)
+    settings = (f"zero={zero}", "microbatch=64", "schedule.warmup=0")
+    rising, apart = (
+        of("roberta-base", f"phases=[{phases}]", *settings, nodes=1).phases
+        for phases in (f"{{steps: 6, {first}}}", each)
+    )
+    assert rising[0].seconds == pytest.approx(sum(phase.seconds for phase in apart), rel=1e-9)
+    assert rising[0].spared > 0
+
+
 def test_recomputation_costs_a_third_and_saves_memory() -> None:
     plain, recomputed = (
         of("roberta-large-160gb", f"activation_checkpointing={choice}") for choice in ("false", "true")

@@ -130,6 +130,17 @@ def test_a_small_form_keeps_rates_and_schedules_in_proportion() -> None:
     assert small.phases[1].lr == pytest.approx(schedule(small)(200) / 10)
 
 
+@pytest.mark.parametrize(("unit", "start", "batch"), [("sequences", 16, 32), ("tokens", 16 * 32, 32 * 32)])
+def test_a_small_form_has_a_batch_that_rises(unit: str, start: int, batch: int) -> None:
+    risen = 1 if unit == "sequences" else 128
+    rise = f"{{{unit}: {512 * risen}, warmup: {{start: {64 * risen}, steps: 30}}}}"
+    small = tiny(phased(f"steps: 60, batch: {rise}", "steps: 40")).phases[0]
+    assert small.batch.model_dump(exclude_none=True) == {
+        unit: batch,
+        "warmup": {"start": start, "steps": 600},
+    }
+
+
 def test_what_only_some_objectives_have_is_refused_with_the_others() -> None:
     changed = "phases=[{steps: 10, length: 512, batch: {sequences: 8192%s}%s}]"
     rise = ", warmup: {start: 2048, steps: 5}"
