@@ -6,7 +6,7 @@ needs, and why it cannot go with another, it says itself (`encoder_core/objectiv
 
 from typing import Self
 
-from pydantic import model_validator
+from pydantic import SerializerFunctionWrapHandler, model_serializer, model_validator
 from torch import nn
 
 from data_service.samples.inputs import (
@@ -41,6 +41,12 @@ from launcher.recipe.parts import Choice
 
 class MlmTerm(MlmConfig, MlmMasking):
     """Both halves of masked language modelling."""
+
+    @model_serializer(mode="wrap")
+    def _unspoken(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
+        """Without what came later to either half, where it is as it was before."""
+        former = {"weight": 1.0, "ngram_weights": None}
+        return {name: value for name, value in serialize(self).items() if (name, value) not in former.items()}
 
 
 class PlmTerm(PlmConfig, PermutedPrediction):
