@@ -9,6 +9,9 @@ from typer.testing import CliRunner
 
 from data_service.tokenizers.load import load_tokenizer
 from encoder_core.errors import ModelError
+from encoder_core.families.roberta import RobertaConfig
+from encoder_core.objectives.replaced import ReplacedTokenConfig
+from encoder_core.objectives.sentence_pairs import NspConfig
 from launcher.cli.main import app
 from launcher.errors import RunError
 from launcher.rank.initial_weights import check_start
@@ -16,7 +19,7 @@ from launcher.recipe.checks import unsuitable
 from launcher.recipe.continued import TOKENIZER, commented, continued
 from launcher.recipe.load import load, loads, reload
 from launcher.recipe.objective import RecipeObjective, exported_heads
-from tests.support.models.exports import FAMILIES, LENGTH, export
+from tests.support.models.exports import FAMILIES, LENGTH, Family, export
 from tests.support.runs.starts import BERT, MLM, Setting
 from tests.support.runs.starts import export as export_for
 
@@ -34,6 +37,18 @@ def test_every_export_is_continued_without_an_edit(tmp_path: Path, name: str) ->
     theirs = exported_heads(family.config, family.objective)
     assert exported_heads(recipe.model, recipe.objective) == theirs
     assert (recipe.objective.rtd is not None) == (len(family.folders) == 2)
+
+
+def test_a_pair_of_any_family_is_continued(tmp_path: Path) -> None:
+    objective = RecipeObjective(mlm=MLM, nsp=NspConfig(), rtd=ReplacedTokenConfig())
+    roberta = FAMILIES["roberta"]
+    config = roberta.config.model_copy(update={"layers": 3, "generator_layers": 2})
+    export(Family(config, objective, roberta.kind, roberta.style, ("generator", "discriminator")), tmp_path)
+    recipe = continued(str(tmp_path))
+    assert isinstance(recipe.model, RobertaConfig)
+    assert (recipe.model.layers, recipe.model.generator_layers) == (3, 2)
+    assert list(recipe.objective.terms) == ["mlm", "rtd"]
+    check_start(recipe)
 
 
 def test_a_model_without_heads_gets_no_pair_task(setting: Setting, tmp_path: Path) -> None:

@@ -2,10 +2,12 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from encoder_core.objectives.weights import Weight, WeightSchedule, weight_at
 from encoder_core.optim import schedules
 from encoder_core.optim.schedules import ScheduleConfig
 from launcher.cli.recipe_timeline import plot
@@ -14,7 +16,15 @@ from launcher.rank.build import schedule
 from launcher.recipe import identity
 from launcher.recipe.load import load, loads
 from launcher.recipe.schema import BatchSize, Recipe, RecipePhase
-from launcher.recipe.timeline import learning_rate, phase_at, step_batches, timeline, tokens_before
+from launcher.recipe.timeline import (
+    changing_weights,
+    learning_rate,
+    phase_at,
+    step_batches,
+    term_weights,
+    timeline,
+    tokens_before,
+)
 from launcher.recipe.tiny import tiny
 from tests.support.checks.command import maskfleet
 
@@ -168,6 +178,60 @@ def test_a_timeline_is_cut_where_something_changes() -> None:
     assert [at.batches for at in found[:4]] == [(128, 256), (256, 448), (512, 512), (65536, 65536)]
     assert found[3].rates == (1e-4, 1e-4)
     assert found[-1].tokens == tokens_before(FULL, 100)
+
+
+NUMBERS = st.floats(0.1, 9)
+LINES = st.builds(WeightSchedule, start=st.floats(0, 9), end=NUMBERS, steps=st.integers(1, 60))
+
+
+@given(run=NUMBERS | LINES, own=st.lists(st.none() | NUMBERS | LINES, min_size=1, max_size=4))
+def test_a_term_weighs_in_each_step_what_its_phase_or_the_run_says(
+    run: Weight, own: list[Weight | None]
+) -> None:
+    bert = load("bert-base")
+    assert bert.objective.nsp is not None
+    objective = bert.objective.model_copy(
+        update={"nsp": bert.objective.nsp.model_copy(update={"weight": run})}
+    )
+    phases = tuple(
+        RecipePhase(
+            steps=20,
+            length=128,
+            batch=BatchSize(sequences=64),
+            weights=None if weight is None else {"nsp": weight},
+        )
+        for weight in own
+    )
+    recipe = bert.model_copy(update={"objective": objective, "phases": phases})
+    changes = isinstance(run, WeightSchedule) or any(weight is not None for weight in own)
+    literal = []
+    for number, weight in enumerate(own):
+        for step in range(20):
+            literal.append(weight_at(run, 20 * number + step) if weight is None else weight_at(weight, step))
+    assert changing_weights(recipe) == (["nsp"] if changes else [])
+    for step, expected in enumerate(literal):
+        assert term_weights(recipe, step) == ({"nsp": expected} if changes else {})
+    for at in timeline(recipe, lambda step: 1.0) if changes else ():
+        assert at.weights == {"nsp": (literal[at.first], literal[at.last])}
+        inside = literal[at.first : at.last + 1]
+        line = np.linspace(inside[0], inside[-1], len(inside))
+        assert inside == pytest.approx(line), "a row of the table is one straight line"
+    assert tiny(recipe).objective.nsp is not None
+
+
+def test_the_command_shows_weights_that_change() -> None:
+    shown = maskfleet(
+        "recipe",
+        "show",
+        "bert-base",
+        "--timeline",
+        "--set",
+        "objective.nsp.weight={start: 1, end: 0.5, steps: 1000}",
+    )
+    lines = [line.rstrip() for line in shown.splitlines()]
+    assert lines[0].endswith("weight of nsp")
+    assert lines[1].endswith("1 to 0.5")
+    assert lines[2].endswith("0.5")
 
 
 def test_tokens_are_those_of_every_step() -> None:

@@ -87,6 +87,14 @@ NETWORKS = (
         "modernbert with dropout",
         ModernBertConfig(**_SIZE, dropout=0.1, attention_dropout=0.1, attention_output_dropout=0.1),
     ),
+    _mlm("spanbert with next sentences", BertConfig(**_SIZE), nsp=NspConfig(), sbo=SboConfig()),
+    _mlm("albert with spans", AlbertConfig(embedding=16, **_SIZE), sop=SopConfig(), sbo=SboConfig()),
+    _mlm("deberta with spans", DebertaConfig(**_SIZE), nsp=NspConfig(), sbo=SboConfig()),
+    _mlm("roberta with a generator", RobertaConfig(**_SIZE), rtd=_SHARED, sbo=SboConfig()),
+    _mlm("modernbert with a generator", ModernBertConfig(**_SIZE), rtd=_DISENTANGLED, nsp=NspConfig()),
+    _mlm(
+        "deberta with a generator", DebertaConfig(generator_layers=2, **_SIZE), rtd=_SHARED, sop=SopConfig()
+    ),
     Network(
         "xlnet",
         XlnetConfig(reuse=16, memory=24, **_SIZE),
