@@ -125,7 +125,7 @@ def _multitask(model: ModelConfig, terms: ObjectiveTerms, shape: Shape, kernel: 
     if terms.span_boundary:
         found += Activations(tuple(_span_boundary(model, shape)), ())
     if terms.distilled is not None:
-        found += Activations(tuple(_distillation(model, terms.distilled, shape)), ())
+        found += _distillation(model, terms.distilled, shape, kernel)
     return found
 
 
@@ -204,16 +204,20 @@ def _pair(model: ModelConfig, shape: Shape, kernel: Kernel, *, whole: bool) -> A
     return Activations(outside, ())
 
 
-def _distillation(model: ModelConfig, distilled: Distilled, shape: Shape) -> Iterator[Saved]:
-    """The student's head at the places where it learns, and what teachers said. Of DeBERTa's mask decoder nothing."""
-    width = embedding_width(model)
-    targets = at_places(distilled, shape).targets
-    if not model.bare_head:
-        yield from _transform(model.hidden, width, targets)
-    yield from _decoder(width, model.vocabulary, targets, bias=not model.bare_head)
-    yield Saved("positions of places", targets, INDEX)
-    for teacher in distilled.teachers:
-        yield Saved("teacher's states", shape.tokens * teacher.hidden)
+def _distillation(model: ModelConfig, distilled: Distilled, shape: Shape, kernel: Kernel) -> Activations:
+    """The student's head at the places where it learns (of DeBERTa the mask decoder too), and what teachers said."""
+    width, places = embedding_width(model), at_places(distilled, shape)
+    outside = (
+        *(() if model.bare_head else _transform(model.hidden, width, places.targets)),
+        *_decoder(width, model.vocabulary, places.targets, bias=not model.bare_head),
+        Saved("positions of places", places.targets, INDEX),
+        *(Saved("teacher's states", shape.tokens * teacher.hidden) for teacher in distilled.teachers),
+    )
+    if not isinstance(model, Deberta) or not is_enhanced(model):
+        return Activations(outside, ())
+    size = disentangled_size(model, shape.length)
+    again = looking_again(size, shape.rows, shape.length, places.targets_per_row, kernel)
+    return Activations(outside, (replace(again, count=passes(model)),))
 
 
 def _span_boundary(model: ModelConfig, shape: Shape) -> Iterator[Saved]:

@@ -159,7 +159,7 @@ def main(
     jobs = [Job(name, seed, steps, str(root)) for seed in range(1, seeds + 1) for name in wanted]
     context = multiprocessing.get_context("spawn")
     students = []
-    with ProcessPoolExecutor(processes, mp_context=context) as pool:
+    with ProcessPoolExecutor(processes, mp_context=context, max_tasks_per_child=1) as pool:
         teacher = pool.submit(measure, Job("teacher", 100, teacher_steps, str(root))).result()
         note(f"the teacher: {teacher.loss:.3f} nats, {teacher.cpu_seconds:.0f} CPU s")
         for measured in pool.map(measure, jobs):

@@ -15,7 +15,7 @@ from data_service.tokenizers.options import TokenizerOptions
 from data_service.tokenizers.train import train_tokenizer
 from launcher.cli.demo_text import write_jsonl
 from launcher.errors import RecipeError
-from tests.support.models.compositions import FAMILIES, OBJECTIVES, SHAPE, Row, refused
+from tests.support.models.compositions import FAMILIES, OBJECTIVES, SHAPE, TEACHER, Row, refused
 from tests.support.ranks.run_group import KILLED, finish, run_group
 from tests.support.runs import small_runs
 
@@ -44,6 +44,14 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
         lambda progress: None,
     )
     return folder
+
+
+@pytest.fixture(scope="module")
+def taught(texts: Path) -> Path:
+    """The same, with a teacher in it."""
+    plain = next(row for row in OBJECTIVES if row.name == "mlm")
+    finish(small_runs.new_run(texts, TEACHER, *settings("BERT", plain)), 1)
+    return texts
 
 
 def settings(family: str, row: Row) -> tuple[str, ...]:
@@ -75,8 +83,12 @@ def test_a_cell_is_trained_killed_and_resumed_bit_for_bit_or_refused(
         with pytest.raises(RecipeError):
             small_runs.new_run(texts, name, *settings(family, row))
         return
-    undisturbed = finish(small_runs.new_run(texts, f"{name}-whole", *settings(family, row)), 2)
-    run = small_runs.new_run(texts, name, *settings(family, row))
+    wanted = settings(family, row)
+    if row.terms.distil is not None:
+        folder = request.getfixturevalue("taught")
+        wanted += (f"objective.distil.teachers.0.uri={folder}/{TEACHER}",)
+    undisturbed = finish(small_runs.new_run(texts, f"{name}-whole", *wanted), 2)
+    run = small_runs.new_run(texts, name, *wanted)
     assert KILLED in run_group(run, 2, kill={1: KILL}).codes
     finish(run, 2)
     small_runs.ensure_same(run, undisturbed, STEPS)

@@ -1,6 +1,7 @@
 """Counted products against torch's FLOP counter, forward and backward, for every family."""
 
 from dataclasses import replace
+from itertools import chain
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from encoder_core.cost.products import pre_norm_layer
 from encoder_core.layers.attention import SelfAttention, reference
 from encoder_core.layers.deberta_attention import DisentangledAttention, padded
 from encoder_core.objectives.contrastive import ContrastiveConfig, ContrastiveModel
+from encoder_core.objectives.frozen import FrozenNetworks
 from encoder_core.objectives.losses import ObjectiveModule as Module
 from launcher.recipe.objective import RecipeObjective
 from tests.support.models.small_networks import NETWORKS, SHAPE, Network, build, full_rows, memory, turns
@@ -24,7 +26,8 @@ pytestmark = pytest.mark.heavy
 
 def with_counted_kernels(module: Module) -> Module:
     """Kernels made of products that the counter sees: the reference for plain attention, the padded one of DeBERTa."""
-    for part in module.modules():
+    held = [part.networks for part in module.modules() if isinstance(part, FrozenNetworks)]
+    for part in chain(module.modules(), *(network.modules() for networks in held for network in networks)):
         if isinstance(part, DisentangledAttention):
             part.attend = padded
         elif isinstance(part, SelfAttention) and not isinstance(part.attend, torch.nn.Module):

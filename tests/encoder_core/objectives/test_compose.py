@@ -22,6 +22,7 @@ from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.initialise import on_meta
 from encoder_core.objectives.compose import compose, refusals
 from encoder_core.objectives.contrastive import ContrastiveConfig
+from encoder_core.objectives.distil import CosineConfig, DistilConfig, TeacherSource
 from encoder_core.objectives.losses import LossSums, ObjectiveModule
 from encoder_core.objectives.mlm import MlmConfig
 from encoder_core.objectives.plm import PlmConfig
@@ -57,6 +58,12 @@ TERMS: Mapping[str, st.SearchStrategy[TermConfig]] = {
     ),
     "plm": st.builds(PlmConfig, weight=weights),
     "contrastive": st.builds(ContrastiveConfig, weight=weights),
+    "distil": st.builds(
+        DistilConfig,
+        weight=weights,
+        teachers=st.just((TeacherSource(uri="somewhere", model=BertConfig(**SHAPE)),)),
+    ),
+    "cosine": st.builds(CosineConfig, weight=weights),
 }
 facts = st.builds(
     RowFacts,

@@ -15,7 +15,9 @@ from data_service.types import Block
 from encoder_core.batch import Batch
 from encoder_core.errors import ModelError
 from encoder_core.layers.initialise import initialise
+from encoder_core.objectives.distil import hold_teachers
 from encoder_core.objectives.losses import CoupledObjective, LossSums, ObjectiveModule
+from encoder_core.objectives.teacher import Teacher
 from encoder_core.train.collate import to_batch
 from encoder_core.train.coupled import RankExamples
 from launcher.recipe.objective import objective_module
@@ -94,6 +96,10 @@ def test_it_learns_or_is_refused_with_a_reason(family: str, row: Row) -> None:
     module = objective_module(config, row.terms)
     batch = batch_of(row.name, "cls_last" if row.name == "contrastive" and family == "XLNet" else "cls_first")
     initialise(module, 0.1)
+    if row.terms.distil is not None:
+        teacher = Teacher(row.terms.distil.teachers[0].model.model_copy(update={"vocab": VOCAB}))
+        initialise(teacher, 0.3)
+        hold_teachers(module, [teacher])
     trained = [p for p in module.parameters() if p.requires_grad]
     optimizer, losses = torch.optim.Adam(trained, lr=5e-3), list[float]()
     for _ in range(STEPS):

@@ -40,6 +40,8 @@ _SPANS = {"unit": "span", "rate": 0.3}
 _TOKENS = {"rate": 0.3}
 _NGRAMS = {"unit": "ngram", "rate": 0.3}
 _DISENTANGLED = {"embeddings": "gradient_disentangled"}
+TEACHER = "teacher"  # its place
+_TAUGHT: dict[str, object] = {"teachers": [{"uri": TEACHER, "model": SHAPE | FAMILIES["BERT"]}]}
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,10 @@ OBJECTIVES = (
     Row("mlm + sbo + rtd", {"mlm": _SPANS, "sbo": {}, "rtd": {}}),
     Row("mlm + nsp + sbo + rtd, disentangled", {"mlm": _SPANS, "nsp": {}, "sbo": {}, "rtd": _DISENTANGLED},
         "sentence_pair"),
+    Row("mlm + distil + cosine", {"mlm": _TOKENS, "distil": _TAUGHT, "cosine": {}}),
+    Row("mlm + sop + distil + cosine", {"mlm": _NGRAMS, "sop": {}, "distil": _TAUGHT, "cosine": {}}, "ordered_pair"),
+    Row("mlm + nsp + sbo + distil", {"mlm": _SPANS, "nsp": {}, "sbo": {}, "distil": _TAUGHT}, "segment_pair"),
+    Row("mlm + rtd + distil", {"mlm": _TOKENS, "rtd": {}, "distil": _TAUGHT}),
     Row("mlm + nsp + sop", {"mlm": _TOKENS, "nsp": {}, "sop": {}}, "segment_pair"),
     Row("plm", {"plm": {"predict": 4, "permutation": 12}}, "lanes"),
     Row("plm + nsp", {"plm": {"predict": 4, "permutation": 12}, "nsp": {}}, "lanes"),

@@ -17,11 +17,13 @@ from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlnet import XlnetConfig
+from encoder_core.objectives.distil import hold_teachers
 from encoder_core.objectives.losses import LossSums
 from encoder_core.objectives.losses import ObjectiveModule as Module
 from encoder_core.objectives.replaced import ReplacedTokenConfig
 from encoder_core.objectives.sentence_pairs import NspConfig, SopConfig
 from encoder_core.objectives.span_boundary import SboConfig
+from encoder_core.objectives.teacher import Teacher
 from launcher.estimate.workload import terms
 from launcher.recipe.objective import MlmTerm, PlmTerm, RecipeObjective, objective_module
 
@@ -50,7 +52,21 @@ def _mlm(name: str, model: ModelConfig, **extra: object) -> Network:
 _SHARED, _DISENTANGLED = (
     ReplacedTokenConfig(embeddings=sharing) for sharing in ("shared", "gradient_disentangled")
 )
+
+
+def _taught(*teachers: ModelConfig, **further: object) -> dict[str, object]:
+    sources = [{"uri": "somewhere", "model": model.model_dump()} for model in teachers]
+    return {"distil": {"teachers": sources, **further}, "cosine": {}}
+
+
 NETWORKS = (
+    _mlm(
+        "distilbert",
+        BertConfig(token_types=0, **_SIZE),
+        **_taught(BertConfig(**_SIZE), RobertaConfig(**_SIZE)),
+    ),
+    _mlm("bert taught at targets", BertConfig(**_SIZE), **_taught(BertConfig(**_SIZE), places="targets")),
+    _mlm("deberta taught by roberta", DebertaConfig(**_SIZE), **_taught(RobertaConfig(**_SIZE))),
     _mlm("roberta", RobertaConfig(**_SIZE)),
     _mlm("bert with next sentences", BertConfig(**_SIZE), nsp=NspConfig()),
     _mlm("bert with relative keys", BertConfig(position="relative_key_query", **_SIZE)),
@@ -88,9 +104,11 @@ NETWORKS = (
 
 
 def build(network: Network, *, checkpoint_activations: bool = False) -> Module:
-    """The module that is trained, its weights random."""
+    """The module that is trained, its weights and its teachers' random."""
     torch.manual_seed(0)
     module = objective_module(network.model, network.objective, checkpoint_activations=checkpoint_activations)
+    if network.objective.distil is not None:
+        hold_teachers(module, [Teacher(source.model) for source in network.objective.distil.teachers])
     for parameter in module.parameters():
         torch.nn.init.normal_(parameter, std=0.02)
     return module.train()
