@@ -81,7 +81,7 @@ def build(
 ) -> None:
     """Tokenise raw text into shards, drop exact duplicates, set held-out documents apart.
 
-    Any number of workers gives the same. Given again, the command continues an interrupted build or knows a complete one.
+    Any number of workers gives the same. Given again, it continues an interrupted build or knows a complete one.
 
     Example: `maskfleet corpus build 'news/*.jsonl.zst' --tokenizer s3://bucket/bpe-50k --out s3://bucket/news`
     """
