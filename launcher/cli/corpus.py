@@ -5,6 +5,30 @@ from typing import Annotated
 
 import typer
 
+from launcher.cli.corpus_options import (
+    BlockTokensOption,
+    BuildWorkersOption,
+    DictionaryOption,
+    HeldoutOption,
+    LexiconOption,
+    MaxDocumentBytesOption,
+    NegativesFieldOption,
+    NegativesOption,
+    OutOption,
+    PositiveFieldOption,
+    QueryFieldOption,
+    Segmenter,
+    SegmenterOption,
+    SentenceRules,
+    SentencesOption,
+    Texts,
+    TextsOption,
+    TokenizerOption,
+    TxtDocuments,
+    TxtDocumentsOption,
+    UserWordsOption,
+    WordsFieldOption,
+)
 from launcher.cli.options import (
     BadBytes,
     BadBytesOption,
@@ -21,11 +45,6 @@ from launcher.cli.options import (
 group = typer.Typer(no_args_is_help=True, help="Build corpora from raw text, verify, count and read them.")
 
 
-class TxtDocuments(StrEnum):
-    FILE = "file"
-    BLANK_LINE = "blank_line"
-
-
 class CorpusSplit(StrEnum):
     TRAIN = "train"
     HELDOUT = "heldout"
@@ -35,107 +54,13 @@ def register(app: typer.Typer) -> None:
     app.add_typer(group, name="corpus", rich_help_panel="Prepare")
 
 
-class Texts(StrEnum):
-    PLAIN = "plain"
-    PAIRS = "pairs"
-
-
-TxtDocumentsOption = Annotated[
-    TxtDocuments, typer.Option("--txt-documents", help="In .txt: a document a file, or between blank lines.")
-]
-
-
-HeldoutOption = Annotated[
-    float,
-    typer.Option(
-        "--heldout",
-        help="Share of documents kept for evaluation; more of little text, and stretches of few or long documents.",
-    ),
-]
-TextsOption = Annotated[
-    Texts, typer.Option("--texts", help="Running text, or pairs: query, positive, negatives in each record.")
-]
-NegativesOption = Annotated[
-    int | None, typer.Option("--negatives", min=0, help="Of each pair. A record with fewer is a bad one.")
-]
-QueryFieldOption = Annotated[str | None, typer.Option("--query-field", help="Of pairs. Default: query.")]
-PositiveFieldOption = Annotated[
-    str | None, typer.Option("--positive-field", help="Of pairs. Default: positive.")
-]
-NegativesFieldOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--negatives-field",
-        help="Of pairs, one or several, each with a text or a list. Default: negatives.",
-    ),
-]
-
-
-class Segmenter(StrEnum):
-    JIEBA = "jieba"
-    LONGEST_MATCH = "longest_match"
-    FIELD = "field"
-
-
-class SentenceRules(StrEnum):
-    ANY = "any"
-    ZH = "zh"
-    JA = "ja"
-    DE = "de"
-    ES = "es"
-    FR = "fr"
-    IT = "it"
-    NL = "nl"
-    PT = "pt"
-    RU = "ru"
-
-
-SentencesOption = Annotated[
-    SentenceRules,
-    typer.Option("--sentences", help="The language whose rules say where sentences end, or any."),
-]
-SegmenterOption = Annotated[
-    Segmenter | None,
-    typer.Option(
-        "--segmenter",
-        help="Store where words begin, for text without spaces: by jieba, by the longest words of --dictionary, or as "
-        "a field of the input says. Default: the tokenizer says where words begin.",
-    ),
-]
-DictionaryOption = Annotated[
-    str | None,
-    typer.Option("--dictionary", metavar="FILE", help="Words of longest_match; or in place of jieba's own."),
-]
-UserWordsOption = Annotated[
-    str | None,
-    typer.Option(
-        "--user-words", metavar="FILE", help="For jieba besides its own: word [frequency] [tag] a line."
-    ),
-]
-WordsFieldOption = Annotated[
-    str | None,
-    typer.Option("--words-field", help="Of --segmenter field: the text's words, a list. Default: words."),
-]
-LexiconOption = Annotated[
-    str | None,
-    typer.Option(
-        "--lexicon",
-        metavar="FILE",
-        help="Entities and phrases to be masked whole (ERNIE): text, a tab, and `entity` or `phrase` a line.",
-    ),
-]
-
-
 @group.command()
 def build(
     inputs: InputsArgument,
-    out: Annotated[str, typer.Option("--out", help="Folder or s3:// URI of its own for the corpus.")],
-    tokenizer: Annotated[str, typer.Option("--tokenizer", help="The tokenizer's folder or s3:// URI.")],
+    out: OutOption,
+    tokenizer: TokenizerOption,
     heldout: HeldoutOption = 0.0005,
-    workers: Annotated[
-        int | None,
-        typer.Option("--workers", min=1, help="Processes. Default: all cores, one for a small input."),
-    ] = None,
+    workers: BuildWorkersOption = None,
     text_field: TextFieldOption = "text",
     texts: TextsOption = Texts.PLAIN,
     negatives: NegativesOption = None,
@@ -151,17 +76,12 @@ def build(
     lexicon: LexiconOption = None,
     on_bad_bytes: BadBytesOption = BadBytes.ERROR,
     on_bad_records: BadRecordsOption = BadRecords.ERROR,
-    block_tokens: Annotated[
-        int, typer.Option("--block-tokens", min=1, help="Tokens a block aims for; a document is never cut.")
-    ] = 1 << 18,
-    max_document_bytes: Annotated[
-        int, typer.Option("--max-document-bytes", min=1, help="Refuse longer documents than this.")
-    ] = 16 << 20,
+    block_tokens: BlockTokensOption = 1 << 18,
+    max_document_bytes: MaxDocumentBytesOption = 16 << 20,
 ) -> None:
     """Tokenise raw text into shards, drop exact duplicates, set held-out documents apart.
 
-    The result is the same for any number of workers. An interrupted build continues when the same command is
-    given again, and a complete one is recognised.
+    Any number of workers gives the same. Given again, it continues an interrupted build or knows a complete one.
 
     Example: `maskfleet corpus build 'news/*.jsonl.zst' --tokenizer s3://bucket/bpe-50k --out s3://bucket/news`
     """

@@ -1,0 +1,116 @@
+"""Options of `maskfleet corpus build`: what a document is, what is held out, and how sentences and words are found."""
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+
+class TxtDocuments(StrEnum):
+    FILE = "file"
+    BLANK_LINE = "blank_line"
+
+
+class Texts(StrEnum):
+    PLAIN = "plain"
+    PAIRS = "pairs"
+
+
+TxtDocumentsOption = Annotated[
+    TxtDocuments, typer.Option("--txt-documents", help="In .txt: a document a file, or between blank lines.")
+]
+
+
+HeldoutOption = Annotated[
+    float,
+    typer.Option(
+        "--heldout",
+        help="Share of documents kept for evaluation; more of little text, and stretches of few or long documents.",
+    ),
+]
+TextsOption = Annotated[
+    Texts, typer.Option("--texts", help="Running text, or pairs: query, positive, negatives in each record.")
+]
+NegativesOption = Annotated[
+    int | None, typer.Option("--negatives", min=0, help="Of each pair. A record with fewer is a bad one.")
+]
+QueryFieldOption = Annotated[str | None, typer.Option("--query-field", help="Of pairs. Default: query.")]
+PositiveFieldOption = Annotated[
+    str | None, typer.Option("--positive-field", help="Of pairs. Default: positive.")
+]
+NegativesFieldOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--negatives-field",
+        help="Of pairs, one or several, each with a text or a list. Default: negatives.",
+    ),
+]
+
+
+class Segmenter(StrEnum):
+    JIEBA = "jieba"
+    LONGEST_MATCH = "longest_match"
+    FIELD = "field"
+
+
+class SentenceRules(StrEnum):
+    ANY = "any"
+    ZH = "zh"
+    JA = "ja"
+    DE = "de"
+    ES = "es"
+    FR = "fr"
+    IT = "it"
+    NL = "nl"
+    PT = "pt"
+    RU = "ru"
+
+
+SentencesOption = Annotated[
+    SentenceRules,
+    typer.Option("--sentences", help="The language whose rules say where sentences end, or any."),
+]
+SegmenterOption = Annotated[
+    Segmenter | None,
+    typer.Option(
+        "--segmenter",
+        help="Store where words begin, for text without spaces: by jieba, by the longest words of --dictionary, or as "
+        "a field of the input says. Default: the tokenizer says where words begin.",
+    ),
+]
+DictionaryOption = Annotated[
+    str | None,
+    typer.Option("--dictionary", metavar="FILE", help="Words of longest_match; or in place of jieba's own."),
+]
+UserWordsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--user-words", metavar="FILE", help="For jieba besides its own: word [frequency] [tag] a line."
+    ),
+]
+WordsFieldOption = Annotated[
+    str | None,
+    typer.Option("--words-field", help="Of --segmenter field: the text's words, a list. Default: words."),
+]
+LexiconOption = Annotated[
+    str | None,
+    typer.Option(
+        "--lexicon",
+        metavar="FILE",
+        help="Entities and phrases to be masked whole (ERNIE): text, a tab, and `entity` or `phrase` a line.",
+    ),
+]
+
+
+OutOption = Annotated[str, typer.Option("--out", help="Folder or s3:// URI of its own for the corpus.")]
+TokenizerOption = Annotated[str, typer.Option("--tokenizer", help="The tokenizer's folder or s3:// URI.")]
+BuildWorkersOption = Annotated[
+    int | None,
+    typer.Option("--workers", min=1, help="Processes. Default: all cores, one for a small input."),
+]
+BlockTokensOption = Annotated[
+    int, typer.Option("--block-tokens", min=1, help="Tokens a block aims for; a document is never cut.")
+]
+MaxDocumentBytesOption = Annotated[
+    int, typer.Option("--max-document-bytes", min=1, help="Refuse longer documents than this.")
+]
