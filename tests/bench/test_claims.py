@@ -1,0 +1,63 @@
+"""Every recipe of claims.yaml can be trained, within its row's budget, and its row differs in what it says."""
+
+from pathlib import Path
+
+import claims
+import pytest
+import yaml
+
+from launcher.compare.budget import Budget, Cost, within
+from launcher.recipe.identity import changed, identity
+from launcher.recipe.load import load, reload
+from launcher.recipe.schema import Recipe
+from launcher.recipe.tiny import tiny
+
+FILE = claims.Claims.model_validate(
+    yaml.safe_load(Path(claims.__file__).with_name("claims.yaml").read_text())
+)
+DIFFER = {
+    "masks": {"objective"},
+    "sentences": {"objective", "input"},
+    "spans": {"objective"},
+    "detection": {"objective", "model", "phases", "optimizer", "schedule"},
+    "words": {"objective"},
+    "rate": {"objective"},
+}
+
+
+def recipes(row: claims.Row) -> list[Recipe]:
+    budget = Budget.parse(row.budget or FILE.budget)
+    small = [reload(tiny(load(one.recipe)), (*FILE.settings, *one.settings)) for one in row.recipes.values()]
+    return [within(recipe, budget, FILE.vocabulary) for recipe in small]
+
+
+@pytest.mark.parametrize("name", FILE.rows)
+def test_a_row_is_a_comparison(name: str) -> None:
+    first, *others = found = recipes(FILE.rows[name])
+    budget = Budget.parse(FILE.rows[name].budget or FILE.budget)
+    taken = [Cost(recipe, FILE.vocabulary).of(budget.unit, recipe.total_steps) for recipe in found]
+    assert taken == pytest.approx([budget.amount] * len(found), rel=0.01)
+    differing = {path.split(".")[0] for other in others for path in changed(identity(first), identity(other))}
+    assert differing <= DIFFER[name]
+    assert "objective" in differing
+
+
+def test_the_page_says_what_was_found_and_what_was_not_run(tmp_path: Path) -> None:
+    (tmp_path / "rate").mkdir()
+    figure = {"n": 2, "mean": 5.25, "low": 5.0, "high": 5.5}
+    first = {
+        "figures": {"mlm_loss": figure},
+        "against": {"mlm_loss": None},
+        "runs": {"1": {"complete": True}},
+    }
+    less = {"n": 2, "mean": -0.25, "low": -0.5, "high": 0.125}
+    record = {
+        "budget": "tokens=64k",
+        "held": [{"what": "documents", "equal": True}, {"what": "what is predicted", "equal": False}],
+        "recipes": {"fifteen": first, "thirty": first | {"against": {"mlm_loss": less}}},
+    }
+    (tmp_path / "rate" / "compare.json").write_text(claims.json.dumps(record))
+    page = claims.page(FILE, tmp_path)
+    assert "| thirty less the first | | -0.25 (-0.5 to 0.125) |" in page
+    assert "Equal: documents. Not equal: what is predicted." in page
+    assert page.count("Not run.") == len(FILE.rows) - 1
