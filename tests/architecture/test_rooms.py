@@ -44,6 +44,7 @@ DRAWN = {
         heads -> layers
         families -> layers
         optim -> layers
+        layers -> kernels
     """,
     "checkpoints": "",
     "tests.support": """
