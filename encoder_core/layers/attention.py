@@ -4,14 +4,16 @@ Only a kernel knows about rows. All are of one signature, `Attend`:
 
 | function       | where                                | how                                              |
 |----------------|--------------------------------------|--------------------------------------------------|
-| `varlen_flash` | CUDA, bf16 or fp16                   | flash attention over `cu_seqlens`, no padding    |
+| `varlen_flash` | CUDA, bf16 or fp16, without dropout  | flash attention over `cu_seqlens`, no padding    |
+| `fused`        | CUDA, with dropout; fp32 in a window | our Triton kernels, no padding                   |
 | `blocked`      | CPU, with dropout or a window        | row by row in cache-sized pieces                 |
 | `padded_sdpa`  | everything else                      | rows padded to a rectangle, torch's fused kernel |
 | `reference`    | tests                                | the formula, row by row                          |
 
-`automatic` picks among the first three. torch's fused CPU kernel has no dropout and falls back to one that
-writes out every score three times, which is why `blocked` exists. It has no window either: with a mask it computes
-every score of a row.
+`automatic` picks among the first four. Flash attention draws its dropout from the device's generator, `fused` from what
+a token's draws belong to (`draws.py`): flash attention has dropout only where there is no Triton. torch's fused CPU
+kernel has no dropout and falls back to one that writes out every score three times, which is why `blocked` exists. It
+has no window either: with a mask it computes every score of a row.
 
 A `window` is local attention (Beltagy et al., 2020, section 3.1): a query sees the keys of its row that are at most
 that many tokens away, on both sides; None: the whole row.
@@ -35,6 +37,7 @@ from torch import Tensor, nn
 from encoder_core.draws import draw_key, head_keys
 from encoder_core.layers.cpu_attention import blocked_attention
 from encoder_core.layers.dropout import dropout as drop
+from encoder_core.layers.fused import fused_attention, fused_takes
 from encoder_core.layers.parameters import ScaledLinear
 from encoder_core.layers.rotary import rotate
 from encoder_core.layers.rows import Rows
@@ -65,7 +68,11 @@ def automatic(
     """The fastest kernel for the tensors at hand. No tokens at all (an idle rank's batch) is no work."""
     if not len(q_TND):
         return sum(for_each_query(q_TND, k_TND, v_TND), q_TND)
-    if flash_takes(q_TND.device.type, q_TND.dtype, q_TND.shape[-1]):
+    kind = (q_TND.device.type, q_TND.dtype, q_TND.shape[-1])
+    if fused_takes(*kind) and (dropout > 0.0 or (rows.exceed(window) and not flash_takes(*kind))):
+        k_TND, v_TND = for_each_query(q_TND, k_TND, v_TND)
+        return fused(q_TND, k_TND, v_TND, rows, dropout, window)
+    if flash_takes(*kind):
         return varlen_flash(q_TND, k_TND, v_TND, rows, dropout, window)
     if q_TND.device.type == "cpu" and (dropout > 0.0 or rows.exceed(window)):
         return blocked(q_TND, k_TND, v_TND, rows, dropout, window)
@@ -108,6 +115,22 @@ def varlen_flash(
         window_size_right=window,
     )[0]
     return context_TND
+
+
+def fused(
+    q_TND: Heads, k_TND: Heads, v_TND: Heads, rows: Rows, dropout: float, window: int | None = None
+) -> Heads:
+    """Exact attention in tiles, without padding and without a score in memory; see `encoder_core/kernels`."""
+    return fused_attention(
+        q_TND,
+        k_TND,
+        v_TND,
+        query_rows=rows,
+        rows=rows,
+        scale=q_TND.shape[-1] ** -0.5,
+        dropout=dropout,
+        window=window,
+    )
 
 
 def padded_sdpa(
@@ -243,7 +266,7 @@ class RelativeKeyAttention(nn.Module):
     """An `Attend` with a vector E[i - j] of its own per distance from key j to query i.
 
     scores = (q_i k_j + q_i E[i - j]) / sqrt(D), and with `both_sides` also k_j E[i - j] in the sum. The scores
-    differ by row and head, which flash kernels cannot take: rows are padded.
+    differ by row and head, which flash kernels cannot take: on a GPU our own do, elsewhere rows are padded.
     """
 
     def __init__(self, max_length: int, width: int, *, both_sides: bool) -> None:
@@ -257,10 +280,50 @@ class RelativeKeyAttention(nn.Module):
     ) -> Heads:
         if not len(q_TND):
             return q_TND + k_TND + v_TND + 0.0 * self.distance.weight.sum()
-        q_RNLD, k_RNLD, v_RNLD = (rows.pad(x).transpose(1, 2) for x in (q_TND, k_TND, v_TND))
         longest = rows.max_length
         table_PD = self.distance.weight[self.max_length - longest : self.max_length + longest - 1]
-        index_LL = self._places(longest, q_RNLD.device)
+        takes = fused_takes(q_TND.device.type, q_TND.dtype, q_TND.shape[-1])
+        attend = self.fused if takes else self.padded
+        return attend(q_TND, k_TND, v_TND, table_PD, rows, dropout, window)
+
+    def fused(
+        self,
+        q_TND: Heads,
+        k_TND: Heads,
+        v_TND: Heads,
+        table_PD: Float[Tensor, "distances width"],
+        rows: Rows,
+        dropout: float,
+        window: int | None,
+    ) -> Heads:
+        """See `encoder_core/kernels`; `table_PD` is the part of the table in use."""
+        table_PND = table_PD[:, None].expand(-1, q_TND.shape[1], -1)
+        return fused_attention(
+            q_TND,
+            k_TND,
+            v_TND,
+            query_rows=rows,
+            rows=rows,
+            scale=q_TND.shape[-1] ** -0.5,
+            dropout=dropout,
+            terms={"table_a": table_PND, "table_b": table_PND if self.both_sides else None},
+            window=window,
+            center=rows.max_length - 1,
+        )
+
+    def padded(
+        self,
+        q_TND: Heads,
+        k_TND: Heads,
+        v_TND: Heads,
+        table_PD: Float[Tensor, "distances width"],
+        rows: Rows,
+        dropout: float,
+        window: int | None,
+    ) -> Heads:
+        """By torch's attention on a rectangle, with the scores of distances as a bias."""
+        q_RNLD, k_RNLD, v_RNLD = (rows.pad(x).transpose(1, 2) for x in (q_TND, k_TND, v_TND))
+        index_LL = self._places(rows.max_length, q_RNLD.device)
         bias_RNLL = _gather(q_RNLD @ table_PD.t(), index_LL)
         if self.both_sides:
             bias_RNLL = bias_RNLL + _gather(k_RNLD @ table_PD.t(), index_LL.t()).transpose(-1, -2)

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -22,6 +23,7 @@ from encoder_core.layers.attention import attend_padded
 from encoder_core.layers.cpu_attention import blocked_disentangled
 from encoder_core.layers.dropout import Dropout
 from encoder_core.layers.dropout import dropout as drop
+from encoder_core.layers.fused import fused_attention, fused_takes
 from encoder_core.layers.parameters import Bias
 from encoder_core.layers.rows import Rows
 
@@ -132,8 +134,11 @@ AttendDisentangled = Callable[[Operands, Relations, Rows, Rows, float], Tensor]
 def automatic(
     operands: Operands, relations: Relations, query_rows: Rows, rows: Rows, dropout: float
 ) -> Float[Tensor, "queries heads width"]:
-    """`blocked` on a CPU where the tokens themselves are the queries, `padded` otherwise."""
-    if query_rows is rows and operands.q.device.type == "cpu" and len(operands.q):
+    """`blocked` on a CPU where the tokens themselves are the queries, `fused` on a GPU, `padded` otherwise."""
+    device, known = operands.q.device.type, query_rows is rows or query_rows.at is not None
+    if len(operands.q) and known and fused_takes(device, operands.q.dtype, operands.q.shape[-1]):
+        return fused(operands, relations, query_rows, rows, dropout)
+    if query_rows is rows and device == "cpu" and len(operands.q):
         return blocked(operands, relations, query_rows, rows, dropout)
     return padded(operands, relations, query_rows, rows, dropout)
 
@@ -159,6 +164,35 @@ def blocked(
         rows.keys,
         rows.bounds,
         dropout,
+    )
+
+
+def fused(
+    operands: Operands, relations: Relations, query_rows: Rows, rows: Rows, dropout: float
+) -> Float[Tensor, "queries heads width"]:
+    """Without padding and without a score in memory; see `encoder_core/kernels`."""
+
+    def by_distance(
+        table: Tensor,
+    ) -> Tensor:  # an embedding's gradient has one order of sums, an index's has not
+        return F.embedding(relations.places, table.flatten(1)).view(-1, *table.shape[1:])
+
+    between = operands.position_scores
+    terms = {
+        "table_a": by_distance(operands.position_k),
+        "table_b": by_distance(operands.position_q),
+        "table_c": None if between is None else by_distance(between),
+    }
+    return fused_attention(
+        operands.q,
+        operands.k,
+        operands.v,
+        query_rows=query_rows,
+        rows=rows,
+        scale=operands.scale,
+        dropout=dropout,
+        terms=terms,
+        center=rows.max_length - 1,
     )
 
 

@@ -11,33 +11,15 @@ Shapes: T tokens, M targets, H hidden, N heads, D head width; R rows, L longest 
 Q queries of a row, P distances.
 """
 
-from dataclasses import dataclass
-
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from encoder_core.layers.attention import attend_padded
 from encoder_core.layers.dropout import Dropout
+from encoder_core.layers.fused import fused_attention, fused_takes
 from encoder_core.layers.parameters import AttentionBias, IntoHeads, OutOfHeads, Weights
-from encoder_core.layers.rows import Rows
-
-
-@dataclass(frozen=True)
-class AttentionScope:
-    """What the queries of one stream see, the same in all layers.
-
-    Attributes:
-        rows: how the queries lie in rows.
-        distance: [R or 1, Q, K] int64, row of the distance table from key to query.
-        visible: [R, Q or 1, K] bool.
-        other: [R, Q, K] bool, query and key are in different segments; None without segments.
-    """
-
-    rows: Rows
-    distance: Int[Tensor, "#rows queries keys"]
-    visible: Bool[Tensor, "#rows #queries keys"]
-    other: Bool[Tensor, "rows queries keys"] | None
+from encoder_core.layers.xlnet_scope import AttentionScope
 
 
 class TwoStreamAttention(nn.Module):
@@ -78,14 +60,40 @@ class TwoStreamAttention(nn.Module):
     ) -> Float[Tensor, "queries hidden"]:
         """One stream's new states, before its feed-forward."""
         query_MND = self.query(x_MH)
-        context_MND = scope.rows.unpad(self._context(query_MND, keys, distances_NPD, scope).transpose(1, 2))
+        takes = fused_takes(query_MND.device.type, query_MND.dtype, query_MND.shape[-1])
+        attend = self.fused if takes and scope.tokens.positions.numel() else self.padded
+        context_MND = attend(query_MND, keys, distances_NPD, scope)
         y_MH: Tensor = self.norm(x_MH + self.dropout(self.output(context_MND), scope.rows.keys))
         return y_MH
 
-    def _context(
+    def fused(
         self, query_MND: Tensor, keys: tuple[Tensor, Tensor], distances_NPD: Tensor, scope: AttentionScope
-    ) -> Float[Tensor, "rows heads queries width"]:
-        """Everything but the content scores joins torch's fused attention as a bias. Who sees nobody gets zeros."""
+    ) -> Float[Tensor, "queries heads width"]:
+        """Without a score in memory; see `encoder_core/kernels`."""
+        key_KND, value_KND = (scope.flat_keys(x.transpose(1, 2)) for x in keys)
+        segment_scores = None
+        if scope.batch.segments is not None:
+            segment_scores = torch.einsum("mnd,snd->mns", self.segment_bias(query_MND), self.segment())
+        return fused_attention(
+            self.content_bias(query_MND),
+            key_KND,
+            value_KND,
+            query_rows=scope.rows,
+            rows=scope.tokens,
+            scale=key_KND.shape[-1] ** -0.5,
+            dropout=self.attention_dropout if self.training else 0.0,
+            terms={
+                "r": self.distance_bias(query_MND),
+                "table_a": distances_NPD.transpose(0, 1),
+                "segment_scores": segment_scores,
+            },
+            **scope.layout,
+        )
+
+    def padded(
+        self, query_MND: Tensor, keys: tuple[Tensor, Tensor], distances_NPD: Tensor, scope: AttentionScope
+    ) -> Float[Tensor, "queries heads width"]:
+        """In a rectangle: all but the content scores joins torch's attention as a bias. Who sees nobody gets zeros."""
         key_RNKD, value_RNKD = keys
         scale = key_RNKD.shape[-1] ** -0.5
         shape = (len(key_RNKD), key_RNKD.shape[1], scope.distance.shape[1], key_RNKD.shape[2])
@@ -108,7 +116,7 @@ class TwoStreamAttention(nn.Module):
             self.attention_dropout if self.training else 0.0,
             scale=scale,
         )
-        return context_RNQD.masked_fill(blind, 0.0)
+        return scope.rows.unpad(context_RNQD.masked_fill(blind, 0.0).transpose(1, 2))
 
     @staticmethod
     def _rectangle(x_MND: Tensor, scope: AttentionScope) -> Float[Tensor, "rows heads queries width"]:

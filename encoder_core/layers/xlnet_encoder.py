@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -20,7 +19,8 @@ from encoder_core.layers.dropout import Dropout
 from encoder_core.layers.encoder import Activation, activate
 from encoder_core.layers.parameters import Weights
 from encoder_core.layers.rows import Rows
-from encoder_core.layers.xlnet_attention import AttentionScope, TwoStreamAttention, sinusoids
+from encoder_core.layers.xlnet_attention import TwoStreamAttention, sinusoids
+from encoder_core.layers.xlnet_scope import AttentionScope, reach
 
 Memory = tuple[Tensor, ...]
 """For each layer, [R, C, H]: what it was last given for the tokens before these rows, without gradient."""
@@ -175,20 +175,17 @@ class TwoStreamEncoder(nn.Module):
         return mask_1H.expand(batch.target_positions.numel(), -1)
 
     def _table(self, batch: Batch, memory: Memory) -> Tensor:
-        first, last = _reach(batch, memory[0].shape[1] if memory else 0)
+        first, last = reach(batch, memory[0].shape[1] if memory else 0)
         device = batch.tokens.device
         table_PH = sinusoids(first, last, self.embeddings.word.embedding_dim, device)
         return self.dropout(table_PH, table_keys(first, last + 1, device))  # type: ignore[no-any-return]
 
     def _sights(self, batch: Batch, carried: int) -> tuple[AttentionScope, AttentionScope | None]:
         rows = Rows.of(batch)
-        content = _scope(
-            batch, rows, rows, torch.arange(batch.tokens.numel(), device=batch.tokens.device), carried
-        )
+        content = AttentionScope(batch, rows, rows, carried)
         if batch.order is None:
             return content, None
-        targets = rows_of(batch.target_positions, batch)
-        return content, _scope(batch, rows, targets, batch.target_positions, carried)
+        return content, AttentionScope(batch, rows, rows_of(batch.target_positions, batch), carried)
 
     def _layer(
         self,
@@ -224,44 +221,6 @@ class TwoStreamEncoder(nn.Module):
 
 def _target_keys(batch: Batch) -> Tensor:
     return batch.keys.index_select(0, batch.target_positions)
-
-
-def _reach(batch: Batch, carried: int) -> tuple[int, int]:
-    """Smallest and largest distance from key to query; rows that run backwards count theirs the other way."""
-    ahead = max(batch.max_length - 1, 0)
-    behind = ahead + carried
-    return (-ahead, behind) if batch.reversed_rows is None else (-behind, behind)
-
-
-def _scope(batch: Batch, rows: Rows, query_rows: Rows, at: Tensor, carried: int) -> AttentionScope:
-    """What queries at flat token indices `at` see. The content stream's `query_rows` are the rows themselves."""
-    of_content = query_rows is rows
-    keys_K = torch.arange(-carried, rows.max_length, device=at.device)
-    queries_RQ = keys_K[None, carried:] if of_content else query_rows.pad(batch.positions[at])
-    distance = queries_RQ[:, :, None] - keys_K
-    if batch.reversed_rows is not None:
-        distance = torch.where(batch.reversed_rows[:, None, None], -distance, distance)
-    visible = _keys_present(rows, carried)
-    if batch.order is not None:
-        key_order, query_order = (
-            rows.pad(batch.order)[:, None, :],
-            query_rows.pad(batch.order[at])[:, :, None],
-        )
-        in_order = key_order <= query_order if of_content else key_order < query_order
-        visible = visible & F.pad(in_order, (carried, 0), value=True)
-    other = None
-    if batch.segments is not None:  # the memory counts as segment 0, as in the published code
-        key_segment = F.pad(rows.pad(batch.segments), (carried, 0))
-        other = query_rows.pad(batch.segments[at])[:, :, None] != key_segment[:, None, :]
-    first, _ = _reach(batch, carried)
-    return AttentionScope(query_rows, distance - first, visible, other)
-
-
-def _keys_present(rows: Rows, carried: int) -> Tensor:
-    """[R, 1, K]: true for memory and for tokens, false for padding."""
-    lengths = rows.cu_seqlens.diff()[:, None]
-    columns = torch.arange(rows.max_length, device=lengths.device)
-    return F.pad(columns < lengths, (carried, 0), value=True)[:, None, :]
 
 
 @torch.no_grad()

@@ -46,6 +46,7 @@ DRAWN = {
         heads -> layers
         families -> layers
         optim -> layers
+        layers -> kernels
     """,
     "checkpoints": "",
     "tests.support": """

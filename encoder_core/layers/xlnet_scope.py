@@ -1,0 +1,121 @@
+"""Which keys the queries of one of XLNet's streams see, and how far away (Yang et al. 2019, sections 2.2, 2.3 and 2.5).
+
+The keys of a row are its carried memory, which all see, and its tokens. Of those a content query sees the ones that
+come no later in the factorisation order, a prediction's query only those that come before.
+
+Shapes: T tokens, M queries; R rows, L longest row, C carried tokens, K = C + L keys, Q queries of a row.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Int, Shaped
+from torch import Tensor
+
+from encoder_core.batch import Batch
+from encoder_core.layers.rows import Rows
+
+_MEMORY_RANK = -1  # before every token's
+
+
+@dataclass(frozen=True)
+class AttentionScope:
+    """The same in all layers. What a kernel wants to know of it is made when it first asks.
+
+    Attributes:
+        batch: whose rows they are.
+        tokens: how its tokens lie in rows.
+        rows: how the queries lie in rows; the content stream's are `tokens` itself.
+        carried: C.
+    """
+
+    batch: Batch
+    tokens: Rows
+    rows: Rows
+    carried: int
+
+    @property
+    def _of_content(self) -> bool:
+        return self.rows is self.tokens
+
+    def _of_queries(self, x: Shaped[Tensor, " tokens"]) -> Shaped[Tensor, " queries"]:
+        return x if self.rows.at is None else x.index_select(0, self.rows.at)
+
+    @cached_property
+    def distance(self) -> Int[Tensor, "#rows queries keys"]:
+        """[R or 1, Q, K] int64, row of the distance table from key to query."""
+        keys_K = torch.arange(-self.carried, self.tokens.max_length, device=self.batch.tokens.device)
+        if self._of_content:
+            queries_RQ = keys_K[None, self.carried :]
+        else:
+            queries_RQ = self.rows.pad(self._of_queries(self.batch.positions))
+        distance = queries_RQ[:, :, None] - keys_K
+        if self.batch.reversed_rows is not None:
+            distance = torch.where(self.batch.reversed_rows[:, None, None], -distance, distance)
+        return distance - reach(self.batch, self.carried)[0]
+
+    @cached_property
+    def visible(self) -> Bool[Tensor, "#rows #queries keys"]:
+        """[R, Q or 1, K]."""
+        lengths = self.tokens.cu_seqlens.diff()[:, None]
+        columns = torch.arange(self.tokens.max_length, device=lengths.device)
+        present = F.pad(columns < lengths, (self.carried, 0), value=True)[:, None, :]
+        order = self.batch.order
+        if order is None:
+            return present
+        keys = self.tokens.pad(order)[:, None, :]
+        queries = self.rows.pad(self._of_queries(order))[:, :, None]
+        in_order = keys <= queries if self._of_content else keys < queries
+        return present & F.pad(in_order, (self.carried, 0), value=True)
+
+    @cached_property
+    def other(self) -> Bool[Tensor, "rows queries keys"] | None:
+        """[R, Q, K], query and key are in different segments; None without segments. Memory counts as segment 0, as in
+        the published code."""
+        segments = self.batch.segments
+        if segments is None:
+            return None
+        keys = F.pad(self.tokens.pad(segments), (self.carried, 0))
+        return self.rows.pad(self._of_queries(segments))[:, :, None] != keys[:, None, :]
+
+    @cached_property
+    def layout(self) -> dict[str, Tensor | int | None]:
+        """What the fused kernel wants: fields of `kernels.fused_attention.Layout`; nothing of Q times K."""
+        batch, order, segments = self.batch, self.batch.order, self.batch.segments
+        backwards = batch.reversed_rows
+        ranks = None if order is None else self._of_queries(order) + int(self._of_content)
+        return {
+            "carried": self.carried,
+            "center": -reach(batch, self.carried)[0],
+            "signs": None if backwards is None else 1 - 2 * backwards.int(),
+            "ranks_q": ranks,
+            "ranks_k": None if order is None else self._of_keys(order, _MEMORY_RANK),
+            "segments_q": None if segments is None else self._of_queries(segments),
+            "segments_k": None if segments is None else self._of_keys(segments, 0),
+        }
+
+    def _of_keys(self, x: Int[Tensor, " tokens"], of_memory: int) -> Int[Tensor, " keys"]:
+        return self.flat_keys(F.pad(self.tokens.pad(x), (self.carried, 0), value=of_memory))
+
+    def flat_keys(self, x: Shaped[Tensor, "rows keys ..."]) -> Shaped[Tensor, "all_keys ..."]:
+        """Without the padding: of each row what is carried, then its tokens."""
+        return self._keys.unpad(x)
+
+    @cached_property
+    def _keys(self) -> Rows:
+        """How memory and tokens lie in rows."""
+        edges = self.tokens.cu_seqlens
+        first = edges + self.carried * torch.arange(len(edges), dtype=edges.dtype, device=edges.device)
+        count = self.tokens.positions.numel() + self.tokens.count * self.carried
+        starts = first[:-1].long().repeat_interleave(first.diff(), output_size=count)
+        positions = torch.arange(count, device=edges.device) - starts
+        return Rows(first, positions, self.tokens.max_length + self.carried)
+
+
+def reach(batch: Batch, carried: int) -> tuple[int, int]:
+    """Smallest and largest distance from key to query; rows that run backwards count theirs the other way."""
+    ahead = max(batch.max_length - 1, 0)
+    behind = ahead + carried
+    return (-ahead, behind) if batch.reversed_rows is None else (-behind, behind)
