@@ -72,10 +72,11 @@ def _described(config: ModelConfig, heads: Heads) -> tuple[str, KeyTable, dict[s
         case ((DebertaConfig() | DebertaV2Config()), "mlm"):
             return deberta.ARCHITECTURES[config.family], deberta.table(config), deberta.to_json(config)
         case ((DebertaConfig() | DebertaV2Config()), "rtd"):
-            return _ALONE[config.family], deberta.detection(config), deberta.to_json(config)
+            fields = deberta.to_json(config)
+            return _ALONE[fields["model_type"]], deberta.detection(config), fields
         case ((BertConfig() | AlbertConfig() | RobertaConfig() | ModernBertConfig()), "rtd"):
             _, table, fields = _described(config, "mlm")
-            return _ALONE[config.family], electra.with_detection(table.encoder()), fields
+            return _ALONE[fields["model_type"]], electra.with_detection(table.encoder()), fields
         case XlnetConfig(), "plm":
             return xlnet.ARCHITECTURE, xlnet.TABLE, xlnet.to_json(config)
         case XlnetConfig(), _:
@@ -90,7 +91,7 @@ def _described(config: ModelConfig, heads: Heads) -> tuple[str, KeyTable, dict[s
             )
 
 
-_ALONE = {
+_ALONE = {  # by their model_type
     "bert": "BertModel",
     "distilbert": "DistilBertModel",
     "albert": "AlbertModel",
