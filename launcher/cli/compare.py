@@ -24,51 +24,58 @@ def register(app: typer.Typer) -> None:
     app.command(rich_help_panel="Train")(compare)
 
 
+RecipesArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[LABEL=]RECIPE...",
+        help="Bundled recipes' names, or YAML files; the first is what others are held against.",
+    ),
+]
+OutOption = Annotated[str, typer.Option("--out", help="Folder or s3:// URI for the runs and the page.")]
+TokenizerUri = Annotated[
+    str | None, typer.Option("--tokenizer", metavar="URI", help="Default: the corpus's own copy.")
+]
+BudgetOption = Annotated[
+    str | None,
+    typer.Option(
+        "--budget",
+        metavar="tokens=N|flops=N",
+        help="Of every run: tokens=8M, flops=2e15. Default: the recipes' own steps.",
+    ),
+]
+SeedsOption = Annotated[int, typer.Option("--seeds", min=1, help="How many: 1, 2, ...")]
+PointsOption = Annotated[
+    int, typer.Option("--points", min=1, help="Held-out measurements of a run, evenly spaced.")
+]
+SettingOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="[LABEL:]KEY=VALUE",
+        help="Override a value in all recipes, or in one: --set static:objective.mlm.copies=10.",
+    ),
+]
+AllowOption = Annotated[
+    list[str] | None,
+    typer.Option("--allow", help="Compare although these differ: tokenizers, corpora, budgets; repeat it."),
+]
+OnlyPageOption = Annotated[
+    bool, typer.Option("--only-page", help="Train nothing: the page of what is there.")
+]
+
+
 def compare(
-    recipes: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[LABEL=]RECIPE...",
-            help="Bundled recipes' names, or YAML files; the first is what others are held against.",
-        ),
-    ] = None,
-    out: Annotated[
-        str, typer.Option("--out", help="Folder or s3:// URI for the runs and the page.")
-    ] = "comparison",
+    recipes: RecipesArgument = None,
+    out: OutOption = "comparison",
     corpora: CorpusOption = None,
-    tokenizer: Annotated[
-        str | None, typer.Option("--tokenizer", metavar="URI", help="Default: the corpus's own copy.")
-    ] = None,
-    budget: Annotated[
-        str | None,
-        typer.Option(
-            "--budget",
-            metavar="tokens=N|flops=N",
-            help="Of every run: tokens=8M, flops=2e15. Default: the recipes' own steps.",
-        ),
-    ] = None,
-    seeds: Annotated[int, typer.Option("--seeds", min=1, help="How many: 1, 2, ...")] = 3,
-    points: Annotated[
-        int, typer.Option("--points", min=1, help="Held-out measurements of a run, evenly spaced.")
-    ] = 20,
-    assignments: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="[LABEL:]KEY=VALUE",
-            help="Override a value in all recipes, or in one: --set static:objective.mlm.copies=10.",
-        ),
-    ] = None,
+    tokenizer: TokenizerUri = None,
+    budget: BudgetOption = None,
+    seeds: SeedsOption = 3,
+    points: PointsOption = 20,
+    assignments: SettingOption = None,
     tiny: TinyOption = False,
-    allow: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--allow", help="Compare although these differ: tokenizers, corpora, budgets; repeat it."
-        ),
-    ] = None,
-    only_page: Annotated[
-        bool, typer.Option("--only-page", help="Train nothing: the page of what is there.")
-    ] = False,
+    allow: AllowOption = None,
+    only_page: OnlyPageOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Train recipes on the same documents in the same order, each with several seeds, and write one page about them.

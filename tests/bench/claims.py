@@ -117,8 +117,8 @@ def page(claims: Claims, workdir: Path) -> str:
     lines = ["# What was claimed, and what small runs say", ""]
     for name, row in claims.rows.items():
         found = workdir / name / "compare.json"
-        lines += [f"## {row.claim}", "", f"{row.source}."]
-        lines += _table(json.loads(found.read_text("utf-8"))) if found.exists() else ["", "Not run."]
+        lines += [f"## {row.claim}", "", f"{row.source}.", ""]
+        lines += _table(json.loads(found.read_text("utf-8"))) if found.exists() else ["Not run."]
         lines.append("")
     return "\n".join(lines) + "\n"
 
