@@ -24,7 +24,7 @@ from encoder_core.kernels.table_gradients import (
     empty_bands,
     tables_kernel,
 )
-from encoder_core.kernels.tiling import Cut, Cuts, cuts_of, tile_of
+from encoder_core.kernels.tiling import Cut, Cuts, cuts_of, generation_of, tile_of
 
 PROGRAMS = 128  # differences of tiles and splits of rows that sum a table's derivatives by themselves, about
 
@@ -70,7 +70,7 @@ def fused_attention(
 ) -> Tensor:
     """[M, N, D]; the context of a query that sees nothing is 0. `cuts` None: those of `tiling.py`."""
     relative = (terms.r, terms.table_a, terms.table_b, terms.table_c, terms.segment_scores)
-    return _apply(q, k, v, *relative, layout, cuts or cuts_of(q.dtype, q.shape[-1]))
+    return _apply(q, k, v, *relative, layout, cuts or cuts_of(q.dtype, q.shape[-1], generation_of(q.device)))
 
 
 class _FusedAttention(torch.autograd.Function):

@@ -83,14 +83,14 @@ def tables_kernel(x, grad, log_sums, deltas, d_a, d_b, d_c, lowest, differences,
 
 def assemble(bands: Tensor, first: int, distances: int) -> Tensor:
     """[E, ...] of bands [splits, differences, 2 S, ...], the first of which begins at row `first` of the table."""
-    halves = bands.sum(0).unflatten(1, (2, -1))
+    halves: Tensor = bands.sum(0).unflatten(1, (2, -1))
     blocks = halves.new_zeros((len(halves) + 1, *halves.shape[2:]))
     blocks[:-1] += halves[:, 0]
     blocks[1:] += halves[:, 1]
     rows = blocks.flatten(0, 1)
     skipped = max(0, -first)
     rows = rows[skipped : distances - first]
-    table = rows.new_zeros((distances, *rows.shape[1:]))
+    table: Tensor = rows.new_zeros((distances, *rows.shape[1:]))
     table[first + skipped : first + skipped + len(rows)] = rows
     return table
 

@@ -1,7 +1,7 @@
 """How large the fused attention's tiles are, and how many warps compute one.
 
-Chosen by compiling for GPUs that were not there, so that no kernel spills registers: `tests/bench/kernels.py` makes the
-table. Not timed on a GPU.
+Chosen by compiling for GPUs that were not there, so that no kernel spills registers in half precision with heads up to
+64 wide: `tests/bench/kernels.py` makes the table. Not timed on a GPU.
 """
 
 from typing import NamedTuple
@@ -34,13 +34,19 @@ class Cuts(NamedTuple):
     tables: Cut
 
 
-def cuts_of(dtype: torch.dtype, width: int) -> Cuts:
-    """What is used for heads of this dtype and width."""
+def cuts_of(dtype: torch.dtype, width: int, generation: int) -> Cuts:
+    """What is used for heads of this dtype and width, on GPUs of this major compute capability."""
     if dtype not in (torch.bfloat16, torch.float16):
-        return Cuts(*[Cut(16, 4, 1)] * 4)
-    if width <= 64:
-        return Cuts(Cut(64, 8, 2), *[Cut(32, 4, 1)] * 3)
-    return Cuts(*[Cut(32, 8, 1)] * 4)
+        return Cuts(*[Cut(16, 8, 1)] * 4)
+    if width > 64:
+        return Cuts(*[Cut(32, 8, 1)] * 4)
+    forward = Cut(64, 8, 2) if generation >= 9 else Cut(32, 4, 2)
+    return Cuts(forward, Cut(32, 4, 1), Cut(32, 4, 1), Cut(32, 8, 1))
+
+
+def generation_of(device: torch.device) -> int:
+    """Major compute capability; 0 where kernels are interpreted."""
+    return torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else 0
 
 
 def tile_of(x: Inputs, size: int) -> Tile:

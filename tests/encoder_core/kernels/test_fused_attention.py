@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -10,7 +10,11 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from encoder_core.kernels.tiling import Cut, Cuts
 from tests.support.models.relative_attention import Form, assert_same, expected, fused, problem
 
-TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 3e-2}
+TOLERANCE = {
+    torch.float64: 1e-12,
+    torch.float32: 1e-5,
+    torch.float16: 1e-2,
+}  # the interpreter multiplies no bf16
 FORMS = {
     "plain": Form(heads=1, width=5, dropout=True),
     "window": Form(heads=1, window=7, dropout=True),
@@ -62,7 +66,9 @@ def check(lengths: list[int], form: Form, seed: int, cuts: Cuts | None) -> None:
     assert_same(fused(given, cuts), expected(given), TOLERANCE[form.dtype])
 
 
-@settings(max_examples=3)
+@settings(
+    max_examples=3, phases=[Phase.explicit, Phase.reuse, Phase.generate]
+)  # a smaller failure takes minutes
 @given(st.lists(st.integers(0, 33), max_size=2), forms, st.integers(0, 2**32), st.sampled_from([16, 32]))
 def test_equals_the_formula_whatever_the_terms(lengths: list[int], form: Form, seed: int, size: int) -> None:
     check(lengths, form, seed, even(size))
