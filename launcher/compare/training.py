@@ -58,14 +58,14 @@ def ensure_trained(run: Run, interrupted: Event) -> None:
     """Train it to its end, or on from where it is; started again while it gets on.
 
     Raises:
-        KeyboardInterrupt: `interrupted` was set; a checkpoint is committed by then.
+        KeyboardInterrupt: `interrupted` was set; a checkpoint is committed by then, or the run complete.
         CompareError: it cannot be trained, or somebody stopped it. TryAgain: it ends again and again where it was.
     """
     step, left = -1, _TRIES
     while left and not is_complete(run):
         ending = train(run.uri, show=False)
-        if ending.how == "again" and interrupted.wait(_PAUSE_S):
-            raise KeyboardInterrupt
+        if interrupted.is_set() or (ending.how == "again" and interrupted.wait(_PAUSE_S)):
+            raise KeyboardInterrupt  # also of a run that had no step left to stop before: others would begin
         if ending.how in ("mistake", "stopped"):
             raise _refused(run, ending)
         left = _TRIES if ending.step > step else left - 1

@@ -204,3 +204,19 @@ def test_a_run_that_cannot_be_trained_does_not_stop_the_others(
     assert "no such GPU" in work.failures["often-2"]
     assert not read_found(comparison).complete
     assert "Not complete" in render(read_found(comparison), work.failures, NOW)
+
+
+def test_an_interrupt_while_a_run_takes_its_last_steps_begins_no_other(
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    comparison, interrupted, starts = asked(inputs, tmp_path), Event(), []
+
+    def finished_all_the_same(uri: str, *, show: bool) -> Ending:
+        starts.append(uri)
+        interrupted.set()
+        return Ending(0, "finished", 6, "")
+
+    monkeypatch.setattr(training, "train", finished_all_the_same)
+    with pytest.raises(KeyboardInterrupt):
+        list(Work(comparison, interrupted).done())
+    assert starts == [comparison.uri("base", 1)]
