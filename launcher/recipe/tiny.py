@@ -1,5 +1,7 @@
 """Shrinks any recipe to minutes on a CPU: the same structure with small numbers, and it still learns."""
 
+import math
+
 from pydantic import ByteSize
 
 from data_service.samples.inputs import Input, Lanes, Packed, RepeatedSentences, TextPairs
@@ -7,6 +9,7 @@ from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.build import ModelConfig
 from encoder_core.families.deberta import DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
+from encoder_core.families.eurobert import EuroBertConfig
 from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.optim.adamw import AdamWConfig
@@ -161,6 +164,8 @@ def _family(model: ModelConfig, length: int, *, drops: bool) -> dict[str, object
                 "local_attention": WINDOW,
                 "attention_output_dropout": model.attention_output_dropout if drops else 0.0,
             }
+        case EuroBertConfig():
+            return {"key_value_heads": _key_value_heads(model)}
         case XlnetConfig():
             scale = length / model.max_length
             return {
@@ -170,6 +175,15 @@ def _family(model: ModelConfig, length: int, *, drops: bool) -> dict[str, object
             }
         case _:
             return {}
+
+
+def _key_value_heads(model: EuroBertConfig) -> int | None:
+    """In about the same share to the heads of queries."""
+    return (
+        None
+        if model.key_value_heads is None
+        else math.gcd(HEADS, max(1, HEADS * model.key_value_heads // model.heads))
+    )
 
 
 def _input(rows: Input, length: int) -> Input:

@@ -10,7 +10,8 @@ from encoder_core.families.bert import BertConfig
 from encoder_core.families.build import ModelConfig
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
-from encoder_core.families.hf import albert, bert, deberta, electra, modernbert, roberta, xlnet
+from encoder_core.families.eurobert import EuroBertConfig
+from encoder_core.families.hf import albert, bert, deberta, electra, eurobert, modernbert, roberta, xlnet
 from encoder_core.families.hf.keys import KeyTable
 from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.roberta import RobertaConfig
@@ -67,6 +68,8 @@ def _described(config: ModelConfig, heads: Heads) -> tuple[str, KeyTable, dict[s
             return "RobertaForMaskedLM", roberta.TABLE, roberta.to_json(config)
         case ModernBertConfig(), "mlm":
             return "ModernBertForMaskedLM", modernbert.TABLE, modernbert.to_json(config)
+        case EuroBertConfig(), "mlm":
+            return "EuroBertForMaskedLM", eurobert.TABLE, eurobert.to_json(config)
         case ((DebertaConfig() | DebertaV2Config()), "mlm"):
             return deberta.ARCHITECTURES[config.family], deberta.table(config), deberta.to_json(config)
         case DebertaV2Config(), "rtd":
@@ -94,6 +97,7 @@ _ALONE = {
     "deberta_v2": "DebertaV2Model",
     "xlnet": "XLNetModel",
     "modernbert": "ModernBertModel",
+    "eurobert": "EuroBertModel",
 }
 _HEADS: dict[str, Heads] = {"electra": "rtd", "xlnet": "plm"}  # of the network that goes on to other tasks
 
@@ -106,6 +110,7 @@ _READERS: dict[str, Callable[[dict[str, Any]], ModelConfig]] = {
     "deberta-v2": deberta.from_json,
     "xlnet": xlnet.from_json,
     "modernbert": modernbert.from_json,
+    "eurobert": eurobert.from_json,
 }
 
 

@@ -5,7 +5,7 @@ from itertools import accumulate
 import pytest
 import yaml
 
-from encoder_core.families import albert, bert, deberta, electra, modernbert, roberta, xlnet
+from encoder_core.families import albert, bert, deberta, electra, eurobert, modernbert, roberta, xlnet
 from encoder_core.families.build import ModelConfig
 from launcher.recipe.load import bundled, load, loads
 from launcher.recipe.objective import meta_module, parameter_count
@@ -54,6 +54,11 @@ PUBLISHED: dict[str, tuple[ModelConfig, int, tuple[float, float]]] = {
     "deberta-v3-large": (deberta.V3_LARGE, 719_626_341, (304 + 131, 436)),
     "modernbert-base": (TRAINED_BASE, 149_655_232, (149, 150)),
     "modernbert-large": (TRAINED_LARGE, 395_881_664, (395, 396)),
+    "eurobert-210m": (
+        eurobert.M210,
+        310_266_624,
+        (210 + 98, 311),
+    ),  # with the decoder, which they do not count
 }
 
 CONTRASTIVE = {"simcse-base": bert.BASE, "contrastive-base": bert.BASE}  # which start from a published model

@@ -18,7 +18,7 @@ from launcher.recipe.tiny import tiny
 PUBLISHED = sorted(
     name for name in bundled() if name != "quickstart" and load(name).objective.contrastive is None
 )
-NORMAL = ("roberta", "spanbert", "xlnet", "deberta")
+NORMAL = ("roberta", "spanbert", "xlnet", "deberta", "eurobert")
 OUTPUTS = ("output.weight", "down.weight", "dense.weight")  # Megatron's, ModernBERT's too
 LARGE = 4000  # elements: enough to tell 0.88 of a deviation from all of it
 
