@@ -9,6 +9,7 @@ from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bert import BertConfig
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
+from encoder_core.families.eurobert import EuroBertConfig
 from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.pre_norm import PreNormConfig
 from encoder_core.families.roberta import RobertaConfig
@@ -26,7 +27,8 @@ ModelConfig = Annotated[
     | DebertaConfig
     | DebertaV2Config
     | XlnetConfig
-    | ModernBertConfig,
+    | ModernBertConfig
+    | EuroBertConfig,
     Field(discriminator="family"),
 ]
 """The configuration of any family, told apart by its `family` field."""
@@ -39,6 +41,7 @@ DetectorConfig = (
     | DebertaConfig
     | DebertaV2Config
     | ModernBertConfig
+    | EuroBertConfig
 )
 """Families that have a `generator`, a smaller one of their kind on the same embeddings."""
 

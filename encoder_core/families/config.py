@@ -78,7 +78,7 @@ class EncoderConfig(BaseModel):
 
     @property
     def biases(self) -> bool:
-        """Whether Linears and LayerNorms have biases; the decoder has one always."""
+        """Whether Linears and LayerNorms have biases; the decoder has one unless the head is bare."""
         return True
 
     @property

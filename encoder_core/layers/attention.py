@@ -43,6 +43,7 @@ from encoder_core.layers.rotary import rotate
 from encoder_core.layers.rows import Rows
 
 Heads = Float[Tensor, "tokens heads width"]
+SharedHeads = Float[Tensor, "tokens shared width"]  # of keys and values
 
 
 @runtime_checkable
@@ -63,7 +64,12 @@ class Attend(Protocol):
 
 
 def automatic(
-    q_TND: Heads, k_TND: Heads, v_TND: Heads, rows: Rows, dropout: float, window: int | None = None
+    q_TND: Heads,
+    k_TND: SharedHeads,
+    v_TND: SharedHeads,
+    rows: Rows,
+    dropout: float,
+    window: int | None = None,
 ) -> Heads:
     """The fastest kernel for the tensors at hand. No tokens at all (an idle rank's batch) is no work."""
     if not len(q_TND):
@@ -79,7 +85,7 @@ def automatic(
     return padded_sdpa(q_TND, k_TND, v_TND, rows, dropout, window)
 
 
-def for_each_query(q_TND: Heads, k_TND: Heads, v_TND: Heads) -> tuple[Heads, Heads]:
+def for_each_query(q_TND: Heads, k_TND: SharedHeads, v_TND: SharedHeads) -> tuple[Heads, Heads]:
     """Keys and values repeated, each for the query heads that share it; as they are where no heads do."""
     shared = q_TND.shape[1] // k_TND.shape[1]
     if shared == 1:
@@ -93,7 +99,12 @@ def flash_takes(device: str, dtype: torch.dtype, width: int) -> bool:
 
 
 def varlen_flash(
-    q_TND: Heads, k_TND: Heads, v_TND: Heads, rows: Rows, dropout: float, window: int | None = None
+    q_TND: Heads,
+    k_TND: SharedHeads,
+    v_TND: SharedHeads,
+    rows: Rows,
+    dropout: float,
+    window: int | None = None,
 ) -> Heads:
     """FlashAttention-2 (Dao, 2023) over rows of different lengths.
 
@@ -134,7 +145,12 @@ def fused(
 
 
 def padded_sdpa(
-    q_TND: Heads, k_TND: Heads, v_TND: Heads, rows: Rows, dropout: float, window: int | None = None
+    q_TND: Heads,
+    k_TND: SharedHeads,
+    v_TND: SharedHeads,
+    rows: Rows,
+    dropout: float,
+    window: int | None = None,
 ) -> Heads:
     """torch's fused attention on a padded rectangle; no mask where rows are equally long and the window holds them."""
     k_TND, v_TND = for_each_query(q_TND, k_TND, v_TND)
@@ -176,7 +192,12 @@ def attend_padded(
 
 
 def blocked(
-    q_TND: Heads, k_TND: Heads, v_TND: Heads, rows: Rows, dropout: float, window: int | None = None
+    q_TND: Heads,
+    k_TND: SharedHeads,
+    v_TND: SharedHeads,
+    rows: Rows,
+    dropout: float,
+    window: int | None = None,
 ) -> Heads:
     """Exact attention in cache-sized pieces without padding, dropout included; see `cpu_attention.py`."""
     k_TND, v_TND = for_each_query(q_TND, k_TND, v_TND)
@@ -185,7 +206,12 @@ def blocked(
 
 
 def reference(
-    q_TND: Heads, k_TND: Heads, v_TND: Heads, rows: Rows, dropout: float, window: int | None = None
+    q_TND: Heads,
+    k_TND: SharedHeads,
+    v_TND: SharedHeads,
+    rows: Rows,
+    dropout: float,
+    window: int | None = None,
 ) -> Heads:
     """softmax(q k' / sqrt(D)) v over the keys in sight, one row after the other, in the precision of its inputs."""
     k_TND, v_TND = for_each_query(q_TND, k_TND, v_TND)

@@ -10,6 +10,7 @@ from launcher.finetune.outcome import TaskMismatch
 _LAYER = re.compile(r"(?:^|\.)(?:layer|layers|albert_layer_groups)\.(\d+)\.")
 _BELOW = (
     "embeddings.",
+    "embed_tokens.",
     "embeddings_project.",
     "word_embedding.",
     "mask_emb",
@@ -58,7 +59,7 @@ def layout_of(encoder: nn.Module) -> LayerDepths:
     if not numbers:
         raise TaskMismatch(
             f"{type(encoder).__name__} has no numbered layers, so it is no encoder that can be fine-tuned here",
-            remedy="give an encoder such as BERT, RoBERTa, ALBERT, XLNet, ELECTRA, DeBERTa or ModernBERT",
+            remedy="give an encoder such as BERT, RoBERTa, ALBERT, XLNet, ELECTRA, DeBERTa, ModernBERT or EuroBERT",
         )
     layers = max(numbers) + 1
     used = int(getattr(encoder.config, "num_hidden_layers", layers))

@@ -31,7 +31,11 @@ _DROPOUTS = (
     "embedding_dropout",
     "mlp_dropout",
 )
-_OF_HEADS = ("hidden_dropout_prob", "dropout", "classifier_dropout")  # most, XLNet, ModernBERT
+_OF_HEADS = (
+    "hidden_dropout_prob",
+    "dropout",
+    "classifier_dropout",
+)  # most, XLNet, ModernBERT; EuroBERT has none
 _USE = "fine-tuning"
 
 
@@ -150,7 +154,7 @@ def _own_head(config: Any, wanted: HeadSpec, settings: FinetuneSettings) -> Mixe
             + ("a head over mixed layers needs a pooling" if texts else "labels of pieces have no pooling"),
             remedy="set pooling to cls, mean or max" if texts else "leave out pooling",
         )
-    dropout = next(getattr(config, name) for name in _OF_HEADS if hasattr(config, name))
+    dropout = next((getattr(config, name) for name in _OF_HEADS if hasattr(config, name)), 0.0)
     try:
         described = HeadConfig(
             hidden=config.hidden_size,

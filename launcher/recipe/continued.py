@@ -36,6 +36,7 @@ _BASES = {
     "deberta_v2": "deberta-v2-xlarge",
     "xlnet": "xlnet-base",
     "modernbert": "modernbert-base",
+    "eurobert": "eurobert-210m",
 }
 _PAIR_BASE = {"electra": "electra-base", "deberta_v2": "deberta-v3-base"}
 _PAIR_HEADS = ("BertForPreTraining", "AlbertForPreTraining")

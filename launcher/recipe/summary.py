@@ -30,6 +30,8 @@ def kind(recipe: Recipe) -> str:
             return "XLNet"
         case "modernbert":
             return "ModernBERT"
+        case "eurobert":
+            return "EuroBERT"
         case "electra":
             return "ELECTRA"
         case "deberta":

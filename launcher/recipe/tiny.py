@@ -1,5 +1,6 @@
 """Shrinks any recipe to minutes on a CPU: the same structure with small numbers, and it still learns."""
 
+import math
 from typing import assert_never
 
 from pydantic import ByteSize
@@ -10,6 +11,7 @@ from encoder_core.families.bert import BertConfig
 from encoder_core.families.build import ModelConfig
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
+from encoder_core.families.eurobert import EuroBertConfig
 from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlnet import XlnetConfig
@@ -197,6 +199,11 @@ def _family(model: ModelConfig, length: int, *, drops: bool) -> dict[str, object
                 "local_attention": WINDOW,
                 "attention_output_dropout": model.attention_output_dropout if drops else 0.0,
             }
+        case EuroBertConfig():
+            return {
+                "generator_layers": model.generator_layers and 1,
+                "key_value_heads": _key_value_heads(model),
+            }
         case XlnetConfig():
             scale = length / model.max_length
             return {
@@ -208,6 +215,15 @@ def _family(model: ModelConfig, length: int, *, drops: bool) -> dict[str, object
             return {"generator_layers": model.generator_layers and 1}
         case _ as never:
             assert_never(never)
+
+
+def _key_value_heads(model: EuroBertConfig) -> int | None:
+    """In about the same share to the heads of queries."""
+    return (
+        None
+        if model.key_value_heads is None
+        else math.gcd(HEADS, max(1, HEADS * model.key_value_heads // model.heads))
+    )
 
 
 def _input(rows: Input, length: int) -> Input:

@@ -55,6 +55,7 @@ RECIPES = (
     "deberta-v2-xlarge",
     "deberta-v3-small",
     "modernbert-base",
+    "eurobert-210m",
 )
 _SAMPLE = 20_000_000  # bytes of text to learn tokenizers from
 _HELDOUT = 0.05
@@ -230,7 +231,7 @@ def tokenizer_kind(recipe: Recipe) -> Kind:
     match recipe.model.family:
         case "bert" | "electra":
             return "wordpiece"
-        case "roberta" | "deberta" | "modernbert":
+        case "roberta" | "deberta" | "modernbert" | "eurobert":
             return "byte_bpe"
         case "albert" | "xlnet" | "deberta_v2":
             return "unigram"

@@ -10,7 +10,18 @@ from encoder_core.families.bert import BertConfig
 from encoder_core.families.build import ModelConfig
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
-from encoder_core.families.hf import albert, bert, deberta, distilbert, electra, modernbert, roberta, xlnet
+from encoder_core.families.eurobert import EuroBertConfig
+from encoder_core.families.hf import (
+    albert,
+    bert,
+    deberta,
+    distilbert,
+    electra,
+    eurobert,
+    modernbert,
+    roberta,
+    xlnet,
+)
 from encoder_core.families.hf.keys import KeyTable
 from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.roberta import RobertaConfig
@@ -69,12 +80,17 @@ def _described(config: ModelConfig, heads: Heads) -> tuple[str, KeyTable, dict[s
             return "RobertaForMaskedLM", roberta.TABLE, roberta.to_json(config)
         case ModernBertConfig(), "mlm":
             return "ModernBertForMaskedLM", modernbert.TABLE, modernbert.to_json(config)
+        case EuroBertConfig(), "mlm":
+            return "EuroBertForMaskedLM", eurobert.TABLE, eurobert.to_json(config)
         case ((DebertaConfig() | DebertaV2Config()), "mlm"):
             return deberta.ARCHITECTURES[config.family], deberta.table(config), deberta.to_json(config)
         case ((DebertaConfig() | DebertaV2Config()), "rtd"):
             fields = deberta.to_json(config)
             return _ALONE[fields["model_type"]], deberta.detection(config), fields
-        case ((BertConfig() | AlbertConfig() | RobertaConfig() | ModernBertConfig()), "rtd"):
+        case (
+            (BertConfig() | AlbertConfig() | RobertaConfig() | ModernBertConfig() | EuroBertConfig()),
+            "rtd",
+        ):
             _, table, fields = _described(config, "mlm")
             return _ALONE[fields["model_type"]], electra.with_detection(table.encoder()), fields
         case XlnetConfig(), "plm":
@@ -101,6 +117,7 @@ _ALONE = {  # by their model_type
     "deberta-v2": "DebertaV2Model",
     "xlnet": "XLNetModel",
     "modernbert": "ModernBertModel",
+    "eurobert": "EuroBertModel",
 }
 _HEADS: dict[str, Heads] = {"electra": "rtd", "xlnet": "plm"}  # of the network that goes on to other tasks
 
@@ -114,6 +131,7 @@ _READERS: dict[str, Callable[[dict[str, Any]], ModelConfig]] = {
     "deberta-v2": deberta.from_json,
     "xlnet": xlnet.from_json,
     "modernbert": modernbert.from_json,
+    "eurobert": eurobert.from_json,
 }
 
 

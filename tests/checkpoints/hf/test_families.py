@@ -15,6 +15,7 @@ from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bert import BertConfig
 from encoder_core.families.build import ModelConfig
 from encoder_core.families.electra import ElectraConfig
+from encoder_core.families.eurobert import EuroBertConfig
 from encoder_core.families.hf.interchange import Heads
 from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.roberta import RobertaConfig
@@ -33,6 +34,8 @@ CASES: dict[str, tuple[ModelConfig, Heads]] = {
     "xlnet": (XlnetConfig(**SHAPE, attention_dropout=0.0, reuse=16, memory=24), "plm"),
     "modernbert": (ModernBertConfig(**SHAPE, local_attention=8, global_every=2), "mlm"),
     "modernbert-alone": (ModernBertConfig(**SHAPE, global_every=1), "none"),
+    "eurobert": (EuroBertConfig(**SHAPE, key_value_heads=2), "mlm"),
+    "eurobert-alone": (EuroBertConfig(**SHAPE), "none"),
     "electra-generator": (ELECTRA.generator, "mlm"),
     "bert-alone": (BertConfig(**SHAPE), "none"),
     "xlnet-alone": (XlnetConfig(**SHAPE, attention_dropout=0.0, reuse=16, memory=24), "none"),

@@ -34,7 +34,9 @@ FAMILIES = (
     "deberta-v2",
     "deberta-v3",
     "modernbert",
+    "eurobert",
 )
+LACKING = {("eurobert", "span")}  # of transformers' classes
 SHORT = QUICK.model_copy(update={"epochs": 1})
 
 
@@ -92,6 +94,7 @@ def test_the_same_bits_in_another_process(models: Models, tmp_path: Path, family
         )
         for family in FAMILIES
         for kind in KINDS
+        if (family, kind) not in LACKING
     ],
 )
 def test_transformers_alone_predicts_the_same_from_the_export(

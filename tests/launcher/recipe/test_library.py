@@ -5,7 +5,7 @@ from itertools import accumulate
 import pytest
 import yaml
 
-from encoder_core.families import albert, bert, deberta, electra, modernbert, roberta, xlnet
+from encoder_core.families import albert, bert, deberta, electra, eurobert, modernbert, roberta, xlnet
 from encoder_core.families.build import ModelConfig
 from launcher.recipe.load import bundled, load, loads
 from launcher.recipe.objective import meta_module, parameter_count
@@ -59,6 +59,11 @@ PUBLISHED: dict[str, tuple[ModelConfig, int, tuple[float, float]]] = {
     "macbert-base-zh": (CHINESE_BASE, 102_882_442, (102, 103)),
     "ernie-base-zh": (CHINESE_BASE, 102_882_442, (102, 104)),
     "modernbert-large": (TRAINED_LARGE, 395_881_664, (395, 396)),
+    "eurobert-210m": (
+        eurobert.M210,
+        310_266_624,
+        (210 + 98, 311),
+    ),  # with the decoder, which they do not count
 }
 
 CONTRASTIVE = {"simcse-base": bert.BASE, "contrastive-base": bert.BASE}  # which start from a published model

@@ -20,6 +20,7 @@ from encoder_core.families.bert import BertConfig
 from encoder_core.families.build import DetectorConfig, ModelConfig
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
+from encoder_core.families.eurobert import EuroBertConfig
 from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlnet import XlnetConfig
@@ -74,6 +75,9 @@ FAMILIES: Mapping[str, Family] = {
     "deberta-v2": Family(DebertaV2Config(**SHAPE, buckets=8), RecipeObjective(mlm=MLM), "unigram", "deberta"),
     "modernbert": Family(
         ModernBertConfig(**SHAPE, local_attention=8), RecipeObjective(mlm=MLM), "byte_bpe", "bert"
+    ),
+    "eurobert": Family(
+        EuroBertConfig(**SHAPE, key_value_heads=2), RecipeObjective(mlm=MLM), "byte_bpe", "bert"
     ),
     "deberta-v3": Family(
         DebertaV2Config(**SHAPE, buckets=8),

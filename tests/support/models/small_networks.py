@@ -14,6 +14,7 @@ from encoder_core.families.bert import BertConfig
 from encoder_core.families.build import ModelConfig
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
+from encoder_core.families.eurobert import EuroBertConfig
 from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlnet import XlnetConfig
@@ -95,6 +96,8 @@ NETWORKS = (
     _mlm(
         "deberta with a generator", DebertaConfig(generator_layers=2, **_SIZE), rtd=_SHARED, sop=SopConfig()
     ),
+    _mlm("eurobert", EuroBertConfig(key_value_heads=2, **_SIZE)),
+    _mlm("eurobert with dropout", EuroBertConfig(**_SIZE, dropout=0.1, attention_dropout=0.1)),
     Network(
         "xlnet",
         XlnetConfig(reuse=16, memory=24, **_SIZE),

@@ -1,4 +1,4 @@
-"""DeBERTa, ModernBERT and XLNet for a few steps: under a real DeepSpeed engine, and in plain PyTorch."""
+"""DeBERTa, ModernBERT, EuroBERT and XLNet for a few steps: under a real DeepSpeed engine, and in plain PyTorch."""
 
 from dataclasses import replace
 
@@ -8,6 +8,7 @@ from torch import nn
 
 from encoder_core.batch import Batch
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
+from encoder_core.families.eurobert import EuroBertConfig
 from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.initialise import initialise
@@ -26,7 +27,7 @@ STEPS, RATE = 3, 1e-3
 OPTIMIZER = AdamWConfig(lr=RATE, clip=None)
 SHAPE = {"layers": 2, "hidden": 32, "heads": 2, "feed_forward": 48, "max_length": 24, "vocab": 61}
 EXACT = {"dropout": 0.0, "attention_dropout": 0.0}
-FAMILIES = ("deberta", "deberta_v2", "modernbert", "xlnet")
+FAMILIES = ("deberta", "deberta_v2", "modernbert", "eurobert", "xlnet")
 
 
 def model(family: str) -> nn.Module:
@@ -38,6 +39,8 @@ def model(family: str) -> nn.Module:
             built = masked_language_model(DebertaV2Config(**SHAPE, **EXACT, buckets=8, convolution=3))
         case "modernbert":
             built = masked_language_model(ModernBertConfig(**SHAPE, **EXACT, local_attention=8))
+        case "eurobert":
+            built = masked_language_model(EuroBertConfig(**SHAPE, **EXACT, key_value_heads=1))
         case _:
             built = permuted_language_model(XlnetConfig(**SHAPE, **EXACT, reuse=0, memory=0))
     initialise(built)

@@ -1,0 +1,224 @@
+"""EuroBERT against transformers: the same weights give the same hidden states, logits, loss and gradients.
+
+transformers computes RMSNorm in fp32, in fp64 models too. In fp64 tests its function is replaced by the same formula
+without that rounding. The fp32 tests use it as it is.
+"""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers import EuroBertConfig as TheirConfig
+from transformers import EuroBertForMaskedLM
+from transformers.models.eurobert.modeling_eurobert import EuroBertRMSNorm
+
+from encoder_core.batch import Batch
+from encoder_core.errors import ModelError
+from encoder_core.families.eurobert import EuroBertConfig
+from encoder_core.families.hf.interchange import interchange, read_config
+from encoder_core.layers.attention import Attend, automatic, blocked, padded_sdpa, reference
+from encoder_core.layers.initialise import initialise
+from encoder_core.objectives.mlm import MaskedLanguageModel, masked_language_model
+from tests.support.models.parity import (
+    GRADIENT_TOLERANCE,
+    assert_close,
+    copy_from,
+    copy_into,
+    make_batch,
+    pad,
+    random_weights,
+)
+
+CONFIG = EuroBertConfig(
+    layers=3, hidden=48, heads=6, key_value_heads=2, feed_forward=80, max_length=600, vocab=101
+)
+LENGTHS = {
+    "short": [1, 2, 3, 17],
+    "at the edges of blocks": [63, 64, 65, 127, 128, 129],
+    "mixed": [300, 1, 40, 3, 511],
+    "one long": [600],
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def unrounded() -> Any:
+    """Their fp64 models are exact; see above."""
+    theirs = EuroBertRMSNorm.forward
+
+    def chosen(norm: Any, states: Tensor) -> Tensor:
+        if states.dtype != torch.float64:
+            return theirs(norm, states)
+        return (
+            norm.weight * states * torch.rsqrt(states.pow(2).mean(-1, keepdim=True) + norm.variance_epsilon)
+        )
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(EuroBertRMSNorm, "forward", chosen)
+        yield
+
+
+def their_model(config: EuroBertConfig, dtype: torch.dtype) -> EuroBertForMaskedLM:
+    their_config = TheirConfig(**interchange(config).fields)
+    return random_weights(EuroBertForMaskedLM(their_config)).to(dtype).eval()
+
+
+def our_model(config: EuroBertConfig, dtype: torch.dtype, attend: Attend = automatic) -> MaskedLanguageModel:
+    return random_weights(masked_language_model(config, attend=attend), seed=1).to(dtype).eval()
+
+
+def check_outputs(ours: MaskedLanguageModel, theirs: EuroBertForMaskedLM, batch: Batch, pad_id: int) -> None:
+    padded = pad(batch, pad_id)
+    expected = theirs(
+        padded.input_ids,
+        attention_mask=padded.attention_mask,
+        labels=padded.labels,
+        output_hidden_states=True,
+    )
+    states = list(ours.encoder.states(batch))
+    assert len(states) == len(expected.hidden_states)
+    for state, hidden in zip(states, expected.hidden_states, strict=True):
+        assert_close(state, padded.flat(hidden))
+    assert_close(ours.logits(batch), padded.flat(expected.logits)[batch.target_positions])
+    term = ours(batch).terms[0]
+    loss = term.loss_sum / term.targets
+    assert_close(loss, their_loss(expected.logits, padded.labels))
+    assert_close(loss.float(), expected.loss.float())
+
+
+def their_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """Without the rounding to fp32 of their class's own."""
+    return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["fp32", "fp64"])
+@pytest.mark.parametrize("direction", ["theirs_to_ours", "ours_to_theirs"])
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+def test_same_weights_same_outputs(dtype: torch.dtype, direction: str, lengths: list[int]) -> None:
+    ours, theirs = our_model(CONFIG, dtype), their_model(CONFIG, dtype)
+    if direction == "theirs_to_ours":
+        copy_from(theirs, ours, interchange(CONFIG))
+    else:
+        copy_into(theirs, ours, interchange(CONFIG))
+    with torch.no_grad():
+        check_outputs(ours, theirs, make_batch(lengths, CONFIG.vocabulary), 7)
+
+
+@pytest.mark.parametrize("attend", [blocked, padded_sdpa, reference], ids=lambda kernel: kernel.__name__)
+def test_the_same_with_every_kernel(attend: Attend) -> None:
+    ours, theirs = our_model(CONFIG, torch.float64, attend), their_model(CONFIG, torch.float64)
+    copy_from(theirs, ours, interchange(CONFIG))
+    with torch.no_grad():
+        check_outputs(ours, theirs, make_batch([1, 9, 40, 200], CONFIG.vocabulary), 7)
+
+
+@st.composite
+def shapes(draw: st.DrawFn) -> EuroBertConfig:
+    shared, times, width = draw(st.integers(1, 3)), draw(st.integers(1, 3)), 2 * draw(st.integers(1, 6))
+    return EuroBertConfig(
+        layers=draw(st.integers(1, 4)),
+        hidden=shared * times * width,
+        heads=shared * times,
+        key_value_heads=shared if times > 1 else None,
+        feed_forward=draw(st.integers(1, 40)),
+        vocab=draw(st.integers(20, 60)),
+        pad_id=draw(st.integers(0, 7)),
+        activation=draw(st.sampled_from(["silu", "gelu", "gelu_tanh"])),
+        layer_norm_eps=draw(st.sampled_from([1e-5, 1e-6])),
+        rotary_base=draw(st.sampled_from([100.0, 10_000.0, 250_000.0])),
+    )
+
+
+@settings(max_examples=12, deadline=None)
+@given(config=shapes(), lengths=st.lists(st.integers(1, 150), min_size=1, max_size=5))
+def test_any_shape_and_any_rows_in_fp64(config: EuroBertConfig, lengths: list[int]) -> None:
+    ours, theirs = our_model(config, torch.float64), their_model(config, torch.float64)
+    copy_from(theirs, ours, interchange(config))
+    with torch.no_grad():
+        check_outputs(ours, theirs, make_batch(lengths, config.vocabulary), config.pad_id)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["fp32", "fp64"])
+def test_rows_as_long_as_the_published_models_take(dtype: torch.dtype) -> None:
+    config = CONFIG.model_copy(
+        update={"layers": 2, "hidden": 16, "heads": 2, "key_value_heads": 1, "max_length": 8192}
+    )
+    ours, theirs = our_model(config, dtype), their_model(config, dtype)
+    copy_from(theirs, ours, interchange(config))
+    with torch.no_grad():
+        check_outputs(ours, theirs, make_batch([8192, 130], config.vocabulary), 0)
+
+
+@pytest.mark.parametrize("lengths", [*LENGTHS.values()][:3], ids=[*LENGTHS][:3])
+def test_same_gradients(lengths: list[int]) -> None:
+    ours, theirs = our_model(CONFIG, torch.float64), their_model(CONFIG, torch.float64)
+    copy_into(theirs, ours, interchange(CONFIG))
+    batch = make_batch(lengths, CONFIG.vocabulary)
+    padded = pad(batch, CONFIG.pad_id)
+    logits = theirs(padded.input_ids, attention_mask=padded.attention_mask).logits
+    their_loss(logits, padded.labels).backward()
+    term = ours(batch).terms[0]
+    (term.loss_sum / term.targets).backward()
+    their_parameters = dict(theirs.named_parameters())
+    their = interchange(CONFIG)
+    names = their.table.names(their.layers)
+    assert set(names) == {name for name, _ in ours.named_parameters()}
+    for name, parameter in ours.named_parameters():
+        torch.testing.assert_close(
+            parameter.grad, their_parameters[names[name]].grad, rtol=0, atol=GRADIENT_TOLERANCE
+        )
+
+
+def test_fresh_weights_have_their_spread() -> None:
+    """But for their embedding's row of padding, which is zero."""
+    config = EuroBertConfig(
+        layers=2, hidden=256, heads=4, key_value_heads=2, feed_forward=300, vocab=2000, initializer="normal"
+    )
+    torch.manual_seed(0)
+    ours = masked_language_model(config)
+    initialise(ours, config.initializer_range, config.initializer)
+    their = interchange(config)
+    theirs = dict(EuroBertForMaskedLM(TheirConfig(**their.fields)).named_parameters())
+    names = their.table.names(their.layers)
+    for name, parameter in ours.named_parameters():
+        expected = theirs[names[name]]
+        torch.testing.assert_close(parameter.std(), expected.std(), rtol=0.02, atol=0, msg=name)
+        torch.testing.assert_close(parameter.mean(), expected.mean(), rtol=0, atol=5e-4, msg=name)
+
+
+@settings(max_examples=40, deadline=None)
+@given(config=shapes())
+def test_both_forms_of_their_config_are_read(config: EuroBertConfig) -> None:
+    """The released models' form, which we write, and version 5's."""
+    fields = interchange(config).fields
+    assert read_config(fields) == config
+    saved = TheirConfig(**fields).to_dict()
+    assert "rope_theta" not in saved
+    assert read_config(saved) == config
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"attention_bias": True},
+        {"mlp_bias": True},
+        {"tie_word_embeddings": True},
+        {"hidden_act": "relu"},
+        {"head_dim": 64},
+        {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+        {"rope_parameters": {"rope_type": "linear", "factor": 2.0}},
+    ],
+    ids=str,
+)
+def test_what_we_do_not_have_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(ModelError, match=next(iter(change))):
+        read_config(interchange(CONFIG).fields | change)
+
+
+def test_heads_that_cannot_share_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"heads \(6\) must be a multiple of key_value_heads \(4\)"):
+        EuroBertConfig(layers=1, hidden=48, heads=6, key_value_heads=4, feed_forward=8)
