@@ -7,8 +7,9 @@ from typing import Literal
 from pydantic import Field
 
 from encoder_core.families.config import WithGenerator, encoder_layers
-from encoder_core.layers.attention import Attend, RelativeKeyAttention, automatic
+from encoder_core.layers.attention import Attend, automatic
 from encoder_core.layers.encoder import Embeddings, Encoder
+from encoder_core.layers.relative_key import RelativeKeyAttention
 
 
 class BertConfig(WithGenerator):

@@ -1,5 +1,6 @@
 """What encoders of today share: norms before each block, rotary positions, gated feed-forward blocks, no biases."""
 
+from abc import abstractmethod
 from typing import Self
 
 from pydantic import Field, model_validator
@@ -62,8 +63,9 @@ class PreNormConfig(WithGenerator):
         """Tokens that a layer sees on each side; None: the whole row."""
         return None
 
+    @abstractmethod
     def rope_base(self, layer: int) -> float:
-        raise NotImplementedError
+        """Of a layer's rotary positions."""
 
     def normed(self, layer: int) -> bool:
         """Whether a layer's attention takes normalised states."""

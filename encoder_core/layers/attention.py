@@ -21,17 +21,16 @@ that many tokens away, on both sides; None: the whole row.
 Keys and values may have fewer heads than queries: grouped-query attention (Ainslie et al., 2023), in which as many
 query heads in a row share one. Flash attention has that built in, the others repeat keys and values.
 
-`RelativeKeyAttention` is one, too: learned relative positions added to the scores (Shaw et al., 2018; Huang et al.,
-2020, methods 1 and 4).
+`RelativeKeyAttention` (`relative_key.py`) is one, too.
 
-Shapes: T tokens, R rows, L longest row, H hidden, N heads, D head width (H = N * D), P = 2 L - 1 distances that occur.
+Shapes: T tokens, R rows, L longest row, H hidden, N heads, D head width (H = N * D).
 """
 
 from typing import Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from encoder_core.draws import draw_key, head_keys
@@ -286,90 +285,3 @@ class SelfAttention(nn.Module):
             # Turned queries and keys are new tensors. Values that stayed a view would keep the old ones in memory too.
             return q_TH, k_TH, v_TH if self.rotary_base is None else v_TH.contiguous()
         return self.query(x_TH), self.key(x_TH), self.value(x_TH)
-
-
-class RelativeKeyAttention(nn.Module):
-    """An `Attend` with a vector E[i - j] of its own per distance from key j to query i.
-
-    scores = (q_i k_j + q_i E[i - j]) / sqrt(D), and with `both_sides` also k_j E[i - j] in the sum. The scores
-    differ by row and head, which flash kernels cannot take: on a GPU our own do, elsewhere rows are padded.
-    """
-
-    def __init__(self, max_length: int, width: int, *, both_sides: bool) -> None:
-        super().__init__()
-        self.max_length = max_length
-        self.both_sides = both_sides
-        self.distance = nn.Embedding(2 * max_length - 1, width)
-
-    def forward(
-        self, q_TND: Heads, k_TND: Heads, v_TND: Heads, rows: Rows, dropout: float, window: int | None = None
-    ) -> Heads:
-        if not len(q_TND):
-            return q_TND + k_TND + v_TND + 0.0 * self.distance.weight.sum()
-        longest = rows.max_length
-        table_PD = self.distance.weight[self.max_length - longest : self.max_length + longest - 1]
-        takes = fused_takes(q_TND.device.type, q_TND.dtype, q_TND.shape[-1])
-        attend = self.fused if takes else self.padded
-        return attend(q_TND, k_TND, v_TND, table_PD, rows, dropout, window)
-
-    def fused(
-        self,
-        q_TND: Heads,
-        k_TND: Heads,
-        v_TND: Heads,
-        table_PD: Float[Tensor, "distances width"],
-        rows: Rows,
-        dropout: float,
-        window: int | None,
-    ) -> Heads:
-        """See `encoder_core/kernels`; `table_PD` is the part of the table in use."""
-        table_PND = table_PD[:, None].expand(-1, q_TND.shape[1], -1)
-        return fused_attention(
-            q_TND,
-            k_TND,
-            v_TND,
-            query_rows=rows,
-            rows=rows,
-            scale=q_TND.shape[-1] ** -0.5,
-            dropout=dropout,
-            terms={"table_a": table_PND, "table_b": table_PND if self.both_sides else None},
-            window=window,
-            center=rows.max_length - 1,
-        )
-
-    def padded(
-        self,
-        q_TND: Heads,
-        k_TND: Heads,
-        v_TND: Heads,
-        table_PD: Float[Tensor, "distances width"],
-        rows: Rows,
-        dropout: float,
-        window: int | None,
-    ) -> Heads:
-        """By torch's attention on a rectangle, with the scores of distances as a bias."""
-        q_RNLD, k_RNLD, v_RNLD = (rows.pad(x).transpose(1, 2) for x in (q_TND, k_TND, v_TND))
-        index_LL = self._places(rows.max_length, q_RNLD.device)
-        bias_RNLL = _gather(q_RNLD @ table_PD.t(), index_LL)
-        if self.both_sides:
-            bias_RNLL = bias_RNLL + _gather(k_RNLD @ table_PD.t(), index_LL.t()).transpose(-1, -2)
-        scale = q_RNLD.shape[-1] ** -0.5
-        bias_RNLL = bias_RNLL * scale
-        mask = rows.mask_within(window)
-        if mask is not None:
-            bias_RNLL = bias_RNLL.masked_fill(~mask, float("-inf"))
-        context_RNLD = attend_padded(q_RNLD, k_RNLD, v_RNLD, bias_RNLL, rows, dropout, scale=scale)
-        return rows.unpad(context_RNLD.transpose(1, 2))
-
-    @staticmethod
-    def _places(longest: int, device: torch.device) -> Int[Tensor, "longest longest"]:
-        """Row of the table in use for query i and key j: i - j, counted from the most negative distance."""
-        place = torch.arange(longest, device=device)
-        return place[:, None] - place + longest - 1
-
-
-def _gather(
-    scores: Float[Tensor, "rows heads longest distances"], index: Int[Tensor, "longest longest"]
-) -> Float[Tensor, "rows heads longest longest"]:
-    """out[..., i, j] = scores[..., i, index[i, j]]."""
-    return scores.gather(-1, index.expand(*scores.shape[:2], *index.shape))

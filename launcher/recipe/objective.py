@@ -4,9 +4,10 @@ A term has a host half, which the data service is told (what is masked), and a d
 needs, and why it cannot go with another, it says itself (`encoder_core/objectives/term.py`).
 """
 
+from collections.abc import Callable
 from typing import Self
 
-from pydantic import SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import model_serializer, model_validator
 from torch import nn
 
 from data_service.samples.inputs import (
@@ -43,7 +44,7 @@ class MlmTerm(MlmConfig, MlmMasking):
     """Both halves of masked language modelling."""
 
     @model_serializer(mode="wrap")
-    def _unspoken(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
+    def _unspoken(self, serialize: Callable[[object], dict[str, object]]) -> dict[str, object]:
         """Without what came later to either half, where it is as it was before."""
         former = {"weight": 1.0, "ngram_weights": None}
         return {name: value for name, value in serialize(self).items() if (name, value) not in former.items()}

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.checks.guide import GUIDE, STAND_INS, Page, document_blocks
+from tests.support.data.chinese import made_up_documents
 from tests.support.data.made_up import write_text
 from tests.support.stores.s3 import S3Server
 
@@ -74,6 +75,9 @@ def _write_readers_own(folder: Path) -> None:
     )
     (folder / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
     (folder / "lines.txt").write_text("".join(f"{draw.choice(words)} {number}\n" for number in range(60)))
+    (folder / "news-zh").mkdir()
+    news = ("".join(words) for words in made_up_documents(120))
+    (folder / "news-zh/news.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in news))
     (folder / "terms.txt").write_text("checkpointing\nmicrobatches\n")
 
 

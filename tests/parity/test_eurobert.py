@@ -22,7 +22,8 @@ from encoder_core.families.eurobert import EuroBertConfig
 from encoder_core.families.hf.interchange import interchange, read_config
 from encoder_core.layers.attention import Attend, automatic, blocked, padded_sdpa, reference
 from encoder_core.layers.initialise import initialise
-from encoder_core.objectives.mlm import MaskedLanguageModel, masked_language_model
+from encoder_core.objectives.mlm import masked_language_model
+from encoder_core.objectives.multitask import MultitaskModel
 from tests.support.models.parity import (
     GRADIENT_TOLERANCE,
     assert_close,
@@ -66,11 +67,11 @@ def their_model(config: EuroBertConfig, dtype: torch.dtype) -> EuroBertForMasked
     return random_weights(EuroBertForMaskedLM(their_config)).to(dtype).eval()
 
 
-def our_model(config: EuroBertConfig, dtype: torch.dtype, attend: Attend = automatic) -> MaskedLanguageModel:
+def our_model(config: EuroBertConfig, dtype: torch.dtype, attend: Attend = automatic) -> MultitaskModel:
     return random_weights(masked_language_model(config, attend=attend), seed=1).to(dtype).eval()
 
 
-def check_outputs(ours: MaskedLanguageModel, theirs: EuroBertForMaskedLM, batch: Batch, pad_id: int) -> None:
+def check_outputs(ours: MultitaskModel, theirs: EuroBertForMaskedLM, batch: Batch, pad_id: int) -> None:
     padded = pad(batch, pad_id)
     expected = theirs(
         padded.input_ids,

@@ -11,7 +11,6 @@ from encoder_core.layers import attention as kernels
 from encoder_core.layers import cpu_attention as blocked_module
 from encoder_core.layers.attention import (
     Attend,
-    RelativeKeyAttention,
     automatic,
     blocked,
     flash_takes,
@@ -19,6 +18,7 @@ from encoder_core.layers.attention import (
     reference,
 )
 from encoder_core.layers.cpu_attention import local_pieces
+from encoder_core.layers.relative_key import RelativeKeyAttention
 from encoder_core.layers.rows import Rows
 from tests.support.models.parity import rows_of
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from encoder_core.families import bert
 from encoder_core.families.bert import BertConfig
-from encoder_core.layers.attention import RelativeKeyAttention
+from encoder_core.layers.relative_key import RelativeKeyAttention
 from encoder_core.layers.rows import Rows
 from tests.support.models.parity import rows_of
 
