@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -16,7 +15,6 @@ from transformers import ModernBertConfig as TheirConfig
 from transformers import ModernBertForMaskedLM
 from transformers.models.modernbert import modeling_modernbert
 
-from encoder_core.batch import Batch
 from encoder_core.errors import ModelError
 from encoder_core.families.hf.interchange import interchange, read_config
 from encoder_core.families.modernbert import ModernBertConfig
@@ -27,12 +25,11 @@ from encoder_core.layers.rows import Rows
 from encoder_core.objectives.mlm import masked_language_model
 from encoder_core.objectives.multitask import MultitaskModel
 from tests.support.models.parity import (
-    GRADIENT_TOLERANCE,
-    assert_close,
+    assert_same_masked_gradients,
+    assert_same_masked_outputs,
     copy_from,
     copy_into,
     make_batch,
-    pad,
     random_weights,
 )
 
@@ -84,30 +81,6 @@ def our_model(config: ModernBertConfig, dtype: torch.dtype, attend: Attend = aut
     return random_weights(masked_language_model(config, attend=attend)).to(dtype).eval()
 
 
-def check_outputs(ours: MultitaskModel, theirs: ModernBertForMaskedLM, batch: Batch, pad_id: int) -> None:
-    padded = pad(batch, pad_id)
-    expected = theirs(
-        padded.input_ids,
-        attention_mask=padded.attention_mask,
-        labels=padded.labels,
-        output_hidden_states=True,
-    )
-    states = list(ours.encoder.states(batch))
-    assert len(states) == len(expected.hidden_states)
-    for state, hidden in zip(states, expected.hidden_states, strict=True):
-        assert_close(state, padded.flat(hidden))
-    assert_close(ours.logits(batch), padded.flat(expected.logits)[batch.target_positions])
-    term = ours(batch).terms[0]
-    loss = term.loss_sum / term.targets
-    assert_close(loss, their_loss(expected.logits, padded.labels))
-    assert_close(loss.float(), expected.loss)
-
-
-def their_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Without the rounding to fp32 of their class's own."""
-    return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["fp32", "fp64"])
 @pytest.mark.parametrize("direction", ["theirs_to_ours", "ours_to_theirs"])
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
@@ -118,7 +91,7 @@ def test_same_weights_same_outputs(dtype: torch.dtype, direction: str, lengths: 
     else:
         copy_into(theirs, ours, interchange(CONFIG))
     with torch.no_grad():
-        check_outputs(ours, theirs, make_batch(lengths, CONFIG.vocabulary), 7)
+        assert_same_masked_outputs(ours, theirs, make_batch(lengths, CONFIG.vocabulary), 7)
 
 
 @pytest.mark.parametrize("attend", [blocked, padded_sdpa, reference], ids=lambda kernel: kernel.__name__)
@@ -126,7 +99,7 @@ def test_the_same_with_every_kernel(attend: Attend) -> None:
     ours, theirs = our_model(CONFIG, torch.float64, attend), their_model(CONFIG, torch.float64)
     copy_from(theirs, ours, interchange(CONFIG))
     with torch.no_grad():
-        check_outputs(ours, theirs, make_batch([1, 9, 40, 200], CONFIG.vocabulary), 7)
+        assert_same_masked_outputs(ours, theirs, make_batch([1, 9, 40, 200], CONFIG.vocabulary), 7)
 
 
 @st.composite
@@ -154,7 +127,7 @@ def test_any_shape_and_any_rows_in_fp64(config: ModernBertConfig, lengths: list[
     ours, theirs = our_model(config, torch.float64), their_model(config, torch.float64)
     copy_from(theirs, ours, interchange(config))
     with torch.no_grad():
-        check_outputs(ours, theirs, make_batch(lengths, config.vocabulary), config.pad_id)
+        assert_same_masked_outputs(ours, theirs, make_batch(lengths, config.vocabulary), config.pad_id)
 
 
 @pytest.mark.long
@@ -167,27 +140,13 @@ def test_rows_as_long_as_the_published_models_take(dtype: torch.dtype) -> None:
     ours, theirs = our_model(config, dtype), their_model(config, dtype)
     copy_from(theirs, ours, interchange(config))
     with torch.no_grad():
-        check_outputs(ours, theirs, make_batch([8192, 130], config.vocabulary), 0)
+        assert_same_masked_outputs(ours, theirs, make_batch([8192, 130], config.vocabulary), 0)
 
 
 @pytest.mark.parametrize("lengths", [*LENGTHS.values()][:3], ids=[*LENGTHS][:3])
 def test_same_gradients(lengths: list[int]) -> None:
     ours, theirs = our_model(CONFIG, torch.float64), their_model(CONFIG, torch.float64)
-    copy_into(theirs, ours, interchange(CONFIG))
-    batch = make_batch(lengths, CONFIG.vocabulary)
-    padded = pad(batch, CONFIG.pad_id)
-    logits = theirs(padded.input_ids, attention_mask=padded.attention_mask).logits
-    their_loss(logits, padded.labels).backward()
-    term = ours(batch).terms[0]
-    (term.loss_sum / term.targets).backward()
-    their_parameters = dict(theirs.named_parameters())
-    their = interchange(CONFIG)
-    names = their.table.names(their.layers)
-    assert set(names) == {name for name, _ in ours.named_parameters()}
-    for name, parameter in ours.named_parameters():
-        torch.testing.assert_close(
-            parameter.grad, their_parameters[names[name]].grad, rtol=0, atol=GRADIENT_TOLERANCE
-        )
+    assert_same_masked_gradients(ours, theirs, make_batch(lengths, CONFIG.vocabulary), CONFIG)
 
 
 def test_a_token_sees_its_window_and_no_further_row() -> None:

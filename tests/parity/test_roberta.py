@@ -11,12 +11,11 @@ from encoder_core.layers.attention import Attend, automatic, reference
 from encoder_core.objectives.mlm import masked_language_model
 from encoder_core.objectives.multitask import MultitaskModel
 from tests.support.models.parity import (
-    GRADIENT_TOLERANCE,
-    assert_close,
+    assert_same_masked_gradients,
+    assert_same_masked_outputs,
     copy_from,
     copy_into,
     make_batch,
-    pad,
     random_weights,
 )
 
@@ -52,38 +51,9 @@ def test_same_weights_same_outputs(
     else:
         copy_into(theirs, ours, interchange(config))
     batch = make_batch([*LENGTHS], config.vocabulary)
-    padded = pad(batch, pad_id)
-
-    expected = theirs(
-        padded.input_ids,
-        attention_mask=padded.attention_mask,
-        labels=padded.labels,
-        output_hidden_states=True,
-    )
-    states = list(ours.encoder.states(batch))
-    assert len(states) == len(expected.hidden_states)
-    for state, hidden in zip(states, expected.hidden_states, strict=True):
-        assert_close(state, padded.flat(hidden))
-    assert_close(ours.logits(batch), padded.flat(expected.logits)[batch.target_positions])
-    term = ours(batch).terms[0]
-    assert_close(term.loss_sum / term.targets, expected.loss)
-    correct = (padded.flat(expected.logits)[batch.target_positions].argmax(-1) == batch.target_ids).sum()
-    assert ours(batch).metrics["mlm_correct"] == correct
+    assert_same_masked_outputs(ours, theirs, batch, pad_id)
 
 
 def test_same_gradients() -> None:
     ours, theirs = our_model(CONFIG, torch.float64), their_model(CONFIG, torch.float64)
-    copy_into(theirs, ours, interchange(CONFIG))
-    batch = make_batch(LENGTHS, CONFIG.vocabulary)
-    padded = pad(batch, CONFIG.pad_id)
-    theirs(padded.input_ids, attention_mask=padded.attention_mask, labels=padded.labels).loss.backward()
-    term = ours(batch).terms[0]
-    (term.loss_sum / term.targets).backward()
-    their_parameters = dict(theirs.named_parameters())
-    their = interchange(CONFIG)
-    names = their.table.names(their.layers)
-    assert set(names) == {name for name, _ in ours.named_parameters()}
-    for name, parameter in ours.named_parameters():
-        torch.testing.assert_close(
-            parameter.grad, their_parameters[names[name]].grad, rtol=0, atol=GRADIENT_TOLERANCE
-        )
+    assert_same_masked_gradients(ours, theirs, make_batch(LENGTHS, CONFIG.vocabulary), CONFIG)

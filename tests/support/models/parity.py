@@ -4,11 +4,14 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from encoder_core.batch import Batch
-from encoder_core.families.hf.interchange import Interchange
+from encoder_core.families.build import ModelConfig
+from encoder_core.families.hf.interchange import Interchange, interchange
 from encoder_core.layers.rows import Rows
+from encoder_core.objectives.multitask import MultitaskModel
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -127,3 +130,49 @@ def rows_of(lengths: list[int]) -> Rows:
 
 def parameters_of(model: nn.Module) -> dict[str, Tensor]:
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+def assert_same_masked_outputs(ours: MultitaskModel, theirs: nn.Module, batch: Batch, pad_id: int) -> None:
+    """Hidden states of all layers, logits and loss of masked language models of the same weights."""
+    padded = pad(batch, pad_id)
+    expected = theirs(
+        padded.input_ids,
+        attention_mask=padded.attention_mask,
+        labels=padded.labels,
+        output_hidden_states=True,
+    )
+    states = list(ours.encoder.states(batch))
+    assert len(states) == len(expected.hidden_states)
+    for state, hidden in zip(states, expected.hidden_states, strict=True):
+        assert_close(state, padded.flat(hidden))
+    logits = padded.flat(expected.logits)[batch.target_positions]
+    assert_close(ours.logits(batch), logits)
+    result = ours(batch)
+    loss = result.terms[0].loss_sum / result.terms[0].targets
+    assert_close(loss, masked_loss(expected.logits, padded.labels))
+    assert_close(loss.float(), expected.loss.float())
+    assert result.metrics["mlm_correct"] == (logits.argmax(-1) == batch.target_ids).sum()
+
+
+def masked_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """Without the rounding to fp32 of some of their classes' own."""
+    return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+def assert_same_masked_gradients(
+    ours: MultitaskModel, theirs: nn.Module, batch: Batch, config: ModelConfig
+) -> None:
+    """Of the mean loss of masked language models in fp64, after our weights were copied into theirs."""
+    their = interchange(config)
+    copy_into(theirs, ours, their)
+    padded = pad(batch, config.pad_id)
+    logits = theirs(padded.input_ids, attention_mask=padded.attention_mask).logits
+    masked_loss(logits, padded.labels).backward()
+    term = ours(batch).terms[0]
+    (term.loss_sum / term.targets).backward()
+    their_parameters = dict(theirs.named_parameters())
+    names = their.table.names(their.layers)
+    assert set(names) == {name for name, _ in ours.named_parameters()}
+    for name, parameter in ours.named_parameters():
+        expected = their_parameters[names[name]].grad
+        torch.testing.assert_close(parameter.grad, expected, rtol=0, atol=GRADIENT_TOLERANCE)
