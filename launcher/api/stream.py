@@ -36,7 +36,7 @@ class RunData:
         specs = [stream_spec(run, tokenizer, phase) for phase in range(len(run.recipe.phases))]
         self._streams = [Stream(spec, cache=cache) for spec in specs]
         self._positions = sample_positions(run, self._streams, left_out(run))
-        self._rows = run.recipe.microbatch
+        self._rows = run.recipe.phase_microbatches
         self.pad = tokenizer.special.pad
 
     def microbatches(self, step: int, rank: int, world: int) -> list[Samples]:

@@ -63,7 +63,7 @@ def _lengths(spec: StreamSpec) -> list[int]:
 def _evaluate(checkpoint: Checkpoint, spec: StreamSpec, rows: int) -> Mapping[str, float]:
     run = checkpoint.run
     stream = Stream(spec, cache=run.store.at("cache"))
-    last, size = min(rows, stream.samples_per_epoch), run.recipe.microbatch
+    last, size = min(rows, stream.samples_per_epoch), run.recipe.phase_microbatches[-1]
     microbatches = (
         Microbatch(
             index, to_batch(stream.read(0, first, min(first + size, last)), torch.device("cpu"), first)

@@ -86,9 +86,9 @@ class Estimate:
         return self.cluster.ranks * self.seconds / 3600
 
     @property
-    def longest(self) -> PhaseTime:
-        """The phase of the longest rows, and of these of the most targets, which decides memory."""
-        return max(self.phases, key=lambda phase: (phase.length, phase.shape.targets_per_row))
+    def fullest(self) -> PhaseTime:
+        """The phase whose microbatch decides memory."""
+        return max(self.phases, key=_fullness)
 
     @property
     def as_configured(self) -> MemoryFit | None:
@@ -126,12 +126,17 @@ def estimate(
         cluster=cluster,
         parameters=count,
         phases=phases,
-        fits=tuple(_fits(recipe, cluster, count, max(phases, key=lambda phase: phase.length))),
+        fits=tuple(_fits(recipe, cluster, count, max(phases, key=_fullness))),
         data=data_needs(recipe, recipe.model.vocabulary, fastest),
         radius=shuffle_radius(recipe),
         checkpoints=saved,
         seconds=work / saved.goodput_chosen if saved.goodput_chosen else float("inf"),
     )
+
+
+def _fullness(phase: PhaseTime) -> tuple[int, int, int]:
+    """Tokens of a microbatch, then the length of its rows, then their targets."""
+    return phase.shape.tokens, phase.length, phase.shape.targets_per_row
 
 
 def _share(recipe: Recipe, length: int, cluster: Cluster, mfu: float | None) -> AssumedUtilisation:

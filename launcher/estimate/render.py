@@ -130,7 +130,7 @@ def _memory(e: Estimate) -> list[str]:
     whole = f"{human_bytes(e.cluster.gpu.memory)} x {1 - FRAGMENTED:.2f} - {human_bytes(CONTEXT)}"
     rows = sorted({fit.rows for fit in e.fits})
     lines = [
-        f"Memory of a GPU in GiB, rows of {e.longest.length}; * does not fit",
+        f"Memory of a GPU in GiB, rows of {e.fullest.length}; * does not fit",
         _line("usable", f"{whole}, after fragments, CUDA and NCCL (assumed)", human_bytes(left)),
         "  microbatch" + "".join(f"{count:>9}" for count in rows) + "   largest that fits",
     ]
@@ -173,7 +173,7 @@ def _lists_tensors(e: Estimate) -> bool:
 
 def _tensors(e: Estimate) -> list[str]:
     """What the activations are, most bytes first."""
-    recipe, shape = e.recipe, e.longest.shape
+    recipe, shape = e.recipe, e.fullest.shape
     state = 2 if recipe.precision == "bf16" else 4
     largest = max(microbatch_activations(recipe, shape), key=lambda kept: kept.bytes(state))
     whole, small = largest.bytes(state), 0

@@ -66,7 +66,7 @@ def phase_time(
     """`parameters` of all networks."""
     rows, shape = batch_rows(phase), microbatch_shape(recipe, phase)
     flops = microbatch_flops(recipe, shape)
-    microbatches = -(-rows // recipe.microbatch)
+    microbatches = -(-rows // recipe.microbatch_of(phase))
     rounds = -(-microbatches // cluster.ranks)
     done = executed(recipe, flops)
     rising = _fewer_rounds(recipe, phase, cluster, rounds)
@@ -104,7 +104,7 @@ def _fewer_rounds(recipe: Recipe, phase: RecipePhase, cluster: Cluster, rounds: 
     batches = step_batches(recipe, phase)
     if batches.rise is None:
         return Counter()
-    share = recipe.microbatch * cluster.ranks * (1 if phase.batch.sequences else phase.length)
+    share = recipe.microbatch_of(phase) * cluster.ranks * (1 if phase.batch.sequences else phase.length)
     found = Counter(-(-batches.at(step) // share) for step in range(min(batches.rise.steps, phase.steps)))
     return Counter({fewer: steps for fewer, steps in found.items() if fewer < rounds})
 

@@ -23,7 +23,7 @@ def batch_rows(phase: RecipePhase) -> int:
 
 def microbatch_shape(recipe: Recipe, phase: RecipePhase) -> Shape:
     """Each text of an example counted as a row."""
-    rows = min(recipe.microbatch, batch_rows(phase)) * recipe.input.texts
+    rows = min(recipe.microbatch_of(phase), batch_rows(phase)) * recipe.input.texts
     return Shape(rows, phase.length, phase_targets(recipe, phase))
 
 

@@ -54,7 +54,7 @@ def take_steps(run: Run, control: Control, seconds: float = ENOUGH_S) -> Taken:
     speed = peak(engine.device, recipe.precision)
     stream = InProcess(stream_spec(run, tokenizer, 0))
     positions = sample_positions(run, [stream], ())
-    share = RankShard(control.rank, control.world, recipe.microbatch)
+    share = RankShard(control.rank, control.world, recipe.phase_microbatches)
     data = RankData(
         [stream],
         positions,

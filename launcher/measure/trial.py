@@ -148,8 +148,9 @@ class _Sizes(dict[int, int]):
 
 def _candidates(recipe: Recipe, phase: RecipePhase, machine: Machine) -> Iterator[Trial]:
     """From the recipe's own to the smallest."""
-    most = min(recipe.microbatch, batch_rows(phase))
-    whole = math.ceil(math.ceil(batch_rows(phase) / recipe.microbatch) / machine.ranks)
+    microbatch = recipe.microbatch_of(phase)
+    most = min(microbatch, batch_rows(phase))
+    whole = math.ceil(math.ceil(batch_rows(phase) / microbatch) / machine.ranks)
     least = 2 if isinstance(recipe.input, Lanes) or recipe.objective.contrastive is not None else 1
     layers, rows, sizes = recipe.model.layers, most, _Sizes(recipe)
 
@@ -179,7 +180,7 @@ def _trial(
     layers: int,
     sizes: _Sizes,
 ) -> Trial:
-    own = min(recipe.microbatch, batch_rows(phase))
+    own = min(recipe.microbatch_of(phase), batch_rows(phase))
     smaller = []
     if rows < own:
         smaller.append(f"{rows} of the microbatch's {own} rows")

@@ -35,18 +35,17 @@ class SampleStream(StreamLength, Protocol):
 
 @dataclass(frozen=True)
 class RankShard:
-    """Which microbatches are this rank's: number `rank`, `rank + world`, ..."""
+    """Which microbatches are this rank's: number `rank`, `rank + world`, ... `rows` of one, in each phase."""
 
     rank: int
     world: int
-    rows: int
+    rows: tuple[int, ...]
 
     def deal(self, ranges: Sequence[Range]) -> tuple[list[tuple[int, list[Range]]], int]:
         """This rank's microbatches of a step, each the ranges its rows lie in, and how many the step has."""
-        count = -(-sum(r.stop - r.start for r in ranges) // self.rows)
-        return [
-            (i, cut(ranges, i * self.rows, self.rows)) for i in range(self.rank, count, self.world)
-        ], count
+        rows = self.rows[ranges[0].phase] if ranges else 1
+        count = -(-sum(r.stop - r.start for r in ranges) // rows)
+        return [(i, cut(ranges, i * rows, rows)) for i in range(self.rank, count, self.world)], count
 
 
 def cut(ranges: Sequence[Range], first: int, rows: int) -> list[Range]:
@@ -67,7 +66,7 @@ class RankData:
         streams: one for each phase.
         positions: from step to samples.
         heldout: the held-out stream, and how many of its rows to evaluate.
-        share: this rank's part, and rows per logical microbatch.
+        share: this rank's part, and rows per logical microbatch in each phase.
         device: where batches go.
         count: targets per loss term of a batch.
         refresh: when the model's memory is recomputed; None if it has none.
@@ -122,6 +121,10 @@ class RankData:
         """Logical microbatches of `step`, over all ranks."""
         return self._share.deal(self._positions.ranges(step))[1]
 
+    def rows(self, step: int) -> int:
+        """Of a whole microbatch of `step`."""
+        return self._share.rows[self._positions.phase_of(step)]
+
     def heldout(self) -> Iterator[Microbatch]:
         """The same rows and masks every time. A rank that has run out of rows returns empty batches, so that all ranks
         make as many passes."""
@@ -142,8 +145,9 @@ class RankData:
         return self._refresh.before(step, self._positions.phase_start(step))
 
     def _work(self, step: int) -> RankBatch:
+        rows = self.rows(step)
         batches = (
-            Microbatch(index, to_batch(samples, self._device, index * self._share.rows))
+            Microbatch(index, to_batch(samples, self._device, index * rows))
             for index, samples in self._rows[step].result()
         )
         return RankBatch(step, tuple(batches), self.microbatches(step))
@@ -178,7 +182,9 @@ class RankData:
 
     def _read_heldout(self) -> list[Microbatch]:
         stream, rows = self._heldout
-        mine, count = self._share.deal([Range(0, 0, 0, rows)])
+        mine, count = self._share.deal(
+            [Range(len(self._streams) - 1, 0, 0, rows)]
+        )  # as long as the last phase's
         found = [
             Microbatch(index, to_batch(stream.read(0, part.start, part.stop), self._device, part.start))
             for index, (part,) in mine

@@ -88,7 +88,7 @@ def run_rank(
     streams = [open_stream(stream_spec(run, tokenizer, n)) for n in range(len(run.recipe.phases))]
     lost = read_lost(run, resumed, peers)
     positions = sample_positions(run, streams, lost.ranges)
-    share = RankShard(control.rank, control.world, run.recipe.microbatch)
+    share = RankShard(control.rank, control.world, run.recipe.phase_microbatches)
     heldout = _heldout(run, tokenizer, open_stream)
     refresh = run.recipe.memory_refresh
     data = RankData(streams, positions, heldout, share, engine.device, model.target_counts, refresh)
@@ -201,15 +201,16 @@ def _memories(run: Run, engine: Engine, good: Good | None, data: RankData, share
     memories: Memories = {}
     if good is None or not data.carries_memory(good.manifest.step):
         return memories
-    total, shapes = data.microbatches(good.manifest.step), good.manifest.memory
-    if {shape[0] for shape in shapes.values()} != {total * share.rows}:
+    step, shapes = good.manifest.step, good.manifest.memory
+    total, rows = data.microbatches(step), data.rows(step)
+    if {shape[0] for shape in shapes.values()} != {total * rows}:
         raise RunError(
-            f"the checkpoint of step {good.manifest.step} holds no memory that its next step could go on with",
+            f"the checkpoint of step {step} holds no memory that its next step could go on with",
             remedy="set model.memory_refresh, the phases and the batch back to what they were: memory is recomputed at "
             "multiples of memory_refresh and where a phase begins, and carried on elsewhere",
         )
     with Reader(run.store, good.manifest) as reader:
-        restore(memories, shapes, reader.read, range(share.rank, total, share.world), share.rows, engine)
+        restore(memories, shapes, reader.read, range(share.rank, total, share.world), rows, engine)
     return memories
 
 

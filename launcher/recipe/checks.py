@@ -93,11 +93,12 @@ def _weights(recipe: Recipe) -> Iterator[RecipeIssue]:
 def _batches(recipe: Recipe) -> Iterator[RecipeIssue]:
     for index, phase in enumerate(recipe.phases):
         rows, tokens = phase.batch.sequences, phase.batch.tokens
-        if rows is not None and rows % recipe.microbatch:
+        microbatch = recipe.microbatch_of(phase)
+        if rows is not None and rows % microbatch:
             yield RecipeIssue(
                 ("phases", index, "batch", "sequences"),
-                f"a batch of {rows} rows does not divide into microbatches of {recipe.microbatch}",
-                f"use a multiple of {recipe.microbatch}, or change microbatch",
+                f"a batch of {rows} rows does not divide into microbatches of {microbatch}",
+                f"use a multiple of {microbatch}, or change microbatch, of this phase or of all",
             )
         if tokens is not None and tokens < phase.length:
             yield RecipeIssue(

@@ -32,6 +32,7 @@ FIELDS: tuple[tuple[str, Kind], ...] = (
     ("objective.distil.teachers.*.uri", "operational"),
     ("objective.distil.teachers.*.step", "operational"),
     ("objective.*", "identity"),
+    ("phases.*.microbatch", "operational"),
     ("phases.*", "identity"),
     ("optimizer.*", "identity"),
     ("schedule.*", "identity"),

@@ -145,6 +145,7 @@ class RecipePhase(Choice):
         steps: optimizer steps.
         length: of rows in tokens, special ones included.
         batch: of a step.
+        microbatch: rows that a rank passes through the network at a time. None: the recipe's.
         lr: peak learning rate, in place of the optimizer's.
         schedule: of this phase's steps alone. None: the run's schedule, which counts the steps of all phases.
         mlm: masks of this phase. Held-out loss is measured under the objective's own masks in every phase.
@@ -155,6 +156,7 @@ class RecipePhase(Choice):
     steps: PositiveInt
     length: int = Field(ge=8)
     batch: BatchSize
+    microbatch: PositiveInt | None = None
     lr: Annotated[float, Field(gt=0)] | None = None
     schedule: ScheduleConfig | None = None
     mlm: PhaseMlm | None = None
@@ -294,7 +296,16 @@ class Recipe(RecipePart):
         """Logical microbatches of the largest batch: more ranks than that would have nothing to do. If the batch is
         one of tokens, the fewest that it can have."""
         rows = (phase.batch.sequences or (phase.batch.tokens or 0) // phase.length for phase in self.phases)
-        return -(-max(rows) // self.microbatch)
+        return max(-(-batch // own) for batch, own in zip(rows, self.phase_microbatches, strict=True))
+
+    @property
+    def phase_microbatches(self) -> tuple[int, ...]:
+        """Rows of a microbatch in each phase."""
+        return tuple(map(self.microbatch_of, self.phases))
+
+    def microbatch_of(self, phase: RecipePhase) -> int:
+        """Rows of a microbatch in one of the phases."""
+        return phase.microbatch or self.microbatch
 
     @property
     def memory_refresh(self) -> Refresh | None:

@@ -130,7 +130,7 @@ def _size(recipe: Recipe) -> str:
 
 def _phase(phase: RecipePhase, recipe: Recipe) -> str:
     rows = phase.batch.sequences
-    batch = f"{rows:,} rows in {rows // recipe.microbatch:,} microbatches" if rows else "by tokens"
+    batch = f"{rows:,} rows in {rows // recipe.microbatch_of(phase):,} microbatches" if rows else "by tokens"
     texts = recipe.input.texts
     tokens = human_count(tokens_per_step(phase, texts))
     length = f"rows of {phase.length}" if texts == 1 else f"rows of {texts} texts of {phase.length}"

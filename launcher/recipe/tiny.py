@@ -132,7 +132,7 @@ def _phase(phase: RecipePhase, steps: int, most: int, lr_scale: float) -> Recipe
         rise = max(1, phase.batch.warmup.steps * steps // phase.steps)
         warmup = BatchWarmup(start=MICROBATCH if in_rows else MICROBATCH * length, steps=rise)
         batch = batch.model_copy(update={"warmup": warmup})
-    changes: dict[str, object] = {"steps": steps, "length": length, "batch": batch}
+    changes: dict[str, object] = {"steps": steps, "length": length, "batch": batch, "microbatch": None}
     if phase.weights is not None:
         changes["weights"] = {
             name: _weight(weight, phase.steps, steps) for name, weight in phase.weights.items()

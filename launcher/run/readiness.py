@@ -113,12 +113,14 @@ def _batch_and_epoch(run: Run, tokenizer: Tokenizer, number: int) -> tuple[int, 
 
 def _fitting(run: Run, epochs: Mapping[int, int]) -> str:
     """Assignments with which a batch fits into each of these phases' epochs."""
-    microbatch = run.recipe.microbatch
+    microbatch = min(run.recipe.microbatch_of(run.recipe.phases[number]) for number in epochs)
     rows = [epoch for number, epoch in epochs.items() if run.recipe.phases[number].batch.sequences]
     assignments = list[str]()
     if rows and min(rows) < microbatch:
         microbatch = 1 << (min(rows).bit_length() - 1)
         assignments.append(f"--set microbatch={microbatch}")
+        own = [number for number in epochs if run.recipe.phases[number].microbatch]
+        assignments += [f"--set phases.{number}.microbatch=null" for number in own]
     for number, epoch in epochs.items():
         batch = f"sequences={epoch // microbatch * microbatch}" if rows else f"tokens={epoch}"
         assignments.append(f"--set phases.{number}.batch.{batch}")

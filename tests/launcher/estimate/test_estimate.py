@@ -102,6 +102,21 @@ def test_a_rising_batch_takes_the_time_of_its_steps(zero: int) -> None:
     assert rising[0].spared > 0
 
 
+def test_a_phase_of_long_rows_takes_fewer_at_a_time() -> None:
+    shape = "phases=[{steps: 9, length: 128, microbatch: 64, batch: {sequences: 512}}, {steps: 1, length: 512, %s}]"
+    long = "batch: {sequences: 512}"
+    own, alike = (
+        of("roberta-base", shape % part, "microbatch=16", "schedule.warmup=0", nodes=1)
+        for part in (long, f"{long}, microbatch: 64")
+    )
+    assert [phase.microbatches for phase in own.phases] == [8, 32]
+    assert [phase.shape.tokens for phase in own.phases] == [64 * 128, 16 * 512]
+    assert own.fullest.length == 512
+    assert own.as_configured is not None
+    assert alike.as_configured is not None
+    assert own.as_configured.bytes < 0.6 * alike.as_configured.bytes
+
+
 def test_recomputation_costs_a_third_and_saves_memory() -> None:
     plain, recomputed = (
         of("roberta-large-160gb", f"activation_checkpointing={choice}") for choice in ("false", "true")

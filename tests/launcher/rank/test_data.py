@@ -34,11 +34,38 @@ def told(uri: str, rank: int, world: int, phase: PhaseBatches, skips: list[Range
     """What rank `rank` has announced at its first step."""
     stream = Told(spec_of(source_of(uri)))
     positions = Positions([phase], skips)
-    share = RankShard(rank, world, MICROBATCH)
+    share = RankShard(rank, world, (MICROBATCH,))
     data = RankData([stream], positions, (stream, 4), share, torch.device("cpu"), lambda batch: {"mlm": 1})
     with closing(data):
         data.fetch(0)
     return stream
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_each_phase_has_a_microbatch_of_its_own(uri: str, world: int) -> None:
+    streams = [Told(spec_of(source_of(uri))) for _ in range(3)]
+    count = streams[0].samples_per_epoch
+    positions = Positions([PhaseBatches.of_samples(2, 8, count)] * 2, [])
+    found = dict[int, list[int]]()
+    for rank in range(world):
+        share, device = RankShard(rank, world, (4, 3)), torch.device("cpu")
+        data = RankData(streams[:2], positions, (streams[2], 7), share, device, lambda batch: {"mlm": 1})
+        with closing(data):
+            for step in range(4):
+                work = data.fetch(step).work
+                assert work.total == data.microbatches(step)
+                for part in work.microbatches:
+                    assert part.batch.numbers[0] == part.index * data.rows(step)
+                    found.setdefault(step, []).append(len(part.batch.cu_seqlens) - 1)
+            heldout = [len(part.batch.cu_seqlens) - 1 for part in data.heldout()]
+            found.setdefault(-1, []).extend(rows for rows in heldout if rows)
+    assert {step: sorted(rows) for step, rows in found.items()} == {
+        0: [4, 4],
+        1: [4, 4],
+        2: [2, 3, 3],
+        3: [2, 3, 3],
+        -1: [1, 3, 3],
+    }
 
 
 @pytest.mark.parametrize("batch", ["samples", "tokens"])

@@ -66,6 +66,11 @@ def test_a_mistake_names_its_place_value_and_remedy(assignment: str, problem: st
             "100 rows does not divide into microbatches of 64",
             "multiple of 64",
         ),
+        (
+            ("phases.0.microbatch=48",),
+            "8192 rows does not divide into microbatches of 48",
+            "microbatch, of this phase or of all",
+        ),
         (("phases.0.length=1024",), "rows of 1024 tokens exceed the model's max_length of 512", "max_length"),
         (("schedule.warmup=500001",), "a warmup of 500,001 steps is longer", "shorten the warmup"),
         (("zero=0",), "bf16 at ZeRO stage 0", "zero: 1"),

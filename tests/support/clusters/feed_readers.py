@@ -119,7 +119,7 @@ def serve(
 ) -> Served:
     """Let `ranks` ranks read `rows` rows of each step, on the Ray that runs."""
     feed = start_feed(config)
-    shares = [RankShard(rank, ranks, rows) for rank in range(ranks)]
+    shares = [RankShard(rank, ranks, (rows,)) for rank in range(ranks)]
     each = -(-ranks // processes // NODE) * NODE
     parts = [range(first, min(first + each, ranks)) for first in range(0, ranks, each)]
     actor = ray.remote(num_cpus=0)(Host)
