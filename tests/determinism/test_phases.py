@@ -76,7 +76,7 @@ def test_each_phase_is_what_it_says(undisturbed: str) -> None:
         [1.5e-3, 1.5e-3, 7.5e-4, 1.5e-3], rel=0.7
     )
     rows = [sum(stop - start for _, start, stop in record["samples"]) for record in steps]
-    assert rows[:4] == [4, 4, 8, 12]
+    assert rows[:4] == [4, 6, 9, 12]
     assert rows[8:] == [8] * 4 + [16] * 4
     assert sum(rows[4:5]) < sum(rows[6:7])
     base = run.recipe.objective.masking

@@ -30,13 +30,14 @@ def machine(ranks: int = 2, memory: int = 1 << 50, peak: float | None = 1e20) ->
 def test_a_large_machine_measures_the_recipes_own_microbatch(name: str) -> None:
     """Every recipe's batches, through a small model, which is counted sooner."""
     recipe = load(name)
-    small = tiny(recipe).model.model_copy(update={"max_length": recipe.model.max_length})
-    recipe = recipe.model_copy(update={"model": small})
+    small = tiny(recipe)
+    model = small.model.model_copy(update={"max_length": recipe.model.max_length})
+    recipe = recipe.model_copy(update={"model": model, "objective": small.objective})
     for phase in recipe.phases:
         trial = choose(recipe, phase, machine())
         assert not trial.smaller
-        assert trial.recipe.microbatch == min(recipe.microbatch, batch_rows(phase))
-        assert trial.whole == math.ceil(math.ceil(batch_rows(phase) / recipe.microbatch) / 2)
+        assert trial.recipe.microbatch == min(recipe.microbatch_of(phase), batch_rows(phase))
+        assert trial.whole == math.ceil(math.ceil(batch_rows(phase) / recipe.microbatch_of(phase)) / 2)
         assert trial.rounds == min(2, trial.whole)
         assert batch_rows(trial.recipe.phases[0]) == trial.recipe.microbatch * trial.rounds * 2
 

@@ -185,7 +185,7 @@ def test_a_timeline_is_cut_where_something_changes() -> None:
         (2, 90, 94, "stable"),
         (2, 95, 99, "one_minus_sqrt"),
     ]
-    assert [at.batches for at in found[:4]] == [(128, 256), (256, 448), (512, 512), (65536, 65536)]
+    assert [at.batches for at in found[:4]] == [(128, 262), (281, 492), (512, 512), (65536, 65536)]
     assert found[3].rates == (1e-4, 1e-4)
     assert found[-1].tokens == tokens_before(FULL, 100)
 
@@ -229,7 +229,8 @@ def test_a_term_weighs_in_each_step_what_its_phase_or_the_run_says(
     assert tiny(recipe).objective.nsp is not None
 
 
-def test_the_command_shows_weights_that_change() -> None:
+def test_the_command_shows_weights_that_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
     shown = maskfleet(
         "recipe",
         "show",
@@ -261,7 +262,7 @@ def test_the_command_prints_a_table_and_a_picture(tmp_path: Path, monkeypatch: p
     shown = maskfleet("recipe", "show", str(path), "--timeline")
     lines = shown.splitlines()
     assert lines[1].split() == [
-        *("0", "0", "-", "7", "172k", "128", "128", "to", "256", "rows", "7.5e-05", "to", "0.0006"),
+        *("0", "0", "-", "7", "199.6k", "128", "128", "to", "262", "rows", "7.5e-05", "to", "0.0006"),
         *("warmup", "0.3:", "0.8", "mask,", "0.1", "random,", "0.1", "kept"),
     ]
     assert "learning rate, up to 0.0006" in lines
