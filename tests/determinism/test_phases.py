@@ -41,7 +41,7 @@ PHASES = (
 STEPS, EDGES = 16, (4, 8, 12)
 MODEL = (
     "model={family: modernbert, layers: 3, hidden: 32, heads: 2, feed_forward: 48, max_length: 64, "
-    "local_attention: 16, dropout: 0.1, attention_dropout: 0.1, attention_output_dropout: 0.1}"
+    "local_attention: 16, dropout: 0.1, attention_dropout: 0.1, attention_output_dropout: 0.1, initializer_range: 0.2}"
 )
 SETTINGS = (
     *(PHASES, MODEL, "schedule={warmup: 2, decay: constant}", "checkpoint={every: {steps: 2}, keep_last: 3}"),
