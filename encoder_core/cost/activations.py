@@ -147,7 +147,7 @@ def _masked_language_model(
     targets = shape.targets
     outside = [
         *([] if model.bare_head else _transform(model.hidden, width, targets)),
-        *_decoder(width, model.vocabulary, targets, bias=not model.bare_head),
+        *_decoder(width, model.vocabulary, targets, bias=model.decoder_bias),
         Saved("positions of targets", targets, INDEX),
     ]
     layers = list(_layers(model, shape, kernel))
@@ -209,7 +209,7 @@ def _distillation(model: ModelConfig, distilled: Distilled, shape: Shape, kernel
     width, places = embedding_width(model), at_places(distilled, shape)
     outside = (
         *(() if model.bare_head else _transform(model.hidden, width, places.targets)),
-        *_decoder(width, model.vocabulary, places.targets, bias=not model.bare_head),
+        *_decoder(width, model.vocabulary, places.targets, bias=model.decoder_bias),
         Saved("positions of places", places.targets, INDEX),
         *(Saved("teacher's states", shape.tokens * teacher.hidden) for teacher in distilled.teachers),
     )

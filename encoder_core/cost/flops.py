@@ -32,6 +32,7 @@ from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.pre_norm import PreNormConfig
 from encoder_core.families.roberta import RobertaConfig
+from encoder_core.families.xlm import XlmConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.heads.prediction import PASSES, POSITION_WIDTH
 from encoder_core.layers.deberta_attention import log_buckets
@@ -39,7 +40,7 @@ from encoder_core.objectives.contrastive import ContrastiveConfig
 from encoder_core.objectives.replaced import ReplacedTokenConfig
 
 Deberta = DebertaConfig | DebertaV2Config
-Plain = BertConfig | RobertaConfig | AlbertConfig | ElectraConfig
+Plain = BertConfig | RobertaConfig | AlbertConfig | ElectraConfig | XlmConfig
 
 
 @dataclass(frozen=True)
@@ -233,7 +234,7 @@ def _encoder(model: ModelConfig, shape: Shape) -> Iterator[Product]:
                 yield from _convolution(model, shape)
         case XlnetConfig():
             yield from _content(model, shape)
-        case BertConfig() | RobertaConfig() | AlbertConfig() | ElectraConfig():
+        case BertConfig() | RobertaConfig() | AlbertConfig() | ElectraConfig() | XlmConfig():
             yield from _plain(model, shape)
         case PreNormConfig():
             size = (shape.rows, shape.length, model.heads, model.hidden, model.feed_forward)

@@ -93,6 +93,7 @@ def idle_batch(device: torch.device) -> Batch:
         target_positions=none,
         target_ids=none,
         segments=none,
+        languages=none,
         pair_labels=none,
         order=none,
     )

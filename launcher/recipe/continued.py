@@ -37,6 +37,7 @@ _BASES = {
     "xlnet": "xlnet-base",
     "modernbert": "modernbert-base",
     "eurobert": "eurobert-210m",
+    "xlm": "xlm-mlm-tlm-base",
 }
 _PAIR_BASE = {"electra": "electra-base", "deberta_v2": "deberta-v3-base"}
 _PAIR_HEADS = ("BertForPreTraining", "AlbertForPreTraining")

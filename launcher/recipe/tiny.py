@@ -14,6 +14,7 @@ from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.eurobert import EuroBertConfig
 from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.roberta import RobertaConfig
+from encoder_core.families.xlm import XlmConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.objectives.weights import Weight, WeightSchedule
 from encoder_core.optim.adamw import AdamWConfig
@@ -211,7 +212,7 @@ def _family(model: ModelConfig, length: int, *, drops: bool) -> dict[str, object
                 "memory": round(scale * model.memory),
                 "memory_refresh": MEMORY_REFRESH,
             }
-        case BertConfig() | RobertaConfig() | DebertaConfig():
+        case BertConfig() | RobertaConfig() | DebertaConfig() | XlmConfig():
             return {"generator_layers": model.generator_layers and 1}
         case _ as never:
             assert_never(never)
