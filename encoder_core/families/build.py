@@ -48,6 +48,12 @@ DetectorConfig = (
 )
 """Families that have a `generator`, a smaller one of their kind on the same embeddings."""
 
+
+def language_table(config: ModelConfig) -> tuple[str, ...]:
+    """The languages that the model has embeddings of, in their order; empty in most families."""
+    return config.languages if isinstance(config, XlmConfig) and config.language_table else ()
+
+
 AnyEncoder = Encoder | DisentangledEncoder | TwoStreamEncoder
 """Batch to hidden states [T, H], with the input embeddings as `embeddings`."""
 

@@ -5,7 +5,7 @@ from typing import assert_never
 
 from pydantic import ByteSize
 
-from data_service.samples.inputs import Input, Lanes, Packed, RepeatedSentences, TextPairs
+from data_service.samples.inputs import Input, Lanes, Packed, RepeatedSentences, TextPairs, Translations
 from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bert import BertConfig
 from encoder_core.families.build import ModelConfig
@@ -229,7 +229,7 @@ def _key_value_heads(model: EuroBertConfig) -> int | None:
 
 def _input(rows: Input, length: int) -> Input:
     match rows:
-        case Packed() | TextPairs() | RepeatedSentences():
+        case Packed() | TextPairs() | RepeatedSentences() | Translations():
             return rows
         case Lanes():
             return rows.model_copy(update={"reuse": length // 2})

@@ -7,6 +7,7 @@ from data_service.samples.inputs import Lanes, RepeatedSentences, TextPairs
 from data_service.samples.spec import SimilarSource, SourceSpec, StreamSpec, WindowSize
 from data_service.stream.positions import Axis, PhaseBatches, Positions, Range
 from data_service.tokenizers.tokenizer import Tokenizer
+from encoder_core.families.build import language_table
 from encoder_core.families.xlnet import XlnetConfig
 from launcher.recipe.schema import RecipePhase
 from launcher.recipe.timeline import phase_objective, step_batches
@@ -81,6 +82,7 @@ def _spec(
                 uri=source.uri,
                 manifest_fingerprint=run.record.inputs.corpora[name],
                 weight=None if source.weight == "auto" else source.weight,
+                languages=source.languages,
             )
             for name, source in recipe.corpus.sources.items()
         ),
@@ -90,6 +92,8 @@ def _spec(
         masking=recipe.objective.masking,
         lanes=lanes,
         temperature=recipe.mixing.temperature,
+        translations=recipe.mixing.translations,
+        languages=language_table(recipe.model),
         layout="cls_last" if texts and isinstance(recipe.model, XlnetConfig) else "cls_first",
         similar=_similar_words(run),
         special=tokenizer.special,

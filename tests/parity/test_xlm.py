@@ -1,7 +1,7 @@
 """XLM against transformers: rows of one language and of translations, outputs, loss, gradients, its config.json.
 
-transformers computes the softmax of attention in fp32, in fp64 models too. Where its attention works in fp64, what rounds
-to fp32 does nothing here. The fp32 tests use it as it is.
+transformers computes the softmax of attention in fp32, in fp64 models too. Where its attention works in fp64, what
+rounds to fp32 does nothing here. The fp32 tests use it as it is.
 """
 
 from dataclasses import replace
