@@ -80,8 +80,7 @@ def make_rows(
         starts_word: [vocab_size] bool, the tokenizer's word-start table, where words are masked whole: for blocks
             that do not say where words begin.
         unigram: [vocab_size] counts of the corpora's tokens, where random replacements follow them.
-        similar: the table of similar words, where these replace words.
-        source: whose block it is.
+        similar, source: the table of similar words, where these replace words; whose block it is.
     """
     match spec.masking:
         case MlmMasking() as masking:
@@ -114,8 +113,7 @@ def make_rows(
             )
         case NoMasking():
             assert isinstance(rows, TextRows)
-            texts = text_rows(block, rows, start=start, stop=stop, special=spec.special, layout=spec.layout)
-            return in_languages(texts, spec, source)
+            return in_languages(text_rows(block, rows, start, stop, spec.special, spec.layout), spec, source)
         case _:
             assert_never(spec.masking)
 

@@ -45,10 +45,13 @@ Plain = BertConfig | RobertaConfig | AlbertConfig | ElectraConfig | XlmConfig
 
 @dataclass(frozen=True)
 class Distilled:
-    """What a student's teachers are, and whether it learns from them at every token or at targets alone."""
+    """What a student's teachers are, and whether it learns from them at every token or at targets alone. `layers`:
+    whether all its states learn those of the first teacher, and `projection` to which width they are brought for it."""
 
     teachers: tuple[ModelConfig, ...]
     everywhere: bool
+    layers: bool = False
+    projection: int | None = None
 
 
 @dataclass(frozen=True)
@@ -149,6 +152,9 @@ def _distillation(model: ModelConfig, distilled: Distilled, shape: Shape) -> Ite
     places = at_places(distilled, shape)
     yield from _look_at_places(model, places)
     yield from _head(model, places)
+    if distilled.projection is not None:
+        once = Product("head: hidden states projected", shape.tokens, model.hidden, distilled.projection)
+        yield from times([once], model.layers + 1)
     for teacher in distilled.teachers:
         known = teacher.model_copy(update={"vocab": model.vocabulary})
         its = chain(_encoder(known, shape), _look_at_places(known, places), _head(known, places))

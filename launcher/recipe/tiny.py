@@ -255,8 +255,12 @@ def _objective(objective: RecipeObjective, length: int) -> RecipeObjective:
             source.model_copy(update={"model": _model(source.model, LONGEST, drops=False)})
             for source in objective.distil.teachers
         )
-        small = objective.distil.model_copy(update={"teachers": teachers, "layers": None})
-        return objective.model_copy(update={"distil": small})
+        alike: dict[str, object] = {
+            "distil": objective.distil.model_copy(update={"teachers": teachers, "layers": None})
+        }
+        if objective.hidden is not None:  # small networks are all of one width
+            alike["hidden"] = objective.hidden.model_copy(update={"layers": None, "projection": None})
+        return objective.model_copy(update=alike)
     if objective.contrastive is not None and objective.contrastive.matryoshka is not None:
         widths = [min(width, HIDDEN >> place) for place, width in enumerate(objective.contrastive.matryoshka)]
         narrower = objective.contrastive.model_copy(update={"matryoshka": tuple(filter(None, widths))})

@@ -85,6 +85,7 @@ OBJECTIVES = (
     Row("mlm + distil + cosine", {"mlm": _TOKENS, "distil": _TAUGHT, "cosine": {}}),
     Row("mlm + sop + distil + cosine", {"mlm": _NGRAMS, "sop": {}, "distil": _TAUGHT, "cosine": {}}, "ordered_pair"),
     Row("mlm + nsp + sbo + distil", {"mlm": _SPANS, "nsp": {}, "sbo": {}, "distil": _TAUGHT}, "segment_pair"),
+    Row("mlm + distil + hidden", {"mlm": _TOKENS, "distil": _TAUGHT, "hidden": {}}),
     Row("mlm + rtd + distil", {"mlm": _TOKENS, "rtd": {}, "distil": _TAUGHT}),
     Row("mlm + nsp + sop", {"mlm": _TOKENS, "nsp": {}, "sop": {}}, "segment_pair"),
     Row("plm", {"plm": {"predict": 4, "permutation": 12}}, "lanes"),

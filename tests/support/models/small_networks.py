@@ -67,6 +67,20 @@ NETWORKS = (
         BertConfig(token_types=0, **_SIZE),
         **_taught(BertConfig(**_SIZE), RobertaConfig(**_SIZE)),
     ),
+    _mlm(
+        "tinybert",
+        BertConfig(token_types=0, **_SIZE),
+        distil={
+            "teachers": [{"uri": "somewhere", "model": BertConfig(**_SIZE | {"hidden": 64}).model_dump()}]
+        },
+        hidden={"projection": 64},
+    ),
+    _mlm(
+        "deberta taught layer by layer",
+        DebertaConfig(**_SIZE),
+        **_taught(RobertaConfig(**_SIZE)),
+        hidden={"layers": [0, 1, 3, 3]},
+    ),
     _mlm("bert taught at targets", BertConfig(**_SIZE), **_taught(BertConfig(**_SIZE), places="targets")),
     _mlm("deberta taught by roberta", DebertaConfig(**_SIZE), **_taught(RobertaConfig(**_SIZE))),
     _mlm("roberta", RobertaConfig(**_SIZE)),
