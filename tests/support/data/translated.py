@@ -53,12 +53,12 @@ def prepare_translations(
             _build(table, folder / name, folder, options.model_copy(update={"pairs": pairs}))
 
 
-def source_settings(folder: Path) -> str:
+def source_settings(folder: Path, heldout: float = 0.1) -> str:
     """A recipe's `corpus` over these sources."""
     sources = {
         name: {"uri": f"{folder}/{name}", "languages": [*languages]} for name, languages in SOURCES.items()
     }
-    return f"corpus={json.dumps({'sources': sources, 'heldout': {'fraction': 0.1}})}"
+    return f"corpus={json.dumps({'sources': sources, 'heldout': {'fraction': heldout}})}"
 
 
 def _write_documents(path: Path, sentences: Sequence[str]) -> None:
