@@ -154,7 +154,7 @@ def _distillation(model: ModelConfig, distilled: Distilled, shape: Shape) -> Ite
     yield from _head(model, places)
     if distilled.projection is not None:
         once = Product("head: hidden states projected", shape.tokens, model.hidden, distilled.projection)
-        yield from times([once], model.layers + 1)
+        yield from times(iter([once]), model.layers + 1)
     for teacher in distilled.teachers:
         known = teacher.model_copy(update={"vocab": model.vocabulary})
         its = chain(_encoder(known, shape), _look_at_places(known, places), _head(known, places))
