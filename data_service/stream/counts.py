@@ -85,12 +85,12 @@ def run_here(job: Pass, corpora: Corpora, source: int, blocks: range, counted: C
     return found
 
 
-def _ignore(blocks: int) -> None:
+def ignore(blocks: int) -> None:
     """Ignores progress."""
 
 
 def count_rows(
-    corpora: Corpora, cache: Store | None, run: Runner = run_here, counted: Counted = _ignore
+    corpora: Corpora, cache: Store | None, run: Runner = run_here, counted: Counted = ignore
 ) -> tuple[RowCounts, ...]:
     """The row counts of every source.
 
@@ -122,7 +122,7 @@ def _counted_ahead(spec: StreamSpec, source: int, table: BlockTable) -> RowCount
 
 
 def measure_rows(
-    corpora: Corpora, cache: Store | None, run: Runner = run_here, counted: Counted = _ignore
+    corpora: Corpora, cache: Store | None, run: Runner = run_here, counted: Counted = ignore
 ) -> tuple[RowLengths, ...]:
     """The row lengths of every source; arguments as for `count_rows`."""
     passing = _KeptPass(

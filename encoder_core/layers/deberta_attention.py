@@ -24,6 +24,7 @@ from encoder_core.layers.cpu_attention import blocked_disentangled
 from encoder_core.layers.dropout import Dropout
 from encoder_core.layers.dropout import dropout as drop
 from encoder_core.layers.fused import fused_attention, fused_takes
+from encoder_core.layers.kernel_choice import Kernel, pick
 from encoder_core.layers.parameters import Bias
 from encoder_core.layers.rows import Rows
 
@@ -134,13 +135,21 @@ AttendDisentangled = Callable[[Operands, Relations, Rows, Rows, float], Tensor]
 def automatic(
     operands: Operands, relations: Relations, query_rows: Rows, rows: Rows, dropout: float
 ) -> Float[Tensor, "queries heads width"]:
-    """`blocked` on a CPU where the tokens themselves are the queries, `fused` on a GPU, `padded` otherwise."""
+    """`blocked` on a CPU where the tokens themselves are the queries, `fused` on a GPU, `padded` otherwise; or what a
+    trial preferred."""
     device, known = operands.q.device.type, query_rows is rows or query_rows.at is not None
-    if len(operands.q) and known and fused_takes(device, operands.q.dtype, operands.q.shape[-1]):
-        return fused(operands, relations, query_rows, rows, dropout)
+    possible: list[Kernel] = ["padded", "written"]
     if query_rows is rows and device == "cpu" and len(operands.q):
-        return blocked(operands, relations, query_rows, rows, dropout)
-    return padded(operands, relations, query_rows, rows, dropout)
+        possible.insert(0, "blocked")
+    if len(operands.q) and known and fused_takes(device, operands.q.dtype, operands.q.shape[-1]):
+        possible.insert(0, "fused")
+    match pick(possible, dropped=dropout > 0.0):
+        case "fused":
+            return fused(operands, relations, query_rows, rows, dropout)
+        case "blocked":
+            return blocked(operands, relations, query_rows, rows, dropout)
+        case chosen:
+            return padded(operands, relations, query_rows, rows, dropout, by_torch=chosen != "written")
 
 
 def blocked(
@@ -197,9 +206,15 @@ def fused(
 
 
 def padded(
-    operands: Operands, relations: Relations, query_rows: Rows, rows: Rows, dropout: float
+    operands: Operands,
+    relations: Relations,
+    query_rows: Rows,
+    rows: Rows,
+    dropout: float,
+    *,
+    by_torch: bool = True,
 ) -> Float[Tensor, "queries heads width"]:
-    """Rows padded to a rectangle; the position scores join torch's fused attention as a bias."""
+    """Rows padded to a rectangle; the position scores join torch's fused attention, or the written one, as a bias."""
     q_RNQD, k_RNKD, v_RNKD = (
         r.pad(x).transpose(1, 2)
         for r, x in ((query_rows, operands.q), (rows, operands.k), (rows, operands.v))
@@ -217,7 +232,16 @@ def padded(
     bias_RNQK = bias_RNQK * operands.scale
     if rows.mask is not None:
         bias_RNQK = bias_RNQK.masked_fill(~rows.mask, float("-inf"))
-    context_RNQD = attend_padded(q_RNQD, k_RNKD, v_RNKD, bias_RNQK, query_rows, dropout, scale=operands.scale)
+    context_RNQD = attend_padded(
+        q_RNQD,
+        k_RNKD,
+        v_RNKD,
+        bias_RNQK,
+        query_rows,
+        dropout,
+        scale=operands.scale,
+        by_torch=by_torch,
+    )
     return query_rows.unpad(context_RNQD.transpose(1, 2))
 
 

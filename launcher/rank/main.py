@@ -35,6 +35,7 @@ from launcher.rank.checkpointing import RunCheckpointer
 from launcher.rank.data import RankData, RankShard, SampleStream
 from launcher.rank.initial_weights import InitialWeights, initial_weights
 from launcher.rank.journal import Link, RankJournal, Startup
+from launcher.rank.kernels import record_kernels, settle_kernels
 from launcher.rank.spike_guard import SpikeGuard
 from launcher.rank.teachers import teach
 from launcher.rank.tensorboard import TensorBoardFiles
@@ -74,6 +75,7 @@ def run_rank(
     tokenizer = run.tokenizer()
     good = _resume_point(run, peers, link)
     startup.done("checkpoint")
+    verdicts = settle_kernels(run, tokenizer, peers, link)
     # Build the model and its optimizer; load that checkpoint, or what the run begins with.
     model, engine, begin = _build(run, tokenizer, peers, good)
     startup.done("model")
@@ -83,6 +85,7 @@ def run_rank(
     meter = _meter(run, tokenizer, engine, control)
     journal = _journal(run, attempt, control, link, startup, state, hosts, meter)
     _record_start(journal, state, good, begin, control, reports)
+    record_kernels(journal, verdicts)
     # Open the data at the step the run stands at, without the ranges that rewinds left out.
     resumed = good.manifest if good else None
     streams = [open_stream(stream_spec(run, tokenizer, n)) for n in range(len(run.recipe.phases))]
