@@ -91,7 +91,7 @@ def new_run(root: Path, name: str, **changes: Any) -> str:
 def test_half_of_the_rows_are_translations_and_small_languages_come_more_often(root: Path) -> None:
     run = open_run(new_run(root, "shares"))
     stream = Stream(stream_spec(run, run.tokenizer(), 0))
-    sizes = [int(counts.sum()) for counts in stream.plan._counts]  # rows of each source
+    sizes = [line.round for line in stream.plan.lines]  # rows of each source
     drawn = dict(zip(SOURCES, stream.plan.epoch_layout.quotas, strict=True))
     total = sum(drawn.values())
     assert drawn["en-re"] + drawn["en-up"] == pytest.approx(total / 2, abs=1)
