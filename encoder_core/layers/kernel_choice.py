@@ -1,7 +1,7 @@
 """Which kernel computes attention where several can: what a trial on this machine found, or else the usual one.
 
 The layers name the kernels that take their tensors, the usual one first, and compute with what `pick` returns. A
-process has one preference (`prefer`); `encoder_core/train/kernel_trial.py` finds it.
+process has one preference (`prefer`); `encoder_core/cost/kernel_trial.py` finds it.
 """
 
 from collections.abc import Iterator, Sequence

@@ -7,9 +7,9 @@ import pynvml
 import torch
 from pydantic import BaseModel, ConfigDict
 
+from encoder_core.cost.kernel_trial import Subject, TriedKernel, preference, try_kernels
 from encoder_core.families.build import DetectorConfig, ModelConfig
 from encoder_core.layers.kernel_choice import Kernel
-from encoder_core.train.kernel_trial import Subject, TriedKernel, preference, try_kernels
 from launcher.recipe.load import load
 from launcher.recipe.schema import Recipe
 from launcher.recipe.summary import known

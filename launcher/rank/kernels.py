@@ -1,6 +1,6 @@
 """Which kernels of attention the ranks of a run use on GPUs: tried once for each kind of GPU, and kept with the run.
 
-The first rank on each kind tries those that the recipe's networks need (`encoder_core/train/kernel_trial.py`). What it
+The first rank on each kind tries those that the recipe's networks need (`encoder_core/cost/kernel_trial.py`). What it
 finds lies in the run under the name of all that it depends on, so every later start uses the same kernels, without a
 trial. A kernel at which two starts ended is left out, too. On a CPU nothing is tried: the tests hold those kernels to
 the formula.
@@ -15,8 +15,8 @@ from pydantic import BaseModel, ConfigDict, JsonValue
 from checkpoints.gather import Peers
 from data_service.store.base import Store
 from data_service.tokenizers.tokenizer import Tokenizer
+from encoder_core.cost.kernel_trial import Subject
 from encoder_core.layers.kernel_choice import Kernel, Preference, prefer
-from encoder_core.train.kernel_trial import Subject
 from launcher.preflight.collective import installed
 from launcher.preflight.kernels import KernelVerdict, TrialRecord, examine_kernels, gpu_here, subject_of
 from launcher.rank.journal import Link, RankJournal

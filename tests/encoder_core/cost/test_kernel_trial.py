@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from encoder_core.cost.kernel_trial import Subject, TriedKernel, preference, try_kernels
 from encoder_core.families.bert import BertConfig
 from encoder_core.families.build import ModelConfig
 from encoder_core.families.deberta import DebertaV2Config
@@ -14,7 +15,6 @@ from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers import attention, deberta_attention
 from encoder_core.layers.kernel_choice import Kernel, pick
-from encoder_core.train.kernel_trial import Subject, TriedKernel, preference, try_kernels
 
 SHAPE: dict[str, Any] = {"layers": 3, "hidden": 16, "heads": 2, "feed_forward": 32, "max_length": 48}
 NETWORKS: dict[str, ModelConfig] = {
