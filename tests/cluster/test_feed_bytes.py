@@ -4,6 +4,7 @@ import random
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import product
 from pathlib import Path
 
 import psutil
@@ -98,9 +99,15 @@ def kill_one(title: str) -> bool:
     return False
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-@pytest.mark.parametrize("memory", [1, 10_000_000], ids=["no-memory", "plenty"])
-@pytest.mark.parametrize("slab_tokens", [2000, 1 << 21], ids=["slabs", "one-slab"])
+PLENTY, ONE_SLAB = 10_000_000, 1 << 21
+SHORT = [(1, 1, 2000), (3, PLENTY, ONE_SLAB)]
+SIZES = list(product((1, 3), (1, PLENTY), (2000, ONE_SLAB)))
+
+
+@pytest.mark.parametrize(
+    ("workers", "memory", "slab_tokens"),
+    [size if size in SHORT else pytest.param(*size, marks=pytest.mark.long) for size in SIZES],
+)
 def test_same_bytes_at_any_size(spec: StreamSpec, workers: int, memory: int, slab_tokens: int) -> None:
     reference = Stream(spec)
     feed = start_feed(FeedConfig(workers=workers, memory=memory, slab_tokens=slab_tokens))

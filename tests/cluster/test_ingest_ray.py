@@ -56,7 +56,7 @@ def alone(inputs: Path) -> dict[str, bytes]:
     return files_of(inputs.parent / "alone")
 
 
-@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("workers", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_any_number_of_workers_writes_the_same_bytes(
     tmp_path: Path, inputs: Path, alone: dict[str, bytes], workers: int
 ) -> None:

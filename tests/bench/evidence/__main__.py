@@ -4,7 +4,8 @@
 
 Everything is kept below WORKDIR; what a former start has done is not done again. `comparison.yaml` beside this file
 says what is compared; --comparison names another. The page is written to --page (WORKDIR/RESULTS.md) when all is done
-or a stop is asked for, and by --only-page at any time, of what is there by then.
+or a stop is asked for, and by --only-page at any time, of what is there by then. What it says is
+kept in --figures, with what former folders found for the same text: it outlives the machines.
 
 Stop it with SIGINT or SIGTERM: runs commit a checkpoint first. It may be killed, too.
 """

@@ -43,6 +43,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--comparison", type=Path, default=_HERE / "comparison.yaml", help="what is compared")
     parser.add_argument("--lanes", type=int, default=2, help="jobs side by side, a core each")
     parser.add_argument("--page", type=Path, help="where the page goes (WORKDIR/RESULTS.md)")
+    parser.add_argument("--figures", type=Path, help="keeps what the page says (WORKDIR/figures.json)")
     parser.add_argument("--only-page", action="store_true", help="write the page of what is there")
     parser.add_argument("--job", help=argparse.SUPPRESS)
     parser.add_argument("--core", type=int, help=argparse.SUPPRESS)
@@ -64,10 +65,13 @@ def _all(place: Place, given: argparse.Namespace) -> int:
 
 
 def _page(place: Place, given: argparse.Namespace) -> int:
+    from .figures import keep
+    from .found import failures, figures_of
     from .page import render
 
     target = given.page or place.root / "RESULTS.md"
-    target.write_text(render(place), "utf-8")
+    figures = keep(figures_of(place), given.figures or place.root / "figures.json")
+    target.write_text(render(place.comparison, figures, failures(place)), "utf-8")
     print(f"wrote {target}")
     return 0
 

@@ -1,132 +1,105 @@
-"""What was measured so far, read back from the runs and the grid; nothing is computed."""
+"""What was measured so far in a comparison's folder, read back from its runs and its grid; nothing is computed."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import hashlib
+import json
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from statistics import mean
 
 from data_service.store.open import open_store
 from launcher.diagnose.results import Evaluated, evaluated
 from launcher.evaluate.cell import Result
 from launcher.evaluate.results import Results
-from launcher.inspect.baselines import KEY, Baselines
-from launcher.run.history import History, read_history
+from launcher.inspect.kept_baselines import KEY, Baselines
+from launcher.run.history import read_history
 from launcher.run.log import token_loss
 from launcher.run.record import RECORD, Run, open_run
 
+from .figures import Basis, Counted, Detection, Figures, RunFigures, Source
 from .measuring import DOMAIN, domain_measures
 from .place import Place
 from .pretraining import is_complete
-from .published import Published, read_published
+from .published import read_published
+from .vectors import METHODS, folder_of
 
 
-@dataclass(frozen=True)
-class Seen:
-    """A figure of one or several seeds, by seed."""
-
-    values: Mapping[int, float]
-
-    def __bool__(self) -> bool:
-        return bool(self.values)
-
-    @property
-    def n(self) -> int:
-        return len(self.values)
-
-    @property
-    def mean(self) -> float:
-        return mean(self.values.values())
-
-    @property
-    def low(self) -> float:
-        return min(self.values.values())
-
-    @property
-    def high(self) -> float:
-        return max(self.values.values())
-
-    def less(self, other: "Seen") -> "Seen":
-        """The differences of the seeds that both have."""
-        both = self.values.keys() & other.values.keys()
-        return Seen({seed: self.values[seed] - other.values[seed] for seed in sorted(both)})
+def figures_of(place: Place) -> Figures:
+    """Of every run that was trained to its end."""
+    measured = _Measured(place)
+    runs = {
+        family: {
+            seed: found
+            for seed in place.comparison.pretraining.seeds
+            if (found := measured.run(family, seed))
+        }
+        for family in place.comparison.families
+    }
+    return Figures(
+        basis=_basis(place),
+        runs={family: found for family, found in runs.items() if found},
+        published=read_published(place),
+    )
 
 
-@dataclass(frozen=True)
-class Trained:
-    """A run that was trained to its end.
-
-    Attributes:
-        losses: held-out, in nats a hidden token, by step.
-        frozen: by step (0: the beginning), then by what was measured.
-        counted: losses by counting; None while they were not computed.
-    """
-
-    run: Run
-    history: History
-    frozen: Mapping[int, Mapping[str, float]]
-    counted: Baselines | None
-
-    @property
-    def losses(self) -> dict[int, float]:
-        return {int(record["step"]): token_loss(record) for record in self.history.evaluations}
-
-    @cached_property
-    def tokens(self) -> int:
-        return round(float(self.history.steps.column("tokens").sum()))
-
-    @property
-    def detection(self) -> tuple[float, float] | None:
-        """Of a discriminator: the share of held-out tokens that it judges right, and that are original."""
-        last = self.history.evaluations[-1] if self.history.evaluations else {}
-        if "rtd_accuracy" not in last:
-            return None
-        return float(last["rtd_accuracy"]), 1 - float(last["rtd_replaced"])
+def failures(place: Place) -> dict[str, str]:
+    """The last line that each failed job said, by its name."""
+    files = sorted((place.root / "failures").glob("*.txt"))
+    return {file.stem: file.read_text("utf-8").strip().splitlines()[-1] for file in files}
 
 
-class Found:
+class _Measured:
     """Everything below a comparison's folder."""
 
     def __init__(self, place: Place) -> None:
         self._place = place
-        self._seeds = place.comparison.pretraining.seeds
         self._results = Results(open_store(str(place.results)))
-        self.runs: dict[str, dict[int, Trained]] = {
-            family: dict(self._trained(family)) for family in place.comparison.families
-        }
 
-    def _trained(self, family: str) -> Iterator[tuple[int, Trained]]:
-        for seed in self._seeds:
-            folder = self._place.run(family, seed)
-            if (folder / RECORD).exists() and is_complete(run := open_run(str(folder))):
-                yield seed, _read(run)
-
-    def loss(self, family: str, step: int) -> Seen:
-        """Held-out, after `step` steps."""
-        runs = self.runs[family]
-        return Seen({seed: one.losses[step] for seed, one in runs.items() if step in one.losses})
-
-    def frozen(self, family: str, step: int, name: str) -> Seen:
-        """`probe sst2`, `similarity sts-...`, ... of the weights after `step` steps."""
-        runs = self.runs[family]
-        return Seen(
-            {seed: one.frozen[step][name] for seed, one in runs.items() if name in one.frozen.get(step, {})}
+    def run(self, family: str, seed: int) -> RunFigures | None:
+        """None while it is trained."""
+        folder = self._place.run(family, seed)
+        if not (folder / RECORD).exists() or not is_complete(run := open_run(str(folder))):
+            return None
+        history = read_history(run.store)
+        last = history.evaluations[-1] if history.evaluations else {}
+        return RunFigures(
+            tokens=round(float(history.steps.column("tokens").sum())),
+            losses={int(record["step"]): token_loss(record) for record in history.evaluations},
+            frozen={
+                item.commit.step: dict(_frozen(item, run.recipe.model.layers))
+                for item in evaluated(run.store)
+            },
+            counted=_counted(run),
+            detection=Detection(right=last["rtd_accuracy"], original=1 - last["rtd_replaced"])
+            if "rtd_accuracy" in last
+            else None,
+            finetuned=self._finetuned(folder, seed),
+            scratch=self._finetuned(self._place.untrained(family, seed), seed),
+            similarity=self._similarity(family, seed),
         )
 
-    def finetuned(self, family: str, task: str, *, trained: bool) -> Seen:
-        """The task's main metric on its test split, with the comparison's settings."""
-        found = {}
-        for seed in self._seeds:
-            folder = self._place.run(family, seed) if trained else self._place.untrained(family, seed)
-            result = self._cells.get((str(folder), task, seed))
-            if result is not None and (value := _on_test(result)) is not None:
-                found[seed] = value
-        return Seen(found)
+    def _finetuned(self, folder: Path, seed: int) -> dict[str, float]:
+        results = {
+            task: self._cells[key] for task in DOMAIN if (key := (str(folder), task, seed)) in self._cells
+        }
+        values = {task: _on_test(result) for task, result in results.items()}
+        return {task: value for task, value in values.items() if value is not None}
 
-    def similarity(self, source: Path, task: str) -> float | None:
-        """Of the vectors of the model at `source`."""
-        result = self._vectors.get((str(source), task))
-        return None if result is None else result.measured.metrics["spearman"]
+    def _similarity(self, family: str, seed: int) -> dict[str, dict[Source, float]]:
+        place = self._place
+        sources: dict[Source, Path] = {
+            "untrained": place.untrained(family, seed),
+            "pretrained": place.run(family, seed),
+            **{method: folder_of(place, method, family, seed) for method in METHODS},
+        }
+        return {
+            task: {
+                source: value
+                for source, folder in sources.items()
+                if (str(folder), task) in self._vectors
+                and (value := self._vectors[str(folder), task].measured.metrics["spearman"]) is not None
+            }
+            for task in _sts(place)
+        }
 
     @cached_property
     def _cells(self) -> dict[tuple[str, str, int], Result]:
@@ -150,28 +123,53 @@ class Found:
             if cell.key in found:
                 yield found[cell.key].model_copy(update={"cell": cell})
 
-    def failures(self) -> dict[str, str]:
-        """The last line that each failed job said, by its name."""
-        files = sorted((self._place.root / "failures").glob("*.txt"))
-        return {file.stem: file.read_text("utf-8").strip().splitlines()[-1] for file in files}
 
-    @property
-    def published(self) -> Published | None:
-        """None if none was measured."""
-        return read_published(self._place)
-
-
-def _read(run: Run) -> Trained:
-    frozen = {
-        item.commit.step: dict(_figures(item, run.recipe.model.layers)) for item in evaluated(run.store)
-    }
-    counted = None
-    if run.store.size(KEY) is not None:
-        counted = Baselines.model_validate_json(run.store.get(KEY))
-    return Trained(run, read_history(run.store), frozen, counted)
+def _basis(place: Place) -> Basis:
+    """The families and the seeds that were asked for do not belong to it, nor where anything lies."""
+    settings = place.comparison.model_dump(mode="json", exclude={"families": True, "pretraining": {"seeds"}})
+    digest = hashlib.blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=16)
+    files = [*sorted(place.text.rglob("*.jsonl")), *sorted(place.tasks.rglob("*.*"))]
+    for file in files:
+        digest.update(hashlib.blake2b(file.read_bytes()).digest())
+    return Basis(
+        digest=digest.hexdigest(),
+        text={folder.name: _size(folder) for folder in sorted(place.text.iterdir()) if folder.is_dir()},
+        examples={task: _examples(place, task) for task in DOMAIN},
+        sts=_sts(place),
+    )
 
 
-def _figures(item: Evaluated, layers: int) -> Iterator[tuple[str, float]]:
+def _size(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.glob("*.jsonl"))
+
+
+def _sts(place: Place) -> tuple[str, ...]:
+    return tuple(sorted(file.stem for file in place.tasks.glob("sts-*.yaml")))
+
+
+def _examples(place: Place, task: str) -> str:
+    train, test = (
+        [
+            json.loads(line).get("label")
+            for line in (place.tasks / task / f"{split}.jsonl").open(encoding="utf-8")
+        ]
+        for split in ("train", "test")
+    )
+    common = max(train, key=train.count)
+    majority = (
+        "" if common is None else f" (the most frequent label: {100 * test.count(common) / len(test):.1f})"
+    )
+    return f"{len(test):,} passages or pairs{majority}"
+
+
+def _counted(run: Run) -> Counted | None:
+    if run.store.size(KEY) is None:
+        return None
+    counted = Baselines.model_validate_json(run.store.get(KEY))
+    return Counted(unigram=counted.unigram, bigram=counted.bigram)
+
+
+def _frozen(item: Evaluated, layers: int) -> Iterator[tuple[str, float]]:
     """Of probes that over all layers, of similarity that of the last one."""
     for result in item.results:
         for figure in result.figures:

@@ -1,16 +1,15 @@
 """The page: what was held equal, what was found, with n and spread, and what that shows."""
 
-import json
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import get_args
 
-from .found import Found, Seen
+from .figures import Figures, Seen, Source
 from .measuring import DOMAIN
-from .place import Place
+from .settings import Comparison
 from .tables import curve, figure, table
-from .vectors import METHODS, folder_of
 
 _CLEAR = 3  # seeds at least
 _INTRODUCTION = """\
@@ -22,51 +21,51 @@ better than the best without pretraining. Everything else is said as it is. Thes
 for minutes: the page tells whether training works, not how good a published model is."""
 
 
-def render(place: Place) -> str:
-    """Markdown, of all that is there by now."""
-    found = Found(place)
-    names = [name for name, runs in found.runs.items() if runs]
+def render(comparison: Comparison, found: Figures, failures: Mapping[str, str]) -> str:
+    """Markdown, of all that is there by now. `failures`: what each failed job said last."""
+    names = [name for name in comparison.families if found.runs.get(name)]
     parts = [
         _INTRODUCTION,
-        _equal(place, found),
-        _summary(place, found, names),
-        _losses(place, found, names),
-        _probe(place, found, names),
-        _similarity(place, found, names),
-        _domain(place, found, names),
-        _vectors(place, found),
+        _equal(comparison, found),
+        _summary(comparison, found, names),
+        _losses(comparison, found, names),
+        _probe(comparison, found, names),
+        _similarity(comparison, found, names),
+        _domain(found, names),
+        _vectors(comparison, found),
         _published(found),
-        _failures(found),
+        _failures(failures),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _equal(place: Place, found: Found) -> str:
-    wanted = place.comparison.pretraining
+def _equal(comparison: Comparison, found: Figures) -> str:
+    wanted = comparison.pretraining
     tokens = [run.tokens for runs in found.runs.values() for run in runs.values()]
     span = f"{min(tokens):,} to {max(tokens):,}" if tokens else "none yet"
-    weights = ", ".join(f"{share:.0%} {kind}" for kind, share in place.comparison.weights.items())
+    weights = ", ".join(f"{share:.0%} {kind}" for kind, share in comparison.weights.items())
+    technical, reviews = (f"{found.basis.text[kind] / 1e6:.1f} MB" for kind in ("technical", "reviews"))
     lines = [
         "## What was held equal",
         "",
-        f"- Text: {_size(place.text / 'technical')} of technical prose, and the sentences of SST-2's training split "
-        f"without labels ({_size(place.text / 'reviews')}); {weights} of what is trained on. No sentence of SST-2's "
+        f"- Text: {technical} of technical prose, and the sentences of SST-2's training split "
+        f"without labels ({reviews}); {weights} of what is trained on. No sentence of SST-2's "
         "dev or test split, and no proposal that a dev or test passage is from, is in it.",
         f"- Tokens: {wanted.tokens:,} for each run, {wanted.batch:,} a step, {wanted.steps:,} steps (on record: "
         f"{span}). Rows have {wanted.short.length} tokens in the first {wanted.short.share:.0%} of the steps, "
         f"{wanted.length} after that; XLNet's always {wanted.length}, half of them those of the row before.",
         "- Network: the small form of each family's recipe (two layers of 128), "
-        f"{place.comparison.vocabulary:,} pieces.",
-        f"- Fine-tuning: {_settings(place)}; the epoch is chosen on dev, the figure is of test. From scratch: the same "
-        "network with the weights that its run began with, everything else the same.",
+        f"{comparison.vocabulary:,} pieces.",
+        f"- Fine-tuning: {_settings(comparison)}; the epoch is chosen on dev, the figure is of test. From scratch: the "
+        "same network with the weights that its run began with, everything else the same.",
         f"- Machine: {os.cpu_count()} cores ({_processor()}), one for each run; fp32.",
     ]
     return "\n".join(lines)
 
 
-def _summary(place: Place, found: Found, names: Sequence[str]) -> str:
+def _summary(comparison: Comparison, found: Figures, names: Sequence[str]) -> str:
     """For each measure, the families that are clearly better for their pretraining, and the others."""
-    last = place.comparison.pretraining.steps
+    last = comparison.pretraining.steps
     pairs = {
         "linear probe of SST-2": {
             name: (found.frozen(name, last, _PROBE), found.frozen(name, 0, _PROBE)) for name in names
@@ -105,7 +104,7 @@ def _verdict(trained: Seen, untrained: Seen) -> str:
 _PROBE = "probe sst2 accuracy"
 
 
-def _losses(place: Place, found: Found, names: Sequence[str]) -> str:
+def _losses(comparison: Comparison, found: Figures, names: Sequence[str]) -> str:
     steps = sorted({step for name in names for run in found.runs[name].values() for step in run.losses})
     rows = []
     for name in names:
@@ -116,13 +115,13 @@ def _losses(place: Place, found: Found, names: Sequence[str]) -> str:
         unigram = f"{counted[0].unigram:.2f}" if counted else "-"
         detection = [run.detection for run in runs if run.detection is not None]
         judged = (
-            f"{_mean([d[0] for d in detection]):.1%} ({_mean([d[1] for d in detection]):.1%})"
+            f"{_mean([d.right for d in detection]):.1%} ({_mean([d.original for d in detection]):.1%})"
             if detection
             else ""
         )
         rows.append([name, str(len(runs)), unigram, bigram, *(_loss(one) for one in seen[:-1])])
         rows[-1] += [figure(seen[-1], "{:.2f}") if seen else "", curve(seen), judged]
-    batch = place.comparison.pretraining.batch
+    batch = comparison.pretraining.batch
     heads = ["family", "n", "unigrams", "bigrams", *(f"{step * batch / 1e6:.1f} M" for step in steps)]
     text = (
         "## Held-out loss by tokens trained on\n\n"
@@ -143,21 +142,21 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-def _probe(place: Place, found: Found, names: Sequence[str]) -> str:
+def _probe(comparison: Comparison, found: Figures, names: Sequence[str]) -> str:
     return (
         "## Linear probe of SST-2 by tokens trained on\n\n"
         "Accuracy on the test split (1,821 sentences), of logistic regression on the mean states of all layers, fitted "
         "on the whole training split. At 0 M: the same network with its initial weights.\n\n"
-        + _by_step(place, found, names, _PROBE)
+        + _by_step(comparison, found, names, _PROBE)
     )
 
 
-def _similarity(place: Place, found: Found, names: Sequence[str]) -> str:
+def _similarity(comparison: Comparison, found: Figures, names: Sequence[str]) -> str:
     parts = []
-    for file in sorted(place.tasks.glob("sts-*.yaml")):
+    for task in found.basis.sts:
         for form in ("raw", "whitened"):
-            title = f"{file.stem}, vectors {'as they are' if form == 'raw' else 'whitened'}:"
-            parts += [title, _by_step(place, found, names, f"similarity {file.stem} {form}")]
+            title = f"{task}, vectors {'as they are' if form == 'raw' else 'whitened'}:"
+            parts += [title, _by_step(comparison, found, names, f"similarity {task} {form}")]
     if not parts:
         return ""
     return "\n\n".join(
@@ -170,8 +169,8 @@ def _similarity(place: Place, found: Found, names: Sequence[str]) -> str:
     )
 
 
-def _by_step(place: Place, found: Found, names: Sequence[str], what: str) -> str:
-    wanted = place.comparison.pretraining
+def _by_step(comparison: Comparison, found: Figures, names: Sequence[str], what: str) -> str:
+    wanted = comparison.pretraining
     rows = []
     for name in names:
         seen = [found.frozen(name, step, what) for step in wanted.measured]
@@ -187,7 +186,7 @@ def _by_step(place: Place, found: Found, names: Sequence[str], what: str) -> str
     return table(heads, rows)
 
 
-def _domain(place: Place, found: Found, names: Sequence[str]) -> str:
+def _domain(found: Figures, names: Sequence[str]) -> str:
     parts = [
         "## Fine-tuned on tasks of the text's own domain, against fine-tuned from scratch",
         "`section`: which of eleven sections a passage begins (accuracy). `proposal`: whether two passages are of one "
@@ -205,38 +204,21 @@ def _domain(place: Place, found: Found, names: Sequence[str]) -> str:
                 rows.append([name, str(trained.n), *cells, figure(gain, "{:+.1f}", 100)])
         if rows:
             parts += [
-                f"`{task}`, {_examples(place, task)}:",
+                f"`{task}`, {found.basis.examples[task]}:",
                 table(["family", "n", "from scratch", "pretrained", "gain"], rows),
             ]
     return "\n\n".join(parts) if len(parts) > 2 else ""
 
 
-def _examples(place: Place, task: str) -> str:
-    """How many there are in its test split, and what is reached by naming the label that train has most often."""
-    train, test = (
-        [
-            json.loads(line).get("label")
-            for line in (place.tasks / task / f"{split}.jsonl").open(encoding="utf-8")
-        ]
-        for split in ("train", "test")
-    )
-    common = max(train, key=train.count)
-    majority = (
-        "" if common is None else f" (the most frequent label: {100 * test.count(common) / len(test):.1f})"
-    )
-    return f"{len(test):,} passages or pairs{majority}"
-
-
-def _vectors(place: Place, found: Found) -> str:
-    wanted, seeds = place.comparison.vectors, place.comparison.pretraining.seeds
+def _vectors(comparison: Comparison, found: Figures) -> str:
+    wanted = comparison.vectors
     rows = []
-    for family in wanted.families:
-        for file in sorted(place.tasks.glob("sts-*.yaml")):
-            columns = zip(*(_sources(place, family, seed) for seed in seeds), strict=True)
-            seen = [_seen(found, dict(zip(seeds, folders, strict=True)), file.stem) for folders in columns]
+    for family in (name for name in wanted.families if name in found.runs):
+        for task in found.basis.sts:
+            seen = [found.similarity(family, task, source) for source in get_args(Source)]
             if any(seen):
                 n = max(one.n for one in seen)
-                rows.append([family, file.stem, str(n), *(figure(one, "{:.1f}", 100) for one in seen)])
+                rows.append([family, task, str(n), *(figure(one, "{:.1f}", 100) for one in seen)])
     if not rows:
         return ""
     heads = ["family", "sentences", "n", "untrained", "pretrained", "after SimCSE", "after pairs"]
@@ -248,18 +230,7 @@ def _vectors(place: Place, found: Found) -> str:
     )
 
 
-def _sources(place: Place, family: str, seed: int) -> list[Path]:
-    """The models that are compared, before and after."""
-    after = (folder_of(place, method, family, seed) for method in METHODS)
-    return [place.untrained(family, seed), place.run(family, seed), *after]
-
-
-def _seen(found: Found, folders: dict[int, Path], task: str) -> Seen:
-    values = {seed: found.similarity(folder, task) for seed, folder in folders.items()}
-    return Seen({seed: value for seed, value in values.items() if value is not None})
-
-
-def _published(found: Found) -> str:
+def _published(found: Figures) -> str:
     published = found.published
     if published is None:
         return ""
@@ -275,18 +246,13 @@ def _published(found: Found) -> str:
     )
 
 
-def _failures(found: Found) -> str:
-    rows = [[name, reason] for name, reason in found.failures().items()]
+def _failures(failures: Mapping[str, str]) -> str:
+    rows = [[name, reason] for name, reason in failures.items()]
     return "## What failed\n\n" + table(["job", "reason"], rows) if rows else ""
 
 
-def _size(folder: Path) -> str:
-    size = sum(file.stat().st_size for file in folder.glob("*.jsonl"))
-    return f"{size / 1e6:.1f} MB"
-
-
-def _settings(place: Place) -> str:
-    chosen = place.comparison.finetuning.model_dump(mode="json", exclude_defaults=True)
+def _settings(comparison: Comparison) -> str:
+    chosen = comparison.finetuning.model_dump(mode="json", exclude_defaults=True)
     return ", ".join(f"{name} {value}" for name, value in chosen.items())
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from .found import Seen
+from .figures import Seen
 
 _HEIGHTS = "▁▂▃▄▅▆▇█"
 

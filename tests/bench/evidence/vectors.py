@@ -3,9 +3,10 @@
 The pairs are a section's heading, with its document's title, and the first passage of that section.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from threading import Event
+from typing import Literal
 
 from data_service.store.open import open_store
 from launcher.embed.evaluate import CellSettings
@@ -25,7 +26,11 @@ from .measuring import both
 from .place import Place
 from .pretraining import PAIRS, TEXTS, changed, inputs_of, trained
 
-METHODS = {"simcse": ("simcse-base", TEXTS), "pairs": ("contrastive-base", (PAIRS,))}
+Method = Literal["simcse", "pairs"]
+METHODS: Mapping[Method, tuple[str, tuple[str, ...]]] = {
+    "simcse": ("simcse-base", TEXTS),
+    "pairs": ("contrastive-base", (PAIRS,)),
+}
 """By name: the recipe, and the kinds of text that it is trained on."""
 SUITE = "vectors"
 _DROPOUT = 0.1
@@ -54,7 +59,7 @@ def _measure(place: Place, models: Sequence[LocalModel]) -> None:
         compute(work, folders[work.cell.weights], results.store.uri, place.root / "shared")
 
 
-def folder_of(place: Place, method: str, family: str, seed: int) -> Path:
+def folder_of(place: Place, method: Method, family: str, seed: int) -> Path:
     """The run of a method."""
     return place.root / "vectors" / f"{method}-{family}-{seed}"
 
@@ -66,7 +71,7 @@ def similarity_measures(place: Place) -> Iterator[Measure]:
         yield Vectors(task, CellSettings(), task_digest(task))
 
 
-def recipe_of_vectors(place: Place, method: str, family: str, seed: int, run: Run) -> Recipe:
+def recipe_of_vectors(place: Place, method: Method, family: str, seed: int, run: Run) -> Recipe:
     """The recipe of the method for the network of `run`, from its last checkpoint."""
     wanted, (recipe, kinds) = place.comparison.vectors, METHODS[method]
     model = run.recipe.model.model_dump(mode="json")

@@ -284,6 +284,7 @@ def test_in_and_out_of_a_bucket(any_store: Store, inputs: Path, corpus: Path) ->
     assert {entry.key for entry in output.list("build/")} == set()
 
 
+@pytest.mark.long
 def test_the_end_of_a_build_takes_few_requests_and_is_reported(
     tmp_path: Path, inputs: Path, s3: S3Server, faults: FaultProxy
 ) -> None:

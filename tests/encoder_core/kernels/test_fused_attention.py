@@ -1,5 +1,7 @@
 """The fused attention under Triton's interpreter against its formula: values, every gradient, dropout."""
 
+from itertools import product
+
 import pytest
 import torch
 from hypothesis import Phase, given, settings
@@ -30,16 +32,28 @@ FORMS = {
     ),
 }
 LENGTHS = {"mixed": [1, 0, 20], "none": []}
+SHORT = [
+    *(
+        (form, "mixed")
+        for form in ("window", "disentangled", "few_queries", "relative_keys", "permuted_queries")
+    ),
+    ("disentangled", "none"),
+]
 
 
 def even(size: int) -> Cuts:
     return Cuts(*[Cut(size, 4, 1)] * 4)
 
 
-@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
-@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-def test_equals_the_formula(form: Form, lengths: list[int]) -> None:
-    given = problem(lengths, form)
+@pytest.mark.parametrize(
+    ("form", "lengths"),
+    [
+        pytest.param(form, lengths, marks=() if (form, lengths) in SHORT else pytest.mark.long)
+        for form, lengths in product(FORMS, LENGTHS)
+    ],
+)
+def test_equals_the_formula(form: str, lengths: str) -> None:
+    given = problem(LENGTHS[lengths], FORMS[form])
     assert_same(fused(given, even(16)), expected(given), TOLERANCE[torch.float64])
 
 

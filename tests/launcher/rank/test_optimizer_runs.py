@@ -24,12 +24,11 @@ def settings(optimizer: str, zero: int) -> tuple[str, ...]:
     ("optimizer", "zero"),
     [
         ("muon", 2),
-        ("stableadamw", 3),
         *(
             pytest.param(optimizer, zero, marks=pytest.mark.long)
             for optimizer in OPTIMIZERS
             for zero in range(4)
-            if (optimizer, zero) not in (("muon", 2), ("stableadamw", 3))
+            if (optimizer, zero) != ("muon", 2)
         ),
     ],
 )
