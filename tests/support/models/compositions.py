@@ -32,6 +32,7 @@ FAMILIES: Mapping[str, dict[str, object]] = {
     "DeBERTa": {"family": "deberta"},
     "DeBERTa v2, v3": {"family": "deberta_v2", "buckets": 8},
     "ModernBERT": {"family": "modernbert", "local_attention": 8},
+    "EuroBERT": {"family": "eurobert", "key_value_heads": 1},
     "XLNet": {"family": "xlnet", "reuse": 8, "memory": 8},
 }
 """Each in small, as a recipe's `model`; `SHAPE` is common to all."""
@@ -40,6 +41,7 @@ _SPANS = {"unit": "span", "rate": 0.3}
 _TOKENS = {"rate": 0.3}
 _NGRAMS = {"unit": "ngram", "rate": 0.3}
 _DISENTANGLED = {"embeddings": "gradient_disentangled"}
+_FAR = {"temperature": 0.5}  # there is something to learn: at 0.05 fresh weights tell texts apart already
 TEACHER = "teacher"  # its place
 _TAUGHT: dict[str, object] = {"teachers": [{"uri": TEACHER, "model": SHAPE | FAMILIES["BERT"]}]}
 
@@ -85,7 +87,7 @@ OBJECTIVES = (
     Row("mlm + nsp + sop", {"mlm": _TOKENS, "nsp": {}, "sop": {}}, "segment_pair"),
     Row("plm", {"plm": {"predict": 4, "permutation": 12}}, "lanes"),
     Row("plm + nsp", {"plm": {"predict": 4, "permutation": 12}, "nsp": {}}, "lanes"),
-    Row("contrastive", {"contrastive": {}}, "sentences"),
+    Row("contrastive", {"contrastive": _FAR}, "sentences"),
     Row("contrastive + mlm", {"contrastive": {}, "mlm": _TOKENS}, "sentences"),
     Row("contrastive + rtd", {"contrastive": {}, "mlm": _TOKENS, "rtd": {}}, "sentences"),
 )  # fmt: skip
