@@ -59,6 +59,9 @@ class EuroBertConfig(PreNormConfig):
     def rope_base(self, layer: int) -> float:
         return self.rotary_base
 
+    def with_rope_base(self, base: float) -> Self:
+        return self.model_copy(update={"rotary_base": base})
+
 
 M210 = EuroBertConfig(layers=12, hidden=768, heads=12, feed_forward=3072, vocab=128_256)
 M610 = EuroBertConfig(layers=26, hidden=1152, heads=18, key_value_heads=6, feed_forward=4096, vocab=128_256)

@@ -1,7 +1,7 @@
 """ModernBERT (Warner et al., 2024): pre-norm, rotary positions, GeGLU, no biases, local attention in most layers."""
 
 import math
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import Field
 
@@ -33,6 +33,9 @@ class ModernBertConfig(PreNormConfig):
 
     def rope_base(self, layer: int) -> float:
         return self.local_rope_base if layer % self.global_every else self.global_rope_base
+
+    def with_rope_base(self, base: float) -> Self:
+        return self.model_copy(update={"global_rope_base": base})
 
 
 BASE = ModernBertConfig(layers=22, hidden=768, heads=12, feed_forward=1152, vocab=50_368)

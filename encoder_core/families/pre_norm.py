@@ -67,6 +67,10 @@ class PreNormConfig(WithGenerator):
     def rope_base(self, layer: int) -> float:
         """Of a layer's rotary positions."""
 
+    @abstractmethod
+    def with_rope_base(self, base: float) -> Self:
+        """The same model with another base in the layers that see the whole row."""
+
     def normed(self, layer: int) -> bool:
         """Whether a layer's attention takes normalised states."""
         return layer > 0 or not self.embedding_norm

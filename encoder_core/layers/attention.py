@@ -285,3 +285,11 @@ class SelfAttention(nn.Module):
             # Turned queries and keys are new tensors. Values that stayed a view would keep the old ones in memory too.
             return q_TH, k_TH, v_TH if self.rotary_base is None else v_TH.contiguous()
         return self.query(x_TH), self.key(x_TH), self.value(x_TH)
+
+
+def set_rotary_base(model: nn.Module, base: float) -> None:
+    """From now on, turn queries and keys by angles of this base in every layer of `model` that sees the whole row and
+    has rotary positions. No weight depends on it."""
+    for module in model.modules():
+        if isinstance(module, SelfAttention) and module.rotary_base is not None and module.window is None:
+            module.rotary_base = base

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from encoder_core.layers.attention import set_rotary_base
 from encoder_core.train.engine import Engine, Update
 from encoder_core.train.evaluate import evaluate
 from encoder_core.train.exchange import Control, Signals, exchange
@@ -133,7 +134,8 @@ class TrainPlan:
     """What to do at which step: pure functions of the step, fixed by the recipe.
 
     `weights`: of those terms of the loss that do not keep their own weight in every step. Held-out losses are weighed
-    by the terms' own.
+    by the terms' own. `rotary_base`: of the layers that see the whole row, if it is not the model's own in every step;
+    what follows a step, such as an evaluation, is computed with that step's.
     """
 
     seed: int
@@ -142,6 +144,7 @@ class TrainPlan:
     evaluate_every: int | None
     compare_every: int | None = None
     weights: Callable[[int], Mapping[str, float]] = lambda step: {}
+    rotary_base: Callable[[int], float | None] = lambda step: None
 
     def evaluates_after(self, step: int) -> bool:
         return self.evaluate_every is not None and (step % self.evaluate_every == 0 or step == self.steps)
@@ -221,6 +224,9 @@ class Trainer:
     ) -> tuple[dict[str, float], dict[str, Update], list[Tensor]]:
         """Of each group: this rank's sums, the update that was made, and the digest of the weights before it."""
         self.engine.forwards.take()
+        rotary_base = self.plan.rotary_base(state.step)
+        if rotary_base is not None:
+            set_rotary_base(self.engine.objective, rotary_base)
         sums: dict[str, float] = {}
         updates: dict[str, Update] = {}
         digests: list[Tensor] = []

@@ -13,6 +13,7 @@ from launcher.errors import RunError
 from launcher.export.export import export_run
 from launcher.extras import optional
 from launcher.recipe.objective import objective_module
+from launcher.recipe.timeline import recipe_after
 from launcher.run.checkpoint import select_checkpoint
 from launcher.run.record import Run
 
@@ -24,7 +25,8 @@ def module(run: Run, step: int | None) -> nn.Module:
     """See `launcher.api.run.Run.module`."""
     manifest = select_checkpoint(run, step)
     tokenizer = run.tokenizer()
-    config = run.recipe.model.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
+    trained = recipe_after(run.recipe, manifest.step).model
+    config = trained.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
     made = objective_module(config, run.recipe.objective)
     with Reader(run.store, manifest) as reader, torch.no_grad():
         for name, parameter in made.named_parameters():

@@ -1,6 +1,7 @@
 """A recipe's course as a table, and its learning rate and batch as a picture in characters."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from rich.table import Table
 
@@ -13,6 +14,7 @@ from launcher.recipe.timeline import (
     changing_weights,
     phase_at,
     phase_objective,
+    rope_base,
     step_batches,
     timeline,
 )
@@ -55,6 +57,9 @@ def timeline_records(recipe: Recipe) -> Iterator[dict[str, object]]:
             "lr": stretch.rates,
             "curve": stretch.curve,
             "tokens": stretch.tokens,
+            "microbatch": recipe.microbatch_of(phase),
+            "rope_base": rope_base(recipe, stretch.first),
+            "weights": stretch.weights,
             "masks": None if mlm is None else {"rate": mlm.rate, **mlm.replace.model_dump()},
         }
 
@@ -83,15 +88,13 @@ def _batch_tokens(recipe: Recipe, step: int) -> int:
 
 
 def _table(recipe: Recipe, stretches: Sequence[Stretch]) -> Table:
-    masks = any(phase.mlm is not None for phase in recipe.phases)
     names = ["phase", "steps", "tokens so far", "length", "batch", "learning rate", ""]
-    weighed = changing_weights(recipe)
-    more = ["masks"] * masks + [f"weight of {name}" for name in weighed]
+    more = _more_columns(recipe)
     table = Table(*names, *more, box=None, pad_edge=False)
     previous = None
     for stretch in stretches:
         phase = recipe.phases[stretch.phase]
-        cells = [
+        table.add_row(
             "" if stretch.phase == previous else str(stretch.phase),
             f"{stretch.first:,} - {stretch.last:,}",
             human_count(stretch.tokens),
@@ -100,12 +103,29 @@ def _table(recipe: Recipe, stretches: Sequence[Stretch]) -> Table:
             + (" rows" if phase.batch.sequences else " tokens"),
             _span(*(f"{rate:.3g}" for rate in stretch.rates)),
             stretch.curve.replace("one_minus_sqrt", "1 - sqrt"),
-        ]
-        cells += [_masks(recipe, phase)] * masks
-        cells += [_span(*(f"{weight:.3g}" for weight in stretch.weights[name])) for name in weighed]
-        table.add_row(*cells)
+            *(cell(stretch) for cell in more.values()),
+        )
         previous = stretch.phase
     return table
+
+
+def _more_columns(recipe: Recipe) -> dict[str, Callable[[Stretch], str]]:
+    """What some phase changes beside: the column's name, and its cell."""
+    phases = recipe.phases
+    found: dict[str, Callable[[Stretch], str]] = {}
+    if any(phase.microbatch is not None for phase in phases):
+        found["microbatch"] = lambda at: str(recipe.microbatch_of(phases[at.phase]))
+    if any(phase.rope_base is not None for phase in phases):
+        found["rope base"] = lambda at: f"{rope_base(recipe, at.first):g}"
+    if any(phase.mlm is not None for phase in phases):
+        found["masks"] = lambda at: _masks(recipe, phases[at.phase])
+    return found | {
+        f"weight of {name}": partial(_weight_cell, name=name) for name in changing_weights(recipe)
+    }
+
+
+def _weight_cell(at: Stretch, name: str) -> str:
+    return _span(*(f"{weight:.3g}" for weight in at.weights[name]))
 
 
 def _masks(recipe: Recipe, phase: RecipePhase) -> str:

@@ -27,6 +27,7 @@ from launcher.diagnose.results import read_commit
 from launcher.recipe.evaluation import EvaluationTask
 from launcher.recipe.objective import RecipeObjective, objective_module
 from launcher.recipe.schema import Recipe
+from launcher.recipe.timeline import recipe_after
 from launcher.run.record import Run
 from launcher.run.sealed import Sealed, keep, name_of, read
 from launcher.run.streams import heldout_spec
@@ -86,7 +87,8 @@ def _path(weights: str, rows_of: str) -> str:
 def _filled(checkpoint: Checkpoint, spec: StreamSpec) -> Mapping[str, float]:
     """`mlm_loss` in nats a hidden token, and `mlm_accuracy`; nothing of a network that cannot fill masks."""
     run = checkpoint.run
-    module = language_model(checkpoint.objective, run.recipe, checkpoint.frozen.tokenizer)
+    recipe = recipe_after(run.recipe, checkpoint.step)
+    module = language_model(checkpoint.objective, recipe, checkpoint.frozen.tokenizer)
     if module is None or run.recipe.model.max_length < spec.length:
         return {}
     stream = Stream(spec, cache=run.store.at("cache"))

@@ -22,6 +22,7 @@ from encoder_core.objectives.losses import ObjectiveModule
 from launcher.finetune.pretrained import LocalModel, open_pretrained
 from launcher.rank.build import build_model
 from launcher.recipe.objective import task_encoder
+from launcher.recipe.timeline import recipe_after
 from launcher.run.checkpoint import select_checkpoint
 from launcher.run.record import RECORD, Run, open_run
 
@@ -96,8 +97,8 @@ def open_checkpoint(run: Run, step: int | None = None) -> Checkpoint:
 def read_checkpoint(run: Run, manifest: CheckpointManifest) -> Checkpoint:
     """The checkpoint of a manifest, each byte of it verified. Raises DamagedCheckpoint, StoreError."""
     tokenizer = run.tokenizer()
-    module = build_model(run.recipe, tokenizer)
-    digest = hashlib.sha256(_identity(run, tokenizer))
+    module = build_model(recipe_after(run.recipe, manifest.step), tokenizer)
+    digest = hashlib.sha256(_identity(run, manifest.step, tokenizer))
     with Reader(run.store, manifest) as reader, torch.no_grad():
         for name, parameter in sorted(module.named_parameters()):
             weights = reader.read_full(name)
@@ -110,8 +111,8 @@ def read_checkpoint(run: Run, manifest: CheckpointManifest) -> Checkpoint:
 def untrained(run: Run) -> Checkpoint:
     """The run's network with its initial weights: the baseline for every measure."""
     tokenizer = run.tokenizer()
-    module = build_model(run.recipe, tokenizer)
-    digest = hashlib.sha256(_identity(run, tokenizer) + f"untrained {run.recipe.seed}".encode())
+    module = build_model(recipe_after(run.recipe, 0), tokenizer)
+    digest = hashlib.sha256(_identity(run, 0, tokenizer) + f"untrained {run.recipe.seed}".encode())
     return _checkpoint(run, 0, module, tokenizer, digest.hexdigest())
 
 
@@ -125,9 +126,10 @@ def _checkpoint(
     return Checkpoint(run, step, module, frozen)
 
 
-def _identity(run: Run, tokenizer: Tokenizer) -> bytes:
+def _identity(run: Run, step: int, tokenizer: Tokenizer) -> bytes:
     """What decides a hidden state beside weights."""
-    config = run.recipe.model.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
+    model = recipe_after(run.recipe, step).model
+    config = model.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
     objective, length = run.recipe.objective.model_dump(mode="json"), _length(run)
     return json.dumps([config.model_dump(mode="json"), objective, tokenizer.hash, length]).encode()
 

@@ -17,6 +17,7 @@ from data_service.store.open import open_store
 from launcher.errors import RunError, TryAgain
 from launcher.evaluate.results import KnownModel, Results
 from launcher.finetune.pretrained import LocalModel, open_pretrained
+from launcher.recipe.timeline import recipe_after
 from launcher.run.record import RECORD, Run, open_run
 from launcher.run.sealed import name_of
 
@@ -105,6 +106,7 @@ def _name(run: Run, mark: CheckpointName) -> str | None:
         manifest = run.store.get(mark.manifest)
     except KeyMissing:
         return None
-    recipe = [run.recipe.model.model_dump(mode="json"), run.recipe.objective.model_dump(mode="json")]
+    model = recipe_after(run.recipe, mark.step).model
+    recipe = [model.model_dump(mode="json"), run.recipe.objective.model_dump(mode="json")]
     versions = [metadata.version(name) for name in _DECIDES]
     return name_of([digest(manifest), recipe, run.record.inputs.tokenizer, versions])

@@ -20,6 +20,7 @@ from encoder_core.objectives.replaced import Part
 from launcher.export.model_card import ExportedNetwork, facts_of, render
 from launcher.export.sentence_transformer import write_sentence_transformer
 from launcher.recipe.objective import RecipeObjective, exported_heads
+from launcher.recipe.timeline import recipe_after
 from launcher.run.checkpoint import select_checkpoint
 from launcher.run.record import Run
 
@@ -54,7 +55,8 @@ def export_run(run: Run, step: int | None, out: str, *, licence: str | None = No
     manifest = select_checkpoint(run, step)
     tokenizer = run.tokenizer()
     files = tokenizer.save_files()
-    config = run.recipe.model.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
+    trained = recipe_after(run.recipe, manifest.step).model
+    config = trained.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
     objective = run.recipe.objective
     networks = _networks(manifest, config, objective)
     facts = facts_of(run, manifest)

@@ -18,7 +18,7 @@ from encoder_core.train.loop import TrainPlan
 from encoder_core.train.step import draw_seed
 from launcher.recipe.objective import objective_module
 from launcher.recipe.schema import Recipe
-from launcher.recipe.timeline import learning_rate, term_weights
+from launcher.recipe.timeline import learning_rate, rope_base, term_weights
 
 WEIGHTS_STEP = -1  # the "step" from whose draws the initial weights come
 
@@ -65,8 +65,8 @@ def engine_config(recipe: Recipe) -> EngineConfig:
 
 
 def training_plan(recipe: Recipe) -> TrainPlan:
-    """The seed, the number of steps, the learning rate, how often to evaluate and to compare weights, and what terms of
-    the loss weigh."""
+    """The seed, the number of steps, the learning rate, how often to evaluate and to compare weights, what terms of the
+    loss weigh, and the base of rotary positions."""
     compare_every = recipe.weight_check.interval(recipe.zero)
     return TrainPlan(
         recipe.seed,
@@ -75,6 +75,7 @@ def training_plan(recipe: Recipe) -> TrainPlan:
         recipe.evaluation.every.steps,
         compare_every,
         weights=lambda step: term_weights(recipe, step),
+        rotary_base=lambda step: rope_base(recipe, step),
     )
 
 

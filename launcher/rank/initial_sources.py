@@ -27,6 +27,7 @@ from encoder_core.train.zero_state import Read
 from launcher.errors import RunError
 from launcher.recipe.objective import RecipeObjective, exported_heads
 from launcher.recipe.schema import Recipe
+from launcher.recipe.timeline import recipe_after
 from launcher.run.record import open_run
 from launcher.run.teachers import FoundTeacher
 
@@ -110,14 +111,16 @@ def check_run(recipe: Recipe, config: ModelConfig, tokenizer: Tokenizer) -> Toke
     """Check that a run can be what `recipe` starts from, without reading weights. Returns its tokenizer if that is not
     `tokenizer`. Raises as `from_run`."""
     source = open_run(recipe.start)
-    if not committed(source.store):
+    there = committed(source.store)
+    if not there:
         raise _no_checkpoint(recipe)
     _check_sharing(source.recipe, recipe)
     other = None
     if source.record.inputs.tokenizer != tokenizer.hash:
         other = source.tokenizer()
     its = other or tokenizer
-    found = source.recipe.model.with_tokenizer(its.vocab_size, its.special.pad)
+    trained = recipe_after(source.recipe, there[0].step).model
+    found = trained.with_tokenizer(its.vocab_size, its.special.pad)
     check_same_model(config.model_copy(update={"vocab": found.vocab}), found, recipe.start)
     return other
 

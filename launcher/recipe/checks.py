@@ -7,6 +7,7 @@ from pydantic import ValidationError
 from data_service.samples.inputs import Lanes
 from data_service.samples.masking import MlmMasking
 from data_service.tokenizers.tokenizer import Tokenizer
+from encoder_core.families.pre_norm import PreNormConfig
 from encoder_core.optim.schedules import ScheduleConfig
 from launcher.policies.elastic import Trainers
 from launcher.recipe.document import Path
@@ -26,6 +27,7 @@ def impossible(recipe: Recipe) -> list[RecipeIssue]:
         *_masks(recipe),
         *_term_weights(recipe),
         *_lengths(recipe),
+        *_rope_bases(recipe),
         *_schedule(recipe),
         *_shuffle(recipe),
         *_precision(recipe),
@@ -206,6 +208,16 @@ def _lengths(recipe: Recipe) -> Iterator[RecipeIssue]:
                 ("phases", index, "length"),
                 f"rows of {phase.length} tokens exceed the model's max_length of {recipe.model.max_length}",
                 "shorten the phase's length or raise model.max_length",
+            )
+
+
+def _rope_bases(recipe: Recipe) -> Iterator[RecipeIssue]:
+    for index, phase in enumerate(recipe.phases):
+        if phase.rope_base is not None and not isinstance(recipe.model, PreNormConfig):
+            yield RecipeIssue(
+                ("phases", index, "rope_base"),
+                f"a model of family {recipe.model.family} has no rotary positions",
+                "leave it out, or train a family that has them: modernbert or eurobert",
             )
 
 

@@ -151,6 +151,7 @@ class RecipePhase(Choice):
         mlm: masks of this phase. Held-out loss is measured under the objective's own masks in every phase.
         weights: of terms of the objective, by name; a schedule counts the phase's steps. Held-out loss has the
             objective's own, of a schedule the last.
+        rope_base: of the rotary positions of layers that see the whole row (ModernBERT's global ones, all of EuroBERT).
     """
 
     steps: PositiveInt
@@ -161,6 +162,7 @@ class RecipePhase(Choice):
     schedule: ScheduleConfig | None = None
     mlm: PhaseMlm | None = None
     weights: Annotated[dict[str, Weight], Field(min_length=1)] | None = None
+    rope_base: Annotated[float, Field(gt=0)] | None = None
 
 
 OptimizerConfig = AdamWConfig | StableAdamWConfig | LambConfig | MuonConfig

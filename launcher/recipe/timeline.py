@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from data_service.stream.batches import Rise, StepBatches
+from encoder_core.families.pre_norm import PreNormConfig
 from encoder_core.objectives.weights import WeightSchedule, weight_at
 from encoder_core.optim import schedules
 from launcher.recipe.objective import RecipeObjective
@@ -84,6 +85,22 @@ def phase_objective(recipe: Recipe, phase: RecipePhase) -> RecipeObjective:
         return recipe.objective
     own = {name: value for name, value in phase.mlm if value is not None}
     return recipe.objective.model_copy(update={"mlm": mlm.model_copy(update=own)})
+
+
+def rope_base(recipe: Recipe, step: int) -> float | None:
+    """The base in a step of the rotary positions of layers that see the whole row; None for a family without."""
+    number, _ = phase_at(recipe, step)
+    own, model = recipe.phases[number].rope_base, recipe.model
+    # Layer 0 is one of them in every family.
+    return model.rope_base(0) if own is None and isinstance(model, PreNormConfig) else own
+
+
+def recipe_after(recipe: Recipe, steps: int) -> Recipe:
+    """The recipe with the model as it was in the last of the first `steps` steps: what a commit of that step is."""
+    base = rope_base(recipe, max(0, steps - 1))
+    if base is None or not isinstance(recipe.model, PreNormConfig):
+        return recipe
+    return recipe.model_copy(update={"model": recipe.model.with_rope_base(base)})
 
 
 def term_weights(recipe: Recipe, step: int) -> dict[str, float]:

@@ -26,6 +26,7 @@ from encoder_core.objectives.distil import TeacherSource
 from encoder_core.objectives.teacher import Teacher
 from launcher.errors import RunError
 from launcher.recipe.schema import Recipe
+from launcher.recipe.timeline import recipe_after
 from launcher.run.checkpoint import select_checkpoint
 from launcher.run.inputs import Inputs, TeacherIdentity, read_inputs
 from launcher.run.record import RECORD, Run, open_run
@@ -105,13 +106,14 @@ def read_teacher(recipe: Recipe, number: int, tokenizer: Tokenizer, step: int | 
 def _of_run(run: Run, step: int | None, tokenizer: Tokenizer, path: str) -> FoundTeacher:
     if run.record.inputs.tokenizer != tokenizer.hash:
         raise _other_tokenizer(path, run.uri)
-    config = run.recipe.model.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
     if run.recipe.objective.mlm is None or run.recipe.objective.rtd is not None:
         raise RunError(
             f"{path}.uri: {run.uri} does not train one network to predict masked tokens",
             remedy="export the network that does (of a pair, the generator), and give the exported folder",
         )
     manifest = select_checkpoint(run, step)
+    model = recipe_after(run.recipe, manifest.step).model
+    config = model.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
     with Reader(run.store, manifest) as reader:
         return FoundTeacher(config, {name: reader.read_full(name) for name in _names(config)}, manifest.step)
 

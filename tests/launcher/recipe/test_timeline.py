@@ -20,6 +20,8 @@ from launcher.recipe.timeline import (
     changing_weights,
     learning_rate,
     phase_at,
+    recipe_after,
+    rope_base,
     step_batches,
     term_weights,
     timeline,
@@ -93,6 +95,7 @@ def test_the_phase_of_a_step() -> None:
         ("steps: 9, schedule: {decay_steps: 3, restarts: 3}", "3 restarts leave", "restart less often"),
         ("steps: 9, schedule: {decay: constant, restarts: 1}", "does not decay", "phases.1.schedule"),
         ("steps: 9, lr: 0", "greater than 0", "phases.1.lr"),
+        ("steps: 9, rope_base: 1.0e+4", "family roberta has no rotary positions", "leave it out"),
         ("steps: 9, mlm: {rate: 0.9}", "less than or equal to 0.8", "phases.1.mlm.rate"),
         (f"steps: 9, batch: {RISE % (128, 5)}", "to rise from 128 to 64", "start with less than 64"),
         (f"steps: 9, batch: {RISE % (0, 5)}", "greater than 0", "phases.1.batch.warmup.start"),
@@ -273,3 +276,30 @@ def test_the_command_prints_a_table_and_a_picture(tmp_path: Path, monkeypatch: p
 
 def test_a_picture_is_as_high_as_its_values() -> None:
     assert plot([0, 1, 2, 4, 0.01], 2) == ["   █", " ▄██▁"]
+
+
+@given(own=st.lists(st.none() | st.sampled_from([1e4, 5e5]), min_size=1, max_size=4))
+def test_the_base_of_rotary_positions_is_the_phases_or_the_models(own: list[float | None]) -> None:
+    base = load("modernbert-base")
+    phases = tuple(
+        RecipePhase(steps=3, length=128, batch=BatchSize(sequences=64), rope_base=value) for value in own
+    )
+    recipe = base.model_copy(update={"phases": phases})
+    literal = [value or 160_000.0 for value in own for _ in range(3)]
+    assert [rope_base(recipe, step) for step in range(recipe.total_steps)] == literal
+    for steps, expected in enumerate([literal[0], *literal]):
+        made = recipe_after(recipe, steps).model
+        assert made == base.model.model_copy(update={"global_rope_base": expected})
+
+
+def test_families_without_rotary_positions_have_no_base() -> None:
+    assert rope_base(FULL, 0) is None
+    assert recipe_after(FULL, 3) is FULL
+
+
+def test_the_command_shows_microbatches_and_bases(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    lines = maskfleet("recipe", "show", "modernbert-base", "--timeline").splitlines()
+    assert lines[0].split()[-3:] == ["microbatch", "rope", "base"]
+    ends = [line.split()[-2:] for line in lines[1:6]]
+    assert ends == [["72", "10000"], ["72", "10000"], ["72", "10000"], ["9", "160000"], ["9", "160000"]]
