@@ -68,7 +68,7 @@ def phase_time(
     flops = microbatch_flops(recipe, shape)
     microbatches = -(-rows // recipe.microbatch_of(phase))
     rounds = -(-microbatches // cluster.ranks)
-    done = executed(recipe, flops)
+    done = executed(recipe, shape)
     rising = _fewer_rounds(recipe, phase, cluster, rounds)
     peak = cluster.gpu.peak if recipe.precision == "bf16" else cluster.gpu.peak_fp32
     moved = {fewer: network_bytes(parameters, cluster.ranks, recipe, fewer) for fewer in {rounds, *rising}}

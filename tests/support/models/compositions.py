@@ -41,7 +41,9 @@ _SPANS = {"unit": "span", "rate": 0.3}
 _TOKENS = {"rate": 0.3}
 _NGRAMS = {"unit": "ngram", "rate": 0.3}
 _DISENTANGLED = {"embeddings": "gradient_disentangled"}
-_FAR = {"temperature": 0.5}  # there is something to learn: at 0.05 fresh weights tell texts apart already
+_FAR: dict[str, object] = {
+    "temperature": 0.5
+}  # there is something to learn: at 0.05 fresh weights tell texts apart already
 TEACHER = "teacher"  # its place
 _TAUGHT: dict[str, object] = {"teachers": [{"uri": TEACHER, "model": SHAPE | FAMILIES["BERT"]}]}
 
@@ -88,8 +90,12 @@ OBJECTIVES = (
     Row("plm", {"plm": {"predict": 4, "permutation": 12}}, "lanes"),
     Row("plm + nsp", {"plm": {"predict": 4, "permutation": 12}, "nsp": {}}, "lanes"),
     Row("contrastive", {"contrastive": _FAR}, "sentences"),
-    Row("contrastive + mlm", {"contrastive": {}, "mlm": _TOKENS}, "sentences"),
-    Row("contrastive + rtd", {"contrastive": {}, "mlm": _TOKENS, "rtd": {}}, "sentences"),
+    Row("mlm + contrastive", {"mlm": _TOKENS, "contrastive": _FAR}),
+    Row("mlm + sop + distil + contrastive", {"mlm": _NGRAMS, "sop": {}, "distil": _TAUGHT, "contrastive": _FAR},
+        "ordered_pair"),
+    Row("mlm + rtd + contrastive", {"mlm": _TOKENS, "rtd": {}, "contrastive": _FAR}),
+    Row("mlm + rtd, disentangled + contrastive", {"mlm": _TOKENS, "rtd": _DISENTANGLED, "contrastive": _FAR}),
+    Row("plm + contrastive", {"plm": {"predict": 4, "permutation": 12}, "contrastive": _FAR}, "lanes"),
 )  # fmt: skip
 
 
