@@ -58,7 +58,9 @@ def ensure_same(case: Case, ranks: list[Outcome], tolerance: float) -> None:
         assert rank.sums["contrastive_targets"] == ROWS
 
 
-@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize(
+    "world", [pytest.param(1, marks=pytest.mark.long), 2, pytest.param(3, marks=pytest.mark.long)]
+)
 def test_the_step_is_that_of_one_big_batch_in_double_precision(world: int) -> None:
     """With dropout, which makes the two vectors of a row differ; microbatches of 5 leave a smaller one at the end, and
     of 12 a rank of three without work."""
