@@ -9,6 +9,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    NonNegativeFloat,
     NonNegativeInt,
     PositiveInt,
     SerializerFunctionWrapHandler,
@@ -29,6 +30,7 @@ _LATER = (
     "one_source",
     "temperature",
     "similar",
+    "stages",
 )  # fields that came later: left out where nobody set them
 
 
@@ -62,6 +64,29 @@ class SimilarSource(_Config):
 
     uri: str
     hash: str
+
+
+class Stage(_Config):
+    """What a phase of training takes of the sources, where these go on from phase to phase.
+
+    Attributes:
+        phase: its number, for messages.
+        length: most tokens in a row.
+        units: how many samples, or tokens of samples, the stage is planned for.
+        in_tokens: whether units are tokens.
+        epochs: how often it takes them before the next stage begins.
+        weights: shares of the sources by tokens of text; 0: not read in this stage. Empty: as the sources' own weights
+            say, or in proportion to their text.
+        most_readings: how often any source may have been read when the stage ends, since the first stage began.
+    """
+
+    phase: NonNegativeInt
+    length: int = Field(ge=8)
+    units: PositiveInt
+    in_tokens: bool = False
+    epochs: PositiveInt = 1
+    weights: tuple[NonNegativeFloat, ...] = ()
+    most_readings: float | None = Field(default=None, gt=0)
 
 
 class WindowSize(_Config):
@@ -102,6 +127,8 @@ class StreamSpec(_Config):
         temperature: T: sources without weights are mixed in proportion to size ** (1 / T); 1: by size.
         layout: where the classification token of each text of a row of several stands.
         similar: the table of similar words, where these replace words.
+        stages: empty, and each source begins anew. Or all phases up to the stream's own, which is the last: each source
+            goes on where the phases before stopped (`data_service.stream.stages`).
         special: ids by role.
         never_masked: ids that are neither targets nor random replacements: all special ones.
         vocab_size: number of ids.
@@ -119,6 +146,7 @@ class StreamSpec(_Config):
     temperature: float = Field(default=1.0, ge=1)
     layout: TextLayout = "cls_first"
     similar: SimilarSource | None = None
+    stages: tuple[Stage, ...] = ()
     special: SpecialIds
     never_masked: tuple[NonNegativeInt, ...]
     vocab_size: PositiveInt
@@ -153,6 +181,19 @@ class StreamSpec(_Config):
             raise ValueError(
                 "inputs of several texts (pairs, sentences) go with no masking, and all others with masking"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _stages_agree(self) -> Self:
+        if not self.stages:
+            return self
+        if self.lanes is not None or self.one_source is not None:
+            raise ValueError("stages go with rows that stand alone, in batches that mix the sources")
+        if self.stages[-1].length != self.length:
+            raise ValueError("the last stage is the stream's own, and has rows of its length")
+        for stage in self.stages:
+            if stage.weights and (len(stage.weights) != len(self.sources) or not any(stage.weights)):
+                raise ValueError("a stage has a weight for each source, or none, and not only zeros")
         return self
 
     @model_serializer(mode="wrap")

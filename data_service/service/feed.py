@@ -24,6 +24,7 @@ from data_service.store.open import open_store
 from data_service.stream.counts import RowCounts, Runner, count_rows, measure_rows
 from data_service.stream.plan import EpochLayout, StreamPlan
 from data_service.stream.sources import Corpora
+from data_service.stream.stages import make_plan
 from data_service.stream.token_axis import TokenAxis
 from data_service.stream.window import SlabLayout, slab_rows
 
@@ -205,7 +206,7 @@ class Feed:
         spec = StreamSpec.model_validate_json(spec_json)
         corpora = Corpora(spec)
         counts = count_rows(corpora, self._cache(), self._run, self._count)
-        plan = StreamPlan(spec, corpora.tables, counts)
+        plan = make_plan(corpora, counts, self._cache(), self._run, self._count)
         held = max(2, self._config.memory // max(1, plan.epoch_layout.window_bytes))
         rows = slab_rows(spec.row_length, self._config.slab_tokens)
         return _Stream(

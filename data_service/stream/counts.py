@@ -84,12 +84,12 @@ def run_here(job: Pass, corpora: Corpora, source: int, blocks: range, counted: C
     return found
 
 
-def _ignore(blocks: int) -> None:
+def ignore(blocks: int) -> None:
     """Ignores progress."""
 
 
 def count_rows(
-    corpora: Corpora, cache: Store | None, run: Runner = run_here, counted: Counted = _ignore
+    corpora: Corpora, cache: Store | None, run: Runner = run_here, counted: Counted = ignore
 ) -> tuple[RowCounts, ...]:
     """The row counts of every source.
 
@@ -115,7 +115,7 @@ def count_rows(
 
 
 def measure_rows(
-    corpora: Corpora, cache: Store | None, run: Runner = run_here, counted: Counted = _ignore
+    corpora: Corpora, cache: Store | None, run: Runner = run_here, counted: Counted = ignore
 ) -> tuple[RowLengths, ...]:
     """The row lengths of every source; arguments as for `count_rows`."""
     passing = _KeptPass(

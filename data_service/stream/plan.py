@@ -1,32 +1,31 @@
 """The plan: which block and row is sample `n` of epoch `e`. It is computed by arithmetic and prefix sums, without
 iteration.
 
-Every source is an endless line of rows: its blocks in a new random order each time it is read. A corpus that is cut in
-K ways (`Input.structures`) is read in one way after another, with other rows each time; one round of its line is K
-readings. An epoch takes the next `quota` rows of each line. It is cut into windows. Window `w` of `W` takes the `w`-th
-of `W` even slices of every source's quota, so a mixture is exact to one sample in every window. The samples of a window
-are then put in random order; neighbours in the text are kept apart if the spec says so.
+Every source is an endless line of rows (`lines.py`). An epoch takes the next `quota` rows of each line. It is cut into
+windows. Window `w` of `W` takes the `w`-th of `W` even slices of every source's quota, so a mixture is exact to one
+sample in every window. The samples of a window are then put in random order; neighbours in the text are kept apart if
+the spec says so.
 
 If each batch is of one source (`spec.one_source`), no row may come twice in an epoch: a batch that holds an example
 twice would use it as its own negative. So an epoch takes from no source more rows than it has, and a source's blocks
 have one order for all readings: any stretch of its line that is no longer than a reading holds each row once.
+
+If the spec has stages, an epoch is what its last stage takes, from where the stages before left off (`stages.py`).
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from data_service.corpus.manifest import BlockTable
 from data_service.errors import PlanError
-from data_service.recent import RecentResults
 from data_service.samples.inputs import Lanes
 from data_service.samples.masking import NoMasking
 from data_service.samples.permutation_lm import PermutedPrediction
 from data_service.samples.spec import StreamSpec
 from data_service.stream.counts import RowCounts
+from data_service.stream.lines import BlockRows, RowLine
 from data_service.stream.mixture import least_weight, quotas, source_quotas, unread, weights_of
 from data_service.stream.order import LaneOrder, Permutation, SourceOrder, SpreadOrder
 
@@ -34,7 +33,6 @@ _BYTES_PER_TARGET = 8  # its position
 _BYTES_PER_ORDER = 4
 _BYTES_PER_ROW = 16  # where it begins, and its second segment and label
 _BYTES_PER_TEXT = 4  # where it begins
-_LINES_KEPT = 2  # a source
 _WORD = 1 << 32
 _GOLDEN = 0x9E3779B9  # of a word: its multiples lie evenly
 
@@ -97,17 +95,11 @@ class EpochLayout:
 
 
 @dataclass(frozen=True)
-class BlockRows:
-    """Rows `start` to `stop` of block `block` of a source, the `epoch`-th time it is read (from 0)."""
+class StageShare:
+    """What a stage takes of each source: rows of its line that come before, and how many rows."""
 
-    source: int
-    block: int
-    epoch: int
-    start: int
-    stop: int
-
-    def __len__(self) -> int:
-        return self.stop - self.start
+    begins: tuple[int, ...]
+    quotas: tuple[int, ...]
 
 
 Order = Permutation | SpreadOrder | LaneOrder | SourceOrder
@@ -119,18 +111,6 @@ class Window:
 
     pieces: tuple[BlockRows, ...]
     order: Order
-
-
-class SourceLine(NamedTuple):
-    """A source's blocks in the order of one reading.
-
-    Attributes:
-        blocks: [B] int64, their indices.
-        ends: [B] int64, rows up to the end of each.
-    """
-
-    blocks: NDArray[np.int64]
-    ends: NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -146,13 +126,20 @@ class RowOrigin:
 class StreamPlan:
     """The samples of a spec, over corpora with these numbers of rows in their blocks.
 
+    `share`: of the spec's last stage, if it has stages (`data_service.stream.stages`): an epoch is then what that stage
+    takes of each source, from where the stages before it left off.
+
     Raises:
         PlanError: a source without a single row, with less than one of each lane, or whose weight is less than a row of
             an epoch.
     """
 
     def __init__(
-        self, spec: StreamSpec, tables: tuple[BlockTable, ...], counts: tuple[RowCounts, ...]
+        self,
+        spec: StreamSpec,
+        tables: tuple[BlockTable, ...],
+        counts: tuple[RowCounts, ...],
+        share: StageShare | None = None,
     ) -> None:
         for source, rows in zip(spec.sources, counts, strict=True):
             if not rows.sum():
@@ -162,31 +149,33 @@ class StreamPlan:
                     remedy="leave the source out, or build it from more text",
                 )
         self.spec = spec
-        self._structures = spec.input.structures
-        self._counts = tuple(rows.reshape(-1, self._structures) for rows in counts)
-        self._starts = tuple(np.append(0, np.cumsum(rows.sum(axis=0))) for rows in self._counts)
-        totals = tuple(int(starts[-1]) for starts in self._starts)
-        self.epoch_layout = _epoch_layout(spec, totals, sum(int(table.tokens.sum()) for table in tables))
-        self.notes = _check_all_read(spec, totals, self.epoch_layout.samples_per_epoch)
+        self.lines = tuple(RowLine(spec, source, rows) for source, rows in enumerate(counts))
+        """Of each source."""
+        totals = tuple(line.round for line in self.lines)
+        self.begins = (0,) * len(counts) if share is None else share.begins
+        """Rows of each source's line that come before epoch 0."""
+        self.epoch_layout = _epoch_layout(
+            spec, totals, sum(int(table.tokens.sum()) for table in tables), share
+        )
+        self.notes = (
+            _check_all_read(spec, totals, self.epoch_layout.samples_per_epoch) if share is None else ()
+        )
         """What a person should know of this plan."""
-        self._lines: RecentResults[tuple[int, int], SourceLine] = RecentResults(_LINES_KEPT * len(counts))
 
     def window(self, epoch: int, window: int) -> Window:
         """What window `window` of `epoch` is made of."""
         stretches = [
-            range(
-                epoch * quota + self.epoch_layout.before(source, window),
-                epoch * quota + self.epoch_layout.before(source, window + 1),
-            )
-            for source, quota in enumerate(self.epoch_layout.quotas)
+            range(self.rows_before(source, epoch, window), self.rows_before(source, epoch, window + 1))
+            for source in range(len(self.lines))
         ]
         pieces = [
             piece
-            for source, rows in enumerate(stretches)
-            for piece in self._pieces(source, rows.start, rows.stop)
+            for line, rows in zip(self.lines, stretches, strict=True)
+            for piece in line.pieces(rows.start, rows.stop)
         ]
         corpora = (source.manifest_fingerprint for source in self.spec.sources)
-        name = ("window", self.spec.seed, epoch, window, *corpora, self.spec.split)
+        stage = ("stage", len(self.spec.stages)) if self.spec.stages else ()
+        name = ("window", self.spec.seed, epoch, window, *corpora, self.spec.split, *stage)
         return Window(tuple(pieces), self._order(tuple(map(len, stretches)), name))
 
     def _order(self, sizes: tuple[int, ...], name: tuple[int | str, ...]) -> Order:
@@ -209,48 +198,23 @@ class StreamPlan:
         before = int(np.sum([len(other) for other in found.pieces[: found.pieces.index(piece)]]))
         return RowOrigin(piece.source, piece.block, piece.start + thing - before, piece.epoch)
 
+    def rows_before(self, source: int, epoch: int, window: int) -> int:
+        """Rows of a source's line that come before a window."""
+        quota = self.epoch_layout.quotas[source]
+        return self.begins[source] + epoch * quota + self.epoch_layout.before(source, window)
+
     def rows(self, piece: BlockRows) -> int:
         """All rows of a piece's block, as it is cut in that reading."""
-        return int(self._counts[piece.source][piece.block, piece.epoch % self._structures])
-
-    def _pieces(self, source: int, start: int, stop: int) -> Iterator[BlockRows]:
-        """Rows `start` to `stop` of a source's endless line."""
-        while start < stop:
-            epoch, row = self.reading(source, start)
-            blocks, ends = self.line(source, epoch)
-            end = min(row + stop - start, int(ends[-1]))
-            counts = self._counts[source][:, epoch % self._structures]
-            index = int(np.searchsorted(ends, row, side="right"))
-            start += end - row
-            while row < end:
-                block, block_end = int(blocks[index]), int(ends[index])
-                base = block_end - int(counts[block])
-                yield BlockRows(source, block, epoch, row - base, min(end, block_end) - base)
-                row, index = min(end, block_end), index + 1
-
-    def reading(self, source: int, row: int) -> tuple[int, int]:
-        """Which reading of a source row `row` of its line falls into, and which row of that it is."""
-        starts = self._starts[source]
-        round_, rest = divmod(row, int(starts[-1]))
-        structure = int(np.searchsorted(starts, rest, side="right")) - 1
-        return round_ * self._structures + structure, rest - int(starts[structure])
-
-    def line(self, source: int, epoch: int) -> SourceLine:
-        """The blocks of one reading of a source. The last few are remembered."""
-        return self._lines.get((source, epoch), lambda: self._draw_line(source, epoch))
-
-    def _draw_line(self, source: int, epoch: int) -> SourceLine:
-        structure = epoch % self._structures
-        counts = self._counts[source][:, structure]
-        reading = epoch if self.spec.one_source is None else structure
-        name = (self.spec.seed, reading, self.spec.sources[source].manifest_fingerprint, self.spec.split)
-        blocks = Permutation.of(len(counts), "blocks", *name).many(np.arange(len(counts)))
-        return SourceLine(blocks, np.cumsum(counts[blocks]))
+        return self.lines[piece.source].block_rows(piece.block, piece.epoch)
 
 
-def _epoch_layout(spec: StreamSpec, totals: tuple[int, ...], text_tokens: int) -> EpochLayout:
+def _epoch_layout(
+    spec: StreamSpec, totals: tuple[int, ...], text_tokens: int, share: StageShare | None
+) -> EpochLayout:
     granule = spec.lanes or spec.one_source or 1
-    if spec.one_source is None:
+    if share is not None:
+        counted = share.quotas
+    elif spec.one_source is None:
         counted = quotas(spec.sources, weights_of(spec.sources, totals, spec.temperature), totals, granule)
     else:
         counted = source_quotas(spec.sources, totals, spec.one_source, spec.temperature)

@@ -1,8 +1,8 @@
 """Positions: which samples a step of training takes. They are computed without a loop over the steps before.
 
 The batches of a phase follow each other through an epoch and on into the next. A new phase starts a new epoch, and
-epoch numbers grow over the whole run. Ranges that were skipped (after a loss spike) are left out, and later samples
-move up.
+epoch numbers grow over the whole run (but see `PhaseBatches.staged`). Ranges that were skipped (after a loss spike) are
+left out, and later samples move up.
 """
 
 from bisect import bisect_right
@@ -62,6 +62,7 @@ class PhaseBatches:
         samples_per_epoch: of the stream.
         axis: how batches are measured out.
         rise: how the batch begins smaller and grows; None if it does not.
+        staged: its stream goes on by itself where the phases before stopped, so the phase begins with its epoch 0.
     """
 
     steps: int
@@ -69,6 +70,7 @@ class PhaseBatches:
     samples_per_epoch: int
     axis: Axis
     rise: Rise | None = None
+    staged: bool = False
 
     @classmethod
     def of_samples(
@@ -114,6 +116,7 @@ class Positions:
         epoch = 0
         for number, phase in enumerate(self._phases):
             _check_size(number, phase)
+            epoch = 0 if phase.staged else epoch
             self._first_epochs.append(epoch)
             self._skips.append(_skips(phase, epoch, [skip for skip in skips if skip.phase == number]))
             used = self._used(number, self._ends[number])

@@ -1,6 +1,7 @@
 """The corpora behind a stream, opened at the places that the spec names."""
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from functools import cached_property
 
 import numpy as np
@@ -49,6 +50,12 @@ class Corpora:
                     f"with {self._tokenizer_hash[:12]}",
                     remedy="build all sources of a mixture with one tokenizer",
                 )
+
+    def at_length(self, length: int) -> "Corpora":
+        """The same, for rows of another length."""
+        found = copy(self)
+        found.spec = self.spec.model_copy(update={"length": length, "stages": ()})
+        return found
 
     def read(self, source: int, block: int) -> Block:
         """One block, verified. Raises CorruptBlock besides."""

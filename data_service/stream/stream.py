@@ -9,8 +9,8 @@ from data_service.samples.spec import StreamSpec
 from data_service.store.base import Store
 from data_service.store.open import open_store
 from data_service.stream.counts import count_rows, measure_rows
-from data_service.stream.plan import StreamPlan
 from data_service.stream.sources import Corpora, Opener
+from data_service.stream.stages import make_plan
 from data_service.stream.token_axis import TokenAxis
 from data_service.stream.window import SlabLayout, build_window, slab_rows
 from data_service.types import Tokens
@@ -57,7 +57,7 @@ class Stream:
         self._corpora = Corpora(spec, opener)
         self._cache = cache
         self._counts = count_rows(self._corpora, cache)
-        self.plan = StreamPlan(spec, self._corpora.tables, self._counts)
+        self.plan = make_plan(self._corpora, self._counts, cache)
         self._kept: RecentResults[tuple[int, int], list[Samples]] = RecentResults(windows)
         self._slab_rows = slab_rows(spec.row_length)
 

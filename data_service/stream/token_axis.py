@@ -6,17 +6,60 @@ are prefix sums over its blocks; tokens up to a window are the sum over the sour
 rows are added up.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from data_service.errors import CorpusError
 from data_service.recent import RecentResults
+from data_service.samples.spec import StreamSpec
 from data_service.stream.counts import RowCounts, RowLengths
+from data_service.stream.lines import BlockRows, RowLine
 from data_service.stream.plan import StreamPlan
 
 _WINDOWS_KEPT = 4
+
+
+class LineTokens:
+    """A source's line of rows, measured in tokens.
+
+    Args:
+        line: the rows.
+        counts: rows of each entry of the source (see `data_service.stream.counts`).
+        lengths: tokens of each row of the source, entry after entry.
+    """
+
+    def __init__(self, line: RowLine, counts: RowCounts, lengths: NDArray[np.unsignedinteger]) -> None:
+        self._line, self._lengths, self._structures = line, lengths, line.structures
+        self._first_row = np.append(0, np.cumsum(counts))
+        self._up_to = np.append(0, np.cumsum(_sums(lengths, self._first_row)))  # tokens before each entry
+        by_structure = np.diff(self._up_to).reshape(-1, self._structures).sum(axis=0)
+        self._readings = np.append(0, np.cumsum(by_structure))  # tokens before each reading of a round
+
+    def before(self, row: int) -> int:
+        """Tokens of the first `row` rows of the line."""
+        epoch, rest = self._line.reading(row)
+        rounds, structure = divmod(epoch, self._structures)
+        tokens = rounds * int(self._up_to[-1]) + int(self._readings[structure])
+        if not rest:
+            return tokens
+        blocks, ends = self._line.line(epoch)
+        index = int(np.searchsorted(ends, rest, side="right"))
+        entries = blocks * self._structures + structure
+        tokens += int(np.diff(self._up_to)[entries[:index]].sum())
+        done = int(ends[index - 1]) if index else 0
+        first = int(self._first_row[entries[index]]) if rest > done else 0
+        return tokens + int(self._lengths[first : first + rest - done].sum())
+
+    def row_at(self, token: int) -> int:
+        """The first row of the line that begins at `token` or after it."""
+        return _last(lambda row: row == 0 or self.before(row - 1) < token)
+
+    def of(self, piece: BlockRows) -> NDArray[np.unsignedinteger]:
+        """[N] tokens of each row of a piece."""
+        first = int(self._first_row[piece.block * self._structures + piece.epoch % self._structures])
+        return self._lengths[first + piece.start : first + piece.stop]
 
 
 class TokenAxis:
@@ -35,23 +78,8 @@ class TokenAxis:
         self, plan: StreamPlan, counts: tuple[RowCounts, ...], lengths: tuple[RowLengths, ...]
     ) -> None:
         self._plan = plan
-        self._lengths = tuple(_narrow(measured, plan.spec.length) for measured in lengths)
-        self._first_row = tuple(np.append(0, np.cumsum(rows)) for rows in counts)
-        for source, first, measured in zip(plan.spec.sources, self._first_row, lengths, strict=True):
-            if first[-1] != len(measured):
-                raise CorpusError(
-                    f"source {source.name}: {len(measured)} row lengths are cached for {first[-1]} rows",
-                    remedy="the row lengths in the cache are not this corpus's: delete the cache, start again",
-                )
-        self._up_to = tuple(
-            np.append(0, np.cumsum(_sums(measured, first)))
-            for first, measured in zip(self._first_row, lengths, strict=True)
-        )  # tokens before each entry of a source
-        self._structures = plan.spec.input.structures
-        self._readings = tuple(
-            np.append(0, np.cumsum(np.diff(up_to).reshape(-1, self._structures).sum(axis=0)))
-            for up_to in self._up_to
-        )  # tokens before each reading of a round
+        self._lines = line_tokens(plan.spec, plan.lines, counts, lengths)
+        self._begin = sum(map(LineTokens.before, self._lines, plan.begins))
         self._kept: RecentResults[tuple[int, int], NDArray[np.int64]] = RecentResults(_WINDOWS_KEPT)
 
     def unit(self, epoch: int, sample: int) -> int:
@@ -76,27 +104,8 @@ class TokenAxis:
 
     def _before(self, epoch: int, window: int) -> int:
         """Tokens before a window, from the start of epoch 0."""
-        epoch_layout = self._plan.epoch_layout
-        rows = (
-            epoch * quota + epoch_layout.before(source, window)
-            for source, quota in enumerate(epoch_layout.quotas)
-        )
-        return sum(self._in_line(source, row) for source, row in enumerate(rows))
-
-    def _in_line(self, source: int, row: int) -> int:
-        """Tokens of the first `row` rows of a source's endless line."""
-        epoch, rest = self._plan.reading(source, row)
-        rounds, structure = divmod(epoch, self._structures)
-        tokens = rounds * int(self._up_to[source][-1]) + int(self._readings[source][structure])
-        if not rest:
-            return tokens
-        blocks, ends = self._plan.line(source, epoch)
-        index = int(np.searchsorted(ends, rest, side="right"))
-        entries = blocks * self._structures + structure
-        tokens += int(np.diff(self._up_to[source])[entries[:index]].sum())
-        done = int(ends[index - 1]) if index else 0
-        first = int(self._first_row[source][entries[index]]) if rest > done else 0
-        return tokens + int(self._lengths[source][first : first + rest - done].sum())
+        rows = (self._plan.rows_before(source, epoch, window) for source in range(len(self._lines)))
+        return sum(map(LineTokens.before, self._lines, rows)) - self._begin
 
     def _within(self, epoch: int, window: int) -> NDArray[np.int64]:
         """[N + 1] int64, tokens before each sample of a window, and in all of it."""
@@ -104,14 +113,28 @@ class TokenAxis:
 
     def _count_within(self, epoch: int, window: int) -> NDArray[np.int64]:
         found = self._plan.window(epoch, window)
-        parts = [
-            self._lengths[piece.source][first + piece.start : first + piece.stop]
-            for piece in found.pieces
-            for entry in (piece.block * self._structures + piece.epoch % self._structures,)
-            for first in (int(self._first_row[piece.source][entry]),)
-        ]
+        parts = [self._lines[piece.source].of(piece) for piece in found.pieces]
         lengths = np.concatenate(parts)[found.order.many(np.arange(found.order.size))]
         return np.append(0, np.cumsum(lengths, dtype=np.int64))
+
+
+def line_tokens(
+    spec: StreamSpec,
+    lines: Sequence[RowLine],
+    counts: Sequence[RowCounts],
+    lengths: Sequence[RowLengths],
+) -> tuple[LineTokens, ...]:
+    """The lines of a spec's sources, measured. Raises CorpusError: lengths that are not those of their rows."""
+    for source, rows, measured in zip(spec.sources, counts, lengths, strict=True):
+        if rows.sum() != len(measured):
+            raise CorpusError(
+                f"source {source.name}: {len(measured)} row lengths are cached for {rows.sum()} rows",
+                remedy="the row lengths in the cache are not this corpus's: delete the cache, start again",
+            )
+    return tuple(
+        LineTokens(line, rows, _narrow(measured, spec.length))
+        for line, rows, measured in zip(lines, counts, lengths, strict=True)
+    )
 
 
 def _narrow(lengths: RowLengths, most: int) -> NDArray[np.uint16] | RowLengths:

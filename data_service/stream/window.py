@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from data_service.errors import CorpusError
 from data_service.samples.make import block_key, cut, make_rows, structure_key
 from data_service.samples.samples import Samples, deal_rows, join_rows
-from data_service.stream.plan import BlockRows, EpochLayout, Window
+from data_service.stream.lines import BlockRows
+from data_service.stream.plan import EpochLayout, Window
 from data_service.stream.sources import Corpora
 from data_service.types import Block
 

@@ -34,7 +34,7 @@ from encoder_core.families.pre_norm import PreNormConfig
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.heads.prediction import PASSES, POSITION_WIDTH
-from encoder_core.layers.deberta_attention import log_buckets
+from encoder_core.layers.deberta_positions import log_buckets
 from encoder_core.objectives.contrastive import ContrastiveConfig
 from encoder_core.objectives.replaced import ReplacedTokenConfig
 

@@ -9,11 +9,11 @@ from encoder_core.layers.deberta_attention import (
     AttendDisentangled,
     DisentangledAttention,
     FusedProjections,
-    RelativePositions,
     SharedProjections,
     automatic,
 )
 from encoder_core.layers.deberta_encoder import Convolution, DisentangledEncoder, DisentangledLayer
+from encoder_core.layers.deberta_positions import RelativePositions
 from encoder_core.layers.encoder import Embeddings, FeedForward
 
 

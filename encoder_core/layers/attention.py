@@ -8,12 +8,13 @@ Only a kernel knows about rows. All are of one signature, `Attend`:
 | `fused`        | CUDA, with dropout; fp32 in a window | our Triton kernels, no padding                   |
 | `blocked`      | CPU, with dropout or a window        | row by row in cache-sized pieces                 |
 | `padded_sdpa`  | everything else                      | rows padded to a rectangle, torch's fused kernel |
+| `written`      | where a trial found no other right   | the formula in that rectangle                    |
 | `reference`    | tests                                | the formula, row by row                          |
 
-`automatic` picks among the first four. Flash attention draws its dropout from the device's generator, `fused` from what
-a token's draws belong to (`draws.py`): flash attention has dropout only where there is no Triton. torch's fused CPU
-kernel has no dropout and falls back to one that writes out every score three times, which is why `blocked` exists. It
-has no window either: with a mask it computes every score of a row.
+`automatic` picks among the first five (`kernel_choice.py`). Flash attention draws its dropout from the device's
+generator, `fused` from what a token's draws belong to (`draws.py`): flash attention has dropout only where there is no
+Triton. torch's fused CPU kernel has no dropout and falls back to one that writes out every score three times, which is
+why `blocked` exists. It has no window either: with a mask it computes every score of a row.
 
 A `window` is local attention (Beltagy et al., 2020, section 3.1): a query sees the keys of its row that are at most
 that many tokens away, on both sides; None: the whole row.
@@ -37,6 +38,7 @@ from encoder_core.draws import draw_key, head_keys
 from encoder_core.layers.cpu_attention import blocked_attention
 from encoder_core.layers.dropout import dropout as drop
 from encoder_core.layers.fused import fused_attention, fused_takes
+from encoder_core.layers.kernel_choice import Kernel, pick
 from encoder_core.layers.parameters import JoinedLinear, ScaledLinear
 from encoder_core.layers.rotary import rotate
 from encoder_core.layers.rows import Rows
@@ -70,18 +72,32 @@ def automatic(
     dropout: float,
     window: int | None = None,
 ) -> Heads:
-    """The fastest kernel for the tensors at hand. No tokens at all (an idle rank's batch) is no work."""
+    """The best kernel for the tensors at hand. No tokens at all (an idle rank's batch) is no work."""
     if not len(q_TND):
         return sum(for_each_query(q_TND, k_TND, v_TND), q_TND)
-    kind = (q_TND.device.type, q_TND.dtype, q_TND.shape[-1])
-    if fused_takes(*kind) and (dropout > 0.0 or (rows.exceed(window) and not flash_takes(*kind))):
-        k_TND, v_TND = for_each_query(q_TND, k_TND, v_TND)
-        return fused(q_TND, k_TND, v_TND, rows, dropout, window)
-    if flash_takes(*kind):
-        return varlen_flash(q_TND, k_TND, v_TND, rows, dropout, window)
-    if q_TND.device.type == "cpu" and (dropout > 0.0 or rows.exceed(window)):
-        return blocked(q_TND, k_TND, v_TND, rows, dropout, window)
-    return padded_sdpa(q_TND, k_TND, v_TND, rows, dropout, window)
+    match pick(_possible(q_TND, rows, dropout, window), dropped=dropout > 0.0):
+        case "fused":
+            return fused(q_TND, k_TND, v_TND, rows, dropout, window)
+        case "flash":
+            return varlen_flash(q_TND, k_TND, v_TND, rows, dropout, window)
+        case "blocked":
+            return blocked(q_TND, k_TND, v_TND, rows, dropout, window)
+        case "padded":
+            return padded_sdpa(q_TND, k_TND, v_TND, rows, dropout, window)
+        case "written":
+            return written(q_TND, k_TND, v_TND, rows, dropout, window)
+
+
+def _possible(q_TND: Heads, rows: Rows, dropout: float, window: int | None) -> list[Kernel]:
+    """The usual one first. Those that draw by tokens come first where there is dropout."""
+    kind, special = (q_TND.device.type, q_TND.dtype, q_TND.shape[-1]), dropout > 0.0 or rows.exceed(window)
+    if q_TND.device.type == "cpu":
+        return ["blocked", "padded", "written"] if special else ["padded", "blocked", "written"]
+    ours: list[Kernel] = ["fused"] if fused_takes(*kind) else []
+    flash: list[Kernel] = ["flash"] if flash_takes(*kind) else []
+    if dropout > 0.0 or (special and not flash):
+        return [*ours, *flash, "padded", "written"]
+    return [*flash, "padded", *ours, "written"]
 
 
 def for_each_query(q_TND: Heads, k_TND: SharedHeads, v_TND: SharedHeads) -> tuple[Heads, Heads]:
@@ -128,9 +144,15 @@ def varlen_flash(
 
 
 def fused(
-    q_TND: Heads, k_TND: Heads, v_TND: Heads, rows: Rows, dropout: float, window: int | None = None
+    q_TND: Heads,
+    k_TND: SharedHeads,
+    v_TND: SharedHeads,
+    rows: Rows,
+    dropout: float,
+    window: int | None = None,
 ) -> Heads:
     """Exact attention in tiles, without padding and without a score in memory; see `encoder_core/kernels`."""
+    k_TND, v_TND = for_each_query(q_TND, k_TND, v_TND)
     return fused_attention(
         q_TND,
         k_TND,
@@ -152,11 +174,35 @@ def padded_sdpa(
     window: int | None = None,
 ) -> Heads:
     """torch's fused attention on a padded rectangle; no mask where rows are equally long and the window holds them."""
+    return _in_rectangle(q_TND, k_TND, v_TND, rows, dropout, window)
+
+
+def written(
+    q_TND: Heads,
+    k_TND: SharedHeads,
+    v_TND: SharedHeads,
+    rows: Rows,
+    dropout: float,
+    window: int | None = None,
+) -> Heads:
+    """The formula on that rectangle, every score in memory; dropout belongs to tokens on every device."""
+    return _in_rectangle(q_TND, k_TND, v_TND, rows, dropout, window, by_torch=False)
+
+
+def _in_rectangle(
+    q_TND: Heads,
+    k_TND: SharedHeads,
+    v_TND: SharedHeads,
+    rows: Rows,
+    dropout: float,
+    window: int | None,
+    *,
+    by_torch: bool = True,
+) -> Heads:
     k_TND, v_TND = for_each_query(q_TND, k_TND, v_TND)
     q_RNLD, k_RNLD, v_RNLD = (rows.pad(x).transpose(1, 2) for x in (q_TND, k_TND, v_TND))
-    context_RNLD = attend_padded(
-        q_RNLD, k_RNLD, v_RNLD, rows.mask_within(window), rows, dropout, scale=q_TND.shape[-1] ** -0.5
-    )
+    mask, scale = rows.mask_within(window), q_TND.shape[-1] ** -0.5
+    context_RNLD = attend_padded(q_RNLD, k_RNLD, v_RNLD, mask, rows, dropout, scale=scale, by_torch=by_torch)
     return rows.unpad(context_RNLD.transpose(1, 2))
 
 
@@ -169,14 +215,15 @@ def attend_padded(
     dropout: float,
     *,
     scale: float,
+    by_torch: bool = True,
 ) -> Float[Tensor, "rows heads queries width"]:
     """softmax(scale q k' + bias) v of a rectangle. `bias` [R, N, Q, K] is added, or if bool, its false keys are hidden.
 
     torch's fused attention, except that on a CPU it has no fused dropout (on a GPU it has, which belongs to the
-    rectangle and not to the tokens); and that of no rows (an idle batch) it leaves the bias out of the graph, and so
-    parameters that ZeRO waits for on every rank.
+    rectangle and not to the tokens), and that of no rows (an idle batch) it leaves the bias out of the graph, and so
+    parameters that ZeRO waits for on every rank. Without `by_torch` never.
     """
-    if len(q_RNQD) and (not dropout or q_RNQD.device.type != "cpu"):
+    if by_torch and len(q_RNQD) and (not dropout or q_RNQD.device.type != "cpu"):
         return F.scaled_dot_product_attention(
             q_RNQD, k_RNKD, v_RNKD, attn_mask=bias, dropout_p=dropout, scale=scale
         )

@@ -4,100 +4,29 @@ relative positions either way round.
     score(q, k) = (Q_q . K_k  +  Q_q . PK_d  +  PQ_d . K_k) / sqrt(3 D),    d the place of the distance q - k
 
 A fourth term, PQ_d . PK_d, is the section's position to position, which it leaves out; with it, sqrt(4 D).
-Relative positions are a table of learned vectors, one per distance or bucket of distances.
+Relative positions are a table of learned vectors (`deberta_positions.py`).
 
 Shapes: T tokens, M queries, H hidden, N heads, D head width, P places; R rows, K longest row, Q most queries.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
-from encoder_core.draws import draw_key, head_keys, table_keys
+from encoder_core.draws import draw_key, head_keys
 from encoder_core.layers.attention import attend_padded
 from encoder_core.layers.cpu_attention import blocked_disentangled
+from encoder_core.layers.deberta_positions import Relations
 from encoder_core.layers.dropout import Dropout
 from encoder_core.layers.dropout import dropout as drop
 from encoder_core.layers.fused import fused_attention, fused_takes
+from encoder_core.layers.kernel_choice import Kernel, pick
 from encoder_core.layers.parameters import Bias, JoinedLinear
 from encoder_core.layers.rows import Rows
-
-
-@dataclass(frozen=True)
-class Relations:
-    """Where each query and key of a batch stand to each other; the same for all layers.
-
-    Attributes:
-        table: [P, H], the part of the table that rows this long can reach, from row `first` on.
-        places: [2 K - 1] int64, row of `table` for each distance from key to query, the most negative first.
-        index: [R or 1, Q, K] int64, row of `table` for each query and key.
-    """
-
-    table: Float[Tensor, "places hidden"]
-    places: Int[Tensor, " distances"]
-    index: Int[Tensor, "#rows queries keys"]
-    first: int
-
-    @property
-    def keys(self) -> Int[Tensor, " places"]:
-        """What the draws of the table's rows are hashed from."""
-        return table_keys(self.first, self.first + len(self.table), self.table.device)
-
-
-class RelativePositions(nn.Module):
-    """The table, and which of its rows belongs to which distance.
-
-    With `buckets` None every distance below `longest` has its own row (DeBERTa, section 3.1), else distances share
-    `buckets` rows each way, one each up to half of them and logarithmically beyond (DeBERTa v2). `norm` puts a
-    LayerNorm over the table's rows (v2).
-    """
-
-    def __init__(
-        self, longest: int, hidden: int, *, buckets: int | None = None, norm: bool = False, eps: float
-    ) -> None:
-        super().__init__()
-        self.steps = tuple(range(longest)) if buckets is None else log_buckets(buckets, longest)
-        self.span = longest if buckets is None else buckets
-        self.embedding = nn.Embedding(2 * self.span, hidden)
-        self.norm = nn.LayerNorm(hidden, eps=eps) if norm else None
-
-    def forward(self, places_P: Int[Tensor, " places"]) -> Float[Tensor, "places hidden"]:
-        """Rows of the table."""
-        table_PH: Tensor = self.embedding(places_P)
-        return table_PH if self.norm is None else self.norm(table_PH)
-
-    def relate(self, queries: Int[Tensor, " tokens"], rows: Rows, query_rows: Rows) -> Relations:
-        """Relations of queries at positions `queries` (in their rows, laid out by `query_rows`) to all tokens."""
-        reach = self.steps[rows.max_length - 1]
-        low, high = max(0, self.span - reach), min(2 * self.span, self.span + reach + 1)
-        table_PH = self(torch.arange(low, high, device=queries.device))
-        keys_K = torch.arange(rows.max_length, device=queries.device)
-        if query_rows is rows:
-            distance = (keys_K[:, None] - keys_K)[None]
-        else:
-            distance = query_rows.pad(queries)[:, :, None] - keys_K
-        ahead = torch.tensor(self.steps[: rows.max_length], dtype=torch.int64, device=queries.device)
-        steps = torch.cat([-ahead[1:].flip(0), ahead])
-        places = (steps + self.span).clamp(0, 2 * self.span - 1) - low
-        return Relations(table_PH, places, places[distance + rows.max_length - 1], low)
-
-
-def log_buckets(buckets: int, longest: int) -> tuple[int, ...]:
-    """The bucket of each distance 0 .. longest - 1: the distance itself up to half of `buckets`, then
-    logarithmic so that longest - 1 has the last (microsoft/DeBERTa, da_utils.py)."""
-    exact = buckets // 2
-    if longest - 1 <= exact:
-        return tuple(range(longest))
-    whole = math.log((longest - 1) / exact)
-    return tuple(
-        d if d <= exact else math.ceil(math.log(d / exact) / whole * (exact - 1)) + exact
-        for d in range(longest)
-    )
 
 
 @dataclass(frozen=True)
@@ -134,13 +63,21 @@ AttendDisentangled = Callable[[Operands, Relations, Rows, Rows, float], Tensor]
 def automatic(
     operands: Operands, relations: Relations, query_rows: Rows, rows: Rows, dropout: float
 ) -> Float[Tensor, "queries heads width"]:
-    """`blocked` on a CPU where the tokens themselves are the queries, `fused` on a GPU, `padded` otherwise."""
+    """`blocked` on a CPU where the tokens themselves are the queries, `fused` on a GPU, `padded` otherwise; or what a
+    trial preferred."""
     device, known = operands.q.device.type, query_rows is rows or query_rows.at is not None
-    if len(operands.q) and known and fused_takes(device, operands.q.dtype, operands.q.shape[-1]):
-        return fused(operands, relations, query_rows, rows, dropout)
+    possible: list[Kernel] = ["padded", "written"]
     if query_rows is rows and device == "cpu" and len(operands.q):
-        return blocked(operands, relations, query_rows, rows, dropout)
-    return padded(operands, relations, query_rows, rows, dropout)
+        possible.insert(0, "blocked")
+    if len(operands.q) and known and fused_takes(device, operands.q.dtype, operands.q.shape[-1]):
+        possible.insert(0, "fused")
+    match pick(possible, dropped=dropout > 0.0):
+        case "fused":
+            return fused(operands, relations, query_rows, rows, dropout)
+        case "blocked":
+            return blocked(operands, relations, query_rows, rows, dropout)
+        case chosen:
+            return padded(operands, relations, query_rows, rows, dropout, by_torch=chosen != "written")
 
 
 def blocked(
@@ -197,9 +134,15 @@ def fused(
 
 
 def padded(
-    operands: Operands, relations: Relations, query_rows: Rows, rows: Rows, dropout: float
+    operands: Operands,
+    relations: Relations,
+    query_rows: Rows,
+    rows: Rows,
+    dropout: float,
+    *,
+    by_torch: bool = True,
 ) -> Float[Tensor, "queries heads width"]:
-    """Rows padded to a rectangle; the position scores join torch's fused attention as a bias."""
+    """Rows padded to a rectangle; the position scores join torch's fused attention, or the written one, as a bias."""
     q_RNQD, k_RNKD, v_RNKD = (
         r.pad(x).transpose(1, 2)
         for r, x in ((query_rows, operands.q), (rows, operands.k), (rows, operands.v))
@@ -217,7 +160,16 @@ def padded(
     bias_RNQK = bias_RNQK * operands.scale
     if rows.mask is not None:
         bias_RNQK = bias_RNQK.masked_fill(~rows.mask, float("-inf"))
-    context_RNQD = attend_padded(q_RNQD, k_RNKD, v_RNKD, bias_RNQK, query_rows, dropout, scale=operands.scale)
+    context_RNQD = attend_padded(
+        q_RNQD,
+        k_RNKD,
+        v_RNKD,
+        bias_RNQK,
+        query_rows,
+        dropout,
+        scale=operands.scale,
+        by_torch=by_torch,
+    )
     return query_rows.unpad(context_RNQD.transpose(1, 2))
 
 

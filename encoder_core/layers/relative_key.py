@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from encoder_core.layers.attention import Heads, attend_padded
 from encoder_core.layers.fused import fused_attention, fused_takes
+from encoder_core.layers.kernel_choice import Kernel, pick
 from encoder_core.layers.rows import Rows
 
 
@@ -33,8 +34,13 @@ class RelativeKeyAttention(nn.Module):
         longest = rows.max_length
         table_PD = self.distance.weight[self.max_length - longest : self.max_length + longest - 1]
         takes = fused_takes(q_TND.device.type, q_TND.dtype, q_TND.shape[-1])
-        attend = self.fused if takes else self.padded
-        return attend(q_TND, k_TND, v_TND, table_PD, rows, dropout, window)
+        possible: list[Kernel] = [*(("fused",) if takes else ()), "padded", "written"]
+        given = (q_TND, k_TND, v_TND, table_PD, rows, dropout, window)
+        match pick(possible, dropped=dropout > 0.0):
+            case "fused":
+                return self.fused(*given)
+            case chosen:
+                return self.padded(*given, by_torch=chosen != "written")
 
     def fused(
         self,
@@ -70,6 +76,8 @@ class RelativeKeyAttention(nn.Module):
         rows: Rows,
         dropout: float,
         window: int | None,
+        *,
+        by_torch: bool = True,
     ) -> Heads:
         """By torch's attention on a rectangle, with the scores of distances as a bias."""
         q_RNLD, k_RNLD, v_RNLD = (rows.pad(x).transpose(1, 2) for x in (q_TND, k_TND, v_TND))
@@ -82,7 +90,9 @@ class RelativeKeyAttention(nn.Module):
         mask = rows.mask_within(window)
         if mask is not None:
             bias_RNLL = bias_RNLL.masked_fill(~mask, float("-inf"))
-        context_RNLD = attend_padded(q_RNLD, k_RNLD, v_RNLD, bias_RNLL, rows, dropout, scale=scale)
+        context_RNLD = attend_padded(
+            q_RNLD, k_RNLD, v_RNLD, bias_RNLL, rows, dropout, scale=scale, by_torch=by_torch
+        )
         return rows.unpad(context_RNLD.transpose(1, 2))
 
     @staticmethod

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from encoder_core.layers.attention import attend_padded
 from encoder_core.layers.dropout import Dropout
 from encoder_core.layers.fused import fused_attention, fused_takes
+from encoder_core.layers.kernel_choice import Kernel, pick
 from encoder_core.layers.parameters import AttentionBias, IntoHeads, OutOfHeads, Weights
 from encoder_core.layers.xlnet_scope import AttentionScope
 
@@ -60,11 +61,22 @@ class TwoStreamAttention(nn.Module):
     ) -> Float[Tensor, "queries hidden"]:
         """One stream's new states, before its feed-forward."""
         query_MND = self.query(x_MH)
-        takes = fused_takes(query_MND.device.type, query_MND.dtype, query_MND.shape[-1])
-        attend = self.fused if takes and scope.tokens.positions.numel() else self.padded
-        context_MND = attend(query_MND, keys, distances_NPD, scope)
+        context_MND = self._attend(query_MND, keys, distances_NPD, scope)
         y_MH: Tensor = self.norm(x_MH + self.dropout(self.output(context_MND), scope.rows.keys))
         return y_MH
+
+    def _attend(
+        self, query_MND: Tensor, keys: tuple[Tensor, Tensor], distances_NPD: Tensor, scope: AttentionScope
+    ) -> Float[Tensor, "queries heads width"]:
+        takes = fused_takes(query_MND.device.type, query_MND.dtype, query_MND.shape[-1])
+        possible: list[Kernel] = ["padded", "written"]
+        if takes and scope.tokens.positions.numel():
+            possible.insert(0, "fused")
+        match pick(possible, dropped=self.training and self.attention_dropout > 0.0):
+            case "fused":
+                return self.fused(query_MND, keys, distances_NPD, scope)
+            case chosen:
+                return self.padded(query_MND, keys, distances_NPD, scope, by_torch=chosen != "written")
 
     def fused(
         self, query_MND: Tensor, keys: tuple[Tensor, Tensor], distances_NPD: Tensor, scope: AttentionScope
@@ -91,7 +103,13 @@ class TwoStreamAttention(nn.Module):
         )
 
     def padded(
-        self, query_MND: Tensor, keys: tuple[Tensor, Tensor], distances_NPD: Tensor, scope: AttentionScope
+        self,
+        query_MND: Tensor,
+        keys: tuple[Tensor, Tensor],
+        distances_NPD: Tensor,
+        scope: AttentionScope,
+        *,
+        by_torch: bool = True,
     ) -> Float[Tensor, "queries heads width"]:
         """In a rectangle: all but the content scores joins torch's attention as a bias. Who sees nobody gets zeros."""
         key_RNKD, value_RNKD = keys
@@ -115,6 +133,7 @@ class TwoStreamAttention(nn.Module):
             scope.rows,
             self.attention_dropout if self.training else 0.0,
             scale=scale,
+            by_torch=by_torch,
         )
         return scope.rows.unpad(context_RNQD.masked_fill(blind, 0.0).transpose(1, 2))
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from launcher.preflight.findings import Finding
+    from launcher.preflight.kernels import KernelVerdict
 
 
 def register(app: typer.Typer) -> None:
@@ -24,6 +25,10 @@ def doctor(
         list[str] | None,
         typer.Argument(help="Folders or s3:// URIs that a run will read or write."),
     ] = None,
+    gpu: Annotated[
+        bool,
+        typer.Option("--gpu", help="Instead, try the kernels of attention here: a table to send in."),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Check this machine: versions, cores, memory, shared memory, GPUs, limits, ports, clock, and stores.
@@ -35,6 +40,9 @@ def doctor(
     from launcher.output import print_table
     from launcher.preflight.doctor import examine
 
+    if gpu:
+        _kernels(as_json)
+        return
     findings = list(examine(stores or []))
     if as_json:
         print_json(vars(finding) for finding in findings)
@@ -42,6 +50,40 @@ def doctor(
         print_table(table_of(findings))
     if any(finding.verdict == "failure" for finding in findings):
         raise typer.Exit(1)
+
+
+def _kernels(as_json: bool) -> None:
+    """Every kernel of every form of attention, compared with the formula; on a GPU also timed."""
+    from launcher.output import print_table
+    from launcher.preflight.kernels import every_form
+
+    found = list(every_form())
+    if as_json:
+        print_json({"recipe": name} | verdict.model_dump(mode="json") for name, verdict in found)
+    else:
+        print_table(_kernel_table(found))
+    if any(one.failure or not one.right for _, verdict in found for one in verdict.tried):
+        raise typer.Exit(1)
+
+
+def _kernel_table(found: "Iterable[tuple[str, KernelVerdict]]") -> "Table":
+    from rich.table import Table
+
+    table = Table(
+        "", "network", "kernel", "dropout", "gradients off", "may be", "ms", box=None, pad_edge=False
+    )
+    for name, verdict in found:
+        for one in verdict.tried:
+            table.add_row(
+                "[green]right[/]" if one.right else "[red]WRONG[/]",
+                name,
+                one.kernel,
+                "yes" if one.dropped else "",
+                one.failure or ("-" if one.error is None else f"{one.error:.1e}"),
+                f"{one.bound:.1e}",
+                "" if one.seconds is None else f"{1e3 * one.seconds:.2f}",
+            )
+    return table
 
 
 def table_of(findings: "Iterable[Finding]") -> "Table":

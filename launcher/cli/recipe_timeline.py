@@ -5,6 +5,7 @@ from functools import partial
 
 from rich.table import Table
 
+from data_service.visible import visible
 from launcher.format import human_count
 from launcher.output import console, print_table
 from launcher.rank.build import schedule
@@ -12,9 +13,11 @@ from launcher.recipe.schema import Recipe, RecipePhase
 from launcher.recipe.timeline import (
     Stretch,
     changing_weights,
+    is_staged,
     phase_at,
     phase_objective,
     rope_base,
+    source_shares,
     step_batches,
     timeline,
 )
@@ -36,10 +39,27 @@ def print_timeline(recipe: Recipe) -> None:
     lines += plot(rates, _HEIGHT)
     lines += ["", f"tokens of a step, up to {human_count(max(tokens))}"]
     lines += plot(tokens, _LOW)
+    for title, values in _more_curves(recipe, steps):
+        lines += ["", title, *plot(values, 1)]
     last = f"{recipe.total_steps - 1:,}"
     lines.append(f"step 0{last:>{max(len(last) + 1, len(steps) - 6)}}")
     for line in lines:
         console().print(line, highlight=False, markup=False, no_wrap=True, crop=False)
+
+
+def _more_curves(recipe: Recipe, steps: Sequence[int]) -> Iterator[tuple[str, list[float]]]:
+    """What phases change beside, each with its title: shares of sources, and the base of rotary positions."""
+    phases = [recipe.phases[phase_at(recipe, step)[0]] for step in steps]
+    shares = [source_shares(recipe, phase) for phase in phases] if is_staged(recipe) else []
+    known = [found for found in shares if found is not None]
+    for name in recipe.corpus.sources if known else ():
+        values = [0.0 if found is None else found[name] for found in shares]
+        if max(values) > 0:
+            unknown = "; none: by size" if len(known) < len(shares) else ""
+            yield f"share of {visible(name)}, up to {max(values):.3g}{unknown}", values
+    if any(phase.rope_base is not None for phase in recipe.phases):
+        bases = [rope_base(recipe, step) or 0.0 for step in steps]
+        yield f"rope base, up to {max(bases):g}", bases
 
 
 def timeline_records(recipe: Recipe) -> Iterator[dict[str, object]]:
@@ -59,6 +79,7 @@ def timeline_records(recipe: Recipe) -> Iterator[dict[str, object]]:
             "tokens": stretch.tokens,
             "microbatch": recipe.microbatch_of(phase),
             "rope_base": rope_base(recipe, stretch.first),
+            "sources": source_shares(recipe, phase) if is_staged(recipe) else None,
             "weights": stretch.weights,
             "masks": None if mlm is None else {"rate": mlm.rate, **mlm.replace.model_dump()},
         }
@@ -115,6 +136,8 @@ def _more_columns(recipe: Recipe) -> dict[str, Callable[[Stretch], str]]:
     found: dict[str, Callable[[Stretch], str]] = {}
     if any(phase.microbatch is not None for phase in phases):
         found["microbatch"] = lambda at: str(recipe.microbatch_of(phases[at.phase]))
+    if is_staged(recipe):
+        found["sources"] = lambda at: _sources(recipe, phases[at.phase])
     if any(phase.rope_base is not None for phase in phases):
         found["rope base"] = lambda at: f"{rope_base(recipe, at.first):g}"
     if any(phase.mlm is not None for phase in phases):
@@ -126,6 +149,18 @@ def _more_columns(recipe: Recipe) -> dict[str, Callable[[Stretch], str]]:
 
 def _weight_cell(at: Stretch, name: str) -> str:
     return _span(*(f"{weight:.3g}" for weight in at.weights[name]))
+
+
+def _sources(recipe: Recipe, phase: RecipePhase) -> str:
+    """Shares of the tokens, and how often each source may have been read by the end."""
+    shares = source_shares(recipe, phase)
+    given = (
+        "by size"
+        if shares is None
+        else ", ".join(f"{share:.3g} {name}" for name, share in shares.items() if share)
+    )
+    most = phase.mixture and phase.mixture.most_readings
+    return visible(given) + (f", read {most:g} times at most" if most else "")
 
 
 def _masks(recipe: Recipe, phase: RecipePhase) -> str:

@@ -115,6 +115,8 @@ def _scaled(recipe: Recipe, steps: list[int]) -> Recipe:
 
 def _phase(phase: RecipePhase, steps: int) -> RecipePhase:
     changes: dict[str, object] = {"steps": steps}
+    if phase.mixture is not None:
+        changes["mixture"] = phase.mixture.model_copy(update={"steps": None})
     if phase.schedule is not None:
         changes["schedule"] = _schedule(phase.schedule, phase.steps, steps)
     if (rise := phase.batch.warmup) is not None:

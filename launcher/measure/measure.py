@@ -196,8 +196,9 @@ def whole_step(recipe: Recipe, phase: RecipePhase, trial: Trial, step: Step) -> 
 
 
 def _of(recipe: Recipe, phase: RecipePhase) -> Recipe:
-    """`recipe` as if it had this phase only, its vocabulary known."""
-    return recipe.model_copy(update={"model": known(recipe.model), "phases": (phase,)})
+    """`recipe` as if it had this phase only, its vocabulary known. Its sources are synthetic ones."""
+    alone = phase.model_copy(update={"mixture": None})
+    return recipe.model_copy(update={"model": known(recipe.model), "phases": (alone,)})
 
 
 def _executed(recipe: Recipe) -> int:

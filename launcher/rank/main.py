@@ -30,11 +30,13 @@ from encoder_core.train.zero_state import ALL_KINDS, MASTER
 from launcher.errors import RunError
 from launcher.policies.stragglers import Detector
 from launcher.preflight.collective import NodeReport
+from launcher.preflight.kernels import KernelVerdict
 from launcher.rank.build import build_model, build_optimizer, engine_config, training_plan
 from launcher.rank.checkpointing import RunCheckpointer
 from launcher.rank.data import RankData, RankShard, SampleStream
 from launcher.rank.initial_weights import InitialWeights, initial_weights
 from launcher.rank.journal import Link, RankJournal, Startup
+from launcher.rank.kernels import record_kernels, settle_kernels
 from launcher.rank.spike_guard import SpikeGuard
 from launcher.rank.teachers import teach
 from launcher.rank.tensorboard import TensorBoardFiles
@@ -74,6 +76,7 @@ def run_rank(
     tokenizer = run.tokenizer()
     good = _resume_point(run, peers, link)
     startup.done("checkpoint")
+    verdicts = settle_kernels(run, tokenizer, peers, link)
     # Build the model and its optimizer; load that checkpoint, or what the run begins with.
     model, engine, begin = _build(run, tokenizer, peers, good)
     startup.done("model")
@@ -82,15 +85,14 @@ def run_rank(
     # Open the journal, and record how this start begins.
     meter = _meter(run, tokenizer, engine, control)
     journal = _journal(run, attempt, control, link, startup, state, hosts, meter)
-    _record_start(journal, state, good, begin, control, reports)
+    _record_start(journal, state, good, begin, control, (reports, verdicts))
     # Open the data at the step the run stands at, without the ranges that rewinds left out.
     resumed = good.manifest if good else None
     streams = [open_stream(stream_spec(run, tokenizer, n)) for n in range(len(run.recipe.phases))]
     lost = read_lost(run, resumed, peers)
     positions = sample_positions(run, streams, lost.ranges)
     share = RankShard(control.rank, control.world, run.recipe.phase_microbatches)
-    heldout = _heldout(run, tokenizer, open_stream)
-    refresh = run.recipe.memory_refresh
+    heldout, refresh = _heldout(run, tokenizer, open_stream), run.recipe.memory_refresh
     data = RankData(streams, positions, heldout, share, engine.device, model.target_counts, refresh)
     # Train to the end, or until a stop is requested.
     guard = SpikeGuard(run, attempt, control, peers, journal, positions, resumed, lost)
@@ -254,11 +256,14 @@ def _record_start(
     good: Good | None,
     begin: InitialWeights | None,
     control: Control,
-    reports: Sequence[NodeReport],
+    found: tuple[Sequence[NodeReport], Sequence[KernelVerdict]],
 ) -> None:
+    """`found`: of the nodes, and of kinds of GPUs."""
     _record_origin(journal, state, good, begin, control)
+    reports, verdicts = found
     for report in reports:
         journal.event("preflight", **report.event())
+    record_kernels(journal, verdicts)
 
 
 def _record_origin(

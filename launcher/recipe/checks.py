@@ -28,6 +28,7 @@ def impossible(recipe: Recipe) -> list[RecipeIssue]:
         *_term_weights(recipe),
         *_lengths(recipe),
         *_rope_bases(recipe),
+        *_mixtures(recipe),
         *_schedule(recipe),
         *_shuffle(recipe),
         *_precision(recipe),
@@ -218,6 +219,34 @@ def _rope_bases(recipe: Recipe) -> Iterator[RecipeIssue]:
                 ("phases", index, "rope_base"),
                 f"a model of family {recipe.model.family} has no rotary positions",
                 "leave it out, or train a family that has them: modernbert or eurobert",
+            )
+
+
+def _mixtures(recipe: Recipe) -> Iterator[RecipeIssue]:
+    apart = "rows that go on from step to step" if isinstance(recipe.input, Lanes) else ""
+    apart = "batches of one source" if recipe.mixing.batches == "one_source" else apart
+    for index, phase in enumerate(recipe.phases):
+        if phase.mixture is None:
+            continue
+        path = ("phases", index, "mixture")
+        if apart:
+            yield RecipeIssue(
+                path,
+                f"{apart} take as many of each source in every phase",
+                "leave it out, and give the sources of the corpus their weights",
+            )
+        weights = phase.mixture.weights
+        for name in (weights or {}).keys() - recipe.corpus.sources.keys():
+            yield RecipeIssue(
+                (*path, "weights", name),
+                f"the phase weighs {name}, which is no source of the corpus",
+                f"weigh some of {', '.join(recipe.corpus.sources)}, or add corpus.sources.{name}",
+            )
+        if weights is not None and not any(weights.values()):
+            yield RecipeIssue(
+                (*path, "weights"),
+                "all sources weigh 0, so the phase would read nothing",
+                "give one of them a weight above 0",
             )
 
 

@@ -33,6 +33,7 @@ FIELDS: tuple[tuple[str, Kind], ...] = (
     ("objective.distil.teachers.*.step", "operational"),
     ("objective.*", "identity"),
     ("phases.*.microbatch", "operational"),
+    ("phases.*.mixture.most_readings", "operational"),
     ("phases.*", "identity"),
     ("optimizer.*", "identity"),
     ("schedule.*", "identity"),

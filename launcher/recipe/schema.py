@@ -36,6 +36,7 @@ from launcher.policies.spikes import Spikes
 from launcher.policies.stragglers import Stragglers
 from launcher.policies.watchdog import Watchdog
 from launcher.recipe.evaluation import Tasks
+from launcher.recipe.mixture import PhaseMixture
 from launcher.recipe.objective import RecipeObjective
 from launcher.recipe.operation import Events, Mlflow, Wandb, WeightCheck
 from launcher.recipe.parts import Choice
@@ -151,6 +152,7 @@ class RecipePhase(Choice):
         mlm: masks of this phase. Held-out loss is measured under the objective's own masks in every phase.
         weights: of terms of the objective, by name; a schedule counts the phase's steps. Held-out loss has the
             objective's own, of a schedule the last.
+        mixture: of the sources, in this phase.
         rope_base: of the rotary positions of layers that see the whole row (ModernBERT's global ones, all of EuroBERT).
     """
 
@@ -162,6 +164,7 @@ class RecipePhase(Choice):
     schedule: ScheduleConfig | None = None
     mlm: PhaseMlm | None = None
     weights: Annotated[dict[str, Weight], Field(min_length=1)] | None = None
+    mixture: PhaseMixture | None = None
     rope_base: Annotated[float, Field(gt=0)] | None = None
 
 

@@ -78,6 +78,26 @@ def tokens_before(recipe: Recipe, step: int) -> int:
     return total
 
 
+def is_staged(recipe: Recipe) -> bool:
+    """Whether its sources are read on from phase to phase."""
+    return any(phase.mixture is not None for phase in recipe.phases)
+
+
+def planned_steps(phase: RecipePhase) -> int:
+    """Steps that the data of a phase are planned for, where sources are read on from phase to phase."""
+    return (phase.mixture and phase.mixture.steps) or phase.steps
+
+
+def source_shares(recipe: Recipe, phase: RecipePhase) -> dict[str, float] | None:
+    """The share of each source in the tokens of a phase; None if it is the corpora's sizes that decide."""
+    given = {name: source.weight for name, source in recipe.corpus.sources.items()}
+    weights = {name: weight for name, weight in given.items() if weight != "auto"}
+    if phase.mixture is not None and phase.mixture.weights is not None:
+        weights = {name: phase.mixture.weights.get(name, 0.0) for name in given}
+    total = sum(weights.values())
+    return {name: weight / total for name, weight in weights.items()} or None
+
+
 def phase_objective(recipe: Recipe, phase: RecipePhase) -> RecipeObjective:
     """The objective with the phase's masks."""
     mlm = recipe.objective.mlm

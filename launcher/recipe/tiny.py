@@ -133,6 +133,8 @@ def _phase(phase: RecipePhase, steps: int, most: int, lr_scale: float) -> Recipe
         warmup = BatchWarmup(start=MICROBATCH if in_rows else MICROBATCH * length, steps=rise)
         batch = batch.model_copy(update={"warmup": warmup})
     changes: dict[str, object] = {"steps": steps, "length": length, "batch": batch, "microbatch": None}
+    if phase.mixture is not None:
+        changes["mixture"] = phase.mixture.model_copy(update={"steps": None, "most_readings": None})
     if phase.weights is not None:
         changes["weights"] = {
             name: _weight(weight, phase.steps, steps) for name, weight in phase.weights.items()

@@ -18,6 +18,7 @@ from launcher.recipe.schema import SCRATCH, TEACHER, Recipe
 from launcher.run.inputs import Inputs, refuse_placeholders
 from launcher.run.kept_tokenizer import keep
 from launcher.run.log import operator_event
+from launcher.run.mixture import check_mixture
 from launcher.run.outline import ForkOrigin
 from launcher.run.readiness import check_rows
 from launcher.run.record import RECIPE, RECORD, Run, RunRecord, dump
@@ -43,6 +44,7 @@ def create_run(recipe: Recipe, uri: str, now: datetime) -> Run:
     tokenizer = load_tokenizer(resolved.tokenizer.uri)
     run = Run(uri, store, resolved, record_of(resolved, read_all_inputs(resolved, tokenizer), now))
     check_rows(run, tokenizer)
+    check_mixture(run, tokenizer)
     reserve(store, resolved)
     keep(store, tokenizer)
     publish(store, run.record)

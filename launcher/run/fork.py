@@ -18,14 +18,14 @@ from checkpoints.layout import CheckpointManifest, CheckpointName
 from checkpoints.listing import committed
 from checkpoints.load import ensure_kinds
 from checkpoints.rewind import SKIPS, rewinds, skips
-from data_service.stream.batches import StepBatches
 from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.train.zero_state import own_kinds
 from launcher.errors import RunChanged, RunError
 from launcher.recipe.load import reload
+from launcher.recipe.mixture import PhaseMixture
 from launcher.recipe.objective import meta_module
 from launcher.recipe.schema import Recipe
-from launcher.recipe.timeline import step_batches
+from launcher.recipe.timeline import is_staged, phase_at, planned_steps, source_shares, step_batches
 from launcher.run.checkpoint import select_checkpoint
 from launcher.run.create import (
     absolute,
@@ -85,7 +85,7 @@ def fork(
     store = free_place(uri)
     manifest = select_checkpoint(source, step)
     base = source.recipe if decay is None else decaying(source.recipe, manifest.step, decay)
-    recipe = absolute(reload(base, tuple(assignments)))
+    recipe = _with_planned_data(source.recipe, absolute(reload(base, tuple(assignments))), manifest.step)
     tokenizer = source.tokenizer_under(recipe)
     inputs, past = read_all_inputs(recipe, tokenizer, source), source.record
     wanted = record_of(recipe, inputs, now, data_begins=past.data_begins)
@@ -166,14 +166,34 @@ def _other_data(source: Run, recipe: Recipe, wanted: RunRecord, step: int) -> It
         yield "phases"
 
 
-def _taken(recipe: Recipe, begin: int, stop: int) -> list[tuple[int, int, bool, StepBatches]]:
-    """Steps `begin` to `stop`, phase by phase: how many, row length, whether batches count tokens, the batches."""
-    taken, first = [], 0
+def _with_planned_data(past: Recipe, recipe: Recipe, step: int) -> Recipe:
+    """`recipe`, whose phase at `step` has the data that were planned for it in `past`, however long it now is. Only
+    where the sources are read on from phase to phase: else its data do not depend on its length."""
+    number, _ = phase_at(recipe, max(0, step - 1))
+    if not is_staged(past) or number >= len(past.phases):
+        return recipe
+    was, phase = past.phases[number], recipe.phases[number]
+    if was.steps == phase.steps and is_staged(recipe):
+        return recipe
+    mixture = phase.mixture or PhaseMixture()
+    if mixture.steps is not None:
+        return recipe
+    kept = phase.model_copy(update={"mixture": mixture.model_copy(update={"steps": planned_steps(was)})})
+    phases = (*recipe.phases[:number], kept, *recipe.phases[number + 1 :])
+    return recipe.model_copy(update={"phases": phases})
+
+
+def _taken(recipe: Recipe, begin: int, stop: int) -> list[tuple[object, ...]]:
+    """Steps `begin` to `stop`, phase by phase: how many, row length, whether batches count tokens, the batches; and
+    what of the sources, where they are read on from phase to phase."""
+    taken, first = list[tuple[object, ...]](), 0
     for phase in recipe.phases:
         steps = min(first + phase.steps, stop) - max(first, begin)
         if steps > 0:
             in_tokens = phase.batch.tokens is not None
-            taken.append((steps, phase.length, in_tokens, step_batches(recipe, phase)))
+            rows = (steps, phase.length, in_tokens, step_batches(recipe, phase))
+            sources = (planned_steps(phase), source_shares(recipe, phase)) if is_staged(recipe) else ()
+            taken.append((*rows, *sources))
         first += phase.steps
     return taken
 

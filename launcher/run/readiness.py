@@ -91,7 +91,7 @@ def _check_lengths(run: Run, tokenizer: Tokenizer) -> None:
 
 def _alone(spec: StreamSpec) -> StreamSpec:
     """The same rows, however many a step takes."""
-    return spec.model_copy(update={"lanes": None, "one_source": None})
+    return spec.model_copy(update={"lanes": None, "one_source": None, "stages": ()})
 
 
 def _batch_and_epoch(run: Run, tokenizer: Tokenizer, number: int) -> tuple[int, int]:

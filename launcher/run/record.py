@@ -5,6 +5,7 @@ tokenizers/     its tokenizer, by fingerprint (launcher.run.kept_tokenizer)
 run.json        what the run is: identity fields, fingerprints of corpora and tokenizer, versions
 attempts/       one object per start (checkpoints.attempt)
 checkpoints/    commits and their data (checkpoints.layout)
+kernels/        what was found of each kind of GPU (launcher.rank.kernels)
 metrics/ events/    segments per attempt (launcher.run.log)
 """
 

@@ -4,12 +4,19 @@ from collections.abc import Sequence
 from typing import Literal, Protocol
 
 from data_service.samples.inputs import Lanes, RepeatedSentences, TextPairs
-from data_service.samples.spec import SimilarSource, SourceSpec, StreamSpec, WindowSize
-from data_service.stream.positions import Axis, PhaseBatches, Positions, Range
+from data_service.samples.spec import SimilarSource, SourceSpec, Stage, StreamSpec, WindowSize
+from data_service.stream.positions import Axis, PhaseBatches, Positions, Range, SampleAxis
 from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.families.xlnet import XlnetConfig
-from launcher.recipe.schema import RecipePhase
-from launcher.recipe.timeline import phase_objective, step_batches
+from launcher.recipe.mixture import PhaseMixture
+from launcher.recipe.schema import Recipe, RecipePhase
+from launcher.recipe.timeline import (
+    is_staged,
+    phase_objective,
+    planned_steps,
+    source_shares,
+    step_batches,
+)
 from launcher.run.record import Run
 
 LANES_WINDOW_BATCHES = 64  # every lane breaks off where a window ends
@@ -36,7 +43,37 @@ def stream_spec(run: Run, tokenizer: Tokenizer, phase: int) -> StreamSpec:
         window = WindowSize(samples=LANES_WINDOW_BATCHES * rows)
     spec = _spec(run, tokenizer, "train", length, window, lanes)
     one_source = rows if run.recipe.mixing.batches == "one_source" else None
-    return spec.model_copy(update={"one_source": one_source, "masking": masking})
+    stages = _stages(run, phase) if is_staged(run.recipe) else ()
+    return spec.model_copy(update={"one_source": one_source, "masking": masking, "stages": stages})
+
+
+def _stages(run: Run, last: int) -> tuple[Stage, ...]:
+    """The phases up to `last`, but those that ended before the run's data begin."""
+    found, start = [], 0
+    for number, phase in enumerate(run.recipe.phases[: last + 1]):
+        begin = max(0, run.record.data_begins - start)
+        start += phase.steps
+        if begin < phase.steps or number == last:
+            begin = begin if begin < phase.steps else 0
+            found.append(_stage(run.recipe, number, begin, last=number == last))
+    return tuple(found)
+
+
+def _stage(recipe: Recipe, number: int, begin: int, *, last: bool) -> Stage:
+    """A phase that takes data from its step `begin` on. Of the last one it does not matter how long it is."""
+    phase, before = recipe.phases[number], step_batches(recipe, recipe.phases[number]).before
+    planned = planned_steps(phase) if planned_steps(phase) > begin else phase.steps
+    units, mixture = before(planned) - before(begin), phase.mixture or PhaseMixture()
+    shares = source_shares(recipe, phase)
+    return Stage(
+        phase=number,
+        length=phase.length,
+        units=units,
+        in_tokens=phase.batch.tokens is not None,
+        epochs=1 if last else -(-(before(phase.steps) - before(begin)) // units),
+        weights=() if shares is None else tuple(shares.values()),
+        most_readings=mixture.most_readings,
+    )
 
 
 def heldout_spec(run: Run, tokenizer: Tokenizer) -> StreamSpec:
@@ -59,9 +96,10 @@ def _similar_words(run: Run) -> SimilarSource | None:
 
 def _phase(run: Run, phase: RecipePhase, stream: StreamLength) -> PhaseBatches:
     batches, samples = step_batches(run.recipe, phase), stream.samples_per_epoch
-    if phase.batch.sequences is not None:
-        return PhaseBatches.of_samples(phase.steps, batches.batch, samples, batches.rise)
-    return PhaseBatches(phase.steps, batches.batch, samples, stream.token_axis(), batches.rise)
+    in_rows = phase.batch.sequences is not None
+    axis = SampleAxis(samples) if in_rows else stream.token_axis()
+    staged = is_staged(run.recipe)
+    return PhaseBatches(phase.steps, batches.batch, samples, axis, batches.rise, staged)
 
 
 def _spec(

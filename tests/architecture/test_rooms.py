@@ -41,7 +41,7 @@ DRAWN = {
     """,
     "encoder_core": """
         cost -> families heads layers objectives train
-        train -> objectives optim
+        train -> layers objectives optim
         objectives -> families heads layers optim
         heads -> layers
         families -> layers

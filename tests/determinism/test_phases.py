@@ -1,18 +1,26 @@
-"""A run whose phases change everything that they can, killed in each of them and where one ends, and resumed on other
-numbers of ranks: the data is the same to the byte, and so is what comes of it, up to rounding. The batch begins
-with one microbatch, so that of three ranks two have nothing to do."""
+"""A run whose phases change everything that they can (sources and rotary positions too), killed in each of them and
+where one ends, and resumed on other numbers of ranks: the data is the same to the byte, and so is what comes of it, up
+to rounding. The batch begins with one microbatch, so that of three ranks two have nothing to do."""
 
+import json
 import random
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from checkpoints.listing import committed
+from data_service.ingest.build import build_corpus
+from data_service.ingest.options import BuildOptions
 from data_service.samples.masking import MlmMasking, Replacement
+from data_service.stream.stream import Stream
+from launcher.export.export import export_run
 from launcher.rank.build import schedule
 from launcher.run.record import open_run
 from launcher.run.step_table import Record
 from launcher.run.streams import stream_spec
+from tests.support.data.made_up import write_text
 from tests.support.ranks.run_group import KILLED, finish, run_group
 from tests.support.runs import small_runs
 
@@ -21,23 +29,45 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 EXACT = 1e-5  # nats
 PHASES = (
     "phases=["
-    "{steps: 4, length: 32, batch: {sequences: 12, warmup: {start: 4, steps: 3}}, mlm: {rate: 0.3}}, "
+    "{steps: 4, length: 32, batch: {sequences: 12, warmup: {start: 4, steps: 3}}, mlm: {rate: 0.3}, "
+    "rope_base: 50, mixture: {weights: {text: 1}}}, "
     "{steps: 4, length: 64, batch: {tokens: 600, warmup: {start: 200, steps: 2}}, lr: 5.0e-4, "
-    "weights: {mlm: {start: 0.5, end: 2, steps: 3}}},"
-    "{steps: 4, length: 48, batch: {sequences: 8}, schedule: {warmup: 1, decay: cosine, restarts: 1}, "
-    "weights: {mlm: 3}, mlm: {replace: {mask: 1, random: 0, keep: 0}}},"
+    "weights: {mlm: {start: 0.5, end: 2, steps: 3}}, mixture: {weights: {text: 1, better: 3}}, microbatch: 3},"
+    "{steps: 4, length: 48, batch: {sequences: 8}, schedule: {warmup: 1, decay: cosine, restarts: 1}, microbatch: 2, "
+    "weights: {mlm: 3}, mlm: {replace: {mask: 1, random: 0, keep: 0}}, rope_base: 9000, "
+    "mixture: {weights: {better: 1}, most_readings: 3}},"
     "{steps: 4, length: 32, batch: {sequences: 16}, schedule: {decay: one_minus_sqrt}, mlm: {rate: 0.05}}]"
 )
 STEPS, EDGES = 16, (4, 8, 12)
+MODEL = (
+    "model={family: modernbert, layers: 3, hidden: 32, heads: 2, feed_forward: 48, max_length: 64, "
+    "local_attention: 16, dropout: 0.1, attention_dropout: 0.1, attention_output_dropout: 0.1, initializer_range: 0.2}"
+)
 SETTINGS = (
-    *(PHASES, "schedule={warmup: 2, decay: constant}", "checkpoint={every: {steps: 2}, keep_last: 3}"),
+    *(PHASES, MODEL, "schedule={warmup: 2, decay: constant}", "checkpoint={every: {steps: 2}, keep_last: 3}"),
     "weight_check={every: 1}",
 )
 
 
+def new_run(folder: Path, name: str, *settings: str) -> str:
+    """On two corpora."""
+    second = f"corpus.sources.better={{uri: {folder}/better, weight: auto}}"
+    return small_runs.new_run(folder, name, second, *SETTINGS, *settings)
+
+
 @pytest.fixture(scope="module")
-def undisturbed(folder: Path) -> str:
-    return finish(small_runs.new_run(folder, "undisturbed", *SETTINGS), 2)
+def two_corpora(folder: Path) -> Path:
+    """A folder with corpus, `better` and the tokenizer of both."""
+    text = folder / "better.jsonl"
+    write_text(text, 80, seed=4)
+    options = BuildOptions(heldout_fraction=0.1, block_tokens=256)
+    build_corpus([str(text)], f"{folder}/better", f"{folder}/tokenizer", options, lambda progress: None)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def undisturbed(two_corpora: Path) -> str:
+    return finish(new_run(two_corpora, "undisturbed"), 2)
 
 
 def ensure_equal(run: str, undisturbed: str) -> None:
@@ -90,18 +120,54 @@ def test_each_phase_is_what_it_says(undisturbed: str) -> None:
     ]
 
 
-def test_killed_within_a_phase_and_at_its_edge(folder: Path, undisturbed: str) -> None:
-    run = small_runs.new_run(folder, "killed", *SETTINGS)
+def test_sources_are_read_on_in_the_shares_of_each_phase(undisturbed: str) -> None:
+    run = open_run(undisturbed)
+    steps = small_runs.history(undisturbed).steps[:]
+    shares, places = [], list[list[tuple[int, int]]]()
+    for phase in range(4):
+        plan = Stream(stream_spec(run, run.tokenizer(), phase)).plan
+        taken = [
+            plan.origin(epoch, sample)
+            for record in steps[4 * phase : 4 * phase + 4]
+            for epoch, start, stop in record["samples"]
+            for sample in range(start, stop)
+        ]
+        shares.append(sum(origin.source == 1 for origin in taken) / len(taken))
+        places.append([(origin.epoch, origin.source) for origin in taken])
+    assert shares == pytest.approx([0, 0.75, 1, 0.72], abs=0.06)
+    for source in (0, 1):
+        readings = [[epoch for epoch, its in phase if its == source] for phase in places]
+        assert all(max(a) <= min(b) for a, b in pairwise([found for found in readings if found]))
+
+
+def test_an_export_has_the_base_of_its_step(undisturbed: str, tmp_path: Path) -> None:
+    run = open_run(undisturbed)
+    for step in [mark.step for mark in committed(run.store)]:
+        export_run(run, step, str(tmp_path / str(step)))
+        found = json.loads((tmp_path / str(step) / "config.json").read_text())["global_rope_theta"]
+        assert found == (50, 160_000, 9000, 160_000)[(step - 1) // 4], step
+
+
+def test_killed_within_a_phase_and_at_its_edge(two_corpora: Path, undisturbed: str) -> None:
+    run = new_run(two_corpora, "killed")
     draw = random.Random(6)
     ensure_equal(killed_on_the_way(run, [draw.choice(EDGES), draw.randrange(13, STEPS)], [3, 2]), undisturbed)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(3))
-def test_killed_in_every_phase_and_at_every_edge(folder: Path, undisturbed: str, seed: int) -> None:
+def test_killed_in_every_phase_and_at_every_edge(two_corpora: Path, undisturbed: str, seed: int) -> None:
     """One start after another: within phase 0, at the first step of phase 1, within phase 1, and so on."""
     draw = random.Random(seed)
-    run = small_runs.new_run(folder, f"hunted-{seed}", *SETTINGS, f"zero={draw.choice((0, 1, 2, 3))}")
+    run = new_run(two_corpora, f"hunted-{seed}", f"zero={draw.choice((0, 1, 2, 3))}")
     kills = sorted([*EDGES, *(draw.randrange(first + 2, first + 4) for first in (0, *EDGES))])
     worlds = [draw.randint(1, 3) for _ in kills]
     ensure_equal(killed_on_the_way(run, kills, worlds), undisturbed)
+
+
+@pytest.mark.long
+def test_the_base_of_a_phase_is_trained_with(two_corpora: Path, undisturbed: str) -> None:
+    plain = new_run(two_corpora, "one-base", PHASES.replace("rope_base: 50, ", ""))
+    finish(plain, 2, stop_at=3)
+    assert small_runs.digests(plain) == small_runs.digests(undisturbed)[:3]
+    assert abs(small_runs.losses(plain)[0] - small_runs.losses(undisturbed)[0]) > 1e-4

@@ -80,7 +80,7 @@ def test_rows_of_a_source_come_alike_often_over_the_epochs(plan: StreamPlan) -> 
     seen = Counter(row[:3] for epoch in range(5) for row in rows_of_epoch(plan, epoch))
     for source, quota in enumerate(plan.epoch_layout.quotas):
         counts = [count for (number, _, _), count in seen.items() if number == source]
-        rows = int(plan.line(source, 0).ends[-1])
+        rows = int(plan.lines[source].line(0).ends[-1])
         assert max(counts) - (min(counts) if len(counts) == rows else 0) <= 1
         assert sum(counts) == 5 * quota
 
@@ -100,7 +100,7 @@ def test_sources_have_their_share_of_an_epoch_and_of_every_window(plan: StreamPl
     """To a batch; and one batch more in proportion would take more rows than some source has."""
     spec, batch = plan.spec, plan.spec.one_source
     assert batch is not None
-    rows = [int(plan.line(source, 0).ends[-1]) for source in range(len(spec.sources))]
+    rows = [int(plan.lines[source].line(0).ends[-1]) for source in range(len(spec.sources))]
     whole = [count // batch for count in rows]
     share = weights_of(spec.sources, whole, spec.temperature) or whole
     counts = [quota // batch for quota in plan.epoch_layout.quotas]

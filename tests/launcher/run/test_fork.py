@@ -14,12 +14,16 @@ from checkpoints.layout import CheckpointName
 from checkpoints.listing import committed, read_manifest
 from checkpoints.rewind import Rewind, record, skips
 from checkpoints.verify import verify_all
+from data_service.stream.stream import Stream
 from launcher.errors import RunChanged, RunError
 from launcher.inspect.show import find_sample
+from launcher.rank.data import checksum
+from launcher.recipe.mixture import PhaseMixture
 from launcher.run.fork import Forked, fork
 from launcher.run.left_out import RECENT
-from launcher.run.record import RECORD, open_run
+from launcher.run.record import RECORD, Run, open_run
 from launcher.run.step_table import Record
+from launcher.run.streams import sample_positions, stream_spec
 from tests.support.checks.command import maskfleet
 from tests.support.ranks.run_group import finish
 from tests.support.runs import small_runs
@@ -205,6 +209,34 @@ def test_a_stable_run_is_ended_by_a_decay_on_the_data_that_it_would_have_read(
         ]
     with pytest.raises(RunError, match="decays already at step 9"):
         make(source, tmp_path / "not", decay=4)
+
+
+def test_forks_of_a_phase_with_a_mixture_go_on_in_its_data_however_long_they_are(
+    source: str, tmp_path: Path
+) -> None:
+    """The plan of a mixture depends on the length of its phase: a fork keeps the one that was made."""
+    mixed = f"phases=[{FIRST}, {{steps: 30, length: 64, batch: {{sequences: 8}}, mixture: {{weights: {{text: 1}}}}}}]"
+    stable = make(source, tmp_path / "stable", mixed, "schedule={warmup: 3, decay: constant}")
+    assert stable.restarted == ("phases",)
+    uri = finish(stable.run.uri, 1, stop_at=12)
+    ended = make(uri, tmp_path / "ended", decay=4, step=None)
+    longer = make(uri, tmp_path / "longer", "phases.1.steps=50", step=None)
+    other = make(uri, tmp_path / "other", "phases.1.steps=50", "phases.1.mixture.steps=50", step=None)
+    assert (ended.restarted, longer.restarted, other.restarted) == ((), (), ("phases",))
+    assert [fork.run.recipe.phases[1].mixture for fork in (ended, longer)] == [
+        PhaseMixture(weights={"text": 1}, steps=30)
+    ] * 2
+    asked = [digest(stable.run, step) for step in range(12, 16)]
+    assert [digest(longer.run, step) for step in range(12, 16)] == asked
+    assert digest(other.run, 12) != asked[0]
+    assert [record["digest"] for record in steps(finish(ended.run.uri, 1))] == asked
+
+
+def digest(run: Run, step: int) -> int:
+    """Of what a step reads."""
+    streams = [Stream(stream_spec(run, run.tokenizer(), phase)) for phase in range(len(run.recipe.phases))]
+    taken = sample_positions(run, streams, ()).ranges(step)
+    return sum(checksum(streams[r.phase].read(r.epoch, r.start, r.stop)) for r in taken)
 
 
 def test_a_run_is_never_overwritten(source: str, tmp_path: Path) -> None:

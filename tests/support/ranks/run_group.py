@@ -41,11 +41,13 @@ def run_group(
     slow: int | None = None,
     wrong: Sequence[tuple[int, int]] = (),
     deadly: Sequence[tuple[int, int]] = (),
+    kernel: str | None = None,
     timeout: float = 240,
 ) -> Ended:
     """Start `world` ranks on a new attempt and wait for all. `kill` maps a rank to the step at which it dies by
     SIGKILL; `stop_at` asks for a clean stop at a step; `flip` is a rank, and the step before which one bit of its
-    weights is turned over; the rank `slow` is, from the first commit on; `wrong` and `deadly` are samples (`poison`).
+    weights is turned over; the rank `slow` is, from the first commit on; `wrong` and `deadly` are samples (`poison`);
+    with `kernel`, ranks take their CPU for a GPU one of whose kernels is so (`bad_kernels`).
     When one rank dies by itself, the others end by error. Ranks that go back start again."""
     with tempfile.TemporaryDirectory() as meeting:
         logs = [Path(meeting, f"rank{rank}.log") for rank in range(world)]
@@ -53,7 +55,7 @@ def run_group(
             forked(
                 _rank,
                 _orders(run, rank, world, meeting, kill or {}, stop_at, flip)
-                | {"wrong": wrong, "deadly": deadly},
+                | {"wrong": wrong, "deadly": deadly, "kernel": kernel},
                 output=logs[rank],
             )
             for rank in range(world)
@@ -176,6 +178,7 @@ def _rank(orders: dict[str, Any]) -> None:
     from launcher.rank.main import run_rank
     from launcher.rank.spike_guard import Rewound
     from launcher.run.record import open_run
+    from tests.support.ranks.bad_kernels import bad_kernel
     from tests.support.ranks.bad_samples import deadly_input, poisoned
 
     dist.init_process_group(
@@ -191,7 +194,7 @@ def _rank(orders: dict[str, Any]) -> None:
         number = peers.all_gather(claimed)[0]
         assert isinstance(number, int)
         try:
-            with deadly_input():
+            with deadly_input(), bad_kernel(orders["kernel"]):
                 state = run_rank(
                     run, Attempt(run.store, number), control, peers, open_stream, link, Startup()
                 )

@@ -1,0 +1,200 @@
+"""Where each source stands when a phase begins, and what the phase takes of it.
+
+Without stages every phase begins anew, with another reading of each source. With them (`StreamSpec.stages`) a source's
+line of blocks is read on from phase to phase: nothing of it comes again before all of it has come, whatever the
+lengths, batches and weights of the phases. For that, a stage takes from each source one unbroken stretch of its line,
+as long as its share of the stage; so windows, which mix rows of many places, end where the stage ends.
+
+Shares are of tokens of text. If batches count samples, a source's rows count with the tokens that they have on
+average, over all of its text; if batches count tokens, rows are counted out by their own lengths, and a stage may leave
+less than a row of each source. Where the next stage cuts rows of another length, it goes on in the same block with the
+first of its rows that begins where the last stage ended, or behind: less than a row is left out.
+
+Everything follows from the spec and the corpora, so a stage is found without reading the data of those before it, but
+for one block of each source where the length changes.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache as remembered
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_service.errors import PlanError
+from data_service.samples.make import cut, structure_key
+from data_service.samples.spec import Stage, StreamSpec
+from data_service.store.base import Store
+from data_service.stream.counts import Counted, RowCounts, Runner, count_rows, ignore, measure_rows, run_here
+from data_service.stream.lines import RowLine
+from data_service.stream.mixture import shares, weights_of
+from data_service.stream.plan import StageShare, StreamPlan
+from data_service.stream.sources import Corpora
+from data_service.stream.token_axis import LineTokens, line_tokens
+
+RowStarts = Callable[[int, int, int, int], NDArray[np.int64]]
+"""(length, source, block, reading) -> [N] int64, where each row of a block begins in its text, in tokens."""
+
+
+@dataclass(frozen=True)
+class StagedRows:
+    """What stages need to know of the corpora.
+
+    Attributes:
+        text: tokens of text of each source.
+        lines: by length, each source's line of rows.
+        tokens: by length, the same lines measured in tokens, for stages in tokens.
+        starts: where rows begin in the text.
+    """
+
+    text: tuple[int, ...]
+    lines: Callable[[int], Sequence[RowLine]]
+    tokens: Callable[[int], Sequence[LineTokens]]
+    starts: RowStarts
+
+
+def make_plan(
+    corpora: Corpora,
+    counts: tuple[RowCounts, ...],
+    cache: Store | None,
+    run: Runner = run_here,
+    counted: Counted = ignore,
+) -> StreamPlan:
+    """The plan of the corpora's spec, whose rows are counted. Further arguments as for `count_rows`: rows of the
+    lengths of earlier stages are counted, too.
+
+    Raises:
+        PlanError: as `StreamPlan` and `last_share`. CorpusError, StoreError: text that cannot be read.
+    """
+    spec = corpora.spec
+    if not spec.stages:
+        return StreamPlan(spec, corpora.tables, counts)
+
+    @remembered
+    def found(length: int) -> tuple[RowCounts, ...]:
+        if length == spec.length:
+            return counts
+        return count_rows(corpora.at_length(length), cache, run, counted)
+
+    @remembered
+    def lines(length: int) -> tuple[RowLine, ...]:
+        return tuple(RowLine(spec, source, rows) for source, rows in enumerate(found(length)))
+
+    @remembered
+    def tokens(length: int) -> tuple[LineTokens, ...]:
+        there = corpora.at_length(length)
+        lengths = measure_rows(there, cache, run, counted)
+        return line_tokens(there.spec, lines(length), found(length), lengths)
+
+    def starts(length: int, source: int, block: int, reading: int) -> NDArray[np.int64]:
+        there = corpora.at_length(length).spec
+        rows = cut(corpora.read(source, block), there, structure_key(there, source, block, reading))
+        return np.array([rows.stretches(row)[0].start for row in range(len(rows))], dtype=np.int64)
+
+    text = tuple(int(table.tokens.sum()) for table in corpora.tables)
+    for source, size in zip(spec.sources, text, strict=True):
+        if not size:
+            raise PlanError(
+                f"source {source.name} ({source.uri}) has no text in its {spec.split} split",
+                remedy="leave the source out, or build it from more text",
+            )
+    share = last_share(spec, StagedRows(text, lines, tokens, starts))
+    return StreamPlan(spec, corpora.tables, counts, share)
+
+
+def last_share(spec: StreamSpec, rows: StagedRows) -> StageShare:
+    """What the last stage of `spec` takes.
+
+    Raises PlanError: a stage would read a source more often than it may, or takes less than a row of one that it
+    weighs.
+    """
+    *_, share = stage_shares(spec, rows)
+    return share
+
+
+def stage_shares(spec: StreamSpec, rows: StagedRows) -> Iterator[StageShare]:
+    """What each stage of `spec` takes, in order. Raises as `last_share`."""
+    reached = [(spec.stages[0].length, 0)] * len(
+        spec.sources
+    )  # length of rows when last read, rows read of the line
+    for stage in spec.stages:
+        begins = tuple(_carried(rows, source, *at, stage.length) for source, at in enumerate(reached))
+        weights = stage_weights(spec, stage, rows.text)
+        share = StageShare(begins, _quotas(stage, weights, begins, rows))
+        _check(spec, stage, weights, share, rows)
+        yield share
+        reached = [
+            (stage.length, begin + stage.epochs * quota) if quota else at
+            for at, begin, quota in zip(reached, begins, share.quotas, strict=True)
+        ]
+
+
+def stage_weights(spec: StreamSpec, stage: Stage, text: Sequence[int]) -> tuple[float, ...]:
+    """Of each source, by tokens of text, adding up to 1."""
+    weights = stage.weights or weights_of(spec.sources, text, spec.temperature) or text
+    return tuple(weight / sum(weights) for weight in weights)
+
+
+def _quotas(
+    stage: Stage, weights: Sequence[float], begins: Sequence[int], rows: StagedRows
+) -> tuple[int, ...]:
+    if stage.in_tokens:
+        parts = shares(weights, stage.units)
+        return tuple(
+            line.row_at(line.before(begin) + part) - begin
+            for line, begin, part in zip(rows.tokens(stage.length), begins, parts, strict=True)
+        )
+    lines = rows.lines(stage.length)
+    each = [weight * line.round / size for weight, line, size in zip(weights, lines, rows.text, strict=True)]
+    return tuple(shares(each, stage.units))
+
+
+def _carried(rows: StagedRows, source: int, length: int, row: int, other: int) -> int:
+    """The row of a source's line, cut at `other`, that begins where row `row` begins in rows of `length`, or behind."""
+    if length == other:
+        return row
+    line = rows.lines(length)[source]
+    epoch, rest = line.reading(row)
+    blocks, ends = line.line(epoch)
+    block = int(blocks[np.searchsorted(ends, rest, side="right")])
+    begun = rest - (line.row_of(epoch, block, 0) - line.begin(epoch))
+    if not begun:
+        return rows.lines(other)[source].row_of(epoch, block, 0)
+    token = rows.starts(length, source, block, epoch)[begun]
+    behind = int(np.searchsorted(rows.starts(other, source, block, epoch), token))
+    return rows.lines(other)[source].row_of(epoch, block, behind)
+
+
+def _check(
+    spec: StreamSpec, stage: Stage, weights: Sequence[float], share: StageShare, rows: StagedRows
+) -> None:
+    for source, (weight, quota) in enumerate(zip(weights, share.quotas, strict=True)):
+        corpus, line = spec.sources[source], rows.lines(stage.length)[source]
+        name, phase = f"source {corpus.name} ({corpus.uri})", f"phase {stage.phase}"
+        if weight and not quota:
+            raise PlanError(
+                f"{name} has a share of {weight:.2g} in {phase}, less than one of its {stage.units:,} "
+                f"{'tokens' if stage.in_tokens else 'rows'}",
+                remedy="raise its weight, or set it to 0",
+            )
+        reading, most = line.round / line.structures, stage.most_readings
+        before, end = share.begins[source] / reading, (share.begins[source] + stage.epochs * quota) / reading
+        if weight and most is not None and end > most:
+            raise PlanError(
+                f"{name} has {rows.text[source]:,} tokens, and would be read {_up(end):.2f} times by the end of "
+                f"{phase}, more than most_readings, {most:g}",
+                remedy=f"{_lower(weight, (most - before) / (end - before))}, give more text, shorten the phase, or set "
+                f"phases.{stage.phase}.mixture.most_readings to {_up(end):.2f} or more",
+            )
+
+
+def _up(readings: float) -> float:
+    """To the next hundredth, so that it is enough."""
+    return float(np.ceil(100 * readings) / 100)
+
+
+def _lower(weight: float, part: float) -> str:
+    """What to do about a share of which only this part is allowed."""
+    if part <= 0 or weight == 1:
+        return "leave it out of this phase"
+    return f"give it at most {np.floor(1000 * weight * part) / 10:.1f} % of the tokens of this phase"

@@ -1,0 +1,118 @@
+"""The kernels of attention on this machine's GPU: which are right for a recipe's networks, and how quick they are."""
+
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
+
+import pynvml
+import torch
+from pydantic import BaseModel, ConfigDict
+
+from encoder_core.cost.kernel_trial import Subject, TriedKernel, preference, try_kernels
+from encoder_core.families.build import DetectorConfig, ModelConfig
+from encoder_core.layers.kernel_choice import Kernel
+from launcher.recipe.load import load
+from launcher.recipe.schema import Recipe
+from launcher.recipe.summary import known
+from launcher.recipe.tiny import tiny
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+_FORMS = ("bert-base", "modernbert-base", "deberta-v3-base", "xlnet-base")
+"""Recipes whose networks have, together, every form of attention but learned relative keys."""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class TrialRecord(_Part):
+    """A `TriedKernel`; `error` None also where it is not finite."""
+
+    kernel: Kernel
+    dropped: bool
+    right: bool
+    error: float | None
+    bound: float
+    seconds: float | None
+    failure: str
+
+    @classmethod
+    def of(cls, tried: TriedKernel) -> "TrialRecord":
+        finite = tried.error if tried.error is not None and tried.error < float("inf") else None
+        return cls(
+            kernel=tried.kernel,
+            dropped=tried.dropped,
+            right=tried.right,
+            error=finite,
+            bound=tried.bound,
+            seconds=tried.seconds,
+            failure=tried.failure,
+        )
+
+
+class KernelVerdict(_Part):
+    """What was found on GPUs of a kind.
+
+    Attributes:
+        time: of the trial. gpu: its name, and the driver's version.
+        plain, dropped: kernels without and with dropout in attention, the preferred one first.
+        tried: everything that was.
+    """
+
+    time: str
+    gpu: str
+    plain: tuple[Kernel, ...]
+    dropped: tuple[Kernel, ...]
+    tried: tuple[TrialRecord, ...]
+
+    @property
+    def left_out(self) -> list[TrialRecord]:
+        return [one for one in self.tried if not one.right]
+
+
+def gpu_here() -> str | None:
+    """This process's GPU and the driver; None on a CPU."""
+    if not torch.cuda.is_available():
+        return None
+    pynvml.nvmlInit()
+    try:
+        return f"{torch.cuda.get_device_name()}, driver {pynvml.nvmlSystemGetDriverVersion()}"
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def subject_of(recipe: Recipe, config: ModelConfig) -> Subject:
+    """The recipe's networks, of which `config` is the (first) one; and rows of the phase with the longest ones."""
+    networks: tuple[ModelConfig, ...] = (config,)
+    if recipe.objective.rtd is not None and isinstance(config, DetectorConfig):
+        networks = (config, config.generator)
+    length, rows = max((phase.length, recipe.microbatch_of(phase)) for phase in recipe.phases)
+    device = (
+        torch.device("cuda", torch.cuda.current_device())
+        if torch.cuda.is_available()
+        else torch.device("cpu")
+    )
+    return Subject(networks, _DTYPES[recipe.precision], device, rows, length)
+
+
+def examine_kernels(
+    subject: Subject, gpu: str, skipped: Mapping[Kernel, str], began: Callable[[Kernel], None], *, timed: bool
+) -> KernelVerdict:
+    """Arguments as of `try_kernels`."""
+    tried = try_kernels(subject, skipped, began, timed=timed)
+    order = preference(tried)
+    return KernelVerdict(
+        time=datetime.now(UTC).isoformat(timespec="seconds"),
+        gpu=gpu,
+        plain=order.plain,
+        dropped=order.dropped,
+        tried=tuple(map(TrialRecord.of, tried)),
+    )
+
+
+def every_form() -> Iterator[tuple[str, KernelVerdict]]:
+    """By bundled recipe; on a machine without a GPU its CPU's kernels with small networks, not timed."""
+    gpu = gpu_here()
+    for name in _FORMS:
+        recipe = load(name) if gpu else tiny(load(name))
+        subject = subject_of(recipe, known(recipe.model))
+        yield name, examine_kernels(subject, gpu or "CPU", {}, lambda kernel: None, timed=gpu is not None)

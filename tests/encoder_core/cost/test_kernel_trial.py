@@ -1,0 +1,100 @@
+"""Trials of kernels: what is right, and which one is preferred."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from encoder_core.cost.kernel_trial import Subject, TriedKernel, preference, try_kernels
+from encoder_core.families.bert import BertConfig
+from encoder_core.families.build import ModelConfig
+from encoder_core.families.deberta import DebertaV2Config
+from encoder_core.families.modernbert import ModernBertConfig
+from encoder_core.families.xlnet import XlnetConfig
+from encoder_core.layers import attention, deberta_attention
+from encoder_core.layers.kernel_choice import Kernel, pick
+
+SHAPE: dict[str, Any] = {"layers": 3, "hidden": 16, "heads": 2, "feed_forward": 32, "max_length": 48}
+NETWORKS: dict[str, ModelConfig] = {
+    "plain": BertConfig(**SHAPE),
+    "windows": ModernBertConfig(**SHAPE),
+    "disentangled": DebertaV2Config(**SHAPE),
+    "permuted": XlnetConfig(**SHAPE, reuse=16, memory=16),
+}
+
+
+def tried_with(
+    network: ModelConfig, dtype: torch.dtype = torch.float32, skipped: dict[Kernel, str] | None = None
+) -> dict[tuple[Kernel, bool], TriedKernel]:
+    subject = Subject((network,), dtype, torch.device("cpu"), rows=2, length=24)
+    found = try_kernels(subject, skipped or {}, lambda kernel: None, timed=False)
+    return {(one.kernel, one.dropped): one for one in found}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_all_kernels_of_a_cpu_are_right_and_draw_the_same(name: str, dtype: torch.dtype) -> None:
+    before = torch.random.get_rng_state()
+    found = tried_with(NETWORKS[name], dtype)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert {kernel for kernel, _ in found} >= {"padded", "written"}
+    assert all(one.right and one.error is not None for one in found.values()), found
+
+
+WRONG: dict[str, Callable[[Tensor], Tensor]] = {
+    "a scale": lambda context: 1.003 * context,
+    "no gradient": torch.detach,
+    "a token": lambda context: torch.cat([context[:-1], 0 * context[-1:]]),
+    "nan": lambda context: context / 0.0,
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize("name", ["plain", "disentangled"])
+def test_a_wrong_kernel_is_found(monkeypatch: pytest.MonkeyPatch, name: str, wrong: str) -> None:
+    module = deberta_attention if name == "disentangled" else attention
+    right = module.blocked
+    monkeypatch.setattr(module, "blocked", lambda *given: WRONG[wrong](right(*given)))
+    found = tried_with(NETWORKS[name])
+    assert {kernel for (kernel, _), one in found.items() if not one.right} == {"blocked"}
+    order = preference(list(found.values()))
+    assert "blocked" not in order.plain + order.dropped
+
+
+def test_what_is_skipped_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "blocked", lambda *given: pytest.fail("tried"))
+    found = tried_with(NETWORKS["plain"], skipped={"blocked": "it is known to hang"})
+    assert found["blocked", True].failure == "it is known to hang"
+    assert found["padded", True].right
+
+
+def one(kernel: Kernel, seconds: float | None = None, **others: Any) -> TriedKernel:
+    given = {"dropped": False, "error": 1e-7, "bound": 1e-6} | others
+    return TriedKernel(kernel=kernel, seconds=seconds, **given)
+
+
+def test_a_clearly_quicker_kernel_is_preferred_to_the_usual_one() -> None:
+    assert preference([one("flash", 1.0), one("fused", 0.95), one("written")]).plain[0] == "flash"
+    assert preference([one("flash", 1.0), one("padded", 0.8), one("fused", 0.5)]).plain[0] == "fused"
+    assert preference([one("flash", 1.0), one("fused", 0.5, error=1e-3)]).plain == ("flash",)
+
+
+def test_draws_of_tokens_come_before_a_devices_own_and_those_before_the_written_formula() -> None:
+    plain = [one("flash", 1.0), one("padded", 2.0), one("fused", 3.0), one("written")]
+    dropped = [
+        one("fused", 3.0, dropped=True),
+        one("flash", 1.0, dropped=True, comparable=False, error=0.7),
+        one("padded", 2.0, dropped=True, comparable=False, error=0.7),
+        one("written", dropped=True),
+    ]
+    assert preference([*plain, *dropped]).dropped == ("fused", "flash", "padded", "written")
+    bad = one("fused", dropped=True, error=0.5)
+    assert preference([*plain, bad, *dropped[1:]]).dropped == ("flash", "padded", "written")
+    wrong_flash = one("flash", 1.0, error=0.5)
+    assert "flash" not in preference([wrong_flash, *plain[1:], *dropped]).dropped
+
+
+def test_without_a_preference_the_usual_kernel_is_picked() -> None:
+    assert pick(["fused", "padded"], dropped=True) == "fused"
