@@ -19,7 +19,6 @@ from encoder_core.cost.flops import (
     is_enhanced,
     passes,
     reads_whole,
-    twice,
     two_stream_size,
 )
 from encoder_core.cost.products import Shape
@@ -109,7 +108,7 @@ def of_update_groups(
     if terms.contrastive is not None and not terms.beside:
         return [_vectors(model, terms.contrastive, shape, kernel)]
     if terms.contrastive is not None:
-        vectors = _vectors(model, terms.contrastive, twice(shape), kernel)
+        vectors = _vectors(model, terms.contrastive, shape.twice, kernel)
         others = of_update_groups(model, replace(terms, contrastive=None), shape, kernel)
         return [vectors + one for one in others]
     if isinstance(model, XlnetConfig):

@@ -114,7 +114,7 @@ def _all_networks(
     if terms.contrastive is None:
         return _predicting(model, terms, shape, backwards)
     if terms.beside:
-        vectors = _vectors(model, terms.contrastive, twice(shape))
+        vectors = _vectors(model, terms.contrastive, shape.twice)
         return chain(vectors, _predicting(model, terms, shape, backwards))
     return _vectors(model, terms.contrastive, shape)
 
@@ -130,16 +130,11 @@ def _predicting(
     return _multitask(model, terms, shape)
 
 
-def twice(shape: Shape) -> Shape:
-    """The texts of rows that are compared with themselves (encoder_core/objectives/contrastive_beside.py)."""
-    return Shape(2 * shape.rows, shape.length, 0)
-
-
 def first_pass(model: ModelConfig, terms: ObjectiveTerms, shape: Shape) -> int:
     """FLOPs of the pass that makes texts' vectors before their gradients are known; 0 where none are compared."""
     if terms.contrastive is None:
         return 0
-    texts = twice(shape) if terms.beside else shape
+    texts = shape.twice if terms.beside else shape
     return sum(product.forward for product in _vectors(model, terms.contrastive, texts))
 
 

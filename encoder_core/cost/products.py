@@ -28,6 +28,11 @@ class Shape:
     def targets(self) -> int:
         return self.rows * self.targets_per_row
 
+    @property
+    def twice(self) -> "Shape":
+        """The texts of rows that are compared with themselves (encoder_core/objectives/contrastive_beside.py)."""
+        return Shape(2 * self.rows, self.length, 0)
+
 
 @dataclass(frozen=True)
 class Product:
