@@ -1,7 +1,9 @@
 """`Batch`: what a model sees. Flat tokens; only attention knows about rows."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Int
@@ -30,6 +32,7 @@ class Batch:
         numbers: [R] int64, of each row in the whole batch of its step: its draws belong to it. None: from 0.
         group: rows of one example, one after another (contrastive training: query, positive, negatives): example i has
             rows i * group to (i + 1) * group - 1.
+        host: the same in the host's memory, where it was made; None where it was not moved (`to`).
     """
 
     tokens: Int[Tensor, " tokens"]
@@ -44,6 +47,20 @@ class Batch:
     reversed_rows: Bool[Tensor, " rows"] | None = None
     numbers: Int[Tensor, " rows"] | None = None
     group: int = 1
+    host: "Batch | None" = None
+
+    def to(self, device: torch.device) -> "Batch":
+        """On `device`, where it may arrive later than this returns; a GPU gets it out of pinned memory."""
+        if self.tokens.device == device:
+            return self
+        return replace(
+            self, host=self, **_each(self, lambda x: _pinned(x, device).to(device, non_blocking=True))
+        )
+
+    @property
+    def on_host(self) -> "Batch":
+        """What it was moved from. Where that is not known, and it lies on a device, this waits for the device."""
+        return self.host or self.to(torch.device("cpu"))
 
     @property
     def rows(self) -> int:
@@ -56,3 +73,12 @@ class Batch:
         if numbers is None:
             numbers = torch.arange(self.rows, device=self.tokens.device)
         return token_keys(numbers, self.cu_seqlens.diff(), self.positions)
+
+
+def _each(batch: Batch, change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
+    found = {field.name: getattr(batch, field.name) for field in fields(batch)}
+    return {name: change(value) for name, value in found.items() if isinstance(value, Tensor)}
+
+
+def _pinned(x: Tensor, device: torch.device) -> Tensor:
+    return x.pin_memory() if device.type == "cuda" and x.device.type == "cpu" else x

@@ -4,6 +4,9 @@ A chunk of targets at a time is scored, turned into its loss and, where gradient
 its gradient, in the same buffer. The peak is one chunk of logits instead of four arrays of [targets,
 vocabulary].
 
+On a GPU the vocabulary is rounded up, in computation only: its tensor cores want multiples of theirs, and 50,265 or
+30,522 are none. What is added is never likely, and has no gradient.
+
 Shapes: M targets, c of them in a chunk, E width, V vocabulary.
 """
 
@@ -19,6 +22,7 @@ from torch.autograd.function import once_differentiable
 from encoder_core.draws import draw_key, uniforms
 
 CHUNK = 2**24  # logits per chunk: 64 MiB in fp32
+MULTIPLES = {"cuda": 64, "cpu": 1}  # of the vocabulary, by kind of device
 GROUP = 256  # ids that are sampled from together
 
 
@@ -71,6 +75,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         loss_sum = torch.zeros((), dtype=wide, device=features.device)
         correct = torch.zeros((), dtype=torch.int64, device=features.device)
         sampled = torch.empty_like(ids)
+        own, owns_bias = len(weight), bias is not None
+        weight, bias = rounded_up(weight, bias)
         gradients = ChunkGradients(features, weight, bias, wide) if wants_gradient else None
         for chunk in chunks(len(ids), weight.shape[0]):
             log_p_cV = F.linear(features[chunk], weight, bias).to(wide).log_softmax(-1)
@@ -82,7 +88,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
             if gradients is not None:
                 gradients.add(chunk, _without_target(log_p_cV.exp_(), target_c1))
         if gradients is not None:
-            ctx.save_for_backward(gradients.features, gradients.weight, gradients.bias)
+            by_bias = gradients.bias[:own] if owns_bias and gradients.bias is not None else None
+            ctx.save_for_backward(gradients.features, gradients.weight[:own], by_bias)
             ctx.dtypes = features.dtype, weight.dtype, None if bias is None else bias.dtype
         ctx.mark_non_differentiable(correct, sampled)
         return loss_sum, correct, sampled
@@ -102,6 +109,16 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 _apply: Callable[..., tuple[Tensor, Tensor, Tensor]] = _LinearCrossEntropy.apply
+
+
+def rounded_up(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Weight and bias with as many more rows as make the vocabulary a multiple; those have a bias of -inf. As they are
+    where it is one."""
+    missing = -len(weight) % MULTIPLES.get(weight.device.type, 1)
+    if not missing:
+        return weight, bias
+    bias = weight.new_zeros(len(weight)) if bias is None else bias
+    return F.pad(weight, (0, 0, 0, missing)), F.pad(bias, (0, missing), value=float("-inf"))
 
 
 def _sample(log_p_cV: Tensor, draws_c2: Tensor, temperature: float) -> Tensor:

@@ -6,6 +6,7 @@ Shapes: T tokens, M queries, H hidden.
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -167,10 +168,17 @@ class DisentangledEncoder(nn.Module):
 
 
 def rows_of(at_M: Int[Tensor, " queries"], batch: Batch) -> Rows:
-    """The queries at sorted flat token indices `at_M` as rows of their own, one (maybe empty) for each row."""
+    """The queries at sorted flat token indices `at_M` as rows of their own, one (maybe empty) for each row.
+
+    Waits for the device where they are others than the targets, whose number in each row the host knows.
+    """
     edges = torch.searchsorted(at_M, batch.cu_seqlens.long())
-    counts = edges.diff()
     order = torch.arange(at_M.numel(), device=at_M.device)
-    first = edges[:-1].repeat_interleave(counts, output_size=at_M.numel())
-    longest = max(1, int(counts.max())) if counts.numel() else 1
+    first = edges[:-1].repeat_interleave(edges.diff(), output_size=at_M.numel())
+    if at_M is batch.target_positions:
+        host = batch.on_host
+        ends = np.searchsorted(host.target_positions.numpy(), host.cu_seqlens.numpy())
+    else:
+        ends = edges.cpu().numpy()
+    longest = int(np.diff(ends).max(initial=1))
     return Rows(edges.int(), order - first, longest, batch, at_M)

@@ -6,6 +6,7 @@ Shapes: T tokens, M targets, H hidden; R rows, L longest row, C carried tokens, 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -212,11 +213,16 @@ class TwoStreamEncoder(nn.Module):
                 f"{batch.rows} rows",
                 remedy="carry memory from the same rows' previous tokens, or none",
             )
-        if recurrence is not None and int(batch.cu_seqlens.diff().min()) < recurrence.reuse:
+        if recurrence is not None and _shortest(batch) < recurrence.reuse:
             raise ModelError(
                 f"a row shorter than the {recurrence.reuse} tokens that are carried on",
                 remedy="give rows of one length, at least `reuse`, or a model without memory",
             )
+
+
+def _shortest(batch: Batch) -> int:
+    """Tokens of the shortest row, as the host knows them."""
+    return int(np.diff(batch.on_host.cu_seqlens.numpy()).min())
 
 
 def _target_keys(batch: Batch) -> Tensor:

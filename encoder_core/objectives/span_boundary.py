@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
@@ -67,21 +68,20 @@ def boundary_targets(batch: Batch) -> BoundaryTargets:
     """Spans are the runs of consecutive targets inside rows, since adjacent spans count as one.
 
     A span next to a row's first or last token (the special ones) has no boundary and no target; of a longer span
-    only the first `MAX_TARGETS` tokens are targets. Waits for the device if the batch lives on one.
+    only the first `MAX_TARGETS` tokens are targets. Found in the host's memory: how many there are, no device is asked.
     """
-    at = batch.target_positions
-    inside = at.diff(prepend=at[:1] - 2) == 1
-    begins = ~inside | (batch.positions[at] == 0)
-    span = begins.cumsum(0) - 1
-    first = at[begins]
-    last = at[begins.roll(-1)] if len(at) else at
-    row = torch.searchsorted(batch.cu_seqlens[1:], first.int(), right=True)
-    row_end = batch.cu_seqlens[1:][row]
-    bounded = (batch.positions[first] > 1) & (last + 1 < row_end - 1)
+    host, device = batch.on_host, batch.tokens.device
+    at, positions, ends = host.target_positions.numpy(), host.positions.numpy(), host.cu_seqlens.numpy()[1:]
+    begins = (np.diff(at, prepend=at[:1] - 2) != 1) | (positions[at] == 0)
+    span = begins.cumsum() - 1
+    first, last = at[begins], at[np.roll(begins, -1)]
+    row_end = ends[np.searchsorted(ends, first, side="right")]
+    bounded = (positions[first] > 1) & (last + 1 < row_end - 1)
     place = at - first[span]
     chosen = bounded[span] & (place < MAX_TARGETS)
     span = span[chosen]
-    return BoundaryTargets(first[span] - 1, last[span] + 1, place[chosen], batch.target_ids[chosen])
+    found = (first[span] - 1, last[span] + 1, place[chosen], host.target_ids.numpy()[chosen])
+    return BoundaryTargets(*(torch.from_numpy(each).to(device, non_blocking=True) for each in found))
 
 
 class SpanBoundary(HeadTerm):

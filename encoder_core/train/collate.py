@@ -54,9 +54,9 @@ def to_batch(rows: HostRows, device: torch.device, first: int = 0) -> Batch:
         segments[offsets[1:][np.repeat(rows.cls_last, group)] - 1] = 2
 
     def tensor(array: NDArray[np.generic], dtype: type[np.generic] = np.int64) -> torch.Tensor:
-        return torch.from_numpy(array.astype(dtype)).to(device, non_blocking=True)
+        return torch.from_numpy(array.astype(dtype))
 
-    return Batch(
+    on_host = Batch(
         tokens=tensor(rows.tokens),
         cu_seqlens=tensor(offsets, np.int32),
         max_length=int(lengths.max(initial=0)),
@@ -70,6 +70,7 @@ def to_batch(rows: HostRows, device: torch.device, first: int = 0) -> Batch:
         numbers=tensor(np.arange(first * group, first * group + len(offsets) - 1)),
         group=group,
     )
+    return on_host.to(device)
 
 
 def _text_offsets(rows: HostRows) -> tuple[NDArray[np.int64], int]:

@@ -85,7 +85,7 @@ class RankData:
         self._streams, self._positions, self._heldout = streams, positions, heldout
         self._share, self._device, self._count, self._refresh = share, device, count, refresh
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="data")
-        self._rows: dict[int, Future[list[tuple[int, Samples]]]] = {}  # by step
+        self._rows: dict[int, Future[_Read]] = {}  # by step
         self._announced_at: int | None = None
         self._evaluation: list[Microbatch] | None = None
 
@@ -97,17 +97,17 @@ class RankData:
             if number not in self._rows:
                 self._rows[number] = self._pool.submit(self._read_step, number)
         asked = time.monotonic()
-        *_, rows = [self._rows[number].result() for number in needed]
+        *_, read = [self._rows[number].result() for number in needed]
         wait = time.monotonic() - asked
         work = self._work(step)
         remember = None if before is None else tuple(self._work(number) for number in before)
         self._let_go(step)
-        counts = _add(self._count(m.batch) for m in work.microbatches)
+        counts = _add(self._count(m.batch.on_host) for m in work.microbatches)
         return Fetched(
             work=work,
             counts=counts or self._count(idle_batch(self._device)),
-            tokens=sum(len(samples.tokens) for _, samples in rows),
-            digest=sum(checksum(samples) for _, samples in rows),
+            tokens=read.tokens,
+            digest=read.digest,
             samples=tuple((r.epoch, r.start, r.stop) for r in self._positions.ranges(step)),
             wait=wait,
             before=remember,
@@ -145,12 +145,10 @@ class RankData:
         return self._refresh.before(step, self._positions.phase_start(step))
 
     def _work(self, step: int) -> RankBatch:
-        rows = self.rows(step)
-        batches = (
-            Microbatch(index, to_batch(samples, self._device, index * rows))
-            for index, samples in self._rows[step].result()
-        )
-        return RankBatch(step, tuple(batches), self.microbatches(step))
+        """On the device, where it may arrive while the step before is computed."""
+        read = self._rows[step].result()
+        moved = (Microbatch(each.index, each.batch.to(self._device)) for each in read.microbatches)
+        return RankBatch(step, tuple(moved), self.microbatches(step))
 
     def _let_go(self, step: int) -> None:
         """Forget rows, except those of steps from which the next step's memory may be recomputed."""
@@ -158,12 +156,20 @@ class RankData:
         for number in [number for number in self._rows if number <= step - kept]:
             del self._rows[number]
 
-    def _read_step(self, step: int) -> list[tuple[int, Samples]]:
-        """Runs on the pool's one thread, so a stream has one reader."""
+    def _read_step(self, step: int) -> "_Read":
+        """Runs on the pool's one thread, so a stream has one reader; and what is done to rows delays no step."""
         if self._announced_at is None or step - self._announced_at >= ANNOUNCED // 2:
             self._announce(step)
         mine, _ = self._share.deal(self._positions.ranges(step))
-        return [(index, self._read(ranges)) for index, ranges in mine]
+        rows, samples = self.rows(step), [self._read(ranges) for _, ranges in mine]
+        return _Read(
+            tuple(
+                Microbatch(index, to_batch(each, _HOST, index * rows))
+                for (index, _), each in zip(mine, samples, strict=True)
+            ),
+            tokens=sum(len(each.tokens) for each in samples),
+            digest=sum(map(checksum, samples)),
+        )
 
     def _announce(self, step: int) -> None:
         """Tell each stream what this rank will read of it, and how all ranks' steps lie in it."""
@@ -191,6 +197,18 @@ class RankData:
         ]
         idle = -(-count // self._share.world) - len(found)
         return found + [Microbatch(count, idle_batch(self._device))] * idle
+
+
+@dataclass(frozen=True)
+class _Read:
+    """This rank's rows of a step, in the host's memory; their tokens and checksum."""
+
+    microbatches: tuple[Microbatch, ...]
+    tokens: int
+    digest: int
+
+
+_HOST = torch.device("cpu")
 
 
 def checksum(samples: Samples) -> int:

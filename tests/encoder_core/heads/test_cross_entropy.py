@@ -31,6 +31,31 @@ def test_equals_the_formula(chunk: int, targets: int, monkeypatch: pytest.Monkey
         torch.testing.assert_close(grad, wanted, rtol=1e-11, atol=1e-13)
 
 
+@pytest.mark.parametrize("multiple", [1, 8, 64])
+@pytest.mark.parametrize("biased", [True, False])
+def test_a_vocabulary_that_is_rounded_up_changes_nothing(
+    multiple: int, biased: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensors, ids = inputs(11)
+    if not biased:
+        tensors = tensors[:2]
+    features, weight, bias = (*tensors, None)[:3]
+    keys = torch.arange(11)
+    torch.manual_seed(3)
+    expected = linear_cross_entropy(features, weight, bias, ids, temperature=0.7, keys=keys)
+    wanted = torch.autograd.grad(expected.loss_sum, tensors)
+    monkeypatch.setitem(cross_entropy.MULTIPLES, "cpu", multiple)
+    torch.manual_seed(3)
+    found = linear_cross_entropy(features, weight, bias, ids, temperature=0.7, keys=keys)
+    torch.testing.assert_close(found.loss_sum, expected.loss_sum, rtol=1e-12, atol=0)
+    assert found.correct == expected.correct
+    assert found.sampled is not None
+    assert expected.sampled is not None
+    assert found.sampled.tolist() == expected.sampled.tolist()
+    for gradient, other in zip(torch.autograd.grad(found.loss_sum, tensors), wanted, strict=True):
+        torch.testing.assert_close(gradient, other, rtol=1e-11, atol=1e-13)
+
+
 def test_no_targets_give_zero_and_zero_gradients() -> None:
     tensors, ids = inputs(0)
     loss_sum, correct, _ = linear_cross_entropy(*tensors, ids)
