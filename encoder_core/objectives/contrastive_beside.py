@@ -130,4 +130,5 @@ def twice(batch: Batch) -> Batch:
         segments=None if batch.segments is None else batch.segments[at_T],
         numbers=torch.stack([2 * numbers_R, 2 * numbers_R + 1], 1).flatten(),
         group=2,
+        host=None if batch.host is None else twice(batch.host),
     )
