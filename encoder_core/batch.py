@@ -25,6 +25,9 @@ class Batch:
         target_ids: [M] int64 original ids there.
         segments: [T] int64, 0 for the first segment, 1 for the second and 2 for XLNet's classification token; None
             where the model has no token types.
+        languages: [T] int64, the row of each token in the model's table of languages; None where rows have none.
+        restarted: [T] int64, positions for a table of absolute positions where these are not `positions`: in a row of
+            a sentence and its translation they begin again with the second. None elsewhere.
         pair_labels: [R] int64, or None.
         order: [T] int64, the factorisation order inside each row (permuted LM): a token's state may use tokens of
             no higher number, its prediction only those of lower number. None otherwise.
@@ -42,6 +45,8 @@ class Batch:
     target_positions: Int[Tensor, " targets"]
     target_ids: Int[Tensor, " targets"]
     segments: Int[Tensor, " tokens"] | None = None
+    languages: Int[Tensor, " tokens"] | None = None
+    restarted: Int[Tensor, " tokens"] | None = None
     pair_labels: Int[Tensor, " rows"] | None = None
     order: Int[Tensor, " tokens"] | None = None
     reversed_rows: Bool[Tensor, " rows"] | None = None
@@ -65,6 +70,11 @@ class Batch:
     @property
     def rows(self) -> int:
         return self.cu_seqlens.numel() - 1
+
+    @property
+    def table_positions(self) -> Int[Tensor, " tokens"]:
+        """What a table of absolute positions is asked for; distances between tokens follow from `positions`."""
+        return self.positions if self.restarted is None else self.restarted
 
     @cached_property
     def keys(self) -> Int[Tensor, " tokens"]:

@@ -68,7 +68,7 @@ class BuildOptions(BaseModel):
     @model_validator(mode="after")
     def _words_of_running_text(self) -> Self:
         if self.pairs is not None and self.words is not None:
-            raise ValueError("words are for masking, and a corpus of pairs is not masked")
+            raise ValueError("words are stored for running text alone, and this is a corpus of pairs")
         return self
 
     def identity(self) -> dict[str, object]:

@@ -30,13 +30,16 @@ class _Input(BaseModel):
         return self
 
 
+Packing = Literal["full_sentences", "doc_sentences", "contiguous"]
+
+
 class Packed(_Input):
     """Rows of one segment; every token once an epoch. See `data_service.samples.packing`.
 
     RoBERTa's FULL-SENTENCES and DOC-SENTENCES (Liu et al. 2019, section 4.2), and plain cutting.
     """
 
-    packing: Literal["full_sentences", "doc_sentences", "contiguous"]
+    packing: Packing
 
 
 class Drawn(_Input):
@@ -174,7 +177,19 @@ class RepeatedSentences(_Input):
         return 2
 
 
+class Translations(_Input):
+    """Examples of corpora of pairs, a row each: a sentence and its translation, each with special tokens and positions
+    of its own (Conneau and Lample 2019, section 3.3: TLM). Corpora of text beside them give rows of one segment.
+
+    Attributes:
+        text: how those are packed; the published way is streams cut anywhere.
+    """
+
+    packing: Literal["translations"]
+    text: Packing = "contiguous"
+
+
 Texts = TextPairs | RepeatedSentences
 """Rows of several texts, which nothing is masked in."""
 
-Input = Annotated[Packed | Pairs | Lanes | Texts, Field(discriminator="packing")]
+Input = Annotated[Packed | Pairs | Lanes | Translations | Texts, Field(discriminator="packing")]

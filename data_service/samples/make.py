@@ -16,6 +16,7 @@ from data_service.samples.inputs import (
     SegmentPairs,
     SentencePairs,
     TextPairs,
+    Translations,
     TwoSegments,
 )
 from data_service.samples.lane_rows import permuted_rows
@@ -28,6 +29,7 @@ from data_service.samples.samples import Samples
 from data_service.samples.selection import Slots, fixed_positions, token_units, word_units
 from data_service.samples.spec import StreamSpec
 from data_service.samples.texts import TextRows, pair_texts, repeated_sentences, text_rows
+from data_service.samples.translations import in_languages, translation_rows
 from data_service.types import Block
 from data_service.words.similar import SimilarWords
 
@@ -35,21 +37,24 @@ AnyRows = RowCuts | LaneRows | TextRows
 """Where a block is cut, whatever the input."""
 
 
-def cut(block: Block, spec: StreamSpec, key: Key) -> AnyRows:
-    """Cuts a block into rows. `key`: of the draws, for inputs whose boundaries are drawn (`structure_key`)."""
-    match spec.input:
-        case Packed():
-            return pack(block, spec.input.packing, spec.length)
-        case SegmentPairs() | SentencePairs() | OrderedPairs() | TwoSegments():
-            return RowCuts.paired(_segments(block, spec.input, spec.length, key))
-        case Lanes():
-            return lane_rows(block, spec.input, spec.length)
-        case TextPairs():
-            return pair_texts(block, spec.input.texts, spec.length)
-        case RepeatedSentences():
-            return repeated_sentences(block, spec.input.shortest, spec.input.texts, spec.length)
-        case _:
-            assert_never(spec.input)
+def cut(block: Block, spec: StreamSpec, key: Key, source: int = 0) -> AnyRows:
+    """Cuts a block of a source into rows. `key`: of the draws, for inputs whose boundaries are drawn
+    (`structure_key`)."""
+    match spec.input_of(source):
+        case Packed() as packed:
+            return pack(block, packed.packing, spec.length)
+        case SegmentPairs() | SentencePairs() | OrderedPairs() | TwoSegments() as pairs:
+            return RowCuts.paired(_segments(block, pairs, spec.length, key))
+        case Lanes() as lanes:
+            return lane_rows(block, lanes, spec.length)
+        case Translations():
+            return translation_rows(block, spec.length)
+        case TextPairs() as texts:
+            return pair_texts(block, texts.texts, spec.length)
+        case RepeatedSentences() as repeated:
+            return repeated_sentences(block, repeated.shortest, repeated.texts, spec.length)
+        case _ as never:
+            assert_never(never)
 
 
 def make_rows(
@@ -62,6 +67,7 @@ def make_rows(
     starts_word: NDArray[np.bool_] | None,
     unigram: NDArray[np.int64] | None = None,
     similar: SimilarWords | None = None,
+    source: int = 0,
 ) -> Samples:
     """Rows `start` to `stop` of a block, ready to train on.
 
@@ -74,12 +80,12 @@ def make_rows(
         starts_word: [vocab_size] bool, the tokenizer's word-start table, where words are masked whole: for blocks
             that do not say where words begin.
         unigram: [vocab_size] counts of the corpora's tokens, where random replacements follow them.
-        similar: the table of similar words, where these replace words.
+        similar, source: the table of similar words, where these replace words; whose block it is.
     """
     match spec.masking:
         case MlmMasking() as masking:
             assert isinstance(rows, RowCuts)  # the spec's input and masking agree
-            return _masked(
+            masked = _masked(
                 block,
                 rows,
                 start=start,
@@ -91,6 +97,7 @@ def make_rows(
                 unigram=unigram,
                 similar=similar,
             )
+            return in_languages(masked, spec, source)
         case PermutedPrediction() as permuted:
             assert isinstance(rows, LaneRows)
             return permuted_rows(
@@ -106,7 +113,7 @@ def make_rows(
             )
         case NoMasking():
             assert isinstance(rows, TextRows)
-            return text_rows(block, rows, start=start, stop=stop, special=spec.special, layout=spec.layout)
+            return in_languages(text_rows(block, rows, start, stop, spec.special, spec.layout), spec, source)
         case _:
             assert_never(spec.masking)
 

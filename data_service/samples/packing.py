@@ -1,18 +1,23 @@
 """Packing: where a block is cut into rows. The cut is a pure function of the block, so any row can be found again.
 
 Packed rows never share or lose a token: they are the text between consecutive `edges`. A row is laid out as
-`<s> text </s>`, with one more `</s>` before every document that begins inside it.
+`<s> text </s>`, with one more `</s>` before every document that begins inside it. The packings:
+
+full_sentences: whole sentences while they fit; rows cross documents.
+doc_sentences: the same, but a row ends with its document.
+contiguous: full rows, cut anywhere. The number of rows follows from the manifest alone.
 
 Rows of two segments take stretches of a block. The segments of all rows, laid end to end, are a text of their own;
 layout and masking work on it as on a block's text. It may hold a token of the block more than once, or not at all.
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal, Self, TypeVar, assert_never
+from typing import Self, TypeVar, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
 
+from data_service.samples.inputs import Packing
 from data_service.samples.samples import Samples
 from data_service.tokenizers.specials import SpecialIds
 from data_service.types import Block, Tokens
@@ -79,14 +84,6 @@ def end_to_end(values: NDArray[V], starts: NDArray[np.int64], sizes: NDArray[np.
     return values[where]
 
 
-Packing = Literal["full_sentences", "doc_sentences", "contiguous"]
-"""How `data_service.samples.inputs.Packed` cuts:
-
-full_sentences: whole sentences while they fit; rows cross documents.
-doc_sentences: the same, but a row ends with its document.
-contiguous: full rows, cut anywhere. The number of rows follows from the manifest alone.
-"""
-
 EDGE_TOKENS = 2  # <s> and </s>
 
 
@@ -97,13 +94,16 @@ class RowCuts:
     Attributes:
         edges: [N + 1] int64 offsets in the rows' text; row i lies from edges[i] to edges[i + 1], never empty.
         separators: [K] int64 offsets in the rows' text, sorted: documents that begin inside a row, after its
-            first token, or second segments.
+            first token, or second segments. One that comes twice stands for the end of one text and the beginning of
+            another.
         segments: what the rows' text is made of; None where it is the block's.
+        restarts: positions begin again with the second segment.
     """
 
     edges: NDArray[np.int64]
     separators: NDArray[np.int64]
     segments: Segments | None = None
+    restarts: bool = False
 
     @classmethod
     def paired(cls, segments: Segments) -> "RowCuts":
@@ -111,6 +111,12 @@ class RowCuts:
         edges = np.append(0, np.cumsum(segments.sizes.sum(axis=1)))
         seconds = edges[:-1] + segments.sizes[:, 0]
         return cls(edges, seconds[segments.sizes[:, 1] > 0], segments)
+
+    @classmethod
+    def restarted(cls, segments: Segments) -> "RowCuts":
+        """Rows of two segments each, of which the second begins like a row of its own."""
+        paired = cls.paired(segments)
+        return replace(paired, separators=np.repeat(paired.separators, 2), restarts=True)
 
     def __len__(self) -> int:
         return len(self.edges) - 1
@@ -140,7 +146,8 @@ class RowCuts:
             return samples
         segments = self.segments.rows(start, stop)
         begins = (1 + segments.sizes[:, 0] + 1).astype(np.int32)  # after <s>, A and </s>
-        return replace(samples, segment_starts=begins, pair_label=segments.labels)
+        restarts = np.ones(samples.rows, dtype=np.bool_) if self.restarts else None
+        return replace(samples, segment_starts=begins, pair_label=segments.labels, restarts=restarts)
 
     def stretches(self, row: int) -> tuple[range, ...]:
         """Where the text of a row lies in the block: its segments', in order, or one."""
@@ -275,5 +282,6 @@ def lay_out(text: Tokens, rows: RowCuts, start: int, stop: int, special: Special
     ):
         tokens[places] = token
         is_text[places] = False
+    tokens[between[1:][separators[1:] == separators[:-1]]] = special.cls  # of a pair, the second opens a text
     tokens[is_text] = text
     return LaidOut(tokens, offsets, edges, separators)

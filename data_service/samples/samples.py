@@ -25,6 +25,10 @@ class Samples:
         target_ids: [M] same dtype as tokens, the original ids there.
         segment_starts: [N] int32, where the second segment begins inside its row; the row's length if it
             has none. None for single-segment inputs.
+        restarts: [N] bool, rows whose positions begin again with the second segment (translations); None where no row
+            can be.
+        languages: [N, 2] uint16, numbers of the languages of both segments, the same twice in a row of one; of an
+            example of several texts, those of the first and of the others. None where rows have none.
         pair_label: [N] int8, the sentence-pair label (NSP, SOP); None without pairs.
         order: [T] int32, factorisation order within the row (permuted LM); None otherwise. A token's content may
             use tokens of no higher number, its prediction only those of lower number.
@@ -40,6 +44,8 @@ class Samples:
     target_positions: NDArray[np.int64]
     target_ids: Tokens
     segment_starts: NDArray[np.int32] | None = None
+    restarts: NDArray[np.bool_] | None = None
+    languages: NDArray[np.uint16] | None = None
     pair_label: NDArray[np.int8] | None = None
     order: NDArray[np.int32] | None = None
     reversed_rows: NDArray[np.bool_] | None = None
@@ -64,6 +70,8 @@ class _ByRow(TypedDict):
     """The arrays of `Samples` that have one entry for each row."""
 
     segment_starts: NDArray[np.int32] | None
+    restarts: NDArray[np.bool_] | None
+    languages: NDArray[np.uint16] | None
     pair_label: NDArray[np.int8] | None
     reversed_rows: NDArray[np.bool_] | None
     text_starts: NDArray[np.int32] | None
@@ -96,6 +104,8 @@ def join_rows(parts: Sequence[Samples]) -> Samples:
         target_positions=np.concatenate([part.target_positions + shift for part, shift in shifted]),
         target_ids=np.concatenate([part.target_ids for part in parts]),
         segment_starts=_join([part.segment_starts for part in parts]),
+        restarts=_join([part.restarts for part in parts]),
+        languages=_join([part.languages for part in parts]),
         pair_label=_join([part.pair_label for part in parts]),
         order=_join([part.order for part in parts]),
         reversed_rows=_join([part.reversed_rows for part in parts]),
@@ -143,6 +153,8 @@ def _by_row(samples: Samples, rows: NDArray[np.int64] | slice) -> _ByRow:
 
     return _ByRow(
         segment_starts=of(samples.segment_starts),
+        restarts=of(samples.restarts),
+        languages=of(samples.languages),
         pair_label=of(samples.pair_label),
         reversed_rows=of(samples.reversed_rows),
         text_starts=of(samples.text_starts),

@@ -17,7 +17,14 @@ from pydantic import (
     model_validator,
 )
 
-from data_service.samples.inputs import Input, Lanes, Packed, RepeatedSentences, TextPairs
+from data_service.samples.inputs import (
+    Input,
+    Lanes,
+    Packed,
+    RepeatedSentences,
+    TextPairs,
+    Translations,
+)
 from data_service.samples.lanes import check_lanes
 from data_service.samples.masking import MlmMasking, NoMasking, Vocabulary
 from data_service.samples.permutation_lm import PermutedPrediction
@@ -30,6 +37,8 @@ _LATER = (
     "one_source",
     "temperature",
     "similar",
+    "languages",
+    "translations",
     "stages",
 )  # fields that came later: left out where nobody set them
 
@@ -51,12 +60,23 @@ class SourceSpec(_Config):
         manifest_fingerprint: `CorpusManifest.fingerprint` of the corpus that is meant.
         weight: share of an epoch's samples, relative to the other sources'. None, for all sources alike: each
             source is read once an epoch, so they mix by their rows (but see `StreamSpec.temperature`).
+        languages: of its text; of a corpus of translations both, the query's first. Left out where they are not told.
     """
 
     name: str
     uri: str
     manifest_fingerprint: str
     weight: float | None = Field(default=None, gt=0)
+    languages: tuple[str, ...] = Field(default=(), max_length=2)
+
+    @property
+    def translated(self) -> bool:
+        """Whether its examples are a sentence and its translation."""
+        return len(self.languages) > 1
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
+        return {name: value for name, value in serialize(self).items() if name != "languages" or value}
 
 
 class SimilarSource(_Config):
@@ -124,7 +144,10 @@ class StreamSpec(_Config):
             are shuffled.
         one_source: rows of a step, if all of them come from one source (contrastive training). None if batches mix the
             sources.
-        temperature: T: sources without weights are mixed in proportion to size ** (1 / T); 1: by size.
+        temperature: T: sources without weights are mixed in proportion to size ** (1 / T); 1: by size. The sources of
+            one language, or of translations between the same two, count as one, and share by size.
+        translations: share of the rows that are translations, where sources have no weights; None: by size.
+        languages: all that the model knows, in the order of their numbers; empty where rows say none.
         layout: where the classification token of each text of a row of several stands.
         similar: the table of similar words, where these replace words.
         stages: empty, and each source begins anew. Or all phases up to the stream's own, which is the last: each source
@@ -144,6 +167,8 @@ class StreamSpec(_Config):
     lanes: PositiveInt | None = None
     one_source: PositiveInt | None = None
     temperature: float = Field(default=1.0, ge=1)
+    translations: float | None = Field(default=None, gt=0, lt=1)
+    languages: tuple[str, ...] = ()
     layout: TextLayout = "cls_first"
     similar: SimilarSource | None = None
     stages: tuple[Stage, ...] = ()
@@ -184,6 +209,13 @@ class StreamSpec(_Config):
         return self
 
     @model_validator(mode="after")
+    def _languages_are_known(self) -> Self:
+        for source in self.sources if self.languages else ():
+            if not source.languages or not set(source.languages) <= set(self.languages):
+                raise ValueError(f"source {source.name} needs languages, of {', '.join(self.languages)}")
+        return self
+
+    @model_validator(mode="after")
     def _stages_agree(self) -> Self:
         if not self.stages:
             return self
@@ -202,6 +234,17 @@ class StreamSpec(_Config):
         fields = type(self).model_fields
         unset = {name for name in _LATER if getattr(self, name) == fields[name].default}
         return {name: value for name, value in serialize(self).items() if name not in unset}
+
+    @property
+    def reads_translations(self) -> bool:
+        """Whether rows may be a sentence and its translation."""
+        return isinstance(self.input, Translations)
+
+    def input_of(self, source: int) -> Input:
+        """How the blocks of one source are cut: text beside translations is packed."""
+        if isinstance(self.input, Translations) and not self.sources[source].translated:
+            return Packed(packing=self.input.text)
+        return self.input
 
     @property
     def row_length(self) -> int:

@@ -19,7 +19,8 @@ from typing import Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from data_service.samples.inputs import Drawn, Lanes, Packed, TextPairs
+from data_service.corpus.manifest import BlockTable
+from data_service.samples.inputs import Drawn, Lanes, Packed, TextPairs, Translations
 from data_service.samples.lanes import count_lane_rows
 from data_service.samples.make import AnyRows, cut, structure_key
 from data_service.samples.packing import contiguous_rows
@@ -74,7 +75,7 @@ def _cut_range(corpora: Corpora, source: int, start: int, stop: int) -> Iterator
     for number in range(start, stop):
         block = corpora.read(source, number)
         for structure in range(spec.input.structures):
-            yield cut(block, spec, structure_key(spec, source, number, structure))
+            yield cut(block, spec, structure_key(spec, source, number, structure), source)
 
 
 def run_here(job: Pass, corpora: Corpora, source: int, blocks: range, counted: Counted) -> Found:
@@ -99,19 +100,25 @@ def count_rows(
         run: runs the pass over a source's blocks.
         counted: is called with the number of blocks that are done, those with kept counts included.
     """
-    spec = corpora.spec
-    if isinstance(spec.input, Packed) and spec.input.packing == "contiguous":
-        return tuple(contiguous_rows(table.tokens, table.documents, spec.length) for table in corpora.tables)
-    if isinstance(spec.input, TextPairs):
-        return tuple(table.documents for table in corpora.tables)
-    if isinstance(spec.input, Lanes):
-        lanes = spec.input
-        return tuple(
-            count_lane_rows(table.tokens, table.documents, lanes, spec.length) for table in corpora.tables
-        )
     passing = _KeptPass(kind="rows", job=count_range, corpora=corpora, cache=cache, run=run, counted=counted)
-    found = [passing.of(source) for source in range(len(corpora.tables))]
-    return tuple(counts.astype(np.int64, copy=False) for counts in found)
+    found: list[RowCounts] = []
+    for source, table in enumerate(corpora.tables):
+        known = _counted_ahead(corpora.spec, source, table)
+        found.append(passing.of(source).astype(np.int64, copy=False) if known is None else known)
+    return tuple(found)
+
+
+def _counted_ahead(spec: StreamSpec, source: int, table: BlockTable) -> RowCounts | None:
+    """The row counts of a source where they follow from its manifest; None elsewhere."""
+    match spec.input_of(source):
+        case Packed(packing="contiguous"):
+            return contiguous_rows(table.tokens, table.documents, spec.length)
+        case TextPairs() | Translations():
+            return table.documents
+        case Lanes() as lanes:
+            return count_lane_rows(table.tokens, table.documents, lanes, spec.length)
+        case _:
+            return None
 
 
 def measure_rows(
@@ -192,7 +199,8 @@ class _KeptPass:
 def _name(spec: StreamSpec, source: int) -> str:
     """The key of kept counts: what rows depend on, and nothing else."""
     fingerprint = spec.sources[source].manifest_fingerprint
-    parts: tuple[str | int, ...] = (fingerprint, spec.split, spec.input.model_dump_json(), spec.length)
-    if isinstance(spec.input, Drawn):
+    cut_so = spec.input_of(source)
+    parts: tuple[str | int, ...] = (fingerprint, spec.split, cut_so.model_dump_json(), spec.length)
+    if isinstance(cut_so, Drawn):
         parts += (spec.seed,)
     return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()

@@ -1,5 +1,6 @@
 """How many samples of an epoch each source gives."""
 
+from collections import Counter
 from collections.abc import Sequence
 from decimal import Decimal, localcontext
 
@@ -9,16 +10,57 @@ from data_service.samples.spec import SourceSpec
 _DIGITS = 28  # of the arithmetic of temperatures: the same on every machine
 
 
-def weights_of(sources: Sequence[SourceSpec], sizes: Sequence[int], temperature: float) -> list[float] | None:
+def weights_of(
+    sources: Sequence[SourceSpec], sizes: Sequence[int], temperature: float, translations: float | None = None
+) -> list[float] | None:
     """The sources' weights, or by temperature T those in proportion to size ** (1 / T) (Devlin 2018, multilingual BERT;
     Conneau et al. 2020, section 3.1). None where each source is to be read once.
+
+    The sources of one language are drawn as one, and share that by size; so are those of translations between the same
+    two. `translations`: the share of these in all, whatever their sizes; each side is mixed by temperature.
     """
     given = [source.weight for source in sources if source.weight is not None]
-    if given or temperature == 1:
+    if given or (temperature == 1 and translations is None):
         return given or None
     with localcontext() as context:
         context.prec = _DIGITS
-        return [float(Decimal(size) ** (1 / Decimal(temperature))) for size in sizes]
+        drawn = _by_temperature(sources, sizes, temperature)
+        if translations is not None:
+            drawn = _shared_out(sources, drawn, Decimal(translations))
+        return list(map(float, drawn))
+
+
+def _by_temperature(sources: Sequence[SourceSpec], sizes: Sequence[int], temperature: float) -> list[Decimal]:
+    """Each source's part of its language's size ** (1 / T); a source without languages is alone."""
+    groups = [source.languages or (f"source {source.name}", "", "") for source in sources]
+    totals = Counter[tuple[str, ...]]()
+    for group, size in zip(groups, sizes, strict=True):
+        totals[group] += size
+    tempered = {group: Decimal(total) ** (1 / Decimal(temperature)) for group, total in totals.items()}
+    return [
+        tempered[group] if size == totals[group] else tempered[group] * size / totals[group]
+        for group, size in zip(groups, sizes, strict=True)
+    ]
+
+
+def _shared_out(
+    sources: Sequence[SourceSpec], weights: Sequence[Decimal], translations: Decimal
+) -> list[Decimal]:
+    """`weights`, scaled so that those of translations are `translations` of all, where there are both kinds."""
+    totals = {
+        kind: sum(
+            (weight for source, weight in zip(sources, weights, strict=True) if source.translated == kind),
+            start=Decimal(0),
+        )
+        for kind in (True, False)
+    }
+    if not all(totals.values()):
+        return list(weights)
+    shares = {True: translations, False: 1 - translations}
+    return [
+        weight * shares[source.translated] / totals[source.translated]
+        for source, weight in zip(sources, weights, strict=True)
+    ]
 
 
 def quotas(
@@ -50,7 +92,11 @@ def quotas(
 
 
 def source_quotas(
-    sources: Sequence[SourceSpec], rows: Sequence[int], batch: int, temperature: float
+    sources: Sequence[SourceSpec],
+    rows: Sequence[int],
+    batch: int,
+    temperature: float,
+    translations: float | None = None,
 ) -> tuple[int, ...]:
     """Samples of each source in an epoch whose batches, of `batch` samples each, are of one source each.
 
@@ -69,7 +115,7 @@ def source_quotas(
                 f"source {source.name} ({source.uri}) has {count:,} rows, less than one batch of {batch:,}",
                 remedy=f"use a batch of {count:,} or less, leave the source out, or let batches mix their sources",
             )
-    weights = weights_of(sources, whole, temperature)
+    weights = weights_of(sources, whole, temperature, translations)
     if weights is None:
         return tuple(count * batch for count in whole)
     total = int(min(count * sum(weights) / weight for count, weight in zip(whole, weights, strict=True)))

@@ -215,9 +215,9 @@ def _epoch_layout(
     if share is not None:
         counted = share.quotas
     elif spec.one_source is None:
-        counted = quotas(spec.sources, weights_of(spec.sources, totals, spec.temperature), totals, granule)
+        counted = quotas(spec.sources, _weights(spec, totals), totals, granule)
     else:
-        counted = source_quotas(spec.sources, totals, spec.one_source, spec.temperature)
+        counted = source_quotas(spec.sources, totals, spec.one_source, spec.temperature, spec.translations)
     rows = sum(counted)
     row_tokens = max(1, int(text_tokens * spec.input.structures * spec.input.repeats) // sum(totals))
     row_tokens = min(row_tokens, spec.row_length) if isinstance(spec.masking, NoMasking) else row_tokens
@@ -229,6 +229,10 @@ def _epoch_layout(
     most = min(spec.row_length, row_tokens + 8 * spec.input.texts)
     window_bytes = round(-(-rows // windows) * _row_bytes(spec, most))
     return EpochLayout(counted, windows, window_bytes, granule, staggered=spec.one_source is not None)
+
+
+def _weights(spec: StreamSpec, totals: tuple[int, ...]) -> list[float] | None:
+    return weights_of(spec.sources, totals, spec.temperature, spec.translations)
 
 
 def _row_bytes(spec: StreamSpec, tokens: int) -> float:
@@ -248,7 +252,7 @@ def _check_all_read(spec: StreamSpec, totals: tuple[int, ...], rows: int) -> tup
     """Remarks on the sources that are never read because of their weight, in evaluation. In training they raise
     PlanError.
     """
-    weights = weights_of(spec.sources, totals, spec.temperature) or []
+    weights = _weights(spec, totals) or []
     notes: list[str] = []
     if spec.one_source is not None:  # checked by `source_quotas`
         return ()

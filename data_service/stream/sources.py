@@ -12,7 +12,7 @@ from data_service.corpus.manifest import BlockTable, CorpusManifest
 from data_service.corpus.manifest_file import load_manifest
 from data_service.corpus.reader import read_block
 from data_service.errors import CorpusError
-from data_service.samples.inputs import Input, TextPairs
+from data_service.samples.inputs import Input, TextPairs, Translations
 from data_service.samples.spec import SimilarSource, SourceSpec, StreamSpec
 from data_service.store.base import Store
 from data_service.store.open import open_store
@@ -153,14 +153,35 @@ def check_units(unit: str, uris: Mapping[str, str], levels: Sequence[tuple[Level
             )
 
 
+def check_languages(manifest: CorpusManifest, uri: str, rows: Input, name: str, languages: int) -> None:
+    """Raises CorpusError where the number of `languages` of source `name` does not fit what its corpus holds: rows of
+    translations are of two, text is of one."""
+    if not isinstance(rows, Translations):
+        return
+    if manifest.pairs is not None and languages < 2:
+        raise CorpusError(
+            f"{uri} is a corpus of pairs, and of source {name} the two languages are not told",
+            remedy=f"set corpus.sources.{name}.languages to the query's and the positive's, as in [en, fr]",
+        )
+    if manifest.pairs is None and languages > 1:
+        raise CorpusError(
+            f"{uri} is a corpus of running text, and source {name} is to be translations between two languages",
+            remedy="build it with `maskfleet corpus build --texts pairs`, or name its one language",
+        )
+
+
 def check_kind(manifest: CorpusManifest, uri: str, rows: Input) -> None:
-    """Raises CorpusError where a corpus of pairs is read as text, one of text as pairs, or pairs lack negatives."""
+    """Raises CorpusError where a corpus of pairs is read as text, one of text as pairs, or pairs lack negatives. Of
+    translations see `check_languages`."""
     pairs = manifest.pairs
+    if isinstance(rows, Translations):
+        return
     if not isinstance(rows, TextPairs):
         if pairs is not None:
             raise CorpusError(
                 f"{uri} is a corpus of pairs, and input.packing {rows.packing} makes rows of running text",
-                remedy="set input.packing to pairs, or build a corpus of the text with `maskfleet corpus build`",
+                remedy="set input.packing to pairs, or to translations for sentences with theirs, or build a corpus of "
+                "the text with `maskfleet corpus build`",
             )
     elif pairs is None:
         raise CorpusError(
@@ -183,6 +204,7 @@ def _check(spec: StreamSpec, source: SourceSpec, manifest: CorpusManifest) -> No
             remedy="give the address of the corpus that the run was made with, or start a new run on it",
         )
     check_kind(manifest, source.uri, spec.input)
+    check_languages(manifest, source.uri, spec.input, source.name, len(source.languages))
     if manifest.vocab_size != spec.vocab_size:
         raise CorpusError(
             f"source {source.name}: the corpus at {source.uri} has {manifest.vocab_size} ids, "

@@ -88,7 +88,7 @@ def make_plan(
 
     def starts(length: int, source: int, block: int, reading: int) -> NDArray[np.int64]:
         there = corpora.at_length(length).spec
-        rows = cut(corpora.read(source, block), there, structure_key(there, source, block, reading))
+        rows = cut(corpora.read(source, block), there, structure_key(there, source, block, reading), source)
         return np.array([rows.stretches(row)[0].start for row in range(len(rows))], dtype=np.int64)
 
     text = tuple(int(table.tokens.sum()) for table in corpora.tables)
@@ -131,7 +131,7 @@ def stage_shares(spec: StreamSpec, rows: StagedRows) -> Iterator[StageShare]:
 
 def stage_weights(spec: StreamSpec, stage: Stage, text: Sequence[int]) -> tuple[float, ...]:
     """Of each source, by tokens of text, adding up to 1."""
-    weights = stage.weights or weights_of(spec.sources, text, spec.temperature) or text
+    weights = stage.weights or weights_of(spec.sources, text, spec.temperature, spec.translations) or text
     return tuple(weight / sum(weights) for weight in weights)
 
 

@@ -21,7 +21,7 @@ class SampleText:
     """The text behind a sample.
 
     Attributes:
-        name, uri: the corpus.
+        name, languages, uri: the corpus.
         block, row: where in it.
         epoch: how many times the corpus had been read before.
         stretches: the tokens of the block that the row holds: one stretch, or its segments or texts in order.
@@ -29,6 +29,7 @@ class SampleText:
     """
 
     name: str
+    languages: tuple[str, ...]
     uri: str
     block: int
     row: int
@@ -86,10 +87,12 @@ class Stream:
         """Where a sample's text comes from."""
         origin = self.plan.origin(epoch, sample)
         block = self._corpora.read(origin.source, origin.block)
-        rows = cut(block, self.spec, structure_key(self.spec, origin.source, origin.block, origin.epoch))
+        key = structure_key(self.spec, origin.source, origin.block, origin.epoch)
+        rows = cut(block, self.spec, key, origin.source)
         corpus = self.spec.sources[origin.source]
         return SampleText(
             name=corpus.name,
+            languages=corpus.languages,
             uri=corpus.uri,
             block=origin.block,
             row=origin.row,

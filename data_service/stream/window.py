@@ -119,7 +119,7 @@ def build_window(corpora: Corpora, window: Window, layout: SlabLayout) -> list[S
 
 def _make(corpora: Corpora, piece: BlockRows, block: Block) -> Samples:
     spec = corpora.spec
-    rows = cut(block, spec, structure_key(spec, piece.source, piece.block, piece.epoch))
+    rows = cut(block, spec, structure_key(spec, piece.source, piece.block, piece.epoch), piece.source)
     if piece.stop > len(rows):
         raise CorpusError(
             f"{spec.sources[piece.source].uri}: block {piece.block} has {len(rows)} rows, "
@@ -137,6 +137,7 @@ def _make(corpora: Corpora, piece: BlockRows, block: Block) -> Samples:
         starts_word=corpora.starts_word,
         unigram=corpora.unigram,
         similar=corpora.similar,
+        source=piece.source,
     )
 
 

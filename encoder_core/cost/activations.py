@@ -151,7 +151,7 @@ def _masked_language_model(
     targets = shape.targets
     outside = [
         *([] if model.bare_head else _transform(model.hidden, width, targets)),
-        *_decoder(width, model.vocabulary, targets, bias=not model.bare_head),
+        *_decoder(width, model.vocabulary, targets, bias=model.decoder_bias),
         Saved("positions of targets", targets, INDEX),
     ]
     layers = list(_layers(model, shape, kernel))
@@ -213,15 +213,24 @@ def _distillation(model: ModelConfig, distilled: Distilled, shape: Shape, kernel
     width, places = embedding_width(model), at_places(distilled, shape)
     outside = (
         *(() if model.bare_head else _transform(model.hidden, width, places.targets)),
-        *_decoder(width, model.vocabulary, places.targets, bias=not model.bare_head),
+        *_decoder(width, model.vocabulary, places.targets, bias=model.decoder_bias),
         Saved("positions of places", places.targets, INDEX),
         *(Saved("teacher's states", shape.tokens * teacher.hidden) for teacher in distilled.teachers),
+        *(_layers_alike(model, distilled, shape) if distilled.layers else ()),
     )
     if not isinstance(model, Deberta) or not is_enhanced(model):
         return Activations(outside, ())
     size = disentangled_size(model, shape.length)
     again = looking_again(size, shape.rows, shape.length, places.targets_per_row, kernel)
     return Activations(outside, (replace(again, count=passes(model)),))
+
+
+def _layers_alike(model: ModelConfig, distilled: Distilled, shape: Shape) -> Iterator[Saved]:
+    """What a squared difference is made of, in fp32, for all states."""
+    width = shape.tokens * distilled.teachers[0].hidden
+    yield Saved("teacher's layers", width, FP32, model.layers)  # of the last one its states above
+    if distilled.projection is not None:
+        yield Saved("student's layers, projected", width, FP32, model.layers + 1)
 
 
 def _span_boundary(model: ModelConfig, shape: Shape) -> Iterator[Saved]:

@@ -32,6 +32,7 @@ from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.pre_norm import PreNormConfig
 from encoder_core.families.roberta import RobertaConfig
+from encoder_core.families.xlm import XlmConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.heads.prediction import PASSES, POSITION_WIDTH
 from encoder_core.layers.deberta_positions import log_buckets
@@ -39,15 +40,18 @@ from encoder_core.objectives.contrastive import ContrastiveConfig
 from encoder_core.objectives.replaced import ReplacedTokenConfig
 
 Deberta = DebertaConfig | DebertaV2Config
-Plain = BertConfig | RobertaConfig | AlbertConfig | ElectraConfig
+Plain = BertConfig | RobertaConfig | AlbertConfig | ElectraConfig | XlmConfig
 
 
 @dataclass(frozen=True)
 class Distilled:
-    """What a student's teachers are, and whether it learns from them at every token or at targets alone."""
+    """What a student's teachers are, and whether it learns from them at every token or at targets alone. `layers`:
+    whether all its states learn those of the first teacher, and `projection` to which width they are brought for it."""
 
     teachers: tuple[ModelConfig, ...]
     everywhere: bool
+    layers: bool = False
+    projection: int | None = None
 
 
 @dataclass(frozen=True)
@@ -168,6 +172,9 @@ def _distillation(model: ModelConfig, distilled: Distilled, shape: Shape) -> Ite
     places = at_places(distilled, shape)
     yield from _look_at_places(model, places)
     yield from _head(model, places)
+    if distilled.projection is not None:
+        once = Product("head: hidden states projected", shape.tokens, model.hidden, distilled.projection)
+        yield from times(iter([once]), model.layers + 1)
     for teacher in distilled.teachers:
         known = teacher.model_copy(update={"vocab": model.vocabulary})
         its = chain(_encoder(known, shape), _look_at_places(known, places), _head(known, places))
@@ -253,7 +260,7 @@ def _encoder(model: ModelConfig, shape: Shape) -> Iterator[Product]:
                 yield from _convolution(model, shape)
         case XlnetConfig():
             yield from _content(model, shape)
-        case BertConfig() | RobertaConfig() | AlbertConfig() | ElectraConfig():
+        case BertConfig() | RobertaConfig() | AlbertConfig() | ElectraConfig() | XlmConfig():
             yield from _plain(model, shape)
         case PreNormConfig():
             size = (shape.rows, shape.length, model.heads, model.hidden, model.feed_forward)

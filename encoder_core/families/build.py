@@ -4,7 +4,7 @@ from typing import Annotated, assert_never
 
 from pydantic import Field
 
-from encoder_core.families import albert, bert, deberta, electra, pre_norm, roberta, xlnet
+from encoder_core.families import albert, bert, deberta, electra, pre_norm, roberta, xlm, xlnet
 from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bert import BertConfig
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
@@ -13,6 +13,7 @@ from encoder_core.families.eurobert import EuroBertConfig
 from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.pre_norm import PreNormConfig
 from encoder_core.families.roberta import RobertaConfig
+from encoder_core.families.xlm import XlmConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.attention import Attend, automatic
 from encoder_core.layers.deberta_encoder import DisentangledEncoder
@@ -28,7 +29,8 @@ ModelConfig = Annotated[
     | DebertaV2Config
     | XlnetConfig
     | ModernBertConfig
-    | EuroBertConfig,
+    | EuroBertConfig
+    | XlmConfig,
     Field(discriminator="family"),
 ]
 """The configuration of any family, told apart by its `family` field."""
@@ -42,8 +44,15 @@ DetectorConfig = (
     | DebertaV2Config
     | ModernBertConfig
     | EuroBertConfig
+    | XlmConfig
 )
 """Families that have a `generator`, a smaller one of their kind on the same embeddings."""
+
+
+def language_table(config: ModelConfig) -> tuple[str, ...]:
+    """The languages that the model has embeddings of, in their order; empty in most families."""
+    return config.languages if isinstance(config, XlmConfig) and config.language_table else ()
+
 
 AnyEncoder = Encoder | DisentangledEncoder | TwoStreamEncoder
 """Batch to hidden states [T, H], with the input embeddings as `embeddings`."""
@@ -76,6 +85,10 @@ def build_encoder(
             )
         case RobertaConfig():
             return roberta.build(
+                config, embeddings=embeddings, checkpoint_activations=checkpoint_activations, attend=attend
+            )
+        case XlmConfig():
+            return xlm.build(
                 config, embeddings=embeddings, checkpoint_activations=checkpoint_activations, attend=attend
             )
         case DebertaConfig() | DebertaV2Config():

@@ -78,13 +78,18 @@ class EncoderConfig(BaseModel):
 
     @property
     def biases(self) -> bool:
-        """Whether Linears and LayerNorms have biases; the decoder has one unless the head is bare."""
+        """Whether Linears and LayerNorms have biases; of the decoder `decoder_bias` says it."""
         return True
 
     @property
     def bare_head(self) -> bool:
-        """Whether the masked-language-model head is a decoder alone, without a bias."""
+        """Whether the masked-language-model head is a decoder alone."""
         return False
+
+    @property
+    def decoder_bias(self) -> bool:
+        """Whether the decoder has a bias."""
+        return not self.bare_head
 
     @property
     def tied(self) -> bool:

@@ -24,10 +24,10 @@ class MaskedLanguageModelHead(nn.Module):
     """Linear, GELU, LayerNorm, then a decoder tied to the word embeddings with a bias of its own (BERT,
     section 3.1).
 
-    `bare`: a decoder without a bias alone, as of decoder-only models; `tied` false: with weights of its own.
+    `bare`: a decoder alone, as of decoder-only models and XLM; `tied` false: with weights of its own.
 
     Works on target positions only. With no target at all it still runs, on zero rows, so that every parameter
-    takes part in the backward pass on every rank. `bias`: of Linear and LayerNorm; the decoder has one always.
+    takes part in the backward pass on every rank. `bias`: of Linear and LayerNorm.
     """
 
     def __init__(
@@ -40,6 +40,7 @@ class MaskedLanguageModelHead(nn.Module):
         bias: bool = True,
         output_scale: float = 1.0,
         bare: bool = False,
+        decoder_bias: bool = True,
         tied: bool = True,
     ) -> None:
         super().__init__()
@@ -47,7 +48,7 @@ class MaskedLanguageModelHead(nn.Module):
         self.activation: Activation = activation
         self.dense = None if bare else ScaledLinear(hidden, width, bias, scale=output_scale)
         self.norm = None if bare else nn.LayerNorm(width, eps=eps, bias=bias)
-        self.decoder = nn.Linear(width, embedding.num_embeddings, bias=not bare)
+        self.decoder = nn.Linear(width, embedding.num_embeddings, bias=decoder_bias)
         if tied:
             self.decoder.weight = embedding.weight
 
@@ -120,7 +121,7 @@ class EnhancedMaskDecoder(nn.Module):
     ) -> Float[Tensor, "targets hidden"]:
         """The same from `before_last`'s states, where another task needs those too."""
         at_M = batch.target_positions
-        queries_MH = x_TH.index_select(0, at_M) + self.position(batch.positions[at_M])
+        queries_MH = x_TH.index_select(0, at_M) + self.position(batch.table_positions[at_M])
         return encoder.look_again(queries_MH, at_M, x_TH, batch, PASSES)
 
 

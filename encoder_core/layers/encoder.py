@@ -38,7 +38,7 @@ class DifferenceEmbedding(nn.Embedding):
 
 
 class Embeddings(nn.Module):
-    """Sum of word, position and (where the model has them) token-type embeddings, LayerNorm, dropout.
+    """Sum of word, position and (where the model has them) token-type and language embeddings, LayerNorm, dropout.
 
     `first_position` is the row of the position table that belongs to the first token: 0 for BERT, the padding
     id + 1 for RoBERTa, whose table keeps the unused rows before it so that weights travel unchanged.
@@ -54,6 +54,7 @@ class Embeddings(nn.Module):
         positions: int,
         first_position: int = 0,
         token_types: int = 0,
+        languages: int = 0,
         padding: int | None = None,
         norm_bias: bool = True,
         eps: float | None,
@@ -64,6 +65,7 @@ class Embeddings(nn.Module):
         self.word = nn.Embedding(vocab, width, padding_idx=padding)
         self.position = nn.Embedding(positions, width, padding_idx=padding) if positions else None
         self.token_type = nn.Embedding(token_types, width) if token_types else None
+        self.language = nn.Embedding(languages, width) if languages else None
         self.norm = nn.Identity() if eps is None else nn.LayerNorm(width, eps=eps, bias=norm_bias)
         self.dropout = Dropout(dropout)
 
@@ -74,15 +76,19 @@ class Embeddings(nn.Module):
             self.position = DifferenceEmbedding(other.position)
         if other.token_type is not None:
             self.token_type = DifferenceEmbedding(other.token_type)
+        if other.language is not None:
+            self.language = DifferenceEmbedding(other.language)
 
     def forward(self, batch: Batch) -> Float[Tensor, "tokens width"]:
-        """A batch without `segments` is all first segment."""
+        """A batch without `segments` is all first segment; to one without `languages` no language is added."""
         x_TE = self.word(batch.tokens)
         if self.token_type is not None:
             segments = batch.segments if batch.segments is not None else torch.zeros_like(batch.tokens)
             x_TE = x_TE + self.token_type(segments)
         if self.position is not None:
-            x_TE = x_TE + self.position(batch.positions + self.first_position)
+            x_TE = x_TE + self.position(batch.table_positions + self.first_position)
+        if self.language is not None and batch.languages is not None:
+            x_TE = x_TE + self.language(batch.languages)
         embedded_TE: Tensor = self.dropout(self.norm(x_TE), batch.keys)
         return embedded_TE
 

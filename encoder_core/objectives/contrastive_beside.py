@@ -127,8 +127,14 @@ def twice(batch: Batch) -> Batch:
         positions=batch.positions[at_T],
         target_positions=none,
         target_ids=none,
-        segments=None if batch.segments is None else batch.segments[at_T],
+        segments=_moved(batch.segments, at_T),
+        languages=_moved(batch.languages, at_T),
+        restarted=_moved(batch.restarted, at_T),
         numbers=torch.stack([2 * numbers_R, 2 * numbers_R + 1], 1).flatten(),
         group=2,
         host=None if batch.host is None else twice(batch.host),
     )
+
+
+def _moved(of_T: Tensor | None, at_T: Tensor) -> Tensor | None:
+    return None if of_T is None else of_T[at_T]

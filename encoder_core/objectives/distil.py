@@ -6,14 +6,13 @@ built (`hold_teachers`): they are no part of it (`objectives/frozen.py`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 from weakref import WeakKeyDictionary
 
 import torch
-from jaxtyping import Float
 from pydantic import BaseModel, ConfigDict, Field
-from torch import Tensor, nn
+from torch import nn
 
 from encoder_core.batch import Batch
 from encoder_core.families.build import ModelConfig
@@ -22,7 +21,7 @@ from encoder_core.heads.prediction import MaskedLanguageModelHead
 from encoder_core.objectives.frozen import FrozenNetworks
 from encoder_core.objectives.mlm import MaskedTokens
 from encoder_core.objectives.states import States
-from encoder_core.objectives.teacher import Teacher
+from encoder_core.objectives.teacher import Said, Teacher
 from encoder_core.objectives.term import HeadConfig, HeadTerm, Refusal, Setting, TermSums
 from encoder_core.objectives.weights import Weight
 
@@ -122,20 +121,16 @@ class CosineConfig(HeadConfig):
 class Teachers(FrozenNetworks):
     """The teachers of a module that distils, none at first."""
 
+    @property
+    def teachers(self) -> list[Teacher]:
+        return [network for network in self.networks if isinstance(network, Teacher)]
+
 
 def hold_teachers(module: nn.Module, teachers: Sequence[Teacher]) -> None:
     """Let `module` learn from these from now on; nothing in one that does not distil."""
     for part in module.modules():
         if isinstance(part, Teachers):
             part.hold(teachers)
-
-
-@dataclass(frozen=True)
-class Taught:
-    """What teachers say of one batch: states of all tokens, and scores at the places asked for."""
-
-    states: tuple[Float[Tensor, "tokens hidden"], ...]
-    scores: tuple[Scores, ...]
 
 
 class Distillation(HeadTerm):
@@ -148,7 +143,17 @@ class Distillation(HeadTerm):
         super().__init__(NAME, config.weight, {"teachers": self._teachers})
         self._config = config
         self._head: MaskedLanguageModelHead | None = None
-        self._taught: WeakKeyDictionary[States, Taught] = WeakKeyDictionary()
+        self._taught: WeakKeyDictionary[States, list[Said]] = WeakKeyDictionary()
+        self._layers: tuple[int, ...] = ()
+
+    @property
+    def teacher(self) -> ModelConfig:
+        """The shape of the first one."""
+        return self._config.teachers[0].model
+
+    def keep(self, layers: tuple[int, ...]) -> None:
+        """Take these states of the teachers' layers along, for another term (`Teacher.say`)."""
+        self._layers = layers
 
     def meet(self, others: Mapping[str, HeadTerm]) -> None:
         masked = others["mlm"]
@@ -162,15 +167,16 @@ class Distillation(HeadTerm):
         assert self._head is not None, "the module has introduced its terms to each other"
         head, asked = self._head, self._asked(batch)
         own = Scores(head.features(states.predicting(asked)), head.decoder.weight, head.decoder.bias)
-        found = linear_distillation(own, self.taught(states, batch).scores, self._config.temperature)
+        scores = [said.scores for said in self.taught(states, batch)]
+        found = linear_distillation(own, scores, self._config.temperature)
         return TermSums(found.loss_sum, asked.target_ids.numel(), {"correct": found.agreeing})
 
-    def taught(self, states: States, batch: Batch) -> Taught:
-        """What the teachers say, computed once for all terms of a batch."""
+    def taught(self, states: States, batch: Batch) -> list[Said]:
+        """What each teacher says, computed once for all terms of a batch."""
         if states not in self._taught:
             assert self._teachers.networks, "a module that distils has been given its teachers"
-            said = [teacher(self._asked(batch)) for teacher in self._teachers.networks]
-            self._taught[states] = Taught(tuple(h for h, _ in said), tuple(scores for _, scores in said))
+            asked = self._asked(batch)
+            self._taught[states] = [teacher.say(asked, self._layers) for teacher in self._teachers.teachers]
         return self._taught[states]
 
     def _asked(self, batch: Batch) -> Batch:
@@ -200,6 +206,6 @@ class StatesAlike(HeadTerm):
 
     def sums(self, states: States, batch: Batch) -> TermSums:
         assert self._distillation is not None
-        theirs = self._distillation.taught(states, batch).states
-        distances = [cosine_distances(states.everywhere, teacher_TH) for teacher_TH in theirs]
+        taught = self._distillation.taught(states, batch)
+        distances = [cosine_distances(states.everywhere, said.last) for said in taught]
         return TermSums(sum(distances[1:], start=distances[0]) / len(distances), batch.tokens.numel())

@@ -96,5 +96,6 @@ def tied_head(config: ModelConfig, word: nn.Embedding) -> MaskedLanguageModelHea
         bias=config.biases,
         output_scale=config.output_scale,
         bare=config.bare_head,
+        decoder_bias=config.decoder_bias,
         tied=config.tied,
     )

@@ -39,7 +39,8 @@ class MultitaskModel(ObjectiveModule):
         for term in terms:
             term.meet({other.name: other for other in terms})
         reading = [term.reads for term in terms if decoder is None or term.reads != "targets"]
-        self._whole = "all" in reading or len(reading) > 1
+        self._layered = "layers" in reading
+        self._whole = self._layered or "all" in reading or len(reading) > 1
 
     def target_counts(self, batch: Batch) -> dict[str, int]:
         """How many summands each term will have for this batch, known before the forward pass."""
@@ -57,7 +58,14 @@ class MultitaskModel(ObjectiveModule):
 
     def states(self, batch: Batch, temperature: float | None = None) -> States:
         """What terms read; nothing is computed yet."""
-        return States(self.encoder, self.decoder, batch, whole=self._whole, temperature=temperature)
+        return States(
+            self.encoder,
+            self.decoder,
+            batch,
+            whole=self._whole,
+            layered=self._layered,
+            temperature=temperature,
+        )
 
     def logits(self, batch: Batch) -> Float[Tensor, "targets vocab"]:
         """Scores of all ids at the target positions, by the masked-language-model head."""

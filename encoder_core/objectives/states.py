@@ -9,6 +9,7 @@ from encoder_core.batch import Batch
 from encoder_core.families.build import AnyEncoder
 from encoder_core.heads.prediction import EnhancedMaskDecoder
 from encoder_core.layers.deberta_encoder import DisentangledEncoder
+from encoder_core.layers.xlnet_encoder import TwoStreamEncoder
 
 
 class States:
@@ -18,6 +19,7 @@ class States:
     for the tokens that are asked for.
 
     Attributes:
+        layered: some term reads the states of all layers, which are kept then.
         temperature: an id is to be drawn for every target, at this temperature; None for none.
     """
 
@@ -28,18 +30,28 @@ class States:
         batch: Batch,
         *,
         whole: bool,
+        layered: bool = False,
         temperature: float | None = None,
     ) -> None:
         self._encoder, self._decoder, self._batch, self._whole = encoder, decoder, batch, whole
+        self._layered = layered
         self.temperature = temperature
 
     @cached_property
     def everywhere(self) -> Float[Tensor, "tokens hidden"]:
         """The last layer's output."""
+        if self._layered:
+            return self.layers[-1]
         if self._decoder is None:
             last_TH: Tensor = self._encoder(self._batch)
             return last_TH
         return self._last_two[1]
+
+    @cached_property
+    def layers(self) -> tuple[Float[Tensor, "tokens hidden"], ...]:
+        """The embeddings, and the output of each layer."""
+        assert not isinstance(self._encoder, TwoStreamEncoder)  # whose tokens no such term predicts
+        return tuple(self._encoder.states(self._batch))
 
     def at(self, at_N: Int[Tensor, " positions"]) -> Float[Tensor, "positions hidden"]:
         """The last layer's output at sorted flat positions."""
@@ -69,6 +81,8 @@ class States:
 
     @cached_property
     def _last_two(self) -> tuple[Tensor, Tensor]:
+        if self._layered:
+            return self.layers[-2], self.layers[-1]
         *_, before_TH, last_TH = self._encoder.states(self._batch)
         assert isinstance(before_TH, Tensor)
         assert isinstance(last_TH, Tensor)

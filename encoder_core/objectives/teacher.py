@@ -4,6 +4,7 @@ Any family that predicts masked tokens can teach; the student may be of another.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -14,8 +15,18 @@ from encoder_core.families.build import ModelConfig, build_encoder
 from encoder_core.heads.distillation import Scores
 from encoder_core.layers.deberta_encoder import DisentangledEncoder
 from encoder_core.layers.initialise import on_meta
+from encoder_core.layers.xlnet_encoder import TwoStreamEncoder
 from encoder_core.objectives.mlm import tied_head
 from encoder_core.objectives.multitask import mask_decoder
+
+
+class Said(NamedTuple):
+    """What a teacher says of a batch: the last layer's states of all tokens, the scores of all ids at the batch's
+    targets, and the states that were asked for."""
+
+    last: Float[Tensor, "tokens hidden"]
+    scores: Scores
+    layers: tuple[Float[Tensor, "tokens hidden"], ...]
 
 
 class Teacher(nn.Module):
@@ -27,19 +38,28 @@ class Teacher(nn.Module):
         self.head = tied_head(config, self.encoder.embeddings.word)
         self.decoder = mask_decoder(config)
 
-    @torch.no_grad()
     def forward(self, batch: Batch) -> tuple[Float[Tensor, "tokens hidden"], Scores]:
         """The last layer's states of all tokens, and the scores of all ids at the batch's targets."""
+        said = self.say(batch, ())
+        return said.last, said.scores
+
+    @torch.no_grad()
+    def say(self, batch: Batch, layers: Sequence[int]) -> Said:
+        """The same, and the states `layers`: 0 the embeddings, n the output of the n-th layer."""
+        assert not isinstance(self.encoder, TwoStreamEncoder)  # which predicts no masked tokens
+        kept: dict[int, Tensor] = {}
+        before_TH = states_TH = torch.empty(0)
+        for number, layer_TH in enumerate(self.encoder.states(batch)):
+            before_TH, states_TH = states_TH, layer_TH
+            if number in layers:
+                kept[number] = layer_TH
         if self.decoder is None:
-            states_TH = self.encoder(batch)
             predicting_MH = states_TH.index_select(0, batch.target_positions)
         else:
             assert isinstance(self.encoder, DisentangledEncoder)  # only this family has the decoder
-            *_, before_TH, states_TH = self.encoder.states(batch)
             predicting_MH = self.decoder.decode(self.encoder, before_TH, batch)
-        return states_TH, Scores(
-            self.head.features(predicting_MH), self.head.decoder.weight, self.head.decoder.bias
-        )
+        scores = Scores(self.head.features(predicting_MH), self.head.decoder.weight, self.head.decoder.bias)
+        return Said(states_TH, scores, tuple(kept[number] for number in layers))
 
 
 def teacher_of(config: ModelConfig, weights: Mapping[str, Tensor]) -> Teacher:

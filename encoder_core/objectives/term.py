@@ -111,8 +111,8 @@ class TermSums:
     drawn: Int[Tensor, " targets"] | None = None
 
 
-Reads = Literal["targets", "first", "all"]
-"""The states a term reads: those of the batch's targets, of rows' first tokens, or of any tokens."""
+Reads = Literal["targets", "first", "all", "layers"]
+"""The states a term reads: those of the batch's targets, of rows' first tokens, or of any tokens; or of all layers."""
 
 
 class HeadTerm(ABC):

@@ -23,6 +23,10 @@ class HostRows(Protocol):
     @property
     def segment_starts(self) -> NDArray[np.int32] | None: ...
     @property
+    def restarts(self) -> NDArray[np.bool_] | None: ...
+    @property
+    def languages(self) -> NDArray[np.uint16] | None: ...
+    @property
     def pair_label(self) -> NDArray[np.int8] | None: ...
     @property
     def order(self) -> NDArray[np.int32] | None: ...
@@ -44,14 +48,21 @@ def to_batch(rows: HostRows, device: torch.device, first: int = 0) -> Batch:
     offsets, group = _text_offsets(rows)
     lengths = np.diff(offsets)
     positions = np.arange(len(rows.tokens)) - np.repeat(offsets[:-1], lengths)
-    segments = None
+    segments = restarted = languages = None
     if rows.segment_starts is not None:
         segments = (positions >= np.repeat(rows.segment_starts, lengths)).astype(np.int64)
+        if rows.restarts is not None:
+            restarted = positions - segments * np.repeat(rows.segment_starts * rows.restarts, lengths)
         if rows.order is not None:
             segments[rows.offsets[1:] - 1] = 2
     if rows.cls_last is not None:
         segments = np.zeros(len(rows.tokens), dtype=np.int64)
         segments[offsets[1:][np.repeat(rows.cls_last, group)] - 1] = 2
+
+    if rows.languages is not None:
+        second = _second_texts(lengths, group) if group > 1 or segments is None else segments
+        by_token = np.repeat(rows.languages, np.diff(rows.offsets), axis=0)
+        languages = np.take_along_axis(by_token, second[:, None], axis=1)[:, 0]
 
     def tensor(array: NDArray[np.generic], dtype: type[np.generic] = np.int64) -> torch.Tensor:
         return torch.from_numpy(array.astype(dtype))
@@ -64,6 +75,8 @@ def to_batch(rows: HostRows, device: torch.device, first: int = 0) -> Batch:
         target_positions=tensor(rows.target_positions),
         target_ids=tensor(rows.target_ids),
         segments=None if segments is None else tensor(segments),
+        languages=None if languages is None else tensor(languages),
+        restarted=None if restarted is None else tensor(restarted),
         pair_labels=None if rows.pair_label is None else tensor(rows.pair_label),
         order=None if rows.order is None else tensor(rows.order),
         reversed_rows=None if rows.reversed_rows is None else tensor(rows.reversed_rows, np.bool_),
@@ -71,6 +84,12 @@ def to_batch(rows: HostRows, device: torch.device, first: int = 0) -> Batch:
         group=group,
     )
     return on_host.to(device)
+
+
+def _second_texts(lengths: NDArray[np.int64], group: int) -> NDArray[np.int64]:
+    """[T] of tokens in texts of these lengths: 0 in the first of each `group` of them, 1 in the others."""
+    number = np.arange(len(lengths)) % group
+    return np.repeat(np.minimum(number, 1), lengths)
 
 
 def _text_offsets(rows: HostRows) -> tuple[NDArray[np.int64], int]:
@@ -94,6 +113,7 @@ def idle_batch(device: torch.device) -> Batch:
         target_positions=none,
         target_ids=none,
         segments=none,
+        languages=none,
         pair_labels=none,
         order=none,
     )

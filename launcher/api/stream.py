@@ -58,6 +58,8 @@ class StepDataset(IterableDataset[dict[str, Tensor]]):
         attention_mask  [R, L] int64, 1 where there is a token
         labels          [R, L] int64, the original id where it is to be predicted, else -100
         token_type_ids  [R, L] int64, where rows have two segments
+        langs           [R, L] int64, the number of each token's language, where the model has embeddings of them (XLM)
+        position_ids    [R, L] int64, where positions begin again with a translation
         pair_labels     [R] int64, where a pair is judged: `next_sentence_label`, `sentence_order_label`
         order           [R, L] int64, where prediction is permuted (XLNet): a token's content may use tokens of no
                         higher number, its prediction those of lower; -1 in padding
@@ -176,6 +178,10 @@ def _padded(rows: Samples | None, pad: int) -> dict[str, Tensor]:
         return found
     if batch.segments is not None:
         found["token_type_ids"] = lay(batch.segments, 0)
+    if batch.languages is not None:
+        found["langs"] = lay(batch.languages, 0)
+    if batch.restarted is not None:
+        found["position_ids"] = lay(batch.restarted, 0)
     if batch.order is not None:
         found["order"] = lay(batch.order, -1)
     singles = {"pair_labels": batch.pair_labels, "reversed_rows": batch.reversed_rows}

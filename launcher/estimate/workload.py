@@ -11,6 +11,7 @@ from encoder_core.cost.flops import Count, Distilled, ObjectiveTerms, count, fir
 from encoder_core.cost.products import Product, Shape
 from encoder_core.cost.saved import Kernel
 from encoder_core.objectives.distil import DistilConfig
+from encoder_core.objectives.hidden import HiddenConfig
 from launcher.recipe.objective import RecipeObjective
 from launcher.recipe.schema import Recipe, RecipePhase
 from launcher.recipe.timeline import phase_objective
@@ -60,12 +61,15 @@ def terms(objective: RecipeObjective) -> ObjectiveTerms:
         replaced=objective.rtd,
         contrastive=objective.contrastive,
         beside=objective.contrastive is not None and objective.mlm is not None,
-        distilled=None if objective.distil is None else _distilled(objective.distil),
+        distilled=None if objective.distil is None else _distilled(objective.distil, objective.hidden),
     )
 
 
-def _distilled(distil: DistilConfig) -> Distilled:
-    return Distilled(tuple(teacher.model for teacher in distil.teachers), distil.places == "all")
+def _distilled(distil: DistilConfig, hidden: HiddenConfig | None) -> Distilled:
+    teachers = tuple(teacher.model for teacher in distil.teachers)
+    if hidden is None:
+        return Distilled(teachers, distil.places == "all")
+    return Distilled(teachers, distil.places == "all", layers=True, projection=hidden.projection)
 
 
 def microbatch_products(recipe: Recipe, shape: Shape) -> list[Product]:

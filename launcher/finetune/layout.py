@@ -7,13 +7,19 @@ from torch import nn
 
 from launcher.finetune.outcome import TaskMismatch
 
-_LAYER = re.compile(r"(?:^|\.)(?:layer|layers|albert_layer_groups)\.(\d+)\.")
+_LAYER = re.compile(
+    r"(?:^|\.)(?:layer|layers|albert_layer_groups"
+    r"|attentions|layer_norm[12]|ffns)\.(\d+)\."  # XLM's layers lie in four lists
+)
 _BELOW = (
     "embeddings.",
     "embed_tokens.",
     "embeddings_project.",
     "word_embedding.",
     "mask_emb",
+    "position_embeddings.",  # XLM
+    "lang_embeddings.",
+    "layer_norm_emb.",
     "encoder.embedding_hidden_mapping_in.",  # ALBERT
     "encoder.rel_embeddings.",  # DeBERTa: every layer reads them, so they move no faster than the lowest does
     "encoder.LayerNorm.",  # of those, in v2 and v3
@@ -59,7 +65,7 @@ def layout_of(encoder: nn.Module) -> LayerDepths:
     if not numbers:
         raise TaskMismatch(
             f"{type(encoder).__name__} has no numbered layers, so it is no encoder that can be fine-tuned here",
-            remedy="give an encoder such as BERT, RoBERTa, ALBERT, XLNet, ELECTRA, DeBERTa, ModernBERT or EuroBERT",
+            remedy="give an encoder such as BERT, RoBERTa, ALBERT, XLNet, ELECTRA, DeBERTa, ModernBERT, EuroBERT, XLM",
         )
     layers = max(numbers) + 1
     used = int(getattr(encoder.config, "num_hidden_layers", layers))

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.text import Text
 
 from data_service.corpus.manifest import PairTexts
-from data_service.samples.inputs import Input, OrderedPairs, TextPairs
+from data_service.samples.inputs import Input, OrderedPairs, TextPairs, Translations
 from data_service.samples.samples import Samples
 from data_service.stream.positions import Range
 from data_service.stream.stream import SampleText, Stream
@@ -91,9 +91,10 @@ def render(shown: Shown) -> Iterator[str]:
         f"[bold]step {shown.step}, row {shown.row}[/] of {shown.rows}: "
         f"phase {shown.phase}, epoch {shown.epoch}, sample {shown.sample}"
     )
+    languages = f", {' and '.join(map(visible, source.languages))}" if source.languages else ""
     yield (
-        f"from {escape(visible(source.name))} ({escape(visible(source.uri))}): block {source.block}, row {source.row}, "
-        f"{_places(source)}, read {source.epoch} time(s) before"
+        f"from {escape(visible(source.name))} ({escape(visible(source.uri))}{escape(languages)}): "
+        f"block {source.block}, row {source.row}, {_places(source)}, read {source.epoch} time(s) before"
     )
     samples = shown.samples
     if samples.text_starts is not None:
@@ -117,12 +118,20 @@ def _text(shown: Shown) -> Iterator[str]:
         yield marked_text(samples, shown.tokenizer)
         return
     middle, end = int(samples.segment_starts[0]), len(samples.tokens)
-    for name, segment in (("A", range(middle)), ("B", range(middle, end))):
+    for name, segment in zip(_segments(shown), (range(middle), range(middle, end)), strict=True):
         if segment:
             yield f"[bold]{name}[/] {marked_text(samples, shown.tokenizer, segment)}"
     if samples.pair_label is not None:
         label = int(samples.pair_label[0])
         yield f"pair label {label}: {_meaning(shown.input, label)}"
+
+
+def _segments(shown: Shown) -> tuple[str, str]:
+    """What the two segments are called: in a stream of translations by their languages, if told."""
+    languages = shown.source.languages
+    if not isinstance(shown.input, Translations) or not languages:
+        return "A", "B"
+    return escape(visible(languages[0])), escape(visible(languages[-1]))
 
 
 def _texts(shown: Shown) -> Iterator[str]:

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from data_service.corpus.manifest import PairTexts
-from data_service.samples.inputs import RepeatedSentences, TextPairs
+from data_service.samples.inputs import RepeatedSentences, TextPairs, Translations
 from data_service.samples.packing import EDGE_TOKENS
 from data_service.store.open import open_store
 from launcher.estimate.assumptions import AssumedUtilisation
@@ -261,6 +261,9 @@ def _text(recipe: Recipe, vocabulary: int) -> RandomText:
     match recipe.input:
         case TextPairs(negatives=negatives):
             return RandomText(ids, _BLOCK_TOKENS, PairTexts(negatives), full)
+        case Translations():
+            each = (recipe.phases[0].length - 2 * EDGE_TOKENS) // 2
+            return RandomText(ids, _BLOCK_TOKENS, PairTexts(0), each)
         case RepeatedSentences():
             return RandomText(ids, _BLOCK_TOKENS, None, full)
         case _:

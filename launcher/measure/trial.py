@@ -13,11 +13,11 @@ from pathlib import Path
 import psutil
 import torch
 
-from data_service.samples.inputs import Lanes
+from data_service.samples.inputs import Lanes, Translations
 from encoder_core.cost import memory
 from encoder_core.cost.saved import Kernel
 from encoder_core.families.albert import AlbertConfig
-from encoder_core.families.build import ModelConfig
+from encoder_core.families.build import ModelConfig, language_table
 from encoder_core.families.deberta import DebertaV2Config
 from launcher.errors import EstimateError
 from launcher.estimate.assumptions import usable, utilisation
@@ -89,12 +89,21 @@ class Trial:
     bytes: int
     seconds: float | None
 
+    @property
+    def _languages(self) -> tuple[str, ...]:
+        """Of the one synthetic source: a pair of translations, or the first of the model's."""
+        pairs = isinstance(self.recipe.input, Translations)
+        known = language_table(self.recipe.model) or (("first", "second") if pairs else ())
+        return known[: 2 if pairs else 1]
+
     def at(self, corpus: str, tokenizer: str) -> Recipe:
         """The recipe over these inputs."""
         sources = RecipeCorpus(
-            sources={"synthetic": RecipeSource(uri=corpus)}, heldout=Heldout(fraction=HELDOUT)
+            sources={"synthetic": RecipeSource(uri=corpus, languages=self._languages)},
+            heldout=Heldout(fraction=HELDOUT),
         )
-        changes = {"corpus": sources, "tokenizer": TokenizerRef(uri=tokenizer)}
+        mixing = self.recipe.mixing.model_copy(update={"translations": None})
+        changes = {"corpus": sources, "mixing": mixing, "tokenizer": TokenizerRef(uri=tokenizer)}
         return self.recipe.model_copy(update=changes)
 
 

@@ -11,6 +11,7 @@ from encoder_core.families.pre_norm import PreNormConfig
 from encoder_core.optim.schedules import ScheduleConfig
 from launcher.policies.elastic import Trainers
 from launcher.recipe.document import Path
+from launcher.recipe.language_checks import language_problems
 from launcher.recipe.objective_checks import mismatches, text_problems
 from launcher.recipe.parts import RecipeIssue
 from launcher.recipe.schema import TEACHER, Recipe
@@ -36,6 +37,7 @@ def impossible(recipe: Recipe) -> list[RecipeIssue]:
         *_evaluation(recipe),
         *mismatches(recipe),
         *text_problems(recipe),
+        *language_problems(recipe),
     ]
 
 

@@ -14,10 +14,11 @@ import yaml
 
 from checkpoints.hf.fetch import PARTS, local_configs
 from checkpoints.hf.load import CONFIG, read_folder_config
+from data_service.samples.inputs import Translations
 from data_service.store.base import Store
 from data_service.store.open import open_store
 from data_service.tokenizers.load import holds_tokenizer
-from encoder_core.families.build import ModelConfig
+from encoder_core.families.build import ModelConfig, language_table
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.objectives.replaced import ReplacedTokenConfig
@@ -37,6 +38,7 @@ _BASES = {
     "xlnet": "xlnet-base",
     "modernbert": "modernbert-base",
     "eurobert": "eurobert-210m",
+    "xlm": "xlm-mlm-tlm-base",
 }
 _PAIR_BASE = {"electra": "electra-base", "deberta_v2": "deberta-v3-base"}
 _PAIR_HEADS = ("BertForPreTraining", "AlbertForPreTraining")
@@ -80,10 +82,8 @@ def continued(folder: str) -> Recipe:
     data = base.to_data() | {
         "name": _name(folder),
         "start": folder,
-        "corpus": {
-            "sources": {"text": {"uri": f"{PLACEHOLDER}corpora/text", "weight": "auto"}},
-            "heldout": {"fraction": base.corpus.heldout.fraction},
-        },
+        "corpus": {"sources": _sources(found.config), "heldout": {"fraction": base.corpus.heldout.fraction}},
+        "mixing": base.mixing.model_copy(update={"translations": None}).model_dump(mode="json"),
         "tokenizer": {"uri": _tokenizer(store, folder)},
         "model": found.config.model_dump(mode="json", exclude={"pad_id"}),
         "phases": [{"steps": STEPS, "length": _length(found.config), "batch": {"sequences": ROWS}}],
@@ -92,6 +92,17 @@ def continued(folder: str) -> Recipe:
         "microbatch": MICROBATCH,
     }
     return from_document(Document(data | _task(found, base), f"the recipe for {folder}", {}))
+
+
+def _sources(config: ModelConfig) -> dict[str, object]:
+    """One, or one for each language that the model knows."""
+    languages = language_table(config)
+    if not languages:
+        return {"text": {"uri": f"{PLACEHOLDER}corpora/text", "weight": "auto"}}
+    return {
+        name: {"uri": f"{PLACEHOLDER}corpora/{name}", "weight": "auto", "languages": [name]}
+        for name in languages
+    }
 
 
 def commented(recipe: Recipe) -> str:
@@ -162,7 +173,8 @@ def _architectures(configs: Path) -> list[str]:
 
 def _task(found: _Found, base: Recipe) -> dict[str, Any]:
     """The objective and input: as in the family's bundled recipe, but without a pair task if the folder has no head for
-    it, since its rows would differ from the model's for no gain. XLNet's lanes are as long as the model's rows."""
+    it, since its rows would differ from the model's for no gain. XLNet's lanes are as long as the model's rows. XLM
+    goes on with text in each of its languages; translations are the user's to add."""
     objective, config = base.objective, found.config
     if isinstance(config, XlnetConfig) and objective.plm is not None:
         length = _length(config)
@@ -176,7 +188,7 @@ def _task(found: _Found, base: Recipe) -> dict[str, Any]:
         rtd = ReplacedTokenConfig(embeddings="gradient_disentangled").model_dump(mode="json")
         return {"objective": {"mlm": masks, "rtd": rtd}, "input": {"packing": "full_sentences"}}
     if found.pair_head or objective.mlm is None or (objective.nsp is None and objective.sop is None):
-        return {}
+        return {"input": {"packing": base.input.text}} if isinstance(base.input, Translations) else {}
     mlm = objective.mlm.model_copy(update={"copies": "dynamic"}).model_dump(mode="json")
     return {"objective": {"mlm": mlm}, "input": {"packing": "full_sentences"}}
 

@@ -31,10 +31,37 @@ def load(
 ) -> Recipe:
     """A bundled recipe by name, or a YAML file by path, with `--set` assignments applied.
 
-    `sections` replace whole sections of it before that, such as `corpus`. Raises RecipeError naming file, line, path,
-    value and remedy of everything wrong with it.
+    `sections` replace whole sections of it before that, such as `corpus`; a source keeps the languages that the
+    recipe's own of its name has. Raises RecipeError naming file, line, path, value and remedy of everything wrong with
+    it.
     """
-    return from_document(override(with_sections(_read(name_or_path), sections or {}), assignments))
+    document = _read(name_or_path)
+    return from_document(
+        override(with_sections(document, _in_its_languages(document, sections or {})), assignments)
+    )
+
+
+def _in_its_languages(document: Document, sections: Mapping[str, object]) -> Mapping[str, object]:
+    """`sections`, where sources that the recipe has by the same name are in the languages that it says."""
+    told, given = (_sources(data) for data in (document.data, sections))
+    kept = {
+        name: {"languages": told[name]["languages"], **source}
+        for name, source in given.items()
+        if "languages" in told.get(name, {})
+    }
+    corpus = sections.get("corpus")
+    if not kept or not isinstance(corpus, dict):
+        return sections
+    return {**sections, "corpus": {**corpus, "sources": {**given, **kept}}}
+
+
+def _sources(data: Mapping[str, object]) -> dict[str, dict[str, object]]:
+    """Those of a recipe that are written as they should be."""
+    corpus = data.get("corpus")
+    sources = corpus.get("sources") if isinstance(corpus, dict) else None
+    if not isinstance(sources, dict):
+        return {}
+    return {name: source for name, source in sources.items() if isinstance(source, dict)}
 
 
 def reload(recipe: Recipe, assignments: tuple[str, ...]) -> Recipe:

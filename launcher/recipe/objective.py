@@ -30,6 +30,7 @@ from encoder_core.layers.initialise import on_meta
 from encoder_core.objectives.compose import compose
 from encoder_core.objectives.contrastive import ContrastiveConfig
 from encoder_core.objectives.distil import CosineConfig, DistilConfig
+from encoder_core.objectives.hidden import HiddenConfig
 from encoder_core.objectives.losses import ObjectiveModule as ObjectiveModule
 from encoder_core.objectives.mlm import MlmConfig
 from encoder_core.objectives.plm import PlmConfig
@@ -68,6 +69,7 @@ class RecipeObjective(Choice):
             beside mlm each row with itself.
         distil: what frozen teachers hold likely (DistilBERT). Goes with mlm.
         cosine: the direction of their last states. Goes with distil.
+        hidden: the states of chosen layers of one teacher (TinyBERT). Goes with distil.
     """
 
     mlm: MlmTerm | None = None
@@ -79,6 +81,7 @@ class RecipeObjective(Choice):
     contrastive: ContrastiveConfig | None = None
     distil: DistilConfig | None = None
     cosine: CosineConfig | None = None
+    hidden: HiddenConfig | None = None
 
     @model_validator(mode="after")
     def _something(self) -> Self:

@@ -66,10 +66,16 @@ Bytes = Annotated[ByteSize, Field(gt=0), PlainSerializer(_spell_bytes, return_ty
 
 
 class RecipeSource(RecipePart):
-    """One corpus of the mixture. `weight: auto` is in proportion to its tokens."""
+    """One corpus of the mixture. `weight: auto` is in proportion to its tokens. `languages`: of its text, one; of
+    translations two, the query's first; out of the YAML where they are not told."""
 
     uri: str = Field(min_length=1)
     weight: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"
+    languages: tuple[str, ...] = Field(default=(), max_length=2)
+
+    @model_serializer(mode="wrap")
+    def _told(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
+        return {name: value for name, value in serialize(self).items() if name != "languages" or value}
 
 
 class Heldout(RecipePart):
@@ -91,11 +97,18 @@ class Mixing(RecipePart):
             negatives, and those of another source are told apart too easily). With one_source no row comes twice in an
             epoch, which ends when a source has no more rows for its weight.
         temperature: T: sources whose weight is auto are drawn in proportion to size ** (1 / T), so small ones come more
-            often than by their size (1).
+            often than by their size (1). Of several sources of one language the size is that of all.
+        translations: share of the rows that are translations, where there are both these and plain text; null: by
+            size. Out of the YAML then.
     """
 
     batches: Literal["mixed", "one_source"] = "mixed"
     temperature: float = Field(default=1.0, ge=1)
+    translations: Annotated[float, Field(gt=0, lt=1)] | None = None
+
+    @model_serializer(mode="wrap")
+    def _asked_for(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
+        return {name: value for name, value in serialize(self).items() if name != "translations" or value}
 
 
 class TokenizerRef(RecipePart):

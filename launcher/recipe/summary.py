@@ -32,6 +32,8 @@ def kind(recipe: Recipe) -> str:
             return "ModernBERT"
         case "eurobert":
             return "EuroBERT"
+        case "xlm":
+            return "XLM"
         case "electra":
             return "ELECTRA"
         case "deberta":

@@ -5,7 +5,7 @@ from typing import assert_never
 
 from pydantic import ByteSize
 
-from data_service.samples.inputs import Input, Lanes, Packed, RepeatedSentences, TextPairs
+from data_service.samples.inputs import Input, Lanes, Packed, RepeatedSentences, TextPairs, Translations
 from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bert import BertConfig
 from encoder_core.families.build import ModelConfig
@@ -14,6 +14,7 @@ from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.eurobert import EuroBertConfig
 from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.roberta import RobertaConfig
+from encoder_core.families.xlm import XlmConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.objectives.weights import Weight, WeightSchedule
 from encoder_core.optim.adamw import AdamWConfig
@@ -213,7 +214,7 @@ def _family(model: ModelConfig, length: int, *, drops: bool) -> dict[str, object
                 "memory": round(scale * model.memory),
                 "memory_refresh": MEMORY_REFRESH,
             }
-        case BertConfig() | RobertaConfig() | DebertaConfig():
+        case BertConfig() | RobertaConfig() | DebertaConfig() | XlmConfig():
             return {"generator_layers": model.generator_layers and 1}
         case _ as never:
             assert_never(never)
@@ -230,7 +231,7 @@ def _key_value_heads(model: EuroBertConfig) -> int | None:
 
 def _input(rows: Input, length: int) -> Input:
     match rows:
-        case Packed() | TextPairs() | RepeatedSentences():
+        case Packed() | TextPairs() | RepeatedSentences() | Translations():
             return rows
         case Lanes():
             return rows.model_copy(update={"reuse": length // 2})
@@ -256,8 +257,12 @@ def _objective(objective: RecipeObjective, length: int) -> RecipeObjective:
             source.model_copy(update={"model": _model(source.model, LONGEST, drops=False)})
             for source in objective.distil.teachers
         )
-        small = objective.distil.model_copy(update={"teachers": teachers, "layers": None})
-        return objective.model_copy(update={"distil": small})
+        alike: dict[str, object] = {
+            "distil": objective.distil.model_copy(update={"teachers": teachers, "layers": None})
+        }
+        if objective.hidden is not None:  # small networks are all of one width
+            alike["hidden"] = objective.hidden.model_copy(update={"layers": None, "projection": None})
+        return objective.model_copy(update=alike)
     if objective.contrastive is not None and objective.contrastive.matryoshka is not None:
         widths = [min(width, HIDDEN >> place) for place, width in enumerate(objective.contrastive.matryoshka)]
         narrower = objective.contrastive.model_copy(update={"matryoshka": tuple(filter(None, widths))})

@@ -14,7 +14,7 @@ from data_service.corpus.manifest_file import load_manifest
 from data_service.errors import CorpusError, TokenizerError
 from data_service.store.open import open_store
 from data_service.stream.mixture import least_weight, unread
-from data_service.stream.sources import check_kind, check_similar, check_units
+from data_service.stream.sources import check_kind, check_languages, check_similar, check_units
 from data_service.tokenizers.tokenizer import Tokenizer
 from data_service.words.similar import parse_similar_words, read_similar_words, table_hash
 from launcher.errors import RecipeError
@@ -149,6 +149,7 @@ def read_inputs(recipe: Recipe, tokenizer: Tokenizer) -> Inputs:
     for name, source in recipe.corpus.sources.items():
         manifest = load_manifest(open_store(source.uri))
         _check_corpus(manifest, source.uri, recipe, tokenizer.hash)
+        check_languages(manifest, source.uri, recipe.input, name, len(source.languages))
         _check_sentences(manifest, source.uri, recipe)
         corpora[name] = manifest.fingerprint
         manifests.append(manifest)

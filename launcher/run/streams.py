@@ -7,6 +7,7 @@ from data_service.samples.inputs import Lanes, RepeatedSentences, TextPairs
 from data_service.samples.spec import SimilarSource, SourceSpec, Stage, StreamSpec, WindowSize
 from data_service.stream.positions import Axis, PhaseBatches, Positions, Range, SampleAxis
 from data_service.tokenizers.tokenizer import Tokenizer
+from encoder_core.families.build import language_table
 from encoder_core.families.xlnet import XlnetConfig
 from launcher.recipe.mixture import PhaseMixture
 from launcher.recipe.schema import Recipe, RecipePhase
@@ -119,6 +120,7 @@ def _spec(
                 uri=source.uri,
                 manifest_fingerprint=run.record.inputs.corpora[name],
                 weight=None if source.weight == "auto" else source.weight,
+                languages=source.languages,
             )
             for name, source in recipe.corpus.sources.items()
         ),
@@ -128,6 +130,8 @@ def _spec(
         masking=recipe.objective.masking,
         lanes=lanes,
         temperature=recipe.mixing.temperature,
+        translations=recipe.mixing.translations,
+        languages=language_table(recipe.model),
         layout="cls_last" if texts and isinstance(recipe.model, XlnetConfig) else "cls_first",
         similar=_similar_words(run),
         special=tokenizer.special,

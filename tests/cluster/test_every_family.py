@@ -21,13 +21,20 @@ from launcher.inspect.baselines import baselines
 from launcher.recipe.load import bundled, load
 from launcher.recipe.tiny import tiny
 from launcher.run.record import open_run
+from tests.support.data.translated import LANGUAGES as KNOWN
+from tests.support.data.translated import prepare_translations, source_settings
 from tests.support.ranks.run_group import finish
 from tests.support.runs import small_runs
 from tests.support.runs.train_command import committed, kill, output, training, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(1800)]
 
-WHOLE = (*RECIPES, "deberta-base-sop")  # one a family and objective; the others are of the same small forms
+LANGUAGES = "xlm-mlm-tlm-base"  # which trains on several, and on translations
+WHOLE = (
+    *RECIPES,
+    "deberta-base-sop",
+    LANGUAGES,
+)  # one a family and objective; the others are of the same small forms
 PAIRS = "contrastive-base"  # which trains on no plain text
 NATS = 0.1  # what counts as clearly below the loss of guessing tokens by frequency
 BITS = 0.01  # and, in nats, below that of guessing one of two classes
@@ -39,6 +46,14 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("text")
     write_jsonl(folder / "text.jsonl")
     prepare([str(folder / "text.jsonl")], folder, 2048, list(bundled()))
+    lines = (
+        line for text in (folder / "text.jsonl").open() for line in json.loads(text)["text"].splitlines()
+    )
+    sentences = dict.fromkeys(line.strip() for line in lines if len(line.split()) > 3)
+    (folder / "translated").mkdir()
+    prepare_translations(
+        folder / "translated", [*sentences], vocabulary=2048, heldout=0.05, block_tokens=1 << 16
+    )
     return folder
 
 
@@ -93,8 +108,13 @@ def test_every_other_recipe_runs_a_few_steps(name: str, inputs: Path, tmp_path: 
 
 def create(name: str, inputs: Path, run: Path, *further: str) -> str:
     folder = inputs / tokenizer_kind(load(name))
+    corpus = f"corpus={{sources: {{text: {{uri: '{folder}/corpus'}}}}, heldout: {{fraction: 0.05}}}}"
+    if name == LANGUAGES:
+        folder = inputs / "translated"
+        corpus = source_settings(folder, heldout=0.05)
+        further = (f"model.languages=[{', '.join(KNOWN)}]", *further)
     settings = (
-        f"corpus={{sources: {{text: {{uri: '{folder}/corpus'}}}}, heldout: {{fraction: 0.05}}}}",
+        corpus,
         f"tokenizer.uri={folder}/tokenizer",
         "zero=2",
         "trainers=2",

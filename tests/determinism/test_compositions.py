@@ -2,6 +2,7 @@
 to the run that nobody disturbed, bit for bit; its losses fall. Half a minute a cell. Refused cells are refused at
 `init`."""
 
+import json
 from itertools import product
 from pathlib import Path
 
@@ -9,13 +10,14 @@ import pytest
 import yaml
 
 from data_service.ingest.build import build_corpus
-from data_service.ingest.options import BuildOptions
+from data_service.ingest.options import BuildOptions, PairFields
 from data_service.tokenizers.load import save_tokenizer
 from data_service.tokenizers.options import TokenizerOptions
 from data_service.tokenizers.train import train_tokenizer
 from launcher.cli.demo_text import write_jsonl
 from launcher.errors import RecipeError
-from tests.support.models.compositions import FAMILIES, OBJECTIVES, SHAPE, TEACHER, Row, refused
+from tests.support.data.translated import LANGUAGES as LANGUAGES_OF_OURS
+from tests.support.models.compositions import FAMILIES, LANGUAGES, OBJECTIVES, SHAPE, TEACHER, Row, refused
 from tests.support.ranks.run_group import KILLED, finish, run_group
 from tests.support.runs import small_runs
 
@@ -43,7 +45,24 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
         options,
         lambda progress: None,
     )
+    _translated(folder, documents, options)
     return folder
+
+
+def _translated(folder: Path, documents: list[str], options: BuildOptions) -> None:
+    """`folder`/translations: lines of the text, each with its words backwards."""
+    lines = [
+        line.strip() for document in documents for line in document.splitlines() if len(line.split()) > 3
+    ]
+    pairs = ({"query": line, "positive": LANGUAGES_OF_OURS["re"](line)} for line in dict.fromkeys(lines))
+    (folder / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs), "utf-8")
+    build_corpus(
+        [str(folder / "pairs.jsonl")],
+        f"{folder}/translations",
+        f"{folder}/tokenizer",
+        options.model_copy(update={"pairs": PairFields()}),
+        lambda progress: None,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +86,9 @@ def settings(family: str, row: Row) -> tuple[str, ...]:
         "shuffle": "uniform",
         "zero": 2,
     }
+    if family == "XLM" or row.packing == "translations":
+        both = row.packing == "translations"
+        values["corpus.sources.text.languages"] = [*LANGUAGES[: 2 if both else 1]]
     if family == "XLNet":
         values["model"] |= {"memory_refresh": 4}
     return tuple(
@@ -74,7 +96,9 @@ def settings(family: str, row: Row) -> tuple[str, ...]:
     )
 
 
-@pytest.mark.parametrize(("family", "row"), CELLS, ids=[f"{family}-{row.name}" for family, row in CELLS])
+@pytest.mark.parametrize(
+    ("family", "row"), CELLS, ids=[f"{family}-{row.name}-{row.packing}" for family, row in CELLS]
+)
 def test_a_cell_is_trained_killed_and_resumed_bit_for_bit_or_refused(
     family: str, row: Row, texts: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -84,6 +108,8 @@ def test_a_cell_is_trained_killed_and_resumed_bit_for_bit_or_refused(
             small_runs.new_run(texts, name, *settings(family, row))
         return
     wanted = settings(family, row)
+    if row.packing == "translations":
+        wanted += (f"corpus.sources.text.uri={texts}/translations",)
     if row.terms.distil is not None:
         folder = request.getfixturevalue("taught")
         wanted += (f"objective.distil.teachers.0.uri={folder}/{TEACHER}",)

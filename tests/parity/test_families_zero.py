@@ -1,4 +1,4 @@
-"""DeBERTa with its mask decoder, ModernBERT, EuroBERT and XLNet train the same under real ZeRO as in plain PyTorch."""
+"""DeBERTa with its mask decoder, ModernBERT, EuroBERT, XLM and XLNet train under real ZeRO as in plain PyTorch."""
 
 import numpy as np
 import pytest

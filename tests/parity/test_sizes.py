@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForPreTraining
 
-from encoder_core.families import albert, bert, deberta, electra, eurobert, modernbert, roberta
+from encoder_core.families import albert, bert, deberta, electra, eurobert, modernbert, roberta, xlm
 from encoder_core.families.build import ModelConfig
 from encoder_core.families.hf.interchange import Heads, interchange
 from encoder_core.objectives.gradient_disentangled import gradient_disentangled_detection
@@ -33,6 +33,7 @@ SIZES: dict[str, tuple[ModelConfig, Heads, float, float]] = {
     "electra-large": (electra.LARGE, "rtd", 334, 336),
     "modernbert-base": (modernbert.BASE, "mlm", 149, 150),
     "modernbert-large": (modernbert.LARGE, "mlm", 395, 396),
+    "xlm-mlm-tlm-base": (xlm.BASE, "mlm", 248, 250),
     # the published counts and, untied, as many parameters again as there are in the word embeddings
     "eurobert-210m": (eurobert.M210, "mlm", 210 + 98, 212 + 99),
     "eurobert-610m": (eurobert.M610, "mlm", 607 + 147, 610 + 148),

@@ -20,11 +20,13 @@ from encoder_core.families.hf import (
     eurobert,
     modernbert,
     roberta,
+    xlm,
     xlnet,
 )
 from encoder_core.families.hf.keys import KeyTable
 from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.roberta import RobertaConfig
+from encoder_core.families.xlm import XlmConfig
 from encoder_core.families.xlnet import XlnetConfig
 
 Heads = Literal["mlm", "mlm_pair", "rtd", "plm", "none"]
@@ -82,13 +84,22 @@ def _described(config: ModelConfig, heads: Heads) -> tuple[str, KeyTable, dict[s
             return "ModernBertForMaskedLM", modernbert.TABLE, modernbert.to_json(config)
         case EuroBertConfig(), "mlm":
             return "EuroBertForMaskedLM", eurobert.TABLE, eurobert.to_json(config)
+        case XlmConfig(), "mlm":
+            return "XLMWithLMHeadModel", xlm.table(config), xlm.to_json(config)
         case ((DebertaConfig() | DebertaV2Config()), "mlm"):
             return deberta.ARCHITECTURES[config.family], deberta.table(config), deberta.to_json(config)
         case ((DebertaConfig() | DebertaV2Config()), "rtd"):
             fields = deberta.to_json(config)
             return _ALONE[fields["model_type"]], deberta.detection(config), fields
         case (
-            (BertConfig() | AlbertConfig() | RobertaConfig() | ModernBertConfig() | EuroBertConfig()),
+            (
+                BertConfig()
+                | AlbertConfig()
+                | RobertaConfig()
+                | ModernBertConfig()
+                | EuroBertConfig()
+                | XlmConfig()
+            ),
             "rtd",
         ):
             _, table, fields = _described(config, "mlm")
@@ -118,6 +129,7 @@ _ALONE = {  # by their model_type
     "xlnet": "XLNetModel",
     "modernbert": "ModernBertModel",
     "eurobert": "EuroBertModel",
+    "xlm": "XLMModel",
 }
 _HEADS: dict[str, Heads] = {"electra": "rtd", "xlnet": "plm"}  # of the network that goes on to other tasks
 
@@ -132,6 +144,7 @@ _READERS: dict[str, Callable[[dict[str, Any]], ModelConfig]] = {
     "xlnet": xlnet.from_json,
     "modernbert": modernbert.from_json,
     "eurobert": eurobert.from_json,
+    "xlm": xlm.from_json,
 }
 
 

@@ -19,6 +19,7 @@ from encoder_core.families.eurobert import EuroBertConfig
 from encoder_core.families.hf.interchange import Heads
 from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.roberta import RobertaConfig
+from encoder_core.families.xlm import XlmConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.objectives.networks import network
 from encoder_core.objectives.replaced import ReplacedTokenConfig, replaced_token_detection
@@ -36,6 +37,8 @@ CASES: dict[str, tuple[ModelConfig, Heads]] = {
     "modernbert-alone": (ModernBertConfig(**SHAPE, global_every=1), "none"),
     "eurobert": (EuroBertConfig(**SHAPE, key_value_heads=2), "mlm"),
     "eurobert-alone": (EuroBertConfig(**SHAPE), "none"),
+    "xlm": (XlmConfig(**SHAPE | {"feed_forward": 128}, languages=("en", "fr")), "mlm"),
+    "xlm-alone": (XlmConfig(**SHAPE | {"feed_forward": 128}), "none"),
     "electra-generator": (ELECTRA.generator, "mlm"),
     "bert-alone": (BertConfig(**SHAPE), "none"),
     "xlnet-alone": (XlnetConfig(**SHAPE, attention_dropout=0.0, reuse=16, memory=24), "none"),

@@ -11,7 +11,7 @@ from tests.support.data.made_up import WORDS
 from tests.support.models.exports import FAMILIES, LENGTH, export
 
 LONG = " ".join(WORDS * 20)
-MASKED = {"bert", "roberta", "albert", "spanbert", "deberta", "deberta-v2", "modernbert", "eurobert"}
+MASKED = {"bert", "roberta", "albert", "spanbert", "deberta", "deberta-v2", "modernbert", "eurobert", "xlm"}
 NETWORKS = [(name, folder) for name, family in FAMILIES.items() for folder in family.folders]
 
 

@@ -14,17 +14,20 @@ HALF = [Setting(stage, "bf16") for stage in (1, 2, 3)]
 
 
 @pytest.mark.parametrize("world", [1, 2])
-def test_ten_steps_equal_plain_networks_and_teachers_stay_as_they_were(world: int) -> None:
+@pytest.mark.parametrize("name", distil.CASES)
+def test_ten_steps_equal_plain_networks_and_teachers_stay_as_they_were(name: str, world: int) -> None:
     """At every stage. No state of the optimizer and no fragment of a checkpoint is a teacher's."""
-    norms, weights = distil.reference()
-    first = [p.detach().numpy() for number in (0, 1) for p in distil.teacher_network(number).parameters()]
-    for rank in run_ranks(distil.train, world, EXACT):
+    case = distil.CASES[name]
+    norms, weights = distil.reference(case)
+    known = range(case.teachers)
+    first = [p.detach().numpy() for number in known for p in distil.teacher_network(number).parameters()]
+    for rank in run_ranks(distil.train, world, name, EXACT):
         for setting, trace in zip(EXACT, rank, strict=True):
             np.testing.assert_allclose(trace.norms, norms, rtol=1e-5, err_msg=str(setting))
             assert trace.state.keys() == weights.keys()
-            for name, expected in weights.items():
-                error = np.abs(trace.state[name]["master"].ravel() - expected).max()
-                assert error < 1e-6, (setting, name)
+            for path, expected in weights.items():
+                error = np.abs(trace.state[path]["master"].ravel() - expected).max()
+                assert error < 1e-6, (setting, path)
             for found, was in zip(trace.teachers, first, strict=True):
                 assert np.array_equal(found, was), setting
             assert trace.damage_found == (world > 1), setting
@@ -35,7 +38,7 @@ def test_in_bf16_teachers_are_rounded_once_and_stay_so() -> None:
     import torch
 
     first = [p.detach().bfloat16().float() for n in (0, 1) for p in distil.teacher_network(n).parameters()]
-    for rank in run_ranks(distil.train, 2, HALF):
+    for rank in run_ranks(distil.train, 2, "distilbert", HALF):
         for setting, trace in zip(HALF, rank, strict=True):
             assert all(
                 torch.equal(torch.from_numpy(a), b) for a, b in zip(trace.teachers, first, strict=True)

@@ -51,6 +51,7 @@ EXPECTED = {  # depth by a part of the name: 0 embeddings, then layers, then wha
         "head": 3,
         "classifier": 3,
     },
+    "xlm": {"embeddings": 0, "layer_norm_emb": 0, "attentions.0.": 1, "ffns.1.": 2, "sequence_summary": 3},
     "eurobert": {"embed_tokens": 0, "layers.0.": 1, "layers.1.": 2, "dense": 3, "classifier": 3},
 }
 

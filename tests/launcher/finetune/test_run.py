@@ -35,6 +35,7 @@ FAMILIES = (
     "deberta-v3",
     "modernbert",
     "eurobert",
+    "xlm",
 )
 LACKING = {("eurobert", "span")}  # of transformers' classes
 SHORT = QUICK.model_copy(update={"epochs": 1})

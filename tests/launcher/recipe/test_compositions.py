@@ -14,6 +14,7 @@ from data_service.samples.texts import TextLayout
 from data_service.types import Block
 from encoder_core.batch import Batch
 from encoder_core.errors import ModelError
+from encoder_core.families.build import language_table
 from encoder_core.layers.initialise import initialise
 from encoder_core.objectives.distil import hold_teachers
 from encoder_core.objectives.losses import CoupledObjective, LossSums, ObjectiveModule
@@ -22,7 +23,7 @@ from encoder_core.train.collate import to_batch
 from encoder_core.train.coupled import RankExamples
 from launcher.recipe.objective import objective_module
 from tests.support.data.corpora import NEVER_MASKED, SPECIAL
-from tests.support.models.compositions import FAMILIES, OBJECTIVES, Row, model_of, refused
+from tests.support.models.compositions import FAMILIES, LANGUAGES, OBJECTIVES, Row, model_of, refused
 
 VOCAB, LENGTH, ROWS, STEPS = 48, 24, 6, 5
 CELLS = list(product(FAMILIES, OBJECTIVES))
@@ -40,12 +41,14 @@ def learnable_text() -> Block:
 
 
 @cache
-def batch_of(name: str, layout: TextLayout) -> Batch:
-    """The first rows of the text, cut and masked as an objective of the table asks."""
-    row = next(row for row in OBJECTIVES if row.name == name)
+def batch_of(row_number: int, layout: TextLayout, known: tuple[str, ...]) -> Batch:
+    """The first rows of the text, cut and masked as an objective of the table asks; `known`: the model's languages."""
+    row = OBJECTIVES[row_number]
+    languages = LANGUAGES if row.packing == "translations" else LANGUAGES[:1]
     block, masking = learnable_text(), row.terms.masking
     spec = StreamSpec(
-        sources=(SourceSpec(name="text", uri="-", manifest_fingerprint="0" * 64),),
+        sources=(SourceSpec(name="text", uri="-", manifest_fingerprint="0" * 64, languages=languages),),
+        languages=known,
         input=row.input,
         length=LENGTH,
         masking=masking,
@@ -83,7 +86,9 @@ def loss_of(module: ObjectiveModule, batch: Batch) -> torch.Tensor:
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize(("family", "row"), CELLS, ids=[f"{family}-{row.name}" for family, row in CELLS])
+@pytest.mark.parametrize(
+    ("family", "row"), CELLS, ids=[f"{family}-{row.name}-{row.packing}" for family, row in CELLS]
+)
 def test_it_learns_or_is_refused_with_a_reason(family: str, row: Row) -> None:
     config, found = model_of(family, VOCAB), refused(family, row)
     if found:
@@ -94,7 +99,8 @@ def test_it_learns_or_is_refused_with_a_reason(family: str, row: Row) -> None:
         return
     torch.manual_seed(0)
     module = objective_module(config, row.terms)
-    batch = batch_of(row.name, "cls_last" if row.name == "contrastive" and family == "XLNet" else "cls_first")
+    layout: TextLayout = "cls_last" if row.name == "contrastive" and family == "XLNet" else "cls_first"
+    batch = batch_of(OBJECTIVES.index(row), layout, language_table(config))
     initialise(module, 0.1)
     if row.terms.distil is not None:
         teacher = Teacher(row.terms.distil.teachers[0].model.model_copy(update={"vocab": VOCAB}))

@@ -5,7 +5,7 @@ from itertools import accumulate
 import pytest
 import yaml
 
-from encoder_core.families import albert, bert, deberta, electra, eurobert, modernbert, roberta, xlnet
+from encoder_core.families import albert, bert, deberta, electra, eurobert, modernbert, roberta, xlm, xlnet
 from encoder_core.families.build import ModelConfig
 from launcher.recipe.load import bundled, load, loads
 from launcher.recipe.objective import meta_module, parameter_count
@@ -64,6 +64,7 @@ PUBLISHED: dict[str, tuple[ModelConfig, int, tuple[float, float]]] = {
         310_266_624,
         (210 + 98, 311),
     ),  # with the decoder, which they do not count
+    "xlm-mlm-tlm-base": (xlm.BASE, 249_071_384, (248, 250)),
 }
 
 CONTRASTIVE = {"simcse-base": bert.BASE, "contrastive-base": bert.BASE}  # which start from a published model

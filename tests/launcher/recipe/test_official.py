@@ -19,7 +19,7 @@ PUBLISHED = sorted(
     name for name in bundled() if name != "quickstart" and load(name).objective.contrastive is None
 )
 ROBERTA = ("roberta-base", "roberta-large")  # Chinese RoBERTa-wwm-ext is BERT's code
-NORMAL = (*ROBERTA, "spanbert", "xlnet", "deberta", "distilbert", "eurobert")
+NORMAL = (*ROBERTA, "spanbert", "xlnet", "deberta", "distilbert", "eurobert", "xlm")
 OUTPUTS = ("output.weight", "down.weight", "dense.weight")  # Megatron's, ModernBERT's too
 LARGE = 4000  # elements: enough to tell 0.88 of a deviation from all of it
 

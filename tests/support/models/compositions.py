@@ -33,6 +33,7 @@ FAMILIES: Mapping[str, dict[str, object]] = {
     "DeBERTa v2, v3": {"family": "deberta_v2", "buckets": 8},
     "ModernBERT": {"family": "modernbert", "local_attention": 8},
     "EuroBERT": {"family": "eurobert", "key_value_heads": 1},
+    "XLM": {"family": "xlm", "feed_forward": 64, "languages": ["en", "re", "up"]},
     "XLNet": {"family": "xlnet", "reuse": 8, "memory": 8},
 }
 """Each in small, as a recipe's `model`; `SHAPE` is common to all."""
@@ -41,10 +42,10 @@ _SPANS = {"unit": "span", "rate": 0.3}
 _TOKENS = {"rate": 0.3}
 _NGRAMS = {"unit": "ngram", "rate": 0.3}
 _DISENTANGLED = {"embeddings": "gradient_disentangled"}
-_FAR: dict[str, object] = {
-    "temperature": 0.5
-}  # there is something to learn: at 0.05 fresh weights tell texts apart already
+# There is something to learn: at 0.05 fresh weights tell texts apart already.
+_FAR: dict[str, object] = {"temperature": 0.5}
 TEACHER = "teacher"  # its place
+LANGUAGES = ("en", "re")  # of the one source: a sentence's and its translation's
 _TAUGHT: dict[str, object] = {"teachers": [{"uri": TEACHER, "model": SHAPE | FAMILIES["BERT"]}]}
 
 
@@ -70,6 +71,7 @@ class Row:
 OBJECTIVES = (
     Row("mlm", {"mlm": _TOKENS}),
     Row("mlm of n-grams of whole words", {"mlm": _NGRAMS}),
+    Row("mlm (TLM)", {"mlm": _TOKENS}, "translations"),
     Row("mlm + nsp", {"mlm": _TOKENS, "nsp": {}}, "segment_pair"),
     Row("mlm + sop", {"mlm": _NGRAMS, "sop": {}}, "ordered_pair"),
     Row("mlm + sbo", {"mlm": _SPANS, "sbo": {}}),
@@ -78,6 +80,7 @@ OBJECTIVES = (
     Row("mlm + rtd", {"mlm": _TOKENS, "rtd": {}}),
     Row("mlm + rtd, disentangled", {"mlm": _NGRAMS, "rtd": _DISENTANGLED}),
     Row("mlm + nsp + rtd", {"mlm": _TOKENS, "nsp": {}, "rtd": {}}, "segment_pair"),
+    Row("mlm + rtd", {"mlm": _TOKENS, "rtd": {}}, "translations"),
     Row("mlm + sop + rtd, disentangled", {"mlm": _TOKENS, "sop": {}, "rtd": _DISENTANGLED}, "ordered_pair"),
     Row("mlm + sbo + rtd", {"mlm": _SPANS, "sbo": {}, "rtd": {}}),
     Row("mlm + nsp + sbo + rtd, disentangled", {"mlm": _SPANS, "nsp": {}, "sbo": {}, "rtd": _DISENTANGLED},
@@ -85,6 +88,7 @@ OBJECTIVES = (
     Row("mlm + distil + cosine", {"mlm": _TOKENS, "distil": _TAUGHT, "cosine": {}}),
     Row("mlm + sop + distil + cosine", {"mlm": _NGRAMS, "sop": {}, "distil": _TAUGHT, "cosine": {}}, "ordered_pair"),
     Row("mlm + nsp + sbo + distil", {"mlm": _SPANS, "nsp": {}, "sbo": {}, "distil": _TAUGHT}, "segment_pair"),
+    Row("mlm + distil + hidden", {"mlm": _TOKENS, "distil": _TAUGHT, "hidden": {}}),
     Row("mlm + rtd + distil", {"mlm": _TOKENS, "rtd": {}, "distil": _TAUGHT}),
     Row("mlm + nsp + sop", {"mlm": _TOKENS, "nsp": {}, "sop": {}}, "segment_pair"),
     Row("plm", {"plm": {"predict": 4, "permutation": 12}}, "lanes"),

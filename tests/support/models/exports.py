@@ -23,6 +23,7 @@ from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.eurobert import EuroBertConfig
 from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.roberta import RobertaConfig
+from encoder_core.families.xlm import XlmConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.initialise import initialise
 from encoder_core.objectives.replaced import ReplacedTokenConfig
@@ -78,6 +79,12 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "eurobert": Family(
         EuroBertConfig(**SHAPE, key_value_heads=2), RecipeObjective(mlm=MLM), "byte_bpe", "bert"
+    ),
+    "xlm": Family(
+        XlmConfig(**SHAPE | {"feed_forward": 128}, languages=("en", "fr")),
+        RecipeObjective(mlm=MLM),
+        "wordpiece",
+        "bert",
     ),
     "deberta-v3": Family(
         DebertaV2Config(**SHAPE, buckets=8),

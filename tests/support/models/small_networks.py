@@ -17,6 +17,7 @@ from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.eurobert import EuroBertConfig
 from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.roberta import RobertaConfig
+from encoder_core.families.xlm import XlmConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.objectives.contrastive import ContrastiveConfig
 from encoder_core.objectives.distil import hold_teachers
@@ -68,6 +69,20 @@ NETWORKS = (
         BertConfig(token_types=0, **_SIZE),
         **_taught(BertConfig(**_SIZE), RobertaConfig(**_SIZE)),
     ),
+    _mlm(
+        "tinybert",
+        BertConfig(token_types=0, **_SIZE),
+        distil={
+            "teachers": [{"uri": "somewhere", "model": BertConfig(**_SIZE | {"hidden": 64}).model_dump()}]
+        },
+        hidden={"projection": 64},
+    ),
+    _mlm(
+        "deberta taught layer by layer",
+        DebertaConfig(**_SIZE),
+        **_taught(RobertaConfig(**_SIZE)),
+        hidden={"layers": [0, 1, 3, 3]},
+    ),
     _mlm("bert taught at targets", BertConfig(**_SIZE), **_taught(BertConfig(**_SIZE), places="targets")),
     _mlm("deberta taught by roberta", DebertaConfig(**_SIZE), **_taught(RobertaConfig(**_SIZE))),
     _mlm("roberta", RobertaConfig(**_SIZE)),
@@ -101,6 +116,7 @@ NETWORKS = (
     _mlm("roberta with vectors", RobertaConfig(**_SIZE), contrastive=_VECTORS),
     _mlm("deberta with order and vectors", DebertaConfig(**_SIZE), sop=SopConfig(), contrastive=_VECTORS),
     _mlm("electra with vectors", ElectraConfig(embedding=16, **_SIZE), rtd=_SHARED, contrastive=_VECTORS),
+    _mlm("xlm", XlmConfig(**_SIZE | {"feed_forward": 128}, languages=("en", "fr"))),
     _mlm("eurobert", EuroBertConfig(key_value_heads=2, **_SIZE)),
     _mlm("eurobert with dropout", EuroBertConfig(**_SIZE, dropout=0.1, attention_dropout=0.1)),
     Network(

@@ -1,5 +1,6 @@
 """Distillation for ten steps: through the engine on real ranks, and as plain PyTorch networks side by side."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,10 +17,12 @@ from encoder_core.layers.initialise import initialise
 from encoder_core.objectives.compose import compose
 from encoder_core.objectives.distil import CosineConfig, DistilConfig, TeacherSource, hold_teachers
 from encoder_core.objectives.frozen import frozen_weights
+from encoder_core.objectives.hidden import HiddenConfig
 from encoder_core.objectives.losses import ObjectiveModule
 from encoder_core.objectives.mlm import MlmConfig
 from encoder_core.objectives.networks import network
 from encoder_core.objectives.teacher import teacher_of
+from encoder_core.objectives.term import TermConfig
 from encoder_core.optim.adamw import AdamW, AdamWConfig
 from encoder_core.optim.groups import parameter_groups
 from encoder_core.train.engine import Engine
@@ -40,7 +43,29 @@ TEACHERS: tuple[ModelConfig, ...] = (  # with dropout, which a teacher never use
     RobertaConfig(**SHAPE, layers=3, dropout=0.5, attention_dropout=0.5),
 )
 OPTIMIZER = AdamWConfig(lr=RATE, betas=(0.9, 0.999), weight_decay=0.01, clip=CLIP)
-SOURCES = tuple(TeacherSource(uri="somewhere", model=model) for model in TEACHERS)
+NARROW = BertConfig(**SHAPE | {"hidden": 8}, layers=2, token_types=1, dropout=0.0, attention_dropout=0.0)
+LEARNT, HIDDEN = (0, 1, 4), 3.0  # states of the first teacher, for the narrow student's embeddings and layers
+
+
+@dataclass(frozen=True)
+class Case:
+    """A student, how many of the teachers it has, and its terms beside mlm and distil."""
+
+    student: ModelConfig
+    teachers: int
+    further: Mapping[str, TermConfig]
+
+    @property
+    def terms(self) -> dict[str, TermConfig]:
+        sources = tuple(TeacherSource(uri="somewhere", model=model) for model in TEACHERS[: self.teachers])
+        distil = DistilConfig(weight=DISTIL, temperature=TEMPERATURE, teachers=sources)
+        return {"mlm": MlmConfig(weight=MLM), "distil": distil, **self.further}
+
+
+CASES = {
+    "distilbert": Case(STUDENT, 2, {"cosine": CosineConfig(weight=COSINE)}),
+    "tinybert": Case(NARROW, 1, {"hidden": HiddenConfig(weight=HIDDEN, layers=LEARNT, projection=16)}),
+}
 
 
 @dataclass(frozen=True)
@@ -60,19 +85,14 @@ def teacher_network(number: int) -> nn.Module:
     return made
 
 
-def joint() -> ObjectiveModule:
+def joint(case: Case) -> ObjectiveModule:
     """The module that the engine wraps, with its teachers."""
-    terms = {
-        "mlm": MlmConfig(weight=MLM),
-        "distil": DistilConfig(weight=DISTIL, temperature=TEMPERATURE, teachers=SOURCES),
-        "cosine": CosineConfig(weight=COSINE),
-    }
     torch.manual_seed(3)
-    model = compose(STUDENT, terms)
+    model = compose(case.student, case.terms)
     initialise(model, std=0.1)
-    networks = [teacher_network(number) for number in range(len(TEACHERS))]
+    networks = [teacher_network(number) for number in range(case.teachers)]
     weights = [{name: p.detach() for name, p in made.named_parameters()} for made in networks]
-    hold_teachers(model, [teacher_of(*known) for known in zip(TEACHERS, weights, strict=True)])
+    hold_teachers(model, [teacher_of(*known) for known in zip(TEACHERS, weights, strict=False)])
     return model
 
 
@@ -82,13 +102,13 @@ def batches(step: int) -> list[Batch]:
     ]
 
 
-def train(rank: int, world: int, settings: list[Setting]) -> list[Trace]:
+def train(rank: int, world: int, case: str, settings: list[Setting]) -> list[Trace]:
     """From the start, under each setting."""
-    return [_train(setting) for setting in settings]
+    return [_train(CASES[case], setting) for setting in settings]
 
 
-def _train(setting: Setting) -> Trace:
-    control, model = Control.join(), joint()
+def _train(case: Case, setting: Setting) -> Trace:
+    control, model = Control.join(), joint(case)
     config = EngineConfig(setting.stage, setting.precision, CLIP, 0 if setting.stage == 3 else None)
     engine = Engine(model, AdamW(parameter_groups(model, OPTIMIZER.weight_decay), OPTIMIZER), config)
     norms = []
@@ -119,7 +139,7 @@ def _finds_damage(engine: Engine, control: Control, weights: list[Tensor]) -> bo
 def _counts(everything: list[Batch]) -> dict[str, float]:
     tokens = float(sum(batch.tokens.numel() for batch in everything))
     targets = float(sum(batch.target_ids.numel() for batch in everything))
-    return {"mlm": targets, "distil": tokens, "cosine": tokens}
+    return {"mlm": targets, "distil": tokens, "cosine": tokens, "hidden": tokens}
 
 
 def _whole(engine: Engine) -> Whole:
@@ -131,13 +151,15 @@ def _whole(engine: Engine) -> Whole:
 # The reference: no engine, no terms, all logits at once. Networks side by side, and the formulas.
 
 
-def reference() -> tuple[list[float], dict[str, np.ndarray]]:
+def reference(case: Case) -> tuple[list[float], dict[str, np.ndarray]]:
     """Norms and the student's weights after all steps."""
-    student, own = network(STUDENT, "mlm"), dict(joint().named_parameters())
+    student, own = network(case.student, "mlm"), dict(joint(case).named_parameters())
+    if "hidden" in case.further:
+        student.hidden_projection = nn.Linear(8, 16)
     with torch.no_grad():
         for name, p in student.named_parameters():
             p.copy_(own[name])
-    teachers = [teacher_network(number).eval() for number in range(len(TEACHERS))]
+    teachers = [teacher_network(number).eval() for number in range(case.teachers)]
     named = dict(student.named_parameters())
     optimizer = torch.optim.AdamW(_groups(named), lr=RATE, betas=(0.9, 0.999), eps=1e-6)
     norms = []
@@ -147,9 +169,9 @@ def reference() -> tuple[list[float], dict[str, np.ndarray]]:
         losses = torch.stack([torch.stack(term_sums(student, teachers, batch)) for batch in everything]).sum(
             0
         )
-        mlm, kl, cosine = losses
-        counts = _counts(everything)
-        loss = MLM * mlm / counts["mlm"] + (DISTIL * kl + COSINE * cosine) / counts["distil"]
+        mlm, kl, states = losses
+        counts, weight = _counts(everything), HIDDEN if "hidden" in case.further else COSINE
+        loss = MLM * mlm / counts["mlm"] + (DISTIL * kl + weight * states) / counts["distil"]
         loss.backward()
         norms.append(float(nn.utils.clip_grad_norm_(student.parameters(), CLIP)))
         optimizer.step()
@@ -157,7 +179,7 @@ def reference() -> tuple[list[float], dict[str, np.ndarray]]:
 
 
 def term_sums(student: nn.Module, teachers: list[nn.Module], batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-    """Sums of the masked tokens' cross-entropy, of T^2 KL and of 1 - cos."""
+    """Sums of the masked tokens' cross-entropy, of T^2 KL, and of 1 - cos or of the layers' squared differences."""
     states = student.encoder(batch)
     logits = student.head.logits(states)
     mlm = F.cross_entropy(logits[batch.target_positions], batch.target_ids, reduction="sum")
@@ -166,6 +188,12 @@ def term_sums(student: nn.Module, teachers: list[nn.Module], batch: Batch) -> tu
         said = [teacher.head.logits(h) for teacher, h in zip(teachers, theirs, strict=True)]
         p = torch.stack([(logits / TEMPERATURE).softmax(-1) for logits in said]).mean(0)
     kl = TEMPERATURE**2 * (p * (p.log() - (logits / TEMPERATURE).log_softmax(-1))).sum()
+    if hasattr(student, "hidden_projection"):
+        own, its = (list(model.encoder.states(batch)) for model in (student, teachers[0]))
+        pairs = zip(
+            map(student.hidden_projection, own), (its[number].detach() for number in LEARNT), strict=True
+        )
+        return mlm, kl, sum((((a - b) ** 2).mean(-1).sum() for a, b in pairs), start=torch.zeros(()))
     cosine = torch.stack([(1 - F.cosine_similarity(states, h, dim=-1)).sum() for h in theirs]).mean()
     return mlm, kl, cosine
 

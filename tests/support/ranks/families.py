@@ -1,4 +1,4 @@
-"""DeBERTa, ModernBERT, EuroBERT and XLNet for a few steps: under a real DeepSpeed engine, and in plain PyTorch."""
+"""DeBERTa, ModernBERT, EuroBERT, XLM and XLNet for a few steps: under a real DeepSpeed engine, and in plain PyTorch."""
 
 from dataclasses import replace
 
@@ -10,6 +10,7 @@ from encoder_core.batch import Batch
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.eurobert import EuroBertConfig
 from encoder_core.families.modernbert import ModernBertConfig
+from encoder_core.families.xlm import XlmConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.initialise import initialise
 from encoder_core.objectives.mlm import masked_language_model
@@ -27,7 +28,7 @@ STEPS, RATE = 3, 1e-3
 OPTIMIZER = AdamWConfig(lr=RATE, clip=None)
 SHAPE = {"layers": 2, "hidden": 32, "heads": 2, "feed_forward": 48, "max_length": 24, "vocab": 61}
 EXACT = {"dropout": 0.0, "attention_dropout": 0.0}
-FAMILIES = ("deberta", "deberta_v2", "modernbert", "eurobert", "xlnet")
+FAMILIES = ("deberta", "deberta_v2", "modernbert", "eurobert", "xlm", "xlnet")
 
 
 def model(family: str) -> nn.Module:
@@ -41,6 +42,10 @@ def model(family: str) -> nn.Module:
             built = masked_language_model(ModernBertConfig(**SHAPE, **EXACT, local_attention=8))
         case "eurobert":
             built = masked_language_model(EuroBertConfig(**SHAPE, **EXACT, key_value_heads=1))
+        case "xlm":
+            built = masked_language_model(
+                XlmConfig(**SHAPE | {"feed_forward": 128}, **EXACT, languages=("en", "fr"))
+            )
         case _:
             built = permuted_language_model(XlnetConfig(**SHAPE, **EXACT, reuse=0, memory=0))
     initialise(built)
@@ -52,7 +57,7 @@ def batch(step: int, rank: int) -> Batch:
     made = make_batch([9, 24, 5], 61, segments=True, seed=10 * step + rank)
     order = torch.zeros_like(made.tokens)
     order[made.target_positions] = 1 + torch.arange(len(made.target_positions))
-    made = replace(made, order=order)
+    made = replace(made, order=order, languages=made.segments)
     if rank == 1 and step == STEPS - 1:
         none = made.target_ids[:0]
         made = replace(made, target_positions=none, target_ids=none, order=torch.zeros_like(order))

@@ -1,0 +1,57 @@
+"""Shares of sources by language, by temperature, and of translations beside text, against a plain statement."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data_service.samples.spec import SourceSpec
+from data_service.stream.mixture import weights_of
+
+LANGUAGES = [(), ("en",), ("fr",), ("de",), ("en", "fr"), ("en", "de")]
+sized = st.lists(st.tuples(st.sampled_from(LANGUAGES), st.integers(1, 10**9)), min_size=1, max_size=8)
+
+
+def sources_of(sizes: list[tuple[tuple[str, ...], int]]) -> list[SourceSpec]:
+    return [
+        SourceSpec(name=f"s{number}", uri="", manifest_fingerprint="", languages=languages)
+        for number, (languages, _) in enumerate(sizes)
+    ]
+
+
+def stated(sizes: list[tuple[tuple[str, ...], int]], alpha: float, share: float | None) -> list[float]:
+    """Of each source: its language is drawn by p^alpha, on its side of the share; then it, by size."""
+    found = []
+    for languages, size in sizes:
+        both = [other for other in sizes if (len(other[0]) == 2) == (len(languages) == 2)] if share else sizes
+        groups: dict[object, int] = {}
+        for number, (other, other_size) in enumerate(both):
+            key = other or number
+            groups[key] = groups.get(key, 0) + other_size
+        alike = sum(s for other, s in sizes if other == languages) if languages else size
+        part = alike**alpha / math.fsum(total**alpha for total in groups.values()) * size / alike
+        if share and len(both) < len(sizes):
+            part *= share if len(languages) == 2 else 1 - share
+        found.append(part)
+    return found
+
+
+@given(sized, st.sampled_from([1.0, 1.428571, 2.0, 5.0]), st.sampled_from([None, 0.5, 0.1]))
+def test_languages_are_drawn_by_temperature_on_each_side_of_the_share(
+    sizes: list[tuple[tuple[str, ...], int]], temperature: float, share: float | None
+) -> None:
+    weights = weights_of(sources_of(sizes), [size for _, size in sizes], temperature, share)
+    if temperature == 1 and share is None:
+        assert weights is None
+        return
+    assert weights is not None
+    total = math.fsum(weights)
+    expected = stated(sizes, 1 / temperature, share)
+    assert [weight / total for weight in weights] == pytest.approx(expected, rel=1e-9)
+
+
+def test_a_source_that_is_alone_keeps_the_weight_that_it_had() -> None:
+    sizes = [((), 7), (("en",), 1000), (("fr",), 31)]
+    plain = weights_of(sources_of([((), size) for _, size in sizes]), [7, 1000, 31], 1.5)
+    assert weights_of(sources_of(sizes), [7, 1000, 31], 1.5) == plain

@@ -1,0 +1,179 @@
+"""XLM against transformers: rows of one language and of translations, outputs, loss, gradients, its config.json.
+
+transformers computes the softmax of attention in fp32, in fp64 models too. Where its attention works in fp64, what
+rounds to fp32 does nothing here. The fp32 tests use it as it is.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import XLMConfig as TheirConfig
+from transformers import XLMWithLMHeadModel
+from transformers.models.xlm.modeling_xlm import MultiHeadAttention
+
+from encoder_core.batch import Batch
+from encoder_core.errors import ModelError
+from encoder_core.families.hf.interchange import interchange, read_config
+from encoder_core.families.xlm import BASE, XlmConfig
+from encoder_core.objectives.mlm import masked_language_model
+from tests.support.models.parity import (
+    GRADIENT_TOLERANCE,
+    assert_close,
+    copy_from,
+    copy_into,
+    make_batch,
+    masked_loss,
+    pad,
+    random_weights,
+)
+
+CONFIG = XlmConfig(
+    layers=3,
+    hidden=48,
+    heads=4,
+    feed_forward=192,
+    max_length=40,
+    vocab=101,
+    languages=("en", "fr", "de"),
+)
+LENGTHS = [17, 40, 3, 1, 28]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def unrounded() -> Any:
+    """Their fp64 models are exact; see above."""
+    theirs = MultiHeadAttention.forward
+
+    def chosen(attention: Any, states: Tensor, *further: Any, **options: Any) -> Any:
+        with pytest.MonkeyPatch.context() as patch:
+            if states.dtype == torch.float64:
+                patch.setattr(Tensor, "float", lambda scores: scores)
+            return theirs(attention, states, *further, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MultiHeadAttention, "forward", chosen)
+        yield
+
+
+def their_model(config: XlmConfig, dtype: torch.dtype) -> XLMWithLMHeadModel:
+    return random_weights(XLMWithLMHeadModel(TheirConfig(**interchange(config).fields))).to(dtype).eval()
+
+
+def translations(lengths: list[int], config: XlmConfig) -> Batch:
+    """Rows of which every other one is a translation: positions begin again, and the language changes."""
+    batch = make_batch([*lengths], config.vocabulary, segments=True)
+    languages, restarted = batch.segments, batch.positions.clone()
+    assert languages is not None
+    languages = torch.where(languages > 0, 2, torch.randint(2, (len(languages),)))
+    for row, (start, length) in enumerate(zip(batch.cu_seqlens.tolist(), lengths, strict=False)):
+        if row % 2:
+            restarted[start + length // 2 : start + length] -= length // 2
+    return replace(batch, segments=None, languages=languages, restarted=restarted)
+
+
+def theirs_on(
+    theirs: XLMWithLMHeadModel, batch: Batch, config: XlmConfig
+) -> tuple[list[Tensor], Tensor, Tensor]:
+    """Hidden states and logits [T, ...], and the loss."""
+    padded = pad(batch, config.pad_id)
+    lengths = batch.cu_seqlens.diff().tolist()
+
+    def rectangle(x: Tensor | None) -> Tensor | None:
+        if x is None:
+            return None
+        return torch.nn.utils.rnn.pad_sequence(x.split(lengths), batch_first=True)
+
+    found = theirs(
+        padded.input_ids,
+        attention_mask=padded.attention_mask,
+        langs=rectangle(batch.languages),
+        position_ids=rectangle(batch.table_positions),
+        output_hidden_states=True,
+    )
+    states = [padded.flat(state) for state in found.hidden_states]
+    return states, padded.flat(found.logits), masked_loss(found.logits, padded.labels)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["fp32", "fp64"])
+@pytest.mark.parametrize("direction", ["theirs_to_ours", "ours_to_theirs"])
+@pytest.mark.parametrize("languages", [(), ("en",), ("en", "fr", "de")], ids=["none", "one", "three"])
+@pytest.mark.parametrize("pad_id", [0, 2])
+def test_same_weights_same_outputs(
+    dtype: torch.dtype, direction: str, languages: tuple[str, ...], pad_id: int
+) -> None:
+    config = CONFIG.model_copy(update={"languages": languages, "pad_id": pad_id})
+    ours, theirs = random_weights(masked_language_model(config)).to(dtype).eval(), their_model(config, dtype)
+    copy = copy_from if direction == "theirs_to_ours" else copy_into
+    copy(theirs, ours, interchange(config))
+    batch = translations(LENGTHS, config)
+    states, logits, loss = theirs_on(theirs, batch, config)
+    for state, expected in zip(ours.encoder.states(batch), states, strict=True):
+        assert_close(state, expected)
+    assert_close(ours.logits(batch), logits[batch.target_positions])
+    term = ours(batch).terms[0]
+    assert_close(term.loss_sum / term.targets, loss)
+
+
+def test_same_gradients() -> None:
+    ours, theirs = (
+        random_weights(masked_language_model(CONFIG)).double().eval(),
+        their_model(CONFIG, torch.float64),
+    )
+    their = interchange(CONFIG)
+    copy_into(theirs, ours, their)
+    batch = translations(LENGTHS, CONFIG)
+    theirs_on(theirs, batch, CONFIG)[2].backward()
+    term = ours(batch).terms[0]
+    (term.loss_sum / term.targets).backward()
+    gradients = {name: parameter.grad for name, parameter in theirs.named_parameters()}
+    names = their.table.names(their.layers)
+    assert set(names) == {name for name, _ in ours.named_parameters()}
+    for name, parameter in ours.named_parameters():
+        torch.testing.assert_close(parameter.grad, gradients[names[name]], rtol=0, atol=GRADIENT_TOLERANCE)
+
+
+def test_languages_and_restarts_matter() -> None:
+    ours = random_weights(masked_language_model(CONFIG)).double().eval()
+    batch = translations(LENGTHS, CONFIG)
+    states = ours.encoder(batch)
+    for field in ("languages", "restarted"):
+        assert not torch.allclose(ours.encoder(replace(batch, **{field: None})), states, atol=1e-3)
+
+
+def test_its_configuration_comes_back() -> None:
+    for config in (CONFIG, BASE, CONFIG.model_copy(update={"languages": ()})):
+        assert read_config(TheirConfig(**interchange(config).fields).to_dict()) == config
+    assert interchange(CONFIG, "none").architecture == "XLMModel"
+    unnamed = read_config({"model_type": "xlm", "emb_dim": 64, "n_langs": 2})
+    assert isinstance(unnamed, XlmConfig)
+    assert unnamed.languages == ("0", "1")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("sinusoidal_embeddings", True),
+        ("causal", True),
+        ("asm", True),
+        ("gelu_activation", False),
+        ("tie_word_embeddings", False),
+    ],
+)
+def test_models_that_cannot_be_loaded(field: str, value: bool) -> None:
+    with pytest.raises(ModelError, match=field):
+        read_config(interchange(CONFIG).fields | {field: value})
+
+
+def test_the_class_has_one_activation_and_inner_width() -> None:
+    with pytest.raises(ModelError, match="exact GELU"):
+        interchange(CONFIG.model_copy(update={"activation": "gelu_tanh"}))
+    with pytest.raises(ValueError, match="4 x hidden"):
+        XlmConfig.model_validate(CONFIG.model_dump() | {"feed_forward": 64})
+    with pytest.raises(ValueError, match="differ"):
+        XlmConfig.model_validate(CONFIG.model_dump() | {"languages": ("en", "en")})
+    assert CONFIG.language_id("de") == 2
+    with pytest.raises(ModelError, match="no language 'es'"):
+        CONFIG.language_id("es")
