@@ -62,6 +62,28 @@ class Product:
         return self.derivatives * self.forward
 
 
+@dataclass(frozen=True)
+class Count:
+    """FLOPs of one microbatch. `recomputed`: the layers' forward pass, which activation checkpointing runs again."""
+
+    forward: int
+    backward: int
+    recomputed: int
+
+    @property
+    def model(self) -> int:
+        """Without recomputation: what utilisation is measured by."""
+        return self.forward + self.backward
+
+
+def count(products: list[Product]) -> Count:
+    return Count(
+        sum(product.forward for product in products),
+        sum(product.backward for product in products),
+        sum(product.forward for product in products if product.layer),
+    )
+
+
 def times(products: Iterator[Product], count: int) -> Iterator[Product]:
     """Each of them `count` times."""
     for product in products:

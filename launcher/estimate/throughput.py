@@ -4,8 +4,7 @@ from collections import Counter
 from dataclasses import dataclass
 from math import prod
 
-from encoder_core.cost.flops import Count
-from encoder_core.cost.products import Shape
+from encoder_core.cost.products import Count, Shape
 from encoder_core.optim.newton_schulz import flops as orthogonalisation_flops
 from launcher.estimate.assumptions import LINK_SHARE, AssumedUtilisation
 from launcher.estimate.cluster import Cluster

@@ -7,8 +7,8 @@ import math
 
 from data_service.samples.inputs import Lanes, Packed
 from encoder_core.cost.activations import Activations, of_update_groups
-from encoder_core.cost.flops import Count, Distilled, ObjectiveTerms, count, first_pass, products
-from encoder_core.cost.products import Product, Shape
+from encoder_core.cost.flops import Distilled, ObjectiveTerms, first_pass, products
+from encoder_core.cost.products import Count, Product, Shape, count
 from encoder_core.cost.saved import Kernel
 from encoder_core.objectives.distil import DistilConfig
 from encoder_core.objectives.hidden import HiddenConfig
