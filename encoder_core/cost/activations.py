@@ -105,8 +105,12 @@ def of_update_groups(
 
     `backwards`: some rows are read from their ends (XLNet).
     """
-    if terms.contrastive is not None:
+    if terms.contrastive is not None and not terms.beside:
         return [_vectors(model, terms.contrastive, shape, kernel)]
+    if terms.contrastive is not None:
+        vectors = _vectors(model, terms.contrastive, shape.twice, kernel)
+        others = of_update_groups(model, replace(terms, contrastive=None), shape, kernel)
+        return [vectors + one for one in others]
     if isinstance(model, XlnetConfig):
         return [_xlnet(model, shape, kernel, backwards)]
     if terms.replaced is not None and isinstance(model, DetectorConfig):

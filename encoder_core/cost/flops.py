@@ -63,7 +63,8 @@ class ObjectiveTerms:
         pairs: whether two segments belong together, or are in order (NSP, SOP).
         span_boundary: masked spans from their boundaries (SpanBERT).
         replaced: which tokens a generator replaced (ELECTRA, DeBERTa v3).
-        contrastive: which texts belong together, and nothing else.
+        contrastive: which texts belong together.
+        beside: there are other terms beside that one, and its texts are their rows, each twice.
         distilled: what teachers hold likely. The direction of their states costs no product.
     """
 
@@ -71,29 +72,8 @@ class ObjectiveTerms:
     span_boundary: bool = False
     replaced: ReplacedTokenConfig | None = None
     contrastive: ContrastiveConfig | None = None
+    beside: bool = False
     distilled: Distilled | None = None
-
-
-@dataclass(frozen=True)
-class Count:
-    """FLOPs of one microbatch. `recomputed`: the layers' forward pass, which activation checkpointing runs again."""
-
-    forward: int
-    backward: int
-    recomputed: int
-
-    @property
-    def model(self) -> int:
-        """Without recomputation: what utilisation is measured by."""
-        return self.forward + self.backward
-
-
-def count(products: list[Product]) -> Count:
-    return Count(
-        sum(product.forward for product in products),
-        sum(product.backward for product in products),
-        sum(product.forward for product in products if product.layer),
-    )
 
 
 def products(
@@ -113,13 +93,31 @@ def products(
 def _all_networks(
     model: ModelConfig, terms: ObjectiveTerms, shape: Shape, backwards: bool
 ) -> Iterator[Product]:
-    if terms.contrastive is not None:
-        return _vectors(model, terms.contrastive, shape)
+    if terms.contrastive is None:
+        return _predicting(model, terms, shape, backwards)
+    if terms.beside:
+        vectors = _vectors(model, terms.contrastive, shape.twice)
+        return chain(vectors, _predicting(model, terms, shape, backwards))
+    return _vectors(model, terms.contrastive, shape)
+
+
+def _predicting(
+    model: ModelConfig, terms: ObjectiveTerms, shape: Shape, backwards: bool
+) -> Iterator[Product]:
+    """Every term but the contrastive one."""
     if isinstance(model, XlnetConfig):
         return chain(_xlnet(model, shape, backwards), _decoder(model.hidden, model.vocabulary, shape.targets))
     if terms.replaced is not None and isinstance(model, DetectorConfig):
         return chain(_multitask(model.generator, terms, shape), _discriminator(model, shape))
     return _multitask(model, terms, shape)
+
+
+def first_pass(model: ModelConfig, terms: ObjectiveTerms, shape: Shape) -> int:
+    """FLOPs of the pass that makes texts' vectors before their gradients are known; 0 where none are compared."""
+    if terms.contrastive is None:
+        return 0
+    texts = shape.twice if terms.beside else shape
+    return sum(product.forward for product in _vectors(model, terms.contrastive, texts))
 
 
 def _multitask(model: ModelConfig, terms: ObjectiveTerms, shape: Shape) -> Iterator[Product]:

@@ -28,6 +28,11 @@ class Shape:
     def targets(self) -> int:
         return self.rows * self.targets_per_row
 
+    @property
+    def twice(self) -> "Shape":
+        """The texts of rows that are compared with themselves (encoder_core/objectives/contrastive_beside.py)."""
+        return Shape(2 * self.rows, self.length, 0)
+
 
 @dataclass(frozen=True)
 class Product:
@@ -55,6 +60,28 @@ class Product:
     @property
     def backward(self) -> int:
         return self.derivatives * self.forward
+
+
+@dataclass(frozen=True)
+class Count:
+    """FLOPs of one microbatch. `recomputed`: the layers' forward pass, which activation checkpointing runs again."""
+
+    forward: int
+    backward: int
+    recomputed: int
+
+    @property
+    def model(self) -> int:
+        """Without recomputation: what utilisation is measured by."""
+        return self.forward + self.backward
+
+
+def count(products: list[Product]) -> Count:
+    return Count(
+        sum(product.forward for product in products),
+        sum(product.backward for product in products),
+        sum(product.forward for product in products if product.layer),
+    )
 
 
 def times(products: Iterator[Product], count: int) -> Iterator[Product]:

@@ -39,7 +39,7 @@ from encoder_core.layers.cpu_attention import blocked_attention
 from encoder_core.layers.dropout import dropout as drop
 from encoder_core.layers.fused import fused_attention, fused_takes
 from encoder_core.layers.kernel_choice import Kernel, pick
-from encoder_core.layers.parameters import ScaledLinear
+from encoder_core.layers.parameters import JoinedLinear, ScaledLinear
 from encoder_core.layers.rotary import rotate
 from encoder_core.layers.rows import Rows
 
@@ -311,7 +311,7 @@ class SelfAttention(nn.Module):
         shared = (key_value_heads or heads) * self.width
         self.parts = (hidden, shared, shared)
         if fused:
-            self.qkv = nn.Linear(hidden, sum(self.parts), bias)
+            self.qkv = JoinedLinear(hidden, self.parts, bias)
         else:
             self.query, self.key, self.value = (nn.Linear(hidden, part, bias) for part in self.parts)
         self.output = ScaledLinear(hidden, hidden, bias, scale=output_scale)

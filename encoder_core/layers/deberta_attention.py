@@ -25,7 +25,7 @@ from encoder_core.layers.dropout import Dropout
 from encoder_core.layers.dropout import dropout as drop
 from encoder_core.layers.fused import fused_attention, fused_takes
 from encoder_core.layers.kernel_choice import Kernel, pick
-from encoder_core.layers.parameters import Bias
+from encoder_core.layers.parameters import Bias, JoinedLinear
 from encoder_core.layers.rows import Rows
 
 
@@ -203,7 +203,7 @@ class FusedProjections(nn.Module):
     def __init__(self, hidden: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.content = nn.Linear(hidden, 3 * hidden, bias=False)
+        self.content = JoinedLinear(hidden, (hidden // heads,) * 3, bias=False, times=heads)
         self.query = Bias(hidden)
         self.value = Bias(hidden)
         self.position_key = nn.Linear(hidden, hidden, bias=False)

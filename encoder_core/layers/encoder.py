@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from encoder_core.batch import Batch
 from encoder_core.layers.attention import SelfAttention
 from encoder_core.layers.dropout import Dropout
-from encoder_core.layers.parameters import ScaledLinear
+from encoder_core.layers.parameters import JoinedLinear, ScaledLinear
 from encoder_core.layers.rows import Rows
 
 
@@ -142,7 +142,7 @@ class GatedFeedForward(nn.Module):
         super().__init__()
         self.activation: Activation = activation
         self.gate = None if fused else nn.Linear(hidden, inner, bias)
-        self.up = nn.Linear(hidden, 2 * inner if fused else inner, bias)
+        self.up = JoinedLinear(hidden, (inner, inner), bias) if fused else nn.Linear(hidden, inner, bias)
         self.dropout = Dropout(dropout)
         self.down = ScaledLinear(inner, hidden, bias, scale=output_scale)
 

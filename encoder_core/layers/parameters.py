@@ -6,6 +6,9 @@ in the forward pass and again in the backward pass.
 Shapes: H hidden, N heads, D head width.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -21,6 +24,37 @@ class ScaledLinear(nn.Linear):
     def __init__(self, inputs: int, outputs: int, bias: bool = True, *, scale: float = 1.0) -> None:
         super().__init__(inputs, outputs, bias)
         self.scale = scale
+
+
+@dataclass(frozen=True)
+class Joined:
+    """How several matrices lie in one of [times * sum(rows), columns]: `rows` rows of each in turn, `times` over.
+
+    `split` and `join` are each other's inverse. A matrix of `rows` r is then [times * r, columns].
+    """
+
+    rows: tuple[int, ...]
+    times: int = 1
+
+    def split(self, whole: Float[Tensor, "all columns"]) -> list[Tensor]:
+        blocks = whole.view(self.times, sum(self.rows), -1)
+        return [part.flatten(0, 1) for part in torch.split(blocks, list(self.rows), 1)]
+
+    def join(self, parts: Sequence[Tensor]) -> Float[Tensor, "all columns"]:
+        blocks = [part.view(self.times, len(part) // self.times, -1) for part in parts]
+        return torch.cat(blocks, 1).flatten(0, 1)
+
+
+class JoinedLinear(nn.Linear):
+    """Several Linears of the same inputs whose weights are one parameter, as the family published it: one product
+    computes all. An optimizer that treats matrices as wholes (Muon) takes them apart again, as `joined` says.
+
+    `outputs` are those of each; they follow each other `times` over (DeBERTa's, head by head).
+    """
+
+    def __init__(self, inputs: int, outputs: Sequence[int], bias: bool = True, *, times: int = 1) -> None:
+        super().__init__(inputs, times * sum(outputs), bias)
+        self.joined = Joined(tuple(outputs), times)
 
 
 class Weights(nn.Module):

@@ -1,19 +1,23 @@
 """From the terms of an objective to the one module that trains them; and what cannot be trained together."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from encoder_core.errors import ModelError
 from encoder_core.families.build import ModelConfig
 from encoder_core.layers.attention import Attend, automatic
 from encoder_core.objectives.losses import ObjectiveModule
 from encoder_core.objectives.multitask import multitask_model
-from encoder_core.objectives.term import HeadConfig, ModuleConfig, Refusal, Setting, TermConfig
+from encoder_core.objectives.term import AroundConfig, HeadConfig, ModuleConfig, Refusal, Setting, TermConfig
 
 
 def refusals(setting: Setting) -> list[Refusal]:
     """Why the terms of `setting` cannot be trained there, each reason once and as its term states it."""
     found = [refusal for term in setting.terms.values() for refusal in term.refusals(setting)]
-    whole = [name for name, term in setting.terms.items() if isinstance(term, ModuleConfig)]
+    whole = [
+        name
+        for name, term in setting.terms.items()
+        if isinstance(term, ModuleConfig) and not isinstance(term, AroundConfig)
+    ]
     if len(whole) > 1 and not found:
         found.append(
             Refusal(
@@ -39,8 +43,19 @@ def compose(
     """
     for refusal in refusals(Setting(model, terms)):
         raise ModelError(refusal.what, remedy=refusal.remedy)
-    heads = [term for term in terms.values() if isinstance(term, HeadConfig)]
-    for term in terms.values():
+    around = next((term for term in terms.values() if isinstance(term, AroundConfig)), None)
+    others = [term for term in terms.values() if term is not around]
+    if around is None or not others:
+        return _module(model, list(terms.values()), checkpoint_activations, attend)
+    return around.around(_module(model, others, checkpoint_activations, attend), model)
+
+
+def _module(
+    model: ModelConfig, terms: Sequence[TermConfig], checkpoint_activations: bool, attend: Attend
+) -> ObjectiveModule:
+    """Of terms of which one at most decides what it is."""
+    heads = [term for term in terms if isinstance(term, HeadConfig)]
+    for term in terms:
         if isinstance(term, ModuleConfig):
             return term.module(model, heads, checkpoint_activations=checkpoint_activations, attend=attend)
     return multitask_model(model, heads, checkpoint_activations=checkpoint_activations, attend=attend)

@@ -4,7 +4,8 @@ The loss of one example depends on all others, so a step runs twice over its mic
 arXiv 2101.06983). The first pass has no graph and gives the vectors of all texts; from these the loss and its
 derivatives by the vectors are computed. The second pass has a graph and gives the derivatives by the weights. So memory
 grows with the microbatch; of the rest of the batch only the vectors are held. SimCSE (Gao et al. 2021) is the case of
-an example that holds the same text twice: dropout differs.
+an example that holds the same text twice: dropout differs. Beside other terms the texts are their rows
+(`contrastive_beside.py`).
 
 Shapes: T tokens, R rows (texts), G texts of an example, n examples, D width of a vector.
 """
@@ -29,14 +30,14 @@ from encoder_core.layers.rows import Rows
 from encoder_core.layers.xlnet_encoder import TwoStreamEncoder
 from encoder_core.objectives.info_nce import Contrast, info_nce
 from encoder_core.objectives.losses import AllExamples, CoupledObjective, LossSums, ObjectiveModule, Term
-from encoder_core.objectives.term import HeadConfig, LateWeight, ModuleConfig, Refusal, Setting
+from encoder_core.objectives.term import AroundConfig, HeadConfig, LateWeight, Refusal, Setting
 from encoder_core.objectives.weights import last_weight
 
 NAME = "contrastive"
 _METRICS = ("correct", "positive", "negative")
 
 
-class ContrastiveConfig(LateWeight, ModuleConfig):
+class ContrastiveConfig(LateWeight, AroundConfig):
     """What a text's vector is, and how vectors are compared.
 
     Attributes:
@@ -75,21 +76,35 @@ class ContrastiveConfig(LateWeight, ModuleConfig):
         assert not heads  # else it is refused
         return contrastive_model(model, self, checkpoint_activations=checkpoint_activations, attend=attend)
 
+    def around(self, module: ObjectiveModule, model: ModelConfig) -> ObjectiveModule:
+        from encoder_core.objectives.contrastive_beside import with_vectors
+
+        check_widths(self, model)
+        return with_vectors(module, self, model.hidden)
+
     def refusals(self, setting: Setting) -> Iterator[Refusal]:
-        """Whole texts, in which nothing is masked, and beside no other term."""
-        others = [name for name in setting.terms if name != NAME]
-        if others:
+        """Alone it needs whole texts; beside others, rows that one update learns from."""
+        others = setting.terms.keys() - {NAME}
+        if "plm" in others:
             yield Refusal(
                 ("objective",),
-                f"contrastive does not go with {others[0]}: it compares whole texts, in which nothing is masked, and "
-                "other terms predict what is",
-                "choose exactly one of mlm, plm and contrastive",
+                "contrastive does not go with plm: a lane's row begins with what the row before ended with, and is no "
+                "text of its own",
+                "leave contrastive or plm out",
             )
-        elif setting.rows is not None and not setting.rows.texts:
+        elif "rtd" in others and getattr(setting.terms["rtd"], "embeddings", None) != "shared":
+            yield Refusal(
+                ("objective", "rtd", "embeddings"),
+                "contrastive does not go with two updates a step: the vectors that are compared would be those of the "
+                "model before one of them, and their derivatives of after it",
+                "set objective.rtd.embeddings to shared, or leave contrastive out",
+            )
+        elif not others and setting.rows is not None and not setting.rows.texts:
             yield Refusal(
                 ("input", "packing"),
                 f"a contrastive objective compares texts, and {setting.rows.packing} rows are running text",
-                "set input.packing to pairs (a corpus of pairs) or sentences (SimCSE, from plain text)",
+                "set input.packing to pairs (a corpus of pairs) or sentences (SimCSE, from plain text), or add mlm, "
+                "whose rows are compared then",
             )
 
 
@@ -228,13 +243,18 @@ def contrastive_model(
 
     Raises ModelError: the vocabulary is unknown, or the vectors are narrower than a Matryoshka width.
     """
+    check_widths(objective, config)
+    encoder = build_encoder(config, checkpoint_activations=checkpoint_activations, attend=attend)
+    if isinstance(encoder, TwoStreamEncoder):
+        encoder.mask.requires_grad_(False)  # where queries of predictions begin, of which there are none
+    return ContrastiveModel(encoder, objective, config.hidden)
+
+
+def check_widths(objective: ContrastiveConfig, config: ModelConfig) -> None:
+    """Raises ModelError: vectors of `config` are narrower than a Matryoshka width."""
     widest = max(objective.matryoshka or (0,))
     if widest > config.hidden:
         raise ModelError(
             f"objective.contrastive.matryoshka has {widest}, and the model's vectors have {config.hidden} numbers",
             remedy=f"give widths of at most {config.hidden}",
         )
-    encoder = build_encoder(config, checkpoint_activations=checkpoint_activations, attend=attend)
-    if isinstance(encoder, TwoStreamEncoder):
-        encoder.mask.requires_grad_(False)  # where queries of predictions begin, of which there are none
-    return ContrastiveModel(encoder, objective, config.hidden)

@@ -72,7 +72,8 @@ def teacher_of(config: ModelConfig, weights: Mapping[str, Tensor]) -> Teacher:
     teacher.load_state_dict(
         {name: weights[name] for name, _ in teacher.named_parameters()}, strict=False, assign=True
     )
-    teacher.head.decoder.weight = teacher.encoder.embeddings.word.weight  # tied again
+    if config.tied:  # again
+        teacher.head.decoder.weight = teacher.encoder.embeddings.word.weight
     return teacher
 
 

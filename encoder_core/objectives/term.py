@@ -174,3 +174,11 @@ class ModuleConfig(TermConfig):
         attend: Attend = automatic,
     ) -> ObjectiveModule:
         """The module that trains this term and `heads`, on the default device; weights not yet initialised."""
+
+
+class AroundConfig(ModuleConfig):
+    """The description of a term that makes a module by itself, and beside others is added to the module they make."""
+
+    @abstractmethod
+    def around(self, module: ObjectiveModule, model: ModelConfig) -> ObjectiveModule:
+        """What trains this term and those of `module`, whose parameters keep their names."""

@@ -3,14 +3,15 @@
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any, assert_never
+from typing import Any, NamedTuple, assert_never
 
 from torch import nn
 
-from encoder_core.layers.parameters import AttentionBias, IntoHeads, OutOfHeads
+from encoder_core.layers.parameters import AttentionBias, IntoHeads, Joined, JoinedLinear, OutOfHeads
 from encoder_core.optim.adamw import Decayed
 from encoder_core.optim.lamb import TRUST_RATIO
-from encoder_core.optim.muon import MATRICES
+from encoder_core.optim.muon import JOINED, MATRICES
+from encoder_core.optim.newton_schulz import parts_of
 from encoder_core.optim.updates import LR_SCALE, UPDATE_GROUP, WHOLE
 
 UpdateGroups = Mapping[str, Sequence[nn.Parameter]]
@@ -32,19 +33,21 @@ def parameter_groups(
     Weight decay acts on the parameters that are `decayed`; LayerNorm and biases have no trust ratio (ALBERT).
     With a `layer_decay` below 1 the learning rate of each layer is that many times the one above it: heads keep 1,
     the top layer gets `layer_decay`, and what lies below the first layer the smallest (ELECTRA's and XLNet's
-    fine-tuning). With `matrices`, hidden matrices have groups of their own (Muon's).
+    fine-tuning). With `matrices`, hidden matrices have groups of their own (Muon's), one for each way in which several
+    lie in one parameter.
     """
     plain = _plain(model)
     undecayed = _undecayed(model, decayed, plain)
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     depth = 1 + max((_layer(name) for name, _ in trained), default=-1)
-    apart = {id(p) for p in hidden_matrices(model).values()} if matrices else set()
+    apart = {id(its.weight): its for its in hidden_matrices(model).values()} if matrices else {}
     order = list(update_groups or (WHOLE,))
     group_of = {id(p): name for name, params in (update_groups or {}).items() for p in params}
-    groups: dict[tuple[str, bool, bool, bool, float], list[nn.Parameter]] = defaultdict(list)
+    groups: dict[tuple[str, bool, bool, bool, Joined | None, float], list[nn.Parameter]] = defaultdict(list)
     for name, p in trained:
         scale = layer_decay ** _below_heads(name, depth)
-        marks = id(p) in undecayed, id(p) in plain, id(p) in apart
+        joined = apart[id(p)].joined if id(p) in apart else None
+        marks = id(p) in undecayed, id(p) in plain, id(p) in apart, joined
         groups[group_of.get(id(p), WHOLE), *marks, scale].append(p)
     return [
         {
@@ -52,27 +55,44 @@ def parameter_groups(
             "weight_decay": 0.0 if is_undecayed else weight_decay,
             TRUST_RATIO: not is_plain,
             MATRICES: is_matrix,
+            JOINED: joined,
             LR_SCALE: scale,
             UPDATE_GROUP: update_group,
         }
-        for (update_group, is_undecayed, is_plain, is_matrix, scale), params in sorted(
+        for (update_group, is_undecayed, is_plain, is_matrix, joined, scale), params in sorted(
             groups.items(), key=lambda group: order.index(group[0][0])
         )
     ]
 
 
-def hidden_matrices(model: nn.Module) -> dict[str, nn.Parameter]:
+class HiddenMatrix(NamedTuple):
+    """A projection's weight; if several projections lie in it, how."""
+
+    weight: nn.Parameter
+    joined: Joined | None
+
+    @property
+    def shapes(self) -> list[tuple[int, int]]:
+        """Rows and columns of each matrix in it."""
+        return parts_of(self.weight.shape, self.joined)
+
+
+def hidden_matrices(model: nn.Module) -> dict[str, HiddenMatrix]:
     """The projections inside layers, by name, tied ones once; frozen ones too. What Muon moves.
 
     Not embeddings (those of positions inside a layer neither), nor what is outside layers: heads, and projections
     between embeddings and the first layer, are beside the vocabulary, where AdamW does better.
     """
     projections = {
-        id(module.weight)
+        id(module.weight): module.joined if isinstance(module, JoinedLinear) else None
         for module in model.modules()
         if isinstance(module, nn.Linear | IntoHeads | OutOfHeads)
     }
-    return {name: p for name, p in model.named_parameters() if id(p) in projections and _layer(name) >= 0}
+    return {
+        name: HiddenMatrix(p, projections[id(p)])
+        for name, p in model.named_parameters()
+        if id(p) in projections and _layer(name) >= 0
+    }
 
 
 def _undecayed(model: nn.Module, decayed: Decayed, plain: set[int]) -> set[int]:

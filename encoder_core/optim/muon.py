@@ -1,6 +1,7 @@
 """Muon (Jordan et al. 2024) as in Moonlight (Liu et al. 2025, arXiv 2502.16982): the momentum of each hidden matrix is
 made orthogonal before it is applied. Everything else (embeddings, norms, biases, heads) is AdamW's, in the same
-optimizer.
+optimizer. Where several matrices lie in one parameter (query, key and value; the halves of a gated block), each is made
+orthogonal by itself.
 
 A matrix must be whole to be orthogonalised. Under ZeRO each is made whole on one rank, and every rank gets its own
 range of the result (`encoder_core.optim.matrix_exchange`). At stage 0 every rank does all of them alike.
@@ -16,12 +17,14 @@ from torch import Tensor
 
 from encoder_core.optim.adamw import Beta, Decayed, update_adamw
 from encoder_core.optim.matrix_exchange import MatrixExchange, Round, meet
-from encoder_core.optim.newton_schulz import flops, orthogonalise, rms_scale, rows_and_columns, working_dtype
+from encoder_core.optim.newton_schulz import flops, parts_of, rows_and_columns, update_of, working_dtype
 from encoder_core.optim.shards import ShardedOptimizer, ShardSegment
 from encoder_core.optim.updates import ACTIVE, LR_SCALE, UPDATE, due, update_count
 
 MATRICES = "matrices"
 """The key of a parameter group that says whether it holds hidden matrices, which Muon moves, or others."""
+JOINED = "joined"
+"""The key of such a group that says how several matrices lie in each of its parameters (`Joined`); None: one."""
 MOMENTUM = "momentum"
 """The name of a hidden matrix's only state, in place of AdamW's two moments."""
 
@@ -57,8 +60,9 @@ class Muon(ShardedOptimizer):
         B = mu B + G;   O = NewtonSchulz(G + mu B);   W = (1 - lr wd) W - 0.2 sqrt(max(rows, columns)) lr O
 
     Groups with `matrices` true hold those; a parameter of more dimensions is the matrix of its first by all others.
-    Other groups are AdamW's, with bias correction. State of a matrix: `momentum`, of its shape; of others as in
-    `AdamW`. Where tensors are ZeRO's partitions, `shard` must say what lies in them.
+    Where the group's `joined` says that W is several matrices, NewtonSchulz, rows and columns are of each. Other groups
+    are AdamW's, with bias correction. State of a hidden matrix: `momentum`, of W's shape; of others as in `AdamW`.
+    Where tensors are ZeRO's partitions, `shard` must say what lies in them.
     """
 
     def __init__(self, params: Iterable[Tensor] | Iterable[dict[str, Any]], config: MuonConfig) -> None:
@@ -70,6 +74,7 @@ class Muon(ShardedOptimizer):
             "weight_decay": config.weight_decay,
             "bias_correction": True,
             MATRICES: False,
+            JOINED: None,
             LR_SCALE: 1.0,
             UPDATE: 0,
             ACTIVE: True,
@@ -114,22 +119,23 @@ class Muon(ShardedOptimizer):
             p.mul_(1 - group["lr"] * group["weight_decay"])
         # Each tensor is one matrix where nothing is sharded. So what belongs together is all ranges of all tensors.
         ranges = {segment.parameter: (segment, p) for p in params for segment in self._ranges(p)}
-        for matrices in self._exchange.rounds({number: flops(self._shapes[number]) for number in ranges}):
+        work = {number: sum(map(flops, parts_of(self._shapes[number], group[JOINED]))) for number in ranges}
+        for matrices in self._exchange.rounds(work):
             self._update_round(group, matrices, ranges)
 
     def _update_round(
         self, group: dict[str, Any], matrices: Round, ranges: Mapping[int, tuple[ShardSegment, Tensor]]
     ) -> None:
-        """One matrix a rank: whole, orthogonal, and back. No more than that is in memory at a time."""
+        """One parameter a rank: whole, orthogonal, and back. No more than that is in memory at a time."""
         mine = {n: self._direction(group, *ranges[n]) for n in matrices if n is not None}
         found = self._exchange.gather(matrices, mine)
         own = matrices[self._exchange.rank]
         if own is not None:
-            found = orthogonalise(found.view(rows_and_columns(self._shapes[own]))).reshape(-1)
+            whole = found.view(rows_and_columns(self._shapes[own]))
+            found = update_of(whole, group[JOINED]).reshape(-1)
         for number, part in self._exchange.scatter(matrices, found).items():
             segment, p = ranges[number]
-            scale = rms_scale(*rows_and_columns(self._shapes[number]))
-            segment.of(p).add_(part, alpha=-group["lr"] * scale)
+            segment.of(p).add_(part, alpha=-group["lr"])
 
     def _direction(self, group: dict[str, Any], segment: ShardSegment, p: Tensor) -> Tensor:
         """This rank's range of G + mu B, flat, as Newton-Schulz takes it. Rounded before it is sent: the published code

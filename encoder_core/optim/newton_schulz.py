@@ -10,6 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from encoder_core.layers.parameters import Joined
+
 STEPS = 5
 _LINEAR, _CUBIC, _QUINTIC = (
     3.4445,
@@ -47,8 +49,22 @@ def rows_and_columns(shape: Sequence[int]) -> tuple[int, int]:
     return shape[0], math.prod(shape[1:])
 
 
-def flops(shape: Sequence[int]) -> int:
-    """Floating-point operations of `orthogonalise` for one parameter."""
+def parts_of(shape: Sequence[int], joined: Joined | None) -> list[tuple[int, int]]:
+    """Rows and columns of every matrix in a parameter of this shape."""
     rows, columns = rows_and_columns(shape)
+    return [(rows, columns)] if joined is None else [(joined.times * part, columns) for part in joined.rows]
+
+
+def update_of(matrix: Tensor, joined: Joined | None = None) -> Tensor:
+    """[rows, columns] of a momentum, as Muon applies it: orthogonal and scaled, if `joined` each matrix in it by
+    itself. What is orthogonal together is something else: singular vectors of a whole mix its parts."""
+    if joined is not None:
+        return joined.join([update_of(part) for part in joined.split(matrix)])
+    return orthogonalise(matrix) * rms_scale(*matrix.shape)
+
+
+def flops(shape: tuple[int, int]) -> int:
+    """Floating-point operations of `orthogonalise` for one matrix."""
+    rows, columns = shape
     short, long = min(rows, columns), max(rows, columns)
     return STEPS * (4 * short * short * long + 2 * short**3)

@@ -197,7 +197,7 @@ def bill(
         microbatch_activations(recipe, shape, kernel),
         recipe.precision,
         checkpointed=recipe.activation_checkpointing,
-        logits=recipe.objective.contrastive is None,
+        logits=recipe.objective.contrastive is None or recipe.objective.mlm is not None,
     )
     taught = teacher_parameters(recipe)
     if taught:

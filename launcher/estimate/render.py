@@ -21,7 +21,7 @@ from launcher.estimate.assumptions import (
 from launcher.estimate.estimate import Estimate
 from launcher.estimate.goodput import goodput
 from launcher.estimate.throughput import PhaseTime, network_bytes
-from launcher.estimate.workload import executed, microbatch_activations, microbatch_products
+from launcher.estimate.workload import executed, microbatch_activations, microbatch_products, vectors_flops
 from launcher.format import human_bytes, human_count, human_duration
 from launcher.recipe.summary import momentum_matrices
 
@@ -82,7 +82,13 @@ def _flops(e: Estimate, phase: PhaseTime) -> list[str]:
     if e.recipe.activation_checkpointing:
         lines.append(_line("layers run once more", "their forward pass", _tera(flops.recomputed)))
     if e.recipe.objective.contrastive is not None:
-        lines.append(_line("vectors, before their gradients", "a forward pass more", _tera(flops.forward)))
+        lines.append(
+            _line(
+                "vectors, before their gradients",
+                "a forward pass more",
+                _tera(vectors_flops(e.recipe, shape)),
+            )
+        )
     return [*lines, *_step(e, phase)]
 
 
@@ -90,7 +96,7 @@ def _step(e: Estimate, phase: PhaseTime) -> Iterator[str]:
     cluster, share, ranks = e.cluster, phase.utilisation, e.cluster.ranks
     bf16 = e.recipe.precision == "bf16"
     peak = f"{(cluster.gpu.peak if bf16 else cluster.gpu.peak_fp32) / 1e12:,.1f} TFLOPS"
-    done = executed(e.recipe, phase.flops)
+    done = executed(e.recipe, phase.shape)
     moved = network_bytes(e.parameters, ranks, e.recipe, phase.rounds)
     network = f"{moved / 1e9:.2f} GB / ({LINK_SHARE} x {cluster.rate / 1e9:.1f} GB/s)"
     if share.step is not None:

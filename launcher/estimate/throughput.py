@@ -4,8 +4,7 @@ from collections import Counter
 from dataclasses import dataclass
 from math import prod
 
-from encoder_core.cost.flops import Count
-from encoder_core.cost.products import Shape
+from encoder_core.cost.products import Count, Shape
 from encoder_core.optim.newton_schulz import flops as orthogonalisation_flops
 from launcher.estimate.assumptions import LINK_SHARE, AssumedUtilisation
 from launcher.estimate.cluster import Cluster
@@ -68,7 +67,7 @@ def phase_time(
     flops = microbatch_flops(recipe, shape)
     microbatches = -(-rows // recipe.microbatch_of(phase))
     rounds = -(-microbatches // cluster.ranks)
-    done = executed(recipe, flops)
+    done = executed(recipe, shape)
     rising = _fewer_rounds(recipe, phase, cluster, rounds)
     peak = cluster.gpu.peak if recipe.precision == "bf16" else cluster.gpu.peak_fp32
     moved = {fewer: network_bytes(parameters, cluster.ranks, recipe, fewer) for fewer in {rounds, *rising}}

@@ -7,8 +7,8 @@ import math
 
 from data_service.samples.inputs import Lanes, Packed
 from encoder_core.cost.activations import Activations, of_update_groups
-from encoder_core.cost.flops import Count, Distilled, ObjectiveTerms, count, products
-from encoder_core.cost.products import Product, Shape
+from encoder_core.cost.flops import Distilled, ObjectiveTerms, first_pass, products
+from encoder_core.cost.products import Count, Product, Shape, count
 from encoder_core.cost.saved import Kernel
 from encoder_core.objectives.distil import DistilConfig
 from encoder_core.objectives.hidden import HiddenConfig
@@ -60,6 +60,7 @@ def terms(objective: RecipeObjective) -> ObjectiveTerms:
         span_boundary=objective.sbo is not None,
         replaced=objective.rtd,
         contrastive=objective.contrastive,
+        beside=objective.contrastive is not None and objective.mlm is not None,
         distilled=None if objective.distil is None else _distilled(objective.distil, objective.hidden),
     )
 
@@ -92,8 +93,14 @@ def _reads_backwards(recipe: Recipe) -> bool:
     return isinstance(recipe.input, Lanes) and recipe.input.both_directions
 
 
-def executed(recipe: Recipe, flops: Count) -> int:
+def executed(recipe: Recipe, shape: Shape) -> int:
     """FLOPs of a microbatch with what runs once more: layers under activation checkpointing, and a contrastive step's
     first pass (encoder_core/objectives/contrastive.py)."""
+    flops = microbatch_flops(recipe, shape)
     again = flops.recomputed if recipe.activation_checkpointing else 0
-    return flops.model + again + (flops.forward if recipe.objective.contrastive is not None else 0)
+    return flops.model + again + vectors_flops(recipe, shape)
+
+
+def vectors_flops(recipe: Recipe, shape: Shape) -> int:
+    """Of the first pass of a contrastive step's microbatch; 0 of other steps."""
+    return first_pass(recipe.model, terms(recipe.objective), shape)

@@ -67,7 +67,8 @@ def export_run(run: Run, step: int | None, out: str, *, licence: str | None = No
             export_pair(reader.read_full, config, files, target, objective.rtd.embeddings, cards=pair)
         elif objective.contrastive is not None:
             with published(target) as folder:
-                write_model(folder, reader.read_full, config, files, "none", card=cards["."])
+                heads = exported_heads(config, objective)
+                write_model(folder, reader.read_full, config, files, heads, card=cards["."])
                 _write_vectors(folder, objective.contrastive, config)
         else:
             heads = exported_heads(config, objective)

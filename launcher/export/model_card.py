@@ -118,11 +118,16 @@ def _front_matter(recipe: Recipe, network: ExportedNetwork, licence: str | None)
 
 def _task(recipe: Recipe, network: ExportedNetwork) -> str | None:
     """The pipeline of transformers that uses the head, or of sentence-transformers."""
-    if recipe.objective.contrastive is not None:
+    if _of_vectors(recipe):
         return "sentence-similarity"
     if "XLNet" in network.architecture:
         return None
     return "feature-extraction" if network.part == "discriminator" else "fill-mask"
+
+
+def _of_vectors(recipe: Recipe) -> bool:
+    """Whether sentence-transformers loads the export: the networks of a pair are for transformers alone."""
+    return recipe.objective.contrastive is not None and recipe.objective.rtd is None
 
 
 def _what(facts: Facts, network: ExportedNetwork) -> Iterator[str]:
@@ -144,7 +149,7 @@ def _what(facts: Facts, network: ExportedNetwork) -> Iterator[str]:
 def _use(recipe: Recipe, network: ExportedNetwork) -> Iterator[str]:
     longest = max(phase.length for phase in recipe.phases)
     yield "## Use\n"
-    if recipe.objective.contrastive is not None:
+    if _of_vectors(recipe):
         yield _VECTORS
         yield f"Text is cut at {recipe.model.max_length} tokens; training saw texts of up to {longest}.\n"
         return

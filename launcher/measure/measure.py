@@ -22,7 +22,6 @@ from launcher.estimate.cluster import Cluster
 from launcher.estimate.workload import (
     batch_rows,
     executed,
-    microbatch_flops,
     microbatch_shape,
     phase_targets,
 )
@@ -204,7 +203,7 @@ def _of(recipe: Recipe, phase: RecipePhase) -> Recipe:
 
 def _executed(recipe: Recipe) -> int:
     """FLOPs of a microbatch."""
-    return executed(recipe, microbatch_flops(recipe, microbatch_shape(recipe, recipe.phases[0])))
+    return executed(recipe, microbatch_shape(recipe, recipe.phases[0]))
 
 
 def _median(steps: Sequence[Step]) -> Step:

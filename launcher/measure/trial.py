@@ -23,7 +23,7 @@ from launcher.errors import EstimateError
 from launcher.estimate.assumptions import usable, utilisation
 from launcher.estimate.cluster import Gpu, gpu_of_device
 from launcher.estimate.estimate import bill
-from launcher.estimate.workload import batch_rows, executed, microbatch_flops, microbatch_shape
+from launcher.estimate.workload import batch_rows, executed, microbatch_shape
 from launcher.format import human_bytes
 from launcher.measure.rows import HELDOUT
 from launcher.preflight.measure import available_memory
@@ -234,7 +234,7 @@ def expected_seconds(recipe: Recipe, machine: Machine, rounds: int) -> float | N
     share = _CPU_SHARE
     if machine.gpu is not None:
         share = utilisation(recipe.model, phase.length, machine.gpu).share
-    done = executed(recipe, microbatch_flops(recipe, microbatch_shape(recipe, phase)))
+    done = executed(recipe, microbatch_shape(recipe, phase))
     return rounds * done / (machine.peak * share)
 
 

@@ -83,7 +83,7 @@ def from_run(
     shapes: Shapes = good.manifest.shapes
     read: Read = reader.read
     pair = open_run(recipe.start).recipe.objective.rtd
-    if pair is not None and recipe.objective.contrastive is not None:
+    if pair is not None and recipe.objective.mlm is None:
         shapes, read = _discriminator(shapes, read, pair.embeddings)
         record["network"] = PARTS[1]
     return InitialSource(shapes, read, other, record, reader.close)
@@ -202,7 +202,7 @@ def _naming(folder: Path, where: str) -> Iterator[None]:
 
 def network_in(recipe: Recipe, folder: Store) -> Store:
     """The folder of the network from which text vectors are trained: of a pair, the discriminator's."""
-    alone = recipe.objective.contrastive is None or folder.size(CONFIG) is not None
+    alone = recipe.objective.mlm is not None or folder.size(CONFIG) is not None
     part = folder.at(PARTS[1])
     return folder if alone or part.size(CONFIG) is None else part
 

@@ -65,7 +65,8 @@ class RecipeObjective(Choice):
         sbo: masked spans from their boundaries (SpanBERT).
         rtd: which tokens a generator replaced (ELECTRA, DeBERTa v3).
         plm: tokens in a random factorisation order (XLNet). Needs input of lanes; stands alone.
-        contrastive: which texts belong together. Needs input of pairs or sentences; any family; stands alone.
+        contrastive: which texts belong together: of input of pairs or sentences where it stands alone, with any family;
+            beside mlm each row with itself.
         distil: what frozen teachers hold likely (DistilBERT). Goes with mlm.
         cosine: the direction of their last states. Goes with distil.
         hidden: the states of chosen layers of one teacher (TinyBERT). Goes with distil.
@@ -130,8 +131,8 @@ def objective_module(
 
 def exported_heads(config: ModelConfig, objective: RecipeObjective) -> Heads:
     """Which heads of a single network a class of transformers can hold: its language-model head, and BERT's and
-    ALBERT's pair head. None for an encoder of text vectors."""
-    if objective.contrastive is not None:
+    ALBERT's pair head. None for an encoder of text vectors alone."""
+    if objective.contrastive is not None and objective.mlm is None:
         return "none"
     if objective.plm is not None:
         return "plm"

@@ -62,7 +62,9 @@ def _contrast(recipe: Recipe, contrastive: ContrastiveConfig) -> Iterator[Recipe
             f"the first {widest} numbers of a vector are asked for, and it has {model.hidden}",
             f"give widths of at most {model.hidden}",
         )
-    if isinstance(recipe.input, RepeatedSentences) and not model.dropout and not model.attention_dropout:
+    twice = isinstance(recipe.input, RepeatedSentences) or recipe.objective.mlm is not None
+    rates = model.dropout, model.attention_dropout, getattr(model, "attention_output_dropout", 0.0)
+    if twice and not any(rates):
         yield RecipeIssue(
             ("model", "dropout"),
             "the two texts of an example are the same, and differ by dropout alone, which is 0",

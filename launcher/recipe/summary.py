@@ -53,18 +53,17 @@ def parameters(recipe: Recipe, vocabulary: int | None = None) -> int:
     return parameter_count(meta_module(known(model), recipe.objective))
 
 
-def momentum_matrices(recipe: Recipe) -> list[tuple[int, ...]]:
-    """Shapes of the parameters of which the optimizer keeps a momentum in place of two moments: with Muon, of all
-    hidden matrices that are trained."""
+def momentum_matrices(recipe: Recipe) -> list[tuple[int, int]]:
+    """Shapes of the matrices of which the optimizer keeps a momentum in place of two moments: with Muon, of all hidden
+    ones that are trained, those that lie in one parameter one by one."""
     return [] if recipe.optimizer.muon is None else _matrices(known(recipe.model), recipe.objective)
 
 
 @lru_cache(maxsize=8)
-def _matrices(model: ModelConfig, objective: RecipeObjective) -> list[tuple[int, ...]]:
+def _matrices(model: ModelConfig, objective: RecipeObjective) -> list[tuple[int, int]]:
     """An estimate asks again for every stage and microbatch."""
-    return [
-        tuple(p.shape) for p in hidden_matrices(meta_module(model, objective)).values() if p.requires_grad
-    ]
+    every = hidden_matrices(meta_module(model, objective)).values()
+    return [shape for its in every if its.weight.requires_grad for shape in its.shapes]
 
 
 def state_bytes(recipe: Recipe, count: int) -> int:

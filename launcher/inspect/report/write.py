@@ -29,7 +29,10 @@ def write_report(run: "Run", out: Path, *, with_baselines: bool, now: datetime) 
 def subject(run: "Run", *, with_baselines: bool) -> ReportSubject:
     """What the page says about the run besides its history."""
     computed: dict[str, float] = {}
-    if with_baselines and run.recipe.objective.contrastive is None:  # which hides no tokens to guess
+    objective = run.recipe.objective
+    if with_baselines and (
+        objective.mlm is not None or objective.plm is not None
+    ):  # tokens are hidden, to guess
         from launcher.inspect.baselines import (
             baselines,  # loads DeepSpeed, which a page without them does not need
         )

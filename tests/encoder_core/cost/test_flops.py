@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from encoder_core.batch import Batch
-from encoder_core.cost.flops import count, products
-from encoder_core.cost.products import pre_norm_layer
+from encoder_core.cost.flops import products
+from encoder_core.cost.products import count, pre_norm_layer
 from encoder_core.layers.attention import SelfAttention, reference
 from encoder_core.layers.deberta_attention import DisentangledAttention, padded
 from encoder_core.objectives.contrastive import ContrastiveConfig, ContrastiveModel

@@ -16,6 +16,7 @@ from encoder_core.families.bert import BertConfig
 from encoder_core.families.build import ModelConfig
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
+from encoder_core.families.eurobert import EuroBertConfig
 from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlnet import XlnetConfig
@@ -44,6 +45,7 @@ MODELS: tuple[ModelConfig, ...] = (
     DebertaV2Config(**SHAPE, buckets=8, mask_decoder="plain"),
     DebertaV2Config(**SHAPE, buckets=8, convolution=3),
     ModernBertConfig(**SHAPE, local_attention=8),
+    EuroBertConfig(**SHAPE, key_value_heads=1),
 )
 weights = st.floats(0.1, 10.0) | st.builds(
     WeightSchedule, start=st.floats(0, 5), end=st.floats(0.1, 5), steps=st.integers(1, 100)

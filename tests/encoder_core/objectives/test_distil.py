@@ -13,6 +13,7 @@ from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bert import BertConfig
 from encoder_core.families.build import ModelConfig
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
+from encoder_core.families.eurobert import EuroBertConfig
 from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.heads import cross_entropy
@@ -36,6 +37,7 @@ FAMILIES: dict[str, ModelConfig] = {
     "deberta": DebertaConfig(**SHAPE),
     "deberta-v2": DebertaV2Config(**SHAPE, buckets=8),
     "modernbert": ModernBertConfig(**SHAPE, local_attention=8),
+    "eurobert": EuroBertConfig(**SHAPE, key_value_heads=1),
 }
 
 

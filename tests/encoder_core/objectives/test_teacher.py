@@ -4,6 +4,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -12,6 +13,7 @@ from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bert import BertConfig
 from encoder_core.families.build import ModelConfig
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
+from encoder_core.families.eurobert import EuroBertConfig
 from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.layers.dropout import Dropout
@@ -30,6 +32,7 @@ FAMILIES: dict[str, ModelConfig] = {
     "deberta": DebertaConfig(**SHAPE),
     "deberta-v2": DebertaV2Config(**SHAPE, buckets=8),
     "modernbert": ModernBertConfig(**SHAPE, local_attention=8),
+    "eurobert": EuroBertConfig(**SHAPE, key_value_heads=1),
 }
 
 
@@ -54,7 +57,7 @@ def test_a_teacher_scores_as_the_network_it_was(config: ModelConfig) -> None:
     with torch.no_grad():
         states, scores = teacher(batch)
         expected = model.eval().logits(batch)
-        torch.testing.assert_close(torch.addmm(scores.bias, scores.features, scores.weight.t()), expected)
+        torch.testing.assert_close(F.linear(*scores), expected)
         assert torch.equal(states, model.encoder(batch))
 
 

@@ -7,8 +7,13 @@ from hypothesis import strategies as st
 from torch import nn
 
 from encoder_core.errors import TrainingError
+from encoder_core.families.deberta import DebertaConfig
+from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlnet import XlnetConfig
+from encoder_core.layers.attention import SelfAttention, automatic
+from encoder_core.layers.deberta_attention import FusedProjections
+from encoder_core.layers.encoder import GatedFeedForward
 from encoder_core.objectives.mlm import masked_language_model
 from encoder_core.objectives.plm import permuted_language_model
 from encoder_core.optim.adamw import AdamW, AdamWConfig
@@ -19,6 +24,7 @@ from encoder_core.optim.updates import set_update
 
 SMALL = {"layers": 2, "hidden": 16, "heads": 2, "feed_forward": 32, "max_length": 8, "vocab": 20}
 RATE = 0.02
+FUSED = (("attention", "qkv.weight"), ("gated", "up.weight"), ("deberta", "content.weight"))
 
 
 def test_matrices_move_as_torchs_muon_does_and_the_rest_as_adamw() -> None:
@@ -58,9 +64,75 @@ def test_hidden_matrices_are_the_projections_of_layers() -> None:
     assert parts == inside | {"up.weight", "down.weight"}
 
 
+def test_what_lies_in_one_parameter_counts_one_by_one() -> None:
+    modern = hidden_matrices(masked_language_model(ModernBertConfig(**SMALL)))
+    first = {n.removeprefix("encoder.layers.0."): its.shapes for n, its in modern.items() if ".0." in n}
+    assert first == {
+        "attention.qkv.weight": [(16, 16)] * 3,
+        "attention.output.weight": [(16, 16)],
+        "feed_forward.up.weight": [(32, 16)] * 2,
+        "feed_forward.down.weight": [(16, 32)],
+    }
+    deberta = hidden_matrices(masked_language_model(DebertaConfig(**SMALL)))
+    content = [its.shapes for name, its in deberta.items() if name.endswith("content.weight")]
+    assert content == [[(16, 16)] * 3] * 2
+
+
+@given(heads=st.integers(1, 4), width=st.integers(1, 6), inner=st.integers(1, 9), seed=st.integers(0, 99))
+def test_projections_in_one_parameter_move_as_they_would_in_parameters_of_their_own(
+    heads: int, width: int, inner: int, seed: int
+) -> None:
+    """Of attention (ModernBERT's; DeBERTa's, which has them head by head) and of gated blocks."""
+    torch.manual_seed(seed)
+    hidden = heads * width
+    joined = nn.ModuleDict(
+        {
+            "attention": SelfAttention(hidden, heads, 0.0, automatic, bias=False, fused=True),
+            "gated": GatedFeedForward(hidden, inner, "gelu", bias=False, dropout=0.0),
+            "deberta": FusedProjections(hidden, heads),
+        }
+    )
+    fused = [joined[name].get_parameter(path) for name, path in FUSED]
+    deberta = fused[2].detach().view(heads, 3, width, hidden)  # as its authors' view of the product has it
+    alone = [
+        *fused[0].detach().split(hidden),
+        *fused[1].detach().split(inner),
+        *(deberta[:, i].flatten(0, 1) for i in range(3)),
+    ]
+    separate = nn.ModuleList([nn.Linear(hidden, len(weight), bias=False) for weight in alone])
+    for linear, weight in zip(separate, alone, strict=True):
+        linear.weight.data.copy_(weight)
+    gradients = [torch.randn(weight.shape) for weight in alone]
+    _step(nn.ModuleDict({"layers": nn.ModuleList([separate])}), list(separate.parameters()), gradients)
+    whole = [
+        torch.cat(gradients[:3]),
+        torch.cat(gradients[3:5]),
+        torch.stack([g.view(heads, width, hidden) for g in gradients[5:]], 1).view(3 * hidden, hidden),
+    ]
+    _step(nn.ModuleDict({"layers": nn.ModuleList([joined])}), fused, whole)
+    moved = [linear.weight for linear in separate]
+    deberta = fused[2].view(heads, 3, width, hidden)
+    found = [
+        *fused[0].split(hidden),
+        *fused[1].split(inner),
+        *(deberta[:, i].flatten(0, 1) for i in range(3)),
+    ]
+    for weight, its in zip(moved, found, strict=True):
+        torch.testing.assert_close(its, weight)
+
+
+def _step(model: nn.Module, weights: list[nn.Parameter], gradients: list[torch.Tensor]) -> None:
+    """One of Muon, of these weights alone."""
+    optimizer = Muon(parameter_groups(model, 0.1, matrices=True), MuonConfig(lr=RATE))
+    for weight, gradient in zip(weights, gradients, strict=True):
+        weight.grad = gradient
+    set_update(optimizer, lr=RATE, count=1)
+    optimizer.step()
+
+
 def test_groups_keep_matrices_apart_only_if_asked() -> None:
     model = masked_language_model(RobertaConfig(**SMALL))
-    matrices = {id(p) for p in hidden_matrices(model).values()}
+    matrices = {id(its.weight) for its in hidden_matrices(model).values()}
     groups = parameter_groups(model, 0.1, matrices=True)
     for group in groups:
         assert {id(p) in matrices for p in group["params"]} == {group["matrices"]}

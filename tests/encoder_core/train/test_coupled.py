@@ -12,6 +12,8 @@ from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.build import ModelConfig
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
+from encoder_core.families.eurobert import EuroBertConfig
+from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.objectives.contrastive import ContrastiveConfig
@@ -37,6 +39,8 @@ FAMILIES: tuple[ModelConfig, ...] = (
     DebertaConfig(**SHAPE),
     DebertaV2Config(**SHAPE, buckets=8),
     XlnetConfig(**SHAPE),
+    ModernBertConfig(**SHAPE, local_attention=8),
+    EuroBertConfig(**SHAPE),
 )
 
 

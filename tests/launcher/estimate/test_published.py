@@ -2,8 +2,8 @@
 
 import pytest
 
-from encoder_core.cost.flops import ObjectiveTerms, count, products
-from encoder_core.cost.products import Shape
+from encoder_core.cost.flops import ObjectiveTerms, products
+from encoder_core.cost.products import Shape, count
 from encoder_core.families import albert, bert, electra, roberta
 from encoder_core.families.build import ModelConfig
 from encoder_core.families.electra import ElectraConfig

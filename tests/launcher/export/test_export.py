@@ -21,6 +21,7 @@ from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlnet import XlnetConfig
+from encoder_core.objectives.contrastive import ContrastiveConfig
 from encoder_core.objectives.replaced import ReplacedTokenConfig
 from encoder_core.objectives.sentence_pairs import NspConfig, SopConfig
 from encoder_core.objectives.span_boundary import SboConfig
@@ -63,6 +64,18 @@ CASES: dict[str, Case] = {
         RecipeObjective(mlm=MLM, sop=SopConfig()),
         {".": "DebertaForMaskedLM"},
         ("pair_head",),
+    ),
+    "roberta-vectors": (
+        RobertaConfig(**SHAPE),
+        RecipeObjective(mlm=MLM, contrastive=ContrastiveConfig(projection=True)),
+        {".": "RobertaForMaskedLM"},
+        ("projection",),
+    ),
+    "electra-vectors": (
+        ElectraConfig(**SHAPE, embedding=16, generator_divisor=2),
+        RecipeObjective(mlm=MLM, rtd=ReplacedTokenConfig(), contrastive=ContrastiveConfig()),
+        {"generator": "ElectraForMaskedLM", "discriminator": "ElectraForPreTraining"},
+        (),
     ),
     "deberta-v2": (DebertaV2Config(**SHAPE), RecipeObjective(mlm=MLM), {".": "DebertaV2ForMaskedLM"}, ()),
     "xlnet": (
@@ -141,6 +154,8 @@ def test_a_checkpoint_becomes_what_transformers_loads(
         assert "none on record" in card
         if folder != "discriminator":  # further heads are the generator's
             assert all(f"not part of that class: {part}" in card for part in left_out)
+        vectors = objective.contrastive is not None and folder == "."
+        assert (where / "modules.json").exists() == vectors  # of sentence-transformers
         words = loaded.get_input_embeddings().weight
         assert torch.equal(words[:9], _words(model, folder)[:9])
 

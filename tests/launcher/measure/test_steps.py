@@ -24,7 +24,8 @@ MACHINE = Machine(WORLD, "cpu", "a CPU", 1, 1 << 40, 1e12, None)
 SMALL = ("model.vocab=600", "model.hidden=32", "model.heads=2", "model.feed_forward=64")
 # The others are their families' in other sizes.
 FAMILIES = ("bert-base", "albert-base", "spanbert-base", "xlnet-base", "electra-small", "deberta-base-sop",
-            "deberta-v2-xlarge", "deberta-v3-small", "contrastive-base", "simcse-base")  # fmt: skip
+            "deberta-v2-xlarge", "deberta-v3-small", "modernbert-base", "eurobert-210m", "distilbert-base",
+            "contrastive-base", "simcse-base")  # fmt: skip
 
 
 def taken(name: str, folder: Path, *settings: str) -> list[dict[str, Any]]:

@@ -32,6 +32,7 @@ FAMILIES: Mapping[str, dict[str, object]] = {
     "DeBERTa": {"family": "deberta"},
     "DeBERTa v2, v3": {"family": "deberta_v2", "buckets": 8},
     "ModernBERT": {"family": "modernbert", "local_attention": 8},
+    "EuroBERT": {"family": "eurobert", "key_value_heads": 1},
     "XLM": {"family": "xlm", "feed_forward": 64, "languages": ["en", "re", "up"]},
     "XLNet": {"family": "xlnet", "reuse": 8, "memory": 8},
 }
@@ -41,6 +42,8 @@ _SPANS = {"unit": "span", "rate": 0.3}
 _TOKENS = {"rate": 0.3}
 _NGRAMS = {"unit": "ngram", "rate": 0.3}
 _DISENTANGLED = {"embeddings": "gradient_disentangled"}
+# There is something to learn: at 0.05 fresh weights tell texts apart already.
+_FAR: dict[str, object] = {"temperature": 0.5}
 TEACHER = "teacher"  # its place
 LANGUAGES = ("en", "re")  # of the one source: a sentence's and its translation's
 _TAUGHT: dict[str, object] = {"teachers": [{"uri": TEACHER, "model": SHAPE | FAMILIES["BERT"]}]}
@@ -90,9 +93,13 @@ OBJECTIVES = (
     Row("mlm + nsp + sop", {"mlm": _TOKENS, "nsp": {}, "sop": {}}, "segment_pair"),
     Row("plm", {"plm": {"predict": 4, "permutation": 12}}, "lanes"),
     Row("plm + nsp", {"plm": {"predict": 4, "permutation": 12}, "nsp": {}}, "lanes"),
-    Row("contrastive", {"contrastive": {}}, "sentences"),
-    Row("contrastive + mlm", {"contrastive": {}, "mlm": _TOKENS}, "sentences"),
-    Row("contrastive + rtd", {"contrastive": {}, "mlm": _TOKENS, "rtd": {}}, "sentences"),
+    Row("contrastive", {"contrastive": _FAR}, "sentences"),
+    Row("mlm + contrastive", {"mlm": _TOKENS, "contrastive": _FAR}),
+    Row("mlm + sop + distil + contrastive", {"mlm": _NGRAMS, "sop": {}, "distil": _TAUGHT, "contrastive": _FAR},
+        "ordered_pair"),
+    Row("mlm + rtd + contrastive", {"mlm": _TOKENS, "rtd": {}, "contrastive": _FAR}),
+    Row("mlm + rtd, disentangled + contrastive", {"mlm": _TOKENS, "rtd": _DISENTANGLED, "contrastive": _FAR}),
+    Row("plm + contrastive", {"plm": {"predict": 4, "permutation": 12}, "contrastive": _FAR}, "lanes"),
 )  # fmt: skip
 
 

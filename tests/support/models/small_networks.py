@@ -19,19 +19,21 @@ from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlm import XlmConfig
 from encoder_core.families.xlnet import XlnetConfig
+from encoder_core.objectives.contrastive import ContrastiveConfig
 from encoder_core.objectives.distil import hold_teachers
-from encoder_core.objectives.losses import LossSums
+from encoder_core.objectives.losses import CoupledObjective, LossSums
 from encoder_core.objectives.losses import ObjectiveModule as Module
 from encoder_core.objectives.replaced import ReplacedTokenConfig
 from encoder_core.objectives.sentence_pairs import NspConfig, SopConfig
 from encoder_core.objectives.span_boundary import SboConfig
 from encoder_core.objectives.teacher import Teacher
+from encoder_core.train.coupled import RankExamples
 from launcher.estimate.workload import terms
 from launcher.recipe.objective import MlmTerm, PlmTerm, RecipeObjective, objective_module
 
 SHAPE = Shape(rows=3, length=40, targets_per_row=6)
 _SIZE = {"layers": 3, "hidden": 32, "heads": 4, "feed_forward": 96, "vocab": 500, "max_length": 64}
-_MLM = MlmTerm()
+_MLM, _VECTORS = MlmTerm(), ContrastiveConfig(projection=True)
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,9 @@ NETWORKS = (
     _mlm(
         "deberta with a generator", DebertaConfig(generator_layers=2, **_SIZE), rtd=_SHARED, sop=SopConfig()
     ),
+    _mlm("roberta with vectors", RobertaConfig(**_SIZE), contrastive=_VECTORS),
+    _mlm("deberta with order and vectors", DebertaConfig(**_SIZE), sop=SopConfig(), contrastive=_VECTORS),
+    _mlm("electra with vectors", ElectraConfig(embedding=16, **_SIZE), rtd=_SHARED, contrastive=_VECTORS),
     _mlm("xlm", XlmConfig(**_SIZE | {"feed_forward": 128}, languages=("en", "fr"))),
     _mlm("eurobert", EuroBertConfig(key_value_heads=2, **_SIZE)),
     _mlm("eurobert with dropout", EuroBertConfig(**_SIZE, dropout=0.1, attention_dropout=0.1)),
@@ -145,8 +150,12 @@ def full_rows(network: Network, shape: Shape = SHAPE) -> Batch:
 
 
 def memory(network: Network, module: Module, batch: Batch) -> tuple[Tensor, ...]:
-    """What the module remembers once its memory is full; () of most."""
+    """What the module remembers once its memory is full, or what a first pass found; () of most."""
     remembered: tuple[Tensor, ...] = ()
+    if isinstance(module, CoupledObjective):
+        with torch.no_grad():
+            everyone, joined = RankExamples.meet(module(batch).memory)
+            return module.couple(joined, everyone)
     if network.objective.plm is not None:
         for _ in range(3):
             with torch.no_grad():

@@ -1,5 +1,6 @@
 """Muon and StableAdamW under a real DeepSpeed engine, driven by gradients chosen in advance, on matrices of random
-shapes."""
+shapes, of which some parameters hold several. Weights at first and gradients are numbers that bfloat16 has, so that
+training in it rounds neither."""
 
 import random
 from collections.abc import Sequence
@@ -9,12 +10,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from encoder_core.layers.parameters import IntoHeads
+from encoder_core.layers.parameters import IntoHeads, JoinedLinear
 from encoder_core.optim.groups import parameter_groups
 from encoder_core.optim.muon import Muon, MuonConfig
 from encoder_core.optim.stable_adamw import StableAdamW, StableAdamWConfig
 from encoder_core.train.engine import Engine
-from encoder_core.train.engine_config import EngineConfig
+from encoder_core.train.engine_config import EngineConfig, Precision
 from encoder_core.train.zero_state import ALL_KINDS
 from tests.support.ranks.fragments import Piece, Whole, pieces
 
@@ -30,6 +31,7 @@ class Case:
     optimizer: Literal["muon", "stableadamw"]
     stage: int
     seed: int
+    precision: Precision = "fp32"
 
 
 class Linear(nn.Linear):
@@ -46,18 +48,43 @@ class Heads(IntoHeads):
         return (self.weight * weight).sum()
 
 
+class Several(JoinedLinear):
+    """Matrices in one parameter."""
+
+    def forward(self, weight: Tensor) -> Tensor:  # type: ignore[override]
+        return (self.weight * weight).sum()
+
+
 class Model(nn.Module):
-    """Odd sizes: partitions cut matrices anywhere, some into more than two, and some ranks hold none of some."""
+    """Odd sizes: partitions cut matrices anywhere, some into more than two, and some ranks hold none of some.
+
+    `rows`: of the parameters that hold several matrices, by name, the matrix that each row is of.
+    """
 
     def __init__(self, seed: int) -> None:
         super().__init__()
         draws = random.Random(seed)
         torch.manual_seed(seed)
         sizes = [(draws.randint(1, 40), draws.randint(1, 40)) for _ in range(draws.randint(2, 5))]
-        self.layers = nn.ModuleList([Heads(6, 3), *(Linear(*size) for size in sizes)])
+        several = [
+            (draws.randint(1, 20), [draws.randint(1, 9) for _ in range(draws.randint(2, 4))], times)
+            for times in (1, draws.randint(2, 4))
+        ]
+        self.layers = nn.ModuleList(
+            [
+                Heads(6, 3),
+                *(Linear(*size) for size in sizes),
+                *(Several(inputs, rows, bias=False, times=times) for inputs, rows, times in several),
+            ]
+        )
+        self.rows = {
+            f"layers.{1 + len(sizes) + i}.weight": [part for part, r in enumerate(rows) for _ in range(r)]
+            * times
+            for i, (_, rows, times) in enumerate(several)
+        }
         self.head = Linear(draws.randint(1, 20), draws.randint(1, 20))
         for p in self.parameters():
-            nn.init.normal_(p)
+            p.data = torch.randn(p.shape).bfloat16().float()
 
     def forward(self, batch: Any) -> Tensor:
         given = iter(batch.gradients)
@@ -78,10 +105,8 @@ def gradients(shapes: Sequence[Sequence[int]], step: int) -> list[Tensor]:
     clipping is for."""
     draws = torch.Generator().manual_seed(100 + step)
     surprise = 30.0 if step % 4 == 3 else 1.0
-    return [
-        torch.randn(tuple(shape), generator=draws) * surprise * 10.0 ** (i % 4 - 2)
-        for i, shape in enumerate(shapes)
-    ]
+    drawn = (torch.randn(tuple(shape), generator=draws) for shape in shapes)
+    return [(g * surprise * 10.0 ** (i % 4 - 2)).bfloat16().float() for i, g in enumerate(drawn)]
 
 
 def shapes_of(model: nn.Module) -> list[tuple[int, ...]]:
@@ -110,7 +135,9 @@ def _run(case: Case, world: int, steps: range, state: Whole | None) -> list[Piec
         optimizer = Muon(parameter_groups(model, MUON.weight_decay, matrices=True), MUON)
     else:
         optimizer = StableAdamW(parameter_groups(model, STABLE.weight_decay), STABLE)
-    engine = Engine(model, optimizer, EngineConfig(case.stage, "fp32", None, 0 if case.stage == 3 else None))
+    engine = Engine(
+        model, optimizer, EngineConfig(case.stage, case.precision, None, 0 if case.stage == 3 else None)
+    )
     if state is not None:
         engine.restore(ALL_KINDS, lambda name, kind, a, b: torch.from_numpy(state[name][kind][a:b]))
     for step in steps:
