@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from encoder_core.objectives.losses import CoupledObjective
 from encoder_core.train.collate import idle_batch
-from tests.support.models.small_networks import NETWORKS, Network, build, turns
+from tests.support.models.small_networks import NETWORKS, Network, build, memory, turns
 
 
 @pytest.mark.parametrize("network", NETWORKS, ids=lambda network: network.name)
@@ -12,7 +13,9 @@ from tests.support.models.small_networks import NETWORKS, Network, build, turns
 def test_an_idle_batch_reaches_every_parameter(network: Network, training: bool) -> None:
     """A parameter without a gradient would not be reduced on this rank, and the others would wait for it."""
     module = build(network).train(training)
-    for losses in turns(module, idle_batch(torch.device("cpu")), ()):
+    batch = idle_batch(torch.device("cpu"))
+    coupled = memory(network, module, batch) if isinstance(module, CoupledObjective) else ()
+    for losses in turns(module, batch, coupled):
         assert all(term.targets == 0 for term in losses.terms)
         sum(term.loss_sum for term in losses.terms).backward()
     for name, parameter in module.named_parameters():

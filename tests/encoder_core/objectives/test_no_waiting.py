@@ -9,16 +9,13 @@ from step_batch import in_random_order, make_batch
 from encoder_core.batch import Batch
 from encoder_core.layers.kernel_choice import only
 from encoder_core.layers.rows import Rows
-from encoder_core.objectives.losses import ObjectiveModule
+from encoder_core.objectives.losses import CoupledObjective, ObjectiveModule
 from tests.support.models.dispatch import Waits
-from tests.support.models.small_networks import NETWORKS, Network, build
+from tests.support.models.small_networks import NETWORKS, Network, build, memory, turns
 
 
-def a_pass(module: ObjectiveModule, batch: Batch) -> None:
-    memory: tuple[torch.Tensor, ...] = ()
-    for _ in module.update_groups():
-        losses = module(batch, memory) if memory else module(batch)
-        memory = losses.memory
+def a_pass(module: ObjectiveModule, batch: Batch, coupled: tuple[torch.Tensor, ...]) -> None:
+    for losses in turns(module, batch, coupled):
         sum(term.weight * term.loss_sum for term in losses.terms).backward()  # type: ignore[union-attr]
 
 
@@ -31,8 +28,10 @@ def test_a_pass_waits_for_no_device(network: Network) -> None:
     batch = make_batch([5, 20, 33, 1], 500)
     if network.objective.plm is not None:
         batch = in_random_order(make_batch([40] * 3, 500))
-    with only("written"), Waits() as waits:
-        a_pass(module, batch)
+    with only("written"):
+        coupled = memory(network, module, batch) if isinstance(module, CoupledObjective) else ()
+        with Waits() as waits:
+            a_pass(module, batch, coupled)
     assert waits.operations > 100
     assert waits.found == []
 
