@@ -19,7 +19,11 @@ from checkpoints.hf.load import CONFIG, WEIGHTS, load_pretrained
 from checkpoints.hf.publish import publish, removable
 from data_service.store.base import Store
 from encoder_core.errors import ModelError
+from encoder_core.families.albert import AlbertConfig
+from encoder_core.families.bert import BertConfig
 from encoder_core.families.build import ModelConfig
+from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
+from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.hf.interchange import Heads, Interchange, interchange
 from encoder_core.families.xlnet import XlnetConfig
 
@@ -33,14 +37,24 @@ def for_model(tokenizer_files: Mapping[str, bytes], config: ModelConfig) -> dict
 
     RoBERTa's table of positions has rows before the first one, so tools must not take its size for that length. XLNet's
     rows are padded on the left: its class token is the last one, and transformers classifies by the last position.
+    Models without token types must not be given any: ModernBERT refuses them, XLM takes them for words.
     """
     files = dict(tokenizer_files)
     if _CONFIG in files:
         fields = json.loads(files[_CONFIG]) | {"model_max_length": config.max_length}
         if isinstance(config, XlnetConfig):
             fields["padding_side"] = "left"
+        if not _tells_segments(config):
+            fields["model_input_names"] = ["input_ids", "attention_mask"]
         files[_CONFIG] = (json.dumps(fields, ensure_ascii=False, indent=2) + "\n").encode()
     return files
+
+
+def _tells_segments(config: ModelConfig) -> bool:
+    """Whether transformers' class takes token types. DeBERTa's does where it has none, and does nothing with them."""
+    if isinstance(config, XlnetConfig | DebertaConfig | DebertaV2Config):
+        return True
+    return isinstance(config, BertConfig | AlbertConfig | ElectraConfig) and config.token_types > 1
 
 
 def special_token_ids(tokenizer_files: Mapping[str, bytes]) -> dict[str, int]:

@@ -100,3 +100,17 @@ def test_sentence_transformers_embed_long_text(exports: Path, name: str, folder:
     assert np.isfinite(together).all()
     np.testing.assert_allclose(together[1], alone, rtol=1e-4, atol=1e-5)
     assert not np.allclose(together[0], together[1])
+
+
+TYPED = {"bert", "albert", "spanbert", "electra", "deberta", "deberta-v2", "deberta-v3", "xlnet"}
+
+
+@pytest.mark.parametrize(("name", "folder"), NETWORKS)
+def test_models_without_token_types_are_given_none(exports: Path, name: str, folder: str) -> None:
+    """Whatever the tokenizer's own layout: XLM would take them for words, ModernBERT refuses them."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(exports / name / folder)
+    given = tokenizer("a rank", "reads its rows", return_tensors="pt")
+    if name not in TYPED:
+        assert set(given) == {"input_ids", "attention_mask"}
+    with torch.no_grad():
+        transformers.AutoModel.from_pretrained(exports / name / folder)(**given)

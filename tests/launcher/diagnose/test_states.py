@@ -33,7 +33,9 @@ def theirs(folder: Path, rows: list[np.ndarray], frozen: Frozen) -> dict[str, np
             states = model(
                 input_ids=torch.from_numpy(row)[None],
                 attention_mask=torch.ones(1, len(row)),
-                token_type_ids=kinds,
+                token_type_ids=None
+                if model.config.model_type == "xlm"
+                else kinds,  # XLM takes them for words
                 output_hidden_states=True,
             ).hidden_states
         layers = torch.stack([state[0] for state in states])
