@@ -86,8 +86,14 @@ class Seat:
             "NODE_RANK": self.node_rank,
             "MASTER_ADDR": self.master[0],
             "MASTER_PORT": self.master[1],
-        } | ({"CUDA_VISIBLE_DEVICES": ",".join(self.gpus)} if self.gpus else {})
+        } | (_of_gpus(self.gpus) if self.gpus else {})
         return {name: str(value) for name, value in found.items()}
+
+
+def _of_gpus(numbers: Sequence[str]) -> dict[str, str]:
+    """Memory is mapped in segments that grow: rows of many lengths break it into pieces that nothing fits into else."""
+    allocator = os.environ.get("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    return {"CUDA_VISIBLE_DEVICES": ",".join(numbers), "PYTORCH_ALLOC_CONF": allocator}
 
 
 class RankProcess:

@@ -90,7 +90,10 @@ def _corpus(workdir: Path, text: Sequence[str], claims: Claims) -> Path:
     if not ready.exists():
         lower = ["--lowercase"] if claims.lowercase else []
         size = ["--kind", "wordpiece", "--vocab-size", str(claims.vocabulary)]
-        _maskfleet("tokenizer", "train", *text, *size, *lower, "--out", str(tokenizer))
+        again = (
+            ["--replace"] if tokenizer.exists() else []
+        )  # a former start ended before its corpus was there
+        _maskfleet("tokenizer", "train", *text, *size, *lower, *again, "--out", str(tokenizer))
         held = ["--heldout", str(claims.heldout)]
         _maskfleet("corpus", "build", *text, "--tokenizer", str(tokenizer), *held, "--out", str(corpus))
         ready.touch()

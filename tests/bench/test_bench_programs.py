@@ -3,6 +3,7 @@
 import sys
 from importlib.util import find_spec
 
+import core_share
 import masking
 import plan
 import program
@@ -53,3 +54,12 @@ def test_a_program_ends_like_the_commands(
         program.run(main)
     assert ended.value.code == 2
     assert capsys.readouterr().err == "error: 3 workers are too few\nremedy: give more\n"
+
+
+def test_a_share_of_the_core_is_below_one_and_above_nothing() -> None:
+    shape = core_share.Shape(1, 16, 3)
+    config = core_share.configurations()["bert"].model_copy(
+        update={"layers": 1, "hidden": 32, "heads": 2, "feed_forward": 64, "vocab": 100}
+    )
+    found = core_share.measured("bert", config, shape, rounds=1)
+    assert 0 < found.share < 1

@@ -61,3 +61,15 @@ def test_the_page_says_what_was_found_and_what_was_not_run(tmp_path: Path) -> No
     assert "| thirty less the first | | -0.25 (-0.5 to 0.125) |" in page
     assert "Equal: documents. Not equal: what is predicted." in page
     assert page.count("Not run.") == len(FILE.rows) - 1
+
+
+@pytest.mark.long
+def test_a_start_that_ended_before_its_corpus_goes_on(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("".join(f"line {n} says what line {n * n % 97} said before it\n\n" for n in range(400)))
+    small = FILE.model_copy(update={"vocabulary": 120})
+    corpus = claims._corpus(tmp_path / "work", [str(text)], small)
+    (tmp_path / "work" / "ready").unlink()
+    (corpus / "manifest.json").unlink()
+    assert claims._corpus(tmp_path / "work", [str(text)], small) == corpus
+    assert (corpus / "manifest.json").exists()

@@ -5,13 +5,12 @@ Figures of several folders belong on one page if they are of the same text and t
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from launcher.compare.found import Spread
 from launcher.errors import OptionError
 
 from .published import Published
@@ -19,11 +18,8 @@ from .published import Published
 Source = Literal["untrained", "pretrained", "simcse", "pairs"]
 
 
-@dataclass(frozen=True)
-class Seen:
-    """A figure of one or several seeds, by seed."""
-
-    values: Mapping[int, float]
+class Seen(Spread):
+    """A figure of one or several seeds, or of none, by seed."""
 
     def __bool__(self) -> bool:
         return bool(self.values)
@@ -32,22 +28,10 @@ class Seen:
     def n(self) -> int:
         return len(self.values)
 
-    @property
-    def mean(self) -> float:
-        return mean(self.values.values())
-
-    @property
-    def low(self) -> float:
-        return min(self.values.values())
-
-    @property
-    def high(self) -> float:
-        return max(self.values.values())
-
-    def less(self, other: "Seen") -> "Seen":
+    def gain(self, before: "Seen") -> "Seen":
         """The differences of the seeds that both have."""
-        both = self.values.keys() & other.values.keys()
-        return Seen({seed: self.values[seed] - other.values[seed] for seed in sorted(both)})
+        found = self.less(before)
+        return Seen({} if found is None else found.values)
 
 
 class _Part(BaseModel):

@@ -175,7 +175,7 @@ def _by_step(comparison: Comparison, found: Figures, names: Sequence[str], what:
     for name in names:
         seen = [found.frozen(name, step, what) for step in wanted.measured]
         rows.append([name, str(seen[-1].n), *(figure(one, "{:.1f}", 100) for one in seen)])
-        rows[-1] += [curve(seen), figure(seen[-1].less(seen[0]), "{:+.1f}", 100)]
+        rows[-1] += [curve(seen), figure(seen[-1].gain(seen[0]), "{:+.1f}", 100)]
     heads = [
         "family",
         "n",
@@ -199,7 +199,7 @@ def _domain(found: Figures, names: Sequence[str]) -> str:
         for name in names:
             trained, scratch = (found.finetuned(name, task, trained=which) for which in (True, False))
             if trained:
-                gain = trained.less(scratch)
+                gain = trained.gain(scratch)
                 cells = [figure(scratch, "{:.1f}", 100), figure(trained, "{:.1f}", 100)]
                 rows.append([name, str(trained.n), *cells, figure(gain, "{:+.1f}", 100)])
         if rows:

@@ -41,6 +41,7 @@ def test_a_local_rank_is_the_number_of_its_gpu(spots: list[Spot]) -> None:
         visible = seat.environment()["CUDA_VISIBLE_DEVICES"].split(",")
         assert visible[seat.local_rank] == spot.gpus[0]
         assert visible == sorted(visible, key=int)
+        assert seat.environment()["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
 
 
 def test_ranks_on_cpus_say_nothing_of_gpus() -> None:
