@@ -18,8 +18,8 @@ from step_batch import in_random_order, make_batch
 from torch import Tensor
 
 from encoder_core.batch import Batch
-from encoder_core.cost.flops import count, products
-from encoder_core.cost.products import Shape
+from encoder_core.cost.flops import products
+from encoder_core.cost.products import Shape, count
 from encoder_core.families.build import ModelConfig
 from encoder_core.families.eurobert import EuroBertConfig
 from encoder_core.families.modernbert import ModernBertConfig
