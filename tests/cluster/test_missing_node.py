@@ -11,6 +11,7 @@ from tests.support.runs.train_command import committed, output, training
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(200)]
 
 
+@pytest.mark.long
 def test_a_node_that_does_not_join(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MASKFLEET_JOIN_SECONDS", "1")
     small_runs.prepare_corpus(tmp_path)
@@ -21,7 +22,6 @@ def test_a_node_that_does_not_join(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert committed(uri) == 0
 
 
-@pytest.mark.long
 def test_waiting_for_a_node_ends_as_soon_as_it_is_asked_to(tmp_path: Path) -> None:
     small_runs.prepare_corpus(tmp_path)
     uri = small_runs.new_run(tmp_path, "run")

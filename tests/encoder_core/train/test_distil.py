@@ -13,7 +13,7 @@ EXACT = [Setting(stage) for stage in (0, 1, 2, 3)]
 HALF = [Setting(stage, "bf16") for stage in (1, 2, 3)]
 
 
-@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("world", [pytest.param(1, marks=pytest.mark.long), 2])
 @pytest.mark.parametrize("name", distil.CASES)
 def test_ten_steps_equal_plain_networks_and_teachers_stay_as_they_were(name: str, world: int) -> None:
     """At every stage. No state of the optimizer and no fragment of a checkpoint is a teacher's."""
