@@ -58,9 +58,7 @@ class Batch:
         """On `device`, where it may arrive later than this returns; a GPU gets it out of pinned memory."""
         if self.tokens.device == device:
             return self
-        return replace(
-            self, host=self, **_each(self, lambda x: _pinned(x, device).to(device, non_blocking=True))
-        )
+        return replace(self, host=self, **_each(self, lambda x: sent(x, device)))
 
     @property
     def on_host(self) -> "Batch":
@@ -90,5 +88,8 @@ def _each(batch: Batch, change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
     return {name: change(value) for name, value in found.items() if isinstance(value, Tensor)}
 
 
-def _pinned(x: Tensor, device: torch.device) -> Tensor:
-    return x.pin_memory() if device.type == "cuda" and x.device.type == "cpu" else x
+def sent(x: Tensor, device: torch.device) -> Tensor:
+    """`x` of the host on `device`, where it may arrive later than this returns: a GPU gets it out of pinned memory. Any
+    other copy waits until the GPU has done all that it was given before."""
+    pinned = x.pin_memory() if device.type == "cuda" and x.device.type == "cpu" else x
+    return pinned.to(device, non_blocking=True)

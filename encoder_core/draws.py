@@ -55,9 +55,13 @@ def numbers16(
     Four of them come out of each hash.
     """
     first, last = columns.start // 4, -(-columns.stop // 4)
-    counter = torch.arange(first, last, device=keys.device) * _GOLDEN
-    hashed = _mix(keys[..., None] + (counter + draw.to(keys.device)))
-    numbers = hashed.reshape(-1).view(torch.int16).view(*keys.shape, 4 * (last - first))
+    counter = _multiples(torch.arange(first, last, device=keys.device))
+    # A number of the host's stays there: copied, it would be waited for.
+    hashed = _mix(keys[..., None] + (counter + draw))
+    if torch.compiler.is_compiling():  # the same: a view of another width would end what can be one kernel
+        numbers = ((hashed[..., None] << torch.arange(48, -1, -16, device=keys.device)) >> 48).flatten(-2)
+    else:
+        numbers = hashed.reshape(-1).view(torch.int16).view(*keys.shape, 4 * (last - first))
     return numbers[..., columns.start - 4 * first : columns.stop - 4 * first]
 
 
@@ -66,14 +70,23 @@ def uniforms(
 ) -> Float[Tensor, "*places columns"]:
     """Numbers in [0, 1), float64, multiples of 2 ** -53: for each place one in each column."""
     counter = torch.arange(columns, device=keys.device) * _GOLDEN
-    hashed = _mix(keys[..., None] + (counter + draw.to(keys.device)))
+    hashed = _mix(keys[..., None] + (counter + draw))
     return (hashed >> 11).bitwise_and_((1 << 53) - 1).double() * 2.0**-53
+
+
+def _multiples(x: Tensor) -> Tensor:
+    """`x` times `_GOLDEN`, `x` being small. What is compiled must not overflow where the compiler can foresee it: C++
+    leaves it undefined, and gcc 12 then takes wrong numbers."""
+    if not torch.compiler.is_compiling():
+        return x * _GOLDEN
+    return ((x * (_GOLDEN >> 32)) << 32) + x * (_GOLDEN & 0xFFFFFFFF)
 
 
 def _mix(x: Tensor) -> Tensor:
     """splitmix64's: every bit of the outcome depends on every bit of `x`, which is overwritten."""
+    shifted = None if torch.compiler.is_compiling() else torch.empty_like(x)
     for shift, factor in ((30, _FIRST), (27, _SECOND)):
-        x ^= (x >> shift).bitwise_and_((1 << (64 - shift)) - 1)
+        x ^= torch.bitwise_right_shift(x, shift, out=shifted).bitwise_and_((1 << (64 - shift)) - 1)
         x *= factor
-    x ^= (x >> 31).bitwise_and_((1 << 33) - 1)
+    x ^= torch.bitwise_right_shift(x, 31, out=shifted).bitwise_and_((1 << 33) - 1)
     return x

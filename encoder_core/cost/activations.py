@@ -1,8 +1,8 @@
 """What a forward pass leaves in memory for the backward pass, for every family and objective.
 
-Rows are taken as full. The figures are within 2 % of what torch.autograd.graph.saved_tensors_hooks sees (a test holds
-every family to 3 %). The head never holds all logits. It keeps its gradients instead; the largest is that of the word
-embeddings, in fp32 (encoder_core/heads/cross_entropy.py).
+Rows are taken as full. The figures are within 3 % of what torch.autograd.graph.saved_tensors_hooks sees of small
+networks (tests hold every family to it, and random shapes to 10 %). The head never holds all logits. It keeps its
+gradients instead; the largest is that of the word embeddings, in fp32 (encoder_core/heads/cross_entropy.py).
 """
 
 from collections.abc import Iterator
@@ -21,6 +21,7 @@ from encoder_core.cost.flops import (
     reads_whole,
     two_stream_size,
 )
+from encoder_core.cost.kept import drops_of, kept_by_embeddings, kept_by_layers
 from encoder_core.cost.products import Shape
 from encoder_core.cost.saved import (
     FP32,
@@ -28,27 +29,17 @@ from encoder_core.cost.saved import (
     MASK,
     Kernel,
     Layer,
-    PreNormSize,
     Saved,
-    disentangled_layer,
     looking_again,
     norm,
-    plain_layer,
-    pre_norm_layer,
-    relative_key_layer,
-    rms_norm,
-    several,
     total,
     two_stream_layer,
 )
 from encoder_core.families.albert import AlbertConfig
-from encoder_core.families.bert import BertConfig
 from encoder_core.families.build import DetectorConfig, ModelConfig
-from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
-from encoder_core.families.pre_norm import PreNormConfig
 from encoder_core.families.xlnet import XlnetConfig
-from encoder_core.heads.cross_entropy import CHUNK
+from encoder_core.heads.cross_entropy import CHUNKS
 from encoder_core.heads.prediction import POSITION_WIDTH
 from encoder_core.objectives.contrastive import ContrastiveConfig
 
@@ -92,10 +83,18 @@ class Activations:
         return Activations(self.outside + other.outside, self.layers + other.layers)
 
 
-def head_peak(state: int) -> int:
-    """Bytes of the head's work on one chunk of logits: scores and log-probabilities in fp32; and in bf16 the scores
+def head_peak(state: int, logits: int) -> int:
+    """Bytes of the head's work on a chunk of `logits`: scores and log-probabilities in fp32; and in bf16 the scores
     and their gradient in that too."""
-    return CHUNK * (2 * FP32 + (2 * state if state < FP32 else 0))
+    return logits * (2 * FP32 + (2 * state if state < FP32 else 0))
+
+
+def chunk_of_logits(model: ModelConfig, terms: ObjectiveTerms, shape: Shape, kernel: Kernel) -> int:
+    """Logits of the largest chunk of a microbatch; 0 where no tokens are predicted."""
+    if terms.contrastive is not None and not terms.beside:
+        return 0
+    places = shape if terms.distilled is None else at_places(terms.distilled, shape)
+    return min(CHUNKS["cuda" if kernel == "gpu" else "cpu"], places.targets * model.vocabulary)
 
 
 def of_update_groups(
@@ -141,7 +140,9 @@ def _vectors(model: ModelConfig, objective: ContrastiveConfig, shape: Shape, ker
     if isinstance(model, XlnetConfig):
         streams = _two_streams(forgetful(model), shape, kernel, False)
         return Activations((*streams.outside, *outside), streams.layers)
-    return Activations((*_embeddings(model, shape, kernel), *outside), tuple(_layers(model, shape, kernel)))
+    return Activations(
+        (*kept_by_embeddings(model, shape, kernel), *outside), tuple(kept_by_layers(model, shape, kernel))
+    )
 
 
 def _masked_language_model(
@@ -154,13 +155,13 @@ def _masked_language_model(
         *_decoder(width, model.vocabulary, targets, bias=model.decoder_bias),
         Saved("positions of targets", targets, INDEX),
     ]
-    layers = list(_layers(model, shape, kernel))
+    layers = list(kept_by_layers(model, shape, kernel))
     if isinstance(model, Deberta) and not whole:
         outside.append(Saved("states before the last layer", shape.tokens * model.hidden))
         layers = list(_with_decoder(model, shape, kernel))
     elif isinstance(model, Deberta) and is_enhanced(model):
         layers.append(_decoding(model, shape, kernel))
-    return Activations((*_embeddings(model, shape, kernel), *outside), tuple(layers))
+    return Activations((*kept_by_embeddings(model, shape, kernel), *outside), tuple(layers))
 
 
 def _transform(hidden: int, width: int, targets: int) -> Iterator[Saved]:
@@ -172,14 +173,21 @@ def _transform(hidden: int, width: int, targets: int) -> Iterator[Saved]:
 
 def _with_decoder(model: Deberta, shape: Shape, kernel: Kernel) -> Iterator[Layer]:
     """Layers of which the last runs for targets only."""
-    yield from _layers(model, shape, kernel, but=1)
+    yield from kept_by_layers(model, shape, kernel, but=1)
     yield _decoding(model, shape, kernel)
 
 
 def _decoding(model: Deberta, shape: Shape, kernel: Kernel) -> Layer:
     """The last layer for targets, as often as it runs for them."""
     size = disentangled_size(model, shape.length)
-    again = looking_again(size, shape.rows, shape.length, shape.targets_per_row, kernel)
+    again = looking_again(
+        size,
+        shape.rows,
+        shape.length,
+        shape.targets_per_row,
+        kernel=kernel,
+        drops=drops_of(model),
+    )
     return replace(again, count=passes(model))
 
 
@@ -197,14 +205,18 @@ def _discriminator(model: DetectorConfig, shape: Shape, kernel: Kernel) -> Activ
     ]
     if isinstance(model, Deberta):
         outside += norm(shape.tokens, model.hidden)
-    return Activations((*_embeddings(model, shape), *outside), tuple(_layers(model, shape, kernel)))
+    return Activations(
+        (*kept_by_embeddings(model, shape), *outside), tuple(kept_by_layers(model, shape, kernel))
+    )
 
 
 def _pair(model: ModelConfig, shape: Shape, kernel: Kernel, *, whole: bool) -> Activations:
     outside = (Saved("head: pairs", shape.rows * model.hidden, count=2),)
     if isinstance(model, Deberta) and not whole:
         size = disentangled_size(model, shape.length)
-        return Activations(outside, (looking_again(size, shape.rows, shape.length, 1, kernel),))
+        return Activations(
+            outside, (looking_again(size, shape.rows, shape.length, 1, kernel=kernel, drops=drops_of(model)),)
+        )
     return Activations(outside, ())
 
 
@@ -221,7 +233,9 @@ def _distillation(model: ModelConfig, distilled: Distilled, shape: Shape, kernel
     if not isinstance(model, Deberta) or not is_enhanced(model):
         return Activations(outside, ())
     size = disentangled_size(model, shape.length)
-    again = looking_again(size, shape.rows, shape.length, places.targets_per_row, kernel)
+    again = looking_again(
+        size, shape.rows, shape.length, places.targets_per_row, kernel=kernel, drops=drops_of(model)
+    )
     return Activations(outside, (replace(again, count=passes(model)),))
 
 
@@ -243,76 +257,6 @@ def _span_boundary(model: ModelConfig, shape: Shape) -> Iterator[Saved]:
     yield from _decoder(width, model.vocabulary, targets)
 
 
-def _embeddings(model: ModelConfig, shape: Shape, kernel: Kernel = "gpu") -> Iterator[Saved]:
-    """Ids, the sum's LayerNorm, dropout, and what is projected where widths differ. Of pre-norm encoders also the
-    angles of rotary positions, which all layers share, and the last norm."""
-    if isinstance(model, PreNormConfig):
-        yield from _around_pre_norm_layers(model, shape, kernel)
-        return
-    wide = model.embedding if isinstance(model, AlbertConfig | ElectraConfig) else model.hidden
-    yield Saved("ids", shape.tokens, INDEX, 1 if isinstance(model, Deberta) else 3)
-    yield from norm(shape.tokens, wide)
-    yield Saved("dropout masks", shape.tokens * wide, MASK)
-    if isinstance(model, AlbertConfig) or wide != model.hidden:
-        yield Saved("embeddings before their projection", shape.tokens * wide)
-
-
-def _around_pre_norm_layers(model: PreNormConfig, shape: Shape, kernel: Kernel) -> Iterator[Saved]:
-    bases = {model.rope_base(layer) for layer in range(model.layers)}
-    width = model.hidden // model.heads
-    yield Saved("ids", shape.tokens, INDEX)
-    size = (shape.tokens, model.hidden)
-    yield from several(rms_norm(*size, kernel) if model.rms_norm else norm(*size), 1 + model.embedding_norm)
-    yield Saved("cosines and sines", shape.tokens * width // 2, FP32, 2 * len(bases))
-    if model.dropout:
-        yield Saved("dropout masks", shape.tokens * model.hidden, MASK)
-
-
-def _layers(model: ModelConfig, shape: Shape, kernel: Kernel, *, but: int = 0) -> Iterator[Layer]:
-    """All layers for all tokens, `but` the last so many."""
-    count = model.layers - but
-    if isinstance(model, DebertaConfig | DebertaV2Config):
-        size = disentangled_size(model, shape.length)
-        yield replace(disentangled_layer(size, shape.rows, shape.length, kernel), count=count)
-        if isinstance(model, DebertaV2Config) and model.convolution is not None:
-            yield _convolution(model, shape)
-        return
-    if isinstance(model, PreNormConfig):
-        yield from _pre_norm_layers(model, shape, kernel)
-        return
-    sizes = (shape.rows, shape.length, model.heads, model.hidden, model.feed_forward)
-    if isinstance(model, BertConfig) and model.position != "absolute":
-        sides = 2 if model.position == "relative_key_query" else 1
-        yield replace(relative_key_layer(*sizes, sides, kernel), count=count)
-        return
-    yield replace(plain_layer(*sizes, kernel), count=count)
-
-
-def _pre_norm_layers(model: PreNormConfig, shape: Shape, kernel: Kernel) -> Iterator[Layer]:
-    size = PreNormSize(
-        model.hidden,
-        model.heads,
-        model.feed_forward,
-        shared_heads=model.shared_heads,
-        rms_norm=model.rms_norm,
-        drops_scores=model.attention_dropout > 0,
-        drops_attention=model.attention_output_dropout > 0,
-        drops_inner=model.dropout > 0,
-    )
-    for layer in range(model.layers):
-        yield pre_norm_layer(
-            size, shape.rows, shape.length, kernel, normed=model.normed(layer), window=model.window(layer)
-        )
-
-
-def _convolution(model: DebertaV2Config, shape: Shape) -> Layer:
-    """Is never checkpointed."""
-    states = shape.tokens * model.hidden
-    mask = Saved("dropout masks", states, MASK)
-    inputs = (Saved("convolution, in and out", states, count=2), mask, *norm(shape.tokens, model.hidden))
-    return Layer(inputs, ())
-
-
 def _xlnet(model: XlnetConfig, shape: Shape, kernel: Kernel, backwards: bool) -> Activations:
     streams = _two_streams(model, shape, kernel, backwards)
     decoder = _decoder(model.hidden, model.vocabulary, shape.targets)
@@ -324,13 +268,19 @@ def _two_streams(model: XlnetConfig, shape: Shape, kernel: Kernel, backwards: bo
     forward pass ends."""
     size = two_stream_size(model, shape.length, backwards)
     keys = size.carried + shape.length
-    masks = (shape.tokens + shape.targets) * model.hidden
-    outside = (
-        Saved("ids", shape.tokens, INDEX),
-        Saved("dropout masks", masks, MASK, 2),
-        Saved("places of distances", (shape.tokens + shape.targets) * keys, INDEX),
-        Saved("segments differ", (shape.tokens + shape.targets) * keys, MASK),
-        Saved("distance table", size.places * model.hidden, FP32),
+    asked = shape.tokens + shape.targets
+    outside = [Saved("ids", shape.tokens, INDEX), Saved("distance table", size.places * model.hidden, FP32)]
+    if model.dropout:
+        outside.append(Saved("dropout masks", asked * model.hidden, MASK, 2))
+    if kernel == "cpu":
+        outside.append(Saved("who sees whom", asked * keys))
+    layer = two_stream_layer(
+        size,
+        shape.rows,
+        shape.length,
+        shape.targets_per_row,
+        kernel=kernel,
+        drops=drops_of(model),
+        orders=1 + backwards,
     )
-    layer = two_stream_layer(size, shape.rows, shape.length, shape.targets_per_row, kernel)
-    return Activations(outside, (replace(layer, count=model.layers),))
+    return Activations(tuple(outside), (replace(layer, count=model.layers),))

@@ -159,7 +159,7 @@ class _Trial:
         try:
             error = _error(self._by(kernel, self._module), self._exact)
             seconds = self._time(kernel) if timed and (error <= self._bound or not comparable) else None
-        except (RuntimeError, ValueError, TypeError, AssertionError) as failed:
+        except (RuntimeError, ValueError, TypeError, AssertionError, ImportError) as failed:
             # whatever a compiler or a device says: the kernel is left out, and this is put on record
             return replace(tried, failure=f"{type(failed).__name__}: {failed}"[:_SAID])
         return replace(tried, error=error, seconds=seconds)

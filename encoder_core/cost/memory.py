@@ -112,18 +112,17 @@ def _bucket(precision: Precision, reduce_dtype: Precision, size: int) -> list[Me
 
 
 def of_microbatch(
-    groups: Iterable[Activations], precision: Precision, *, checkpointed: bool, logits: bool = True
+    groups: Iterable[Activations], precision: Precision, *, checkpointed: bool, logits: int
 ) -> list[MemoryPart]:
     """What one microbatch adds at its peak: of the update groups of a step, the one that needs most.
 
-    `logits`: tokens are predicted.
+    `logits`: of a chunk (`activations.chunk_of_logits`).
     """
     state = 2 if precision == "bf16" else 4
-    head = MemoryPart(
-        "a chunk of the head's logits", "2^24 logits, fp32 and working precision", head_peak(state)
-    )
+    formula = f"{logits:,} logits, fp32 and working precision"
+    head = MemoryPart("a chunk of the head's logits", formula, head_peak(state, logits))
     return max(
-        ([*_of_activations(kept, state, checkpointed), *[head] * logits] for kept in groups), key=total
+        ([*_of_activations(kept, state, checkpointed), *[head] * (logits > 0)] for kept in groups), key=total
     )
 
 

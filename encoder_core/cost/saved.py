@@ -1,9 +1,11 @@
 """What one layer keeps for its backward pass: the tensors that autograd saves, each storage once, without parameters.
 
-Attention kernels differ in what they keep. `gpu` is FlashAttention for plain attention, and torch's memory-efficient
-attention with a bias for the other forms; both keep the sum of each row of scores, and no probabilities. `cpu` is what
-training runs on a CPU: encoder_core/layers/cpu_attention.py, and torch's unfused attention. Tests compare the formulas
-with measurements for `cpu`. All other tensors are the same for both.
+Attention kernels differ in what they keep. `gpu` is what attention is there in half precision: flash attention where
+nothing is dropped, the fused kernels of encoder_core/kernels with dropout and for all relative forms. Both keep their
+operands, what comes out and one sum for each query and head, and nothing that grows with the square of a row. So rows
+of mixed lengths keep what full rows of their mean length keep. `cpu` is what training runs on a CPU:
+encoder_core/layers/cpu_attention.py, and torch's attention on padded rows. Tests hold both to measurements, `gpu` with
+kernels that are not launched. All other tensors are the same for both.
 
 Names as in `products`.
 """
@@ -20,6 +22,9 @@ STATE = 0  # a number of the model's working precision: 2 bytes in bf16, 4 in fp
 MASK, FP32, INDEX = 1, 4, 8
 
 
+_SEGMENTS = 3  # XLNet's: two, and its classification token's
+
+
 @dataclass(frozen=True)
 class Saved:
     """`count` tensors of `elements` numbers, each of `width` bytes, or of the working precision with STATE."""
@@ -31,6 +36,14 @@ class Saved:
 
     def bytes(self, state: int) -> int:
         return self.elements * (self.width or state) * self.count
+
+
+@dataclass(frozen=True)
+class Drops:
+    """Where dropout acts: on states, and on attention's probabilities. Where none does, no mask is kept."""
+
+    states: bool
+    scores: bool
 
 
 @dataclass(frozen=True)
@@ -70,13 +83,15 @@ def _of_rms_norm(rows: int, width: int, kernel: Kernel) -> Iterator[Saved]:
         yield Saved("normalised", rows * width, FP32)
 
 
-def plain_layer(rows: int, length: int, heads: int, hidden: int, inner: int, kernel: Kernel) -> Layer:
+def plain_layer(
+    rows: int, length: int, heads: int, hidden: int, inner: int, *, kernel: Kernel, drops: Drops
+) -> Layer:
     tokens = rows * length
     attention = [
         Saved("q, k, v", tokens * hidden, count=3),
-        *_fused(rows * heads * length, length, kernel, 0),
+        *_attention(rows * heads * length, length, kernel, drops),
     ]
-    return Layer(_states(tokens, hidden), (*attention, *_block(tokens, hidden, inner)))
+    return Layer(_states(tokens, hidden), (*attention, *_block(tokens, hidden, inner, drops)))
 
 
 @dataclass(frozen=True)
@@ -99,8 +114,9 @@ def pre_norm_layer(
 ) -> Layer:
     """`normed`: attention takes normalised states, as in all layers but ModernBERT's first."""
     tokens, states = rows * length, rows * length * size.hidden
-    # Kernels of the CPU repeat shared keys and values.
-    shared = states * size.shared_heads // size.heads if kernel == "gpu" else states
+    # Only flash attention shares keys and values between heads, the others repeat them.
+    shares = kernel == "gpu" and not size.drops_scores
+    shared = states * size.shared_heads // size.heads if shares else states
     inner = [
         Saved("q", states),
         Saved("k, v", shared, count=2),
@@ -139,110 +155,141 @@ def _scores_of_pre_norm(
 
 
 def relative_key_layer(
-    rows: int, length: int, heads: int, hidden: int, inner: int, sides: int, kernel: Kernel
+    rows: int, length: int, heads: int, hidden: int, inner: int, sides: int, *, kernel: Kernel, drops: Drops
 ) -> Layer:
-    """Scores of distances are picked from products with the table, which are kept, and join as a bias."""
+    """On a GPU each side has the table for itself, head by head. On a CPU scores of distances are picked from products
+    with the table, which are kept, and join as a bias."""
     tokens, scores = rows * length, rows * heads * length
-    attention = [
-        Saved("q, k, v", tokens * hidden, count=3),
-        Saved("operands of products with positions", tokens * hidden, count=sides),
-        Saved("products with positions", scores * (2 * length - 1), count=sides),
-        Saved("places of positions", length * length, INDEX),
-        *_biased(scores, length, kernel),
-    ]
-    return Layer(_states(tokens, hidden), (*attention, *_block(tokens, hidden, inner)))
+    attention = [Saved("q, k, v", tokens * hidden, count=3)]
+    if kernel == "gpu":
+        attention += [
+            Saved("positions in order of distance", (2 * length - 1) * hidden, count=sides),
+            *_attention(scores, length, kernel, drops),
+        ]
+    else:
+        attention += [
+            Saved("operands of products with positions", tokens * hidden, count=sides),
+            Saved("products with positions", scores * (2 * length - 1), count=sides),
+            Saved("places of positions", length * length, INDEX),
+            *_biased(scores, length, drops),
+        ]
+    return Layer(_states(tokens, hidden), (*attention, *_block(tokens, hidden, inner, drops)))
 
 
-def disentangled_layer(size: DisentangledSize, rows: int, length: int, kernel: Kernel) -> Layer:
+def disentangled_layer(
+    size: DisentangledSize, rows: int, length: int, *, kernel: Kernel, drops: Drops
+) -> Layer:
     """Of DeBERTa's layers, one for all tokens."""
     tokens, scores = rows * length, rows * size.heads * length
-    if kernel == "gpu":
-        attention = [*_looked_up(size, rows, length, length), *_biased(scores, length, kernel)]
-    else:
-        attention = [
-            Saved("q, k, v", tokens * size.hidden, count=3),
-            Saved("positions in order of distance", (2 * length - 1) * size.hidden, count=2),
-            *_fused(scores, length, kernel, 1),
-        ]
-    inner = (*_positions(size), *attention, *_block(tokens, size.hidden, size.inner))
+    attention = [
+        *_by_distance(size, tokens, tokens, length),
+        *_attention(scores, length, kernel, drops, written=True),
+    ]
+    if kernel == "cpu":
+        attention.append(Saved("probabilities", scores * length))
+    inner = (*_positions(size, drops), *attention, *_block(tokens, size.hidden, size.inner, drops))
     return Layer(_states(tokens, size.hidden), inner)
 
 
-def looking_again(size: DisentangledSize, rows: int, length: int, queries: int, kernel: Kernel) -> Layer:
+def looking_again(
+    size: DisentangledSize, rows: int, length: int, queries: int, *, kernel: Kernel, drops: Drops
+) -> Layer:
     """Of DeBERTa's layers, one for `queries` tokens of each row. The states that they look at are kept elsewhere."""
-    asked = rows * queries
-    attention = [
-        *_looked_up(size, rows, length, queries),
-        *_biased(rows * size.heads * queries, length, kernel),
-    ]
-    inner = (*_positions(size), *attention, *_block(asked, size.hidden, size.inner))
+    asked, scores = rows * queries, rows * size.heads * queries
+    if kernel == "gpu":
+        attention = [
+            *_by_distance(size, asked, rows * length, length),
+            *_attention(scores, length, kernel, drops),
+        ]
+    else:
+        attention = [*_looked_up(size, rows, length, queries), *_biased(scores, length, drops)]
+    inner = (*_positions(size, drops), *attention, *_block(asked, size.hidden, size.inner, drops))
     return Layer(_states(asked, size.hidden), inner)
 
 
-def two_stream_layer(size: TwoStreamSize, rows: int, length: int, queries: int, kernel: Kernel) -> Layer:
-    """XLNet's: the content stream of all tokens, and the query stream of `queries` targets a row."""
+def two_stream_layer(
+    size: TwoStreamSize, rows: int, length: int, queries: int, *, kernel: Kernel, drops: Drops, orders: int
+) -> Layer:
+    """XLNet's: the content stream of all tokens, and the query stream of `queries` targets a row. `orders`: in which
+    rows are read, 2 where some run backwards."""
     keys = rows * (size.carried + length) * size.hidden
-    copies = 1 if kernel == "gpu" else 2  # unfused attention makes its own for each stream
-    shared = (Saved("memory and row", keys), Saved("k, v", keys, count=2 * copies))
-    streams = [tensor for asked in (length, queries) for tensor in _stream(size, rows, length, asked, kernel)]
+    shared = [Saved("memory and row", keys), Saved("v", keys)]
+    if kernel == "gpu":
+        shared.append(Saved("k", keys))
+        shared.append(Saved("positions in order of distance", size.places * size.hidden))
+    streams = [
+        tensor
+        for asked in (length, queries)
+        for tensor in _stream(size, rows, length, asked, kernel=kernel, drops=drops, orders=orders)
+    ]
     inputs = (*_states(rows * length, size.hidden), *_states(rows * queries, size.hidden))
     return Layer(inputs, (*shared, *streams))
 
 
-def _stream(size: TwoStreamSize, rows: int, length: int, queries: int, kernel: Kernel) -> Iterator[Saved]:
+def _stream(
+    size: TwoStreamSize, rows: int, length: int, queries: int, *, kernel: Kernel, drops: Drops, orders: int
+) -> Iterator[Saved]:
     asked, scores, keys = rows * queries, rows * size.heads * queries, size.carried + length
     yield Saved("q, for contents, distances and segments", asked * size.hidden, count=3)
-    yield Saved("positions, copied for each row", rows * size.places * size.hidden)
-    yield Saved("products with positions", scores * size.places)
-    yield Saved("what is hidden", rows * queries * keys, MASK)
     if kernel == "gpu":
-        yield Saved("attention biases", scores * keys)
-        yield Saved("attention row sums", scores, FP32)
-        yield Saved("contexts before who sees nobody gets zeros", asked * size.hidden)
+        yield Saved("products with segments", scores * 2)
+        yield from _attention(scores, keys, kernel, drops)
     else:
-        yield Saved("probabilities", scores * keys, count=2)
-        yield Saved("attention dropout masks", scores * keys, MASK)
-    yield Saved("dropout masks", asked * size.inner, MASK)
-    yield from _block(asked, size.hidden, size.inner)
+        yield Saved("k", rows * keys * size.hidden)
+        yield Saved("segments beside q and k", (asked + rows * keys) * size.heads * _SEGMENTS)
+        yield Saved("positions in order of distance", size.places * size.hidden * orders)
+        yield Saved("probabilities", scores * keys)
+        yield from _attention(scores, keys, kernel, drops, written=True)
+    if drops.states:
+        yield Saved("dropout masks", asked * size.inner, MASK)
+    yield from _block(asked, size.hidden, size.inner, drops)
 
 
 def _states(tokens: int, hidden: int) -> tuple[Saved, ...]:
     return (Saved("layer inputs", tokens * hidden),)
 
 
-def _block(tokens: int, hidden: int, inner: int) -> Iterator[Saved]:
+def _block(tokens: int, hidden: int, inner: int, drops: Drops) -> Iterator[Saved]:
     """A layer but for its attention: what that gives to its output projection, two residual sums with dropout and
     LayerNorm, and the feed-forward between."""
     yield Saved("contexts", tokens * hidden)
     yield Saved("feed-forward inputs", tokens * hidden)
     yield Saved("feed-forward, before and after the activation", tokens * inner, count=2)
-    yield Saved("dropout masks", tokens * hidden, MASK, 2)
+    if drops.states:
+        yield Saved("dropout masks", tokens * hidden, MASK, 2)
     yield from several(norm(tokens, hidden), 2)
 
 
-def _fused(rows: int, keys: int, kernel: Kernel, probabilities: int) -> Iterator[Saved]:
-    """Attention without a bias, or with one of its own making; `rows` of scores over all heads."""
-    if kernel == "gpu":
+def _attention(
+    rows: int, keys: int, kernel: Kernel, drops: Drops, *, written: bool = False
+) -> Iterator[Saved]:
+    """Beside operands and contexts; `rows` of scores over all heads. On a CPU a fused kernel where nothing is dropped,
+    unless it is a `written` one."""
+    if kernel == "gpu" or not (drops.scores or written):
         yield Saved("attention row sums", rows, FP32)
-    else:
+    elif drops.scores:
         yield Saved("attention dropout masks", rows * keys, MASK)
-        yield Saved("probabilities", rows * keys, count=probabilities)
 
 
-def _biased(rows: int, keys: int, kernel: Kernel) -> Iterator[Saved]:
-    """Attention with a bias that has a gradient. Unfused: probabilities, before and after dropout, and its masks."""
-    if kernel == "gpu":
-        yield Saved("attention biases", rows * keys)
-        yield Saved("attention row sums", rows, FP32)
-    else:
+def _biased(rows: int, keys: int, drops: Drops) -> Iterator[Saved]:
+    """On a CPU, attention with a bias that has a gradient: probabilities, and with dropout those after it and masks."""
+    yield Saved("probabilities", rows * keys, count=2 if drops.scores else 1)
+    if drops.scores:
         yield Saved("attention dropout masks", rows * keys, MASK)
-        yield Saved("probabilities", rows * keys, count=2)
 
 
-def _positions(size: DisentangledSize) -> Iterator[Saved]:
+def _positions(size: DisentangledSize, drops: Drops) -> Iterator[Saved]:
     """The table of positions after dropout."""
     yield Saved("position table", size.places * size.hidden)
-    yield Saved("dropout masks", size.places * size.hidden, MASK)
+    if drops.states:
+        yield Saved("dropout masks", size.places * size.hidden, MASK)
+
+
+def _by_distance(size: DisentangledSize, asked: int, tokens: int, length: int) -> Iterator[Saved]:
+    """Operands of disentangled attention without padding, its tables spread out by distance."""
+    yield Saved("q", asked * size.hidden)
+    yield Saved("k, v", tokens * size.hidden, count=2)
+    yield Saved("positions in order of distance", (2 * length - 1) * size.hidden, count=2)
 
 
 def _looked_up(size: DisentangledSize, rows: int, length: int, queries: int) -> Iterator[Saved]:

@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 
 from encoder_core.draws import draw_key, uniforms
 
-CHUNK = 2**24  # logits per chunk: 64 MiB in fp32
+CHUNKS = {"cuda": 2**27, "cpu": 2**24}  # logits per chunk, by kind of device: 512 and 64 MiB in fp32
 MULTIPLES = {"cuda": 64, "cpu": 1}  # of the vocabulary, by kind of device
 GROUP = 256  # ids that are sampled from together
 
@@ -78,13 +78,13 @@ class _LinearCrossEntropy(torch.autograd.Function):
         own, owns_bias = len(weight), bias is not None
         weight, bias = rounded_up(weight, bias)
         gradients = ChunkGradients(features, weight, bias, wide) if wants_gradient else None
-        for chunk in chunks(len(ids), weight.shape[0]):
+        for chunk in chunks(len(ids), weight.shape[0], weight.device):
             log_p_cV = F.linear(features[chunk], weight, bias).to(wide).log_softmax(-1)
             target_c1 = ids[chunk, None]
             loss_sum -= log_p_cV.gather(1, target_c1).sum()
             correct += (log_p_cV.argmax(-1, keepdim=True) == target_c1).sum()
             if temperature is not None:
-                sampled[chunk] = _sample(log_p_cV, draws[chunk], temperature)
+                sampled[chunk] = _sample(log_p_cV[:, :own], draws[chunk], temperature)
             if gradients is not None:
                 gradients.add(chunk, _without_target(log_p_cV.exp_(), target_c1))
         if gradients is not None:
@@ -99,8 +99,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def backward(
         ctx: Any, grad: Tensor, *_: Tensor
     ) -> tuple[Tensor, Tensor, Tensor | None, None, None, None, None]:
+        # In place: the weight's is the largest array of many a step. A second pass is refused by autograd.
         features, weight, bias = (
-            None if saved is None else (saved * grad).to(dtype)
+            None if saved is None else saved.mul_(grad).to(dtype)
             for saved, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
         )
         assert features is not None
@@ -162,7 +163,10 @@ class ChunkGradients:
     def __init__(self, features: Tensor, weight: Tensor, bias: Tensor | None, wide: torch.dtype) -> None:
         self._inputs = features, weight
         self.features = torch.empty_like(features)
-        self.weight = torch.zeros_like(weight, dtype=wide)
+        self._sums_up = (
+            bool(len(features)) and features.dtype == wide
+        )  # then the first chunk overwrites what is there
+        self.weight = (torch.empty_like if self._sums_up else torch.zeros_like)(weight, dtype=wide)
         self.bias = None if bias is None else torch.zeros_like(bias, dtype=wide)
 
     def add(self, chunk: slice, d_cV: Float[Tensor, "chunk vocab"]) -> None:
@@ -172,14 +176,15 @@ class ChunkGradients:
             self.bias += d_cV.sum(0)
         d_cV = d_cV.to(features.dtype)
         self.features[chunk] = d_cV @ weight
-        if self.weight.dtype == features.dtype:
-            self.weight.addmm_(d_cV.t(), features[chunk])
+        if self._sums_up:
+            self.weight.addmm_(d_cV.t(), features[chunk], beta=float(chunk.start > 0))
         else:
             self.weight += d_cV.t() @ features[chunk]
 
 
-def chunks(count: int, vocab: int) -> Iterator[slice]:
-    """Of `count` rows of logits, so many at a time that a chunk has at most `CHUNK` numbers, and one row at least."""
-    rows = max(1, CHUNK // vocab)
+def chunks(count: int, vocab: int, device: torch.device) -> Iterator[slice]:
+    """Of `count` rows of logits, so many at a time that a chunk has at most the device's number of them (`CHUNKS`), and
+    one row at least. Few chunks keep a GPU busy, which adds each one's gradient to that of the whole decoder."""
+    rows = max(1, CHUNKS.get(device.type, CHUNKS["cpu"]) // vocab)
     for start in range(0, count, rows):
         yield slice(start, min(start + rows, count))

@@ -76,7 +76,7 @@ class _LinearDistillation(torch.autograd.Function):
         agreeing = torch.zeros((), dtype=torch.int64, device=features.device)
         student = Scores(features, weight, bias)
         gradients = ChunkGradients(*student, wide) if wants_gradient else None
-        for chunk in chunks(len(features), ARRAYS * weight.shape[0]):
+        for chunk in chunks(len(features), ARRAYS * weight.shape[0], weight.device):
             p_cV = _mean_softmax(teachers, chunk, temperature, wide)
             log_q_cV = _softened(student, chunk, temperature, wide).log_softmax(-1)
             agreeing += (log_q_cV.argmax(-1) == p_cV.argmax(-1)).sum()
@@ -95,7 +95,7 @@ class _LinearDistillation(torch.autograd.Function):
         ctx: Any, grad: Tensor, *_: Tensor
     ) -> tuple[Tensor, Tensor, Tensor | None, None, None, None]:
         features, weight, bias = (
-            None if saved is None else (saved * grad).to(dtype)
+            None if saved is None else saved.mul_(grad).to(dtype)  # in place: they are large
             for saved, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
         )
         assert features is not None

@@ -122,7 +122,7 @@ class EnhancedMaskDecoder(nn.Module):
         """The same from `before_last`'s states, where another task needs those too."""
         at_M = batch.target_positions
         queries_MH = x_TH.index_select(0, at_M) + self.position(batch.table_positions[at_M])
-        return encoder.look_again(queries_MH, at_M, x_TH, batch, PASSES)
+        return encoder.look_again(queries_MH, at_M, x_TH, batch, times=PASSES)
 
 
 class SpanBoundaryHead(nn.Module):

@@ -5,13 +5,14 @@ Only a kernel knows about rows. All are of one signature, `Attend`:
 | function       | where                                | how                                              |
 |----------------|--------------------------------------|--------------------------------------------------|
 | `varlen_flash` | CUDA, bf16 or fp16, without dropout  | flash attention over `cu_seqlens`, no padding    |
+| the same       | Hopper, where a trial prefers it     | FlashAttention-3 (`flash3.py`), if it is there   |
 | `fused`        | CUDA, with dropout; fp32 in a window | our Triton kernels, no padding                   |
 | `blocked`      | CPU, with dropout or a window        | row by row in cache-sized pieces                 |
 | `padded_sdpa`  | everything else                      | rows padded to a rectangle, torch's fused kernel |
 | `written`      | where a trial found no other right   | the formula in that rectangle                    |
 | `reference`    | tests                                | the formula, row by row                          |
 
-`automatic` picks among the first five (`kernel_choice.py`). Flash attention draws its dropout from the device's
+`automatic` picks among the first six (`kernel_choice.py`). Flash attention draws its dropout from the device's
 generator, `fused` from what a token's draws belong to (`draws.py`): flash attention has dropout only where there is no
 Triton. torch's fused CPU kernel has no dropout and falls back to one that writes out every score three times, which is
 why `blocked` exists. It has no window either: with a mask it computes every score of a row.
@@ -37,11 +38,13 @@ from torch import Tensor, nn
 from encoder_core.draws import draw_key, head_keys
 from encoder_core.layers.cpu_attention import blocked_attention
 from encoder_core.layers.dropout import dropout as drop
+from encoder_core.layers.flash3 import activate, flash3_takes, flash_takes
 from encoder_core.layers.fused import fused_attention, fused_takes
+from encoder_core.layers.joint import project
 from encoder_core.layers.kernel_choice import Kernel, pick
 from encoder_core.layers.parameters import JoinedLinear, ScaledLinear
-from encoder_core.layers.rotary import rotate
-from encoder_core.layers.rows import Rows
+from encoder_core.layers.rotary import Rotation, rotate
+from encoder_core.layers.rows import Rows, for_each_query
 
 Heads = Float[Tensor, "tokens heads width"]
 SharedHeads = Float[Tensor, "tokens shared width"]  # of keys and values
@@ -75,10 +78,12 @@ def automatic(
     """The best kernel for the tensors at hand. No tokens at all (an idle rank's batch) is no work."""
     if not len(q_TND):
         return sum(for_each_query(q_TND, k_TND, v_TND), q_TND)
-    match pick(_possible(q_TND, rows, dropout, window), dropped=dropout > 0.0):
+    kernel = pick(_possible(q_TND, rows, dropout, window), dropped=dropout > 0.0)
+    activate(kernel == "flash3")
+    match kernel:
         case "fused":
             return fused(q_TND, k_TND, v_TND, rows, dropout, window)
-        case "flash":
+        case "flash" | "flash3":
             return varlen_flash(q_TND, k_TND, v_TND, rows, dropout, window)
         case "blocked":
             return blocked(q_TND, k_TND, v_TND, rows, dropout, window)
@@ -97,20 +102,8 @@ def _possible(q_TND: Heads, rows: Rows, dropout: float, window: int | None) -> l
     flash: list[Kernel] = ["flash"] if flash_takes(*kind) else []
     if dropout > 0.0 or (special and not flash):
         return [*ours, *flash, "padded", "written"]
-    return [*flash, "padded", *ours, "written"]
-
-
-def for_each_query(q_TND: Heads, k_TND: SharedHeads, v_TND: SharedHeads) -> tuple[Heads, Heads]:
-    """Keys and values repeated, each for the query heads that share it; as they are where no heads do."""
-    shared = q_TND.shape[1] // k_TND.shape[1]
-    if shared == 1:
-        return k_TND, v_TND
-    return k_TND.repeat_interleave(shared, 1), v_TND.repeat_interleave(shared, 1)
-
-
-def flash_takes(device: str, dtype: torch.dtype, width: int) -> bool:
-    """Whether the varlen flash kernel takes these: CUDA, half precision, head width 8, 16, ..., 256."""
-    return device == "cuda" and dtype in (torch.bfloat16, torch.float16) and width % 8 == 0 and width <= 256
+    third: list[Kernel] = ["flash3"] if flash3_takes(q_TND.device, *kind[1:], dropout) else []
+    return [*flash, *third, "padded", *ours, "written"]
 
 
 def varlen_flash(
@@ -316,22 +309,34 @@ class SelfAttention(nn.Module):
             self.query, self.key, self.value = (nn.Linear(hidden, part, bias) for part in self.parts)
         self.output = ScaledLinear(hidden, hidden, bias, scale=output_scale)
 
-    def forward(self, x_TH: Float[Tensor, "tokens hidden"], rows: Rows) -> Float[Tensor, "tokens hidden"]:
+    def forward(
+        self, heads: tuple[Heads, SharedHeads, SharedHeads], rows: Rows
+    ) -> Float[Tensor, "tokens hidden"]:
+        """What the kernel makes of queries, keys and values. The layer passes it to `output`."""
+        context_TND = self.attend(*heads, rows, self.dropout if self.training else 0.0, self.window)
+        return context_TND.flatten(-2)
+
+    def rotation(self, rows: Rows) -> Rotation | None:
+        """By which `heads` turns queries and keys; None where positions are no angles."""
+        return None if self.rotary_base is None else rows.rotation(self.rotary_base, self.width)
+
+    def heads(
+        self, x_TH: Float[Tensor, "tokens hidden"], rotation: Rotation | None
+    ) -> tuple[Heads, SharedHeads, SharedHeads]:
+        """Queries, keys and values."""
         q_TND, k_TND, v_TND = (torch.unflatten(x_TH, -1, (-1, self.width)) for x_TH in self._projected(x_TH))
-        if self.rotary_base is not None:
-            rotation = rows.rotation(self.rotary_base, q_TND.shape[-1])
+        if rotation is not None:
             q_TND, k_TND = rotate(q_TND, rotation), rotate(k_TND, rotation)
-        dropout = self.dropout if self.training else 0.0
-        context_TND = self.attend(q_TND, k_TND, v_TND, rows, dropout, self.window)
-        output_TH: Tensor = self.output(context_TND.flatten(-2))
-        return output_TH
+        return q_TND, k_TND, v_TND
 
     def _projected(self, x_TH: Tensor) -> tuple[Tensor, ...]:
         if self.fused:
             q_TH, k_TH, v_TH = self.qkv(x_TH).split(self.parts, -1)
             # Turned queries and keys are new tensors. Values that stayed a view would keep the old ones in memory too.
             return q_TH, k_TH, v_TH if self.rotary_base is None else v_TH.contiguous()
-        return self.query(x_TH), self.key(x_TH), self.value(x_TH)
+        if self.rotary_base is None:
+            return project(x_TH, (self.query, self.key, self.value))
+        return *project(x_TH, (self.query, self.key)), self.value(x_TH)  # turned at once, so only values stay
 
 
 def set_rotary_base(model: nn.Module, base: float) -> None:

@@ -19,11 +19,12 @@ from torch import Tensor, nn
 
 from encoder_core.draws import draw_key, head_keys
 from encoder_core.layers.attention import attend_padded
-from encoder_core.layers.cpu_attention import blocked_disentangled
+from encoder_core.layers.cpu_relative import RelativeRow, blocked_relative
 from encoder_core.layers.deberta_positions import Relations
 from encoder_core.layers.dropout import Dropout
 from encoder_core.layers.dropout import dropout as drop
 from encoder_core.layers.fused import fused_attention, fused_takes
+from encoder_core.layers.joint import project
 from encoder_core.layers.kernel_choice import Kernel, pick
 from encoder_core.layers.parameters import Bias, JoinedLinear
 from encoder_core.layers.rows import Rows
@@ -86,20 +87,23 @@ def blocked(
     """Row by row in cache-sized pieces, without padding or gathers; the queries are the tokens themselves."""
     assert query_rows is rows
     offsets = relations.places.flip(0)  # from the query to the key: the negative distance
-    position_k_NED = operands.position_k.index_select(0, offsets).transpose(0, 1).contiguous()
-    position_q_NED = operands.position_q.index_select(0, relations.places).transpose(0, 1).contiguous()
+    table_k_NED = operands.position_k.index_select(0, offsets).transpose(0, 1).contiguous()
+    table_q_NED = operands.position_q.index_select(0, relations.places).transpose(0, 1).contiguous()
     scores_NE = None
     if operands.position_scores is not None:
         scores_NE = operands.position_scores.index_select(0, offsets).T * operands.scale
-    return blocked_disentangled(
-        operands.q * operands.scale,
+    q = operands.q * operands.scale
+    lines = [RelativeRow(slice(*row), slice(*row), rows.max_length - 1) for row in rows.bounds]
+    return blocked_relative(
+        q,
         operands.k,
         operands.v,
-        position_k_NED,
-        position_q_NED * operands.scale,
+        q,
+        table_k_NED,
+        table_q_NED * operands.scale,
         scores_NE,
         rows.keys,
-        rows.bounds,
+        lines,
         dropout,
     )
 
@@ -241,14 +245,12 @@ class SharedProjections(nn.Module):
         self.value = nn.Linear(hidden, hidden)
 
     def forward(self, queries_MH: Tensor | None, x_TH: Tensor, table_PH: Tensor) -> Operands:
-        projected = (
-            self.query(x_TH if queries_MH is None else queries_MH),
-            self.key(x_TH),
-            self.value(x_TH),
-            self.query(table_PH),
-            self.key(table_PH),
-        )
-        return Operands(*(x.view(len(x), self.heads, x.shape[-1] // self.heads) for x in projected))
+        if queries_MH is None:
+            contents = project(x_TH, (self.query, self.key, self.value))
+        else:
+            contents = (self.query(queries_MH), *project(x_TH, (self.key, self.value)))
+        projected = (*contents, *project(table_PH, (self.query, self.key)))
+        return Operands(*(torch.unflatten(x, -1, (self.heads, -1)) for x in projected))
 
 
 class DisentangledAttention(nn.Module):
@@ -281,7 +283,8 @@ class DisentangledAttention(nn.Module):
         query_rows: Rows,
         rows: Rows,
     ) -> Float[Tensor, "queries hidden"]:
-        """Queries look at all tokens of their rows; None for the tokens themselves."""
+        """What the kernel makes of queries that look at all tokens of their rows; None for the tokens themselves. The
+        layer passes it to `output`."""
         operands = self.projections(queries_MH, x_TH, self.position_dropout(relations.table, relations.keys))
         if self.position_to_position:
             operands = operands.with_position_scores()
@@ -289,5 +292,4 @@ class DisentangledAttention(nn.Module):
         context_MND = self.attend(operands, relations, query_rows, rows, dropout)
         if not len(x_TH):  # of no tokens kernels leave the positions out of the graph, where ZeRO needs them
             context_MND = context_MND + 0.0 * (operands.position_q.sum() + operands.position_k.sum())
-        output_MH: Tensor = self.output(context_MND.flatten(-2))
-        return output_MH
+        return context_MND.flatten(-2)

@@ -17,10 +17,11 @@ from encoder_core.layers.deberta_attention import DisentangledAttention
 from encoder_core.layers.deberta_positions import Relations, RelativePositions
 from encoder_core.layers.dropout import Dropout
 from encoder_core.layers.encoder import Activation, Embeddings, FeedForward, activate
+from encoder_core.layers.pieces import Draws, PieceWise, piece
 from encoder_core.layers.rows import Rows
 
 
-class DisentangledLayer(nn.Module):
+class DisentangledLayer(PieceWise):
     """Attention and feed-forward, each followed by dropout, residual sum and LayerNorm."""
 
     def __init__(
@@ -49,9 +50,18 @@ class DisentangledLayer(nn.Module):
     ) -> Float[Tensor, "queries hidden"]:
         """New states of the queries, which look at all tokens of their rows; None for the tokens themselves."""
         residual = x_TH if queries_MH is None else queries_MH
-        attended = self.attention(queries_MH, x_TH, relations, query_rows, rows)
-        y_MH = self.attention_norm(residual + self.dropout(attended, query_rows.keys))
-        z_MH: Tensor = self.feed_forward_norm(y_MH + self.dropout(self.feed_forward(y_MH), query_rows.keys))
+        context_MH = self.attention(queries_MH, x_TH, relations, query_rows, rows)
+        draws = self.dropout.draw(), self.dropout.draw()
+        return self.after(residual, context_MH, query_rows.keys, draws)
+
+    @piece
+    def after(self, x_MH: Tensor, context_MH: Tensor, keys_M: Tensor, draws: Draws) -> Tensor:
+        """What follows the kernel."""
+        attended_MH = self.dropout.by(draws[0], self.attention.output(context_MH), keys_M)
+        y_MH = self.attention_norm(x_MH + attended_MH)
+        z_MH: Tensor = self.feed_forward_norm(
+            y_MH + self.dropout.by(draws[1], self.feed_forward(y_MH), keys_M)
+        )
         return z_MH
 
 
@@ -121,13 +131,16 @@ class DisentangledEncoder(nn.Module):
                 x_TH = self.convolution(embedded_TH, x_TH, rows)
             yield x_TH
 
-    def at(self, at_M: Int[Tensor, " queries"], batch: Batch) -> Float[Tensor, "queries hidden"]:
-        """The last layer's output at flat token indices `at_M` (sorted). That layer runs for those tokens only."""
+    def at(
+        self, at_M: Int[Tensor, " queries"], batch: Batch, most: int | None = None
+    ) -> Float[Tensor, "queries hidden"]:
+        """The last layer's output at flat token indices `at_M` (sorted). That layer runs for those tokens only.
+        `most`: see `rows_of`."""
         if self.convolution is not None and len(self.layers) == 1:
             x_TH = self.forward(batch)  # the convolution comes after, over whole rows
             return x_TH.index_select(0, at_M)
         x_TH = self.before_last(batch)
-        return self.look_again(x_TH.index_select(0, at_M), at_M, x_TH, batch, 1)
+        return self.look_again(x_TH.index_select(0, at_M), at_M, x_TH, batch, most=most)
 
     def before_last(self, batch: Batch) -> Float[Tensor, "tokens hidden"]:
         """What the last layer is given."""
@@ -139,12 +152,14 @@ class DisentangledEncoder(nn.Module):
         at_M: Int[Tensor, " queries"],
         x_TH: Float[Tensor, "tokens hidden"],
         batch: Batch,
-        times: int,
+        *,
+        times: int = 1,
+        most: int | None = None,
     ) -> Float[Tensor, "queries hidden"]:
         """Run the last layer `times` times for queries that stand at flat token indices `at_M` (sorted) and look at
-        `x_TH` each time."""
+        `x_TH` each time. `most`: see `rows_of`."""
         rows = Rows.of(batch)
-        query_rows = rows_of(at_M, batch)
+        query_rows = rows_of(at_M, batch, most)
         relations = self.positions.relate(batch.positions[at_M], rows, query_rows)
         for _ in range(times):
             queries_MH = self._layer(len(self.layers) - 1, queries_MH, x_TH, relations, query_rows, rows)
@@ -167,18 +182,18 @@ class DisentangledEncoder(nn.Module):
         return y_MH
 
 
-def rows_of(at_M: Int[Tensor, " queries"], batch: Batch) -> Rows:
+def rows_of(at_M: Int[Tensor, " queries"], batch: Batch, most: int | None = None) -> Rows:
     """The queries at sorted flat token indices `at_M` as rows of their own, one (maybe empty) for each row.
 
-    Waits for the device where they are others than the targets, whose number in each row the host knows.
+    `most` of them are in one row. None: the host counts the targets, and waits for the device where they are others.
     """
     edges = torch.searchsorted(at_M, batch.cu_seqlens.long())
     order = torch.arange(at_M.numel(), device=at_M.device)
     first = edges[:-1].repeat_interleave(edges.diff(), output_size=at_M.numel())
-    if at_M is batch.target_positions:
+    if most is None and at_M is batch.target_positions:
         host = batch.on_host
         ends = np.searchsorted(host.target_positions.numpy(), host.cu_seqlens.numpy())
-    else:
-        ends = edges.cpu().numpy()
-    longest = int(np.diff(ends).max(initial=1))
-    return Rows(edges.int(), order - first, longest, batch, at_M)
+        most = int(np.diff(ends).max(initial=1))
+    elif most is None:
+        most = int(edges.diff().max()) if batch.rows else 1
+    return Rows(edges.int(), order - first, max(1, most), batch, at_M)

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from encoder_core.batch import sent
 from encoder_core.draws import table_keys
 from encoder_core.layers.rows import Rows
 
@@ -67,9 +68,9 @@ class RelativePositions(nn.Module):
             distance = (keys_K[:, None] - keys_K)[None]
         else:
             distance = query_rows.pad(queries)[:, :, None] - keys_K
-        ahead = torch.tensor(self.steps[: rows.max_length], dtype=torch.int64, device=queries.device)
+        ahead = torch.tensor(self.steps[: rows.max_length], dtype=torch.int64, device="cpu")
         steps = torch.cat([-ahead[1:].flip(0), ahead])
-        places = (steps + self.span).clamp(0, 2 * self.span - 1) - low
+        places = sent((steps + self.span).clamp(0, 2 * self.span - 1) - low, queries.device)
         return Relations(table_PH, places, places[distance + rows.max_length - 1], low)
 
 

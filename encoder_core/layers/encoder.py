@@ -19,6 +19,8 @@ from encoder_core.batch import Batch
 from encoder_core.layers.attention import SelfAttention
 from encoder_core.layers.dropout import Dropout
 from encoder_core.layers.parameters import JoinedLinear, ScaledLinear
+from encoder_core.layers.pieces import Draws, PieceWise, piece
+from encoder_core.layers.rotary import Rotation
 from encoder_core.layers.rows import Rows
 
 
@@ -147,17 +149,21 @@ class GatedFeedForward(nn.Module):
         self.down = ScaledLinear(inner, hidden, bias, scale=output_scale)
 
     def forward(
-        self, x_TH: Float[Tensor, "tokens hidden"], keys_T: Int[Tensor, " tokens"]
+        self,
+        x_TH: Float[Tensor, "tokens hidden"],
+        keys_T: Int[Tensor, " tokens"],
+        draw: Int[Tensor, ""] | None,
     ) -> Float[Tensor, "tokens hidden"]:
-        """`keys_T`: what each token's draws are hashed from."""
+        """`keys_T`: what each token's draws are hashed from; `draw`: `dropout`'s."""
         gate_TF, value_TF = (
             self.up(x_TH).chunk(2, -1) if self.gate is None else (self.gate(x_TH), self.up(x_TH))
         )
-        y_TH: Tensor = self.down(self.dropout(activate(gate_TF, self.activation) * value_TF, keys_T))
+        inner_TF = activate(gate_TF, self.activation) * value_TF
+        y_TH: Tensor = self.down(self.dropout.by(draw, inner_TF, keys_T))
         return y_TH
 
 
-class EncoderLayer(nn.Module):
+class EncoderLayer(PieceWise):
     """Attention and feed-forward, each followed by dropout, residual sum and LayerNorm (BERT, section 3)."""
 
     def __init__(
@@ -171,12 +177,23 @@ class EncoderLayer(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, x_TH: Float[Tensor, "tokens hidden"], rows: Rows) -> Float[Tensor, "tokens hidden"]:
-        x_TH = self.attention_norm(x_TH + self.dropout(self.attention(x_TH, rows), rows.keys))
-        y_TH: Tensor = self.feed_forward_norm(x_TH + self.dropout(self.feed_forward(x_TH), rows.keys))
-        return y_TH
+        heads = self.attention.heads(x_TH, self.attention.rotation(rows))
+        context_TH = self.attention(heads, rows)
+        draws = self.dropout.draw(), self.dropout.draw()
+        return self.after(x_TH, context_TH, rows.keys, draws)
+
+    @piece
+    def after(self, x_TH: Tensor, context_TH: Tensor, keys_T: Tensor, draws: Draws) -> Tensor:
+        """What follows the kernel."""
+        attended_TH = self.dropout.by(draws[0], self.attention.output(context_TH), keys_T)
+        y_TH = self.attention_norm(x_TH + attended_TH)
+        z_TH: Tensor = self.feed_forward_norm(
+            y_TH + self.dropout.by(draws[1], self.feed_forward(y_TH), keys_T)
+        )
+        return z_TH
 
 
-class PreNormLayer(nn.Module):
+class PreNormLayer(PieceWise):
     """Attention and feed-forward, each of the normalised states and added to the states (Xiong et al., 2020).
 
     `attention_norm` None: attention takes the states as they are (ModernBERT's first layer, behind the embeddings'
@@ -200,10 +217,23 @@ class PreNormLayer(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, x_TH: Float[Tensor, "tokens hidden"], rows: Rows) -> Float[Tensor, "tokens hidden"]:
+        heads = self.before(x_TH, self.attention.rotation(rows))
+        context_TH = self.attention(heads, rows)
+        draws = self.dropout.draw(), self.feed_forward.dropout.draw()
+        return self.after(x_TH, context_TH, rows.keys, draws)
+
+    @piece
+    def before(self, x_TH: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of the normalised states, for the kernel."""
         normed_TH = x_TH if self.attention_norm is None else self.attention_norm(x_TH)
-        x_TH = x_TH + self.dropout(self.attention(normed_TH, rows), rows.keys)
-        y_TH: Tensor = x_TH + self.feed_forward(self.feed_forward_norm(x_TH), rows.keys)
-        return y_TH
+        return self.attention.heads(normed_TH, rotation)
+
+    @piece
+    def after(self, x_TH: Tensor, context_TH: Tensor, keys_T: Tensor, draws: Draws) -> Tensor:
+        """What follows the kernel."""
+        y_TH = x_TH + self.dropout.by(draws[0], self.attention.output(context_TH), keys_T)
+        z_TH: Tensor = y_TH + self.feed_forward(self.feed_forward_norm(y_TH), keys_T, draws[1])
+        return z_TH
 
 
 class Encoder(nn.Module):

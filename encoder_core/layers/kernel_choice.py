@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
-Kernel = Literal["flash", "fused", "blocked", "padded", "written"]
+Kernel = Literal["flash", "flash3", "fused", "blocked", "padded", "written"]
 """`written`: the formula in a padded rectangle, by torch's elementary operations. It takes everything everywhere."""
 
 

@@ -116,3 +116,11 @@ class Rows:
         """Undo `pad`."""
         flat = x.reshape(self.count * self.max_length, *x.shape[2:])
         return flat if self.full else flat.index_select(0, self.slots)
+
+
+def for_each_query(q_TND: Tensor, k_TND: Tensor, v_TND: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values repeated, each for the query heads that share it; as they are where no heads do."""
+    shared = q_TND.shape[1] // k_TND.shape[1]
+    if shared == 1:
+        return k_TND, v_TND
+    return k_TND.repeat_interleave(shared, 1), v_TND.repeat_interleave(shared, 1)

@@ -16,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from encoder_core.layers.attention import attend_padded
+from encoder_core.layers.cpu_relative import blocked_relative
 from encoder_core.layers.dropout import Dropout
 from encoder_core.layers.fused import fused_attention, fused_takes
 from encoder_core.layers.kernel_choice import Kernel, pick
@@ -58,11 +59,15 @@ class TwoStreamAttention(nn.Module):
         keys: tuple[Tensor, Tensor],
         distances_NPD: Float[Tensor, "heads distances width"],
         scope: AttentionScope,
+    ) -> Float[Tensor, "queries heads width"]:
+        """What the kernel makes of one stream's states; `added` to them."""
+        return self._attend(self.query(x_MH), keys, distances_NPD, scope)
+
+    def added(
+        self, x_MH: Tensor, context_MND: Tensor, keys_M: Tensor, draw: Tensor | None
     ) -> Float[Tensor, "queries hidden"]:
-        """One stream's new states, before its feed-forward."""
-        query_MND = self.query(x_MH)
-        context_MND = self._attend(query_MND, keys, distances_NPD, scope)
-        y_MH: Tensor = self.norm(x_MH + self.dropout(self.output(context_MND), scope.rows.keys))
+        """The states with what the kernel made, normalised."""
+        y_MH: Tensor = self.norm(x_MH + self.dropout.by(draw, self.output(context_MND), keys_M))
         return y_MH
 
     def _attend(
@@ -70,24 +75,34 @@ class TwoStreamAttention(nn.Module):
     ) -> Float[Tensor, "queries heads width"]:
         takes = fused_takes(query_MND.device.type, query_MND.dtype, query_MND.shape[-1])
         possible: list[Kernel] = ["padded", "written"]
-        if takes and scope.tokens.positions.numel():
-            possible.insert(0, "fused")
+        if scope.tokens.positions.numel():
+            if query_MND.device.type == "cpu":
+                possible.insert(0, "blocked")
+            if takes:
+                possible.insert(0, "fused")
         match pick(possible, dropped=self.training and self.attention_dropout > 0.0):
             case "fused":
                 return self.fused(query_MND, keys, distances_NPD, scope)
+            case "blocked":
+                return self.blocked(query_MND, keys, distances_NPD, scope)
             case chosen:
                 return self.padded(query_MND, keys, distances_NPD, scope, by_torch=chosen != "written")
 
     def fused(
         self, query_MND: Tensor, keys: tuple[Tensor, Tensor], distances_NPD: Tensor, scope: AttentionScope
     ) -> Float[Tensor, "queries heads width"]:
-        """Without a score in memory; see `encoder_core/kernels`."""
+        """Without a score in memory; see `encoder_core/kernels`. Parameters come in the order of `padded`, which idle
+        ranks run: at ZeRO 3 all ranks gather them together."""
         key_KND, value_KND = (scope.flat_keys(x.transpose(1, 2)) for x in keys)
-        segment_scores = None
+        content_MND, distance_MND, segment_scores = (
+            self.content_bias(query_MND),
+            self.distance_bias(query_MND),
+            None,
+        )
         if scope.batch.segments is not None:
             segment_scores = torch.einsum("mnd,snd->mns", self.segment_bias(query_MND), self.segment())
         return fused_attention(
-            self.content_bias(query_MND),
+            content_MND,
             key_KND,
             value_KND,
             query_rows=scope.rows,
@@ -95,11 +110,60 @@ class TwoStreamAttention(nn.Module):
             scale=key_KND.shape[-1] ** -0.5,
             dropout=self.attention_dropout if self.training else 0.0,
             terms={
-                "r": self.distance_bias(query_MND),
+                "r": distance_MND,
                 "table_a": distances_NPD.transpose(0, 1),
                 "segment_scores": segment_scores,
             },
             **scope.layout,
+        )
+
+    def blocked(
+        self, query_MND: Tensor, keys: tuple[Tensor, Tensor], distances_NPD: Tensor, scope: AttentionScope
+    ) -> Float[Tensor, "queries heads width"]:
+        """Row by row in cache-sized pieces on a CPU, without padding. Who sees nobody gets zeros. Parameters come in
+        the order of `padded`, as in `fused`."""
+        key_KND, value_KND = (scope.flat_keys(x.transpose(1, 2)) for x in keys)
+        scale = key_KND.shape[-1] ** -0.5
+        content_MND, distance_MND = (
+            self.content_bias(query_MND) * scale,
+            self.distance_bias(query_MND) * scale,
+        )
+        if scope.batch.segments is not None:
+            content_MND, key_KND = self._with_segments(query_MND, content_MND, key_KND, scope, scale)
+        table_NED = distances_NPD.flip(1)  # from the query to the key: the negative distance
+        if scope.batch.reversed_rows is not None:
+            table_NED = torch.cat([table_NED, distances_NPD], dim=1)
+        context_MND = blocked_relative(
+            content_MND,
+            key_KND,
+            value_KND,
+            distance_MND,
+            table_NED,
+            None,
+            None,
+            scope.rows.keys,
+            scope.relative_rows(query_MND.dtype),
+            self.attention_dropout if self.training else 0.0,
+        )
+        return (
+            context_MND if scope.blind is None else context_MND.masked_fill(scope.blind[:, None, None], 0.0)
+        )
+
+    def _with_segments(
+        self, query_MND: Tensor, content_MND: Tensor, key_KND: Tensor, scope: AttentionScope, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        """Queries and keys, wider by what makes their product count segments too.
+
+        What a query gets for its own segment, less what it gets for another, times one where the segments are the
+        same. The rest is the same for all keys of a query, which probabilities do not feel.
+        """
+        scores_MNS = torch.einsum("mnd,snd->mns", self.segment_bias(query_MND), self.segment())
+        own_MN1 = (scores_MNS[..., :1] - scores_MNS[..., 1:]) * scale
+        segments_M1S, segments_K1S = (x[:, None].to(query_MND.dtype) for x in scope.segments)
+        wider_KNS = segments_K1S.expand(-1, key_KND.shape[1], -1)
+        return (
+            torch.cat([content_MND, own_MN1 * segments_M1S], dim=-1),
+            torch.cat([key_KND, wider_KNS], dim=-1),
         )
 
     def padded(

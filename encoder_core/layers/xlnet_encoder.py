@@ -19,6 +19,7 @@ from encoder_core.layers.deberta_encoder import rows_of
 from encoder_core.layers.dropout import Dropout
 from encoder_core.layers.encoder import Activation, activate
 from encoder_core.layers.parameters import Weights
+from encoder_core.layers.pieces import Draws, PieceWise, piece
 from encoder_core.layers.rows import Rows
 from encoder_core.layers.xlnet_attention import TwoStreamAttention, sinusoids
 from encoder_core.layers.xlnet_scope import AttentionScope, reach
@@ -50,7 +51,7 @@ class Streams:
     memory: Memory
 
 
-class TwoStreamLayer(nn.Module):
+class TwoStreamLayer(PieceWise):
     """Attention and feed-forward, both streams through the same weights."""
 
     def __init__(
@@ -84,17 +85,25 @@ class TwoStreamLayer(nn.Module):
         if carried_RCH is not None:
             content_RKH = torch.cat([carried_RCH, content_RKH], dim=1)
         keys, distances_NPD = self.attention.keys(content_RKH), self.attention.distances(table_PH)
-        content_TH = self._feed_forward(
-            self.attention(content_TH, keys, distances_NPD, of_content), of_content
-        )
+        content_TH = self._stream(content_TH, keys, distances_NPD, of_content)
         if query_MH is not None and of_query is not None:
-            query_MH = self._feed_forward(self.attention(query_MH, keys, distances_NPD, of_query), of_query)
+            query_MH = self._stream(query_MH, keys, distances_NPD, of_query)
         return content_TH, query_MH
 
-    def _feed_forward(self, x: Tensor, scope: AttentionScope) -> Tensor:
-        inner = self.dropout(activate(self.up(x), self.activation), scope.rows.keys)
-        y: Tensor = self.norm(x + self.dropout(self.down(inner), scope.rows.keys))
-        return y
+    def _stream(
+        self, x_MH: Tensor, keys: tuple[Tensor, Tensor], distances_NPD: Tensor, scope: AttentionScope
+    ) -> Tensor:
+        context_MND = self.attention(x_MH, keys, distances_NPD, scope)
+        draws = self.attention.dropout.draw(), self.dropout.draw(), self.dropout.draw()
+        return self.after(x_MH, context_MND, scope.rows.keys, draws)
+
+    @piece
+    def after(self, x_MH: Tensor, context_MND: Tensor, keys_M: Tensor, draws: Draws) -> Tensor:
+        """What follows the kernel, in either stream."""
+        y_MH = self.attention.added(x_MH, context_MND, keys_M, draws[0])
+        inner_MF = self.dropout.by(draws[1], activate(self.up(y_MH), self.activation), keys_M)
+        z_MH: Tensor = self.norm(y_MH + self.dropout.by(draws[2], self.down(inner_MF), keys_M))
+        return z_MH
 
 
 class WordEmbeddings(nn.Module):

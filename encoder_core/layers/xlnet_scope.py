@@ -6,15 +6,17 @@ come no later in the factorisation order, a prediction's query only those that c
 Shapes: T tokens, M queries; R rows, L longest row, C carried tokens, K = C + L keys, Q queries of a row.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Int, Shaped
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from encoder_core.batch import Batch
+from encoder_core.layers.cpu_relative import UNSEEN, RelativeRow
 from encoder_core.layers.rows import Rows
 
 _MEMORY_RANK = -1  # before every token's
@@ -81,6 +83,15 @@ class AttentionScope:
         return self.rows.pad(self._of_queries(segments))[:, :, None] != keys[:, None, :]
 
     @cached_property
+    def segments(self) -> tuple[Int[Tensor, "queries segments"], Int[Tensor, "all_keys segments"]]:
+        """Ones where a query's, or a key's, segment is. There must be segments; memory counts as segment 0."""
+        segments = self.batch.segments
+        assert segments is not None
+        count = int(segments.max()) + 1
+        queries, keys = self._of_queries(segments), self._of_keys(segments, 0)
+        return F.one_hot(queries.long(), count), F.one_hot(keys.long(), count)
+
+    @cached_property
     def layout(self) -> dict[str, Tensor | int | None]:
         """What the fused kernel wants: fields of `kernels.fused_attention.Layout`; nothing of Q times K."""
         batch, order, segments = self.batch, self.batch.order, self.batch.segments
@@ -95,6 +106,47 @@ class AttentionScope:
             "segments_q": None if segments is None else self._of_queries(segments),
             "segments_k": None if segments is None else self._of_keys(segments, 0),
         }
+
+    def relative_rows(self, dtype: torch.dtype) -> tuple[RelativeRow, ...]:
+        """What the blocked kernel on a CPU wants to know of each row. Rows that run backwards read the second half of a
+        table of both orders."""
+        if dtype not in self._relative_rows:
+            self._relative_rows[dtype] = tuple(self._each_row(dtype))
+        return self._relative_rows[dtype]
+
+    @cached_property
+    def _relative_rows(self) -> dict[torch.dtype, tuple[RelativeRow, ...]]:
+        return {}
+
+    def _each_row(self, dtype: torch.dtype) -> Iterator[RelativeRow]:
+        first, last = reach(self.batch, self.carried)
+        ahead, backwards = max(self.batch.max_length - 1, 0), self.batch.reversed_rows
+        second = [False] * self.tokens.count if backwards is None else backwards.tolist()
+        positions = None if self._of_content else self._of_queries(self.batch.positions)
+        for row, (queries, keys) in enumerate(zip(self.rows.bounds, self._keys.bounds, strict=True)):
+            yield RelativeRow(
+                slice(*queries),
+                slice(*keys),
+                origin=ahead + (last - first + 1 if second[row] else 0),
+                at=None if positions is None else positions[slice(*queries)],
+                hidden=None if self.batch.order is None else self._hidden(row, queries, dtype),
+            )
+
+    def _hidden(
+        self, row: int, queries: tuple[int, int], dtype: torch.dtype
+    ) -> Float[Tensor, "queries keys"]:
+        """Of one row's queries and keys: 0 where they see, `UNSEEN` elsewhere."""
+        visible_QK = self.visible[row, : queries[1] - queries[0]]
+        keys = slice(*self._keys.bounds[row])
+        visible_QK = visible_QK[:, : keys.stop - keys.start]
+        return torch.zeros(visible_QK.shape, dtype=dtype).masked_fill_(~visible_QK, UNSEEN)
+
+    @cached_property
+    def blind(self) -> Bool[Tensor, " queries"] | None:
+        """[M], queries that see no key; None where there cannot be any."""
+        if self._of_content or self.carried:
+            return None
+        return ~self.rows.unpad(self.visible.any(-1).expand(-1, self.rows.max_length))
 
     def _of_keys(self, x: Int[Tensor, " tokens"], of_memory: int) -> Int[Tensor, " keys"]:
         return self.flat_keys(F.pad(self.tokens.pad(x), (self.carried, 0), value=of_memory))

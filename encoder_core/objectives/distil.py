@@ -183,8 +183,14 @@ class Distillation(HeadTerm):
         """The batch with the places where the student learns for targets."""
         if self._config.places == "targets":
             return batch
-        everywhere_T = torch.arange(len(batch.tokens), device=batch.tokens.device)
-        return replace(batch, target_positions=everywhere_T, target_ids=batch.tokens)
+        return _everywhere(batch)
+
+
+def _everywhere(batch: Batch) -> Batch:
+    """Every token a target, in the host's memory too."""
+    at_T = torch.arange(len(batch.tokens), device=batch.tokens.device)
+    host = None if batch.host is None else _everywhere(batch.host)
+    return replace(batch, target_positions=at_T, target_ids=batch.tokens, host=host)
 
 
 class StatesAlike(HeadTerm):

@@ -97,7 +97,7 @@ class SentencePair(HeadTerm):
     def sums(self, states: States, batch: Batch) -> TermSums:
         labels_R = batch.cu_seqlens[:0].long() if batch.pair_labels is None else batch.pair_labels
         first_R = batch.cu_seqlens[: len(labels_R)].long()
-        found = self.head(states.at(first_R), labels_R)
+        found = self.head(states.at(first_R, most=1), labels_R)
         return TermSums(found.loss_sum, self.targets(batch), {"correct": found.correct})
 
 

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from encoder_core.batch import Batch
+from encoder_core.batch import Batch, sent
 from encoder_core.families.build import ModelConfig
 from encoder_core.heads.prediction import MAX_TARGETS, SpanBoundaryHead
 from encoder_core.layers.attention import Attend, automatic
@@ -81,7 +81,7 @@ def boundary_targets(batch: Batch) -> BoundaryTargets:
     chosen = bounded[span] & (place < MAX_TARGETS)
     span = span[chosen]
     found = (first[span] - 1, last[span] + 1, place[chosen], host.target_ids.numpy()[chosen])
-    return BoundaryTargets(*(torch.from_numpy(each).to(device, non_blocking=True) for each in found))
+    return BoundaryTargets(*(sent(torch.from_numpy(each), device) for each in found))
 
 
 class SpanBoundary(HeadTerm):

@@ -53,14 +53,17 @@ class States:
         assert not isinstance(self._encoder, TwoStreamEncoder)  # whose tokens no such term predicts
         return tuple(self._encoder.states(self._batch))
 
-    def at(self, at_N: Int[Tensor, " positions"]) -> Float[Tensor, "positions hidden"]:
-        """The last layer's output at sorted flat positions."""
+    def at(
+        self, at_N: Int[Tensor, " positions"], most: int | None = None
+    ) -> Float[Tensor, "positions hidden"]:
+        """The last layer's output at sorted flat positions; `most` of them in a row, where those are no targets."""
         if self._whole or not isinstance(self._encoder, DisentangledEncoder):
             return self.everywhere.index_select(0, at_N)
         if self._decoder is None:
-            return self._encoder.at(at_N, self._batch)
+            return self._encoder.at(at_N, self._batch, most)
         before_TH = self._before_last
-        return self._encoder.look_again(before_TH.index_select(0, at_N), at_N, before_TH, self._batch, 1)
+        queries_NH = before_TH.index_select(0, at_N)
+        return self._encoder.look_again(queries_NH, at_N, before_TH, self._batch, most=most)
 
     @cached_property
     def at_targets(self) -> Float[Tensor, "targets hidden"]:

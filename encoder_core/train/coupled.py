@@ -43,6 +43,12 @@ class RankExamples(AllExamples):
         counts = tuple(sum(row[: len(sizes)]) for row in table)
         return cls(at.to(device), counts, order.to(device)), joined.reshape(sum(sizes), *shape)
 
+    @classmethod
+    def alone(cls, own: Tensor) -> tuple["RankExamples", Tensor]:
+        """As if one microbatch's examples [examples, ...] were all that there are. Not collective."""
+        every = torch.arange(len(own), device=own.device)
+        return cls(every, (len(own),), every), own
+
     def gather(self, own: Tensor) -> Tensor:
         """All examples' [N, ...] from each rank's own [n, ...]. Collective."""
         if len(self.counts) == 1:

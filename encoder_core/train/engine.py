@@ -24,15 +24,18 @@ if "mlflow" not in sys.modules:
 
 import deepspeed
 from deepspeed.accelerator import get_accelerator
+from deepspeed.utils import set_z3_leaf_module
 
 from encoder_core.batch import Batch
 from encoder_core.errors import TrainingError
+from encoder_core.layers.pieces import PieceWise
 from encoder_core.objectives.frozen import frozen_weights
 from encoder_core.optim.muon import Muon
 from encoder_core.optim.shards import ShardedOptimizer, ShardSegment
 from encoder_core.optim.updates import UPDATE_GROUP, WHOLE, set_update
 from encoder_core.train import zero_state
 from encoder_core.train.engine_config import EngineConfig
+from encoder_core.train.overlap import OverlappedSums
 from encoder_core.train.timing import Stopwatch
 from encoder_core.train.weight_check import Replicated
 from encoder_core.train.zero_state import KINDS, Fragment, Named
@@ -48,6 +51,9 @@ deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
 # At construction it imports Muon, whose kernels it has torch compile, though nobody may use them: 1.4 s at every start.
 deepspeed.runtime.compiler.compile = lambda: deepspeed.runtime.compiler.dummy_decorator
+
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -90,6 +96,8 @@ class Engine:
         self.update_groups = tuple(self._movable)
         trained = {id(p) for params in self._movable.values() for p in params}
         self._frozen = {id(p) for p in model.parameters()} - trained
+        if config.stage == 3:
+            _gather_whole_layers(model)
         self._engine, *_ = deepspeed.initialize(
             model=model, optimizer=optimizer, config=config.deepspeed(), dist_init_required=False
         )
@@ -100,6 +108,7 @@ class Engine:
         self._guard_updates()
         if config.stage == 3:
             self._sum_gradients()
+        self._overlapped = self._overlap() if self.world > 1 and config.sums_apart else None
         self.forwards = Stopwatch(self.device)
         self.replicated = self._replicated()
         if isinstance(optimizer, ShardedOptimizer) and config.stage > 0:
@@ -130,6 +139,8 @@ class Engine:
         rank's last.
         """
         self._engine.set_gradient_accumulation_boundary(last)
+        if last and self._overlapped is not None:
+            self._overlapped.begin()
         self._engine.backward(loss, scale_wrt_gas=False)
 
     def update(
@@ -174,6 +185,14 @@ class Engine:
         """Stage 3 offers the mean over ranks only. This scales it back to the sum, in `reduce_dtype`; scaling the loss
         by, say, 3 ranks would round every bf16 gradient otherwise than on one rank."""
         self._engine.optimizer._gradient_averaging_world_size = lambda params, world: 1
+
+    def _overlap(self) -> OverlappedSums:
+        """Stage 1 in bf16: takes the place of what DeepSpeed does when a step's last backward pass is over."""
+        optimizer, parameters = self._engine.optimizer, list(self._engine.module.parameters())
+        sums = list(zip(optimizer.fp32_groups_gradients_flat, optimizer.bf16_groups, strict=True))
+        overlapped = OverlappedSums(sums, parameters, DTYPES[self.config.reduce_dtype])
+        self._engine.buffered_allreduce_fallback = lambda **_: overlapped.finish()
+        return overlapped
 
     def _describe_partitions(self, optimizer: ShardedOptimizer) -> None:
         """For an optimizer that needs whole parameters: say which lie where in this rank's flat partitions."""
@@ -237,3 +256,11 @@ class Engine:
     def _named(self) -> list[Named]:
         names = [(self.names[id(p)], p) for p in self._engine.module.parameters()]
         return [Named(name, p, self.own_kinds.get(name, KINDS)) for name, p in names]
+
+
+def _gather_whole_layers(model: nn.Module) -> None:
+    """Stage 3 gathers parameters where a module is called, which compiled layers do not do inside: theirs are gathered
+    where the layer is called."""
+    for module in model.modules():
+        if isinstance(module, PieceWise) and module.compiled is not None:
+            set_z3_leaf_module(module, True)

@@ -25,6 +25,11 @@ class EngineConfig:
     persistence_threshold: int | None = None
     reduce_dtype: Precision = "fp32"
 
+    @property
+    def sums_apart(self) -> bool:
+        """Whether DeepSpeed adds gradients to fp32 sums of its own, whole on every rank, and reduces those."""
+        return self.stage == 1 and self.precision == "bf16"
+
     def deepspeed(self) -> dict[str, Any]:
         """DeepSpeed's own configuration. Batch sizes are nominal: the step decides its boundaries itself."""
         zero: dict[str, Any] = {"stage": self.stage}

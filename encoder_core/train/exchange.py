@@ -49,6 +49,7 @@ class Signals:
         stop: some rank was asked to stop, so no rank runs the step.
         save: a checkpoint is due after this step. Rank 0 decides, so that only one clock counts.
         saved: every rank has finished uploading its part of the pending checkpoint, or has failed.
+        fits: every rank's largest microbatch fits into its memory, as far as that is looked at beforehand.
         wait: the longest wait for data, seconds.
         tokens: tokens of the global batch.
         digest: sum of the rows' checksums, a fingerprint of the bytes trained on.
@@ -58,6 +59,7 @@ class Signals:
     stop: bool
     save: bool
     saved: bool
+    fits: bool
     wait: float
     tokens: int
     digest: int
@@ -70,6 +72,7 @@ def exchange(
     stop: bool,
     save: bool,
     saved: bool,
+    fits: bool,
     wait: float,
     tokens: int,
     digest: int,
@@ -79,14 +82,16 @@ def exchange(
     same term names in `counts`.
     """
     names = sorted(counts)
-    table = control.table([stop, save, saved, wait, tokens, digest, *(counts[name] for name in names)])
+    flags = [stop, save, saved, fits]
+    table = control.table([*flags, wait, tokens, digest, *(counts[name] for name in names)])
     totals = table.sum(dim=0).tolist()
     return Signals(
         stop=totals[0] > 0,
         save=bool(table[0, 1]),
         saved=int(totals[2]) == control.world,
-        wait=float(table[:, 3].max()),
-        tokens=int(totals[4]),
-        digest=int(totals[5]),
-        counts=dict(zip(names, totals[6:], strict=True)),
+        fits=int(totals[3]) == control.world,
+        wait=float(table[:, 4].max()),
+        tokens=int(totals[5]),
+        digest=int(totals[6]),
+        counts=dict(zip(names, totals[7:], strict=True)),
     )

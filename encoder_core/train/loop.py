@@ -16,6 +16,7 @@ from encoder_core.train.evaluate import evaluate
 from encoder_core.train.exchange import Control, Signals, exchange
 from encoder_core.train.memory import Carried, carry, recall
 from encoder_core.train.metrics import StepReport
+from encoder_core.train.rehearsal import ran_out
 from encoder_core.train.state import TrainState
 from encoder_core.train.step import Memories, Microbatch, RankBatch, accumulate
 from encoder_core.train.timing import Pace
@@ -117,6 +118,22 @@ class LossGuard(Protocol):
         ...
 
 
+class Microbatches(Protocol):
+    """Decides how many rows a microbatch has, where memory does. All ranks come to the same number."""
+
+    def fits(self, work: RankBatch, memories: Memories) -> bool:
+        """Whether this rank's part of a step will fit into its memory. Not collective."""
+        ...
+
+    def shrink(self, step: int) -> None:
+        """Some rank's part of `step` does not fit: from here on the data has smaller microbatches. On all ranks."""
+        ...
+
+    def gave_out(self, step: int, error: RuntimeError) -> Exception:
+        """What to raise where memory ran out in the middle of `step` on this rank."""
+        ...
+
+
 class TrainJournal(Protocol):
     """Where progress is recorded. Rank 0's calls are written down; the other ranks' calls are heartbeats."""
 
@@ -167,11 +184,17 @@ class Trainer:
     plan: TrainPlan
     stop_requested: Callable[[], bool]
     memories: Memories = field(default_factory=dict)
+    microbatches: Microbatches | None = None
 
     def train(self, state: TrainState) -> TrainState:
         """Train from `state` to the last step, or until a stop is requested on any rank. The result is committed.
 
-        Raises CorruptReplica: weights differ between ranks. Nothing of it is committed.
+        A step whose microbatches do not fit into memory begins again with smaller ones, before anything of it has
+        counted.
+
+        Raises:
+            CorruptReplica: weights differ between ranks. Nothing of it is committed.
+            Exception: what `microbatches` has for memory that gave out in the middle of a step.
         """
         carried = Carried()
         while state.step < self.plan.steps:
@@ -183,11 +206,11 @@ class Trainer:
             if signals.stop:
                 carried = self._carried(fetched)
                 break
-            # Memory is recomputed at fixed steps, then the gradients and updates of each group.
-            if fetched.before is not None:
-                recall(self.engine, fetched.before, self.memories)
+            if not signals.fits and self.microbatches is not None:
+                self.microbatches.shrink(state.step)
+                continue
             learning_rate = self.plan.learning_rate(state.step)
-            sums, updates, digests = self._update(state, fetched, signals)
+            sums, updates, digests = self._computed(state, fetched, signals)
             # One gather of sums, speeds and digests; the weights must agree before anything is recorded.
             pace = Pace(fetching, self.engine.forwards.take(), fetched.tokens)
             results = gather_step_results(self.control, sums, pace, digests)
@@ -218,6 +241,19 @@ class Trainer:
         ensure_same(self.engine.replicated, self.control, state.step)
         self.checkpointer.finish(self.engine, state, carried)
         return state
+
+    def _computed(
+        self, state: TrainState, fetched: Fetched, signals: Signals
+    ) -> tuple[dict[str, float], dict[str, Update], list[Tensor]]:
+        """Memory is recomputed at fixed steps, then the gradients and updates of each group, see `_update`."""
+        try:
+            if fetched.before is not None:
+                recall(self.engine, fetched.before, self.memories)
+            return self._update(state, fetched, signals)
+        except RuntimeError as error:
+            if self.microbatches is None or not ran_out(error):
+                raise
+            raise self.microbatches.gave_out(state.step, error) from error
 
     def _update(
         self, state: TrainState, fetched: Fetched, signals: Signals
@@ -280,6 +316,7 @@ class Trainer:
             stop=self.stop_requested(),
             save=self.checkpointer.due(state.step + 1),
             saved=self.checkpointer.ready(),
+            fits=self.microbatches is None or self.microbatches.fits(fetched.work, self.memories),
             wait=fetched.wait,
             tokens=fetched.tokens,
             digest=fetched.digest,

@@ -17,6 +17,7 @@ from data_service.stream.stream import Stream
 from encoder_core.train.collate import idle_batch, to_batch
 from launcher.errors import RunError
 from launcher.rank.data import RankShard
+from launcher.recipe.microbatch import settled
 from launcher.run.left_out import left_out
 from launcher.run.record import Run, open_run
 from launcher.run.streams import sample_positions, stream_spec
@@ -36,12 +37,14 @@ class RunData:
         specs = [stream_spec(run, tokenizer, phase) for phase in range(len(run.recipe.phases))]
         self._streams = [Stream(spec, cache=cache) for spec in specs]
         self._positions = sample_positions(run, self._streams, left_out(run))
-        self._rows = run.recipe.phase_microbatches
+        self._recipe = run.recipe
         self.pad = tokenizer.special.pad
 
     def microbatches(self, step: int, rank: int, world: int) -> list[Samples]:
-        """The logical microbatches of `step` that rank `rank` of `world` trains on, in order."""
-        mine, _ = RankShard(rank, world, self._rows).deal(self._positions.ranges(step))
+        """The logical microbatches of `step` that rank `rank` of `world` trains on, in order. Where memory decides how
+        large they are, the rank's part of the step is one."""
+        rows = settled(self._recipe, world).phase_microbatches
+        mine, _ = RankShard(rank, world, rows).deal(self._positions.ranges(step))
         return [
             join_rows([self._streams[r.phase].read(r.epoch, r.start, r.stop) for r in ranges])
             for _, ranges in mine

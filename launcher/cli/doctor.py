@@ -115,9 +115,15 @@ def preflight(
     from launcher.output import print_table
     from launcher.preflight.findings import worst
     from launcher.preflight.measure import examine, raise_open_files, subject
+    from launcher.recipe.microbatch import has_automatic
 
     raise_open_files()
-    findings = examine(subject(target) if target is not None else None)
+    what = subject(target) if target is not None else None
+    findings = examine(what)
+    if what is not None and has_automatic(what.recipe):
+        from launcher.rank.microbatch import microbatch_finding
+
+        findings.append(microbatch_finding(what.recipe))
     if as_json:
         print_json(vars(finding) for finding in findings)
     else:

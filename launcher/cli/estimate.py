@@ -20,7 +20,7 @@ def estimate(
     nodes: Annotated[int | None, typer.Option(help="Machines.")] = None,
     gpus_per_node: Annotated[int | None, typer.Option(help="GPUs of each.")] = None,
     gpu: Annotated[
-        str | None, typer.Option(help="H100, H200, B200, A100-80, A100-40, V100, L4 or A10G.")
+        str | None, typer.Option(help="H100, H200, B200, MI300X, A100-80, A100-40, L40S, L4, A10G or V100.")
     ] = None,
     measure: Annotated[
         bool,

@@ -33,6 +33,7 @@ from launcher.preflight.collective import NodeReport, Unfit, preflight, problem,
 from launcher.preflight.measure import PreflightSubject
 from launcher.rank.journal import Startup
 from launcher.rank.main import run_rank
+from launcher.rank.microbatch import SmallerMicrobatch
 from launcher.rank.spike_guard import Rewound
 from launcher.run.record import open_run
 
@@ -99,6 +100,9 @@ def _in_good_order(coordinator: Any, link: "RayLink", error: BaseException) -> b
             ray.get(coordinator.went_back.remote(link.attempt))
             if link.rank == 0:
                 link.note(str(error))
+        case SmallerMicrobatch():  # on the rank whose memory gave out
+            ray.get(coordinator.went_back.remote(link.attempt))
+            link.note(str(error))
         case _:
             _tell_failure(coordinator, link, error)
     return False

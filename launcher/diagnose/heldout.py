@@ -24,6 +24,7 @@ from launcher.rank.teachers import teach
 from launcher.run.streams import heldout_spec
 
 _SHORTEST = 32  # tokens of a row
+_MOST_ROWS = 64  # at a time
 
 
 def held_out(checkpoint: Checkpoint, rows: int) -> list[Figure]:
@@ -63,7 +64,7 @@ def _lengths(spec: StreamSpec) -> list[int]:
 def _evaluate(checkpoint: Checkpoint, spec: StreamSpec, rows: int) -> Mapping[str, float]:
     run = checkpoint.run
     stream = Stream(spec, cache=run.store.at("cache"))
-    last, size = min(rows, stream.samples_per_epoch), run.recipe.phase_microbatches[-1]
+    last, size = min(rows, stream.samples_per_epoch), min(run.recipe.phase_microbatches[-1], _MOST_ROWS)
     microbatches = (
         Microbatch(
             index, to_batch(stream.read(0, first, min(first + size, last)), torch.device("cpu"), first)

@@ -2,9 +2,6 @@
 
 from dataclasses import dataclass
 
-from encoder_core.families.build import ModelConfig
-from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
-from encoder_core.families.xlnet import XlnetConfig
 from launcher.estimate.cluster import GIB, Gpu
 
 CONTEXT = 1 * GIB  # of a GPU's memory, for CUDA, cuBLAS and NCCL: a guess
@@ -40,17 +37,8 @@ class AssumedUtilisation:
     step: float | None = None
 
 
-def utilisation(model: ModelConfig, length: int, gpu: Gpu) -> AssumedUtilisation:
-    """A published run's of like width, else a guess. None of ours was measured on a GPU."""
-    found = _published(model.hidden, length, gpu)
-    if isinstance(model, DebertaConfig | DebertaV2Config | XlnetConfig):
-        return AssumedUtilisation(
-            found.share / 2, f"a guess: half of ({found.source}), for attention with biases, padded"
-        )
-    return found
-
-
-def _published(hidden: int, length: int, gpu: Gpu) -> AssumedUtilisation:
+def published(hidden: int, length: int, gpu: Gpu) -> AssumedUtilisation:
+    """A published run's of like width. None of ours was measured on a GPU."""
     if hidden < 512:
         return AssumedUtilisation(0.03, "ELECTRA-Small, 4 days on a V100, its authors' fp32 code: 2.7 %")
     if hidden < 1024:

@@ -42,9 +42,9 @@ def _gpu(
     return Gpu(name, tflops * 1e12, fp32 * 1e12, gib * GIB, *rates, half)
 
 
-# Peak, memory and bandwidth: NVIDIA's data sheets (SXM forms where there are several), without sparsity.
-# Links: NVLink's one-way rate; PCIe x16 for L4 and A10G. Networks: AWS p3dn, p4d, p4de, p5, p5e, p6-b200,
-# g6.48xlarge and g5.48xlarge.
+# Peak, memory and bandwidth: NVIDIA's data sheets (SXM forms where there are several) and AMD's of the MI300X, without
+# sparsity. Links: NVLink's one-way rate, of the MI300X seven of 64 GB/s each way; PCIe x16 for L4, L40S and A10G.
+# Networks: AWS p3dn, p4d, p4de, p5, p5e, p6-b200, g6.48xlarge, g6e.48xlarge and g5.48xlarge; Azure ND MI300X v5.
 GPUS = {
     gpu.name: gpu
     for gpu in (
@@ -53,9 +53,11 @@ GPUS = {
         _gpu("A100-40", 312, 19.5, 40, 1555, 300, 400),
         _gpu("A100-80", 312, 19.5, 80, 2039, 300, 400),
         _gpu("L4", 121, 30.3, 24, 300, 16, 100),
+        _gpu("L40S", 362, 91.6, 48, 864, 32, 400),
         _gpu("H100", 989, 67, 80, 3350, 450, 3200),
         _gpu("H200", 989, 67, 141, 4800, 450, 3200),
         _gpu("B200", 2250, 75, 180, 7700, 900, 3200),
+        _gpu("MI300X", 1307, 163.4, 192, 5300, 448, 3200),
     )
 }
 
@@ -74,7 +76,7 @@ def gpu_of_device(name: str, memory: int) -> Gpu | None:
 
     PCIe and NVL forms of the V100, H100 and H200 are slower than the SXM forms that the table is of.
     """
-    found = re.search(r"\b(V100|A10G|A100|L4|H100|H200|B200)\b", name)
+    found = re.search(r"\b(V100|A10G|A100|L40S|L4|H100|H200|B200|MI300X)\b", name)
     slower = re.search(r"PCIe|NVL", name, re.IGNORECASE)
     if found is None or (slower and found[1] in ("V100", "H100", "H200")):
         return None

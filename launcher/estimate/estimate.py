@@ -2,14 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import prod
 
 from data_service.stream.radius import Radius
 from encoder_core.cost import memory
 from encoder_core.cost.memory import STAGES, MemoryPart, Stage
 from encoder_core.cost.products import Shape
-from encoder_core.cost.saved import Kernel
-from encoder_core.families.xlnet import XlnetConfig
 from launcher.errors import EstimateError
 from launcher.estimate.assumptions import (
     COPY_RATE,
@@ -18,15 +15,18 @@ from launcher.estimate.assumptions import (
     STORE_RATE,
     AssumedUtilisation,
     usable,
-    utilisation,
 )
 from launcher.estimate.cluster import Cluster
 from launcher.estimate.data_needs import DataNeeds, data_needs, shuffle_radius
 from launcher.estimate.goodput import Saving, best_interval, daly, goodput, young
+from launcher.estimate.memory_bill import bill
+from launcher.estimate.microbatch import Bill, rows_that_fit
+from launcher.estimate.roofline import assumed
 from launcher.estimate.throughput import PhaseTime, phase_time
-from launcher.estimate.workload import microbatch_activations
-from launcher.recipe.schema import Recipe
-from launcher.recipe.summary import known, momentum_matrices, parameters, state_bytes, teacher_parameters
+from launcher.estimate.workload import microbatch_shape
+from launcher.recipe.microbatch import has_automatic, settled
+from launcher.recipe.schema import Recipe, RecipePhase
+from launcher.recipe.summary import known, parameters, state_bytes
 
 
 @dataclass(frozen=True)
@@ -69,9 +69,13 @@ class Checkpoints:
 class Estimate:
     """Everything. `fits` in the order of stages, then rows; `radius` of the shuffle, None where there is none;
     `seconds` of wall time, failures included.
+
+    Attributes:
+        recipe: with the rows of microbatches that memory permits, where the recipe leaves them to it (`automatic`).
     """
 
     recipe: Recipe
+    automatic: bool
     cluster: Cluster
     parameters: int
     phases: tuple[PhaseTime, ...]
@@ -112,8 +116,11 @@ def estimate(
     if mfu is not None and not 0 < mfu <= 1:
         raise EstimateError(f"a utilisation of {mfu}", remedy="give a share above 0, at most 1")
     count = parameters(recipe)
-    recipe = recipe.model_copy(update={"model": known(recipe.model)})
-    shares = measured or [_share(recipe, phase.length, cluster, mfu) for phase in recipe.phases]
+    recipe, automatic = recipe.model_copy(update={"model": known(recipe.model)}), has_automatic(recipe)
+    if automatic:
+        most = rows_that_fit(Bill(recipe, count, cluster.ranks, "cuda"), usable(cluster.gpu.memory))
+        recipe = settled(recipe, cluster.ranks, most)
+    shares = measured or [_share(recipe, phase, cluster, mfu) for phase in recipe.phases]
     phases = tuple(
         phase_time(recipe, phase, cluster, count, share)
         for phase, share in zip(recipe.phases, shares, strict=True)
@@ -123,6 +130,7 @@ def estimate(
     saved = _checkpoints(recipe, cluster, count, work / sum(phase.steps for phase in phases))
     return Estimate(
         recipe=recipe,
+        automatic=automatic,
         cluster=cluster,
         parameters=count,
         phases=phases,
@@ -139,12 +147,10 @@ def _fullness(phase: PhaseTime) -> tuple[int, int, int]:
     return phase.shape.tokens, phase.length, phase.shape.targets_per_row
 
 
-def _share(recipe: Recipe, length: int, cluster: Cluster, mfu: float | None) -> AssumedUtilisation:
-    return (
-        AssumedUtilisation(mfu, "given")
-        if mfu is not None
-        else utilisation(recipe.model, length, cluster.gpu)
-    )
+def _share(recipe: Recipe, phase: RecipePhase, cluster: Cluster, mfu: float | None) -> AssumedUtilisation:
+    if mfu is not None:
+        return AssumedUtilisation(mfu, "given")
+    return assumed(recipe, microbatch_shape(recipe, phase), cluster.gpu)
 
 
 def _fits(recipe: Recipe, cluster: Cluster, count: int, phase: PhaseTime) -> list[MemoryFit]:
@@ -172,47 +178,6 @@ def halvings(rows: int) -> list[int]:
 def _fit(recipe: Recipe, cluster: Cluster, count: int, stage: Stage, shape: Shape, rounds: int) -> MemoryFit:
     parts = bill(recipe, count, cluster.ranks, stage, shape=shape, rounds=rounds)
     return MemoryFit(stage, shape.rows, parts, memory.total(parts) <= usable(cluster.gpu.memory))
-
-
-def bill(
-    recipe: Recipe,
-    count: int,
-    ranks: int,
-    stage: Stage,
-    *,
-    shape: Shape,
-    rounds: int,
-    kernel: Kernel = "gpu",
-    bucket: int = memory.BUCKET,
-) -> tuple[MemoryPart, ...]:
-    """What fills the memory of one of `ranks` that train `count` parameters, `rounds` microbatches of `shape` a step.
-
-    `kernel`, `bucket`: as in `encoder_core.cost.saved` and `memory.kept`.
-    """
-    single = sum(prod(shape) for shape in momentum_matrices(recipe))
-    kept = memory.kept(
-        count, ranks, stage, recipe.precision, recipe.reduce_dtype, bucket=bucket, single=single
-    )
-    added = memory.of_microbatch(
-        microbatch_activations(recipe, shape, kernel),
-        recipe.precision,
-        checkpointed=recipe.activation_checkpointing,
-        logits=recipe.objective.contrastive is None or recipe.objective.mlm is not None,
-    )
-    taught = teacher_parameters(recipe)
-    if taught:
-        kept.append(memory.frozen(taught, recipe.precision))
-    if isinstance(recipe.model, XlnetConfig) and recipe.memory_refresh is not None:
-        kept.append(_remembered(recipe.model, shape.rows * rounds, recipe.precision))
-    return (*kept, *added)
-
-
-def _remembered(model: XlnetConfig, rows: int, precision: str) -> MemoryPart:
-    """Of all microbatches of a rank."""
-    state = 2 if precision == "bf16" else 4
-    formula = f"{state} B x {rows} rows x {model.memory} tokens x {model.hidden} x {model.layers} layers"
-    numbers = rows * model.memory * model.hidden * model.layers
-    return MemoryPart("memory of earlier tokens", formula, state * numbers)
 
 
 def _checkpoints(recipe: Recipe, cluster: Cluster, count: int, step: float) -> Checkpoints:

@@ -20,6 +20,7 @@ from launcher.estimate.assumptions import (
 )
 from launcher.estimate.estimate import Estimate
 from launcher.estimate.goodput import goodput
+from launcher.estimate.roofline import arithmetic
 from launcher.estimate.throughput import PhaseTime, network_bytes
 from launcher.estimate.workload import executed, microbatch_activations, microbatch_products, vectors_flops
 from launcher.format import human_bytes, human_count, human_duration
@@ -111,6 +112,7 @@ def _step(e: Estimate, phase: PhaseTime) -> Iterator[str]:
             f"{phase.rounds} x {_tera(done)} / ({peak} x {share.share:.3f})",
             f"{phase.compute:.4f} s",
         ),
+        *arithmetic(e.recipe, phase.shape, cluster.gpu),
         *_orthogonalising(e, phase),
         ("network, not hidden", network, f"{phase.network:.4f} s"),
         ("a step", f"{' + '.join(f'{part:.4f}' for part in parts)} s", f"{phase.step:.4f} s"),
@@ -148,6 +150,11 @@ def _memory(e: Estimate) -> list[str]:
         cells = "".join(f"{fit.bytes / (1 << 30):>8.1f}{' ' if fit.fits else '*'}" for fit in fits)
         largest = e.largest(stage)
         lines.append(f"  ZeRO {stage}    {cells}   {largest.rows if largest else 'none'}")
+    if e.automatic:
+        taken = ", ".join(f"{count:,}" for count in e.recipe.phase_microbatches)
+        lines.append(
+            f"  microbatch: auto takes {taken} rows at ZeRO {e.recipe.zero}: what fits, shared out evenly"
+        )
     if not any(fit.fits for fit in e.fits):
         lines.append(f"  Not even one row fits on a {e.cluster.gpu.name}, at any stage{_hint(e)}.")
     elif e.as_configured is not None and not e.as_configured.fits:
@@ -327,6 +334,7 @@ def figures(e: Estimate) -> dict[str, object]:
             {"zero": fit.stage, "microbatch": fit.rows, "bytes": fit.bytes, "fits": fit.fits}
             for fit in e.fits
         ],
+        "microbatch": list(e.recipe.phase_microbatches),
         "largest_microbatch": {
             str(stage): fit.rows if (fit := e.largest(stage)) is not None else None for stage in STAGES
         },

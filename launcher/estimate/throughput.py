@@ -8,7 +8,7 @@ from encoder_core.cost.products import Count, Shape
 from encoder_core.optim.newton_schulz import flops as orthogonalisation_flops
 from launcher.estimate.assumptions import LINK_SHARE, AssumedUtilisation
 from launcher.estimate.cluster import Cluster
-from launcher.estimate.workload import batch_rows, executed, microbatch_flops, microbatch_shape
+from launcher.estimate.workload import executed, microbatch_flops, microbatch_shape
 from launcher.recipe.schema import Recipe, RecipePhase
 from launcher.recipe.summary import momentum_matrices
 from launcher.recipe.timeline import step_batches
@@ -63,7 +63,7 @@ def phase_time(
     recipe: Recipe, phase: RecipePhase, cluster: Cluster, parameters: int, utilisation: AssumedUtilisation
 ) -> PhaseTime:
     """`parameters` of all networks."""
-    rows, shape = batch_rows(phase), microbatch_shape(recipe, phase)
+    rows, shape = phase.rows, microbatch_shape(recipe, phase)
     flops = microbatch_flops(recipe, shape)
     microbatches = -(-rows // recipe.microbatch_of(phase))
     rounds = -(-microbatches // cluster.ranks)

@@ -17,14 +17,9 @@ from launcher.recipe.schema import Recipe, RecipePhase
 from launcher.recipe.timeline import phase_objective
 
 
-def batch_rows(phase: RecipePhase) -> int:
-    """Of a step; of a batch of tokens, rows that are full."""
-    return phase.batch.sequences or max(1, (phase.batch.tokens or 0) // phase.length)
-
-
 def microbatch_shape(recipe: Recipe, phase: RecipePhase) -> Shape:
     """Each text of an example counted as a row."""
-    rows = min(recipe.microbatch_of(phase), batch_rows(phase)) * recipe.input.texts
+    rows = min(recipe.microbatch_of(phase), phase.rows) * recipe.input.texts
     return Shape(rows, phase.length, phase_targets(recipe, phase))
 
 

@@ -70,6 +70,7 @@ class RunStatus:
         step_seconds, tokens_per_second: median of the newest steps.
         eta_seconds: until the last step, if it goes on like this.
         checkpoint: the newest one. checkpoint_problem: why it cannot be read.
+        microbatch: rows in each phase, where memory decides; `microbatch_why`: how they were found.
         interruptions, goodput, repeated_steps: of the whole run; None in a brief status.
         origins: what it was forked from.
         evaluation_problem: why the newest evaluation beside training failed, if it did.
@@ -101,6 +102,8 @@ class RunStatus:
     eta_seconds: float | None
     checkpoint: Standing | None
     checkpoint_problem: str | None
+    microbatch: tuple[int, ...] | None
+    microbatch_why: str | None
     interruptions: tuple[Interruption, ...] | None
     goodput: float | None
     repeated_steps: int | None
@@ -135,6 +138,7 @@ def status_by(run: OpenedRun, history: History, now: float, *, brief: bool) -> R
     step_seconds = median(_recent(steps.column("seconds")))
     evaluation = history.evaluations[-1] if history.evaluations else None
     figures = None if brief else measure(history)
+    rows = next((event for event in reversed(history.events) if event["kind"] == "microbatch"), None)
     return RunStatus(
         uri=run.uri,
         name=run.name,
@@ -161,6 +165,8 @@ def status_by(run: OpenedRun, history: History, now: float, *, brief: bool) -> R
         eta_seconds=step_seconds * (run.total_steps - step) if step_seconds and state == "running" else None,
         checkpoint=Standing(manifest.step, manifest.created) if manifest else None,
         checkpoint_problem=problem,
+        microbatch=None if rows is None else tuple(rows["rows"]),
+        microbatch_why=None if rows is None else rows["why"],
         interruptions=None if brief else tuple(interruptions(history)),
         goodput=figures.goodput if figures else None,
         repeated_steps=figures.repeated if figures else None,

@@ -30,6 +30,8 @@ def describe(run: RunStatus, now: float) -> Iterator[str]:
         rate = f"{human_count(run.tokens_per_second)} tokens/s, {human_duration(run.step_seconds)} a step"
         yield f"{'rate':<12}{rate}{ahead}"
     yield f"{'checkpoint':<12}{_checkpoint(run, now)}"
+    if run.microbatch is not None:
+        yield f"{'microbatch':<12}{', '.join(map(str, run.microbatch))} rows: {run.microbatch_why}"
     if run.goodput is not None:
         yield f"{'goodput':<12}{run.goodput:.1%}, {run.repeated_steps or 0:,} steps repeated"
     if run.evaluation_problem is not None:

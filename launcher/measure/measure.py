@@ -18,9 +18,9 @@ from data_service.samples.inputs import RepeatedSentences, TextPairs, Translatio
 from data_service.samples.packing import EDGE_TOKENS
 from data_service.store.open import open_store
 from launcher.estimate.assumptions import AssumedUtilisation
-from launcher.estimate.cluster import Cluster
+from launcher.estimate.cluster import Cluster, Gpu
+from launcher.estimate.roofline import assumed
 from launcher.estimate.workload import (
-    batch_rows,
     executed,
     microbatch_shape,
     phase_targets,
@@ -28,7 +28,7 @@ from launcher.estimate.workload import (
 from launcher.measure.processes import RankCommand, run_ranks
 from launcher.measure.rows import RandomText, first_ordinary, random_tokenizer, write_corpus
 from launcher.measure.taken import MeasureRequest, Step, Taken, read_taken
-from launcher.measure.trial import Machine, Trial, choose, expected_seconds, this_machine
+from launcher.measure.trial import Machine, Trial, choose, expected_seconds, settled_here, this_machine
 from launcher.recipe.schema import Recipe, RecipePhase
 from launcher.recipe.summary import known, parameters
 from launcher.run.create import create_run
@@ -109,11 +109,12 @@ def measure(recipe: Recipe, note: Callable[[str], None]) -> MeasuredRecipe:
         EstimateError: not even a row fits into memory, or a rank failed.
     """
     machine = this_machine(recipe)
+    recipe = settled_here(recipe, machine)
     found: dict[tuple[int, int, int], MeasuredPhase] = {}
     phases = []
     for phase in recipe.phases:
         # Phases that compute the same are measured once.
-        key = (phase.length, batch_rows(phase), phase_targets(recipe, phase))
+        key = (phase.length, phase.rows, phase_targets(recipe, phase))
         if key not in found:
             trial = choose(recipe, phase, machine)
             note(announcement(phase, trial, machine))
@@ -123,26 +124,50 @@ def measure(recipe: Recipe, note: Callable[[str], None]) -> MeasuredRecipe:
 
 
 def utilisations(report: MeasuredRecipe, cluster: Cluster) -> list[AssumedUtilisation]:
-    """What `estimate` is to take for each phase on `cluster`; nothing for GPUs of another kind than was measured.
+    """What `estimate` is to take for each phase on `cluster`; nothing where no GPU was measured.
 
-    On just this machine the steps themselves; elsewhere the share that computing alone reached here, beside which the
-    network is estimated.
+    On just this machine the steps themselves; on others with such GPUs the share that computing alone reached here,
+    beside which the network is estimated; on other GPUs what is assumed of them times the ratio of what was found to
+    what was assumed here.
     """
     machine = report.machine
-    if machine.gpu is None or cluster.gpu != machine.gpu or machine.peak is None:
+    if machine.gpu is None or machine.peak is None:
         return []
+    if cluster.gpu != machine.gpu:
+        return [_elsewhere(report.recipe, found, machine.gpu, cluster.gpu) for found in report.phases]
     here = (cluster.nodes, cluster.ranks) == (1, machine.ranks)
     return [_utilisation(report.recipe, found, machine.peak, here=here) for found in report.phases]
 
 
 def _utilisation(recipe: Recipe, found: MeasuredPhase, peak: float, *, here: bool) -> AssumedUtilisation:
-    trial, step = found.trial, found.step
+    trial = found.trial
     if here:
         share = trial.whole * _executed(_of(recipe, found.phase)) / (peak * found.whole)
         return AssumedUtilisation(share, "measured here", measured=True, step=found.whole)
-    computing = max(1e-9, step.seconds * (1 - found.exchange) - step.data)
-    share = trial.rounds * _executed(trial.recipe) / (peak * computing)
-    return AssumedUtilisation(share, "measured here, exchange between ranks apart", measured=True)
+    return AssumedUtilisation(
+        _reached(found, peak), "measured here, exchange between ranks apart", measured=True
+    )
+
+
+def _reached(found: MeasuredPhase, peak: float) -> float:
+    """The share of a device's peak that computing alone reached."""
+    computing = max(1e-9, found.step.seconds * (1 - found.exchange) - found.step.data)
+    return found.trial.rounds * _executed(found.trial.recipe) / (peak * computing)
+
+
+def correction(found: MeasuredPhase, gpu: Gpu) -> float:
+    """What was found of a phase on `gpu`, divided by what was assumed of the same microbatches."""
+    recipe = found.trial.recipe
+    peak = gpu.peak if recipe.precision == "bf16" else gpu.peak_fp32
+    return _reached(found, peak) / assumed(recipe, microbatch_shape(recipe, recipe.phases[0]), gpu).share
+
+
+def _elsewhere(recipe: Recipe, found: MeasuredPhase, here: Gpu, there: Gpu) -> AssumedUtilisation:
+    own, ratio = _of(recipe, found.phase), correction(found, here)
+    share = min(1.0, ratio * assumed(own, microbatch_shape(own, own.phases[0]), there).share)
+    return AssumedUtilisation(
+        share, f"what is assumed of a {there.name} x {ratio:.2f}, as found on a {here.name}"
+    )
 
 
 def announcement(phase: RecipePhase, trial: Trial, machine: Machine) -> str:
@@ -245,7 +270,7 @@ def prepare(trial: Trial, folder: str) -> str:
     """A run of the trial's recipe on synthetic rows, below `folder`; its URI."""
     recipe = trial.recipe
     corpus, vocabulary = f"{folder}/corpus", recipe.model.vocabulary
-    batch = batch_rows(recipe.phases[0]) * recipe.phases[0].length * recipe.input.texts
+    batch = recipe.phases[0].rows * recipe.phases[0].length * recipe.input.texts
     blocks = 1 + _BATCHES * batch // _BLOCK_TOKENS
     tokenizer = random_tokenizer(vocabulary)
     text = _text(recipe, vocabulary)

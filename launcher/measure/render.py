@@ -3,9 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from launcher.estimate.workload import batch_rows
 from launcher.format import human_bytes, human_count, human_duration
-from launcher.measure.measure import MeasuredPhase, MeasuredRecipe
+from launcher.measure.measure import MeasuredPhase, MeasuredRecipe, correction
 
 _WHAT, _RESULT = 42, 14  # columns, as in an estimate
 
@@ -33,7 +32,7 @@ def _figures(found: MeasuredPhase) -> dict[str, object]:
     return {
         "steps": found.phase.steps,
         "length": found.phase.length,
-        "rows": batch_rows(found.phase),
+        "rows": found.phase.rows,
         "measured": {
             "microbatch": recipe.microbatch,
             "layers": recipe.model.layers,
@@ -87,7 +86,7 @@ def _title(report: MeasuredRecipe) -> list[str]:
 
 def _phase(report: MeasuredRecipe, found: MeasuredPhase) -> Iterator[str]:
     machine, trial, step = report.machine, found.trial, found.step
-    rows = batch_rows(found.phase)
+    rows = found.phase.rows
     yield f"Rows of {found.phase.length} ({found.phase.steps:,} steps of {rows:,} rows)"
     if trial.smaller:
         yield f"  Smaller than the recipe, for want of memory or time: {' and '.join(trial.smaller)}."
@@ -109,6 +108,13 @@ def _phase(report: MeasuredRecipe, found: MeasuredPhase) -> Iterator[str]:
         source = "the vendor's" if machine.gpu is not None else "a matrix product, measured now"
         peak = f"of {machine.ranks} x {found.peak_flops / 1e12:.4g} TFLOPS ({source})"
         yield _line("MFU", f"{found.mfu:.1%}", peak)
+        if machine.gpu is not None:
+            ratio = f"{correction(found, machine.gpu):.2f}"
+            yield _line(
+                "  of what was assumed",
+                ratio,
+                "by the roofline; what is assumed of other GPUs is multiplied by it",
+            )
     expected = f"expected {human_bytes(trial.bytes)}, {found.peak_bytes / max(1, trial.bytes):.0%} of that"
     yield _line("peak memory of a rank", human_bytes(found.peak_bytes), expected)
     for what, seconds in _parts(found):

@@ -20,14 +20,17 @@ from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.build import ModelConfig, language_table
 from encoder_core.families.deberta import DebertaV2Config
 from launcher.errors import EstimateError
-from launcher.estimate.assumptions import usable, utilisation
+from launcher.estimate.assumptions import usable
 from launcher.estimate.cluster import Gpu, gpu_of_device
-from launcher.estimate.estimate import bill
-from launcher.estimate.workload import batch_rows, executed, microbatch_shape
+from launcher.estimate.memory_bill import bill
+from launcher.estimate.microbatch import Bill, Device, rows_that_fit
+from launcher.estimate.roofline import assumed
+from launcher.estimate.workload import executed, microbatch_shape
 from launcher.format import human_bytes
 from launcher.measure.rows import HELDOUT
 from launcher.preflight.measure import available_memory
 from launcher.rank.utilisation import peak
+from launcher.recipe.microbatch import has_automatic, settled
 from launcher.recipe.operation import Events
 from launcher.recipe.schema import (
     BatchSize,
@@ -124,6 +127,15 @@ def this_machine(recipe: Recipe) -> Machine:
     return Machine(ranks, "cpu", _processor(), threads, room, speed, None)
 
 
+def settled_here(recipe: Recipe, machine: Machine) -> Recipe:
+    """With as many rows of a microbatch as memory permits here, where the recipe leaves them to it."""
+    if not has_automatic(recipe):
+        return recipe
+    device: Device = "cuda" if machine.device == "cuda" else "cpu"
+    most = rows_that_fit(Bill.of(recipe, machine.ranks, device), machine.memory)
+    return settled(recipe, machine.ranks, most)
+
+
 def choose(recipe: Recipe, phase: RecipePhase, machine: Machine) -> Trial:
     """The largest trial of `phase` that fits into the machine's memory and ends soon; of those that take long, the
     smallest.
@@ -158,8 +170,8 @@ class _Sizes(dict[int, int]):
 def _candidates(recipe: Recipe, phase: RecipePhase, machine: Machine) -> Iterator[Trial]:
     """From the recipe's own to the smallest."""
     microbatch = recipe.microbatch_of(phase)
-    most = min(microbatch, batch_rows(phase))
-    whole = math.ceil(math.ceil(batch_rows(phase) / microbatch) / machine.ranks)
+    most = min(microbatch, phase.rows)
+    whole = math.ceil(math.ceil(phase.rows / microbatch) / machine.ranks)
     least = 2 if isinstance(recipe.input, Lanes) or recipe.objective.contrastive is not None else 1
     layers, rows, sizes = recipe.model.layers, most, _Sizes(recipe)
 
@@ -189,7 +201,7 @@ def _trial(
     layers: int,
     sizes: _Sizes,
 ) -> Trial:
-    own = min(recipe.microbatch_of(phase), batch_rows(phase))
+    own = min(recipe.microbatch_of(phase), phase.rows)
     smaller = []
     if rows < own:
         smaller.append(f"{rows} of the microbatch's {own} rows")
@@ -233,7 +245,7 @@ def expected_seconds(recipe: Recipe, machine: Machine, rounds: int) -> float | N
     phase = recipe.phases[0]
     share = _CPU_SHARE
     if machine.gpu is not None:
-        share = utilisation(recipe.model, phase.length, machine.gpu).share
+        share = assumed(recipe, microbatch_shape(recipe, phase), machine.gpu).share
     done = executed(recipe, microbatch_shape(recipe, phase))
     return rounds * done / (machine.peak * share)
 

@@ -3,8 +3,8 @@
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, fields
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, fields, replace
 from typing import Protocol
 
 import torch
@@ -98,7 +98,7 @@ class RankData:
                 self._rows[number] = self._pool.submit(self._read_step, number)
         asked = time.monotonic()
         *_, read = [self._rows[number].result() for number in needed]
-        wait = time.monotonic() - asked
+        waited = time.monotonic() - asked
         work = self._work(step)
         remember = None if before is None else tuple(self._work(number) for number in before)
         self._let_go(step)
@@ -109,9 +109,17 @@ class RankData:
             tokens=read.tokens,
             digest=read.digest,
             samples=tuple((r.epoch, r.start, r.stop) for r in self._positions.ranges(step)),
-            wait=wait,
+            wait=waited,
             before=remember,
         )
+
+    def cut(self, phase: int, rows: int) -> None:
+        """From the next fetch on microbatches of `phase` have so many rows. On all ranks at the same step."""
+        cut = (*self._share.rows[:phase], rows, *self._share.rows[phase + 1 :])
+        for read in self._rows.values():
+            wait([read])  # the pool's thread reads by the old numbers
+        self._rows.clear()
+        self._share, self._announced_at = replace(self._share, rows=cut), None
 
     def carries_memory(self, step: int) -> bool:
         """Whether `step` needs the memory that the step before left behind (XLNet). False after the last step."""

@@ -99,7 +99,7 @@ def _verdict(
     return KernelVerdict.model_validate_json(store.get(key)), True
 
 
-_KERNELS: Sequence[Kernel] = ("flash", "fused", "blocked", "padded", "written")
+_KERNELS: Sequence[Kernel] = ("flash", "flash3", "fused", "blocked", "padded", "written")
 
 
 def _trying(name: str, kernel: Kernel) -> str:

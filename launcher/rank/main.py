@@ -4,6 +4,7 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from checkpoints.load import Good, Reader, ensure_kinds, newest_good
 from data_service.samples.spec import StreamSpec
 from data_service.store.local import LocalStore
 from data_service.tokenizers.tokenizer import Tokenizer
+from encoder_core.layers.pieces import Pieces, compile_layers
 from encoder_core.objectives.losses import ObjectiveModule
 from encoder_core.train.engine import Engine
 from encoder_core.train.exchange import Control
@@ -33,10 +35,18 @@ from launcher.preflight.collective import NodeReport
 from launcher.preflight.kernels import KernelVerdict
 from launcher.rank.build import build_model, build_optimizer, engine_config, training_plan
 from launcher.rank.checkpointing import RunCheckpointer
+from launcher.rank.compilation import CompilationRecord, record_compilation, settle_compilation
 from launcher.rank.data import RankData, RankShard, SampleStream
 from launcher.rank.initial_weights import InitialWeights, initial_weights
 from launcher.rank.journal import Link, RankJournal, Startup
 from launcher.rank.kernels import record_kernels, settle_kernels
+from launcher.rank.microbatch import (
+    MicrobatchLimits,
+    found_by,
+    rank_microbatches,
+    record_microbatches,
+    settle_microbatches,
+)
 from launcher.rank.spike_guard import SpikeGuard
 from launcher.rank.teachers import teach
 from launcher.rank.tensorboard import TensorBoardFiles
@@ -67,6 +77,7 @@ def run_rank(
         NoGoodCheckpoint, RunError: nothing to resume from, though the run had begun.
         Superseded: a newer attempt of the run has been claimed.
         Rewound: the loss went bad, and it is on record that the run goes on from before.
+        SmallerMicrobatch: memory gave out in a step, and the next start has smaller microbatches.
         UserError kinds of the packages below: damaged data, a store that does not answer, and the like.
     """
     # Agree with the other ranks on the checkpoint to resume from.
@@ -76,16 +87,20 @@ def run_rank(
     tokenizer = run.tokenizer()
     good = _resume_point(run, peers, link)
     startup.done("checkpoint")
+    limits = settle_microbatches(run, tokenizer, peers, hosts)
+    run = run if limits is None else replace(run, recipe=limits.recipe)
     verdicts = settle_kernels(run, tokenizer, peers, link)
+    pieces, compilation = settle_compilation(run, tokenizer, peers, link, hosts[control.rank])
+    startup.done("kernels")
     # Build the model and its optimizer; load that checkpoint, or what the run begins with.
-    model, engine, begin = _build(run, tokenizer, peers, good)
+    model, engine, begin = _build(run, tokenizer, peers, good, pieces)
     startup.done("model")
     state = _load(run, engine, good, begin, link)
     startup.done("load")
     # Open the journal, and record how this start begins.
     meter = _meter(run, tokenizer, engine, control)
     journal = _journal(run, attempt, control, link, startup, state, hosts, meter)
-    _record_start(journal, state, good, begin, control, (reports, verdicts))
+    _record_start(journal, state, good, begin, control, (reports, verdicts, limits, compilation))
     # Open the data at the step the run stands at, without the ranges that rewinds left out.
     resumed = good.manifest if good else None
     streams = [open_stream(stream_spec(run, tokenizer, n)) for n in range(len(run.recipe.phases))]
@@ -97,18 +112,22 @@ def run_rank(
     # Train to the end, or until a stop is requested.
     guard = SpikeGuard(run, attempt, control, peers, journal, positions, resumed, lost)
     checkpointer = _checkpointer(run, attempt, peers, journal, guard, resumed)
-    plan = training_plan(run.recipe)
     with closing(data), closing(journal):
         memories = _memories(run, engine, good, data, share)
-        trainer = Trainer(
-            engine, control, data, checkpointer, guard, journal, plan, link.stop_requested, memories
-        )
+        microbatches = rank_microbatches(limits, engine, data, positions, journal)
+        parts = (engine, control, data, checkpointer, guard, journal, training_plan(run.recipe))
+        trainer = Trainer(*parts, link.stop_requested, memories, microbatches)
         startup.done("data")
-        try:
-            return trainer.train(state)
-        except CorruptReplica as found:
-            _record_corruption(journal, found, hosts)
-            raise
+        return _train(trainer, state, journal, hosts)
+
+
+def _train(trainer: Trainer, state: TrainState, journal: RankJournal, hosts: Sequence[str]) -> TrainState:
+    """Weights that are not what they should be are put on record."""
+    try:
+        return trainer.train(state)
+    except CorruptReplica as found:
+        _record_corruption(journal, found, hosts)
+        raise
 
 
 def _set_up_torch(hosts: Sequence[str], deterministic: bool) -> None:
@@ -135,10 +154,12 @@ def _resume_point(run: Run, peers: Peers, link: Link) -> Good | None:
 
 
 def _build(
-    run: Run, tokenizer: Tokenizer, peers: Peers, good: Good | None
+    run: Run, tokenizer: Tokenizer, peers: Peers, good: Good | None, pieces: Pieces | None
 ) -> tuple[ObjectiveModule, Engine, InitialWeights | None]:
-    """The model, its engine, and the initial weights of a new run if they are not drawn at random."""
+    """The model, its engine, and the initial weights of a new run if they are not drawn at random. `pieces`: by which
+    its layers compute, if they are compiled."""
     model = build_model(run.recipe, tokenizer)
+    compile_layers(model, pieces)
     teachers = teach(model, run, tokenizer, peers)
     begin = None if good else initial_weights(run, tokenizer, model, peers, teachers)
     engine = Engine(model, build_optimizer(run.recipe, model), engine_config(run.recipe))
@@ -243,7 +264,7 @@ def _journal(
     return RankJournal(link, startup, metrics, files, stragglers, hosts, meter)
 
 
-def _record_corruption(journal: RankJournal, found: CorruptReplica, hosts: list[str]) -> None:
+def _record_corruption(journal: RankJournal, found: CorruptReplica, hosts: Sequence[str]) -> None:
     """`ranks` and `hosts` are empty where nobody knows whose weights are the wrong ones."""
     where = [hosts[rank] for rank in found.ranks]
     journal.event("corruption", step=found.step, ranks=list(found.ranks), hosts=where, tensor=found.tensor)
@@ -256,14 +277,17 @@ def _record_start(
     good: Good | None,
     begin: InitialWeights | None,
     control: Control,
-    found: tuple[Sequence[NodeReport], Sequence[KernelVerdict]],
+    found: tuple[Sequence[NodeReport], Sequence[KernelVerdict], MicrobatchLimits | None, CompilationRecord],
 ) -> None:
-    """`found`: of the nodes, and of kinds of GPUs."""
+    """`found`: of the nodes, of kinds of GPUs, of their memory, and of the compiler."""
     _record_origin(journal, state, good, begin, control)
-    reports, verdicts = found
+    reports, verdicts, limits, compilation = found
     for report in reports:
         journal.event("preflight", **report.event())
     record_kernels(journal, verdicts)
+    if limits is not None:
+        record_microbatches(journal, limits, state.step, found_by(limits))
+    record_compilation(journal, compilation)
 
 
 def _record_origin(

@@ -99,7 +99,7 @@ def _batches(recipe: Recipe) -> Iterator[RecipeIssue]:
     for index, phase in enumerate(recipe.phases):
         rows, tokens = phase.batch.sequences, phase.batch.tokens
         microbatch = recipe.microbatch_of(phase)
-        if rows is not None and rows % microbatch:
+        if rows is not None and rows % microbatch:  # one that memory decides on divides anything
             yield RecipeIssue(
                 ("phases", index, "batch", "sequences"),
                 f"a batch of {rows} rows does not divide into microbatches of {microbatch}",

@@ -44,6 +44,7 @@ FIELDS: tuple[tuple[str, Kind], ...] = (
     ("reduce_dtype", "operational"),
     ("microbatch", "operational"),
     ("activation_checkpointing", "operational"),
+    ("compile", "operational"),
     ("trainers", "operational"),
     ("trainers.*", "operational"),
     ("data_service.*", "operational"),

@@ -41,8 +41,7 @@ from launcher.recipe.objective import RecipeObjective
 from launcher.recipe.operation import Events, Mlflow, Wandb, WeightCheck
 from launcher.recipe.parts import Choice
 
-PLACEHOLDER = "s3://your-bucket/"
-"""What stands in recipes in place of a bucket."""
+PLACEHOLDER = "s3://your-bucket/"  # what stands in recipes in place of a bucket
 
 SCRATCH, TEACHER = "scratch", "teacher"
 """What `start` may say that is no place: fresh weights, or layers of the first teacher (objective.distil)."""
@@ -159,7 +158,8 @@ class RecipePhase(Choice):
         steps: optimizer steps.
         length: of rows in tokens, special ones included.
         batch: of a step.
-        microbatch: rows that a rank passes through the network at a time. None: the recipe's.
+        microbatch: rows that a rank passes through the network at a time; auto: as many as memory permits. None: the
+            recipe's.
         lr: peak learning rate, in place of the optimizer's.
         schedule: of this phase's steps alone. None: the run's schedule, which counts the steps of all phases.
         mlm: masks of this phase. Held-out loss is measured under the objective's own masks in every phase.
@@ -172,13 +172,17 @@ class RecipePhase(Choice):
     steps: PositiveInt
     length: int = Field(ge=8)
     batch: BatchSize
-    microbatch: PositiveInt | None = None
+    microbatch: PositiveInt | Literal["auto"] | None = None
     lr: Annotated[float, Field(gt=0)] | None = None
     schedule: ScheduleConfig | None = None
     mlm: PhaseMlm | None = None
     weights: Annotated[dict[str, Weight], Field(min_length=1)] | None = None
     mixture: PhaseMixture | None = None
     rope_base: Annotated[float, Field(gt=0)] | None = None
+
+    @property
+    def rows(self) -> int:  # of a step; of a batch of tokens, rows that are full
+        return self.batch.sequences or max(1, (self.batch.tokens or 0) // self.length)
 
 
 OptimizerConfig = AdamWConfig | StableAdamWConfig | LambConfig | MuonConfig
@@ -292,8 +296,9 @@ class Recipe(RecipePart):
     zero: Literal[0, 1, 2, 3] = 1
     stage3_persistence: Annotated[int, Field(ge=0)] | None = None
     reduce_dtype: Precision = "fp32"
-    microbatch: PositiveInt
+    microbatch: PositiveInt | Literal["auto"]
     activation_checkpointing: bool = False
+    compile: Literal["auto"] | bool = "auto"
     trainers: PositiveInt | Literal["auto"] | Trainers = "auto"
     data_service: DataService
     checkpoint: Checkpointing
@@ -311,10 +316,10 @@ class Recipe(RecipePart):
 
     @property
     def microbatches(self) -> int:
-        """Logical microbatches of the largest batch: more ranks than that would have nothing to do. If the batch is
-        one of tokens, the fewest that it can have."""
-        rows = (phase.batch.sequences or (phase.batch.tokens or 0) // phase.length for phase in self.phases)
-        return max(-(-batch // own) for batch, own in zip(rows, self.phase_microbatches, strict=True))
+        """Logical microbatches of the largest batch: more ranks than that would have nothing to do. Of a batch of
+        tokens the fewest that it can have; where memory decides, one for each row."""
+        own = (1 if self.is_automatic(phase) else self.microbatch_of(phase) for phase in self.phases)
+        return max(-(-phase.rows // size) for phase, size in zip(self.phases, own, strict=True))
 
     @property
     def phase_microbatches(self) -> tuple[int, ...]:
@@ -322,8 +327,12 @@ class Recipe(RecipePart):
         return tuple(map(self.microbatch_of, self.phases))
 
     def microbatch_of(self, phase: RecipePhase) -> int:
-        """Rows of a microbatch in one of the phases."""
-        return phase.microbatch or self.microbatch
+        """Rows of a microbatch in one of the phases; where memory decides, those of a step: the most there can be."""
+        own = phase.microbatch or self.microbatch
+        return phase.rows if own == "auto" else own
+
+    def is_automatic(self, phase: RecipePhase) -> bool:
+        return (phase.microbatch or self.microbatch) == "auto"  # memory decides how many rows
 
     @property
     def memory_refresh(self) -> Refresh | None:

@@ -131,7 +131,11 @@ def _size(recipe: Recipe) -> str:
 
 def _phase(phase: RecipePhase, recipe: Recipe) -> str:
     rows = phase.batch.sequences
-    batch = f"{rows:,} rows in {rows // recipe.microbatch_of(phase):,} microbatches" if rows else "by tokens"
+    cut = f"{rows // recipe.microbatch_of(phase):,}" if rows else ""
+    batch = f"{rows:,} rows in {cut} microbatches" if rows else "by tokens"
+    if recipe.is_automatic(phase):
+        batch = f"{rows:,} rows" if rows else batch
+        batch += ", in microbatches as large as memory permits"
     texts = recipe.input.texts
     tokens = human_count(tokens_per_step(phase, texts))
     length = f"rows of {phase.length}" if texts == 1 else f"rows of {texts} texts of {phase.length}"

@@ -6,6 +6,7 @@ run.json        what the run is: identity fields, fingerprints of corpora and to
 attempts/       one object per start (checkpoints.attempt)
 checkpoints/    commits and their data (checkpoints.layout)
 kernels/        what was found of each kind of GPU (launcher.rank.kernels)
+microbatch/     rows for which memory did not do (launcher.rank.microbatch)
 metrics/ events/    segments per attempt (launcher.run.log)
 """
 

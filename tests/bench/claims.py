@@ -136,11 +136,18 @@ def _table(record: Mapping[str, object]) -> Iterator[str]:
     yield ""
     yield f"| recipe | runs | {' | '.join(names)} |"
     yield "|---" * (len(names) + 2) + "|"
+    alike: list[str] = []
     for label, one in recipes.items():
         runs = sum(run["complete"] for run in one["runs"].values())
         yield f"| {label} | {runs} | {' | '.join(_spelt(one['figures'][name]) for name in names)} |"
-        if any(one["against"].values()):
+        against = [figure for figure in one["against"].values() if figure is not None]
+        same = bool(against) and all(figure["low"] == figure["high"] == 0 for figure in against)
+        alike += [label] if same else []
+        if against:
             yield f"| {label} less the first | | {' | '.join(_spelt(one['against'][name]) for name in names)} |"
+    if alike:  # as static masks within the first reading of a text
+        yield ""
+        yield f"To the last digit as the first: {', '.join(alike)}. Take a budget at which they differ."
 
 
 def _spelt(figure: Mapping[str, float] | None) -> str:

@@ -7,7 +7,7 @@ is missing to 1 went into softmax, dropout, norms, activations, and matrices of 
 
 import statistics
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from encoder_core.batch import Batch
 from encoder_core.cost.flops import products
-from encoder_core.cost.products import Shape, count
+from encoder_core.cost.products import Product, Shape, count
 from encoder_core.families.build import ModelConfig
 from encoder_core.families.eurobert import EuroBertConfig
 from encoder_core.families.modernbert import ModernBertConfig
@@ -85,7 +85,8 @@ def measured(family: str, config: ModelConfig, shape: Shape, rounds: int) -> Sha
     objective = (
         RecipeObjective(plm=PlmTerm()) if isinstance(config, XlnetConfig) else RecipeObjective(mlm=MlmTerm())
     )
-    flops = count(products(config, terms(objective), shape)).model
+    needed = [_of_pairs(product, shape.length) for product in products(config, terms(objective), shape)]
+    flops = count(needed).model
     module = objective_module(config, objective)
     initialise(module, 0.02)
     batch = _batch(config, shape)
@@ -97,6 +98,11 @@ def measured(family: str, config: ModelConfig, shape: Shape, rounds: int) -> Sha
             seconds.append(time.process_time() - began)
     around = statistics.mean((before, peak()))
     return Share(family, config.layers, flops / statistics.median(seconds) / 1e9, around / 1e9)
+
+
+def _of_pairs(product: Product, length: int) -> Product:
+    distances = product.what == "scores of relative positions"
+    return replace(product, n=min(product.n, length)) if distances else product
 
 
 def _batch(config: ModelConfig, shape: Shape) -> Batch:

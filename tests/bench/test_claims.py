@@ -73,3 +73,17 @@ def test_a_start_that_ended_before_its_corpus_goes_on(tmp_path: Path) -> None:
     (corpus / "manifest.json").unlink()
     assert claims._corpus(tmp_path / "work", [str(text)], small) == corpus
     assert (corpus / "manifest.json").exists()
+
+
+def test_the_page_says_where_recipes_did_the_same(tmp_path: Path) -> None:
+    """As static masks, within the first reading of a text, and dynamic ones."""
+    (tmp_path / "masks").mkdir()
+    figure, none = ({"n": 3, "mean": mean, "low": mean, "high": mean} for mean in (5.0, 0.0))
+    one = {"figures": {"mlm_loss": figure}, "against": {"mlm_loss": None}, "runs": {}}
+    record = {
+        "budget": "tokens=64k",
+        "held": [],
+        "recipes": {"static": one, "dynamic": one | {"against": {"mlm_loss": none}}},
+    }
+    (tmp_path / "masks" / "compare.json").write_text(claims.json.dumps(record))
+    assert "To the last digit as the first: dynamic." in claims.page(FILE, tmp_path)

@@ -271,6 +271,11 @@ def test_documents_are_shown_by_number_across_blocks(corpus: Path) -> None:
         show_documents(str(corpus), "train", len(expected))
 
 
+@pytest.mark.parametrize(
+    "any_store",
+    ["s3", pytest.param("rgw", marks=[pytest.mark.rgw, pytest.mark.long])],
+    indirect=True,
+)
 def test_in_and_out_of_a_bucket(any_store: Store, inputs: Path, corpus: Path) -> None:
     for name, data in files_of(inputs).items():
         any_store.put(f"inputs/{name}", data)

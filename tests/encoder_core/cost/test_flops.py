@@ -15,6 +15,7 @@ from encoder_core.cost.flops import products
 from encoder_core.cost.products import count, pre_norm_layer
 from encoder_core.layers.attention import SelfAttention, reference
 from encoder_core.layers.deberta_attention import DisentangledAttention, padded
+from encoder_core.layers.xlnet_attention import TwoStreamAttention
 from encoder_core.objectives.contrastive import ContrastiveConfig, ContrastiveModel
 from encoder_core.objectives.frozen import FrozenNetworks
 from encoder_core.objectives.losses import ObjectiveModule as Module
@@ -25,11 +26,14 @@ pytestmark = pytest.mark.heavy
 
 
 def with_counted_kernels(module: Module) -> Module:
-    """Kernels made of products that the counter sees: the reference for plain attention, the padded one of DeBERTa."""
+    """Kernels made of products that the counter sees: the reference for plain attention, the padded ones of DeBERTa
+    and XLNet."""
     held = [part.networks for part in module.modules() if isinstance(part, FrozenNetworks)]
     for part in chain(module.modules(), *(network.modules() for networks in held for network in networks)):
         if isinstance(part, DisentangledAttention):
             part.attend = padded
+        elif isinstance(part, TwoStreamAttention):
+            part.blocked = part.padded  # type: ignore[method-assign]
         elif isinstance(part, SelfAttention) and not isinstance(part.attend, torch.nn.Module):
             part.attend = reference
     return module

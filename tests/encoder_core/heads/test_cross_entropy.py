@@ -18,7 +18,7 @@ def inputs(targets: int, dtype: torch.dtype = torch.float64) -> tuple[list[torch
 @pytest.mark.parametrize("chunk", [1, 13 * 4, 2**24])
 @pytest.mark.parametrize("targets", [1, 4, 11])
 def test_equals_the_formula(chunk: int, targets: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cross_entropy, "CHUNK", chunk)
+    monkeypatch.setitem(cross_entropy.CHUNKS, "cpu", chunk)
     tensors, ids = inputs(targets)
     features, weight, bias = tensors
     logits = F.linear(features, weight, bias)
@@ -81,7 +81,7 @@ def test_bf16_sums_in_fp32() -> None:
 
 
 def test_holds_one_chunk_of_logits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cross_entropy, "CHUNK", 13 * 2)
+    monkeypatch.setitem(cross_entropy.CHUNKS, "cpu", 13 * 2)
     tensors, ids = inputs(50)
     saved: list[int] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x.numel()) or x, lambda x: x):
@@ -126,7 +126,7 @@ def test_sampling_repeats_with_the_seed_however_it_is_chunked(monkeypatch: pytes
     tensors, ids = inputs(11)
     outcomes = []
     for chunk in (2**24, 13 * 2, 2**24):
-        monkeypatch.setattr(cross_entropy, "CHUNK", chunk)
+        monkeypatch.setitem(cross_entropy.CHUNKS, "cpu", chunk)
         torch.manual_seed(5 if len(outcomes) < 2 else 6)
         outcomes.append(linear_cross_entropy(*tensors, ids, temperature=1.0, keys=torch.arange(11)).sampled)
     assert torch.equal(outcomes[0], outcomes[1])
@@ -145,3 +145,13 @@ def test_ids_drawn_from_logits_that_are_not_finite_are_ids(bad: float, vocab: in
     assert sampled is not None
     assert int(sampled.min()) >= 0
     assert int(sampled.max()) < vocab
+
+
+def test_chunks_are_larger_on_gpus_and_cover_all_rows_once() -> None:
+    for kind, most in cross_entropy.CHUNKS.items():
+        for rows, vocab in ((0, 7), (5000, 50_265), (3, 2**28), (40_000, 128_100)):
+            found = list(cross_entropy.chunks(rows, vocab, torch.device(kind)))
+            assert [row for chunk in found for row in range(rows)[chunk]] == list(range(rows))
+            assert all((chunk.stop - chunk.start) * vocab <= max(most, vocab) for chunk in found)
+            assert len(found) <= 1 + rows // max(1, most // vocab)
+    assert cross_entropy.CHUNKS["cuda"] == 8 * cross_entropy.CHUNKS["cpu"]

@@ -13,11 +13,11 @@ from encoder_core.layers.attention import (
     Attend,
     automatic,
     blocked,
-    flash_takes,
     padded_sdpa,
     reference,
 )
 from encoder_core.layers.cpu_attention import local_pieces
+from encoder_core.layers.flash3 import flash_takes
 from encoder_core.layers.relative_key import RelativeKeyAttention
 from encoder_core.layers.rows import Rows
 from tests.support.models.parity import rows_of

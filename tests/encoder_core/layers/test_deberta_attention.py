@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from encoder_core.layers import cpu_attention as blocked_module
-from encoder_core.layers import cpu_attention as kernel_module
+from encoder_core.layers import cpu_relative as kernel_module
 from encoder_core.layers.deberta_attention import AttendDisentangled, Operands, blocked, padded, reference
 from encoder_core.layers.deberta_positions import Relations, RelativePositions
 from encoder_core.layers.rows import Rows

@@ -43,6 +43,7 @@ def report(updates: dict[str, Update]) -> StepReport:
         stop=False,
         save=False,
         saved=False,
+        fits=True,
         wait=0.5,
         tokens=100,
         digest=7,

@@ -17,6 +17,7 @@ from launcher.cluster.worker import CoordinatorLost, RayLink
 from launcher.errors import RecipeError, RunError
 from launcher.policies.watchdog import RankLocation
 from launcher.preflight.collective import Unfit
+from launcher.rank.microbatch import SmallerMicrobatch
 from launcher.rank.spike_guard import Rewound
 
 AWAY = StoreUnavailable.at("s3://bucket/run", "no answer")
@@ -114,6 +115,7 @@ def test_what_is_nobodys_failure() -> None:
     assert told(Unfit("a full disk")) == (False, [])
     assert told(Superseded("a newer one", remedy="-")) == (False, [("superseded", "a newer one", 5)])
     assert told(Rewound("back"))[1] == [("went_back", 5)]
+    assert told(SmallerMicrobatch("half"))[1][0] == ("went_back", 5)
 
 
 def test_who_found_the_weights_of_another_wrong_is_not_blamed() -> None:

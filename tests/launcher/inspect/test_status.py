@@ -99,6 +99,16 @@ def test_a_run_that_runs(run: str) -> None:
         assert part in text
 
 
+def test_the_newest_rows_of_a_microbatch_are_shown_where_memory_decides(run: str) -> None:
+    _, journal = begin(open_run(run).store, NOW)
+    for rows in ([64, 16], [32, 16]):
+        journal.event("microbatch", NOW, step=3, rows=rows, why=f"of {rows[0]}", room=1 << 30, device="GPU")
+    journal.flush()
+    found, text = said(run, NOW)
+    assert (found.microbatch, found.microbatch_why) == ((32, 16), "of 32")
+    assert "microbatch  32, 16 rows: of 32" in text
+
+
 def test_terms_are_shown_by_name(run: str) -> None:
     """Of ELECTRA: the perplexity is the generator's, and the weighted sum is no loss of anything."""
     _, journal = begin(open_run(run).store, NOW)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from launcher.estimate.cluster import Cluster, find_gpu
 from launcher.estimate.estimate import estimate
 from launcher.estimate.render import render as render_estimate
-from launcher.measure.measure import MeasuredPhase, MeasuredRecipe, utilisations, whole_step
+from launcher.measure.measure import MeasuredPhase, MeasuredRecipe, correction, utilisations, whole_step
 from launcher.measure.render import figures, render
 from launcher.measure.taken import Step
 from launcher.measure.trial import Machine, Trial, choose
@@ -116,8 +116,22 @@ def test_the_estimate_of_more_such_machines_goes_by_the_share() -> None:
     assert sooner.phases[0].compute < corrected.phases[0].compute
 
 
-def test_another_gpu_is_not_judged_by_this_one() -> None:
-    assert not utilisations(report(load("roberta-base")), Cluster(1, 8, find_gpu("L4"), mtbf=1e12))
+def test_another_gpu_is_judged_by_what_was_found_of_what_was_assumed_here() -> None:
+    """Two thirds of the time that was measured: three halves of the share, there as here."""
+    recipe, there = load("roberta-base"), Cluster(1, 8, find_gpu("A100-80"), mtbf=1e12)
+    found = report(recipe)
+    assert found.machine.gpu is not None
+    (share,) = utilisations(found, there)
+    ratio = correction(found.phases[0], found.machine.gpu)
+    (assumed,) = (phase.utilisation.share for phase in estimate(recipe, there).phases)
+    assert share.share == pytest.approx(min(1.0, ratio * assumed), rel=1e-6)
+    assert f"x {ratio:.2f}" in share.source
+    assert not share.measured
+
+
+def test_where_no_gpu_was_measured_nothing_is_corrected() -> None:
+    found = replace(report(load("roberta-base")), machine=replace(H100, device="cpu", gpu=None))
+    assert not utilisations(found, Cluster(1, 8, find_gpu("L4"), mtbf=1e12))
 
 
 def test_the_text_says_what_was_measured_and_what_follows() -> None:

@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.errors import EstimateError
-from launcher.estimate.workload import batch_rows
 from launcher.measure.measure import announcement
 from launcher.measure.trial import STEP_S, Machine, choose
 from launcher.recipe.checks import impossible
@@ -36,10 +35,10 @@ def test_a_large_machine_measures_the_recipes_own_microbatch(name: str) -> None:
     for phase in recipe.phases:
         trial = choose(recipe, phase, machine())
         assert not trial.smaller
-        assert trial.recipe.microbatch == min(recipe.microbatch_of(phase), batch_rows(phase))
-        assert trial.whole == math.ceil(math.ceil(batch_rows(phase) / recipe.microbatch_of(phase)) / 2)
+        assert trial.recipe.microbatch == min(recipe.microbatch_of(phase), phase.rows)
+        assert trial.whole == math.ceil(math.ceil(phase.rows / recipe.microbatch_of(phase)) / 2)
         assert trial.rounds == min(2, trial.whole)
-        assert batch_rows(trial.recipe.phases[0]) == trial.recipe.microbatch * trial.rounds * 2
+        assert trial.recipe.phases[0].rows == trial.recipe.microbatch * trial.rounds * 2
 
 
 @settings(deadline=None, max_examples=20)
@@ -61,7 +60,7 @@ def test_what_is_measured_fits(recipe: Recipe, ranks: int, memory: int, peak: fl
     assert not impossible(trial.recipe)
     said = announcement(recipe.phases[0], trial, here)
     assert all(what in said for what in trial.smaller)
-    whole_rows = trial.recipe.microbatch == min(recipe.microbatch, batch_rows(recipe.phases[0]))
+    whole_rows = trial.recipe.microbatch == min(recipe.microbatch, recipe.phases[0].rows)
     whole_layers = trial.recipe.model.layers == recipe.model.layers
     assert (whole_rows and whole_layers) == (not trial.smaller)
     assert whole_layers or trial.recipe.microbatch <= 2, "rows go before layers"

@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 
 from tests.support.ranks.forked import forked
+from tests.support.ranks.small_memory import Memory, small_memory
 
 KILLED = -signal.SIGKILL
 FLIPPED = "encoder.embeddings.norm.bias"  # the weight of which `flip` turns a bit over
@@ -42,12 +43,14 @@ def run_group(
     wrong: Sequence[tuple[int, int]] = (),
     deadly: Sequence[tuple[int, int]] = (),
     kernel: str | None = None,
+    memory: Memory | None = None,
     timeout: float = 240,
 ) -> Ended:
     """Start `world` ranks on a new attempt and wait for all. `kill` maps a rank to the step at which it dies by
     SIGKILL; `stop_at` asks for a clean stop at a step; `flip` is a rank, and the step before which one bit of its
     weights is turned over; the rank `slow` is, from the first commit on; `wrong` and `deadly` are samples (`poison`);
-    with `kernel`, ranks take their CPU for a GPU one of whose kernels is so (`bad_kernels`).
+    with `kernel`, ranks take their CPU for a GPU one of whose kernels is so (`bad_kernels`), with `memory` for one with
+    little memory (`small_memory`).
     When one rank dies by itself, the others end by error. Ranks that go back start again."""
     with tempfile.TemporaryDirectory() as meeting:
         logs = [Path(meeting, f"rank{rank}.log") for rank in range(world)]
@@ -55,7 +58,7 @@ def run_group(
             forked(
                 _rank,
                 _orders(run, rank, world, meeting, kill or {}, stop_at, flip)
-                | {"wrong": wrong, "deadly": deadly, "kernel": kernel},
+                | {"wrong": wrong, "deadly": deadly, "kernel": kernel, "memory": memory},
                 output=logs[rank],
             )
             for rank in range(world)
@@ -194,7 +197,7 @@ def _rank(orders: dict[str, Any]) -> None:
         number = peers.all_gather(claimed)[0]
         assert isinstance(number, int)
         try:
-            with deadly_input(), bad_kernel(orders["kernel"]):
+            with deadly_input(), bad_kernel(orders["kernel"]), small_memory(orders["memory"], orders["rank"]):
                 state = run_rank(
                     run, Attempt(run.store, number), control, peers, open_stream, link, Startup()
                 )

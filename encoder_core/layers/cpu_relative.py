@@ -1,0 +1,252 @@
+"""Exact attention with relative positions on a CPU, a few heads of one row at a time, without padding: DeBERTa's
+(disentangled) and XLNet's.
+
+A term between a content and a relative position depends on the token and on the distance only. The products of a block
+of tokens with the vectors of all distances that occur in it are one small matrix product; the scores are that product
+read along its diagonals, which a view with other strides does without moving a number:
+
+    product[i, e] = token_i . vector_e,    e = place of the other token - i + block - 1
+    scores[i, j]  = product[i, j - i + block - 1]    (strides: one less than a row per i, one per j)
+
+So nothing is gathered, and what a rectangle of padded rows would compute for nothing is not computed. Only where the
+queries of a row are some of its tokens, as the targets of XLNet's second stream, is the product read by index. The
+probabilities are kept for the backward pass: scores cost twice those of plain attention, too much to make again.
+
+Shapes: M queries, K keys, N heads, D head width (that of values; queries and keys may be wider), E offsets; n heads, m
+queries and k keys of one piece; b tokens of one block, w offsets that occur in it.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from encoder_core.layers.cpu_attention import Draws, Slices, heads_together
+from encoder_core.layers.dropout import inverse_rate
+
+UNSEEN = -1e30  # a score that leaves no probability beside any other
+BLOCK = 128  # tokens whose products with relative positions are made together
+
+
+@dataclass(frozen=True)
+class RelativeRow:
+    """Where one row's queries and keys lie, and how they stand to each other.
+
+    Attributes:
+        queries, keys: of all rows' flat queries and keys.
+        origin: offset of a query at the place of the row's first key; one more for each key behind it, one less for
+            each place that the query is behind.
+        at: [m] int64, places of the queries; None: 0, 1, 2 and on.
+        hidden: [m, k], 0 where a query sees a key and `UNSEEN` elsewhere; None: they see all.
+    """
+
+    queries: slice
+    keys: slice
+    origin: int
+    at: Tensor | None = None
+    hidden: Tensor | None = None
+
+    @property
+    def scores(self) -> int:
+        """Of one head."""
+        return int((self.queries.stop - self.queries.start) * (self.keys.stop - self.keys.start))
+
+
+class BlockedRelative(torch.autograd.Function):
+    """(q: [M, N, D'], k: [K, N, D'], v: [K, N, D]; r: [M, N, D], table_r: [N, E, D]; table_k: [N, E, D] or None, then
+    D' is D; table_c: [N, E] or None; keys of the queries' draws: [M]; rows, dropout) -> [M, N, D].
+
+    score(i, j) = q_i . k_j + r_i . table_r[j - i + origin] + k_j . table_k[i - j + origin] + table_c[j - i + origin]
+
+    Each table counts from its own token to the other one. Scale q, r, table_k and table_c beforehand. A query that
+    sees no key gets the mean of all values, for the caller to leave out.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        r: Tensor,
+        table_r: Tensor,
+        table_k: Tensor | None,
+        table_c: Tensor | None,
+        drawn_M: Tensor,
+        rows: Sequence[RelativeRow],
+        dropout: float,
+    ) -> Tensor:
+        draws = Draws.of(drawn_M, dropout)
+        out = v.new_empty(r.shape)
+        saved: list[Tensor] = []
+        for row, heads, queries, keys in _pieces(rows, r.shape[1]):
+            scores = _content_scores(q[queries], k[keys], row.hidden)
+            _add_scores(scores, r[queries], table_r[heads], row, None if table_c is None else table_c[heads])
+            if table_k is not None:
+                _add_scores(scores.transpose(1, 2), k[keys], table_k[heads], row)
+            weights = _softmax(scores)
+            saved.append(weights)
+            if draws.threshold:
+                saved.append(draws.kept(row.keys.start, row.queries, row.keys, heads))
+                weights = weights * saved[-1].to(weights.dtype)
+            product = torch.bmm(weights, v[keys].transpose(0, 1)).mul_(inverse_rate(draws.threshold))
+            out[queries] = product.transpose(0, 1)
+        ctx.save_for_backward(q, k, v, r, table_r, table_k, *saved)
+        ctx.rows, ctx.threshold, ctx.scored = rows, draws.threshold, table_c is not None
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, r, table_r, table_k, *saved = ctx.saved_tensors
+        dq, dr = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, r))
+        # Zeros: a row may have keys and no query.
+        dk, dv = (torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (k, v))
+        d_table_r = torch.zeros_like(table_r)
+        d_table_k = None if table_k is None else torch.zeros_like(table_k)
+        d_table_c = table_r.new_zeros(table_r.shape[:2]) if ctx.scored else None
+        each = 2 if ctx.threshold else 1
+        for i, (row, heads, queries, keys) in enumerate(_pieces(ctx.rows, r.shape[1])):
+            weights, *keep = saved[i * each : (i + 1) * each]
+            d_scores, dv[keys] = _through_softmax(grad[queries], v[keys], weights, keep, ctx.threshold)
+            dq[queries] = torch.bmm(d_scores, k[keys].transpose(0, 1)).transpose(0, 1)
+            d_c = None if d_table_c is None else d_table_c[heads]
+            dr[queries] = _add_gradients(d_scores, r[queries], table_r[heads], d_table_r[heads], row, d_c)
+            turned = d_scores.transpose(1, 2)
+            dk_nkD = torch.bmm(turned, q[queries].transpose(0, 1))
+            if table_k is not None and d_table_k is not None:
+                dk_nkD += _add_gradients(turned, k[keys], table_k[heads], d_table_k[heads], row).transpose(
+                    0, 1
+                )
+            dk[keys] = dk_nkD.transpose(0, 1)
+        return dq, dk, dv, dr, d_table_r, d_table_k, d_table_c, None, None, None
+
+
+blocked_relative: Callable[
+    [
+        Tensor,
+        Tensor,
+        Tensor,
+        Tensor,
+        Tensor,
+        Tensor | None,
+        Tensor | None,
+        Tensor,
+        Sequence[RelativeRow],
+        float,
+    ],
+    Tensor,
+] = BlockedRelative.apply
+
+
+def _pieces(rows: Sequence[RelativeRow], heads: int) -> Iterator[tuple[RelativeRow, slice, Slices, Slices]]:
+    """A row, some of its heads, and these heads of its queries and of its keys."""
+    for row in rows:
+        if row.scores:
+            for together in heads_together(heads, row.scores):
+                yield row, together, (row.queries, together), (row.keys, together)
+
+
+def _content_scores(q_mnD: Tensor, k_knD: Tensor, hidden_mk: Tensor | None) -> Tensor:
+    """[n, m, k]."""
+    q_nmD, k_nDk = q_mnD.transpose(0, 1), k_knD.permute(1, 2, 0)
+    if hidden_mk is None:
+        return torch.bmm(q_nmD, k_nDk)
+    return torch.baddbmm(hidden_mk[None], q_nmD, k_nDk)
+
+
+def _softmax(scores_nmk: Tensor) -> Tensor:
+    """In the inputs' dtype, the sums of half precision in fp32."""
+    if scores_nmk.dtype in (torch.bfloat16, torch.float16):
+        return torch.softmax(scores_nmk, -1, dtype=torch.float32).to(scores_nmk.dtype)
+    return torch.softmax(scores_nmk, -1)
+
+
+def _add_scores(
+    scores_nlo: Tensor, x_lnD: Tensor, table_nED: Tensor, row: RelativeRow, table_nE: Tensor | None = None
+) -> None:
+    """scores[i, j] += x_i . table[e] + table[e] with e = j - i + origin; l tokens and o others."""
+    x_nlD, others = x_lnD.transpose(0, 1), scores_nlo.shape[2]
+    if row.at is not None:
+        product_nlE = torch.bmm(x_nlD, table_nED.transpose(1, 2))
+        if table_nE is not None:
+            product_nlE += table_nE[:, None]
+        scores_nlo += product_nlE.gather(-1, _offsets(row.at, row, scores_nlo))
+        return
+    for block, window in _blocks(x_nlD.shape[1], others, row.origin):
+        product_nbw = torch.bmm(x_nlD[:, block], table_nED[:, window].transpose(1, 2))
+        if table_nE is not None:
+            product_nbw += table_nE[:, None, window]
+        scores_nlo[:, block] += _diagonals(product_nbw)
+
+
+def _add_gradients(
+    d_scores_nlo: Tensor,
+    x_lnD: Tensor,
+    table_nED: Tensor,
+    d_table_nED: Tensor,
+    row: RelativeRow,
+    d_table_nE: Tensor | None = None,
+) -> Tensor:
+    """The derivatives of `_add_scores`: by x, [l, n, D]; those by the tables are added to what is there."""
+    x_nlD = x_lnD.transpose(0, 1)
+    if row.at is not None:
+        d_product_nlE = d_scores_nlo.new_zeros(*d_scores_nlo.shape[:2], table_nED.shape[1])
+        d_product_nlE.scatter_(-1, _offsets(row.at, row, d_scores_nlo), d_scores_nlo)
+        d_table_nED.baddbmm_(d_product_nlE.transpose(1, 2), x_nlD)
+        if d_table_nE is not None:
+            d_table_nE += d_product_nlE.sum(1)
+        return torch.bmm(d_product_nlE, table_nED).transpose(0, 1)
+    dx_nlD = torch.empty_like(x_nlD, memory_format=torch.contiguous_format)
+    d_product_nbw = d_scores_nlo.new_empty(0)
+    for block, window in _blocks(x_nlD.shape[1], d_scores_nlo.shape[2], row.origin):
+        shape = (len(d_scores_nlo), block.stop - block.start, window.stop - window.start)
+        if d_product_nbw.shape != shape:  # what lies off the diagonals stays zero from block to block
+            d_product_nbw = d_scores_nlo.new_zeros(shape)
+        _diagonals(d_product_nbw).copy_(d_scores_nlo[:, block])
+        torch.bmm(d_product_nbw, table_nED[:, window], out=dx_nlD[:, block])
+        d_table_nED[:, window].baddbmm_(d_product_nbw.transpose(1, 2), x_nlD[:, block])
+        if d_table_nE is not None:
+            d_table_nE[:, window] += d_product_nbw.sum(1)
+    return dx_nlD.transpose(0, 1)
+
+
+def _offsets(at_m: Tensor, row: RelativeRow, scores_nmk: Tensor) -> Tensor:
+    """[n, m, k] int64, for queries at these places."""
+    keys_k = torch.arange(scores_nmk.shape[2], device=at_m.device)
+    return (keys_k - at_m[:, None] + row.origin).expand(scores_nmk.shape)
+
+
+def _blocks(length: int, others: int, origin: int) -> Iterator[Slices]:
+    """(tokens, rows of the table) slices: a block, and the offsets from its tokens to the others."""
+    for start in range(0, length, BLOCK):
+        stop = min(start + BLOCK, length)
+        yield slice(start, stop), slice(origin - stop + 1, origin + others - start)
+
+
+def _diagonals(product_nbw: Tensor) -> Tensor:
+    """A view [n, b, o] of a contiguous product: element [i, j] is [i, j - i + b - 1]."""
+    heads, block, width = product_nbw.shape
+    return product_nbw.as_strided(
+        (heads, block, width - block + 1),
+        (block * width, width - 1, 1),
+        product_nbw.storage_offset() + block - 1,
+    )
+
+
+def _through_softmax(
+    grad_mnD: Tensor, v_knD: Tensor, weights_nmk: Tensor, keep: list[Tensor], threshold: int
+) -> tuple[Tensor, Tensor]:
+    """The derivatives by the scores, [n, m, k], and by the values, [k, n, D]."""
+    grad_nmD = grad_mnD.transpose(0, 1) * inverse_rate(threshold)
+    d_weights = torch.bmm(grad_nmD, v_knD.permute(1, 2, 0))
+    dropped = weights_nmk
+    if keep:
+        keep_nmk = keep[0].to(weights_nmk.dtype)
+        dropped = weights_nmk * keep_nmk
+        d_weights *= keep_nmk
+    dv_nkD = torch.bmm(dropped.transpose(1, 2), grad_nmD)
+    return torch._softmax_backward_data(d_weights, weights_nmk, -1, weights_nmk.dtype), dv_nkD.transpose(0, 1)

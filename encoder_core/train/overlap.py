@@ -1,0 +1,110 @@
+"""Sums of gradients over the ranks while the backward pass still runs: ZeRO 1 in bf16.
+
+DeepSpeed adds each gradient to an fp32 sum, all sums of a parameter group in one tensor, and reduces them when the last
+backward pass is over. Here a stretch of such a tensor is reduced, in place, as soon as its last gradient is there.
+
+Every rank starts the same collectives in the same order, whatever order its gradients come in: a rank without rows may
+run through another graph. The order is that in which backward passes reach parameters: the last layers first.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from jaxtyping import Float32
+from torch import Tensor, nn
+
+BUCKET = 2**23  # numbers that are reduced at a time, at least: 32 MiB
+
+
+@dataclass
+class _Bucket:
+    """`waiting`: parameters whose gradients of the last backward pass have not come yet. `sent`: what is added up, the
+    sums themselves or their copy in another precision."""
+
+    sums: Float32[Tensor, " numbers"]
+    parameters: list[nn.Parameter]
+    waiting: int = 0
+    sent: Tensor | None = None
+    work: Any = None
+
+
+class OverlappedSums:
+    """Not needed by a rank alone, and not possible where DeepSpeed keeps no sums of its own.
+
+    Args:
+        sums: of each parameter group, its parameters' fp32 sums end to end (and padding), and the parameters.
+        order: of all parameters, that in which a forward pass uses them.
+        dtype: in which ranks add up.
+        bucket: see `BUCKET`.
+
+    Its hooks must be called after those that add to the sums: make it after the DeepSpeed engine.
+    """
+
+    def __init__(
+        self,
+        sums: Sequence[tuple[Tensor, Sequence[nn.Parameter]]],
+        order: Sequence[nn.Parameter],
+        dtype: torch.dtype,
+        bucket: int = BUCKET,
+    ) -> None:
+        self._dtype = dtype
+        self._active, self._next = False, 0
+        place = {id(p): number for number, p in enumerate(order)}
+        cut = [each for flat, parameters in sums for each in _cut(flat, parameters, bucket)]
+        # A bucket is complete when its foremost parameter is: those that are complete early go first.
+        self._buckets = sorted(cut, key=lambda each: -min(place[id(p)] for p in each.parameters))
+        for each in self._buckets:
+            for p in each.parameters:
+                if p.requires_grad:
+                    p.register_post_accumulate_grad_hook(partial(self._came, each))  # type: ignore[no-untyped-call]
+
+    def begin(self) -> None:
+        """The next backward pass is the last of an update group's."""
+        self._active, self._next = True, 0
+        for each in self._buckets:
+            each.waiting = sum(p.requires_grad for p in each.parameters)
+        self._reduce_complete()
+
+    def finish(self) -> None:
+        """Waits for all sums, also of parameters that had no gradient. Collective."""
+        self._active = False
+        for each in self._buckets[self._next :]:
+            self._reduce(each)
+        for each in self._buckets:
+            each.work.wait()
+            if each.sent is not each.sums and each.sent is not None:
+                each.sums.copy_(each.sent)
+            each.sent = each.work = None
+
+    def _came(self, bucket: _Bucket, _: Tensor) -> None:
+        """A gradient of `bucket` has been added to its sum."""
+        if self._active:
+            bucket.waiting -= 1
+            self._reduce_complete()
+
+    def _reduce_complete(self) -> None:
+        while self._next < len(self._buckets) and not self._buckets[self._next].waiting:
+            self._reduce(self._buckets[self._next])
+            self._next += 1
+
+    def _reduce(self, bucket: _Bucket) -> None:
+        bucket.sent = bucket.sums.to(self._dtype)
+        bucket.work = dist.all_reduce(bucket.sent, async_op=True)
+
+
+def _cut(flat: Tensor, parameters: Sequence[nn.Parameter], least: int) -> list[_Bucket]:
+    """Stretches of whole parameters, each of `least` numbers or more, but for one; the padding goes with the last."""
+    found, start, stop, own = list[_Bucket](), 0, 0, list[nn.Parameter]()
+    for p in parameters:
+        own.append(p)
+        stop += p.numel()
+        if stop - start >= least:
+            found.append(_Bucket(flat[start:stop], own))
+            start, own = stop, []
+    if own:
+        found.append(_Bucket(flat[start:], own))
+    return found

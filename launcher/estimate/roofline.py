@@ -1,0 +1,141 @@
+"""What share of a GPU's peak a microbatch may reach: a roofline over its kernels' FLOPs and bytes (Williams et al.,
+2009).
+
+Every matrix product takes what its FLOPs or its bytes take, whichever is more. Attention computes some things again in
+the backward pass, as its kernels do (encoder_core/kernels). Everything between products is memory traffic: what is kept
+for the backward pass is written and read, and so is its gradient, which is what is left when operations are fused
+(`compile`). Shares of the peaks that kernels reach are assumed, below; launches, the optimizer and waiting are not
+counted.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from encoder_core.cost.products import Product, Shape
+from encoder_core.cost.saved import STATE
+from encoder_core.families.bert import BertConfig
+from encoder_core.families.build import ModelConfig
+from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
+from encoder_core.families.xlnet import XlnetConfig
+from launcher.estimate.assumptions import AssumedUtilisation, published
+from launcher.estimate.cluster import Gpu
+from launcher.estimate.workload import microbatch_activations, microbatch_products
+from launcher.recipe.schema import Recipe
+
+PRODUCTS = 0.7  # of the peak that large matrix products reach: a guess
+TRAFFIC = 0.8  # of the memory's bandwidth: a guess
+FLASH = {"A100-40": 0.6, "A100-80": 0.6}  # of the peak: Dao 2023, figures 5 to 7, forward and backward
+FLASH_ELSEWHERE = 0.35  # Shah et al. 2024 of FlashAttention-2 on an H100; a guess for others
+FUSED = 0.5  # of flash attention's: a guess, no GPU has run the kernels
+# Executed FLOPs, of a forward pass's: scores once more for flash attention, twice for ours, thrice with relative terms.
+PASSES = {"flash attention": 3.5, "fused kernels": 4.5, "fused kernels, relative": 5.8}
+LOGIT_BYTES = 32  # in fp32, between the product that makes a logit and the product that takes its derivative
+KEPT_PASSES = 4  # of what is kept: written and read, and its gradient
+
+_ATTENTION = ("attention q k'", "local attention", "scores of relative", "scores of segments")
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """Seconds of one microbatch, forward and backward, and the share of the peak that its model FLOPs then reach.
+
+    Attributes:
+        kernel: what computes attention, a key of `PASSES`.
+        bound: of `products`, the part that memory decides.
+    """
+
+    kernel: str
+    products: float
+    bound: float
+    attention: float
+    traffic: float
+    share: float
+
+    @property
+    def seconds(self) -> float:
+        return self.products + self.attention + self.traffic
+
+
+def roofline(recipe: Recipe, shape: Shape, gpu: Gpu) -> Roofline:
+    """Of one microbatch of `shape`."""
+    half = recipe.precision == "bf16"
+    peak, state, kernel = (
+        gpu.peak if half else gpu.peak_fp32,
+        2 if half else 4,
+        attention_kernel(recipe.model),
+    )
+    every = microbatch_products(recipe, shape)
+    outside = [product for product in every if not is_attention(product)]
+    bandwidth = TRAFFIC * gpu.bandwidth
+    computing = [(p.forward + p.backward) / (PRODUCTS * peak) for p in outside]
+    moving = [product_bytes(p, state) / bandwidth for p in outside]
+    scores = sum(p.forward for p in every if is_attention(p))
+    reached = peak * _reached(gpu, kernel)
+    products = sum(map(max, computing, moving))
+    attention = PASSES[kernel] * scores / reached
+    traffic = traffic_bytes(recipe, shape, state) / bandwidth
+    model = sum(p.forward + p.backward for p in every)
+    return Roofline(
+        kernel=kernel,
+        products=products,
+        bound=sum(moved for moved, computed in zip(moving, computing, strict=True) if moved > computed),
+        attention=attention,
+        traffic=traffic,
+        share=model / (peak * (products + attention + traffic)),
+    )
+
+
+def assumed(recipe: Recipe, shape: Shape, gpu: Gpu) -> AssumedUtilisation:
+    """The roofline's share; of networks less than 512 wide a published run's, since they wait for launches."""
+    if recipe.model.hidden < 512:
+        return published(recipe.model.hidden, shape.length, gpu)
+    found = roofline(recipe, shape, gpu)
+    return AssumedUtilisation(found.share, f"the roofline below, attention by {found.kernel}")
+
+
+def arithmetic(recipe: Recipe, shape: Shape, gpu: Gpu) -> Iterator[tuple[str, str, str]]:
+    """Lines of an estimate, (what, how, result): the roofline's parts and assumptions; a published run beside it."""
+    found, anchor = roofline(recipe, shape, gpu), published(recipe.model.hidden, shape.length, gpu)
+    reached = _reached(gpu, found.kernel)
+    by_memory = f"{PRODUCTS:.0%} of the peak, {found.bound:.1e} s of it by memory (assumed)"
+    yield "  roofline: products", by_memory, f"{found.products:.4f} s"
+    again = f"{PASSES[found.kernel]} forward passes of it at {reached:.1%} of the peak (assumed)"
+    yield f"  roofline: {found.kernel}", again, f"{found.attention:.4f} s"
+    between = f"bytes of kept tensors, fused, at {TRAFFIC:.0%} of the bandwidth (assumed)"
+    yield "  roofline: between products", between, f"{found.traffic:.4f} s"
+    yield "  roofline: a microbatch's share", "without launches, optimizer, waiting", f"{found.share:.1%}"
+    yield "  a published run of like width", anchor.source, f"{anchor.share:.1%}"
+
+
+def _reached(gpu: Gpu, kernel: str) -> float:
+    """Of the peak, by a kernel of attention."""
+    return FLASH.get(gpu.name, FLASH_ELSEWHERE) * (1.0 if kernel == "flash attention" else FUSED)
+
+
+def attention_kernel(model: ModelConfig) -> str:
+    """The usual one on a GPU in half precision (encoder_core/layers/attention.py)."""
+    relative = isinstance(model, BertConfig) and model.position != "absolute"
+    if relative or isinstance(model, DebertaConfig | DebertaV2Config | XlnetConfig):
+        return "fused kernels, relative"
+    return "fused kernels" if model.attention_dropout else "flash attention"
+
+
+def is_attention(product: Product) -> bool:
+    """Whether a kernel of attention computes it, which keeps nothing of it in memory."""
+    return product.what.startswith(_ATTENTION)
+
+
+def product_bytes(product: Product, state: int) -> int:
+    """Both factors and the outcome, once a product, in both passes."""
+    numbers = product.m * product.k + product.k * product.n + product.m * product.n
+    return state * numbers * product.count * (1 + product.derivatives)
+
+
+def traffic_bytes(recipe: Recipe, shape: Shape, state: int) -> int:
+    """Between products."""
+    kept = [tensor for one in microbatch_activations(recipe, shape) for tensor in one.tensors()]
+    states = sum(tensor.bytes(state) for tensor in kept if tensor.width == STATE)
+    others = sum(tensor.bytes(state) for tensor in kept if tensor.width != STATE)
+    every = microbatch_products(recipe, shape)
+    logits = sum(p.m * p.n * p.count for p in every if p.what == "head: scores of all ids")
+    return KEPT_PASSES * states + 2 * others + (LOGIT_BYTES + 2 * state) * logits

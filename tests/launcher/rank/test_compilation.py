@@ -1,0 +1,86 @@
+"""Compiled layers in whole runs: the losses of Python, the same bits after a kill, and a compiler that is not there."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.ranks.run_group import KILLED, finish, run_group
+from tests.support.runs import small_runs
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+
+SETTINGS = ("model.dropout=0.1", "model.attention_dropout=0.1")
+ROUNDING = 1e-5  # nats
+
+
+@pytest.fixture
+def home(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where compiled code and key are kept, for all tests here."""
+    home = folder / "home"
+    monkeypatch.setenv("HOME", str(home))
+    return home
+
+
+def compilations(run: str) -> list[dict[str, Any]]:
+    return [event for event in small_runs.history(run).events if event["kind"] == "compilation"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_a_compiled_run_has_the_losses_of_python(folder: Path, home: Path, zero: int) -> None:
+    runs = [
+        finish(
+            small_runs.new_run(
+                folder, f"compile-{choice}-{zero}", *SETTINGS, f"compile={choice}", f"zero={zero}"
+            ),
+            2,
+            timeout=600,
+        )
+        for choice in ("false", "true")
+    ]
+    python, compiled = (small_runs.losses(run) for run in runs)
+    assert np.abs(np.subtract(python, compiled)).max() <= ROUNDING
+    (event,) = compilations(runs[1])
+    assert event["compiled"] == (zero != 2) == (python != compiled)  # it was used
+    assert zero == 2 or event["error"] <= event["bound"]
+
+
+@pytest.mark.long
+def test_killed_and_resumed_it_ends_in_the_same_bits(folder: Path, home: Path) -> None:
+    settings = (*SETTINGS, "compile=true")
+    undisturbed = finish(small_runs.new_run(folder, "undisturbed", *settings), 2, timeout=600)
+    killed = small_runs.new_run(folder, "killed", *settings)
+    assert KILLED in run_group(killed, 2, kill={1: 7}, timeout=600).codes
+    finish(killed, 2, timeout=600)
+    assert small_runs.digests(killed) == small_runs.digests(undisturbed)
+    assert small_runs.losses(killed) == small_runs.losses(undisturbed)
+    assert [event["kept"] for event in compilations(killed)] == ["on this machine"] * 2
+
+
+@pytest.mark.long
+def test_another_machine_takes_what_lies_beside_the_run(
+    folder: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MASKFLEET_SIGNING_KEY", "a secret of all nodes")
+    monkeypatch.setenv("HOME", str(folder / "first"))
+    run = small_runs.new_run(folder, "moved", *SETTINGS, "compile=true")
+    assert KILLED in run_group(run, 2, kill={1: 7}, timeout=600).codes
+    monkeypatch.setenv("HOME", str(folder / "second"))
+    finish(run, 2, timeout=600)
+    assert [event["kept"] for event in compilations(run)] == ["nowhere", "beside the run"]
+
+
+@pytest.mark.long
+def test_a_machine_without_a_compiler_goes_on_in_python(
+    folder: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "/nowhere/g++")
+    monkeypatch.setenv("HOME", str(folder / "bare"))
+    run = finish(small_runs.new_run(folder, "bare", *SETTINGS, "compile=true"), 2, timeout=600)
+    (event,) = compilations(run)
+    assert not event["compiled"]
+    assert event["why"] == "it could not be compiled"
+    assert event["failure"]
+    assert np.isfinite(small_runs.losses(run)).all()
