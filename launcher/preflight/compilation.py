@@ -26,10 +26,11 @@ Compile = Literal["auto"] | bool
 
 @dataclass(frozen=True)
 class Choice:
-    """Whether to compile, and why."""
+    """Whether to compile, and why. `told`: whether a person may wonder."""
 
     compiled: bool
     why: str
+    told: bool = True
 
 
 def choose(asked: Compile, gpu: str | None, *, triton: bool, zero: int) -> Choice:
@@ -37,13 +38,13 @@ def choose(asked: Compile, gpu: str | None, *, triton: bool, zero: int) -> Choic
     stage 2 two ranks took other steps than in Python, for a reason not found yet."""
     match asked, gpu:
         case False, _:
-            return Choice(False, "the recipe says so")
+            return Choice(False, "the recipe says so", told=False)
+        case "auto", None:
+            return Choice(False, "on a CPU only where the recipe asks for it (compile: true)", told=False)
         case _ if zero == _WRONG_STAGE:
             return Choice(False, "gradients of compiled layers are not right at zero: 2; take 1 or 3")
         case True, _:
             return Choice(True, "the recipe says so")
-        case _, None:
-            return Choice(False, "on a CPU only where the recipe asks for it (compile: true)")
         case _ if not triton:
             return Choice(False, "Triton is not installed")
         case _:

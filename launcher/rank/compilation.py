@@ -57,15 +57,15 @@ class _Begun(BaseModel):
 
 def settle_compilation(
     run: Run, tokenizer: Tokenizer, peers: Peers, link: Link, host: str
-) -> tuple[Pieces | None, CompilationRecord]:
-    """The pieces by which layers compute from here on, None for Python; and what to put on record, the same on all
-    ranks. Collective. `host`: this rank's machine.
+) -> tuple[Pieces | None, CompilationRecord | None]:
+    """The pieces by which layers compute from here on, None for Python; and what to put on record, if anything, the
+    same on all ranks. Collective. `host`: this rank's machine.
 
     Raises StoreError.
     """
     choice = choose(run.recipe.compile, gpu_here(), triton=triton_here(), zero=run.recipe.zero)
     if not all(peers.all_gather(choice.compiled)):
-        return None, CompilationRecord(compiled=False, why=choice.why)
+        return None, CompilationRecord(compiled=False, why=choice.why) if choice.told else None
     config = run.recipe.model.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
     subject = subject_of(run.recipe, config)
     code = CompiledCode(run.store, name_of(subject, run.recipe.zero), Path.home())
@@ -132,8 +132,10 @@ def _record(tried: TriedCompilation, choice: Choice, kept: str) -> CompilationRe
     )
 
 
-def record_compilation(journal: RankJournal, found: CompilationRecord) -> None:
+def record_compilation(journal: RankJournal, found: CompilationRecord | None) -> None:
     """An event, and a line for people where it was tried."""
+    if found is None:
+        return
     journal.event("compilation", **found.model_dump(mode="json"))
     if found.compiled:
         journal.note(f"layers are compiled, after {found.seconds:.1f} s (compiled code was {found.kept})")

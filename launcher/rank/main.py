@@ -277,7 +277,9 @@ def _record_start(
     good: Good | None,
     begin: InitialWeights | None,
     control: Control,
-    found: tuple[Sequence[NodeReport], Sequence[KernelVerdict], MicrobatchLimits | None, CompilationRecord],
+    found: tuple[
+        Sequence[NodeReport], Sequence[KernelVerdict], MicrobatchLimits | None, CompilationRecord | None
+    ],
 ) -> None:
     """`found`: of the nodes, of kinds of GPUs, of their memory, and of the compiler."""
     _record_origin(journal, state, good, begin, control)
