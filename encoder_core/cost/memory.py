@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from encoder_core.cost.activations import Activations, head_peak
-from encoder_core.train.engine_config import Precision
+from encoder_core.train.engine_config import BUCKET, Precision
 
 Stage = Literal[0, 1, 2, 3]
 STAGES: tuple[Stage, ...] = (0, 1, 2, 3)
 
-BUCKET = 500_000_000  # elements that ZeRO gathers gradients in before they reduce them (DeepSpeed's default)
 LIVE = 1_000_000_000  # elements of gathered parameters that ZeRO 3 keeps for their next use (DeepSpeed's default)
 
 
@@ -38,18 +37,23 @@ def kept(
     *,
     bucket: int = BUCKET,
     single: int = 0,
+    largest: int = 0,
 ) -> list[MemoryPart]:
     """What is held all the time. bf16 at stage 0 is not supported (encoder_core/train/engine.py).
 
     Args:
         bucket: elements of a bucket that take up memory. On a CPU, what is never written takes only addresses.
         single: of the parameters, those that have one moment in place of two.
+        largest: of the parameters, those in the largest tensor. It is a bucket of its own if it is larger than one.
     """
     if stage == 0:
         assert precision == "fp32"
         return _with_moments("weights, gradients", 8, parameters, ranks=1, single=single)
     if stage == 3:
-        return _kept_3(parameters, ranks, precision, reduce_dtype, bucket=bucket, single=single)
+        return [
+            *_kept_3(parameters, ranks, precision, single=single),
+            *_buckets(1, precision, reduce_dtype, bucket, largest),
+        ]
     state = 2 if precision == "bf16" else 4
     parts = [
         _part("weights", state, parameters, 1),
@@ -64,7 +68,7 @@ def kept(
     return [
         *parts,
         _part("summed gradients, fp32", 4, parameters, ranks),
-        *_bucket(precision, reduce_dtype, bucket),
+        *_buckets(2 if stage == 2 else 1, precision, reduce_dtype, bucket, largest),
     ]
 
 
@@ -74,16 +78,13 @@ def frozen(parameters: int, precision: Precision) -> MemoryPart:
     return _part("weights of frozen networks", 2 if precision == "bf16" else 4, parameters, 1)
 
 
-def _kept_3(
-    parameters: int, ranks: int, precision: Precision, reduce_dtype: Precision, *, bucket: int, single: int
-) -> list[MemoryPart]:
+def _kept_3(parameters: int, ranks: int, precision: Precision, *, single: int) -> list[MemoryPart]:
     state = 2 if precision == "bf16" else 4
     return [
         _part("weights", state, parameters, ranks),
         _part("gathered weights, up to 1e9 of them", state, min(parameters, LIVE), 1),
         *_with_moments("master weights", 4, parameters, ranks=ranks, single=single),
         _part("summed gradients, fp32", 4, parameters, ranks),
-        *_bucket(precision, reduce_dtype, bucket),
     ]
 
 
@@ -100,13 +101,17 @@ def _part(what: str, each: int, parameters: int, ranks: int) -> MemoryPart:
     return MemoryPart(what, f"{each} B x {parameters:,}{share}", -(-each * parameters // ranks))
 
 
-def _bucket(precision: Precision, reduce_dtype: Precision, size: int) -> list[MemoryPart]:
-    """Where stage 1 in bf16 has none: it reduces its fp32 sums."""
+def _buckets(
+    count: int, precision: Precision, reduce_dtype: Precision, size: int, largest: int
+) -> list[MemoryPart]:
+    """Where stage 1 in bf16 has none: it reduces its fp32 sums. `count`: one is filled while another is reduced."""
     state = 2 if precision == "bf16" else 4
-    parts = [MemoryPart("bucket of gradients to reduce", f"{state} B x {size:,}", state * size)]
+    what = "bucket of gradients to reduce" if count == 1 else f"{count} buckets of gradients to reduce"
+    parts = [MemoryPart(what, f"{count * state} B x {size:,}", count * state * size)]
     if precision == "bf16" and reduce_dtype == "fp32":
+        added = max(size, largest)
         parts.append(
-            MemoryPart("bucket of gradients in fp32, as ranks add it up", f"4 B x {size:,}", 4 * size)
+            MemoryPart("bucket of gradients in fp32, as ranks add it up", f"4 B x {added:,}", 4 * added)
         )
     return parts
 

@@ -35,7 +35,7 @@ from encoder_core.optim.shards import ShardedOptimizer, ShardSegment
 from encoder_core.optim.updates import UPDATE_GROUP, WHOLE, set_update
 from encoder_core.train import zero_state
 from encoder_core.train.engine_config import EngineConfig
-from encoder_core.train.overlap import OverlappedSums
+from encoder_core.train.overlap import OneOrder, OverlappedSums
 from encoder_core.train.timing import Stopwatch
 from encoder_core.train.weight_check import Replicated
 from encoder_core.train.zero_state import KINDS, Fragment, Named
@@ -108,6 +108,8 @@ class Engine:
         self._guard_updates()
         if config.stage == 3:
             self._sum_gradients()
+        if config.stage > 1:
+            OneOrder(self._engine.optimizer, list(model.parameters()))
         self._overlapped = self._overlap() if self.world > 1 and config.sums_apart else None
         self.forwards = Stopwatch(self.device)
         self.replicated = self._replicated()
@@ -190,7 +192,7 @@ class Engine:
         """Stage 1 in bf16: takes the place of what DeepSpeed does when a step's last backward pass is over."""
         optimizer, parameters = self._engine.optimizer, list(self._engine.module.parameters())
         sums = list(zip(optimizer.fp32_groups_gradients_flat, optimizer.bf16_groups, strict=True))
-        overlapped = OverlappedSums(sums, parameters, DTYPES[self.config.reduce_dtype])
+        overlapped = OverlappedSums(sums, parameters, DTYPES[self.config.reduce_dtype], self.config.bucket)
         self._engine.buffered_allreduce_fallback = lambda **_: overlapped.finish()
         return overlapped
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Precision = Literal["fp32", "bf16"]
+BUCKET = 2**23  # numbers; enough for a network to be busy, and few beside a model's
 
 
 @dataclass(frozen=True)
@@ -16,6 +17,8 @@ class EngineConfig:
         clip: largest global gradient norm, None for no clipping.
         reduce_dtype: of gradients while ranks add them up; bf16 halves what they send and rounds every sum, the more
             the more ranks there are. Only with precision bf16.
+        bucket: numbers that ranks add up at a time, at all stages but 0. DeepSpeed's default is more than most encoders
+            have: nothing would be sent before the backward pass is over, and its buffers fill 3 GB.
         persistence_threshold: stage 3 keeps parameters with fewer elements whole; None for DeepSpeed's default.
     """
 
@@ -24,6 +27,7 @@ class EngineConfig:
     clip: float | None
     persistence_threshold: int | None = None
     reduce_dtype: Precision = "fp32"
+    bucket: int = BUCKET
 
     @property
     def sums_apart(self) -> bool:
@@ -32,7 +36,9 @@ class EngineConfig:
 
     def deepspeed(self) -> dict[str, Any]:
         """DeepSpeed's own configuration. Batch sizes are nominal: the step decides its boundaries itself."""
-        zero: dict[str, Any] = {"stage": self.stage}
+        zero: dict[str, Any] = {"stage": self.stage, "reduce_bucket_size": self.bucket}
+        if self.stage == 2:
+            zero["overlap_comm"] = True  # DeepSpeed's default at stage 3
         if self.persistence_threshold is not None:
             zero["stage3_param_persistence_threshold"] = self.persistence_threshold
         config: dict[str, Any] = {

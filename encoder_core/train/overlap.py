@@ -1,10 +1,14 @@
-"""Sums of gradients over the ranks while the backward pass still runs: ZeRO 1 in bf16.
+"""Sums of gradients over the ranks while the backward pass still runs, by the same buckets on every rank.
 
-DeepSpeed adds each gradient to an fp32 sum, all sums of a parameter group in one tensor, and reduces them when the last
-backward pass is over. Here a stretch of such a tensor is reduced, in place, as soon as its last gradient is there.
+ZeRO 1 in bf16: DeepSpeed adds each gradient to an fp32 sum, all sums of a parameter group in one tensor, and reduces
+them when the last backward pass is over. Here a stretch of such a tensor is reduced, in place, as soon as its last
+gradient is there.
 
-Every rank starts the same collectives in the same order, whatever order its gradients come in: a rank without rows may
-run through another graph. The order is that in which backward passes reach parameters: the last layers first.
+ZeRO 2 and 3: DeepSpeed fills buckets with gradients as they come and adds them up over the ranks by place, whatever
+parameters these are of. A rank whose rows go through another graph (it has none, or too few for compiled code) has
+another order. Here DeepSpeed gets gradients in one order.
+
+That order is the one in which backward passes reach parameters: the last layers first.
 """
 
 from collections.abc import Sequence
@@ -16,8 +20,6 @@ import torch
 import torch.distributed as dist
 from jaxtyping import Float32
 from torch import Tensor, nn
-
-BUCKET = 2**23  # numbers that are reduced at a time, at least: 32 MiB
 
 
 @dataclass
@@ -39,7 +41,7 @@ class OverlappedSums:
         sums: of each parameter group, its parameters' fp32 sums end to end (and padding), and the parameters.
         order: of all parameters, that in which a forward pass uses them.
         dtype: in which ranks add up.
-        bucket: see `BUCKET`.
+        bucket: numbers that are reduced at a time, at least.
 
     Its hooks must be called after those that add to the sums: make it after the DeepSpeed engine.
     """
@@ -49,7 +51,7 @@ class OverlappedSums:
         sums: Sequence[tuple[Tensor, Sequence[nn.Parameter]]],
         order: Sequence[nn.Parameter],
         dtype: torch.dtype,
-        bucket: int = BUCKET,
+        bucket: int,
     ) -> None:
         self._dtype = dtype
         self._active, self._next = False, 0
@@ -108,3 +110,39 @@ def _cut(flat: Tensor, parameters: Sequence[nn.Parameter], least: int) -> list[_
     if own:
         found.append(_Bucket(flat[start:], own))
     return found
+
+
+class OneOrder:
+    """Hands gradients to DeepSpeed's optimizer of ZeRO 2 or 3 in one order; those that come early wait.
+
+    Args:
+        optimizer: DeepSpeed's. order: of all parameters, that in which a forward pass uses them.
+    """
+
+    def __init__(self, optimizer: Any, order: Sequence[nn.Parameter]) -> None:
+        self._order = list(reversed(order))
+        self._next, self._early = 0, dict[int, tuple[Any, ...]]()
+        self._reduce = optimizer.reduce_ready_partitions_and_remove_grads
+        self._end = optimizer.independent_gradient_partition_epilogue
+        optimizer.reduce_ready_partitions_and_remove_grads = self._came
+        optimizer.independent_gradient_partition_epilogue = self._finish
+
+    def _came(self, parameter: nn.Parameter, *group: int) -> None:
+        """The gradient of `parameter` is there; stage 2 says of which group it is."""
+        self._early[id(parameter)] = (parameter, *group)
+        while self._next < len(self._order):
+            following = self._order[self._next]
+            if id(following) in self._early:
+                self._reduce(*self._early.pop(id(following)))
+            elif following.requires_grad:
+                return
+            self._next += 1
+
+    def _finish(self) -> None:
+        """The backward pass is over: those that waited for one that has no gradient on any rank, and what is left in
+        buckets. Collective."""
+        for parameter in self._order[self._next :]:
+            if id(parameter) in self._early:
+                self._reduce(*self._early.pop(id(parameter)))
+        self._next = 0
+        self._end()

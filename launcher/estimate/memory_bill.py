@@ -8,9 +8,10 @@ from encoder_core.cost.memory import MemoryPart, Stage
 from encoder_core.cost.products import Shape
 from encoder_core.cost.saved import Kernel
 from encoder_core.families.xlnet import XlnetConfig
+from encoder_core.train.engine_config import BUCKET
 from launcher.estimate.workload import microbatch_activations, terms
 from launcher.recipe.schema import Recipe
-from launcher.recipe.summary import momentum_matrices, teacher_parameters
+from launcher.recipe.summary import largest_parameter, momentum_matrices, teacher_parameters
 
 
 def bill(
@@ -22,7 +23,7 @@ def bill(
     shape: Shape,
     rounds: int,
     kernel: Kernel = "gpu",
-    bucket: int = memory.BUCKET,
+    bucket: int = BUCKET,
 ) -> tuple[MemoryPart, ...]:
     """What fills the memory of one of `ranks` that train `count` parameters, `rounds` microbatches of `shape` a step.
 
@@ -38,12 +39,19 @@ def bill(
 
 
 def kept(
-    recipe: Recipe, count: int, ranks: int, stage: Stage, *, rows: int, bucket: int = memory.BUCKET
+    recipe: Recipe, count: int, ranks: int, stage: Stage, *, rows: int, bucket: int = BUCKET
 ) -> list[MemoryPart]:
     """What of a `bill` is there all the time. `rows`: of a rank in a step."""
     single = sum(prod(shape) for shape in momentum_matrices(recipe))
     parts = memory.kept(
-        count, ranks, stage, recipe.precision, recipe.reduce_dtype, bucket=bucket, single=single
+        count,
+        ranks,
+        stage,
+        recipe.precision,
+        recipe.reduce_dtype,
+        bucket=bucket,
+        single=single,
+        largest=largest_parameter(recipe),
     )
     taught = teacher_parameters(recipe)
     if taught:

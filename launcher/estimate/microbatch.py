@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from encoder_core.cost import memory
+from encoder_core.train.engine_config import BUCKET
 from launcher.estimate import memory_bill
 from launcher.estimate.workload import microbatch_shape
 from launcher.recipe.schema import Recipe, RecipePhase
@@ -61,7 +62,7 @@ class Bill:
 
     @property
     def _bucket(self) -> int:
-        return memory.BUCKET if self.device == "cuda" else min(memory.BUCKET, self.parameters)
+        return BUCKET if self.device == "cuda" else min(BUCKET, self.parameters)
 
 
 def rows_that_fit(bill: Bill, room: int) -> list[int]:

@@ -19,6 +19,7 @@ from encoder_core.cost.saved import Kernel
 from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.build import ModelConfig, language_table
 from encoder_core.families.deberta import DebertaV2Config
+from encoder_core.train.engine_config import BUCKET
 from launcher.errors import EstimateError
 from launcher.estimate.assumptions import usable
 from launcher.estimate.cluster import Gpu, gpu_of_device
@@ -231,7 +232,7 @@ def expected_bytes(recipe: Recipe, machine: Machine, rounds: int, size: int) -> 
     shape = microbatch_shape(recipe, recipe.phases[0])
     cuda = machine.device == "cuda"
     kernel: Kernel = "gpu" if cuda else "cpu"
-    bucket = memory.BUCKET if cuda else min(memory.BUCKET, size)
+    bucket = BUCKET if cuda else min(BUCKET, size)
     parts = bill(
         recipe, size, machine.ranks, recipe.zero, shape=shape, rounds=rounds, kernel=kernel, bucket=bucket
     )

@@ -18,8 +18,6 @@ from launcher.preflight.collective import installed
 from launcher.preflight.kernels import gpu_here
 
 _CPUINFO = Path("/proc/cpuinfo")
-_WRONG_STAGE = 2
-
 Compile = Literal["auto"] | bool
 """Whether torch compiles layers; `auto`: on GPUs, where Triton is installed."""
 
@@ -33,16 +31,13 @@ class Choice:
     told: bool = True
 
 
-def choose(asked: Compile, gpu: str | None, *, triton: bool, zero: int) -> Choice:
-    """`gpu`: None on a CPU. `triton`: whether it is installed; on a GPU nothing compiles without. `zero`: the stage; at
-    stage 2 two ranks took other steps than in Python, for a reason not found yet."""
+def choose(asked: Compile, gpu: str | None, *, triton: bool) -> Choice:
+    """`gpu`: None on a CPU. `triton`: whether it is installed; on a GPU nothing compiles without."""
     match asked, gpu:
         case False, _:
             return Choice(False, "the recipe says so", told=False)
         case "auto", None:
             return Choice(False, "on a CPU only where the recipe asks for it (compile: true)", told=False)
-        case _ if zero == _WRONG_STAGE:
-            return Choice(False, "gradients of compiled layers are not right at zero: 2; take 1 or 3")
         case True, _:
             return Choice(True, "the recipe says so")
         case _ if not triton:

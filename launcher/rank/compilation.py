@@ -63,7 +63,7 @@ def settle_compilation(
 
     Raises StoreError.
     """
-    choice = choose(run.recipe.compile, gpu_here(), triton=triton_here(), zero=run.recipe.zero)
+    choice = choose(run.recipe.compile, gpu_here(), triton=triton_here())
     if not all(peers.all_gather(choice.compiled)):
         return None, CompilationRecord(compiled=False, why=choice.why) if choice.told else None
     config = run.recipe.model.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)

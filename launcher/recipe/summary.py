@@ -66,6 +66,16 @@ def _matrices(model: ModelConfig, objective: RecipeObjective) -> list[tuple[int,
     return [shape for its in every if its.weight.requires_grad for shape in its.shapes]
 
 
+@lru_cache(maxsize=8)
+def _largest(model: ModelConfig, objective: RecipeObjective) -> int:
+    return max(p.numel() for p in meta_module(model, objective).parameters() if p.requires_grad)
+
+
+def largest_parameter(recipe: Recipe) -> int:
+    """Numbers in the largest tensor that is trained."""
+    return _largest(known(recipe.model), recipe.objective)
+
+
 def state_bytes(recipe: Recipe, count: int) -> int:
     """Of a checkpoint of `count` parameters: of each the fp32 weight and its moments."""
     return 12 * count - 4 * sum(prod(shape) for shape in momentum_matrices(recipe))

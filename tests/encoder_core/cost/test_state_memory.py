@@ -13,8 +13,12 @@ pytestmark = pytest.mark.cluster
 
 WORLD = 2
 COUNT = measures.WIDTH**2 * measures.DEPTH
-PASSING = ("gathered weights", "bucket of gradients")  # there only in a forward or backward pass
-LARGE = 900_000_000  # bytes: a bucket, whatever the model's size
+PASSING = (
+    "gathered weights",
+    "bucket of gradients",
+    "2 buckets of gradients",
+)  # there only in a forward or backward pass
+LARGE = 16_000_000  # bytes: a bucket, whatever the model's size
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Compiled layers in whole runs: the losses of Python, the same bits after a kill, and a compiler that is not there."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +44,9 @@ def test_a_compiled_run_has_the_losses_of_python(folder: Path, home: Path, zero:
     python, compiled = (small_runs.losses(run) for run in runs)
     assert np.abs(np.subtract(python, compiled)).max() <= ROUNDING
     (event,) = compilations(runs[1])
-    assert event["compiled"] == (zero != 2) == (python != compiled)  # it was used
-    assert zero == 2 or event["error"] <= event["bound"]
+    assert event["compiled"]
+    assert python != compiled  # it was used
+    assert event["error"] <= event["bound"]
 
 
 @pytest.mark.long
@@ -76,7 +78,11 @@ def test_another_machine_takes_what_lies_beside_the_run(
 def test_a_machine_without_a_compiler_goes_on_in_python(
     folder: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("CXX", "/nowhere/g++")
+    broken = folder / "broken" / "g++"  # found when it is needed; torch reads CXX once, maybe long ago
+    broken.parent.mkdir()
+    broken.write_text("#!/bin/sh\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{broken.parent}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("HOME", str(folder / "bare"))
     run = finish(small_runs.new_run(folder, "bare", *SETTINGS, "compile=true"), 2, timeout=600)
     (event,) = compilations(run)

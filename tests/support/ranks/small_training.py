@@ -15,7 +15,7 @@ from encoder_core.objectives.mlm import masked_language_model
 from encoder_core.optim.adamw import AdamW, AdamWConfig
 from encoder_core.optim.groups import parameter_groups
 from encoder_core.train.engine import Engine, Update
-from encoder_core.train.engine_config import EngineConfig
+from encoder_core.train.engine_config import BUCKET, EngineConfig
 from encoder_core.train.exchange import Control
 from encoder_core.train.step import Microbatch, RankBatch, accumulate, gather_sums
 from encoder_core.train.zero_state import KINDS, MASTER
@@ -33,6 +33,7 @@ class Setting:
     precision: str = "fp32"
     clip: float | None = 1.0
     reduce_dtype: str = "fp32"
+    bucket: int = BUCKET
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,9 @@ def _train_one(
 def engine_of(model: nn.Module, setting: Setting) -> Engine:
     optimizer = AdamW(parameter_groups(model, 0.01), AdamWConfig(lr=1e-3, betas=(0.9, 0.98)))
     threshold = 0 if setting.stage == 3 else None
-    config = EngineConfig(setting.stage, setting.precision, setting.clip, threshold, setting.reduce_dtype)
+    config = EngineConfig(
+        setting.stage, setting.precision, setting.clip, threshold, setting.reduce_dtype, setting.bucket
+    )
     return Engine(model, optimizer, config)
 
 
