@@ -62,7 +62,7 @@ def deaths(folder: Path, setting: str) -> list[dict[str, float]]:
         assert process.poll() is None, output(process)
         kill_everything(process)
     compiled = [event["compiled"] for event in kinds(uri, "compilation")]
-    assert compiled == [setting == "compile=true"] * (DEATHS + 1)
+    assert compiled == [True] * (DEATHS + 1) * (setting == "compile=true")
     return [
         breakdown(at, death, underway)
         for at, death, underway in zip(killed, kinds(uri, "death"), kinds(uri, "underway")[1:], strict=True)
