@@ -96,6 +96,8 @@ class Engine:
         self.update_groups = tuple(self._movable)
         trained = {id(p) for params in self._movable.values() for p in params}
         self._frozen = {id(p) for p in model.parameters()} - trained
+        for _, weight in frozen_weights(model):  # DeepSpeed converts what `parameters` names
+            weight.data = weight.data.to(DTYPES[config.precision])
         if config.stage == 3:
             _gather_whole_layers(model)
         self._engine, *_ = deepspeed.initialize(
