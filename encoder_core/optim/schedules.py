@@ -13,7 +13,8 @@ class ScheduleConfig(BaseModel):
     Attributes:
         warmup: steps that raise the rate from 0 to its peak, the same amount each.
         decay: constant, linear, polynomial (`power`), cosine, or one_minus_sqrt: 1 - sqrt(share of the decay that is
-            done), the best of the shapes that Hägele et al. 2024 (section 4) tried after a long stable stretch.
+            done), the best of the shapes that Hägele et al. 2024 (section 4) tried after a long stable stretch; or
+            inverse_sqrt, which knows no end: sqrt(warmup / updates so far), as Vaswani et al. 2017 (section 5.3).
         power: exponent of the polynomial; 1 is linear.
         floor: the rate decays towards this share of the peak.
         decay_steps: the last steps, in which the rate decays; those between warmup and decay have the peak. None: all
@@ -25,7 +26,7 @@ class ScheduleConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     warmup: int = Field(default=0, ge=0)
-    decay: Literal["constant", "linear", "polynomial", "cosine", "one_minus_sqrt"] = "linear"
+    decay: Literal["constant", "linear", "polynomial", "cosine", "one_minus_sqrt", "inverse_sqrt"] = "linear"
     power: float = Field(default=1.0, gt=0.0)
     floor: float = Field(default=0.0, ge=0.0, lt=1.0)
     decay_steps: PositiveInt | None = None
@@ -36,6 +37,13 @@ class ScheduleConfig(BaseModel):
         if self.decay == "constant" and (self.decay_steps is not None or self.restarts):
             unused = "restarts" if self.decay_steps is None else "decay_steps"
             raise ValueError(f"{unused} is given, and a constant rate does not decay; choose a decay")
+        if self.decay == "inverse_sqrt" and (self.decay_steps is not None or self.restarts or self.floor):
+            unused = (
+                "decay_steps" if self.decay_steps is not None else "restarts" if self.restarts else "floor"
+            )
+            raise ValueError(
+                f"{unused} is given, and a decay by inverse_sqrt has no end; choose another decay"
+            )
         return self
 
     @property
@@ -53,6 +61,8 @@ def learning_rate(config: ScheduleConfig, *, peak: float, total: int, step: int)
     """
     if step < config.warmup:
         return peak * (step + 1) / config.warmup
+    if config.decay == "inverse_sqrt":
+        return peak * math.sqrt(max(1, config.warmup) / (step + 1))
     span = total - config.warmup if config.decay_steps is None else config.decay_steps
     left = _left(config.restarts, step - (total - span), max(1, span))
     return peak * (config.floor + (1.0 - config.floor) * _remaining(config, left))
@@ -88,7 +98,7 @@ def _cycle_start(restarts: int, cycle: int, span: int) -> int:
 
 
 def _remaining(config: ScheduleConfig, left: float) -> float:
-    """Share of the peak above the floor, when `left` of the decay's steps are left."""
+    """Share of the peak above the floor, when `left` of the decay's steps are left, of a decay that has an end."""
     match config.decay:
         case "constant":
             return 1.0
@@ -100,5 +110,7 @@ def _remaining(config: ScheduleConfig, left: float) -> float:
             return 0.5 * (1.0 - math.cos(math.pi * left))
         case "one_minus_sqrt":
             return 1.0 - math.sqrt(1.0 - left)
+        case "inverse_sqrt":
+            raise AssertionError("it depends on the step")
         case _ as never:
             assert_never(never)

@@ -25,6 +25,7 @@ from launcher.recipe.timeline import (
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 _COLUMNS = 72  # of the picture
 _HEIGHT = 6  # lines of the learning rate's
+_CURVES = {"one_minus_sqrt": "1 - sqrt", "inverse_sqrt": "1 / sqrt"}
 _LOW = 2  # of the batch's, which changes less
 
 
@@ -123,7 +124,7 @@ def _table(recipe: Recipe, stretches: Sequence[Stretch]) -> Table:
             _span(*(f"{batch:,}" for batch in stretch.batches))
             + (" rows" if phase.batch.sequences else " tokens"),
             _span(*(f"{rate:.3g}" for rate in stretch.rates)),
-            stretch.curve.replace("one_minus_sqrt", "1 - sqrt"),
+            _CURVES.get(stretch.curve, stretch.curve),
             *(cell(stretch) for cell in more.values()),
         )
         previous = stretch.phase

@@ -56,7 +56,9 @@ def test_the_published_schedule_of_roberta_large() -> None:
     assert rates == pytest.approx([4e-4 / 30_000, 2e-4, 4e-4, 2e-4, 4e-4 / 470_000])
 
 
-@pytest.mark.parametrize("decay", ["constant", "linear", "polynomial", "cosine", "one_minus_sqrt"])
+@pytest.mark.parametrize(
+    "decay", ["constant", "linear", "polynomial", "cosine", "one_minus_sqrt", "inverse_sqrt"]
+)
 def test_no_step_has_rate_zero_and_none_is_above_the_peak(decay: str) -> None:
     config = ScheduleConfig.model_validate({"warmup": 3, "decay": decay})
     rates = _rates(config, list(range(10)))
@@ -84,6 +86,23 @@ def test_restarts_begin_the_decay_anew_at_the_peak() -> None:
     config = ScheduleConfig(warmup=1, decay="cosine", restarts=2)
     cycle = [2.0, 1.5, 0.5]
     assert _rates(config, list(range(10))) == pytest.approx([2.0, *cycle, *cycle, *cycle])
+
+
+@given(warmup=st.integers(0, 50), total=st.integers(1, 200))
+def test_inverse_sqrt_depends_on_the_updates_so_far_only(warmup: int, total: int) -> None:
+    """The XLM authors' optimizer: update n of a warmup of W has peak n / W, and peak (W / n) ** 0.5 from W on."""
+    config, first = ScheduleConfig(warmup=warmup, decay="inverse_sqrt"), max(1, warmup)
+    expected = [2.0 * (n / first if n <= first else (first / n) ** 0.5) for n in range(1, total + 1)]
+    assert _rates(config, list(range(total)), total) == pytest.approx(expected)
+    assert _rates(config, list(range(total)), 10**6) == _rates(config, list(range(total)), total)
+    starts = [(0, "warmup")] * (warmup > 0) + [(warmup, "inverse_sqrt")] * (warmup < total)
+    assert stretches(config, total) == starts
+
+
+@pytest.mark.parametrize("unused", [{"decay_steps": 5}, {"restarts": 1}, {"floor": 0.1}])
+def test_a_decay_without_an_end_takes_none(unused: dict[str, float]) -> None:
+    with pytest.raises(ValidationError, match=f"{next(iter(unused))} is given.*has no end"):
+        ScheduleConfig.model_validate({"decay": "inverse_sqrt", **unused})
 
 
 @pytest.mark.parametrize("unused", [{"decay_steps": 5}, {"restarts": 1}])
