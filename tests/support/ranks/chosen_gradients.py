@@ -18,6 +18,7 @@ from encoder_core.train.engine import Engine
 from encoder_core.train.engine_config import EngineConfig, Precision
 from encoder_core.train.zero_state import ALL_KINDS
 from tests.support.ranks.fragments import Piece, Whole, pieces
+from tests.support.ranks.small_training import BUCKET
 
 STEPS, RATE = 10, 0.01
 MUON = MuonConfig(lr=RATE, clip=None)
@@ -136,7 +137,9 @@ def _run(case: Case, world: int, steps: range, state: Whole | None) -> list[Piec
     else:
         optimizer = StableAdamW(parameter_groups(model, STABLE.weight_decay), STABLE)
     engine = Engine(
-        model, optimizer, EngineConfig(case.stage, case.precision, None, 0 if case.stage == 3 else None)
+        model,
+        optimizer,
+        EngineConfig(case.stage, case.precision, None, 0 if case.stage == 3 else None, bucket=BUCKET),
     )
     if state is not None:
         engine.restore(ALL_KINDS, lambda name, kind, a, b: torch.from_numpy(state[name][kind][a:b]))

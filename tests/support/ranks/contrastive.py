@@ -24,6 +24,7 @@ from encoder_core.train.evaluate import evaluate
 from encoder_core.train.exchange import Control
 from encoder_core.train.step import Microbatch, RankBatch, accumulate, gather_sums
 from tests.support.ranks.fragments import Piece, kind_of, pieces
+from tests.support.ranks.small_training import BUCKET
 
 SEED, VOCAB = 5, 60
 EXAMPLES = 32
@@ -78,7 +79,7 @@ def _step(control: Control, case: Case) -> Outcome:
     objective = fresh_model(case)
     optimizer = AdamW(parameter_groups(objective, 0.0), AdamWConfig(lr=1e-3, clip=None))
     threshold = 0 if case.stage == 3 else None
-    engine = Engine(objective, optimizer, EngineConfig(case.stage, "fp32", None, threshold))
+    engine = Engine(objective, optimizer, EngineConfig(case.stage, "fp32", None, threshold, bucket=BUCKET))
     if case.double:
         _double(objective, engine)
     work = share(control, case)

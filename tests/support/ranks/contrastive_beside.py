@@ -25,6 +25,7 @@ from encoder_core.train.evaluate import evaluate
 from encoder_core.train.exchange import Control
 from encoder_core.train.step import Microbatch, RankBatch, accumulate, gather_sums
 from tests.support.ranks.fragments import Piece, pieces
+from tests.support.ranks.small_training import BUCKET
 
 SEED, VOCAB, MASK, ROWS = 5, 60, 4, 24
 CONTRAST = ContrastiveConfig(temperature=0.5, projection=True, bidirectional=True, weight=3.0)
@@ -107,7 +108,9 @@ def _step(control: Control, case: Case) -> Outcome:
     objective = fresh_model(case.terms)
     optimizer = AdamW(parameter_groups(objective, 0.0), AdamWConfig(lr=1e-3, clip=None))
     engine = Engine(
-        objective, optimizer, EngineConfig(case.stage, "fp32", None, 0 if case.stage == 3 else None)
+        objective,
+        optimizer,
+        EngineConfig(case.stage, "fp32", None, 0 if case.stage == 3 else None, bucket=BUCKET),
     )
     if case.double:  # as in `tests/support/ranks/contrastive.py`
         objective.double()

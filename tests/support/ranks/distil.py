@@ -32,7 +32,7 @@ from encoder_core.train.step import Microbatch, RankBatch, accumulate
 from encoder_core.train.weight_check import CorruptReplica, ensure_same
 from tests.support.models.parity import make_batch
 from tests.support.ranks.fragments import Piece, Whole, pieces, whole
-from tests.support.ranks.small_training import Setting
+from tests.support.ranks.small_training import BUCKET, Setting
 
 STEPS, MICROBATCHES, SEED, RATE, CLIP = 10, 3, 5, 1e-3, 0.5
 VOCAB, TEMPERATURE, MLM, DISTIL, COSINE = 60, 2.0, 2.0, 5.0, 1.0
@@ -109,7 +109,9 @@ def train(rank: int, world: int, case: str, settings: list[Setting]) -> list[Tra
 
 def _train(case: Case, setting: Setting) -> Trace:
     control, model = Control.join(), joint(case)
-    config = EngineConfig(setting.stage, setting.precision, CLIP, 0 if setting.stage == 3 else None)
+    config = EngineConfig(
+        setting.stage, setting.precision, CLIP, 0 if setting.stage == 3 else None, bucket=BUCKET
+    )
     engine = Engine(model, AdamW(parameter_groups(model, OPTIMIZER.weight_decay), OPTIMIZER), config)
     norms = []
     for step in range(STEPS):

@@ -23,6 +23,7 @@ from encoder_core.train.engine_config import EngineConfig
 from encoder_core.train.zero_state import MASTER
 from tests.support.models.parity import make_batch
 from tests.support.ranks.fragments import Piece, pieces
+from tests.support.ranks.small_training import BUCKET
 
 STEPS, RATE = 3, 1e-3
 OPTIMIZER = AdamWConfig(lr=RATE, clip=None)
@@ -89,7 +90,9 @@ def sharded(rank: int, world: int, stage: int) -> dict[str, list[Piece]]:
 def _train(family: str, rank: int, stage: int) -> list[Piece]:
     module = model(family)
     optimizer = AdamW(parameter_groups(module, OPTIMIZER.weight_decay), OPTIMIZER)
-    engine = Engine(module, optimizer, EngineConfig(stage, "fp32", None, 0 if stage == 3 else None))
+    engine = Engine(
+        module, optimizer, EngineConfig(stage, "fp32", None, 0 if stage == 3 else None, bucket=BUCKET)
+    )
     engine.training(True)
     for step in range(STEPS):
         engine.backward(engine(batch(step, rank)).terms[0].loss_sum / _targets(step), last=True)

@@ -14,6 +14,7 @@ from encoder_core.train.engine import Engine
 from encoder_core.train.engine_config import EngineConfig
 from encoder_core.train.zero_state import MASTER
 from tests.support.ranks.fragments import Piece, pieces
+from tests.support.ranks.small_training import BUCKET
 
 STEPS, RATE = 10, 0.01
 CONFIG = LambConfig(lr=RATE, weight_decay=0.01, clip=None)
@@ -84,7 +85,9 @@ def _run(stage: int, world: int) -> list[Piece]:
     model = Model()
     shapes = [p.shape for p in model.parameters()]
     optimizer = Lamb(parameter_groups(model, CONFIG.weight_decay), CONFIG)
-    engine = Engine(model, optimizer, EngineConfig(stage, "fp32", None, 0 if stage == 3 else None))
+    engine = Engine(
+        model, optimizer, EngineConfig(stage, "fp32", None, 0 if stage == 3 else None, bucket=BUCKET)
+    )
     for step in range(STEPS):
         # Half from each of two ranks is exact in binary, so the reduced gradient is the chosen one.
         parts = [g.reshape(shape) for g, shape in zip(gradients(step), shapes, strict=True)]

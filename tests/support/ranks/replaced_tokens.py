@@ -35,6 +35,7 @@ from encoder_core.train.step import Microbatch, RankBatch, accumulate, seed_draw
 from encoder_core.train.zero_state import KINDS
 from tests.support.models.parity import make_batch
 from tests.support.ranks.fragments import Piece, Whole, pieces, whole
+from tests.support.ranks.small_training import BUCKET
 
 STEPS, MICROBATCHES, SEED, RATE, CLIP = 10, 3, 5, 1e-3, 0.5
 VOCAB = 60  # fewer than one group of the sampler, whose second uniform number then decides
@@ -131,7 +132,9 @@ def _train(setting: Setting, steps: range, start: Trace | None = None, poisoned:
     control = Control.join()
     model = joint(setting.family)
     groups = parameter_groups(model, OPTIMIZER.weight_decay, update_groups=model.update_groups())
-    config = EngineConfig(setting.stage, setting.precision, setting.clip, 0 if setting.stage == 3 else None)
+    config = EngineConfig(
+        setting.stage, setting.precision, setting.clip, 0 if setting.stage == 3 else None, bucket=BUCKET
+    )
     engine = Engine(Poisonable(model, poisoned), AdamW(groups, OPTIMIZER), config)
     state = TrainState()
     if start is not None:

@@ -15,13 +15,14 @@ from encoder_core.objectives.mlm import masked_language_model
 from encoder_core.optim.adamw import AdamW, AdamWConfig
 from encoder_core.optim.groups import parameter_groups
 from encoder_core.train.engine import Engine, Update
-from encoder_core.train.engine_config import BUCKET, EngineConfig
+from encoder_core.train.engine_config import EngineConfig
 from encoder_core.train.exchange import Control
 from encoder_core.train.step import Microbatch, RankBatch, accumulate, gather_sums
 from encoder_core.train.zero_state import KINDS, MASTER
 from tests.support.ranks.fragments import Piece, Whole, pieces, whole
 
 VOCAB, MICROBATCHES, SEED = 61, 3, 5
+BUCKET = 700  # numbers: gradients of a small model make many buckets, and some are larger than one
 CONFIG = RobertaConfig(layers=2, hidden=32, heads=2, feed_forward=64, max_length=32, vocab=VOCAB)
 
 

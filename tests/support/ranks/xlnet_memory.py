@@ -24,6 +24,7 @@ from encoder_core.train.state import TrainState
 from encoder_core.train.step import Memories, Microbatch, RankBatch, seed_draws
 from encoder_core.train.zero_state import KINDS
 from tests.support.ranks.fragments import Piece, Whole, pieces, whole
+from tests.support.ranks.small_training import BUCKET
 
 SEED, STEPS, RATE = 5, 8, 1e-3
 ROWS, MICROBATCHES = 2, 3  # so one of two ranks idles through the second round
@@ -94,7 +95,9 @@ def _train(control: Control, setting: Setting, stop: int, resumed: Checkpoint | 
     model = fresh_model()
     optimizer = AdamW(parameter_groups(model, 0.01), AdamWConfig(lr=RATE, clip=None))
     threshold = 0 if setting.stage == 3 else None
-    engine = Engine(model, optimizer, EngineConfig(setting.stage, setting.precision, None, threshold))
+    engine = Engine(
+        model, optimizer, EngineConfig(setting.stage, setting.precision, None, threshold, bucket=BUCKET)
+    )
     state, memories = TrainState(), Memory()
     if resumed is not None:
         state = resumed.state
