@@ -7,25 +7,23 @@ first pass of a contrastive step) is rare or quick, not worth its compilation at
 """
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
-from encoder_core.batch import Batch
-from encoder_core.cost.kernel_trial import Subject, random_batch
+from encoder_core.cost.trial_network import (
+    Subject,
+    built,
+    gradients,
+    random_batch,
+    relative_error,
+    smaller,
+)
 from encoder_core.families.build import ModelConfig
 from encoder_core.families.xlnet import XlnetConfig
-from encoder_core.layers.initialise import initialise
 from encoder_core.layers.pieces import Pieces, compile_layers
-from encoder_core.objectives.losses import LossSums, ObjectiveModule
-from encoder_core.objectives.mlm import masked_language_model
-from encoder_core.objectives.plm import permuted_language_model
 
-_VOCABULARY, _LAYERS, _SEED, _STD = 1024, 2, 1, 0.05
 _BOUND = {torch.float32: 1e-4, torch.bfloat16: 3e-2}  # of a gradient's relative error
-_SMALL = 1e-3  # a gradient's share of all below which its error is held against all
 _FEW = 64  # tokens of a small batch
 _CPU_TOKENS = 4160  # of the large one on a CPU; inductor sums more than 4,096 numbers there in another way
 _SAID = 2000  # characters of what went wrong
@@ -76,33 +74,19 @@ def _graphs() -> int:
 
 def _compile(subject: Subject, network: ModelConfig, pieces: Pieces, compared: bool) -> float:
     """The largest relative error of a gradient; 0 if nothing is compared."""
-    module, small = _built(subject, network)
+    longest = min(network.max_length, max(subject.length, _FEW))
+    small = smaller(network, longest, longest // 2)
+    module = built(small, subject).train()
     error = 0.0
     for lengths in _lengths(subject, small):
         batch = random_batch(small, lengths, subject.device)
         compile_layers(module, None)
-        exact = _gradients(module.train(), batch) if compared else {}
+        exact = gradients(module, batch) if compared else {}
         compile_layers(module, pieces)
-        found = _gradients(module.train(), batch)
-        error = max(error, _error(found, exact))
+        found = gradients(module, batch)
+        if compared:
+            error = max(error, relative_error(found, exact))
     return error
-
-
-def _built(subject: Subject, network: ModelConfig) -> tuple[ObjectiveModule, ModelConfig]:
-    longest = min(network.max_length, max(subject.length, _FEW))
-    less: dict[str, object] = {"layers": min(_LAYERS, network.layers), "vocab": _VOCABULARY}
-    less["max_length"] = longest
-    if isinstance(network, XlnetConfig) and network.memory:
-        less["reuse"] = min(network.reuse, longest // 2)
-    small = network.model_copy(update=less)
-    module: ObjectiveModule
-    with torch.device(subject.device):
-        module = (
-            permuted_language_model(small) if isinstance(small, XlnetConfig) else masked_language_model(small)
-        )
-    torch.manual_seed(_SEED)
-    initialise(module, _STD, small.initializer)
-    return module.to(subject.dtype), small
 
 
 def _lengths(subject: Subject, network: ModelConfig) -> list[list[int]]:
@@ -114,41 +98,3 @@ def _lengths(subject: Subject, network: ModelConfig) -> list[list[int]]:
     large = [length] * max(1, -(-tokens // length))
     few = min(length, _FEW)
     return [large, [few] if isinstance(network, XlnetConfig) else [few // 2, few - few // 2]]
-
-
-def _gradients(module: ObjectiveModule, batch: Batch) -> dict[str, Tensor]:
-    found = _pass(module, batch)
-    (term,) = found.terms
-    loss: Tensor = term.loss_sum / max(1, term.targets)
-    loss.backward()  # type: ignore[no-untyped-call]
-    gradients = {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
-    module.zero_grad(set_to_none=True)
-    return gradients
-
-
-def _pass(module: ObjectiveModule, batch: Batch) -> LossSums:
-    torch.manual_seed(_SEED)  # of the draws of dropout
-    found: LossSums = module(batch)
-    if found.memory:  # of XLNet
-        found = module(batch, found.memory)
-    return found
-
-
-def _error(found: dict[str, Tensor], exact: dict[str, Tensor]) -> float:
-    """The largest relative error; infinite where a gradient is missing or not finite, 0 if nothing is exact."""
-    if not exact:
-        return 0.0
-    if found.keys() != exact.keys():
-        return float("inf")
-    whole = _norm(list(exact.values()))
-    errors = [
-        float((found[name].double() - gradient.double()).norm())
-        / max(float(gradient.double().norm()), _SMALL * whole)
-        for name, gradient in exact.items()
-    ]
-    worst = max(errors)
-    return worst if worst == worst else float("inf")
-
-
-def _norm(tensors: Sequence[Tensor]) -> float:
-    return float(torch.stack([tensor.double().norm() for tensor in tensors]).norm())

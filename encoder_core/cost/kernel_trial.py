@@ -14,22 +14,23 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from encoder_core.batch import Batch
+from encoder_core.cost.trial_network import (
+    Subject,
+    built,
+    compute,
+    gradients,
+    random_batch,
+    relative_error,
+    smaller,
+)
 from encoder_core.families.build import ModelConfig
 from encoder_core.families.xlnet import XlnetConfig
-from encoder_core.layers.initialise import initialise
 from encoder_core.layers.kernel_choice import Kernel, Preference, asked, only
 from encoder_core.objectives.losses import ObjectiveModule
-from encoder_core.objectives.mlm import masked_language_model
-from encoder_core.objectives.plm import permuted_language_model
 
-_VOCABULARY, _LAYERS, _SEED = 1024, 2, 1
-_STD = 0.05  # of weights: scores that differ, as those of a trained network
 _LENGTHS = (1, 33, 130, 7, 64)  # of the rows that are compared: shorter and longer than tiles, and one token
-_TARGETS = 7  # one of so many tokens
 _SLACK = 4.0  # how many times the written formula's own error a kernel may have
 _LEAST = 1e-6  # an error that is never held against a kernel
-_SMALL = 1e-3  # a gradient's share of all below which its error is held against all
 _TIMED, _WARM = 5, 2
 _SAID = 500  # characters of what went wrong
 _QUICKER = 0.9  # of the usual kernel's time: what is less so is not worth another choice
@@ -62,23 +63,6 @@ class TriedKernel:
         return not self.failure and (
             not self.comparable or (self.error is not None and self.error <= self.bound)
         )
-
-
-@dataclass(frozen=True)
-class Subject:
-    """What attention is tried for.
-
-    Attributes:
-        networks: of the objective; they may differ in width.
-        dtype: of weights and activations.
-        rows, length: of a microbatch.
-    """
-
-    networks: tuple[ModelConfig, ...]
-    dtype: torch.dtype
-    device: torch.device
-    rows: int
-    length: int
 
 
 def try_kernels(
@@ -133,22 +117,20 @@ class _Trial:
     def __init__(self, subject: Subject, network: ModelConfig, dropped: bool) -> None:
         self._subject, self._dropped = subject, dropped
         longest = min(network.max_length, max(subject.length, max(_LENGTHS)))
-        small = {"layers": min(_LAYERS, network.layers), "vocab": _VOCABULARY, "max_length": longest}
         lengths = [min(length, longest) for length in _LENGTHS]
-        if isinstance(network, XlnetConfig) and network.memory:  # then rows are of one length
+        remembers = isinstance(network, XlnetConfig) and network.memory
+        if remembers:  # then rows are of one length
             lengths = [max(lengths)] * len(lengths)
-            small |= {"reuse": min(network.reuse, min(lengths), subject.length)}
-        self._network = network.model_copy(update=small)
-        self._module = self._built().to(subject.dtype)
+        self._network = smaller(network, longest, min(*lengths, subject.length))
+        self._module = built(self._network, subject).train(dropped)
         self._batch = random_batch(self._network, lengths, subject.device)
-        exact = deepcopy(self._module).double()
-        self._exact = self._by("written", exact)
-        self._bound = max(_LEAST, _SLACK * _error(self._by("written", self._module), self._exact))
+        self._exact = self._by("written", deepcopy(self._module).double())
+        self._bound = max(_LEAST, _SLACK * relative_error(self._by("written", self._module), self._exact))
 
     def possible(self) -> list[Kernel]:
         """What layers ask for; one forward pass by the written formula tells."""
-        with asked() as seen, torch.no_grad():
-            self._by("written", self._module, gradients=False)
+        with asked() as seen, torch.no_grad(), only("written"):
+            compute(self._module, self._batch, backward=False)
         return list(seen.get(self._dropped, {}))
 
     def one(self, kernel: Kernel, skipped: str | None, *, timed: bool) -> TriedKernel:
@@ -157,33 +139,17 @@ class _Trial:
         if skipped is not None:
             return replace(tried, failure=skipped)
         try:
-            error = _error(self._by(kernel, self._module), self._exact)
+            error = relative_error(self._by(kernel, self._module), self._exact)
             seconds = self._time(kernel) if timed and (error <= self._bound or not comparable) else None
         except (RuntimeError, ValueError, TypeError, AssertionError, ImportError) as failed:
             # whatever a compiler or a device says: the kernel is left out, and this is put on record
             return replace(tried, failure=f"{type(failed).__name__}: {failed}"[:_SAID])
         return replace(tried, error=error, seconds=seconds)
 
-    def _built(self) -> ObjectiveModule:
-        network = self._network
-        module: ObjectiveModule
-        with torch.device(self._subject.device):
-            if isinstance(network, XlnetConfig):
-                module = permuted_language_model(network)
-            else:
-                module = masked_language_model(network)
-        torch.manual_seed(_SEED)
-        initialise(module, _STD, network.initializer)
-        return module.train(self._dropped)
-
-    def _by(self, kernel: Kernel, module: ObjectiveModule, *, gradients: bool = True) -> dict[str, Tensor]:
-        """Gradients by name; empty without `gradients`."""
+    def _by(self, kernel: Kernel, module: ObjectiveModule) -> dict[str, Tensor]:
+        """Gradients by name."""
         with only(kernel):
-            torch.manual_seed(_SEED)  # of the draws of dropout
-            _pass(module, self._batch, gradients=gradients)
-        found = {name: p.grad.double() for name, p in module.named_parameters() if p.grad is not None}
-        module.zero_grad(set_to_none=True)
-        return found
+            return gradients(module, self._batch)
 
     def _time(self, kernel: Kernel) -> float:
         """Seconds of a forward and a backward pass on rows of the run's shape, the median of some."""
@@ -192,7 +158,7 @@ class _Trial:
         with only(kernel):
             for _ in range(_WARM + _TIMED):
                 began = time.perf_counter()
-                _pass(self._module, batch, gradients=True)
+                compute(self._module, batch)
                 if subject.device.type == "cuda":
                     torch.cuda.synchronize(subject.device)
                 seconds.append(time.perf_counter() - began)
@@ -203,54 +169,9 @@ class _Trial:
 _DRAW_BY_DEVICE: tuple[Kernel, ...] = ("flash", "padded")
 
 
-def _pass(module: ObjectiveModule, batch: Batch, *, gradients: bool) -> None:
-    found = module(batch)
-    if found.memory:  # of XLNet, whose attention has other shapes with a memory than without
-        found = module(batch, found.memory)
-    (term,) = found.terms
-    if gradients:
-        (term.loss_sum / max(1, term.targets)).backward()
-
-
-def _error(found: Mapping[str, Tensor], exact: Mapping[str, Tensor]) -> float:
-    """The largest relative error of a parameter's gradient; infinite where one is missing or not finite."""
-    if found.keys() != exact.keys():
-        return float("inf")
-    whole = torch.stack([gradient.norm() for gradient in exact.values()]).norm()
-    errors = [
-        (found[name] - gradient).norm() / torch.maximum(gradient.norm(), _SMALL * whole)
-        for name, gradient in exact.items()
-    ]
-    worst = float(torch.stack(errors).max())
-    return worst if worst == worst else float("inf")
-
-
 def _worst(several: Sequence[TriedKernel]) -> TriedKernel:
     """Of the networks of an objective: one that failed, or whose error is the largest; seconds of all."""
     worst = max(several, key=lambda one: (bool(one.failure), (one.error or 0.0) / one.bound))
     seconds = [one.seconds for one in several]
     whole = None if any(each is None for each in seconds) else sum(each or 0.0 for each in seconds)
     return replace(worst, seconds=whole)
-
-
-def random_batch(network: ModelConfig, lengths: Sequence[int], device: torch.device) -> Batch:
-    """Rows of these lengths of random tokens, every seventh to be predicted; as the network's objective wants them."""
-    draws = torch.Generator().manual_seed(_SEED)
-    count = sum(lengths)
-    tokens = torch.randint(network.vocabulary, (count,), generator=draws)
-    positions = torch.cat([torch.arange(length) for length in lengths])
-    targets = torch.arange(0, count, _TARGETS)
-    order = segments = None
-    if isinstance(network, XlnetConfig):
-        order = torch.cat([torch.randperm(length, generator=draws) for length in lengths])
-        segments = (positions >= min(lengths)).long()
-    return Batch(
-        tokens=tokens.to(device),
-        cu_seqlens=torch.tensor([0, *lengths]).cumsum(0).int().to(device),
-        max_length=max(lengths),
-        positions=positions.to(device),
-        target_positions=targets.to(device),
-        target_ids=tokens[targets].to(device),
-        segments=None if segments is None else segments.to(device),
-        order=None if order is None else order.to(device),
-    )

@@ -13,7 +13,7 @@ from typing import Literal
 
 import torch
 
-from encoder_core.cost.kernel_trial import Subject
+from encoder_core.cost.trial_network import Subject
 from launcher.preflight.collective import installed
 from launcher.preflight.kernels import gpu_here
 

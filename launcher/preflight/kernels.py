@@ -7,7 +7,8 @@ import pynvml
 import torch
 from pydantic import BaseModel, ConfigDict
 
-from encoder_core.cost.kernel_trial import Subject, TriedKernel, preference, try_kernels
+from encoder_core.cost.kernel_trial import TriedKernel, preference, try_kernels
+from encoder_core.cost.trial_network import Subject
 from encoder_core.families.build import DetectorConfig, ModelConfig
 from encoder_core.layers.kernel_choice import Kernel
 from launcher.recipe.load import load

@@ -16,7 +16,7 @@ from data_service.store.base import Store
 from data_service.store.errors import StoreError
 from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.cost.compile_trial import TriedCompilation, try_compilation
-from encoder_core.cost.kernel_trial import Subject
+from encoder_core.cost.trial_network import Subject
 from encoder_core.layers.pieces import Pieces
 from launcher.preflight.compilation import Choice, choose, name_of, triton_here
 from launcher.preflight.kernels import gpu_here, subject_of

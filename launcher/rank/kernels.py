@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, JsonValue
 from checkpoints.gather import Peers
 from data_service.store.base import Store
 from data_service.tokenizers.tokenizer import Tokenizer
-from encoder_core.cost.kernel_trial import Subject
+from encoder_core.cost.trial_network import Subject
 from encoder_core.layers.kernel_choice import Kernel, Preference, prefer
 from launcher.preflight.collective import installed
 from launcher.preflight.kernels import KernelVerdict, TrialRecord, examine_kernels, gpu_here, subject_of

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from encoder_core.cost.kernel_trial import Subject, TriedKernel, preference, try_kernels
+from encoder_core.cost.kernel_trial import TriedKernel, preference, try_kernels
+from encoder_core.cost.trial_network import Subject
 from encoder_core.families.bert import BertConfig
 from encoder_core.families.build import ModelConfig
 from encoder_core.families.deberta import DebertaV2Config

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from encoder_core.batch import Batch
 from encoder_core.cost.compile_trial import try_compilation
-from encoder_core.cost.kernel_trial import Subject, random_batch
+from encoder_core.cost.trial_network import Subject, random_batch
 from encoder_core.layers.pieces import Pieces, compile_layers
 from encoder_core.objectives.losses import ObjectiveModule
 from tests.support.models.small_networks import NETWORKS, SHAPE, Network, build, full_rows, memory, turns

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from encoder_core.cost.kernel_trial import Subject
+from encoder_core.cost.trial_network import Subject
 from encoder_core.families.roberta import RobertaConfig
 from launcher.preflight.compilation import choose, name_of
 

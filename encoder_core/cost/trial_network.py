@@ -1,0 +1,124 @@
+"""A small network of a run's family, and rows for it: by these kernels of attention and compiled layers are tried.
+
+Whatever is tried computes gradients of the same loss, with the same draws of dropout, and is held against others by the
+largest relative error of a parameter's gradient.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from encoder_core.batch import Batch
+from encoder_core.families.build import ModelConfig
+from encoder_core.families.xlnet import XlnetConfig
+from encoder_core.layers.initialise import initialise
+from encoder_core.objectives.losses import LossSums, ObjectiveModule
+from encoder_core.objectives.mlm import masked_language_model
+from encoder_core.objectives.plm import permuted_language_model
+
+_VOCABULARY, _LAYERS, _SEED = 1024, 2, 1
+_STD = 0.05  # of weights: scores that differ, as those of a trained network
+_TARGETS = 7  # one of so many tokens
+_SMALL = 1e-3  # a gradient's share of all below which its error is held against all
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What attention is tried for.
+
+    Attributes:
+        networks: of the objective; they may differ in width.
+        dtype: of weights and activations.
+        rows, length: of a microbatch.
+    """
+
+    networks: tuple[ModelConfig, ...]
+    dtype: torch.dtype
+    device: torch.device
+    rows: int
+    length: int
+
+
+def smaller(network: ModelConfig, longest: int, reuse: int | None = None) -> ModelConfig:
+    """Of the same widths, two layers deep, with few words, for rows of `longest` tokens at most. `reuse`: the most
+    tokens of a row that XLNet's memory of the next one has."""
+    less: dict[str, object] = {
+        "layers": min(_LAYERS, network.layers),
+        "vocab": _VOCABULARY,
+        "max_length": longest,
+    }
+    if reuse is not None and isinstance(network, XlnetConfig) and network.memory:
+        less["reuse"] = min(network.reuse, reuse)
+    return network.model_copy(update=less)
+
+
+def built(network: ModelConfig, subject: Subject) -> ObjectiveModule:
+    """On the subject's device, in its precision: masked words, or XLNet's permuted ones."""
+    module: ObjectiveModule
+    with torch.device(subject.device):
+        module = (
+            permuted_language_model(network)
+            if isinstance(network, XlnetConfig)
+            else masked_language_model(network)
+        )
+    torch.manual_seed(_SEED)
+    initialise(module, _STD, network.initializer)
+    return module.to(subject.dtype)
+
+
+def random_batch(network: ModelConfig, lengths: Sequence[int], device: torch.device) -> Batch:
+    """Rows of these lengths of random tokens, every seventh to be predicted; as the network's objective wants them."""
+    draws = torch.Generator().manual_seed(_SEED)
+    count = sum(lengths)
+    tokens = torch.randint(network.vocabulary, (count,), generator=draws)
+    positions = torch.cat([torch.arange(length) for length in lengths])
+    targets = torch.arange(0, count, _TARGETS)
+    order = segments = None
+    if isinstance(network, XlnetConfig):
+        order = torch.cat([torch.randperm(length, generator=draws) for length in lengths])
+        segments = (positions >= min(lengths)).long()
+    return Batch(
+        tokens=tokens.to(device),
+        cu_seqlens=torch.tensor([0, *lengths]).cumsum(0).int().to(device),
+        max_length=max(lengths),
+        positions=positions.to(device),
+        target_positions=targets.to(device),
+        target_ids=tokens[targets].to(device),
+        segments=None if segments is None else segments.to(device),
+        order=None if order is None else order.to(device),
+    )
+
+
+def compute(module: ObjectiveModule, batch: Batch, *, backward: bool = True) -> None:
+    """A forward and a backward pass, with the same draws of dropout at every call."""
+    torch.manual_seed(_SEED)
+    found: LossSums = module(batch)
+    if found.memory:  # of XLNet, whose attention has other shapes with a memory than without
+        found = module(batch, found.memory)
+    (term,) = found.terms
+    if backward:
+        loss: Tensor = term.loss_sum / max(1, term.targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+
+
+def gradients(module: ObjectiveModule, batch: Batch) -> dict[str, Tensor]:
+    """By name, in fp64; the module has none afterwards."""
+    compute(module, batch)
+    found = {name: p.grad.double() for name, p in module.named_parameters() if p.grad is not None}
+    module.zero_grad(set_to_none=True)
+    return found
+
+
+def relative_error(found: Mapping[str, Tensor], exact: Mapping[str, Tensor]) -> float:
+    """The largest of a parameter's gradient; infinite where one is missing or not finite."""
+    if found.keys() != exact.keys():
+        return float("inf")
+    whole = torch.stack([gradient.norm() for gradient in exact.values()]).norm()
+    errors = [
+        (found[name] - gradient).norm() / torch.maximum(gradient.norm(), _SMALL * whole)
+        for name, gradient in exact.items()
+    ]
+    worst = float(torch.stack(errors).max())
+    return worst if worst == worst else float("inf")
