@@ -101,9 +101,17 @@ def _needs_a_server(item: pytest.Item) -> bool:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """A pure test fails where it starts a process, talks over a network or imports Ray."""
-    with guarded(item.nodeid) if item.get_closest_marker("pure") else nullcontext():
-        return (yield)
+    """A pure test fails where it starts a process, talks over a network or imports Ray. After any, torch has as many
+    threads as before: those of several test processes on the same cores wait for each other, and a test takes ten
+    times as long."""
+    torch = sys.modules.get("torch")
+    threads = torch.get_num_threads() if torch else None
+    try:
+        with guarded(item.nodeid) if item.get_closest_marker("pure") else nullcontext():
+            return (yield)
+    finally:
+        if torch and torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")
