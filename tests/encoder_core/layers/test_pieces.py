@@ -118,12 +118,14 @@ def test_checkpointed_activations_use_what_was_compiled(name: str) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.cluster  # inductor starts compilers
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("network", NETWORKS, ids=lambda network: network.name)
 def test_every_family_compiled_is_itself_within_rounding(network: Network) -> None:
     pieces = pieces_for(network, "inductor")
+    tolerance = 1e-5 if network.objective.contrastive is None else 1e-4  # likenesses are divided by 0.05
     for rows, length in ((SHAPE.rows, SHAPE.length), (2, 51), (9, 24)):
-        ensure_equal(network, pieces, full_rows(network, replace(SHAPE, rows=rows, length=length)), 1e-5)
+        ensure_equal(network, pieces, full_rows(network, replace(SHAPE, rows=rows, length=length)), tolerance)
 
 
 def test_a_compiler_that_fails_is_no_error() -> None:

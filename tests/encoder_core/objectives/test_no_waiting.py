@@ -47,7 +47,9 @@ SHORT = {"roberta", "spanbert", "deberta with order", "modernbert with dropout",
 )
 def test_a_pass_copies_nothing_that_is_waited_for(network: Network) -> None:
     """On a device that is not the host, and has no numbers: by the path that attention takes on a GPU."""
-    model = network.model.model_copy(update={"dropout": 0.1, "attention_dropout": 0.1, "layers": 2})
+    # A student has a state for each layer of its own.
+    layers = network.model.layers if network.objective.hidden else 2
+    model = network.model.model_copy(update={"dropout": 0.1, "attention_dropout": 0.1, "layers": layers})
     batch = make_batch([5, 20, 33, 1], 500)
     if network.objective.plm is not None:
         batch = in_random_order(make_batch([40] * 3, 500))
