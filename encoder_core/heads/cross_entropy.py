@@ -163,9 +163,8 @@ class ChunkGradients:
     def __init__(self, features: Tensor, weight: Tensor, bias: Tensor | None, wide: torch.dtype) -> None:
         self._inputs = features, weight
         self.features = torch.empty_like(features)
-        self._sums_up = (
-            bool(len(features)) and features.dtype == wide
-        )  # then the first chunk overwrites what is there
+        # Then the first chunk overwrites what is there.
+        self._sums_up = bool(len(features)) and features.dtype == wide
         self.weight = (torch.empty_like if self._sums_up else torch.zeros_like)(weight, dtype=wide)
         self.bias = None if bias is None else torch.zeros_like(bias, dtype=wide)
 

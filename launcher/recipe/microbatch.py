@@ -31,8 +31,7 @@ def settled(recipe: Recipe, ranks: int, most: Sequence[int] | None = None) -> Re
 def _even(recipe: Recipe, phase: RecipePhase, ranks: int, most: int) -> int:
     rounds = -(-phase.rows // (ranks * most))
     rows = -(-phase.rows // (ranks * rounds))
-    if (
-        recipe.memory_refresh is not None
-    ):  # memory of earlier tokens is carried by microbatches of equally many rows
+    # Memory of earlier tokens is carried by microbatches of equally many rows.
+    if recipe.memory_refresh is not None:
         rows = max(size for size in range(1, rows + 1) if phase.rows % size == 0)
     return rows

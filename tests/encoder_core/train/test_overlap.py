@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from encoder_core.train.engine_config import EngineConfig
-from tests.support.ranks import branches, overlap
+from tests.support.ranks import overlap
 from tests.support.ranks import small_training as small
 from tests.support.ranks.forked import run_ranks
 from tests.support.ranks.fragments import whole
@@ -21,7 +21,7 @@ SETTINGS = [Setting(1, "bf16"), Setting(1, "bf16", clip=None, reduce_dtype="bf16
 @pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_sums_during_the_backward_pass_are_those_after_it(world: int) -> None:
     """Three microbatches: of two ranks one has no rows in its last pass. One step's gradients are not finite."""
-    ranks = run_ranks(overlap.both, world, SETTINGS)
+    ranks = run_ranks(overlap.during_and_after, world, SETTINGS)
     for number in range(len(SETTINGS)):
         during, after = ([rank[which][number] for rank in ranks] for which in (0, 1))
         assert [step[2] for step in during[0].steps] == [True, False, True]
@@ -60,7 +60,7 @@ def test_ranks_may_reach_parameters_in_any_order(stage: int, precision: str) -> 
         for bucket in (7, rng.randrange(20, 500), 2**23)
     ]
     cases = [(config, rng.randrange(1000)) for config in configs]
-    ranks = run_ranks(branches.both, 2, cases)
+    ranks = run_ranks(overlap.in_any_order, 2, cases)
     for number in range(len(cases)):
         one, other = (
             whole((rank[number][which][0] for rank in ranks), ranks[0][number][which][1]) for which in (0, 1)
