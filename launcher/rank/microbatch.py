@@ -141,7 +141,7 @@ def settle_microbatches(
     bill = Bill.of(run.recipe, len(hosts), room.device, tokenizer.vocab_size)
     estimated = rows_that_fit(bill, room.bytes)
     key = f"{FOLDER}/{_name(run.recipe, told)}.json"
-    bounds = peers.all_gather(list(_kept(run, key)))  # read once, at one time
+    bounds = peers.all_gather(list(_kept(run, key)) if peers.rank == 0 else [])  # read once, at one time
     found = bounds[0] if isinstance(bounds[0], list) else []
     most = [
         rows if not isinstance(bound, int) else min(rows, bound)
