@@ -83,9 +83,9 @@ def queries_kernel(x, grad, log_sums, deltas, d_q, d_r, d_segments, tiles, tile:
     sign = sign_of(x, row)
     q_at, q_here = find_queries(x, tile, start, length, q_first)
     q, r, grads, log_sum, delta = load_queries(x, tile, grad, log_sums, deltas, head, q_at, q_here)
-    dq = tl.zeros([tile.size, tile.padded], tile.sums)
-    dr = tl.zeros([tile.size, tile.padded], tile.sums)
-    d_same, d_other = tl.zeros([tile.size], tile.sums), tl.zeros([tile.size], tile.sums)
+    dq = tl.full([tile.size, tile.padded], 0.0, tile.sums)
+    dr = tl.full([tile.size, tile.padded], 0.0, tile.sums)
+    d_same, d_other = tl.full([tile.size], 0.0, tile.sums), tl.full([tile.size], 0.0, tile.sums)
     low, high = keys_in_reach(x, tile, length, q_first)
     for k_first in range(low, high, tile.size):
         k_at, k_here = find_keys(x, tile, row, start, length, k_first)
@@ -154,8 +154,8 @@ def keys_kernel(x, grad, log_sums, deltas, d_k, d_v, tiles, tile: tl.constexpr):
     k_at, k_here = find_keys(x, tile, row, start, length, k_first)
     k = load_vectors(x, tile, x.k, head, k_at, k_here)
     v = load_vectors(x, tile, x.v, head, k_at, k_here)
-    dk = tl.zeros([tile.size, tile.padded], tile.sums)
-    dv = tl.zeros([tile.size, tile.padded], tile.sums)
+    dk = tl.full([tile.size, tile.padded], 0.0, tile.sums)
+    dv = tl.full([tile.size, tile.padded], 0.0, tile.sums)
     low, high = queries_in_reach(x, tile, length, k_first)
     for q_first in range(low, high, tile.size):
         q_at, q_here = find_queries(x, tile, start, length, q_first)

@@ -46,8 +46,8 @@ def forward_kernel(x, context, log_sums, tiles, tile: tl.constexpr):
     if x.r is not None:
         r = load_vectors(x, tile, x.r, head, q_at, q_here)
     highest = tl.full([tile.size], float("-inf"), tile.sums)
-    total = tl.zeros([tile.size], tile.sums)
-    mixed = tl.zeros([tile.size, tile.padded], tile.sums)
+    total = tl.full([tile.size], 0.0, tile.sums)
+    mixed = tl.full([tile.size, tile.padded], 0.0, tile.sums)
     low, high = keys_in_reach(x, tile, length, q_first)
     for k_first in range(low, high, tile.size):
         k_at, k_here = find_keys(x, tile, row, start, length, k_first)

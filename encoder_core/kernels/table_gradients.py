@@ -27,7 +27,7 @@ from encoder_core.kernels.tile import (
 
 @triton.jit
 def _zeros(tile: tl.constexpr):
-    return tl.zeros([tile.size, tile.padded], tile.sums)
+    return tl.full([tile.size, tile.padded], 0.0, tile.sums)
 
 
 @triton.jit
@@ -38,7 +38,7 @@ def tables_kernel(x, grad, log_sums, deltas, d_a, d_b, d_c, lowest, differences,
     difference = (tl.program_id(0) % differences + lowest) * tile.size
     a_lower, a_upper = _zeros(tile), _zeros(tile)
     b_lower, b_upper = _zeros(tile), _zeros(tile)
-    c_lower, c_upper = tl.zeros([tile.size], tile.sums), tl.zeros([tile.size], tile.sums)
+    c_lower, c_upper = tl.full([tile.size], 0.0, tile.sums), tl.full([tile.size], 0.0, tile.sums)
     for row in range(split, x.rows, splits):
         start, length = row_bounds(x, row)
         sign = sign_of(x, row)

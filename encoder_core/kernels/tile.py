@@ -8,7 +8,8 @@ ones, so terms between contents and distances are products with one band of 2 S 
 Of the products with the lower and with the upper half of the band, a query needs the last of one and the first of the
 other, S together. So one [S, S] matrix holds both, and reading along diagonals turns each of its rows around.
 
-All sums are in fp32 (fp64 for fp64 inputs), scores in units of log2.
+All sums are in fp32 (fp64 for fp64 inputs), scores in units of log2. Sums begin as `tl.full(shape, 0.0, dtype)`: up to
+Triton 3.7.1, `tl.zeros` does not compile with a shape out of a constexpr tuple.
 """
 
 import triton
