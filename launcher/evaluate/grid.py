@@ -22,6 +22,7 @@ from data_service.service.tasks import died, installed_only, lean, reason_of
 from data_service.service.tasks import lost as gone
 from data_service.store.errors import TRANSIENT, StoreError
 from launcher.cluster.nodes import logs, lost, room_for
+from launcher.command import OUR_LOG
 from launcher.errors import OptionError, TryAgain
 from launcher.evaluate.cell import CellWork
 from launcher.evaluate.computing import compute, holder
@@ -263,6 +264,7 @@ def _start(joined: bool) -> None:
             job_config=installed_only(),
             **({} if joined else local),
         )
+    (logs() / OUR_LOG.format(os.getpid())).touch()
 
 
 def _check_address(address: str) -> None:
