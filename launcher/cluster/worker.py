@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from checkpoints.attempt import Attempt
-from checkpoints.errors import CheckpointError, NoGoodCheckpoint, Superseded
+from checkpoints.errors import CheckpointError, NewerFormat, NoGoodCheckpoint, Superseded
 from checkpoints.gather import GROUP_TIMEOUT, GlooPeers
 from data_service.errors import CorpusError, CorruptBlock, InputError, PlanError, TokenizerError
 from data_service.samples.spec import StreamSpec
@@ -45,8 +45,8 @@ _GRACE_S = 60.0  # without a coordinator and without progress, before a rank end
 _AGAIN_S = 1.0  # before the store is asked again for the right to start
 _ERROR_LENGTH = 500  # characters of an error by which failures are compared
 _MISTAKES = (
-    RecipeError, RunError, NoGoodCheckpoint, InputError, CorpusError, PlanError, TokenizerError, ModelError,
-    TrainingError,
+    RecipeError, RunError, NoGoodCheckpoint, NewerFormat, InputError, CorpusError, PlanError, TokenizerError,
+    ModelError, TrainingError,
 )  # fmt: skip
 """In what the run was given, or damage to it: no start cures them."""
 
