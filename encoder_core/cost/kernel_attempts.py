@@ -32,7 +32,7 @@ from encoder_core.cost.trial_network import (
     settle,
     smaller,
 )
-from encoder_core.cost.trial_process import Report
+from encoder_core.cost.trial_process import Report, said
 from encoder_core.families.build import ModelConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.kernel_choice import asked, only
@@ -131,7 +131,7 @@ class _Trial:
                 again = gradients(self._module, self._batch)
             same = again.keys() == self._written.keys() and relative_error(again, self._written) <= self.bound
         except BaseException as failed:  # whatever a device says that is no longer of use
-            return f"afterwards the written formula failed: {type(failed).__name__}: {failed}"
+            return f"afterwards the written formula failed: {said(failed)}"
         return "" if same else "afterwards the written formula computed something else"
 
     def seconds(self, candidate: Candidate) -> float:
@@ -193,7 +193,7 @@ class _Attempt:
             timed = self.timed and (error <= self.trial.bound or not self._comparable)
             seconds = self.trial.seconds(self.candidate) if timed else None
         except BaseException as failed:  # also what a library raises that means to end the process
-            return self.failed(f"{type(failed).__name__}: {failed}")
+            return self.failed(said(failed))
         return replace(self.failed(""), error=error, seconds=seconds)
 
 

@@ -23,6 +23,7 @@ from typing import Any
 Report = dict[str, Any]
 _SET_PDEATHSIG = 1  # of prctl(2)
 _TICK_S = 0.5
+_ENDING_S = 2.0
 _CHUNK = 1 << 16
 _LAST_WORDS = 300  # characters of what a process printed
 _LONGEST_LINE = 1 << 20  # of a report
@@ -32,6 +33,15 @@ _CODE = "import sys\nfrom encoder_core.cost.trial_process import enter\nenter(*s
 
 class TrialEnded(Exception):
     """The process ended before it had finished, or was ended; the text says how."""
+
+
+def said(error: BaseException) -> str:
+    """An error in words that fit into a record, even where the error cannot say what it is."""
+    try:
+        text = str(error)
+    except BaseException:
+        text = "an error that cannot be shown"
+    return f"{type(error).__name__}: {text}".encode("utf-8", "replace").decode()
 
 
 @dataclass
@@ -106,17 +116,19 @@ def _tell(child: _Child, line: str) -> None:
 def _reports(child: _Child, deadline: Deadline, tick: Callable[[], None]) -> Iterator[Report]:
     heard = time.monotonic()
     while True:
-        ended = _has_ended(child)
-        _read(child, 0.0 if ended else _TICK_S)
+        ended, closed = _has_ended(child), child.reports not in child.open
+        _read(child, 0.0 if ended else _ENDING_S / 100 if closed else _TICK_S)
         for report in _lines(child):
             if report == _FINISHED:
                 return
             yield report
             _tell(child, "")
             heard = time.monotonic()
+        if not closed and child.reports not in child.open:
+            heard = time.monotonic()
         if ended:
             raise TrialEnded(_how(child))
-        if child.reports not in child.open:
+        if closed and time.monotonic() > heard + _ENDING_S:  # a process that ends closes it, too, a little before
             raise TrialEnded("its process closed the pipe through which it reports")
         if time.monotonic() > heard + deadline.seconds:
             raise TrialEnded(f"it was not done after {deadline.seconds:.0f} s")
