@@ -128,7 +128,9 @@ def _reports(child: _Child, deadline: Deadline, tick: Callable[[], None]) -> Ite
             heard = time.monotonic()
         if ended:
             raise TrialEnded(_how(child))
-        if closed and time.monotonic() > heard + _ENDING_S:  # a process that ends closes it, too, a little before
+        if (
+            closed and time.monotonic() > heard + _ENDING_S
+        ):  # a process that ends closes it, too, a little before
             raise TrialEnded("its process closed the pipe through which it reports")
         if time.monotonic() > heard + deadline.seconds:
             raise TrialEnded(f"it was not done after {deadline.seconds:.0f} s")

@@ -183,6 +183,11 @@ BY_NAME = {
     "wrong": Misbehaviour("blocked", "wrong"),
     "broken": Misbehaviour("blocked", "raise", "RuntimeError"),
     "deadly": Misbehaviour("blocked", "die", signal.SIGKILL),
+    "mad": Misbehaviour("blocked", "raise", "SystemExit"),
+    "silent": Misbehaviour("blocked", "exit", 0, 3),
+    "changing": Misbehaviour("blocked", "change", "threads"),
+    "crashing": Misbehaviour("blocked", "segfault", None, 2),
+    "closing": Misbehaviour("blocked", "close everything"),
     "deadly to the rank": Misbehaviour("blocked", "kill the rank"),
 }
 
