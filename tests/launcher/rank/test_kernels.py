@@ -66,7 +66,9 @@ def test_right_kernels_stay_the_usual_ones(folder: Path, undisturbed: str) -> No
     assert small_runs.digests(run) == small_runs.digests(undisturbed)
 
 
-def test_a_kernel_that_ends_its_process_is_left_out_at_the_first_start(folder: Path, undisturbed: str) -> None:
+def test_a_kernel_that_ends_its_process_is_left_out_at_the_first_start(
+    folder: Path, undisturbed: str
+) -> None:
     event = ensure_goes_on(
         finish(small_runs.new_run(folder, "deadly-kernel", *SETTINGS), 2, kernel="deadly"), undisturbed
     )
