@@ -114,6 +114,15 @@ def checkpoint_disk(free: int, folder: str, checkpoint: int, kept: int) -> Findi
     return Finding("checkpoints' disk", "ok", found)
 
 
+def no_gpu(torch: str, cuda: str | None) -> Finding:
+    """For somebody who asked about GPUs. Arguments: torch's version, and CUDA's with which it was built."""
+    if cuda is None:
+        remedy = "install torch's wheel with CUDA, as README's installation does"
+        return Finding("GPUs", "warning", f"none: torch {torch} was built without CUDA", remedy)
+    remedy = "if there is one, nvidia-smi must list it: install NVIDIA's driver"
+    return Finding("GPUs", "warning", f"none: torch {torch} finds no device for CUDA {cuda}", remedy)
+
+
 def gpu(state: GpuState) -> Iterator[Finding]:
     """A finding for each thing that is wrong; one that all is well otherwise."""
     what = f"GPU {state.uuid if state.index is None else state.index}"

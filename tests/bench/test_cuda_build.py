@@ -73,6 +73,9 @@ def test_doctor_finds_that_there_is_no_gpu(bin: Path, tmp_path: Path) -> None:
     verdicts = json.loads(run(bin, "maskfleet", "doctor", "--gpu", "--json", cwd=tmp_path))
     assert {verdict["gpu"] for verdict in verdicts} == {"CPU"}
     assert all(one["right"] for verdict in verdicts for one in verdict["tried"])
+    last = run(bin, "maskfleet", "doctor", "--gpu", cwd=tmp_path, COLUMNS="200").strip().splitlines()[-1]
+    assert re.match(r"warning +GPUs +none", last), last
+    assert f"CUDA {wheels.pins()['cuda-toolkit'][:4]}" in last
 
 
 @pytest.mark.timeout(900)

@@ -105,3 +105,10 @@ def test_the_worst_counts() -> None:
     assert worst([]) == "ok"
     assert worst([findings.clock(0), findings.clock(6)]) == "warning"
     assert worst([findings.clock(6), findings.clock(400), findings.clock(0)]) == "failure"
+
+
+def test_a_torch_without_cuda_has_another_remedy_than_a_machine_without_a_gpu() -> None:
+    built, machine = findings.no_gpu("2.13.0+cpu", None), findings.no_gpu("2.13.0+cu130", "13.0")
+    assert built.verdict == machine.verdict == "warning"
+    assert "13.0" in machine.found
+    assert built.remedy != machine.remedy
