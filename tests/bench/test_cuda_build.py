@@ -70,7 +70,8 @@ def test_it_is_the_lock_with_cuda(bin: Path, tmp_path: Path) -> None:
 
 
 def test_doctor_finds_that_there_is_no_gpu(bin: Path, tmp_path: Path) -> None:
-    verdicts = json.loads(run(bin, "maskfleet", "doctor", "--gpu", "--json", cwd=tmp_path))
+    printed = run(bin, "maskfleet", "doctor", "--gpu", "--json", cwd=tmp_path)
+    verdicts = [json.loads(line) for line in printed.splitlines()]
     assert {verdict["gpu"] for verdict in verdicts} == {"CPU"}
     assert all(one["right"] for verdict in verdicts for one in verdict["tried"])
     last = run(bin, "maskfleet", "doctor", "--gpu", cwd=tmp_path, COLUMNS="200").strip().splitlines()[-1]
