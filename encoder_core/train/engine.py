@@ -99,14 +99,14 @@ class Engine:
         self._engine, *_ = deepspeed.initialize(
             model=model, optimizer=optimizer, config=config.deepspeed(), dist_init_required=False
         )
-        self.device = torch.device(get_accelerator().current_device_name())
-        self.world = self._engine.world_size
-        self.rank = self._engine.global_rank
-        self._largest_norm = math.inf
         self.layout = deepspeed_internals.layout(config.stage, config.precision)
         deepspeed_internals.ensure_names(
             self._engine, [p for params in self._movable.values() for p in params], self.layout
         )
+        self.device = torch.device(get_accelerator().current_device_name())
+        self.world = self._engine.world_size
+        self.rank = self._engine.global_rank
+        self._largest_norm = math.inf
         self._guard_updates()
         if config.stage == 3:
             deepspeed_internals.sum_gradients(self._engine.optimizer)
