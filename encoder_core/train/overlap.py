@@ -133,11 +133,10 @@ class OneOrder:
         self._reached, self._handed, self._ended = 0, 0, False
         for parameter in order:
             if parameter.requires_grad:
-                parameter.register_hook(self._reach)
-        self._reduce, self._end = (
-            replace_method(optimizer, name, by)
-            for name, by in zip(ORDERED, (self._came, self._finish), strict=True)
-        )
+                parameter.register_hook(self._reach)  # type: ignore[no-untyped-call]
+        reduce, end = ORDERED
+        self._reduce = replace_method(optimizer, reduce, self._came)
+        self._end = replace_method(optimizer, end, self._finish)
 
     def _came(self, parameter: nn.Parameter, *group: int) -> None:
         """The gradient of `parameter` is there; stage 2 says of which group it is."""

@@ -60,4 +60,4 @@ def ensure_sums(config: EngineConfig) -> float:
             f"ZeRO {config.stage} in {config.precision}: the sum of known gradients of {engine.world} ranks has the "
             f"norm {found:g} in place of {expected:g}. How it",
         )
-    return error
+    return float(error)
