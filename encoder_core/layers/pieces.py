@@ -14,7 +14,8 @@ from typing import Any, Concatenate, TypeVar
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+
+from encoder_core.layers.torch_internals import mark_dynamic, sizes_apart, tensors_in
 
 Draws = Sequence[Int[Tensor, ""] | None]
 """One for each dropout of a piece, in order (`Dropout.draw`)."""
@@ -73,11 +74,10 @@ class Pieces:
         """What `function`, a piece of `layer`, makes of the inputs."""
         if not self._open:
             return self._of(function)(layer, *inputs)
-        for tensor in tree_leaves(inputs):
-            if isinstance(tensor, Tensor) and tensor.ndim:
-                torch._dynamo.mark_dynamic(tensor, 0)
-        # Two sizes that happen to be equal now are not the same size.
-        with torch.fx.experimental._config.patch(use_duck_shape=False):  # type: ignore[attr-defined]
+        for tensor in tensors_in(inputs):
+            if tensor.ndim:
+                mark_dynamic(tensor)
+        with sizes_apart():
             return self._of(function)(layer, *inputs)
 
     def close(self) -> None:

@@ -24,7 +24,8 @@ from checkpoints.layout import CheckpointManifest
 from checkpoints.load import newest_good
 from checkpoints.ownership import await_claim
 from data_service.service.feed import FeedConfig, FeedHandle, start_feed
-from data_service.service.tasks import installed_only, lean
+from data_service.service.ray_internals import installed_only
+from data_service.service.tasks import lean
 from data_service.store.errors import StoreError
 from launcher.cluster.coordinator import start_coordinator
 from launcher.cluster.deaths import of_command

@@ -18,7 +18,8 @@ from typing import Any
 import ray
 
 from checkpoints.attempt import Owner
-from data_service.service.tasks import died, installed_only, lean, reason_of
+from data_service.service.ray_internals import installed_only
+from data_service.service.tasks import died, lean, reason_of
 from data_service.service.tasks import lost as gone
 from data_service.store.errors import TRANSIENT, StoreError
 from launcher.cluster.nodes import logs, lost, room_for
