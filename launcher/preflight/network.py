@@ -30,11 +30,11 @@ def interface_of(address: str) -> str | None:
     """The name of this machine's interface with that address, as the kernel labels it (`eth0`, `bond0.12`, `eth0:1`);
     None if there is none, as in a container whose host forwards ports."""
     wanted = _plain(address)
-    for name, found in psutil.net_if_addrs().items():
-        for one in found:
-            if one.family in (socket.AF_INET, socket.AF_INET6) and _plain(one.address) == wanted:
-                return name
-    return None
+    internet = (socket.AF_INET, socket.AF_INET6)
+    found = ((str(name), one) for name, addresses in psutil.net_if_addrs().items() for one in addresses)
+    return next(
+        (name for name, one in found if one.family in internet and _plain(one.address) == wanted), None
+    )
 
 
 def _plain(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
