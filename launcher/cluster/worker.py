@@ -25,7 +25,8 @@ from data_service.store.errors import TRANSIENT, StoreError
 from encoder_core.errors import ModelError, TrainingError
 from encoder_core.train.exchange import Control
 from encoder_core.train.weight_check import CorruptReplica
-from launcher.cluster.rank_group import Assignment, Seat
+from launcher.cluster.rank_group import Assignment
+from launcher.cluster.seat import Seat, SeatError
 from launcher.cluster.standing import CoordinatorLost, Orders
 from launcher.errors import PEER_GONE, RecipeError, RunError
 from launcher.policies.failures import Kind
@@ -43,11 +44,11 @@ from launcher.run.record import open_run
 _log = logging.getLogger(__name__)
 
 BEAT_S = 1.0
-_LATER = (
-    1.5  # what torch gives a collective, in the watchdog's time: only the watchdog tells where all ranks were
-)
+_LATER = 1.5  # what torch gives a collective, in the watchdog's time: that one tells where all ranks were
 _GRACE_S = 60.0  # without a coordinator and without progress, before a rank ends itself
 _AGAIN_S = 1.0  # before the store is asked again for the right to start
+NCCL_FOR_MIG = (2, 31)
+"""The first version whose guide names MIG instances as devices of one communicator."""
 _ERROR_LENGTH = 500  # characters of an error by which failures are compared
 _MISTAKES = (
     RecipeError, RunError, NoGoodCheckpoint, NewerFormat, InputError, CorpusError, PlanError, TokenizerError,
@@ -77,8 +78,7 @@ def train_rank(seat: Seat, assignment: Assignment, began: float) -> None:
 def _join(seat: Seat, limits: Watchdog) -> None:
     """Meet the other ranks, over the network by which Ray knows this node."""
     os.environ.update(network_variables(ray.util.get_node_ip_address(), os.environ))
-    if seat.gpus:
-        torch.cuda.set_device(seat.local_rank)
+    take_device(seat)
     dist.init_process_group(
         "nccl" if seat.gpus else "gloo",
         init_method="env://",
@@ -86,6 +86,41 @@ def _join(seat: Seat, limits: Watchdog) -> None:
         world_size=seat.world,
         timeout=timedelta(seconds=_LATER * max(limits.step, limits.other)),
     )
+
+
+class DeviceMissing(Exception):
+    """CUDA does not show a rank the GPUs of its seat."""
+
+
+def take_device(seat: Seat) -> None:
+    """Make the rank's GPU the device of this process.
+
+    Raises:
+        DeviceMissing: CUDA shows other GPUs than the seat's. One may have fallen out, so another node may do.
+        SeatError: this NCCL does not connect MIG instances of one machine.
+    """
+    if not seat.gpus:
+        return
+    if seat.shares_a_gpu and seat.local_world > 1 and (nccl := _nccl()) < NCCL_FOR_MIG:
+        raise SeatError(
+            f"{seat.local_world} ranks have MIG instances of one machine, which NCCL {_dotted(nccl)} does not connect",
+            remedy=f"start one rank on each machine, take whole GPUs, or a torch with NCCL {_dotted(NCCL_FOR_MIG)}",
+        )
+    found = torch.cuda.device_count()
+    if found != len(seat.visible):
+        raise DeviceMissing(
+            f"CUDA shows rank {seat.rank} {found} GPU(s) of CUDA_VISIBLE_DEVICES={','.join(seat.visible)}: has one "
+            "fallen out (nvidia-smi)? Where GPUs are cut by MIG, that variable must name instances before Ray starts"
+        )
+    torch.cuda.set_device(seat.device)
+
+
+def _nccl() -> tuple[int, ...]:
+    return tuple(torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
 
 
 def _in_good_order(coordinator: Any, link: "RayLink", error: BaseException) -> bool:

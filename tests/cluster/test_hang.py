@@ -47,8 +47,8 @@ ENDS_S = 15.0  # the driver's wait for the others to say why they end is 2 s; Ra
 
 
 def test_all_ranks_of_a_dead_one_end_also_those_that_cannot_run(tmp_path: Path) -> None:
-    """One is killed in training while another is stopped: it can answer nothing, as one that hangs in a GPU's kernel. The
-    third waits for both in a sum. Neither the watchdog's limits nor torch's are reached."""
+    """One is killed in training while another is stopped: that one can answer nothing, as if it hung in a GPU's kernel.
+    The third waits for both in a sum. Neither the watchdog's limits nor torch's are reached."""
     small_runs.prepare_corpus(tmp_path)
     uri = small_runs.new_run(tmp_path, "dead", *SETTINGS, "trainers=3")
     with training(uri) as process:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.checks.figures import ensure_possible
 from tests.support.data.names import ALPHABETS
 from tests.support.runs import small_runs
 from tests.support.runs.train_command import output, training
@@ -33,7 +34,11 @@ def maskfleet(*words: str) -> str:
 def ensure_whole_life(root: str, folder: Path, name: str) -> None:
     uri = small_runs.new_run(root, name, "logging.tensorboard=true")
     with training(uri) as process:
-        assert process.wait(300) == 0, output(process)
+        assert process.wait(300) == 0
+        said = output(process)
+    figures = ensure_possible(said)
+    assert len(figures) > 5
+    assert "MFU" not in said  # a CPU's peak is not known
     assert len(small_runs.losses(uri)) == small_runs.STEPS
     page = folder / f"{name}.html"
     maskfleet("report", uri, "--out", str(page))

@@ -18,7 +18,7 @@ def meet(rank: int, addresses: list[str], port: int, blind: bool) -> dict[str, A
 
     from checkpoints.gather import GlooPeers
     from launcher.cluster import worker
-    from launcher.cluster.rank_group import Seat
+    from launcher.cluster.seat import Seat
     from launcher.preflight.findings import sums
     from launcher.preflight.sums import first_sums
 
