@@ -137,9 +137,10 @@ def _settle(device: torch.device) -> None:
 
 
 def _inside(device: torch.device) -> float | None:
-    """Bytes a second that GPUs of this kind have between them in a node; None where no table has it."""
+    """Bytes a second that GPUs of this kind have between them in a node; None where no table has it. Parts of a GPU (MIG)
+    are not connected as it is."""
     if device.type != "cuda":
         return None
     of = torch.cuda.get_device_properties(device)
-    gpu = gpu_of_device(of.name, of.total_memory)
+    gpu = None if "MIG" in of.name else gpu_of_device(of.name, of.total_memory)
     return gpu.link if gpu is not None else None
