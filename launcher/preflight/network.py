@@ -9,6 +9,7 @@ import ipaddress
 import os
 import socket
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -16,6 +17,7 @@ import psutil
 from launcher.preflight.findings import Finding
 
 _NET, _INFINIBAND = Path("/sys/class/net"), Path("/sys/class/infiniband")
+_OUTSIDE = {socket.AF_INET: "8.8.8.8", socket.AF_INET6: "2001:4860:4860::8888"}
 _MEGABIT, _GIGABIT = 1e6 / 8, 1e9 / 8
 _RANKS = {
     # Ranks end by our watchdog, which asks for their stacks first and blames a node. torch's own monitor would abort
@@ -88,11 +90,13 @@ def _text(path: Path) -> str:
 
 
 def address_here() -> str:
-    """The address by which Ray would know this machine, if `ray start` is not told another."""
-    import ray  # a second to import
-
-    found: str = ray.util.get_node_ip_address()
-    return found
+    """The address of this machine on its way outwards, which is what Ray takes if it is not told another; nothing is
+    sent. Of the loopback where there is no way."""
+    for family, outside in _OUTSIDE.items():
+        with socket.socket(family, socket.SOCK_DGRAM) as probe, suppress(OSError):
+            probe.connect((outside, 53))
+            return str(probe.getsockname()[0])
+    return "127.0.0.1"
 
 
 def examine_network(address: str) -> Finding:

@@ -137,8 +137,8 @@ def _settle(device: torch.device) -> None:
 
 
 def _inside(device: torch.device) -> float | None:
-    """Bytes a second that GPUs of this kind have between them in a node; None where no table has it. Parts of a GPU (MIG)
-    are not connected as it is."""
+    """Bytes a second that GPUs of this kind have between them in a node; None where no table has it. Parts of a
+    GPU (MIG) are not connected as it is."""
     if device.type != "cuda":
         return None
     of = torch.cuda.get_device_properties(device)
