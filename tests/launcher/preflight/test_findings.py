@@ -36,8 +36,6 @@ WELL = GpuState(0, "H100", uncorrected=0, remap_failed=False, remap_pending=Fals
         (findings.checkpoint_disk(4 * GIB, "/runs", GIB, kept=3), "ok"),
         (findings.checkpoint_disk(3 * GIB, "/runs", GIB, kept=3), "warning"),
         (findings.checkpoint_disk(GIB - 1, "/runs", GIB, kept=3), "failure"),
-        (findings.link(1.2e9, "n1"), "ok"),
-        (findings.link(20e6, "n1"), "warning"),
     ],
 )
 def test_each_finding_has_its_verdict_and_a_remedy_unless_well(finding: Finding, verdict: str) -> None:
