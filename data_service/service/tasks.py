@@ -12,9 +12,10 @@ import numpy as np
 import ray
 
 from data_service.errors import BuildFailed, UserError
+from data_service.processes import OUR_LOG
 from data_service.samples.samples import Samples
 from data_service.samples.spec import StreamSpec
-from data_service.service.ray_internals import without_unused
+from data_service.service.ray_internals import logs_folder, without_unused
 from data_service.stream.counts import Counted, Found, Pass
 from data_service.stream.plan import Window
 from data_service.stream.sources import Corpora
@@ -29,13 +30,14 @@ _COUNTED_TOGETHER = 64  # blocks in a counting task: a few seconds of work
 
 @contextmanager
 def lean() -> Iterator[None]:
-    """A Ray that is started in this context has only what we use, and a token of its own.
+    """A Ray that is started in this context has only what we use, a token of its own, and a sign that it is ours.
 
     Raises LibraryChanged: this version of Ray has other private names than those that were tested.
     """
     _hold_token()
     with without_unused():
         yield
+    (logs_folder() / OUR_LOG.format(os.getpid())).touch()
 
 
 def _hold_token() -> None:

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from encoder_core.layers.torch_internals import mark_dynamic, sizes_apart, tensors_in
+from encoder_core.layers.torch_internals import limit_graphs, mark_dynamic, sizes_apart, tensors_in
 
 Draws = Sequence[Int[Tensor, ""] | None]
 """One for each dropout of a piece, in order (`Dropout.draw`)."""
@@ -68,7 +68,7 @@ class Pieces:
         self._made: dict[Function, Function] = {}
         torch.compiler.set_stance("default")
         if "recompile_limit" not in _KNOWN:
-            torch._dynamo.config.recompile_limit = _MOST_GRAPHS
+            limit_graphs(_MOST_GRAPHS)
 
     def run(self, function: Function, layer: nn.Module, *inputs: Any) -> Any:
         """What `function`, a piece of `layer`, makes of the inputs."""

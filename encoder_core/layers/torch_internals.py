@@ -23,6 +23,7 @@ COMPILING = (
     "_dynamo.utils.counters",
     "fx.experimental._config.patch",
     "fx.experimental._config.use_duck_shape",
+    "_dynamo.config.recompile_limit",
 )
 """Those that importing the compiler defines."""
 
@@ -71,6 +72,12 @@ def sizes_apart() -> AbstractContextManager[None]:
     name_of(COMPILING[3])
     patch: AbstractContextManager[None] = name_of(COMPILING[2])(use_duck_shape=False)
     return patch
+
+
+def limit_graphs(most: int) -> None:
+    """Of one function, in this process: before torch 2.12, `torch.compile` takes no such limit."""
+    name_of(COMPILING[4])
+    name_of("_dynamo.config").recompile_limit = most
 
 
 def graphs_compiled() -> int:

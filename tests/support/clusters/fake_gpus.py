@@ -232,7 +232,7 @@ def _run(nodes: Sequence[Node], ranks: int) -> Found:
     import ray
     from ray.cluster_utils import Cluster
 
-    from data_service.service.tasks import installed_only
+    from data_service.service.ray_internals import installed_only
     from launcher.cluster.rank_group import Assignment, RankGroup
     from launcher.cluster.seat import SeatError
     from launcher.policies.elastic import GroupStart, Sizing
