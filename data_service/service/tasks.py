@@ -1,5 +1,7 @@
 """The Ray tasks that count rows and build windows. They are stateless, so what is lost is computed again."""
 
+import os
+import secrets
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,12 +10,12 @@ from typing import TypeAlias
 
 import numpy as np
 import ray
-from ray._private.node import Node
-from ray.job_config import JobConfig
 
 from data_service.errors import BuildFailed, UserError
+from data_service.processes import OUR_LOG
 from data_service.samples.samples import Samples
 from data_service.samples.spec import StreamSpec
+from data_service.service.ray_internals import logs_folder, without_unused
 from data_service.stream.counts import Counted, Found, Pass
 from data_service.stream.plan import Window
 from data_service.stream.sources import Corpora
@@ -23,39 +25,27 @@ SlabRefs: TypeAlias = "list[ray.ObjectRef[Samples]]"
 
 DEATHS = 8  # processes in a row that die of one task: more often than machines do by chance
 SEE_RAY = "Ray's logs/raylet.out of the node says what killed them"
-_UNUSED = ("start_api_server", "start_monitor", "start_log_monitor")  # of a Ray on one machine
 _COUNTED_TOGETHER = 64  # blocks in a counting task: a few seconds of work
-
-
-class _Unchanged(list[str]):
-    """Folders that Ray adds for its workers to import from. None is kept."""
-
-    def extend(self, folders: object) -> None:
-        pass
-
-
-def installed_only() -> JobConfig:
-    """For `ray.init`: workers import only what is installed. By default they would look into the driver's working
-    directory first, where a folder may have the name of one of our packages. Ray has no public setting for this.
-    """
-    job = JobConfig()
-    job._py_driver_sys_path = _Unchanged()
-    return job
 
 
 @contextmanager
 def lean() -> Iterator[None]:
-    """A Ray that is started in this context comes without dashboard, autoscaler and log monitor. On one machine nobody
-    uses them, and each takes a second of a core to start. Ray has no public setting for this.
+    """A Ray that is started in this context has only what we use, a token of its own, and a sign that it is ours.
+
+    Raises LibraryChanged: this version of Ray has other private names than those that were tested.
     """
-    before = {name: getattr(Node, name) for name in _UNUSED}
-    for name in _UNUSED:
-        setattr(Node, name, lambda *_, **__: None)
-    try:
+    _hold_token()
+    with without_unused():
         yield
-    finally:
-        for name, method in before.items():
-            setattr(Node, name, method)
+    (logs_folder() / OUR_LOG.format(os.getpid())).touch()
+
+
+def _hold_token() -> None:
+    """Unless the user has a token for Ray's processes, or joins a cluster: this process and its children get one in
+    their environment. Ray would write it to the home folder, which in a container may be read-only or not there."""
+    given = {"RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys()
+    if not given and not os.path.exists(os.path.expanduser("~/.ray/auth_token")):
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
 
 
 def submit_window(spec_json: str, window: Window, layout: SlabLayout, cpus: float) -> SlabRefs:
