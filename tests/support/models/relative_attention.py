@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -124,7 +125,7 @@ def _signs(draws: np.random.Generator, lengths: list[int]) -> Tensor:
 
 
 def formula(given: Problem, *, rounded: bool = False) -> Tensor:
-    """The context [M, N, D], from every score. `rounded`: probabilities meet values in bf16, as in flash attention."""
+    """The context [M, N, D], from every score. `rounded`: to bf16 where flash attention rounds."""
     context = 0.0 * given.q
     for row, (start, stop) in enumerate(pairwise(given.layout.cu_seqlens.tolist())):
         positions = torch.arange(stop - start)
@@ -133,14 +134,57 @@ def formula(given: Problem, *, rounded: bool = False) -> Tensor:
             queries = given.layout.slots[start:stop].long()
             positions, queries = positions[queries >= 0], queries[queries >= 0]
         if len(queries):
-            weights, keys = _weights(given, row, queries, positions)
-            weights = weights.bfloat16().to(weights.dtype) if rounded else weights
-            context = context.index_copy(0, queries, torch.einsum("nqk,knd->qnd", weights, given.v[keys]))
+            scores, keys = _scores(given, row, queries, positions)
+            kept = _kept(given, queries, keys)
+            if rounded:
+                mixed = _Flash.apply(scores, given.v[keys], kept)
+            else:
+                mixed = torch.einsum("nqk,knd->qnd", _softmax(scores) * kept, given.v[keys])
+            context = context.index_copy(0, queries, mixed)
     return context
 
 
-def _weights(given: Problem, row: int, queries: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """[N, Q, K] after dropout, and which keys are meant."""
+class _Flash(torch.autograd.Function):
+    """Context of scores [N, Q, K] and values [K, N, D] (Dao et al., 2022, appendix B.4): probabilities and their
+    derivatives meet other tensors in bf16, and a query's delta is taken from the context in bf16."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, v: Tensor, kept: Tensor) -> Tensor:
+        weights = _softmax(scores)
+        context = _bf16(torch.einsum("nqk,knd->qnd", _bf16(weights * kept), v))
+        ctx.save_for_backward(weights, v, kept, context)
+        return context
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        weights, v, kept, context = ctx.saved_tensors
+        delta = (grad * context).sum(-1).t()[..., None]
+        by_weights = torch.einsum("qnd,knd->nqk", grad, v) * kept
+        by_v = torch.einsum("nqk,qnd->knd", _bf16(weights * kept), grad)
+        return _bf16(weights * (by_weights - delta)), by_v, None
+
+
+def _bf16(x: Tensor) -> Tensor:
+    return x.bfloat16().to(x.dtype)
+
+
+def _softmax(scores: Tensor) -> Tensor:
+    """A query that sees nothing has no weights."""
+    return scores.softmax(-1).masked_fill((scores == float("-inf")).all(-1, keepdim=True), 0.0)
+
+
+def _kept(given: Problem, queries: Tensor, keys: Tensor) -> Tensor:
+    """What dropout multiplies the weights by, [N, Q, K] or 1."""
+    layout = given.layout
+    if layout.draws is None:
+        return torch.ones((), dtype=given.q.dtype)
+    places = head_keys(layout.draws[queries], range(given.q.shape[1])).t()
+    numbers = numbers16(places, torch.zeros((), dtype=torch.int64), range(len(keys)))
+    return (numbers >= layout.threshold - 2**15).to(given.q.dtype) * layout.inverse
+
+
+def _scores(given: Problem, row: int, queries: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """[N, Q, K], -inf out of sight, and which keys are meant."""
     layout = given.layout
     start, stop = (int(edge) for edge in layout.cu_seqlens[row : row + 2])
     keys = torch.arange(start + row * layout.carried, stop + (row + 1) * layout.carried)
@@ -151,13 +195,7 @@ def _weights(given: Problem, row: int, queries: Tensor, positions: Tensor) -> tu
         seen &= apart.abs() <= layout.window
     if layout.ranks_q is not None and layout.ranks_k is not None:
         seen &= layout.ranks_k[keys] < layout.ranks_q[queries][:, None]
-    weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
-    weights = weights.masked_fill(~seen.any(-1, keepdim=True), 0.0)  # a query that sees nothing
-    if layout.draws is not None:
-        places = head_keys(layout.draws[queries], range(given.q.shape[1])).t()
-        numbers = numbers16(places, torch.zeros((), dtype=torch.int64), range(len(keys)))
-        weights = weights * (numbers >= layout.threshold - 2**15) * layout.inverse
-    return weights, keys
+    return scores.masked_fill(~seen, float("-inf")), keys
 
 
 def _terms(given: Problem, row: int, queries: Tensor, keys: Tensor, apart: Tensor) -> Iterator[Tensor]:
