@@ -14,6 +14,15 @@ _FORMS = (
     "relative-keys",
     "deberta-positions",
 )
+_SPEED = "launcher.burnin.speed"
+_SPEEDS = (
+    ("bert-large", "128"),
+    ("roberta-base", "512"),
+    ("bert-large", "512"),
+    ("deberta-v3-base", "512"),
+    ("modernbert-base", "1024"),
+    ("own", ""),
+)
 DEFAULT_RECIPES = ("roberta-base", "bert-large", "deberta-v3-base", "modernbert-base")
 
 CHECKS = (
@@ -126,4 +135,69 @@ CHECKS = (
         cpu=40,
         needs=("deepspeed",),
     ),
+    Check(
+        "sums",
+        "Ranks add up known numbers exactly and alike, over NCCL on every GPU; and how fast.",
+        "launcher.burnin.sums:collectives",
+        gpu=30,
+        cpu=20,
+    ),
+    Check(
+        "shortage",
+        "Where memory gives out, it is noticed before a step, and training goes on with less.",
+        "launcher.burnin.memory:shortage",
+        gpu=40,
+        cpu=30,
+        needs=("deepspeed",),
+    ),
+    Check(
+        "memory",
+        "The peak of memory is what was estimated.",
+        "launcher.burnin.memory:estimated",
+        gpu=60,
+        cpu=30,
+        needs=("deepspeed",),
+    ),
+    *(
+        Check(
+            f"compiled-{turn}",
+            f"Compiled layers have Python's gradients; and how long compiling takes, {turn}.",
+            f"{_SPEED}:compiled",
+            gpu=180 if turn == "cold" else 60,
+            cpu=180 if turn == "cold" else 60,
+            arguments=(turn,),
+        )
+        for turn in ("cold", "cached")
+    ),
+    Check(
+        "train",
+        "A real run is killed in the middle and resumes to the bits of an undisturbed one.",
+        "launcher.burnin.whole_run:killed_and_resumed",
+        gpu=120,
+        cpu=150,
+        needs=("ray", "deepspeed", "webdataset"),
+    ),
+    *(
+        Check(
+            f"speed-{name}{f'-{length}' if length else ''}",
+            "Tokens a second and MFU, compiled or not, with dropout or not.",
+            f"{_SPEED}:trained",
+            gpu=120,
+            cpu=60,
+            arguments=(name, length),
+            figures=True,
+            needs=("deepspeed",),
+        )
+        for name, length in _SPEEDS
+    ),
 )
+
+
+def checks_for(recipe: str | None) -> list[Check]:
+    """All; the speed of the user's recipe in place of others' where one is given."""
+    left_out = "speed-own" if recipe is None else "speed-"
+    return [
+        check
+        for check in CHECKS
+        if not (check.figures and check.name.startswith(left_out)) or (recipe and check.name == "speed-own")
+    ]

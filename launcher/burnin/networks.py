@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from encoder_core.batch import Batch
 from encoder_core.families.xlnet import XlnetConfig
@@ -139,35 +140,43 @@ class Steps:
     """Steps of training on random rows, the same ones on any device.
 
     Attributes:
-        microbatches: of a step. rows, length: of a microbatch.
+        microbatches: of a step. rows, length: of a microbatch. even: all rows are as long, and not down to a quarter.
     """
 
     recipe: Recipe
     microbatches: int
     rows: int
     length: int
+    even: bool = False
 
     def work(self, engine: Engine, step: int) -> RankBatch:
-        lengths = uneven(self.recipe, self.rows, self.length)
+        lengths = [self.length] * self.rows
+        if not self.even:
+            lengths = uneven(self.recipe, self.rows, self.length)
         batches = tuple(
             Microbatch(at, random_rows(self.recipe, lengths, 1000 * step + at, engine.device, at * self.rows))
             for at in range(self.microbatches)
         )
         return RankBatch(step, batches, self.microbatches)
 
-    def take(self, engine: Engine, step: int) -> tuple[dict[str, float], Update]:
-        """One step; this rank's sums, and the update of the last group."""
-        work = self.work(engine, step)
+    def counts(self, engine: Engine, work: RankBatch) -> dict[str, float]:
+        """Targets of the step, by term."""
         objective = engine.objective
         assert isinstance(objective, ObjectiveModule)
         counts: Counter[str] = Counter()
         for microbatch in work.microbatches:
             counts.update(objective.target_counts(microbatch.batch))
+        return {name: float(count) for name, count in counts.items()}
+
+    def take(self, engine: Engine, step: int) -> tuple[dict[str, float], Update]:
+        """One step; this rank's sums, and the update of the last group."""
+        work = self.work(engine, step)
+        counts, memories = self.counts(engine, work), dict[int, tuple[Tensor, ...]]()
         sums: dict[str, float] = {}
         update = Update(False, 0.0)
         rate = self.recipe.optimizer.settings.lr
         for group in engine.update_groups:
-            sums |= accumulate(engine, work, counts, _SEED, {}, group)
+            sums |= accumulate(engine, work, counts, _SEED, memories, group)
             update = engine.update(rate, step + 1, group)
         return sums, update
 

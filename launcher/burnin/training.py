@@ -32,7 +32,7 @@ from launcher.rank.build import set_determinism
 _STEPS = 20
 _BOUND: dict[Precision, float] = {"fp32": 1e-4, "bf16": 1e-2}
 _NORM = 10.0  # times as far off may gradient norms be: they are not averaged over targets
-_NETWORKS = (
+_NETWORKS: tuple[str, ...] = (
     "roberta-base",
     "deberta-base",
     "modernbert-base",

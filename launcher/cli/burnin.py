@@ -45,10 +45,10 @@ def burnin(
 
     Example: `maskfleet burnin --minutes 25`
     """
-    from launcher.burnin.checks import CHECKS, DEFAULT_RECIPES
+    from launcher.burnin.checks import DEFAULT_RECIPES, checks_for
     from launcher.burnin.session import Wanted, burn_in
 
-    checks = _chosen(CHECKS, only)
+    checks = _chosen(checks_for(recipe), only)
     if listed:
         _print_list(checks, as_json)
         return
@@ -64,13 +64,13 @@ def burnin(
         raise typer.Exit(1)
 
 
-def _chosen(checks: "tuple[Check, ...]", only: list[str] | None) -> "list[Check]":
+def _chosen(checks: "list[Check]", only: list[str] | None) -> "list[Check]":
     """Raises OptionError: no check has such a name."""
     from launcher.burnin.check import named
     from launcher.errors import OptionError
 
     if only is None:
-        return list(checks)
+        return checks
     for name in only:
         if not named(checks, [name]):
             raise OptionError(

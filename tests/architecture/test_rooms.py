@@ -20,7 +20,7 @@ DRAWN = {
         embed -> export finetune recipe tasks
         finetune -> export run tasks
         export -> recipe run
-        burnin -> estimate inspect preflight rank recipe
+        burnin -> estimate inspect measure preflight rank recipe
         measure -> estimate preflight rank recipe run
         rank -> estimate policies preflight recipe run
         trackers -> recipe run
