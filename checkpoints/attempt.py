@@ -7,8 +7,10 @@
 
 A new attempt is refused while the newest one lives. On the same machine the process table shows whether it does. On
 another machine an attempt counts as dead when it has written nothing for longer than the lease, by the clock of the
-store alone: clocks of two machines are never compared. This check spares users a mistake; correctness does not depend
-on it. An attempt checks before every commit and every deletion that no newer attempt has been claimed.
+store alone: clocks of two machines are never compared. In another container of the same machine the seconds since boot
+decide, which both see. So a wall clock that is set, by minutes or hours, makes no live attempt look dead. This check
+spares users a mistake; correctness does not depend on it. An attempt checks before every commit and every deletion that
+no newer attempt has been claimed.
 
 If the record of an attempt is damaged, its owner is not known, and the lease decides.
 """
@@ -22,13 +24,13 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
-import psutil
 from pydantic import BaseModel, ConfigDict, FiniteFloat, ValidationError
 
 from checkpoints.errors import RunIsActive, Superseded
+from data_service import processes
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing, StoreError
 
@@ -38,7 +40,6 @@ _ROOT = "attempts/"
 LEASE_S = 60.0
 _LAST_BEAT_S = 1.0  # for a beat under way
 _UNREADABLE = "an unknown host"
-_SAME_START_S = 5.0  # the kernel's start time of a process, seen through a clock that is being adjusted
 
 
 class Owner(BaseModel):
@@ -46,8 +47,8 @@ class Owner(BaseModel):
 
     Attributes:
         host: its machine's name.
-        processes: identifies the process table `pid` belongs to: machine, boot and container.
-        pid, started: the process, and when it was created (seconds since 1970).
+        processes: the process table that `pid` belongs to (machine, boot and container), and the clock of `started`.
+        pid, started: the process, and when it began (clock ticks since boot).
         claimed: when it claimed the attempt (seconds since 1970).
     """
 
@@ -71,7 +72,7 @@ class Owner(BaseModel):
             host=socket.gethostname(),
             processes=_process_table(),
             pid=pid,
-            started=psutil.Process(pid).create_time(),
+            started=processes.started(pid),
             claimed=now,
         )
 
@@ -85,18 +86,18 @@ class Owner(BaseModel):
 
     def is_running(self) -> bool:
         """Whether the process exists on this machine: same pid and same start, for pids are reused."""
-        try:
-            process = psutil.Process(self.pid)
-            if process.status() == psutil.STATUS_ZOMBIE:
-                return False
-            started: float = process.create_time()
-        except psutil.NoSuchProcess:
-            return False
-        return abs(started - self.started) < _SAME_START_S
+        return self.started > 0 and processes.started(self.pid) == self.started
 
 
 class _Time(BaseModel):
     time: FiniteFloat
+
+
+class _Beat(_Time):
+    """A heartbeat. `since_boot`: seconds since its machine's boot; 0.1.0 wrote none."""
+
+    beat: int
+    since_boot: FiniteFloat | None = None
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,12 @@ class Attempt:
             return Owner(host=_UNREADABLE, processes="", pid=0, started=claimed, claimed=claimed)
 
     def silence(self) -> float:
-        """Seconds since it last showed that it lives, by the store's clock."""
+        """Seconds since it last showed that it lives: since boot if this machine's kernel counts them, else by the
+        store's clock."""
+        with suppress(ValidationError):  # no beat yet, or a torn one
+            since_boot = _Beat.model_validate_json(self.heartbeat()).since_boot
+            if since_boot is not None and processes.boot() in self.owner().processes.split():
+                return max(0.0, processes.since_boot() - since_boot)
         ages = (self.store.age(_key(self.number, what)) for what in (".heartbeat", ""))
         return next((age for age in ages if age is not None), math.inf)
 
@@ -168,7 +174,8 @@ class Attempt:
 
     def beat(self, now: float, count: int = 0) -> None:
         """Shows that the attempt is alive. `count` sets one beat apart from the next, whatever the clock does."""
-        self.store.put(_key(self.number, ".heartbeat"), json.dumps({"time": now, "beat": count}).encode())
+        beat = _Beat(time=now, beat=count, since_boot=processes.since_boot())
+        self.store.put(_key(self.number, ".heartbeat"), beat.model_dump_json().encode())
 
     def end(self, now: float) -> None:
         """Marks that the attempt is over, so that the next start need not wait for its lease."""
@@ -316,12 +323,8 @@ def _key(number: int, what: str = "") -> str:
 
 
 def _process_table() -> str:
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    container = Path("/proc/self/ns/pid")
-    parts = [socket.gethostname()]
-    if boot.exists():
-        parts += [boot.read_text().strip(), os.readlink(container)]
-    return " ".join(parts)
+    """Says too in what starts are counted: 0.1.0 compared them by the wall clock, and knows no process by this name."""
+    return f"{processes.table()} since boot"
 
 
 def _date(seconds: float) -> str:

@@ -16,6 +16,10 @@ class DamagedCheckpoint(CheckpointError):
     """Stored bytes that are missing, cut short, or not the ones the manifest promises."""
 
 
+class NewerFormat(CheckpointError):
+    """Something of a run that a newer version of Maskfleet has written. It is good, so nothing takes its place."""
+
+
 class NoGoodCheckpoint(CheckpointError):
     """The run has checkpoints, and none of them can be loaded."""
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from pydantic import JsonValue
 from torch import Tensor
 
-from checkpoints.errors import CheckpointError, DamagedCheckpoint
+from checkpoints.errors import CheckpointError, DamagedCheckpoint, NewerFormat
 from data_service.store.errors import CredentialsExpired, StoreError, StoreUnavailable
 
 GROUP_TIMEOUT = timedelta(days=1)
@@ -150,6 +150,7 @@ _ERRORS = {
     "expired": CredentialsExpired,
     "store": StoreError,
     "damaged": DamagedCheckpoint,
+    "newer": NewerFormat,
     "checkpoint": CheckpointError,
 }
 

@@ -18,7 +18,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, JsonValue, ValidationError
 
-from checkpoints.errors import DamagedCheckpoint
+from checkpoints.errors import DamagedCheckpoint, NewerFormat
+from data_service.formats import REMEDY, is_newer
 from data_service.store.base import digest
 from encoder_core.train.memory_schedule import MEMORY
 
@@ -175,7 +176,9 @@ def encode(manifest: CheckpointManifest) -> bytes:
 def decode(data: bytes, where: str) -> CheckpointManifest:
     """The manifest in the object at `where`, of which every element can be found in some file.
 
-    Raises DamagedCheckpoint if it is not what was written, or could never have been loaded.
+    Raises:
+        NewerFormat: a newer version wrote it.
+        DamagedCheckpoint: it is not what was written, or could never have been loaded.
     """
     body = unsealed("manifest", data)
     reason = "does not match its own digest"
@@ -183,6 +186,7 @@ def decode(data: bytes, where: str) -> CheckpointManifest:
         try:
             manifest = CheckpointManifest.model_validate_json(body)
         except ValidationError as error:
+            refuse_newer(body, where, error)
             reason = first_problem(error)
         else:
             wrong = problems(manifest)
@@ -193,6 +197,12 @@ def decode(data: bytes, where: str) -> CheckpointManifest:
         f"{where} cannot be read: {reason}",
         remedy="an earlier checkpoint is used; restore the file from a copy if you need this one",
     )
+
+
+def refuse_newer(body: bytes, where: str, error: ValidationError) -> None:
+    """Raises NewerFormat if an intact object at `where` that cannot be read was written by a newer version."""
+    if is_newer(body, known=1, error=error):
+        raise NewerFormat(f"{where} was written by a newer version of maskfleet", remedy=REMEDY)
 
 
 def first_problem(error: ValidationError) -> str:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from checkpoints.errors import DamagedCheckpoint
+from checkpoints.errors import DamagedCheckpoint, NewerFormat
 from checkpoints.layout import ROOT, CheckpointManifest, CheckpointName, LineageSegment, decode
 from checkpoints.rewind import left_behind, rewinds
 from data_service.store.base import Store
@@ -64,7 +64,7 @@ def committed(store: Store) -> list[CheckpointName]:
 
 
 def read_manifest(store: Store, mark: CheckpointName) -> CheckpointManifest:
-    """Raises DamagedCheckpoint if the manifest is missing or not what was written."""
+    """Raises DamagedCheckpoint if the manifest is missing or not what was written, and NewerFormat."""
     where = f"{store.uri}/{mark.manifest}"
     try:
         manifest = decode(store.get(mark.manifest), where)
@@ -89,7 +89,7 @@ def rows(store: Store) -> list[CheckpointRow]:
         mark, size = folder.mark, sum(folder.sizes.values())
         try:
             manifest = read_manifest(store, mark)
-        except DamagedCheckpoint as error:
+        except (DamagedCheckpoint, NewerFormat) as error:
             found.append(
                 CheckpointRow(
                     step=mark.step,

@@ -40,6 +40,7 @@ def newest_good(store: Store, peers: Peers, *, full: bool = True) -> Good | None
 
     Raises:
         NoGoodCheckpoint: there are checkpoints, and each is damaged.
+        NewerFormat: a newer version wrote the newest one that counts, so this version must not go on from an older one.
         StoreError: the store did not answer on some rank. All ranks raise it, so none is left waiting.
     """
     marks = first_or_raise(peers, lambda: _marks(store))

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from checkpoints.attempt import LEASE_S, Attempt, Owner, Unsure, newest_attempt, try_claim
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing
+from data_service.visible import shell_word
 
 _log = logging.getLogger(__name__)
 _KEY = "attempts/stop.json"
@@ -130,7 +131,7 @@ def await_claim(
             note(_waiting(found, lease_s))
         if found.sign != seen.sign:
             raise found.refusal(
-                f"it is alive: stop it first (maskfleet runs stop {store.uri}) or let it finish"
+                f"it is alive: stop it first (maskfleet runs stop {shell_word(store.uri)}) or let it finish"
             )
         stopped.wait(poll_s)
     return None

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from checkpoints.attempt import Attempt
-from checkpoints.errors import DamagedCheckpoint
+from checkpoints.errors import DamagedCheckpoint, NewerFormat
 from checkpoints.layout import ROOT, CheckpointManifest, CheckpointName, LineageSegment
 from checkpoints.listing import CheckpointFolder, folders, on, read_manifest
 from checkpoints.rewind import left_behind, rewinds
@@ -24,7 +24,7 @@ from data_service.store.base import Store
 _log = logging.getLogger(__name__)
 
 _DAY_S = 86400.0
-_SPARED = "deleting no checkpoints, because the newest is damaged: %s"
+_SPARED = "deleting no checkpoints, because the newest cannot be read: %s"
 _THREADS = 8
 
 
@@ -96,6 +96,7 @@ def tidy(
     if newest is None:
         return Tidied((), 0, proven)
     gone = expired(marks, newest.lineage, keep_last=keep_last, keep_every=keep_every, way_back=way_back)
+    gone = [mark for mark in gone if not _is_newer(store, mark)]
     proven = proven.intersection(marks)
     if gone and proven.isdisjoint(_newest_kept(counting, gone, keep_last)):
         if not _is_good(store, newest, full=True):
@@ -113,10 +114,21 @@ def _newest(store: Store, mark: CheckpointName) -> CheckpointManifest | None:
     """The manifest of the newest checkpoint, if all its files are there."""
     try:
         newest = read_manifest(store, mark)
-    except DamagedCheckpoint as error:
+    except (DamagedCheckpoint, NewerFormat) as error:
         _log.warning(_SPARED, error.problem)
         return None
     return newest if _is_good(store, newest, full=False) else None
+
+
+def _is_newer(store: Store, mark: CheckpointName) -> bool:
+    """Whether a newer version wrote it: then this one does not know what it would delete."""
+    try:
+        read_manifest(store, mark)
+    except NewerFormat:
+        return True
+    except DamagedCheckpoint:
+        pass
+    return False
 
 
 def _is_good(store: Store, manifest: CheckpointManifest, *, full: bool) -> bool:

@@ -20,6 +20,7 @@ from checkpoints.layout import (
     CheckpointName,
     Strict,
     first_problem,
+    refuse_newer,
     sealed,
     unsealed,
 )
@@ -88,6 +89,7 @@ def _read(store: Store, key: str) -> Rewind:
         body = unsealed(_SEALED, data)
         return Rewind.model_validate_json(data if body is None else body)  # the first ones had no digest
     except ValidationError as error:
+        refuse_newer(data if body is None else body, f"{store.uri}/{key}", error)
         raise DamagedCheckpoint(
             f"{store.uri}/{key} cannot be read: {first_problem(error)}",
             remedy="restore it from a copy; if you delete it, the run goes on with what it went back from",

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from checkpoints.errors import DamagedCheckpoint
+from checkpoints.errors import DamagedCheckpoint, NewerFormat
 from checkpoints.layout import CheckpointManifest, CheckpointName, File, problems
 from checkpoints.listing import committed, read_manifest
 from data_service.store.base import Store, read_verified
@@ -49,7 +49,7 @@ def verify_all(store: Store, *, full: bool = True) -> Iterator[Verification]:
     for mark in committed(store):
         try:
             found = verify(store, read_manifest(store, mark), full=full)
-        except DamagedCheckpoint as error:
+        except (DamagedCheckpoint, NewerFormat) as error:
             found = [error.problem]
         yield Verification(mark, tuple(found))
 

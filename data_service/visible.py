@@ -1,5 +1,6 @@
 """Text from data, stores and files as a terminal may show it: control characters are made visible, not obeyed."""
 
+import shlex
 import unicodedata
 
 _KEPT = "\n\t"
@@ -19,6 +20,16 @@ def visible(text: str) -> str:
 def one_line(text: str) -> str:
     """`text` on one line, its white space single spaces, its control characters visible."""
     return visible(" ".join(text.split()))
+
+
+def shell_word(path: str) -> str:
+    """`path` or a URI as one word of a shell command that somebody may copy; never taken for an option."""
+    return shlex.quote(f"./{path}" if path.startswith("-") else path)
+
+
+def control_characters(text: str) -> list[str]:
+    """The escapes of those characters of `text` that end a line, move a cursor or are no text; empty if none do."""
+    return sorted({_escape(c) for c in text if unicodedata.category(c) in _CONTROLS})
 
 
 def _is_control(character: str) -> bool:

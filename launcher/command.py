@@ -21,6 +21,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from data_service import processes
 from launcher.contract import CODES, FINISHED, MISTAKE, REPEAT
 
 if TYPE_CHECKING:
@@ -28,8 +29,9 @@ if TYPE_CHECKING:
 
 _TRAINING = ("train", "demo", "evaluate")  # the commands whose process tree is looked after
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # but those that are ignored at the start (nohup)
-_NAME = "MASKFLEET_COMMAND"  # environment variable: the parent's pid and start, in clock ticks since boot
+_NAME = "MASKFLEET_COMMAND"  # environment variable: the parent's pid, start, namespace and boot
 _AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
+OUR_LOG = "maskfleet-{}.log"  # in the log folder of a Ray that we started or joined, by pid
 _GRACE_S = 15.0  # for a driver that has nothing to save to end by itself
 _AT_ONCE_S = 3.0  # after a second Ctrl-C
 _KILL_S = 10.0  # for killed processes to be gone
@@ -103,7 +105,7 @@ def screen(number: int = 1) -> IO[str]:
 def _look_after(work: Callable[[], None]) -> int:
     """Run `work` in a child process. Returns the exit code of the command."""
     _prctl(_SET_CHILD_SUBREAPER, 1)
-    name = f"{os.getpid()}-{_start(os.getpid())}"
+    name = f"{os.getpid()}-{processes.started(os.getpid())}-{_place()}"
     _sweep()
     os.environ[_NAME] = name
     try:
@@ -220,7 +222,7 @@ def _kill(process: "psutil.Process") -> None:
 
 
 def _sweep() -> None:
-    """End processes that earlier commands left behind, and whose parents were killed."""
+    """End processes that earlier commands of this container left behind, and whose parents were killed."""
     import psutil
 
     for process, owner in _named():
@@ -232,24 +234,33 @@ def _sweep() -> None:
 
 
 def _is_orphaned_agent(process: "psutil.Process") -> bool:
-    """Whether it is one of the two processes that outlive Ray's raylet if that is killed together with its driver.
-    Their titles overwrite their environment. They are of no use to anybody, whoever started that Ray."""
+    """Whether it is one of the two processes that outlive Ray's raylet if that is killed together with its driver,
+    and a command of ours started that Ray. Their titles overwrite their environment, but their log lies beside ours."""
     import psutil
 
     with suppress(psutil.Error, OSError):
         if process.uids().real != os.getuid() or process.cmdline()[:1] not in ([name] for name in _AGENTS):
             return False
         parent = process.parent()
-        return not _start(os.getsid(process.pid)) and (parent is None or parent.name() != "raylet")
+        if processes.started(os.getsid(process.pid)) or (parent is not None and parent.name() == "raylet"):
+            return False
+        folders = {Path(file.path).parent for file in process.open_files()}
+        return any(log for folder in folders for log in folder.glob(OUR_LOG.format("*")))
     return False
 
 
 def _lives(owner: str) -> bool:
-    """Whether the process of that pid and start exists. What is no such name is left alone."""
-    pid, _, start = owner.partition("-")
-    if not pid.isdecimal() or not start.isdecimal():
+    """Whether the process of that name may exist: it does, or it would be in another namespace, whose processes cannot
+    be looked up here. What is no such name is left alone."""
+    pid, _, rest = owner.partition("-")
+    start, _, place = rest.partition("-")
+    if not pid.isdecimal() or not start.isdecimal() or place != _place():
         return True
-    return _start(int(pid)) == int(start)
+    return processes.started(int(pid)) == int(start)
+
+
+def _place() -> str:
+    return f"{processes.namespace()}-{processes.boot()}"
 
 
 def _named() -> Iterator[tuple["psutil.Process", str]]:
@@ -261,15 +272,6 @@ def _named() -> Iterator[tuple["psutil.Process", str]]:
             owner = process.environ().get(_NAME)
             if owner is not None and process.pid != os.getpid():
                 yield process, owner
-
-
-def _start(pid: int) -> int:
-    """When a process began, in clock ticks since boot; 0 if there is none or it is dead already."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0
-    return 0 if fields[0] in "ZX" else int(fields[19])
 
 
 def _prctl(option: int, value: int) -> None:

@@ -3,7 +3,9 @@
 Ray adds its own labels, among them the process (WorkerId) and the cluster (SessionName).
 """
 
+import string
 from collections.abc import Mapping
+from urllib.parse import quote
 
 from ray.util.metrics import Gauge
 
@@ -11,6 +13,7 @@ from data_service.store.patience import total_retries
 
 PREFIX = "maskfleet_"
 """Of every name. Ray puts `ray_` before it."""
+_SHOWN = string.punctuation.replace("%", "") + " "
 DESCRIPTIONS = {
     "windows_ready": "Windows of samples that are built and held for the ranks.",
     "store_retries": "Requests to object storage that this process has had to make again.",
@@ -18,9 +21,12 @@ DESCRIPTIONS = {
 
 
 def gauge(name: str, description: str, labels: Mapping[str, str], *further: str) -> Gauge:
-    """A gauge of this process. `labels` are fixed, those in `further` are given with each value."""
+    """A gauge of this process. `labels` are fixed, those in `further` are given with each value.
+
+    Ray takes labels of printable ASCII only. Other letters of a fixed label are percent-encoded, as in a URI.
+    """
     made = Gauge(PREFIX + name, description, (*labels, *further))
-    made.set_default_tags(dict(labels))
+    made.set_default_tags({label: quote(value, safe=_SHOWN) for label, value in labels.items()})
     return made
 
 

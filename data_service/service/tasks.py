@@ -1,5 +1,7 @@
 """The Ray tasks that count rows and build windows. They are stateless, so what is lost is computed again."""
 
+import os
+import secrets
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -46,8 +48,9 @@ def installed_only() -> JobConfig:
 @contextmanager
 def lean() -> Iterator[None]:
     """A Ray that is started in this context comes without dashboard, autoscaler and log monitor. On one machine nobody
-    uses them, and each takes a second of a core to start. Ray has no public setting for this.
+    uses them, and each takes a second of a core to start. Ray has no public setting for this. Its token is its own.
     """
+    _hold_token()
     before = {name: getattr(Node, name) for name in _UNUSED}
     for name in _UNUSED:
         setattr(Node, name, lambda *_, **__: None)
@@ -56,6 +59,14 @@ def lean() -> Iterator[None]:
     finally:
         for name, method in before.items():
             setattr(Node, name, method)
+
+
+def _hold_token() -> None:
+    """Unless the user has a token for Ray's processes, or joins a cluster: this process and its children get one in
+    their environment. Ray would write it to the home folder, which in a container may be read-only or not there."""
+    given = {"RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys()
+    if not given and not os.path.exists(os.path.expanduser("~/.ray/auth_token")):
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
 
 
 def submit_window(spec_json: str, window: Window, layout: SlabLayout, cpus: float) -> SlabRefs:

@@ -7,6 +7,7 @@ from data_service.store.base import Store
 from data_service.store.errors import BadUri
 from data_service.store.local import LocalStore
 from data_service.store.patience import default_patience_s
+from data_service.visible import visible
 
 _EXAMPLE = "your-bucket"  # in the bundled recipes
 
@@ -25,8 +26,13 @@ def open_store(uri: str | Path, *, patience_s: float | None = None) -> Store:
     scheme, separator, rest = text.partition("://")
     if not text:
         raise BadUri.at(text, "an empty URI")
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise BadUri(
+            f"{visible(text)}: its name is not valid UTF-8",
+            remedy="rename the file or folder; no JSON can hold this name",
+        )
     if not separator:
-        return LocalStore(Path(text).expanduser().absolute())
+        return LocalStore(_expanded(text).absolute())
     match scheme.lower():
         case "file":
             return _open_file(text, rest)
@@ -34,6 +40,14 @@ def open_store(uri: str | Path, *, patience_s: float | None = None) -> Store:
             return _open_s3(text, rest, default_patience_s() if patience_s is None else patience_s)
         case _:
             raise BadUri.at(text, f"unknown scheme {scheme!r}")
+
+
+def _expanded(text: str) -> Path:
+    """With the home folder of `~` or `~user`; literally if there is none, as shells do."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        return Path(text)
 
 
 def _open_file(uri: str, rest: str) -> Store:

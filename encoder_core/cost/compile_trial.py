@@ -4,10 +4,15 @@ A network of the family, two layers deep, computes loss and gradients as Python 
 it compiles is what the run's own layers use afterwards: torch keeps compiled code by what it was made of. Everything
 that has gradients is done once, on rows of the run's shape. What has none (evaluation, XLNet's memory made again, the
 first pass of a contrastive step) is rare or quick, not worth its compilation at every start, and stays in Python.
+
+A compiler may raise, hang, take all memory or end its process. So a run compiles first in a process of its own, and
+then in its own process, out of the folder that both keep compiled code in (`TORCHINDUCTOR_CACHE_DIR`).
 """
 
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
 
 import torch
 
@@ -17,12 +22,16 @@ from encoder_core.cost.trial_network import (
     gradients,
     random_batch,
     relative_error,
+    settings,
+    settle,
     smaller,
 )
+from encoder_core.cost.trial_process import Deadline, Line, Report, TrialEnded, follow, said
 from encoder_core.families.build import ModelConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.pieces import Pieces, compile_layers
 
+TARGET = "encoder_core.cost.compile_trial:serve"
 _BOUND = {torch.float32: 1e-4, torch.bfloat16: 3e-2}  # of a gradient's relative error
 _FEW = 64  # tokens of a small batch
 _CPU_TOKENS = 4160  # of the large one on a CPU; inductor sums more than 4,096 numbers there in another way
@@ -51,6 +60,27 @@ class TriedCompilation:
         return not self.failure and (self.error is None or self.error <= self.bound)
 
 
+def try_apart(subject: Subject, patience_s: float, tick: Callable[[], None]) -> TriedCompilation:
+    """What a process of its own compiled, with this process's environment and settings of torch. Nothing that happens
+    to it is an error here. `tick` is called about twice a second."""
+    began = time.monotonic()
+    request = {"subject": subject.to_json(), "settings": settings()}
+    try:
+        with closing(follow(TARGET, request, Deadline(patience_s), tick)) as reports:
+            found = TriedCompilation(**next(reports)["tried"])
+    except TrialEnded as ended:
+        return TriedCompilation(
+            time.monotonic() - began, failure=str(ended)[:_SAID], bound=_BOUND[subject.dtype]
+        )
+    return replace(found, seconds=time.monotonic() - began)
+
+
+def serve(request: Report, line: Line) -> None:
+    """In that process."""
+    settle(request["settings"])
+    line.report(tried=asdict(try_compilation(Subject.from_json(request["subject"]), Pieces())))
+
+
 def try_compilation(subject: Subject, pieces: Pieces, *, compared: bool = True) -> TriedCompilation:
     """Compile what the subject's networks need, and close `pieces`. `compared` false: the same was compared before, on
     such a machine."""
@@ -59,9 +89,8 @@ def try_compilation(subject: Subject, pieces: Pieces, *, compared: bool = True) 
     try:
         with torch.random.fork_rng():
             errors = [_compile(subject, network, pieces, compared) for network in subject.networks]
-    except Exception as failed:  # of any kind: the run goes on without, and says why
-        text = f"{type(failed).__name__}: {failed}"[:_SAID]
-        return TriedCompilation(time.monotonic() - began, failure=text, bound=bound)
+    except (Exception, SystemExit) as failed:  # of any kind: the run goes on without, and says why
+        return TriedCompilation(time.monotonic() - began, failure=said(failed)[:_SAID], bound=bound)
     finally:
         pieces.close()
     error = max(errors) if compared else None

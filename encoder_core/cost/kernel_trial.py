@@ -1,39 +1,24 @@
-"""Tries the kernels of attention on this machine: which are right, and which of those are quick.
+"""Tries the kernels of a network on this machine: which are right, and which of those are quick.
 
-A network of the family, two layers deep, computes loss and gradients of the same rows by each kernel. They are compared
-with those of the written formula in fp64; what the written formula itself loses in the run's precision says how far a
-kernel may be off. Right kernels may be timed, on rows of the run's shape.
+They are tried one after the other in a process of their own (`kernel_attempts.py`, `trial_process.py`). A kernel that
+raises or is wrong is left out. So is a kernel that hangs, ends its process, changes torch's settings or breaks what is
+computed after it, and then the others are tried in a new process.
 """
 
-import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
-import torch
-from torch import Tensor
+from encoder_core.cost.trial_network import Subject, settings
+from encoder_core.cost.trial_process import Deadline, Report, TrialEnded, follow
+from encoder_core.layers.kernel_choice import Kernel, Place, Preference
 
-from encoder_core.cost.trial_network import (
-    Subject,
-    built,
-    compute,
-    gradients,
-    random_batch,
-    relative_error,
-    smaller,
-)
-from encoder_core.families.build import ModelConfig
-from encoder_core.families.xlnet import XlnetConfig
-from encoder_core.layers.kernel_choice import Kernel, Preference, asked, only
-from encoder_core.objectives.losses import ObjectiveModule
-
-_LENGTHS = (1, 33, 130, 7, 64)  # of the rows that are compared: shorter and longer than tiles, and one token
-_SLACK = 4.0  # how many times the written formula's own error a kernel may have
-_LEAST = 1e-6  # an error that is never held against a kernel
-_TIMED, _WARM = 5, 2
-_SAID = 500  # characters of what went wrong
+TARGET = "encoder_core.cost.kernel_attempts:serve"
+SAID = 500  # characters of what went wrong
 _QUICKER = 0.9  # of the usual kernel's time: what is less so is not worth another choice
+_STARTS = 2  # processes in a row that end before they come to a kernel, after which the trial ends
 
 
 @dataclass(frozen=True)
@@ -41,7 +26,7 @@ class TriedKernel:
     """What a trial found.
 
     Attributes:
-        dropped: whether attention had dropout.
+        dropped: whether the network had dropout.
         error: the largest relative error of a parameter's gradient; None where nothing came of it.
         bound: what it may be.
         comparable: whether its draws are those of the written formula: those of a GPU's own generator are not.
@@ -56,6 +41,7 @@ class TriedKernel:
     comparable: bool = True
     seconds: float | None = None
     failure: str = ""
+    place: Place = "attention"
 
     @property
     def right(self) -> bool:
@@ -65,32 +51,163 @@ class TriedKernel:
         )
 
 
-def try_kernels(
-    subject: Subject, skipped: Mapping[Kernel, str], began: Callable[[Kernel], None], *, timed: bool
-) -> list[TriedKernel]:
-    """Every kernel that takes tensors of the subject, without dropout and, where it has some, with it; in the order in
-    which the layers name them.
+@dataclass(frozen=True)
+class KernelTrial:
+    """All that was tried, in the order in which the layers name it. `ended`: why the trial did not come to its end."""
 
-    `skipped` are not tried, for the reason that is given; `began` is told of each other one before it is.
+    tried: tuple[TriedKernel, ...]
+    ended: str = ""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Seconds: to the first kernel of a process, for each kernel, and for the whole trial."""
+
+    start: float = 300.0
+    kernel: float = 300.0
+    whole: float = 900.0
+
+
+class Unit(NamedTuple):
+    """A kernel at a place of the network of that number, with dropout or without."""
+
+    network: int
+    dropped: bool
+    place: Place
+    kernel: Kernel
+
+
+Candidate = tuple[Place, Kernel]
+
+
+def try_kernels(
+    subject: Subject,
+    skipped: Mapping[Candidate, str],
+    began: Callable[[Candidate], None],
+    *,
+    timed: bool,
+    limits: Limits | None = None,
+    tick: Callable[[], None] = lambda: None,
+) -> KernelTrial:
+    """Every kernel that takes tensors of the subject, without dropout and, where it has some, with it.
+
+    `skipped` are not tried, for the reason that is given; `began` is told of each other one each time before it is.
+    `tick` is called about twice a second. Nothing that happens to a kernel is an error here.
     """
-    found: dict[tuple[bool, Kernel], list[TriedKernel]] = {}
-    told = dict.fromkeys(skipped)
-    with torch.random.fork_rng():
-        for network in subject.networks:
-            for dropped in (False, True) if network.attention_dropout else (False,):
-                trial = _Trial(subject, network, dropped)
-                for kernel in trial.possible():
-                    if kernel not in told:
-                        began(kernel)
-                        told[kernel] = None
-                    one = trial.one(kernel, skipped.get(kernel), timed=timed)
-                    found.setdefault((dropped, kernel), []).append(one)
-    return [_worst(several) for several in found.values()]
+    progress = _Progress(subject, skipped, began, timed, limits or Limits())
+    while progress.goes_on:
+        request = progress.request()
+        with closing(follow(TARGET, request, progress.deadline, tick)) as reports:
+            try:
+                progress.take(reports)
+            except TrialEnded as ended:
+                progress.process_ended(str(ended))
+    return KernelTrial(tuple(merged(progress.found)), progress.ended)
+
+
+@dataclass
+class _Progress:
+    """Of a trial that takes several processes if it must.
+
+    Attributes:
+        found: what is known of units. out: kernels that are not tried any more, and why.
+        again: units at which a process ended that had tried others before; they are tried once more, as the first of
+            a process.
+        current: what is being tried just now, and how far off it may be.
+    """
+
+    subject: Subject
+    skipped: Mapping[Candidate, str]
+    began: Callable[[Candidate], None]
+    timed: bool
+    limits: Limits
+    found: dict[Unit, TriedKernel] = field(default_factory=dict)
+    again: set[Unit] = field(default_factory=set)
+    current: tuple[Unit, float] | None = None
+    goes_on: bool = True
+    ended: str = ""
+
+    def __post_init__(self) -> None:
+        self.out = dict(self.skipped)
+        self._end = time.monotonic() + self.limits.whole
+        self.deadline = Deadline(0.0)
+        self._tried_here = self._idle_starts = 0
+
+    def request(self) -> Report:
+        self.current, self._tried_here = None, 0
+        self._allow(self.limits.start)
+        return {
+            "subject": self.subject.to_json(),
+            "settings": settings(),
+            "timed": self.timed,
+            "done": list(self.found),
+            "skipped": [[*candidate, why] for candidate, why in self.out.items()],
+        }
+
+    def take(self, reports: Iterator[Report]) -> None:
+        """Until the process has tried all, or is no longer as it was."""
+        for report in reports:
+            unit = Unit(*report["unit"])
+            candidate = (unit.place, unit.kernel)
+            if "bound" in report:
+                self.current, self._idle_starts = (unit, report["bound"]), 0
+                self.began(candidate)
+                self._allow(self.limits.kernel)
+                continue
+            self._tried_here += self.current is not None
+            self.found[unit], self.current = TriedKernel(**report["found"]), None
+            self._allow(self.limits.start)
+            if report["harmed"]:
+                self.out[candidate] = self.found[unit].failure
+                return
+        self.goes_on = False
+
+    def process_ended(self, how: str) -> None:
+        if self.current is None:
+            self._idle_starts += 1
+        else:
+            self._blame(*self.current, how)
+        if time.monotonic() >= self._end:
+            self.goes_on, self.ended = False, f"it had taken {self.limits.whole:.0f} s: {how}"
+        elif self._idle_starts >= _STARTS:
+            self.goes_on, self.ended = False, how
+
+    def _blame(self, unit: Unit, bound: float, how: str) -> None:
+        if self._tried_here and unit not in self.again:
+            self.again.add(unit)
+            return
+        self.out[unit.place, unit.kernel] = how
+        self.found[unit] = TriedKernel(
+            unit.kernel, unit.dropped, None, bound, failure=how[:SAID], place=unit.place
+        )
+
+    def _allow(self, seconds: float) -> None:
+        self.deadline.seconds = max(0.0, min(seconds, self._end - time.monotonic()))
+
+
+def merged(found: Mapping[Unit, TriedKernel]) -> list[TriedKernel]:
+    """Of the networks of an objective: one that failed, or whose error is the largest; seconds of all."""
+    several: dict[tuple[bool, Place, Kernel], list[TriedKernel]] = {}
+    for unit, tried in found.items():
+        several.setdefault((unit.dropped, unit.place, unit.kernel), []).append(tried)
+    return [_worst(ones) for ones in several.values()]
+
+
+def _worst(several: Sequence[TriedKernel]) -> TriedKernel:
+    worst = max(several, key=lambda one: (bool(one.failure), (one.error or 0.0) / one.bound))
+    seconds = [one.seconds for one in several]
+    whole = None if any(each is None for each in seconds) else sum(each or 0.0 for each in seconds)
+    return replace(worst, seconds=whole)
 
 
 def preference(tried: Sequence[TriedKernel]) -> Preference:
-    """Right kernels: those whose draws belong to tokens first, a clearly quicker one before the usual one."""
-    return Preference(_order(tried, False), _order(tried, True) or _order(tried, False))
+    """Right kernels: those whose draws belong to tokens first, a clearly quicker one before the usual one. The written
+    formula is the last resort, except where nothing was tried."""
+    mine = [one for one in tried if one.place == "attention"]
+    plain, dropped = _order(mine, False), _order(mine, True)
+    places: dict[Place, None] = dict.fromkeys(one.place for one in tried if one.place != "attention")
+    elsewhere = {place: _everywhere([one for one in tried if one.place == place]) for place in places}
+    return Preference(plain, dropped or plain, elsewhere)
 
 
 def _order(tried: Sequence[TriedKernel], dropped: bool) -> tuple[Kernel, ...]:
@@ -108,70 +225,12 @@ def _order(tried: Sequence[TriedKernel], dropped: bool) -> tuple[Kernel, ...]:
     if quick is not None and usual is not None and (quick.seconds or 0.0) < _QUICKER * usual:
         mine.remove(quick)
         mine.insert(0, quick)
-    return tuple(one.kernel for one in mine)
+    last: list[Kernel] = ["written"] if any(one.dropped == dropped for one in tried) else []
+    return tuple(dict.fromkeys([*(one.kernel for one in mine), *last]))
 
 
-class _Trial:
-    """Of one network, with dropout in attention or without."""
-
-    def __init__(self, subject: Subject, network: ModelConfig, dropped: bool) -> None:
-        self._subject, self._dropped = subject, dropped
-        longest = min(network.max_length, max(subject.length, max(_LENGTHS)))
-        lengths = [min(length, longest) for length in _LENGTHS]
-        remembers = isinstance(network, XlnetConfig) and network.memory
-        if remembers:  # then rows are of one length
-            lengths = [max(lengths)] * len(lengths)
-        self._network = smaller(network, longest, min(*lengths, subject.length))
-        self._module = built(self._network, subject).train(dropped)
-        self._batch = random_batch(self._network, lengths, subject.device)
-        self._exact = self._by("written", deepcopy(self._module).double())
-        self._bound = max(_LEAST, _SLACK * relative_error(self._by("written", self._module), self._exact))
-
-    def possible(self) -> list[Kernel]:
-        """What layers ask for; one forward pass by the written formula tells."""
-        with asked() as seen, torch.no_grad(), only("written"):
-            compute(self._module, self._batch, backward=False)
-        return list(seen.get(self._dropped, {}))
-
-    def one(self, kernel: Kernel, skipped: str | None, *, timed: bool) -> TriedKernel:
-        comparable = not self._dropped or kernel not in _DRAW_BY_DEVICE or self._subject.device.type == "cpu"
-        tried = TriedKernel(kernel, self._dropped, None, self._bound, comparable)
-        if skipped is not None:
-            return replace(tried, failure=skipped)
-        try:
-            error = relative_error(self._by(kernel, self._module), self._exact)
-            seconds = self._time(kernel) if timed and (error <= self._bound or not comparable) else None
-        except (RuntimeError, ValueError, TypeError, AssertionError, ImportError) as failed:
-            # whatever a compiler or a device says: the kernel is left out, and this is put on record
-            return replace(tried, failure=f"{type(failed).__name__}: {failed}"[:_SAID])
-        return replace(tried, error=error, seconds=seconds)
-
-    def _by(self, kernel: Kernel, module: ObjectiveModule) -> dict[str, Tensor]:
-        """Gradients by name."""
-        with only(kernel):
-            return gradients(module, self._batch)
-
-    def _time(self, kernel: Kernel) -> float:
-        """Seconds of a forward and a backward pass on rows of the run's shape, the median of some."""
-        subject, seconds = self._subject, list[float]()
-        batch = random_batch(self._network, [subject.length] * subject.rows, subject.device)
-        with only(kernel):
-            for _ in range(_WARM + _TIMED):
-                began = time.perf_counter()
-                compute(self._module, batch)
-                if subject.device.type == "cuda":
-                    torch.cuda.synchronize(subject.device)
-                seconds.append(time.perf_counter() - began)
-        self._module.zero_grad(set_to_none=True)
-        return statistics.median(seconds[_WARM:])
-
-
-_DRAW_BY_DEVICE: tuple[Kernel, ...] = ("flash", "padded")
-
-
-def _worst(several: Sequence[TriedKernel]) -> TriedKernel:
-    """Of the networks of an objective: one that failed, or whose error is the largest; seconds of all."""
-    worst = max(several, key=lambda one: (bool(one.failure), (one.error or 0.0) / one.bound))
-    seconds = [one.seconds for one in several]
-    whole = None if any(each is None for each in seconds) else sum(each or 0.0 for each in seconds)
-    return replace(worst, seconds=whole)
+def _everywhere(tried: Sequence[TriedKernel]) -> tuple[Kernel, ...]:
+    """A kernel must be right with dropout and without, wherever it was tried."""
+    wrong = {one.kernel for one in tried if not one.right}
+    dropped = any(one.dropped for one in tried)
+    return tuple(kernel for kernel in _order(tried, dropped) if kernel not in wrong or kernel == "written")

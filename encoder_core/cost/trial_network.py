@@ -6,8 +6,10 @@ largest relative error of a parameter's gradient.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from pydantic import TypeAdapter
 from torch import Tensor
 
 from encoder_core.batch import Batch
@@ -39,6 +41,40 @@ class Subject:
     device: torch.device
     rows: int
     length: int
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "networks": _NETWORKS.dump_python(self.networks, mode="json"),
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "device": str(self.device),
+            "rows": self.rows,
+            "length": self.length,
+        }
+
+    @classmethod
+    def from_json(cls, told: Mapping[str, Any]) -> "Subject":
+        networks = _NETWORKS.validate_python(told["networks"])
+        dtype = getattr(torch, told["dtype"])
+        return cls(networks, dtype, torch.device(told["device"]), told["rows"], told["length"])
+
+
+def settings() -> dict[str, Any]:
+    """Those of torch in this process that a trial depends on, as JSON."""
+    return {
+        "threads": torch.get_num_threads(),
+        "deterministic": torch.get_deterministic_debug_mode(),
+        "precision": torch.get_float32_matmul_precision(),
+    }
+
+
+def settle(told: Mapping[str, Any]) -> None:
+    """Take over the `settings` of the process that asked for a trial."""
+    torch.set_num_threads(told["threads"])
+    torch.set_deterministic_debug_mode(told["deterministic"])
+    torch.set_float32_matmul_precision(told["precision"])
+
+
+_NETWORKS = TypeAdapter(tuple[ModelConfig, ...])
 
 
 def smaller(network: ModelConfig, longest: int, reuse: int | None = None) -> ModelConfig:

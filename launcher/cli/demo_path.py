@@ -5,7 +5,6 @@ interrupted goes on where it was.
 """
 
 import os
-import shlex
 import shutil
 import sys
 import tempfile
@@ -25,6 +24,7 @@ from data_service.ingest.options import BuildOptions
 from data_service.stream.statistics import corpus_stats
 from data_service.tokenizers.load import load_tokenizer, save_tokenizer
 from data_service.tokenizers.train import train_tokenizer
+from data_service.visible import shell_word
 from launcher.cli.build_progress import BuildWatch
 from launcher.cli.corpus_table import heldout_note
 from launcher.cli.demo_text import write_jsonl
@@ -79,7 +79,7 @@ class Demo:
     def say_next(self) -> None:
         """Commands to go on with, as they can be given here."""
         program = "maskfleet" if shutil.which("maskfleet") else _this_program()
-        run, corpus, other = (shlex.quote(str(self.out / name)) for name in ("run", "corpus", "electra"))
+        run, corpus, other = (shell_word(str(self.out / name)) for name in ("run", "corpus", "electra"))
         rows = [
             (f"show {run} --step 100", "a row that was trained on, and what was masked in it"),
             (

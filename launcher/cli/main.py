@@ -4,6 +4,7 @@ Commands import what they need when they run: `maskfleet --help` must not wait f
 """
 
 import logging
+import os
 import sys
 from importlib import metadata
 from typing import Annotated
@@ -96,6 +97,7 @@ evaluate.register(app)
 
 def main() -> None:
     """Runs the command line. A user's mistake ends in its message and exit code 2, without a traceback."""
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # GPUs have the numbers that nvidia-smi shows
     _print_warnings()
     try:
         with watched_output():

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from data_service.visible import shell_word
 from launcher.cli.options import RunArgument
 from launcher.cli.recipe import SetOption
 
@@ -172,4 +173,4 @@ def fork(
         typer.echo(f"  {line}")
     why = f"begins anew ({', '.join(made.restarted)})" if made.restarted else "goes on where it was"
     typer.echo(f"its data {why}")
-    typer.echo(f"next: maskfleet train {new}")
+    typer.echo(f"next: maskfleet train {shell_word(new)}")

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from data_service.visible import shell_word
 from launcher.cli.options import RunArgument
 from launcher.cli.recipe import RecipeArgument, SetOption, TinyOption, load_recipe
 
@@ -60,14 +61,14 @@ def init(
     if corpora:
         sections = sections_for(corpora, tokenizer)
     wanted = load_recipe(recipe, assignments, tiny, sections)
-    refuse_placeholders(wanted, f"maskfleet init {recipe} {run}")
+    refuse_placeholders(wanted, f"maskfleet init {shell_word(recipe)} {shell_word(run)}")
     wanted = keep_start(wanted, run)
     check_start(wanted)
     created = create_run(wanted, run, datetime.now(UTC))
     typer.echo(f"created {created.recipe.name} at {run} ({created.record.fingerprint[:12]})")
     for line in warnings(created):
         typer.echo(f"warning: {line}")
-    typer.echo(f"next: maskfleet train {run}")
+    typer.echo(f"next: maskfleet train {shell_word(run)}")
 
 
 def train(

@@ -22,6 +22,7 @@ class EvaluatorProcess:
     """
 
     def __init__(self, *, idle: bool) -> None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # Ray hides no GPU from an actor that asks for none
         if not idle:
             return
         try:

@@ -35,7 +35,7 @@ from launcher.cluster.rank_group import Assignment
 from launcher.cluster.resources import Resources, cores_of, data_workers, gpus_of, plan_resources, sizing
 from launcher.cluster.standing import CoordinatorLost, Status
 from launcher.cluster.stop_requests import Stopping
-from launcher.command import looked_after_by, output_into, saving
+from launcher.command import OUR_LOG, looked_after_by, output_into, saving
 from launcher.contract import FINISHED, JOIN_SECONDS
 from launcher.errors import RunError, TryAgain
 from launcher.policies.elastic import Sizing
@@ -248,7 +248,7 @@ def _ray(resources: Resources, stopping: Stopping) -> Iterator[None]:
     with lean():
         ray.init(logging_level=logging.ERROR, log_to_driver=False, job_config=installed_only(), **local)
     stopping.listen()
-    with output_into(logs() / f"maskfleet-{os.getpid()}.log"):
+    with output_into(logs() / OUR_LOG.format(os.getpid())):
         try:
             yield
         finally:

@@ -6,12 +6,14 @@ was given, or a failure that repeated starts have not cured, ends the run for go
 
 import traceback
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 
 from rich.console import Console
 
 from checkpoints.errors import RunIsActive, Superseded
+from checkpoints.listing import committed
 from data_service.errors import UserError as DataError
+from data_service.store.errors import StoreError
 from encoder_core.errors import UserError as ModelError
 from launcher.cluster.display import Watch
 from launcher.cluster.operator_log import OperatorLog
@@ -25,7 +27,6 @@ from launcher.trackers.webhook import announcing
 
 _LONGEST = 2000  # characters of a reason on record
 _RECORD_S = 10.0  # for the store to take the closing record
-_AGAIN = "the same command goes on from the last checkpoint"
 
 
 def train(run: Run, console: Console, nodes: int = 1) -> RunOutcome:
@@ -69,29 +70,37 @@ def _train(run: Run, watch: Watch, log: OperatorLog, nodes: int) -> RunOutcome:
             watch.note("ended at once, without saving: what was done since the last checkpoint is lost")
             return RunOutcome(REPEAT, 0, stopping.reason)
         except (DataError, ModelError) as error:
-            return _failed(error, watch, log)
+            return _failed(run, error, watch, log)
         except Exception as error:
-            return _broke(error, watch, log)
+            return _broke(run, error, watch, log)
     reason = {"reason": outcome.reason} if outcome.reason else {}
     log.event("end" if outcome.code == FINISHED else "stop", step=outcome.step, **reason)
     return outcome
 
 
-def _failed(error: DataError | ModelError, watch: Watch, log: OperatorLog) -> RunOutcome:
+def _again(run: Run) -> str:
+    """What the same command will do."""
+    with suppress(StoreError):
+        if not committed(run.store):
+            return "the same command starts it again from the beginning: it has no checkpoint yet"
+    return "the same command goes on from the last checkpoint"
+
+
+def _failed(run: Run, error: DataError | ModelError, watch: Watch, log: OperatorLog) -> RunOutcome:
     """Show an error that the user can read. If another start of the run goes on, nothing has failed."""
     if not isinstance(error, RunIsActive | Superseded):
         log.event("failed", reason=error.problem[:_LONGEST])
     if code_of(error) == MISTAKE:
         raise error
     watch.note(f"{error.problem}\n  {error.remedy}")
-    watch.note(_AGAIN)
+    watch.note(_again(run))
     return RunOutcome(REPEAT, 0)
 
 
-def _broke(error: Exception, watch: Watch, log: OperatorLog) -> RunOutcome:
+def _broke(run: Run, error: Exception, watch: Watch, log: OperatorLog) -> RunOutcome:
     """An error of Ray's or of our own code. The operator sees one line; the traceback is in the event."""
     line = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
     log.event("failed", reason=line[:_LONGEST], trace="".join(traceback.format_exception(error))[-_LONGEST:])
     watch.note(f"the driver failed: {line[:300]}")
-    watch.note(_AGAIN)
+    watch.note(_again(run))
     return RunOutcome(REPEAT, 0)

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from checkpoints.attempt import Attempt
-from checkpoints.errors import CheckpointError, NoGoodCheckpoint, Superseded
+from checkpoints.errors import CheckpointError, NewerFormat, NoGoodCheckpoint, Superseded
 from checkpoints.gather import GROUP_TIMEOUT, GlooPeers
 from data_service.errors import CorpusError, CorruptBlock, InputError, PlanError, TokenizerError
 from data_service.samples.spec import StreamSpec
@@ -24,7 +24,8 @@ from data_service.store.errors import TRANSIENT, StoreError
 from encoder_core.errors import ModelError, TrainingError
 from encoder_core.train.exchange import Control
 from encoder_core.train.weight_check import CorruptReplica
-from launcher.cluster.rank_group import Assignment, Seat
+from launcher.cluster.rank_group import Assignment
+from launcher.cluster.seat import Seat, SeatError
 from launcher.cluster.standing import CoordinatorLost, Orders
 from launcher.errors import PEER_GONE, RecipeError, RunError
 from launcher.policies.failures import Kind
@@ -43,10 +44,12 @@ BEAT_S = 1.0
 _COLLECTIVE = timedelta(minutes=30)  # for one; the watchdog is sooner
 _GRACE_S = 60.0  # without a coordinator and without progress, before a rank ends itself
 _AGAIN_S = 1.0  # before the store is asked again for the right to start
+NCCL_FOR_MIG = (2, 31)
+"""The first version whose guide names MIG instances as devices of one communicator."""
 _ERROR_LENGTH = 500  # characters of an error by which failures are compared
 _MISTAKES = (
-    RecipeError, RunError, NoGoodCheckpoint, InputError, CorpusError, PlanError, TokenizerError, ModelError,
-    TrainingError,
+    RecipeError, RunError, NoGoodCheckpoint, NewerFormat, InputError, CorpusError, PlanError, TokenizerError,
+    ModelError, TrainingError,
 )  # fmt: skip
 """In what the run was given, or damage to it: no start cures them."""
 
@@ -71,8 +74,7 @@ def train_rank(seat: Seat, assignment: Assignment, began: float) -> None:
 
 def _join(seat: Seat) -> None:
     """Meet the other ranks."""
-    if seat.gpus:
-        torch.cuda.set_device(seat.local_rank)
+    take_device(seat)
     dist.init_process_group(
         "nccl" if seat.gpus else "gloo",
         init_method="env://",
@@ -80,6 +82,41 @@ def _join(seat: Seat) -> None:
         world_size=seat.world,
         timeout=_COLLECTIVE,
     )
+
+
+class DeviceMissing(Exception):
+    """CUDA does not show a rank the GPUs of its seat."""
+
+
+def take_device(seat: Seat) -> None:
+    """Make the rank's GPU the device of this process.
+
+    Raises:
+        DeviceMissing: CUDA shows other GPUs than the seat's. One may have fallen out, so another node may do.
+        SeatError: this NCCL does not connect MIG instances of one machine.
+    """
+    if not seat.gpus:
+        return
+    if seat.shares_a_gpu and seat.local_world > 1 and (nccl := _nccl()) < NCCL_FOR_MIG:
+        raise SeatError(
+            f"{seat.local_world} ranks have MIG instances of one machine, which NCCL {_dotted(nccl)} does not connect",
+            remedy=f"start one rank on each machine, take whole GPUs, or a torch with NCCL {_dotted(NCCL_FOR_MIG)}",
+        )
+    found = torch.cuda.device_count()
+    if found != len(seat.visible):
+        raise DeviceMissing(
+            f"CUDA shows rank {seat.rank} {found} GPU(s) of CUDA_VISIBLE_DEVICES={','.join(seat.visible)}: has one "
+            "fallen out (nvidia-smi)? Where GPUs are cut by MIG, that variable must name instances before Ray starts"
+        )
+    torch.cuda.set_device(seat.device)
+
+
+def _nccl() -> tuple[int, ...]:
+    return tuple(torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
 
 
 def _in_good_order(coordinator: Any, link: "RayLink", error: BaseException) -> bool:

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from threading import Event
 
 from checkpoints.listing import committed
+from data_service.visible import shell_word
 from launcher.api.ending import Ending, train
 from launcher.compare.place import Comparison
 from launcher.errors import CompareError, RunChanged, TryAgain
@@ -79,5 +80,5 @@ def _refused(run: Run, ending: Ending) -> CompareError:
     what = "was stopped by `maskfleet runs stop`" if ending.how == "stopped" else "cannot be trained"
     return CompareError(
         f"{run.uri} {what} at step {ending.step:,}: {' '.join(said)}",
-        remedy=f"maskfleet train {run.uri} tells more; then give the same command again",
+        remedy=f"maskfleet train {shell_word(run.uri)} tells more; then give the same command again",
     )

@@ -22,6 +22,8 @@ from data_service.service.tasks import died, installed_only, lean, reason_of
 from data_service.service.tasks import lost as gone
 from data_service.store.errors import TRANSIENT, StoreError
 from launcher.cluster.nodes import logs, lost, room_for
+from launcher.cluster.seat import given_gpus, seeing
+from launcher.command import OUR_LOG
 from launcher.errors import OptionError, TryAgain
 from launcher.evaluate.cell import CellWork
 from launcher.evaluate.computing import compute, holder
@@ -102,7 +104,8 @@ class GridRunner:
             work = self._waiting.popleft()
             model = self._models[work.cell.weights]
             sent = self._sent.get(model.digest)
-            reference = self._task.remote(work, model, self._node, sent, self._results.store.uri)
+            packed = ray.cloudpickle.dumps(work)
+            reference = self._task.remote(packed, model, self._node, sent, self._results.store.uri)
             self._running[reference] = work
 
     def _collect(self) -> Iterator[Ended | Waiting]:
@@ -191,10 +194,13 @@ def _ray_died(part: str) -> TryAgain:
 
 
 def _compute(
-    work: CellWork, pretrained: LocalModel, node: str, sent: "list[ray.ObjectRef] | None", results: str
+    packed: bytes, pretrained: LocalModel, node: str, sent: "list[ray.ObjectRef] | None", results: str
 ) -> bool | Owner:
-    """In a process of Ray. The driver's folder is there on its own node; on others the checkpoint is unpacked once,
-    into the folder of Ray's session, and goes with that."""
+    """In a process of Ray. `packed`: the CellWork. The driver's folder is there on its own node; on others the
+    checkpoint is unpacked once, into the folder of Ray's session, and goes with that."""
+    # Ray hides no GPU from a task that asks for none. Modules that come with the work ask CUDA, which answers once.
+    os.environ.update(seeing(given_gpus()))
+    work: CellWork = ray.cloudpickle.loads(packed)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a cell has the cores that it was given
     place = logs().parent / "maskfleet-models"
     if sent is not None and ray.get_runtime_context().get_node_id() != node:
@@ -263,6 +269,7 @@ def _start(joined: bool) -> None:
             job_config=installed_only(),
             **({} if joined else local),
         )
+    (logs() / OUR_LOG.format(os.getpid())).touch()
 
 
 def _check_address(address: str) -> None:

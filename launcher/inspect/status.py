@@ -6,7 +6,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from checkpoints.errors import DamagedCheckpoint
+from checkpoints.errors import DamagedCheckpoint, NewerFormat
 from checkpoints.layout import CheckpointManifest
 from checkpoints.listing import committed, read_manifest
 from checkpoints.ownership import Presence, presence
@@ -215,7 +215,7 @@ def _newest(store: Store) -> tuple[CheckpointManifest | None, str | None]:
         return None, None
     try:
         return read_manifest(store, marks[0]), None
-    except DamagedCheckpoint as error:
+    except (DamagedCheckpoint, NewerFormat) as error:
         return None, error.problem
 
 

@@ -105,8 +105,7 @@ def _phase(report: MeasuredRecipe, found: MeasuredPhase) -> Iterator[str]:
     if found.mfu is None or found.peak_flops is None:
         yield _line("MFU", "not known", f"no figures for a {machine.name}")
     else:
-        source = "the vendor's" if machine.gpu is not None else "a matrix product, measured now"
-        peak = f"of {machine.ranks} x {found.peak_flops / 1e12:.4g} TFLOPS ({source})"
+        peak = f"of {machine.ranks} x {found.peak_flops / 1e12:.4g} TFLOPS (the vendor's)"
         yield _line("MFU", f"{found.mfu:.1%}", peak)
         if machine.gpu is not None:
             ratio = f"{correction(found, machine.gpu):.2f}"

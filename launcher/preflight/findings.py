@@ -31,6 +31,8 @@ class GpuState:
     """What a GPU says of its health. None where it does not say.
 
     Attributes:
+        index: nvidia-smi's number; None for a GPU that NVML does not list.
+        uuid: its id; empty if it does not say.
         lost: it does not answer any more, or answers with an error; the error's text.
         uncorrected: memory errors since the driver was loaded that ECC could not correct.
         remap_failed, remap_pending: a bad row of memory could not be replaced; will be at the next reset.
@@ -38,8 +40,9 @@ class GpuState:
         throttled: why the hardware itself slows it down just now.
     """
 
-    index: int
+    index: int | None
     name: str
+    uuid: str = ""
     lost: str | None = None
     uncorrected: int | None = None
     remap_failed: bool | None = None
@@ -113,14 +116,15 @@ def checkpoint_disk(free: int, folder: str, checkpoint: int, kept: int) -> Findi
 
 def gpu(state: GpuState) -> Iterator[Finding]:
     """A finding for each thing that is wrong; one that all is well otherwise."""
-    what = f"GPU {state.index}"
+    what = f"GPU {state.uuid if state.index is None else state.index}"
+    name = f"{state.name} ({state.uuid})" if state.uuid and state.index is not None else state.name
     if state.lost is not None:
         remedy = "reset it or reboot the node; nvidia-smi and dmesg (Xid) say more"
-        yield Finding(what, "failure", f"{state.name}: {state.lost}", remedy)
+        yield Finding(what, "failure", f"{name}: {state.lost}", remedy)
         return
     ailments = list(_ailments(state))
     for verdict, text, remedy in ailments:
-        yield Finding(what, verdict, f"{state.name}: {text}", remedy)
+        yield Finding(what, verdict, f"{name}: {text}", remedy)
     if not ailments:
         yield Finding(what, "ok", state.name)
 

@@ -1,4 +1,4 @@
-"""The kernels of attention on this machine's GPU: which are right for a recipe's networks, and how quick they are."""
+"""The kernels on this machine's GPU: which are right for a recipe's networks, and how quick they are."""
 
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
@@ -7,10 +7,10 @@ import pynvml
 import torch
 from pydantic import BaseModel, ConfigDict
 
-from encoder_core.cost.kernel_trial import TriedKernel, preference, try_kernels
+from encoder_core.cost.kernel_trial import Candidate, Limits, TriedKernel, preference, try_kernels
 from encoder_core.cost.trial_network import Subject
 from encoder_core.families.build import DetectorConfig, ModelConfig
-from encoder_core.layers.kernel_choice import Kernel
+from encoder_core.layers.kernel_choice import Kernel, Place, Preference
 from launcher.recipe.load import load
 from launcher.recipe.schema import Recipe
 from launcher.recipe.summary import known
@@ -35,6 +35,7 @@ class TrialRecord(_Part):
     bound: float
     seconds: float | None
     failure: str
+    place: Place = "attention"
 
     @classmethod
     def of(cls, tried: TriedKernel) -> "TrialRecord":
@@ -47,6 +48,7 @@ class TrialRecord(_Part):
             bound=tried.bound,
             seconds=tried.seconds,
             failure=tried.failure,
+            place=tried.place,
         )
 
 
@@ -55,8 +57,9 @@ class KernelVerdict(_Part):
 
     Attributes:
         time: of the trial. gpu: its name, and the driver's version.
-        plain, dropped: kernels without and with dropout in attention, the preferred one first.
+        plain, dropped, elsewhere: see `Preference`.
         tried: everything that was.
+        ended: why the trial did not come to its end.
     """
 
     time: str
@@ -64,6 +67,12 @@ class KernelVerdict(_Part):
     plain: tuple[Kernel, ...]
     dropped: tuple[Kernel, ...]
     tried: tuple[TrialRecord, ...]
+    elsewhere: dict[Place, tuple[Kernel, ...]] = {}
+    ended: str = ""
+
+    @property
+    def preference(self) -> Preference:
+        return Preference(self.plain, self.dropped, self.elsewhere)
 
     @property
     def left_out(self) -> list[TrialRecord]:
@@ -96,17 +105,26 @@ def subject_of(recipe: Recipe, config: ModelConfig) -> Subject:
 
 
 def examine_kernels(
-    subject: Subject, gpu: str, skipped: Mapping[Kernel, str], began: Callable[[Kernel], None], *, timed: bool
+    subject: Subject,
+    gpu: str,
+    skipped: Mapping[Candidate, str],
+    began: Callable[[Candidate], None],
+    *,
+    timed: bool,
+    limits: Limits | None = None,
+    tick: Callable[[], None] = lambda: None,
 ) -> KernelVerdict:
     """Arguments as of `try_kernels`."""
-    tried = try_kernels(subject, skipped, began, timed=timed)
-    order = preference(tried)
+    trial = try_kernels(subject, skipped, began, timed=timed, limits=limits, tick=tick)
+    order = preference(trial.tried)
     return KernelVerdict(
         time=datetime.now(UTC).isoformat(timespec="seconds"),
         gpu=gpu,
         plain=order.plain,
         dropped=order.dropped,
-        tried=tuple(map(TrialRecord.of, tried)),
+        elsewhere=dict(order.elsewhere),
+        tried=tuple(map(TrialRecord.of, trial.tried)),
+        ended=trial.ended,
     )
 
 
@@ -116,4 +134,4 @@ def every_form() -> Iterator[tuple[str, KernelVerdict]]:
     for name in _FORMS:
         recipe = load(name) if gpu else tiny(load(name))
         subject = subject_of(recipe, known(recipe.model))
-        yield name, examine_kernels(subject, gpu or "CPU", {}, lambda kernel: None, timed=gpu is not None)
+        yield name, examine_kernels(subject, gpu or "CPU", {}, lambda candidate: None, timed=gpu is not None)

@@ -1,12 +1,16 @@
 """Whether the ranks of a run compute compiled layers: decided at every start, by all ranks alike, and put on record.
 
 One rank of each node compiles first, or takes what was kept (`compiled_code.py`); the others of the node find it there.
-Where all find it, all begin at once. If a rank cannot, none does: the run goes on in Python. A compilation at which two
-starts ended is not tried again.
+Where all find it, all begin at once. If a rank cannot, none does: the run goes on in Python.
+
+What was not kept is compiled in a process of its own before the rank takes it: a compiler that hangs or dies costs no
+start. Only what ends the rank itself or its machine does; a compilation at which two starts ended is not tried again.
 """
 
 import os
 from contextlib import suppress
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, JsonValue
@@ -15,7 +19,7 @@ from checkpoints.gather import Peers
 from data_service.store.base import Store
 from data_service.store.errors import StoreError
 from data_service.tokenizers.tokenizer import Tokenizer
-from encoder_core.cost.compile_trial import TriedCompilation, try_compilation
+from encoder_core.cost.compile_trial import TriedCompilation, try_apart, try_compilation
 from encoder_core.cost.trial_network import Subject
 from encoder_core.layers.pieces import Pieces
 from launcher.preflight.compilation import Choice, choose, name_of, triton_here
@@ -25,6 +29,7 @@ from launcher.rank.journal import Link, RankJournal
 from launcher.run.record import Run
 
 _ENDS = 2  # starts that ended while they compiled, after which it is not tried
+_LONGEST_S = 900.0  # for a process to compile
 
 
 class CompilationRecord(BaseModel):
@@ -74,7 +79,7 @@ def settle_compilation(
     for number, turn in enumerate([True] if together else [first, not first], start=1):
         link.beat(0, "compiling", number)
         if turn:
-            pieces, found = _turn(run.store, code, subject, choice)
+            pieces, found = _turn(run, code, subject, choice, link)
         told = _told(peers, found)
         failed = next((one for one in told if not one.compiled), None)
         if failed is not None:
@@ -89,28 +94,39 @@ def _told(peers: Peers, found: CompilationRecord | None) -> list[CompilationReco
 
 
 def _turn(
-    store: Store, code: CompiledCode, subject: Subject, choice: Choice
+    run: Run, code: CompiledCode, subject: Subject, choice: Choice, link: Link
 ) -> tuple[Pieces, CompilationRecord]:
     """One rank's."""
     kept = "on this machine" if code.complete else "beside the run" if code.fetch() else "nowhere"
-    trying = f"{FOLDER}/{code.folder.name}.trying"
-    starts = _Begun.model_validate_json(store.get(trying)).starts if store.size(trying) is not None else 0
-    pieces = Pieces()
-    if starts >= _ENDS:
-        tried = TriedCompilation(0.0, failure=f"{starts} starts ended while it compiled")
-    else:
-        if kept == "nowhere":
-            store.put(trying, _Begun(starts=starts + 1).model_dump_json().encode())
-        # torch reads these when it first compiles; its helpers' processes would outlive a rank that is killed.
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(code.folder)
-        os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
-        tried = try_compilation(subject, pieces, compared=kept == "nowhere")
-        if kept == "nowhere":
-            store.delete_many([trying])
+    # torch reads these when it first compiles; its helpers' processes would outlive a rank that is killed.
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(code.folder)
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+    pieces, apart = Pieces(), None
+    if kept == "nowhere":
+        # The ranks that wait for this one show no progress meanwhile.
+        patience_s = min(_LONGEST_S, run.recipe.watchdog.other / 2)
+        apart = _apart(run.store, f"{FOLDER}/{code.folder.name}.trying", subject, patience_s, link)
+    if apart is not None and not apart.right:
+        return pieces, _record(apart, choice, kept)
+    tried = try_compilation(subject, pieces, compared=False)
+    if apart is not None:
+        tried = replace(tried, error=apart.error, seconds=apart.seconds + tried.seconds)
     if tried.right and kept == "nowhere":
         with suppress(StoreError, OSError):  # a start is not worth more than the run
             code.keep()
     return pieces, _record(tried, choice, kept)
+
+
+def _apart(store: Store, trying: str, subject: Subject, patience_s: float, link: Link) -> TriedCompilation:
+    """What a process of its own compiles. `trying`: a mark of that lies there until it has ended."""
+    starts = _Begun.model_validate_json(store.get(trying)).starts if store.size(trying) is not None else 0
+    if starts >= _ENDS:
+        return TriedCompilation(0.0, failure=f"{starts} starts ended while it compiled")
+    store.put(trying, _Begun(starts=starts + 1).model_dump_json().encode())
+    ticks = count(1)
+    tried = try_apart(subject, patience_s, lambda: link.beat(0, "compiling", next(ticks)))
+    store.delete_many([trying])
+    return tried
 
 
 def _record(tried: TriedCompilation, choice: Choice, kept: str) -> CompilationRecord:

@@ -4,13 +4,13 @@
 """
 
 import math
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-import psutil
-
+from data_service import processes
 from encoder_core.train.metrics import StepReport
 from launcher.policies.stragglers import Detector
 from launcher.rank.tensorboard import TensorBoardFiles
@@ -38,14 +38,14 @@ class Startup:
         now = time.monotonic()
         self.before = dict(before or {})
         self._last = now if since is None else since
-        self.age = time.time() - psutil.Process().create_time() - (now - self._last)
+        self.age = processes.age_s(os.getpid()) - (now - self._last)
         self.seconds: dict[str, float] = {}
         self.over = False
 
     @classmethod
     def of_command(cls, pid: int) -> "Startup":
         """The driver's, whose first part begins with the command's process."""
-        return cls(since=time.monotonic() - (time.time() - psutil.Process(pid).create_time()))
+        return cls(since=time.monotonic() - processes.age_s(pid))
 
     def done(self, part: str) -> None:
         """What happened since the last part was `part`."""

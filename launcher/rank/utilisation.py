@@ -1,10 +1,10 @@
 """Model FLOPs utilisation (MFU; Chowdhery et al. 2022, appendix B): the FLOPs that a step needs, divided by what the
 devices could compute in its time. Recomputation does not count.
 
-FLOPs are counted by `encoder_core.cost.flops`, for full rows. A GPU's peak is its vendor's figure; a CPU's is measured.
+FLOPs are counted by `encoder_core.cost.flops`, for full rows. A GPU's peak is its vendor's figure. CPUs have no MFU:
+what one does a second depends on its neighbours, so a peak that was measured may be exceeded many times over.
 """
 
-import time
 from bisect import bisect_right
 from dataclasses import dataclass
 from itertools import accumulate
@@ -15,10 +15,6 @@ from encoder_core.cost.products import Shape
 from launcher.estimate.cluster import gpu_of_device
 from launcher.estimate.workload import microbatch_flops, phase_targets
 from launcher.recipe.schema import Recipe
-
-_MEASURE_S = 0.1
-_SIZE = 512  # of the square matrices: large enough for a core's full speed, 10 ms of work
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -42,7 +38,7 @@ class Utilisation:
 
 
 def utilisation(recipe: Recipe, vocabulary: int, device: torch.device, ranks: int) -> Utilisation | None:
-    """None if the device's peak is not known. Takes a tenth of a second on a CPU.
+    """None if the device's peak is not known.
 
     `device`: this rank's; the others are assumed to be like it. `vocabulary`: the tokenizer's size, for a model that
     does not state its own.
@@ -58,26 +54,11 @@ def utilisation(recipe: Recipe, vocabulary: int, device: torch.device, ranks: in
 
 
 def peak(device: torch.device, precision: str) -> float | None:
-    """FLOP/s of dense products in this precision: the vendor's; of a CPU, measured with this process's threads.
-
-    None for a GPU whose figures are not known.
-    """
+    """The vendor's FLOP/s of dense products in this precision; None for a CPU, or a GPU that is not known."""
     if device.type != "cuda":
-        return _measured(_DTYPES[precision])
+        return None
     found = torch.cuda.get_device_properties(device)
     gpu = gpu_of_device(found.name, found.total_memory)
     if gpu is None:
         return None
     return gpu.peak if precision == "bf16" else gpu.peak_fp32
-
-
-def _measured(dtype: torch.dtype) -> float:
-    """The fastest of some products of two matrices, with this process's threads."""
-    matrix = torch.ones(_SIZE, _SIZE, dtype=dtype)
-    torch.mm(matrix, matrix)  # the first one sets up
-    best, end = float("inf"), time.perf_counter() + _MEASURE_S
-    while time.perf_counter() < end or best == float("inf"):
-        began = time.perf_counter()
-        torch.mm(matrix, matrix)
-        best = min(best, time.perf_counter() - began)
-    return 2.0 * _SIZE**3 / best

@@ -6,6 +6,7 @@ from checkpoints.gather import Alone
 from checkpoints.layout import CheckpointManifest
 from checkpoints.listing import committed, read_manifest
 from checkpoints.load import newest_good
+from data_service.visible import shell_word
 from launcher.errors import RunError
 from launcher.run.record import Run
 
@@ -23,7 +24,9 @@ def select_checkpoint(run: Run, step: int | None) -> CheckpointManifest:
     if step is None:
         good = newest_good(run.store, Alone())
         if good is None:
-            raise RunError(f"{run.uri} has no checkpoint yet", remedy=f"maskfleet train {run.uri}")
+            raise RunError(
+                f"{run.uri} has no checkpoint yet", remedy=f"maskfleet train {shell_word(run.uri)}"
+            )
         for damaged in good.passed_over:
             _log.warning("a newer checkpoint of %s is damaged: %s", run.uri, damaged)
         if good.passed_over:

@@ -10,6 +10,7 @@ from platform import python_version
 from data_service.store.base import Store
 from data_service.store.open import open_store
 from data_service.tokenizers.load import load_tokenizer
+from data_service.visible import control_characters, shell_word, visible
 from launcher.errors import RunChanged, RunError
 from launcher.recipe import identity
 from launcher.recipe.evaluation import EvaluationTask
@@ -52,12 +53,17 @@ def create_run(recipe: Recipe, uri: str, now: datetime) -> Run:
 
 
 def free_place(uri: str) -> Store:
-    """The store at `uri`. Raises RunError if there is a run already."""
+    """The store at `uri`. Raises RunError if there is a run already, or no run may be called that."""
     store = open_store(uri)
+    if found := control_characters(uri):
+        raise RunError(
+            f"{visible(uri)}: a run's URI has no control characters, but this one has {', '.join(found)}",
+            remedy="choose a name of letters, digits, spaces and signs",
+        )
     if store.size(RECORD) is not None:
         raise RunError(
             f"there is a run at {uri} already",
-            remedy=f"maskfleet train {uri} continues it; choose another URI for a new one",
+            remedy=f"maskfleet train {shell_word(uri)} continues it; choose another URI for a new one",
         )
     return store
 
@@ -76,7 +82,8 @@ def publish(store: Store, record: RunRecord) -> None:
     """The last write of creating a run: from now on there is one. Raises RunError if somebody else created it first."""
     if not store.put_if_absent(RECORD, dump(record)):
         raise RunError(
-            f"another init created the run at {store.uri} first", remedy=f"maskfleet train {store.uri}"
+            f"another init created the run at {store.uri} first",
+            remedy=f"maskfleet train {shell_word(store.uri)}",
         )
 
 

@@ -19,6 +19,7 @@ from checkpoints.listing import committed
 from checkpoints.load import ensure_kinds
 from checkpoints.rewind import SKIPS, rewinds, skips
 from data_service.tokenizers.tokenizer import Tokenizer
+from data_service.visible import shell_word
 from encoder_core.train.zero_state import own_kinds
 from launcher.errors import RunChanged, RunError
 from launcher.recipe.load import reload
@@ -122,6 +123,11 @@ def _on_its_own(source: Run, manifest: CheckpointManifest, restarted: bool) -> C
     return manifest.model_copy(update={"state": state})
 
 
+def _start(source: Run) -> str:
+    """The option of `init` by which a new run starts from the weights of `source`."""
+    return f"--set {shell_word(f'start={source.uri}')}"
+
+
 def _check_model(
     source: Run, recipe: Recipe, wanted: RunRecord, manifest: CheckpointManifest, tokenizer: Tokenizer
 ) -> None:
@@ -131,7 +137,7 @@ def _check_model(
         lines = [line for line in changes_of_identity(past, wanted) if line[2:].startswith(tuple(fixed))]
         raise RunChanged(
             f"a fork of {source.uri} has its model:\n" + "\n".join(f"  {line}" for line in lines),
-            remedy=f"a new run that starts from its weights may differ in more: --set start={source.uri}",
+            remedy=f"a new run that starts from its weights may differ in more: {_start(source)}",
         )
     config = recipe.model.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
     module = meta_module(config, recipe.objective)
@@ -140,7 +146,7 @@ def _check_model(
     if differing:
         raise RunChanged(
             f"the objective needs other parameters than {source.uri} has: {', '.join(differing)}",
-            remedy=f"a new run that starts from its weights may: --set start={source.uri}",
+            remedy=f"a new run that starts from its weights may: {_start(source)}",
         )
     ensure_kinds(manifest, own_kinds(module, muon=recipe.optimizer.muon is not None), source.uri)
 

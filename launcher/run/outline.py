@@ -5,9 +5,11 @@ all checks (`launcher.run.record`).
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from data_service.formats import REMEDY, is_newer
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing
 from data_service.store.open import open_store
@@ -49,6 +51,7 @@ class _Inputs(_Part):
 class Record(_Part):
     """Of run.json."""
 
+    format: Literal[1] = 1
     name: str
     created: str
     fingerprint: str
@@ -155,7 +158,7 @@ def outline(uri: str, store: Store, record: bytes, recipe: bytes) -> Outline:
     try:
         made = Record.model_validate_json(record)
     except ValidationError as error:
-        raise damaged_record(uri, error) from error
+        raise unreadable_record(uri, record, error) from error
     text, name = recipe.decode(errors="replace"), f"{store.uri.rstrip('/')}/{RECIPE}"
     try:
         asked = _Recipe.model_validate(parse(text, name).data)
@@ -186,11 +189,12 @@ def no_recipe(uri: str) -> RunError:
     return RunError(f"{uri} has a {RECORD} and no {RECIPE}", remedy="restore recipe.yaml from a copy")
 
 
-def damaged_record(uri: str, error: ValidationError) -> RunError:
-    return RunError(
-        f"{uri.rstrip('/')}/{RECORD} is damaged or of another version: {error.errors()[0]['msg']}",
-        remedy="restore it from a copy, or use the version of maskfleet that created the run",
-    )
+def unreadable_record(uri: str, record: bytes, error: ValidationError) -> RunError:
+    """What is wrong with the bytes of run.json."""
+    where = f"{uri.rstrip('/')}/{RECORD}"
+    if is_newer(record, known=1, error=error):
+        return RunError(f"{where} was written by a newer version of maskfleet", remedy=REMEDY)
+    return RunError(f"{where} is damaged: {error.errors()[0]['msg']}", remedy="restore it from a copy")
 
 
 def runs_at(uri: str, store: Store | None = None) -> list[str]:

@@ -94,16 +94,17 @@ def open_run(uri: str) -> Run:
     """The run at `uri`. Never creates one: a mistyped URI is an error.
 
     Raises:
-        RunError: there is no run, or its files are damaged.
+        RunError: there is no run, its files are damaged, or a newer version wrote them.
         StoreError: the store cannot be read.
     """
     store = open_store(uri)
     try:
-        record = RunRecord.model_validate_json(store.get(RECORD))
+        data = store.get(RECORD)
+        record = RunRecord.model_validate_json(data)
     except KeyMissing as error:
         raise outline.no_run(uri) from error
     except ValidationError as error:
-        raise outline.damaged_record(uri, error) from error
+        raise outline.unreadable_record(uri, data, error) from error
     return Run(uri, store, _stored_recipe(store), record)
 
 

@@ -14,8 +14,10 @@ from typing import Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from data_service.formats import REMEDY
 from data_service.store.base import ATTEMPTS, Entry, Store, digest, together
 from data_service.store.errors import KeyMissing
+from launcher.errors import RunError
 
 
 class Sealed(BaseModel, ABC):
@@ -65,10 +67,12 @@ def keep(store: Store, content: M) -> M:
 
 
 def read(store: Store, path: str, kind: type[M]) -> M | None:
-    """What is stored at `path`. None if it is absent, or is no such object, however often it is read: damaged, of
-    another version, or one that belongs elsewhere.
+    """What is stored at `path`. None if it is absent, or is no such object, however often it is read: damaged, or one
+    that belongs elsewhere.
 
-    Raises StoreError kinds, but KeyMissing.
+    Raises:
+        RunError: it is whole, and this version cannot read it.
+        StoreError kinds, but KeyMissing.
     """
     for _ in range(ATTEMPTS):
         try:
@@ -78,6 +82,10 @@ def read(store: Store, path: str, kind: type[M]) -> M | None:
         found = _unsealed(data, kind)
         if found is not None:
             return found if found.path == path else None
+    if _is_whole(data):
+        raise RunError(
+            f"{store.uri.rstrip('/')}/{path} was written by a newer version of maskfleet", remedy=REMEDY
+        )
     return None
 
 
@@ -114,6 +122,13 @@ class SealedReader(Generic[M]):
 
     def _knows(self, entry: Entry) -> bool:
         return bool(entry.version) and self._known.get(entry.key, ("",))[0] == entry.version
+
+
+def _is_whole(data: bytes) -> bool:
+    """Whether the content has its digest, whatever it is."""
+    head, separator, rest = data.partition(b'", "content": ')
+    content = rest.removesuffix(b"}\n")
+    return bool(separator) and head == b'{"digest": "' + digest(content).encode() and content != rest
 
 
 def _unsealed(data: bytes, kind: type[M]) -> M | None:

@@ -20,6 +20,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 from pydantic.types import ByteSize, NonNegativeInt
 
+from data_service.visible import control_characters
 from launcher.errors import LaunchError
 
 
@@ -79,8 +80,8 @@ _JOB_NAME = (
 
 
 def _printable(text: str) -> str:
-    if not text.isprintable():
-        raise ValueError("it has control characters")
+    if found := control_characters(text):
+        raise ValueError(f"it has control characters: {', '.join(found)}")
     return text
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from pydantic import BaseModel, ConfigDict
 
-from checkpoints.errors import DamagedCheckpoint
+from checkpoints.errors import DamagedCheckpoint, NewerFormat
 from checkpoints.layout import CheckpointName, LineageSegment
 from checkpoints.listing import committed, read_manifest
 from data_service.store.base import Store
@@ -86,7 +86,7 @@ class LineageFollower:
         if self._newest is None or self._newest[0] != marks[0]:
             try:
                 self._newest = marks[0], read_manifest(self._store, marks[0]).lineage
-            except DamagedCheckpoint:
+            except (DamagedCheckpoint, NewerFormat):
                 return None
         return self._newest[1]
 

@@ -134,6 +134,35 @@ def test_the_command_line_starts_without_heavy_libraries() -> None:
     assert not loaded & {"torch", "ray", "deepspeed", "numpy", "boto3", "pydantic", "tokenizers"}
 
 
+def test_nothing_that_a_rank_needs_for_its_seat_reaches_torch() -> None:
+    """CUDA is asked when torch or DeepSpeed is imported, and would show the one GPU that Ray gave the rank."""
+    loaded = loaded_with(["launcher.cluster.seat", "ray._private.worker", "ray.util"])
+    assert not loaded & {"torch", "deepspeed"}
+    assert {name for name in loaded if name.startswith("launcher.")} == {
+        "launcher.cluster",
+        "launcher.cluster.seat",
+        "launcher.errors",
+    }
+
+
+def test_what_ray_unpickles_as_a_ranks_actor_comes_from_the_seat_alone() -> None:
+    """By what cloudpickle writes: the class, and the modules that it names."""
+    code = (
+        "import pickletools, ray.cloudpickle\n"
+        "from launcher.cluster.rank_group import RankProcess\n"
+        "from ray.actor import _modify_class\n"
+        "words = pickletools.genops(ray.cloudpickle.dumps(_modify_class(RankProcess)))\n"
+        "print(*{word for _, word, _ in words if isinstance(word, str)})"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    named = {
+        word for word in result.stdout.split() if word.split(".")[0] in (*PACKAGES, "torch", "deepspeed")
+    }
+    assert named == {"launcher.cluster.seat"}
+
+
 LIGHT = {
     "recipe list": (),
     "runs status": ("launcher.inspect.status", "launcher.inspect.status_text"),

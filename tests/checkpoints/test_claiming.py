@@ -6,12 +6,12 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pytest
 
 from checkpoints.attempt import Attempt, Heartbeat, Owner, claim
 from checkpoints.errors import RunIsActive
 from checkpoints.ownership import await_claim, presence
+from data_service import processes
 from tests.support.stores.faulty import ClockedStore
 
 NOW = 1_000_000.0
@@ -118,9 +118,7 @@ def test_a_run_that_lives_here_is_refused_at_once(store: ClockedStore) -> None:
     if child == 0:
         signal.pause()
     try:
-        here = Owner.here(NOW).model_copy(
-            update={"pid": child, "started": psutil.Process(child).create_time()}
-        )
+        here = Owner.here(NOW).model_copy(update={"pid": child, "started": processes.started(child)})
         claim(store, owner=here)
         waiting = Waiting(store, nothing)
         with pytest.raises(RunIsActive, match=f"process {child}"):

@@ -89,7 +89,7 @@ def test_a_manifest_with_anything_else_anywhere_loads_the_same_or_is_passed_over
 ) -> None:
     original = store.get(NEWEST.manifest)
     manifest = content(store)
-    place = data.draw(st.sampled_from(list(places(manifest))))
+    place = data.draw(st.sampled_from([place for place in places(manifest) if place != ("format",)]))
     publish(store, changed(manifest, place, data.draw(_VALUES)))
     try:
         reports = {report.mark: report.problems for report in verify_all(store)}

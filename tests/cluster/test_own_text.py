@@ -15,6 +15,7 @@ import pytest
 
 from launcher.run.history import read_history
 from launcher.run.record import open_run
+from tests.support.checks.figures import ensure_possible
 
 SIZE = 1_000_000
 pytestmark = [pytest.mark.long, pytest.mark.cluster, pytest.mark.timeout(3600)]
@@ -126,5 +127,6 @@ def test_the_readmes_way(tmp_path: Path, write: Callable[[Path], Path]) -> None:
 def test_the_demos_way(tmp_path: Path, write: Callable[[Path], Path]) -> None:
     (tmp_path / "text").mkdir()
     said = maskfleet(tmp_path, "demo", write(tmp_path / "text"), "--out", "demo")
+    assert len(ensure_possible(said)) > 6
     assert "stretches between the bounds of paragraphs" in said
     assert (tmp_path / "demo/report.html").stat().st_size > 10_000

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from launcher.command import OUR_LOG
 from launcher.contract import REPEAT
 from tests.support.runs.observer import listens
 
@@ -59,9 +60,9 @@ def mark(tmp_path: Path) -> Iterator[str]:
         process.kill()
 
 
-def start(does: str, mark: str) -> "subprocess.Popen[str]":
+def start(does: str, mark: str, *prefix: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM.replace("DOES", does)],
+        [*prefix, sys.executable, "-c", PROGRAM.replace("DOES", does)],
         env=os.environ | {MARK: mark},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -147,6 +148,76 @@ def test_what_a_killed_command_leaves_is_ended_by_the_next(mark: str) -> None:
         time.sleep(0.01)
     assert ended(start("pass", mark))[0] == 0
     assert alive(mark) == []
+
+
+ELSEWHERE = ("unshare", "--pid", "--fork", "--kill-child")  # a container's processes, which the machine sees
+needs_namespaces = pytest.mark.skipif(
+    subprocess.run([*ELSEWHERE, "true"], capture_output=True).returncode != 0,
+    reason="no right to make PID namespaces",
+)
+
+
+@needs_namespaces
+@pytest.mark.parametrize("inside", [(), ("unshare", "--mount-proc")], ids=["our /proc", "its own /proc"])
+def test_a_command_in_another_container_is_left_alone(
+    mark: str, inside: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Seen from outside, its processes have other numbers than they know; seen from inside, ours have none."""
+    process = start(WAITS, mark, *ELSEWHERE, *inside)
+    until(process, "ready")
+    there = {one.pid for one in alive(mark)}
+    assert len(there) > 3
+    here = f"{tmp_path}-here"
+    assert ended(start("pass", here))[0] == 0
+    assert {one.pid for one in alive(mark)} == there
+    mine = start(WAITS, here)
+    until(mine, "ready")
+    ours = {one.pid for one in alive(here)}
+    assert ended(start("pass", f"{tmp_path}-inside", *ELSEWHERE, *inside))[0] == 0
+    assert {one.pid for one in alive(here)} == ours
+    for one in (mine, process):
+        one.kill()
+        one.wait()
+
+
+AGENT = """
+import sys, time
+from ray._raylet import setproctitle
+log = open(sys.argv[1], "a")
+setproctitle("ray::DashboardAgent")
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("ours", [False, True])
+def test_only_agents_of_our_own_rays_are_ended(mark: str, tmp_path: Path, ours: bool) -> None:
+    """Ray's two agents outlive a raylet that is killed with its driver. Their environment cannot be read."""
+    (tmp_path / "logs").mkdir()
+    if ours:
+        (tmp_path / "logs" / OUR_LOG.format(12345)).touch()
+    shell = ["sh", "-c", 'exec "$@" & ', "sh"]  # its session's leader is gone at once, as a killed driver is
+    started = subprocess.Popen(
+        [*shell, sys.executable, "-c", AGENT, str(tmp_path / "logs" / "agent.log")],
+        stdout=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    started.wait()
+    assert started.stdout is not None
+    assert started.stdout.readline() == "ready\n"
+    found = [one for one in psutil.process_iter() if str(tmp_path) in str(files_of(one))]
+    assert len(found) == 1
+    assert ended(start("pass", mark))[0] == 0
+    _, left = psutil.wait_procs(found, timeout=0 if not ours else 10)
+    assert bool(left) != ours
+    for one in left:
+        one.kill()
+
+
+def files_of(process: psutil.Process) -> list[str]:
+    with suppress(psutil.Error, OSError):
+        if process.name() != "zombie":
+            return [file.path for file in process.open_files()]
+    return []
 
 
 def test_a_closed_terminal_does_not_end_the_driver(mark: str) -> None:

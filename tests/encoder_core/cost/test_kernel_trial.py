@@ -7,15 +7,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from encoder_core.cost.kernel_trial import TriedKernel, preference, try_kernels
-from encoder_core.cost.trial_network import Subject
+from encoder_core.cost.kernel_attempts import serve
+from encoder_core.cost.kernel_trial import TriedKernel, Unit, merged, preference
+from encoder_core.cost.trial_network import Subject, settings
 from encoder_core.families.bert import BertConfig
 from encoder_core.families.build import ModelConfig
 from encoder_core.families.deberta import DebertaV2Config
 from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers import attention, deberta_attention
-from encoder_core.layers.kernel_choice import Kernel, pick
+from encoder_core.layers.kernel_choice import Kernel, Preference, pick, prefer
 
 SHAPE: dict[str, Any] = {"layers": 3, "hidden": 16, "heads": 2, "feed_forward": 32, "max_length": 48}
 NETWORKS: dict[str, ModelConfig] = {
@@ -26,20 +27,45 @@ NETWORKS: dict[str, ModelConfig] = {
 }
 
 
+class Reports(list[dict[str, Any]]):
+    def report(self, **what: Any) -> None:
+        self.append(what)
+
+    @property
+    def found(self) -> list[TriedKernel]:
+        return merged({Unit(*one["unit"]): TriedKernel(**one["found"]) for one in self if "found" in one})
+
+
 def tried_with(
     network: ModelConfig, dtype: torch.dtype = torch.float32, skipped: dict[Kernel, str] | None = None
 ) -> dict[tuple[Kernel, bool], TriedKernel]:
+    """At attention, by kernel."""
+    found = reported(network, dtype, skipped).found
+    return {(one.kernel, one.dropped): one for one in found if one.place == "attention"}
+
+
+def reported(
+    network: ModelConfig, dtype: torch.dtype = torch.float32, skipped: dict[Kernel, str] | None = None
+) -> Reports:
+    """In this process, whose kernels a test may replace."""
     subject = Subject((network,), dtype, torch.device("cpu"), rows=2, length=24)
-    found = try_kernels(subject, skipped or {}, lambda kernel: None, timed=False)
-    return {(one.kernel, one.dropped): one for one in found}
+    reports = Reports()
+    out = [["attention", kernel, why] for kernel, why in (skipped or {}).items()]
+    request = {
+        "subject": subject.to_json(),
+        "settings": settings(),
+        "timed": False,
+        "done": [],
+        "skipped": out,
+    }
+    serve(request, reports)
+    return reports
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_all_kernels_of_a_cpu_are_right_and_draw_the_same(name: str, dtype: torch.dtype) -> None:
-    before = torch.random.get_rng_state()
     found = tried_with(NETWORKS[name], dtype)
-    assert torch.equal(torch.random.get_rng_state(), before)
     assert {kernel for kernel, _ in found} >= {"padded", "written"}
     assert all(one.right and one.error is not None for one in found.values()), found
 
@@ -79,7 +105,7 @@ def one(kernel: Kernel, seconds: float | None = None, **others: Any) -> TriedKer
 def test_a_clearly_quicker_kernel_is_preferred_to_the_usual_one() -> None:
     assert preference([one("flash", 1.0), one("fused", 0.95), one("written")]).plain[0] == "flash"
     assert preference([one("flash", 1.0), one("padded", 0.8), one("fused", 0.5)]).plain[0] == "fused"
-    assert preference([one("flash", 1.0), one("fused", 0.5, error=1e-3)]).plain == ("flash",)
+    assert preference([one("flash", 1.0), one("fused", 0.5, error=1e-3)]).plain == ("flash", "written")
 
 
 def test_draws_of_tokens_come_before_a_devices_own_and_those_before_the_written_formula() -> None:
@@ -99,3 +125,42 @@ def test_draws_of_tokens_come_before_a_devices_own_and_those_before_the_written_
 
 def test_without_a_preference_the_usual_kernel_is_picked() -> None:
     assert pick(["fused", "padded"], dropped=True) == "fused"
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.01])
+def test_a_kernel_of_another_place_is_tried_by_itself_and_used_once_it_is_right(
+    monkeypatch: pytest.MonkeyPatch, factor: float
+) -> None:
+    """A fused norm: layers only have to ask."""
+    written = torch.nn.functional.layer_norm
+    used = []
+
+    def norm(*given: Any) -> Tensor:
+        used.append(pick(["fused", "written"], dropped=False, place="norm"))
+        return written(*given) * (factor if used[-1] == "fused" else 1.0)
+
+    monkeypatch.setattr(torch.nn.functional, "layer_norm", norm)
+    found = reported(NETWORKS["plain"]).found
+    assert [one.kernel for one in found if one.place == "norm"] == ["fused", "written"]
+    out = {(one.place, one.kernel) for one in found if not one.right}
+    assert out == (set() if factor == 1.0 else {("norm", "fused")})
+    order = preference(found)
+    assert order.elsewhere == {"norm": ("fused", "written") if factor == 1.0 else ("written",)}
+    assert pick(["fused", "written"], dropped=False, place="norm") == "written"
+    try:
+        prefer(order)
+        assert pick(["fused", "written"], dropped=True, place="norm") == order.elsewhere["norm"][0]
+        assert pick(["fused", "written"], dropped=False, place="loss") == "written"
+    finally:
+        prefer(None)
+    assert order.plain == preference([one for one in found if one.place == "attention"]).plain
+
+
+def test_a_kernel_elsewhere_must_be_right_with_dropout_and_without() -> None:
+    tried = [
+        one("fused", dropped=dropped, place="norm", error=error)
+        for dropped, error in ((False, 1e-7), (True, 1.0))
+    ]
+    assert preference(tried).elsewhere == {"norm": ("written",)}
+    assert preference(tried).at("attention", dropped=True) == ()
+    assert preference([]) == Preference((), ())

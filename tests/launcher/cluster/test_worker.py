@@ -12,8 +12,9 @@ from data_service.store.errors import AccessDenied, CredentialsExpired, OutOfSpa
 from encoder_core.errors import ModelError, TrainingError
 from encoder_core.train.weight_check import CorruptReplica
 from launcher.cluster import worker
+from launcher.cluster.seat import Placement, Seat, SeatError, seats
 from launcher.cluster.standing import Orders
-from launcher.cluster.worker import CoordinatorLost, RayLink
+from launcher.cluster.worker import NCCL_FOR_MIG, CoordinatorLost, DeviceMissing, RayLink, take_device
 from launcher.errors import RecipeError, RunError
 from launcher.policies.watchdog import RankLocation
 from launcher.preflight.collective import Unfit
@@ -166,3 +167,52 @@ def test_and_ends_itself_if_it_makes_no_step(monkeypatch: pytest.MonkeyPatch) ->
         pass
     assert codes[0] == 1
     link.close()
+
+
+def seats_of(*gpus: str) -> list[Seat]:
+    """The seats of ranks on one node, each with one of these GPUs."""
+    return seats([Placement("a", "10.0.0.1", number, (gpu,)) for number, gpu in enumerate(gpus)], 1)
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The devices that were set, by a CUDA that shows two."""
+    devices: list[int] = []
+    monkeypatch.setattr(worker.torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(worker.torch.cuda, "set_device", devices.append)
+    monkeypatch.setattr(worker.torch.cuda.nccl, "version", lambda: (2, 29, 7))
+    return devices
+
+
+def test_a_rank_takes_its_own_of_its_nodes_devices(cuda: list[int]) -> None:
+    for seat in seats_of("2", "7"):
+        take_device(seat)
+    assert cuda == [0, 1]
+
+
+@pytest.mark.parametrize("gpus", [("0",), ("0", "1", "2"), ("GPU-1",)])
+def test_a_device_that_cuda_does_not_show_is_missed_before_another_is_taken(
+    gpus: tuple[str, ...], cuda: list[int]
+) -> None:
+    """It may have fallen out, so the failure policy judges it, as it does any failure of a node."""
+    with pytest.raises(DeviceMissing) as raised:
+        take_device(seats_of(*gpus)[0])
+    assert cuda == []
+    assert ",".join(gpus) in str(raised.value)
+    _, calls = told(raised.value)
+    assert [name for name, *_ in calls] == ["failed"]
+
+
+def test_instances_of_one_machine_need_an_nccl_that_connects_them(
+    cuda: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker.torch.cuda, "device_count", lambda: 1)
+    take_device(seats_of("MIG-1")[0])
+    two = seats_of("MIG-1", "MIG-2")
+    with pytest.raises(SeatError) as raised:
+        take_device(two[1])
+    _, calls = told(raised.value)
+    assert [name for name, *_ in calls] == ["fail"]
+    monkeypatch.setattr(worker.torch.cuda.nccl, "version", lambda: NCCL_FOR_MIG)
+    take_device(two[1])
+    assert cuda == [0, 0]

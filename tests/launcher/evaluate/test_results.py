@@ -1,5 +1,6 @@
 """Results as objects: one is kept whoever writes, damage gives way, other versions of the rules are told apart."""
 
+import json
 import tempfile
 import threading
 from pathlib import Path
@@ -8,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_service.store.base import Store
+from data_service.store.base import Store, digest
 from data_service.store.open import open_store
+from launcher.errors import RunError
 from launcher.evaluate.cell import Cell, CellFigures, Result
 from launcher.evaluate.results import GridRecord, Results
 from launcher.run.sealed import seal
@@ -53,6 +55,18 @@ def test_what_is_no_result_of_the_cell_gives_way_to_one(store: Store, stored: by
     wanted = result(cell(), 0.5)
     assert results.keep(wanted) == wanted
     assert results.find(cell().key) == wanted
+
+
+def test_what_a_newer_version_has_computed_is_refused_and_kept(store: Store) -> None:
+    newer = json.loads(result(cell(), 0.1).model_dump_json()) | {"confidence": 0.9}
+    text = json.dumps(newer)
+    place = f"rules-1/{cell().key}.json"
+    store.put(place, stored := f'{{"digest": "{digest(text.encode())}", "content": {text}}}\n'.encode())
+    results = Results(store)
+    for use in (lambda: results.find(cell().key), lambda: results.keep(result(cell(), 0.5))):
+        with pytest.raises(RunError, match="newer version"):
+            use()
+    assert store.get(place) == stored
 
 
 @given(st.integers(0, 10_000), st.integers(0, 7))

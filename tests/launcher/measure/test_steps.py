@@ -39,13 +39,12 @@ def taken(name: str, folder: Path, *settings: str) -> list[dict[str, Any]]:
 def check(found: list[dict[str, Any]]) -> None:
     for rank in found:
         assert len(rank["steps"]) >= 3
-        assert len(rank["mfu"]) == len(rank["steps"])
+        assert (rank["mfu"], rank["peak_flops"]) == ([], None)  # a CPU
         for step in rank["steps"]:
             parts = step["data"] + step["forward"] + step["backward"] + step["update"]
             assert 0 < parts <= step["seconds"]
             assert step["last"] <= step["backward"]
             assert min(step["forward"], step["last"], step["update"], step["tokens"]) > 0
-        assert all(share > 0 for share in rank["mfu"])
         assert 0 < rank["exchange"] <= 1
         assert rank["peak_bytes"] > 1 << 20
         shares = [share for _, share in rank["operators"]]

@@ -16,6 +16,7 @@ from launcher.recipe.load import load, reload
 from launcher.recipe.schema import Recipe
 from launcher.run.create import create_run, reconcile
 from launcher.run.history import read_history
+from launcher.run.outline import open_outline
 from launcher.run.record import RECIPE, RECORD, open_run
 from tests.support.data.made_up import write_text
 from tests.support.runs.small_runs import SETTINGS, new_run, prepare_corpus
@@ -76,11 +77,23 @@ def test_opening_never_creates(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", b'{"format": 99}', b"\xff"])
+@pytest.mark.parametrize("content", [b"", b"{}", b'{"format": 0}', b"\xff"])
 def test_a_damaged_record_is_refused(fresh_run: str, content: bytes) -> None:
     Path(fresh_run, RECORD).write_bytes(content)
-    with pytest.raises(RunError, match="damaged or of another version"):
+    with pytest.raises(RunError, match="is damaged"):
         open_run(fresh_run)
+
+
+@pytest.mark.parametrize("change", [{"format": 2}, {"format": 99, "inputs": []}, {"later": True}])
+def test_a_record_of_a_newer_version_is_refused_and_kept(fresh_run: str, change: dict[str, object]) -> None:
+    record = Path(fresh_run, RECORD)
+    record.write_text(newer := json.dumps(json.loads(record.read_text()) | change))
+    with pytest.raises(RunError, match="newer version"):
+        open_run(fresh_run)
+    if "format" in change:
+        with pytest.raises(RunError, match="newer version"):
+            open_outline(fresh_run)
+    assert record.read_text() == newer
 
 
 def test_a_run_without_its_recipe_is_refused(fresh_run: str) -> None:

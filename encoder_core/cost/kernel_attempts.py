@@ -1,0 +1,214 @@
+"""What the process of a kernel trial does: it tries one kernel after the other, and reports each before the next.
+
+A network of the family, two layers deep, computes loss and gradients of the same rows by each kernel, at one place at a
+time, and by the written formula everywhere else. They are compared with those of the written formula in fp64; what the
+written formula itself loses in the run's precision says how far a kernel may be off. Right kernels may be timed, on
+rows of the run's shape.
+
+After each kernel torch's settings must be as before. After a kernel that is not right, the written formula must still
+give what it gave. If either is not so, nothing more is tried in this process.
+"""
+
+import statistics
+import threading
+import time
+from collections.abc import Iterator
+from copy import deepcopy
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from encoder_core.cost.kernel_trial import SAID, Candidate, TriedKernel, Unit
+from encoder_core.cost.trial_network import (
+    Subject,
+    built,
+    compute,
+    gradients,
+    random_batch,
+    relative_error,
+    settle,
+    smaller,
+)
+from encoder_core.cost.trial_process import Report, said
+from encoder_core.families.build import ModelConfig
+from encoder_core.families.xlnet import XlnetConfig
+from encoder_core.layers.kernel_choice import asked, only
+
+_LENGTHS = (1, 33, 130, 7, 64)  # of the rows that are compared: shorter and longer than tiles, and one token
+_SLACK = 4.0  # how many times the written formula's own error a kernel may have
+_LEAST = 1e-6  # an error that is never held against a kernel
+_TIMED, _WARM = 5, 2
+_DRAW_BY_DEVICE: tuple[Candidate, ...] = (("attention", "flash"), ("attention", "padded"))
+
+
+class Reporter(Protocol):
+    def report(self, **what: object) -> None: ...
+
+
+def serve(request: Report, line: Reporter) -> None:
+    """Try what the request asks for, but for its units that are `done`. Ends early after a kernel that did harm."""
+    settle(request["settings"])
+    subject = Subject.from_json(request["subject"])
+    done = {Unit(*unit) for unit in request["done"]}
+    skipped: dict[Candidate, str] = {(place, kernel): why for place, kernel, why in request["skipped"]}
+    for attempt in _attempts(subject, timed=request["timed"]):
+        if attempt.unit in done:
+            continue
+        if attempt.candidate in skipped:
+            found, harm = attempt.failed(skipped[attempt.candidate]), ""
+        else:
+            line.report(unit=attempt.unit, bound=attempt.trial.bound)
+            found, harm = attempt.run()
+        line.report(unit=attempt.unit, found=asdict(found), harmed=bool(harm))
+        if harm:
+            return
+
+
+def _attempts(subject: Subject, *, timed: bool) -> Iterator["_Attempt"]:
+    for number, network in enumerate(subject.networks):
+        for dropped in (False, True) if _has_dropout(network) else (False,):
+            trial = _Trial(subject, network, dropped)
+            for place, kernel in trial.possible():
+                yield _Attempt(trial, Unit(number, dropped, place, kernel), timed)
+
+
+def _has_dropout(network: ModelConfig) -> bool:
+    return bool(network.attention_dropout or network.dropout)
+
+
+class _Trial:
+    """Of one network, with dropout or without."""
+
+    def __init__(self, subject: Subject, network: ModelConfig, dropped: bool) -> None:
+        self.subject, self._dropped = subject, dropped
+        longest = min(network.max_length, max(subject.length, max(_LENGTHS)))
+        lengths = [min(length, longest) for length in _LENGTHS]
+        remembers = isinstance(network, XlnetConfig) and network.memory
+        if remembers:  # then rows are of one length
+            lengths = [max(lengths)] * len(lengths)
+        self._network = smaller(network, longest, min(*lengths, subject.length))
+        self._module = built(self._network, subject).train(dropped)
+        self._batch = random_batch(self._network, lengths, subject.device)
+
+    def possible(self) -> list[Candidate]:
+        """What layers ask for; one forward pass by the written formula tells."""
+        with asked() as seen, torch.no_grad(), only("written"):
+            compute(self._module, self._batch, backward=False)
+        return [
+            (place, kernel)
+            for (place, dropped), kernels in seen.items()
+            if dropped == self._dropped
+            for kernel in kernels
+        ]
+
+    @cached_property
+    def _exact(self) -> dict[str, Tensor]:
+        with only("written"):
+            return gradients(deepcopy(self._module).double(), self._batch)
+
+    @cached_property
+    def _written(self) -> dict[str, Tensor]:
+        with only("written"):
+            return gradients(self._module, self._batch)
+
+    @cached_property
+    def bound(self) -> float:
+        return max(_LEAST, _SLACK * relative_error(self._written, self._exact))
+
+    def error(self, candidate: Candidate) -> float:
+        """How far off the gradients are with this kernel."""
+        place, kernel = candidate
+        with only(kernel, place):
+            return relative_error(gradients(self._module, self._batch), self._exact)
+
+    def harm(self) -> str:
+        """What is no longer as it was, in words; empty if the written formula still gives the same."""
+        try:
+            with only("written"):
+                again = gradients(self._module, self._batch)
+            same = again.keys() == self._written.keys() and relative_error(again, self._written) <= self.bound
+        except BaseException as failed:  # whatever a device says that is no longer of use
+            return f"afterwards the written formula failed: {said(failed)}"
+        return "" if same else "afterwards the written formula computed something else"
+
+    def seconds(self, candidate: Candidate) -> float:
+        """Of a forward and a backward pass on rows of the run's shape, the median of some."""
+        (place, kernel), subject, seconds = candidate, self.subject, list[float]()
+        batch = random_batch(self._network, [subject.length] * subject.rows, subject.device)
+        with only(kernel, place):
+            for _ in range(_WARM + _TIMED):
+                began = time.perf_counter()
+                compute(self._module, batch)
+                if subject.device.type == "cuda":
+                    torch.cuda.synchronize(subject.device)
+                seconds.append(time.perf_counter() - began)
+        self._module.zero_grad(set_to_none=True)
+        return statistics.median(seconds[_WARM:])
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """A unit, and the trial that it is part of."""
+
+    trial: _Trial
+    unit: Unit
+    timed: bool
+
+    @property
+    def candidate(self) -> Candidate:
+        return self.unit.place, self.unit.kernel
+
+    @property
+    def _comparable(self) -> bool:
+        by_device = self.candidate in _DRAW_BY_DEVICE and self.trial.subject.device.type != "cpu"
+        return not (self.unit.dropped and by_device)
+
+    def failed(self, why: str) -> TriedKernel:
+        unit, bound = self.unit, self.trial.bound
+        return TriedKernel(
+            unit.kernel, unit.dropped, None, bound, self._comparable, None, why[:SAID], unit.place
+        )
+
+    def run(self) -> tuple[TriedKernel, str]:
+        """What came of it, and what is no longer as it was."""
+        before = _state()
+        found = self._tried()
+        changes = [
+            f"it changed {name} from {before[name]} to {now}"
+            for name, now in _state().items()
+            if now != before[name]
+        ]
+        harm = ", ".join(changes) or ("" if found.right else self.trial.harm())
+        if harm:
+            wrong = [found.failure] if found.failure else [] if found.right else ["its gradients are wrong"]
+            found = replace(found, failure="; ".join([*wrong, harm])[:SAID])
+        return found, harm
+
+    def _tried(self) -> TriedKernel:
+        try:
+            error = self.trial.error(self.candidate)
+            timed = self.timed and (error <= self.trial.bound or not self._comparable)
+            seconds = self.trial.seconds(self.candidate) if timed else None
+        except BaseException as failed:  # also what a library raises that means to end the process
+            return self.failed(said(failed))
+        return replace(self.failed(""), error=error, seconds=seconds)
+
+
+def _state() -> dict[str, object]:
+    """Settings of this process that a kernel has no business to change."""
+    # A library's own threads that once asked who they are stay in Python's list for good, as dummies.
+    threads = [one for one in threading.enumerate() if not isinstance(one, threading._DummyThread)]
+    return {
+        "how many threads of Python run": len(threads),
+        "torch's default dtype": torch.get_default_dtype(),
+        "torch's default device": torch.get_default_device(),
+        "torch's number of threads": torch.get_num_threads(),
+        "torch's deterministic mode": torch.get_deterministic_debug_mode(),
+        "torch's precision of fp32 products": torch.get_float32_matmul_precision(),
+        "whether torch computes gradients": torch.is_grad_enabled(),
+        "whether torch casts by itself": torch.is_autocast_enabled("cpu")
+        or torch.is_autocast_enabled("cuda"),
+    }

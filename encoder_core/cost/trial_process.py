@@ -1,0 +1,255 @@
+"""A trial in a process of its own: whatever is tried may raise, hang, or end its process, and the run goes on.
+
+`follow` starts a function of ours in a fresh interpreter and yields what it reports, as dictionaries. The process has
+its own session, so it ends together with all that it started. The kernel kills it when the process dies that started
+it. When memory runs out, the machine takes it before a rank. What it prints goes nowhere, but for the last words of a
+process that ended too early.
+"""
+
+import ctypes
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+Report = dict[str, Any]
+_SET_PDEATHSIG = 1  # of prctl(2)
+_TICK_S = 0.5
+_ENDING_S = 2.0
+_CHUNK = 1 << 16
+_LAST_WORDS = 300  # characters of what a process printed
+_LONGEST_LINE = 1 << 20  # of a report
+_FINISHED = {"finished": True}
+_CODE = "import sys\nfrom encoder_core.cost.trial_process import enter\nenter(*sys.argv[1:])"
+
+
+class TrialEnded(Exception):
+    """The process ended before it had finished, or was ended; the text says how."""
+
+
+def said(error: BaseException) -> str:
+    """An error in words that fit into a record, even where the error cannot say what it is."""
+    try:
+        text = str(error)
+    except BaseException:
+        text = "an error that cannot be shown"
+    return f"{type(error).__name__}: {text}".encode("utf-8", "replace").decode()
+
+
+@dataclass
+class Deadline:
+    """How long a process may go on without a report; whoever follows it may change that at each report."""
+
+    seconds: float
+
+
+@dataclass
+class _Child:
+    """A process, and the ends of its pipes that are ours."""
+
+    process: "subprocess.Popen[bytes]"
+    orders: int
+    reports: int
+    output: int
+    rest: bytes = b""
+    words: bytes = b""
+    open: set[int] = field(default_factory=set)
+
+
+def follow(
+    target: str, request: Mapping[str, Any], deadline: Deadline, tick: Callable[[], None]
+) -> Generator[Report]:
+    """What `target` ("module:function") reports, called as `function(request, line)` with its `Line`.
+
+    `request` and reports are JSON. `tick` is called about twice a second. After each report is taken, the process is
+    told to go on. When the iterator ends or is closed, nothing of the process is left, and its memory is free.
+
+    Raises TrialEnded.
+    """
+    child = _start(target, request)
+    try:
+        yield from _reports(child, deadline, tick)
+    finally:
+        _end(child)
+
+
+def _start(target: str, request: Mapping[str, Any]) -> _Child:
+    (orders_in, orders), (reports, reports_out), (output, output_in) = os.pipe(), os.pipe(), os.pipe()
+    inherited = (orders_in, reports_out)
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-c", _CODE, target, str(os.getpid()), *map(str, inherited)],
+            stdin=subprocess.DEVNULL,
+            stdout=output_in,
+            stderr=output_in,
+            pass_fds=inherited,
+            start_new_session=True,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+        )
+    except BaseException:
+        for end in (orders, reports, output):
+            os.close(end)
+        raise
+    finally:
+        for end in (*inherited, output_in):
+            os.close(end)
+    child = _Child(process, orders, reports, output, open={reports, output})
+    for end in child.open:
+        os.set_blocking(end, False)
+    _tell(child, json.dumps(request))
+    return child
+
+
+def _tell(child: _Child, line: str) -> None:
+    with suppress(BrokenPipeError):  # that it has ended is seen where its reports are read
+        os.write(child.orders, line.encode() + b"\n")
+
+
+def _reports(child: _Child, deadline: Deadline, tick: Callable[[], None]) -> Iterator[Report]:
+    heard = time.monotonic()
+    while True:
+        ended, closed = _has_ended(child), child.reports not in child.open
+        _read(child, 0.0 if ended else _ENDING_S / 100 if closed else _TICK_S)
+        for report in _lines(child):
+            if report == _FINISHED:
+                return
+            yield report
+            _tell(child, "")
+            heard = time.monotonic()
+        if not closed and child.reports not in child.open:
+            heard = time.monotonic()
+        if ended:
+            raise TrialEnded(_how(child))
+        if (
+            closed and time.monotonic() > heard + _ENDING_S
+        ):  # a process that ends closes it, too, a little before
+            raise TrialEnded("its process closed the pipe through which it reports")
+        if time.monotonic() > heard + deadline.seconds:
+            raise TrialEnded(f"it was not done after {deadline.seconds:.0f} s")
+        tick()
+
+
+def _has_ended(child: _Child) -> bool:
+    """Without a wait for it, so that its number stays its own and that of its group."""
+    return _status(child, os.WNOHANG) is not None
+
+
+def _status(child: _Child, more: int = 0) -> "os.waitid_result | None":
+    try:
+        return os.waitid(os.P_PID, child.process.pid, os.WEXITED | os.WNOWAIT | more)
+    except (
+        ChildProcessError
+    ):  # somebody else in this process waits for all children, and how it ended is lost
+        return os.waitid_result((child.process.pid, 0, signal.SIGCHLD, 0, os.CLD_EXITED))
+
+
+def _read(child: _Child, patience_s: float) -> None:
+    """All that is there to be read; waits for it if nothing is."""
+    with selectors.DefaultSelector() as selector:
+        for end in child.open:
+            selector.register(end, selectors.EVENT_READ)
+        for key, _ in selector.select(patience_s):
+            _take(child, key.fd)
+
+
+def _take(child: _Child, end: int) -> None:
+    """A process that has ended may have left as much as a pipe holds."""
+    with suppress(BlockingIOError):
+        for _ in range(16):
+            read = os.read(end, _CHUNK)
+            if not read:
+                child.open.discard(end)
+                return
+            if end == child.output:
+                child.words = (child.words + read)[-4 * _LAST_WORDS :]
+            else:
+                child.rest += read
+
+
+def _lines(child: _Child) -> Iterator[Report]:
+    *lines, child.rest = child.rest.split(b"\n")
+    if len(child.rest) > _LONGEST_LINE:
+        raise TrialEnded("its process wrote into the pipe through which it reports")
+    for line in lines:
+        try:
+            report = json.loads(line)
+        except ValueError:
+            report = None
+        if not isinstance(report, dict):
+            raise TrialEnded("its process wrote into the pipe through which it reports")
+        yield report
+
+
+def _how(child: _Child) -> str:
+    status = _status(child)
+    assert status is not None
+    code = status.si_status
+    how = f"ended with exit code {code}" if status.si_code == os.CLD_EXITED else f"killed by {_name(code)}"
+    words = child.words.decode("utf-8", "replace").strip()[-_LAST_WORDS:]
+    return f"its process was {how}: {words}" if how.startswith("killed") else f"its process {how}: {words}"
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _end(child: _Child) -> None:
+    """The leader is not waited for before the group is killed, so that the group's number is still its own."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.process.pid, signal.SIGKILL)
+    child.process.kill()
+    child.process.wait()
+    for end in (child.orders, child.reports, child.output):
+        os.close(end)
+
+
+class Line:
+    """The other end of `follow`: in the process that tries."""
+
+    def __init__(self, orders: int, reports: int) -> None:
+        self._orders = os.fdopen(orders, "rb")
+        self._reports = reports
+
+    def request(self) -> Report:
+        read: Report = json.loads(self._orders.readline())
+        return read
+
+    def report(self, **what: Any) -> None:
+        """Returns once the report was taken; ends the process if nobody takes it."""
+        self._write(what)
+        if not self._orders.readline():
+            os._exit(1)
+
+    def finish(self) -> None:
+        self._write(_FINISHED)
+        os._exit(0)  # threads and handlers of what was tried are not waited for
+
+    def _write(self, what: Report) -> None:
+        left = json.dumps(what).encode() + b"\n"
+        while left:
+            left = left[os.write(self._reports, left) :]
+
+
+def enter(target: str, parent: str, orders: str, reports: str) -> None:
+    """What the process runs. Never returns."""
+    ctypes.CDLL(None).prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != int(parent):  # it died before the line above
+        os._exit(1)
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    line = Line(int(orders), int(reports))
+    module, _, name = target.partition(":")
+    __import__(module)
+    getattr(sys.modules[module], name)(line.request(), line)
+    line.finish()

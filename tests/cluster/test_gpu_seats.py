@@ -1,0 +1,108 @@
+"""Ranks on nodes with several GPUs, which are not there: each sees what its node's ranks have, and takes its own."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.clusters import fake_gpus
+from tests.support.clusters.fake_gpus import Found, Node, RankFound
+
+pytestmark = [pytest.mark.cluster]
+
+
+def gpus(kind: str, node: str, count: int) -> list[str]:
+    return [f"{kind}-{node}{number}" for number in range(count)]
+
+
+def on_nodes(found: Found, count: int) -> list[list[RankFound]]:
+    """The ranks of each node, in their order there."""
+    assert (found.failed, found.problem) == ([], "")
+    ranks = sorted(found.ranks, key=lambda rank: rank.rank)
+    assert [rank.rank for rank in ranks] == list(range(len(ranks)))
+    return [[rank for rank in ranks if rank.node == node] for node in range(count)]
+
+
+@pytest.mark.long
+def test_each_of_sixteen_ranks_on_two_nodes_sees_eight_gpus_and_takes_its_own(tmp_path: Path) -> None:
+    """On one node nothing is said of GPUs, so Ray numbers them; the other's scheduler names them by their ids."""
+    one, other = gpus("GPU", "a", 8), gpus("GPU", "b", 8)
+    nodes = on_nodes(fake_gpus.seated(tmp_path, [Node(one), Node(other, ",".join(other))], 16), 2)
+    assert sorted([rank.device for rank in ranks] for ranks in nodes) == [one, other]
+    for ranks in nodes:
+        assert [rank.local_rank for rank in ranks] == list(range(8))
+        assert all((rank.devices, rank.number) == (8, rank.local_rank) for rank in ranks)
+
+
+def test_ranks_find_gpus_by_number_by_id_and_as_instances(tmp_path: Path) -> None:
+    """A scheduler gave the run GPUs 3 and 1 of a machine of four; CUDA shows a process one MIG instance only."""
+    four, two, instances = gpus("GPU", "a", 4), gpus("GPU", "b", 2), gpus("MIG", "c", 2)
+    machines = [Node(four, "3,1"), Node(two, ",".join(two)), Node(instances, ",".join(instances))]
+    nodes = on_nodes(fake_gpus.seated(tmp_path, machines, 6), 3)
+    assert sorted([rank.device for rank in ranks] for ranks in nodes) == [[four[1], four[3]], two, instances]
+    for ranks in nodes:
+        cut = ranks[0].device.startswith("MIG-")
+        seen = [(rank.devices, rank.number, rank.local_rank) for rank in ranks]
+        assert seen == ([(1, 0, 0), (1, 0, 1)] if cut else [(2, 0, 0), (2, 1, 1)])
+
+
+def test_torch_that_is_there_before_the_seat_is_an_error_that_names_who_imported_it(tmp_path: Path) -> None:
+    """Every rank but the first of its node would find no GPU: CUDA has been asked, and showed the one that Ray gave."""
+    early = "launcher.errors"  # unpickling the actor imports it
+    found = fake_gpus.seated(tmp_path, [Node(gpus("GPU", "a", 2))], 2, **{fake_gpus.EARLY: early})
+    assert found.ranks == []
+    assert found.failed != []
+    assert early in found.problem
+    assert "torch" in found.problem
+
+
+CELLS = """
+import json, sys
+from pathlib import Path
+import ray
+from data_service.store.open import open_store
+from launcher.evaluate import measures
+from launcher.evaluate.cell import CellFigures
+from launcher.evaluate.endings import CellResources
+from launcher.evaluate.evaluation import GridEvaluation, plan
+from launcher.evaluate.results import Results
+from tests.support.clusters import fake_gpus
+from tests.support.tasks.small_cells import Fitting, checkpoints
+
+class Looking(Fitting):
+    def measure(self, pretrained, seed, place):
+        assert measures  # which CUDA is asked by when a cell is unpickled
+        return CellFigures(metrics={"gpus": 0.0}, details={"seen": fake_gpus.CUDA.devices()})
+
+ray.init(num_cpus=1, num_gpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=100 << 20)
+models = checkpoints(Path(sys.argv[1]), (0.1,))
+for gpus in (0.0, 1.0):
+    results = Results(open_store(f"{sys.argv[1]}/{gpus}"))
+    works = plan(models, [Looking("a", 1.0)], [0, 1])
+    list(GridEvaluation(results, "small", works).compute(models, CellResources(1.0, gpus)))
+    print(json.dumps([results.find(work.cell.key).measured.details["seen"] for work in works]))
+"""
+
+
+def test_cells_see_the_gpus_that_they_were_given_and_no_others(tmp_path: Path) -> None:
+    """With `--gpus-per-cell 0` none: Ray itself would let them see all of the node's."""
+    machine = gpus("GPU", "a", 2)
+    environment = fake_gpus.environment(tmp_path, **{fake_gpus.MACHINE: ",".join(machine)})
+    command = [sys.executable, "-c", CELLS, str(tmp_path / "cells")]
+    result = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=fake_gpus.ROOT)
+    assert result.returncode == 0, result.stderr
+    without, with_one = map(json.loads, result.stdout.splitlines()[-2:])
+    assert without == [[], []]
+    assert all(len(seen) == 1 and seen[0] in machine for seen in with_one)
+
+
+def test_the_cells_task_does_not_ask_cuda_when_it_is_imported(tmp_path: Path) -> None:
+    """A cell's process is told its GPUs after that. That CUDA is seen to be asked, the cells' measures show."""
+    code = "import importlib\nfrom tests.support.clusters.fake_gpus import CUDA\n"
+    code += "for name in ('grid', 'measures'): importlib.import_module(f'launcher.evaluate.{name}'); print(CUDA.asked)"
+    environment = fake_gpus.environment(tmp_path)
+    command = [sys.executable, "-c", code]
+    result = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=fake_gpus.ROOT)
+    assert result.stdout.split() == ["False", "True"], result.stderr
