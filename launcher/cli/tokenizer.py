@@ -57,7 +57,7 @@ def train(
         int | None,
         typer.Option(
             "--vocab-size",
-            help="Ids, special tokens included. Default: 50,000, fewer of text that has fewer.",
+            help="Ids at most, special tokens included: fewer of text that supports fewer. Default: 50,000.",
         ),
     ] = None,
     kind: Annotated[
@@ -89,10 +89,11 @@ def train(
     )
     texts = sample_texts(inputs, options, sample_mb * _MB)
     settings = TokenizerOptions(lowercase=lowercase)
-    tokenizer = train_tokenizer(
-        kind.value, texts, vocab_size or _VOCABULARY, settings, at_most=vocab_size is None
-    )
+    asked = vocab_size or _VOCABULARY
+    tokenizer = train_tokenizer(kind.value, texts, asked, settings, at_most=True)
     save_tokenizer(tokenizer, out)
+    if tokenizer.vocab_size < asked:
+        typer.echo(f"{asked:,} ids were asked for: the text supports {tokenizer.vocab_size:,}", err=True)
     typer.echo(
         f"{kind.value} tokenizer of {tokenizer.vocab_size:,} ids at {out} (hash {tokenizer.hash[:12]})"
     )

@@ -1,7 +1,7 @@
 """Exact match and F1 of answers: SQuAD's (Rajpurkar et al. 2016, 2018), over words, and CMRC 2018's, over characters.
 
 A question's score is that of the accepted answer which is most like the prediction. Without an accepted answer only ""
-is right.
+is right. SQuAD 2.0's script, unlike 1.1's, takes no accepted answer of which nothing is left ("the").
 """
 
 import re
@@ -20,9 +20,10 @@ _WORDS = re.compile(r"\d+(?:[.,]\d+)*|\w+|[^\w\s]")
 
 
 def score_answers(
-    metrics: Sequence[Metric], examples: Questions, predictions: Mapping[str, str]
+    metrics: Sequence[Metric], examples: Questions, predictions: Mapping[str, str], *, no_answer: bool
 ) -> dict[str, float]:
-    """Means over all questions, in [0, 1]. `predictions`: of each id the answer, "" for none.
+    """Means over all questions, in [0, 1]. `predictions`: of each id the answer, "" for none. `no_answer`: questions
+    may have none, as in SQuAD 2.0.
 
     exact_match and answer_f1 are SQuAD's, cmrc_exact_match and cmrc_f1 CMRC's.
     """
@@ -31,8 +32,12 @@ def score_answers(
         exact, chinese = metric.endswith("exact_match"), metric.startswith("cmrc")
         total = 0.0
         for name, accepted in zip(examples.ids, examples.answers, strict=True):
-            texts = [answer.text for answer in accepted] or [""]
-            total += max(_similarity(text, predictions[name], exact=exact, chinese=chinese) for text in texts)
+            texts = [answer.text for answer in accepted]
+            if no_answer and not chinese:
+                texts = [text for text in texts if words_of(text)]
+            total += max(
+                _similarity(text, predictions[name], exact=exact, chinese=chinese) for text in texts or [""]
+            )
         scores[metric] = total / len(examples)
     return scores
 

@@ -142,7 +142,7 @@ def _answers(task: Description, examples: Questions, predictions: Predictions) -
             f"{task.name}: {len(missing)} questions have no prediction, {missing[0]!r} among them",
             remedy='predict "" where the context has no answer',
         )
-    return score_answers(task.metrics, examples, predictions)
+    return score_answers(task.metrics, examples, predictions, no_answer=task.no_answer)
 
 
 def _check_indices(task: Description, predicted: NDArray[np.generic]) -> None:

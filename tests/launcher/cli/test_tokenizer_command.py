@@ -39,3 +39,23 @@ def test_a_published_vocabulary_is_not_mixed_with_a_new_one(tmp_path: Path) -> N
     with pytest.raises(TokenizerError, match="already"):
         maskfleet("tokenizer", "train", tmp_path / "text.jsonl", "--out", tmp_path, "--vocab-size", 300)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["text.jsonl", "vocab.txt"]
+
+
+@pytest.mark.parametrize("kind", ["byte_bpe", "wordpiece", "unigram", "bpe"])
+def test_a_vocabulary_is_as_large_as_the_text_supports(tmp_path: Path, kind: str) -> None:
+    """Whether a size was asked for or not."""
+    write_text(tmp_path / "text.jsonl", 3)
+    for size in ((), ("--vocab-size", 40_000)):
+        maskfleet(
+            "tokenizer",
+            "train",
+            tmp_path / "text.jsonl",
+            "--out",
+            tmp_path / f"t{len(size)}",
+            "--kind",
+            kind,
+            *size,
+        )
+    default, asked = (load_tokenizer(str(tmp_path / f"t{number}")) for number in (0, 2))
+    assert default.pieces == asked.pieces
+    assert asked.vocab_size < 40_000

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from launcher.errors import MissingPackage, TaskError
 from launcher.extras import import_module
+from launcher.tasks.answers import words_of
 from launcher.tasks.examples import Answer, Questions, Retrieval, Sentences, Tagged
 from launcher.tasks.metrics import score
 from launcher.tasks.task import Task, load_task
@@ -120,6 +121,8 @@ def questions(*accepted: tuple[str, ...]) -> Questions:
         ((), "Paris", 0.0, 0.0),
         ((), "the", 1.0, 1.0),  # nothing is left of it, as in the official script
         (("don't",), "dont", 1.0, 1.0),
+        (("the", "cat"), "a", 0.0, 0.0),  # nothing is left of "the", so it is no answer
+        (("the", "..."), "", 1.0, 1.0),  # and of these two, none is
     ],
 )
 def test_answers_are_compared_as_squad_does(
@@ -127,6 +130,36 @@ def test_answers_are_compared_as_squad_does(
 ) -> None:
     found = score(SQUAD, questions(accepted), {"0": predicted})
     assert found == pytest.approx({"answer_f1": f1, "exact_match": exact})
+
+
+def official(golds: tuple[str, ...], predicted: str, *, second: bool) -> tuple[float, float]:
+    """The rules of the two scripts in other words: 2.0 drops golds that normalise to nothing, 1.1 keeps all."""
+    kept = [gold for gold in golds if words_of(gold)] if second else list(golds)
+    exact, best = 0.0, 0.0
+    for gold in kept or [""]:
+        right, given_ = words_of(gold), words_of(predicted)
+        common = sum((Counter(right) & Counter(given_)).values())
+        exact = max(exact, float(right == given_))
+        if not right or not given_:
+            best = max(best, float(right == given_))
+        elif common:
+            precision, recall = common / len(given_), common / len(right)
+            best = max(best, 2 * precision * recall / (precision + recall))
+    return exact, best
+
+
+TEXTS = st.lists(st.sampled_from(["the", "a", "...", "an!", "cat", "Paris", "the cat", ""]), max_size=3).map(
+    " ".join
+)
+
+
+@given(st.lists(TEXTS, max_size=4).map(tuple), TEXTS, st.booleans())
+def test_both_of_squads_scripts(golds: tuple[str, ...], predicted: str, second: bool) -> None:
+    task = SQUAD if second else load_task("squad")
+    found = score(task, questions(golds), {"0": predicted})
+    assert (found["exact_match"], found["answer_f1"]) == pytest.approx(
+        official(golds, predicted, second=second)
+    )
 
 
 @pytest.mark.parametrize(
