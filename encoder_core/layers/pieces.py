@@ -6,6 +6,7 @@ dimension is places (tokens, queries), and draws of dropout that were made befor
 and no break, and one graph does for any number of places. What is a matrix product alone is in no piece.
 """
 
+import inspect
 from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any, Concatenate, TypeVar
@@ -86,10 +87,19 @@ class Pieces:
                 fullgraph=True,
                 backend=self._backend,
                 options={"guard_filter_fn": _necessary},
-                recompile_limit=_MOST_GRAPHS,
-                isolate_recompiles=True,
+                **_limits(),
             )
         return self._made[function]
+
+
+def _limits() -> dict[str, Any]:
+    """How often a piece may be compiled. torch 2.11 has no argument for that, but a limit of the process; 2.12 does not
+    count each compiled function by itself."""
+    takes = inspect.signature(torch.compile).parameters
+    if "recompile_limit" not in takes:
+        torch._dynamo.config.recompile_limit = _MOST_GRAPHS
+    wanted = {"recompile_limit": _MOST_GRAPHS, "isolate_recompiles": True}
+    return {name: value for name, value in wanted.items() if name in takes}
 
 
 def compile_layers(model: nn.Module, pieces: Pieces | None) -> None:

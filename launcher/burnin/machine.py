@@ -1,13 +1,9 @@
-"""What the machine is, and what it can do at most: matrix products by dtype, and the bandwidth of memory.
-
-`python -m launcher.burnin.machine FORM RECIPES FILE` writes a `Machine` to FILE. FORM empty: on a GPU if there is one.
-"""
+"""What the machine is, and what it can do at most: matrix products by dtype, and the bandwidth of memory."""
 
 import hashlib
 import os
 import platform
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from importlib import metadata
@@ -18,8 +14,8 @@ import psutil
 import pynvml
 import torch
 
+from encoder_core.cost.trial_process import Line, Report
 from launcher.burnin.check import Bench, Form
-from launcher.burnin.processes import die_with_parent
 from launcher.burnin.record import Machine
 from launcher.estimate.cluster import Gpu, gpu_of_device
 from launcher.format import human_bytes
@@ -206,11 +202,7 @@ def _built_for_it() -> bool:
     return False
 
 
-def main(form: str, recipes: str, answer: str) -> None:
-    die_with_parent()
-    found = describe("gpu" if form == "gpu" else "cpu" if form == "cpu" else None, recipes)
-    Path(answer).write_text(found.model_dump_json(), "utf-8")
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+def serve(request: Report, line: Line) -> None:
+    """Tells what the machine is, in a process of its own. No `form`: on a GPU where there is one."""
+    found = describe(request["form"], " ".join(request["recipes"]))
+    line.report(machine=found.model_dump(mode="json"))

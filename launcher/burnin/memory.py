@@ -85,7 +85,7 @@ def shortage(bench: Bench) -> None:
     with joined(device_of(bench), bench.folder):
         recipe = recipe_of(bench, bench.request.recipes[0])
         length = recipe.phases[0].length
-        large = Steps(recipe, 1, 64 if bench.gpu else 2048, length, even=True)
+        large = Steps(recipe, 1, 256 if bench.gpu else 16_384, length, even=True)
         small = Steps(recipe, 1, 4, length, even=True)
         precision = recipe.precision
         engine = engine_of(recipe, 1, precision)
@@ -121,7 +121,7 @@ def _short(bench: Bench, engine: Engine, large: Steps, small: Steps) -> None:
 
 @contextmanager
 def _limited(bench: Bench) -> Iterator[None]:
-    """About 2 GiB more than are in use on a GPU, 1.5 GiB of addresses on a CPU."""
+    """About 2 GiB more than are in use on a GPU, and as many addresses on a CPU."""
     if bench.gpu:
         total = torch.cuda.get_device_properties(0).total_memory
         share = (torch.cuda.memory_reserved() + (2 << 30)) / total
@@ -132,7 +132,7 @@ def _limited(bench: Bench) -> Iterator[None]:
             torch.cuda.set_per_process_memory_fraction(1.0)
         return
     before = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (_status("VmSize") + (3 << 29), before[1]))
+    resource.setrlimit(resource.RLIMIT_AS, (_status("VmSize") + (2 << 30), before[1]))
     try:
         yield
     finally:

@@ -6,7 +6,7 @@ from html import escape
 from data_service.visible import visible
 from launcher.burnin.check import Check
 from launcher.burnin.record import BurninRecord, Machine, Outcome
-from launcher.burnin.report import Line
+from launcher.burnin.report import Measured
 from launcher.inspect.report.style import CSS, table
 
 _STATES = {
@@ -87,7 +87,7 @@ def _section(name: str, outcome: Outcome, check: Check | None) -> str:
     return f'<h2 id="{escape(name)}">{_text(name)} {state}</h2>{about}{where}{why}{lines}'
 
 
-def _row(line: Line) -> list[str]:
+def _row(line: Measured) -> list[str]:
     bound = (
         ""
         if line.bound is None

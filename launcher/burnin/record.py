@@ -9,7 +9,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from launcher.burnin.check import Form
-from launcher.burnin.report import Line
+from launcher.burnin.report import Measured
 from launcher.output import write_file
 
 RECORD, PAGE = "burnin.json", "burnin.html"
@@ -39,7 +39,7 @@ class Outcome(_Part):
     device: str
     began: str
     seconds: float
-    lines: tuple[Line, ...] = ()
+    lines: tuple[Measured, ...] = ()
     why: str = ""
 
 

@@ -1,20 +1,19 @@
-"""What a check finds, line by line. A check's process appends lines to a file, so that lines outlive the process."""
+"""What a check finds, line by line, and what it says of itself."""
 
-import json
 import math
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 _SAID = 2000  # characters of what went wrong
 
 
-class Line(BaseModel):
-    """One finding.
+class Measured(BaseModel):
+    """One line of what a check found.
 
     Attributes:
         what: was measured or compared.
@@ -53,27 +52,29 @@ class CannotRun(Exception):
 
 
 class Report:
-    """Writes lines and marks to `path`."""
+    """Hands measurements and marks on, one by one and at once, so that they outlive the check's process."""
 
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("a", encoding="utf-8")
+    def __init__(self, hand_on: Callable[[dict[str, Any]], None]) -> None:
+        self._hand_on = hand_on
 
     def figure(self, what: str, found: float | str, unit: str = "") -> None:
         """A figure that nothing is held against."""
-        self._write(Line(what=what, found=_finite(found), unit=unit))
+        self._write(Measured(what=what, found=_finite(found), unit=unit))
 
     def at_most(self, what: str, found: float, bound: float, unit: str = "") -> None:
         """A figure that is wrong if it is larger than `bound`, or no number."""
         right = found <= bound
-        self._write(Line(what=what, found=_finite(found), unit=unit, bound=bound, right=right))
+        self._write(Measured(what=what, found=_finite(found), unit=unit, bound=bound, right=right))
 
     def at_least(self, what: str, found: float, bound: float, unit: str = "") -> None:
         right = found >= bound
-        self._write(Line(what=what, found=_finite(found), unit=unit, bound=bound, least=True, right=right))
+        self._write(
+            Measured(what=what, found=_finite(found), unit=unit, bound=bound, least=True, right=right)
+        )
 
     def holds(self, what: str, right: bool, found: str = "") -> None:
         """Something that is true or false."""
-        self._write(Line(what=what, found=found or ("yes" if right else "no"), right=right))
+        self._write(Measured(what=what, found=found or ("yes" if right else "no"), right=right))
 
     def doing(self, text: str) -> None:
         """What comes next: if the process dies of it, this is known."""
@@ -91,11 +92,11 @@ class Report:
         except CannotRun:
             raise
         except Exception as error:  # whatever a compiler, a driver or a library raises
-            self._write(Line(what=what, found=said(error), right=False))
+            self._write(Measured(what=what, found=said(error), right=False))
 
-    def _write(self, what: Line | Mark) -> None:
-        self._file.write(what.model_dump_json() + "\n")
-        self._file.flush()
+    def _write(self, what: Measured | Mark) -> None:
+        kind = "measured" if isinstance(what, Measured) else "mark"
+        self._hand_on({kind: what.model_dump(mode="json")})
 
 
 def said(error: BaseException) -> str:
@@ -109,18 +110,3 @@ def said(error: BaseException) -> str:
 
 def _finite(found: float | str) -> float | str:
     return str(found) if isinstance(found, float) and not math.isfinite(found) else found
-
-
-def read_report(path: Path) -> tuple[list[Line], list[Mark]]:
-    """Lines and marks in their order. The last line of a process that died may be cut short, and is left out."""
-    lines, marks = list[Line](), list[Mark]()
-    for text in path.read_text("utf-8", errors="replace").splitlines() if path.exists() else []:
-        try:
-            fields = json.loads(text)
-            if "kind" in fields:
-                marks.append(Mark.model_validate(fields))
-            else:
-                lines.append(Line.model_validate(fields))
-        except (ValueError, ValidationError, TypeError):
-            continue
-    return lines, marks

@@ -7,15 +7,18 @@ again either, unless it is asked for by name: it may take the machine with it.
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from encoder_core.cost.trial_process import Deadline, TrialEnded, follow
 from launcher.burnin.check import Check, Form, Request
+from launcher.burnin.child import TARGET
 from launcher.burnin.page import first_line, render
-from launcher.burnin.processes import Ended, run_process
 from launcher.burnin.record import PAGE, Machine, Outcome, RecordFile, Status, now
-from launcher.burnin.report import Mark, read_report
+from launcher.burnin.report import Mark, Measured
 from launcher.errors import BurninError
 from launcher.output import write_file
 
@@ -91,20 +94,38 @@ def _to_do(wanted: Wanted, file: RecordFile, machine: Machine) -> list[Check]:
     return new + again
 
 
+class _Over(Exception):
+    """A process has taken all of its time."""
+
+
+def _heard(
+    target: str, request: Mapping[str, Any], seconds: float, environment: Mapping[str, str]
+) -> Iterator[dict[str, Any]]:
+    """What a process reports. Raises TrialEnded if it crashed, _Over if it was not done after so many seconds."""
+    end = time.monotonic() + seconds
+
+    def tick() -> None:
+        if time.monotonic() > end:
+            raise _Over
+
+    with closing(follow(target, request, Deadline(float("inf")), tick, environment)) as reports:
+        yield from reports
+
+
 def _probe(wanted: Wanted) -> Machine:
     """Asked in a process of its own, so that this one never meets the driver."""
-    with tempfile.TemporaryDirectory(prefix="maskfleet-burnin-") as folder:
-        answer = Path(folder, "machine.json")
-        words = [wanted.form or "", " ".join(wanted.recipes), str(answer)]
-        ended = run_process(
-            "launcher.burnin.machine", words, _hidden(wanted.form), Path(folder, "log"), _PROBE_S
-        )
-        if not answer.exists():
-            raise BurninError(
-                f"the process that looks for devices failed ({ended.how}): {ended.said}",
-                remedy="torch must be importable and the driver must answer; or give --tiny for the CPU alone",
-            )
-        return Machine.model_validate_json(answer.read_text("utf-8"))
+    request = {"form": wanted.form, "recipes": list(wanted.recipes)}
+    try:
+        for answer in _heard("launcher.burnin.machine:serve", request, _PROBE_S, _hidden(wanted.form)):
+            return Machine.model_validate(answer["machine"])
+    except (TrialEnded, _Over) as ended:
+        raise BurninError(
+            f"the process that looks for devices did not answer: {ended}",
+            remedy="torch must be importable and the driver must answer; or give --tiny for the CPU alone",
+        ) from ended
+    raise BurninError(
+        "the process that looks for devices told nothing", remedy="give --tiny for the CPU alone"
+    )
 
 
 def _hidden(form: Form | None) -> dict[str, str]:
@@ -114,44 +135,54 @@ def _hidden(form: Form | None) -> dict[str, str]:
 def _carry_out(check: Check, wanted: Wanted, machine: Machine, remaining: float) -> Outcome | None:
     """None: the burn-in's time was over first."""
     folder = Path(tempfile.mkdtemp(prefix=f"{check.name}-", dir=_folder(wanted.folder / "work")))
-    report, log, own = folder / "report.jsonl", folder / "log", folder / "own"
-    own.mkdir()
     request = Request(form=machine.form, recipes=wanted.recipes, folder=str(folder))
-    limit, began = check.limit(machine.form), now()
+    asked = {"check": check.name, "request": request.model_dump(mode="json"), "folder": str(folder)}
+    limit, began, started = check.limit(machine.form), now(), time.monotonic()
     environment = {**_environment(wanted, machine.form), **dict(check.environment)}
-    words = [check.name, request.model_dump_json(), str(report), str(own)]
-    ended = run_process("launcher.burnin.child", words, environment, log, min(limit, remaining))
-    if ended.late and remaining < limit:
+    measured, marks = list[Measured](), list[Mark]()
+    status: Status | None = None
+    why = ""
+    try:
+        for told in _heard(TARGET, asked, min(limit, remaining), environment):
+            if "mark" in told:
+                marks.append(Mark.model_validate(told["mark"]))
+            else:
+                measured.append(Measured.model_validate(told["measured"]))
+    except _Over:
+        if remaining < limit:
+            return None
+        status, why = "late", f"it was not done after {limit:.0f} s{_meanwhile(marks)}"
+    except TrialEnded as ended:
+        status, why = "died", f"{ended}{_meanwhile(marks)}"
+    finally:
         shutil.rmtree(folder, ignore_errors=True)
-        return None
-    lines, marks = read_report(report)
-    status, why = _judged(ended, [line.right for line in lines], marks)
-    shutil.rmtree(folder, ignore_errors=True)
+    if status is None:
+        status, why = _judged([one.right for one in measured], marks)
     return Outcome(
         status=status,
         identity=machine.identity,
         form=machine.form,
         device=machine.device,
         began=began,
-        seconds=round(ended.seconds, 2),
-        lines=tuple(lines),
+        seconds=round(time.monotonic() - started, 2),
+        lines=tuple(measured),
         why=why,
     )
 
 
-def _judged(ended: Ended, right: Sequence[bool | None], marks: Sequence[Mark]) -> tuple[Status, str]:
-    """A status, and why it is not `passed`."""
-    last = marks[-1] if marks else None
-    if last is not None and last.kind == "skipped":
+def _meanwhile(marks: Sequence[Mark]) -> str:
+    return f", while it did: {marks[-1].text}" if marks else ""
+
+
+def _judged(right: Sequence[bool | None], marks: Sequence[Mark]) -> tuple[Status, str]:
+    """A status, and why it is not `passed`, of a process that came to its end."""
+    last = marks[-1]
+    if last.kind == "skipped":
         return "skipped", last.text
-    if last is not None and last.kind == "failed":
+    if last.kind == "failed":
         return "failed", last.text
-    if last is not None and last.kind == "ended":
-        wrong = sum(one is False for one in right)
-        return ("failed", f"{wrong} of {len(right)} findings are wrong") if wrong else ("passed", "")
-    doing = "" if last is None else f" while it did: {last.text}"
-    said = f"\n{ended.said}" if ended.said else ""
-    return ("late" if ended.late else "died"), f"{ended.how}{doing}{said}"
+    wrong = sum(one is False for one in right)
+    return ("failed", f"{wrong} of {len(right)} findings are wrong") if wrong else ("passed", "")
 
 
 def _environment(wanted: Wanted, form: Form) -> dict[str, str]:

@@ -5,7 +5,6 @@
 
 import hashlib
 import json
-import os
 import sys
 from collections.abc import Iterator
 from datetime import timedelta
@@ -18,7 +17,6 @@ from torch import Tensor
 
 from launcher.burnin.check import Bench
 from launcher.burnin.machine import known_gpu, seconds_of
-from launcher.burnin.processes import die_with_parent
 from launcher.errors import EstimateError
 from launcher.measure.processes import RankCommand, run_ranks
 
@@ -49,7 +47,7 @@ def collectives(bench: Bench) -> None:
     commands = [
         RankCommand(
             [sys.executable, "-P", "-m", "launcher.burnin.sums", one.model_dump_json()],
-            {"MASKFLEET_BURNIN_PARENT": str(os.getpid())},
+            {},
             bench.folder / f"rank{one.rank}.log",
         )
         for one in requests
@@ -151,5 +149,4 @@ def _bandwidth(request: _Request, device: torch.device) -> float:
 
 
 if __name__ == "__main__":
-    die_with_parent()
     carry_out(_Request.model_validate_json(sys.argv[1]))

@@ -1,15 +1,11 @@
-"""Checks of training itself: every ZeRO stage against the CPU, no waits, equal bits, and state moved between devices.
-
-`python -m launcher.burnin.training REQUEST` trains some steps and writes what it saw to a file.
-"""
+"""Checks of training: every ZeRO stage against the CPU, no waits, equal bits, and state moved between devices."""
 
 import hashlib
 import json
 import struct
-import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +15,8 @@ from pydantic import BaseModel, ConfigDict
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from checkpoints.snapshot import take
+from encoder_core.cost.trial_process import Deadline, Line, follow
+from encoder_core.cost.trial_process import Report as Message
 from encoder_core.train.engine import Engine
 from encoder_core.train.engine_config import Precision
 from encoder_core.train.step import Sums, seed_draws
@@ -26,7 +24,6 @@ from encoder_core.train.zero_state import ALL_KINDS
 from launcher.burnin.check import Bench
 from launcher.burnin.machine import device_of
 from launcher.burnin.networks import Steps, engine_of, joined, losses, recipe_of, small
-from launcher.burnin.processes import die_with_parent, run_process
 from launcher.rank.build import set_determinism
 
 _STEPS = 20
@@ -47,8 +44,7 @@ class Request(BaseModel):
 
     Attributes:
         networks: recipes, of which the small form is taken. runs: stages and precisions, in turn.
-        deterministic: as a recipe's setting. restore: state to begin with, a file; save: where to leave the state.
-        answer: the file for what it saw.
+        deterministic: as a recipe's setting. folder: where it meets itself.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -56,7 +52,7 @@ class Request(BaseModel):
     networks: tuple[str, ...]
     runs: tuple[tuple[int, Precision], ...]
     steps: int
-    answer: str
+    folder: str
     deterministic: bool = False
 
 
@@ -92,33 +88,39 @@ def digest(engine: Engine) -> str:
     return hashed.hexdigest()
 
 
-def carry_out(request: Request) -> None:
-    """In a process of its own."""
+def serve(request: Message, line: Line) -> None:
+    """In a process of its own: trains what is asked for, and tells each trace."""
+    asked = Request.model_validate(request)
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-    set_determinism(request.deterministic)
-    found = {}
-    with joined(device, Path(request.answer).parent):
-        for name in request.networks:
-            for stage, precision in request.runs:
-                trace = train(name, stage, precision, request.steps)
-                found[f"{name}/{stage}/{precision}"] = vars(trace)
-    Path(request.answer).write_text(json.dumps(found), "utf-8")
+    set_determinism(asked.deterministic)
+    with joined(device, Path(asked.folder)):
+        for name in asked.networks:
+            for stage, precision in asked.runs:
+                trace = train(name, stage, precision, asked.steps)
+                line.report(run=f"{name}/{stage}/{precision}", trace=vars(trace))
 
 
 def in_process(
     bench: Bench, name: str, request: dict[str, Any], environment: Mapping[str, str]
 ) -> dict[str, Trace]:
-    """Traces by network, stage and precision, of a process of its own. Raises RuntimeError if it failed."""
-    folder = bench.folder / name
+    """Traces by network, stage and precision, of a process of its own. Raises TrialEnded if it failed."""
+    asked = Request(folder=_made(bench.folder / name), **request)
+    found, deadline = {}, Deadline(_LIMIT_S)
+    target = "launcher.burnin.training:serve"
+    with closing(follow(target, asked.model_dump(mode="json"), deadline, _nothing, environment)) as reports:
+        for report in reports:
+            found[report["run"]] = Trace(**report["trace"])
+            bench.report.doing(f"{name}: {report['run']} is done")
+    return found
+
+
+def _made(folder: Path) -> str:
     folder.mkdir()
-    asked = Request(answer=str(folder / "answer.json"), **request)
-    ended = run_process(
-        "launcher.burnin.training", [asked.model_dump_json()], environment, folder / "log", _LIMIT_S
-    )
-    if ended.code or ended.late:
-        raise RuntimeError(f"the process that trains {name} {ended.how}: {ended.said}")
-    answer = json.loads(Path(asked.answer).read_text("utf-8"))
-    return {key: Trace(**trace) for key, trace in answer.items()}
+    return str(folder)
+
+
+def _nothing() -> None:
+    pass
 
 
 def zero(bench: Bench, stage: str) -> None:
@@ -127,7 +129,8 @@ def zero(bench: Bench, stage: str) -> None:
     precisions: list[Precision] = ["fp32"] if stage == "0" else ["fp32", "bf16"]
     mine = [(int(stage), precision) for precision in precisions]
     theirs = mine if bench.gpu else [(0, "fp32")]
-    shared = {"networks": _NETWORKS, "steps": _STEPS}
+    networks = _NETWORKS if bench.gpu else _NETWORKS[:2]  # the CPU's time is for what differs
+    shared = {"networks": networks, "steps": _STEPS}
     bench.report.doing("training on the CPU")
     expected = in_process(bench, "reference", {**shared, "runs": theirs}, {"CUDA_VISIBLE_DEVICES": ""})
     bench.report.doing("training on the device")
@@ -295,23 +298,19 @@ def _fill(engine: Engine, state: bytes) -> None:
 
 def _through_cpu(bench: Bench, file: Path) -> bytes:
     """The state after an engine of another process, without a GPU, was restored from it and copied."""
-    ended = run_process(
-        "launcher.burnin.training",
-        ["through", str(file)],
-        {"CUDA_VISIBLE_DEVICES": ""},
-        bench.folder / "through.log",
-        _LIMIT_S,
-    )
-    if ended.code or ended.late:
-        raise RuntimeError(f"the process on the CPU {ended.how}: {ended.said}")
+    request = {"file": str(file), "folder": _made(bench.folder / "through")}
+    hidden = {"CUDA_VISIBLE_DEVICES": ""}
+    target = "launcher.burnin.training:serve_state"
+    with closing(follow(target, request, Deadline(_LIMIT_S), _nothing, hidden)) as reports:
+        for _ in reports:
+            pass
     return file.with_suffix(".back").read_bytes()
 
 
-def through(file: Path) -> None:
+def serve_state(request: Message, line: Line) -> None:
     """In that process."""
-    folder = file.parent / "through"
-    folder.mkdir()
-    with joined(torch.device("cpu"), folder):
+    file = Path(request["file"])
+    with joined(torch.device("cpu"), Path(request["folder"])):
         engine = engine_of(small(_NETWORKS[0], _RATE), 1, "bf16")
         _fill(engine, file.read_bytes())
         file.with_suffix(".back").write_bytes(_copied(engine))
@@ -333,11 +332,3 @@ def _stall(bench: Bench) -> None:
         bench.report.figure(f"{recipe.name}: the {turn} copy stalls training", seconds, "s")
     bench.report.figure(f"{recipe.name}: bytes copied", size / 2**30, "GiB")
     bench.report.figure(f"{recipe.name}: copied at", size / seconds / 1e9, "GB/s")
-
-
-if __name__ == "__main__":
-    die_with_parent()
-    if sys.argv[1] == "through":
-        through(Path(sys.argv[2]))
-    else:
-        carry_out(Request.model_validate_json(sys.argv[1]))

@@ -59,7 +59,8 @@ def know(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, checks: list[Check]) -
     (place / "sitecustomize.py").write_text("\n".join(lines))
     monkeypatch.setattr(session, "_probe", lambda wanted: MACHINE)
     root = str(Path(__file__).parents[3])
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(place), root]))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(place), root]))  # of other commands
+    monkeypatch.syspath_prepend(str(place))  # of processes that this one starts
 
 
 def burnt(tmp_path: Path, checks: list[Check], **settings: object) -> Burnin:
