@@ -52,6 +52,7 @@ class Check:
         function: `module:name`; it is called with a `Bench` and `arguments`.
         gpu, cpu: seconds that it takes about, in either form.
         figures: it measures speed; such checks come after all others.
+        beside: others may run beside it on a GPU: it measures neither time nor memory.
         needs: modules without which it is skipped.
         environment: variables of its process.
     """
@@ -63,6 +64,7 @@ class Check:
     cpu: float
     arguments: tuple[str, ...] = ()
     figures: bool = False
+    beside: bool = False
     needs: tuple[str, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
 

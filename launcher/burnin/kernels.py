@@ -47,8 +47,8 @@ _BEYOND = 2**31
 
 
 def form(bench: Bench, name: str) -> None:
-    """One form of scores in every precision, dropout and size of scores; long rows; and how long it takes."""
-    shape, device = FORMS[name], device_of(bench)
+    """One form of scores in every precision, dropout and size of scores; and long rows."""
+    shape = FORMS[name]
     lengths = _GPU_LENGTHS if bench.gpu else _CPU_LENGTHS
     for dtype in _dtypes(bench):
         width, heads = (_WIDTH, _HEADS) if bench.gpu else (16, 1)
@@ -60,10 +60,16 @@ def form(bench: Bench, name: str) -> None:
                 _hold(bench, shape, size, f"rows of {', '.join(map(str, lengths))}, scores x {scores:g}")
     if bench.gpu:
         for dtype in (torch.bfloat16, torch.float32):
-            _hold(bench, shape, Size((_LONG,), _HEADS, _WIDTH, dtype, 0.1), f"a row of {_LONG:,}")
+            _hold(bench, shape, Size((_LONG,), 1, _WIDTH, dtype, 0.1), f"a row of {_LONG:,}")
             torch.cuda.empty_cache()
-        for dtype in _dtypes(bench):
-            _time(bench, shape, Size((512,) * 32, 12, _WIDTH, dtype, 0.1), device)
+
+
+def timed(bench: Bench) -> None:
+    """How long every form takes: on a GPU 32 rows of 512 with 12 heads, interpreted one short row."""
+    for name, shape in FORMS.items():
+        for dtype in (torch.bfloat16, torch.float16) if bench.gpu else (torch.float32,):
+            size = Size((512,) * 32, 12, _WIDTH, dtype, 0.1) if bench.gpu else Size((16,), 1, 16, dtype, 0.1)
+            _time(bench, name, shape, size)
 
 
 def _dtypes(bench: Bench) -> tuple[torch.dtype, ...]:
@@ -104,9 +110,10 @@ def _by_formula(given: Problem, dtype: torch.dtype, *, cancels: bool = True) -> 
     return outcome(formula(exact, cancels=cancels), exact)
 
 
-def _time(bench: Bench, shape: Form, size: Size, device: torch.device) -> None:
-    """Forward, and forward with backward, on 32 rows of 512."""
-    what = f"{_name(size.dtype)}, {len(size.lengths)} rows of {size.lengths[0]}, {size.heads} heads"
+def _time(bench: Bench, name: str, shape: Form, size: Size) -> None:
+    """Forward, and forward with backward."""
+    device = device_of(bench)
+    what = f"{name}, {_name(size.dtype)}, {len(size.lengths)} rows of {size.lengths[0]}, {size.heads} heads"
     with bench.report.attempt(what):
         given = problem(shape, size, device)
         flops = 4.0 * sum(n * n for n in size.lengths) * size.heads * size.width

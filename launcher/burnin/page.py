@@ -56,7 +56,8 @@ def _header(record: BurninRecord, found: dict[str, Outcome], names: Sequence[str
         if counts["left"]
         else ("", "passed")
     )
-    running = "" if record.running is None else f"; {record.running.name} is running, or was when all ended"
+    names_running = ", ".join(record.running)
+    running = f"; running, or interrupted: {names_running}" if names_running else ""
     return (
         f'<header><h1>Burn-in</h1><span class="state {state[0]}">{state[1]}</span></header>'
         f'<p class="soft">{_text(device)}<br>as of {_text(record.updated + running)}</p>'

@@ -1,7 +1,6 @@
 """What a burn-in has found so far, as a JSON file that is written whole after each check."""
 
 import json
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
@@ -59,20 +58,13 @@ class Machine(_Part):
     facts: dict[str, str]
 
 
-class Running(_Part):
-    """A check that was begun and whose end is not on record. `starts`: how often."""
-
-    name: str
-    starts: int
-
-
 class BurninRecord(_Part):
-    """The whole file."""
+    """The whole file. `running`: checks that were begun and whose end is not on record, and how often they were."""
 
     version: Literal[1] = 1
     machine: Machine | None = None
     updated: str = ""
-    running: Running | None = None
+    running: dict[str, int] = {}
     outcomes: dict[str, Outcome] = {}
 
     def of(self, identity: str) -> dict[str, Outcome]:
@@ -97,31 +89,33 @@ class RecordFile:
             return BurninRecord()
 
     def settle(self, machine: Machine) -> None:
-        """From here on of this machine. A check that was running in the last start was interrupted; where it was for
-        the second time, it died."""
-        running, outcomes = self.record.running, dict(self.record.outcomes)
-        if running is not None and running.starts >= _BEGUN:
-            outcomes[running.name] = Outcome(
+        """From here on of this machine. Checks that were running when the last start ended were interrupted; those for
+        which it was the second time died."""
+        often = {name: starts for name, starts in self.record.running.items() if starts >= _BEGUN}
+        died = {
+            name: Outcome(
                 status="died",
                 identity=machine.identity,
                 form=machine.form,
                 device=machine.device,
                 began=now(),
                 seconds=0.0,
-                why=f"{running.starts} burn-ins ended while it ran",
+                why=f"{starts} burn-ins ended while it ran",
             )
-            running = None
-        self._write(machine=machine, running=running, outcomes=outcomes)
+            for name, starts in often.items()
+        }
+        running = {name: starts for name, starts in self.record.running.items() if name not in often}
+        self._write(machine=machine, running=running, outcomes={**self.record.outcomes, **died})
 
     def begin(self, name: str) -> None:
-        running = self.record.running
-        starts = 1 + (running.starts if running is not None and running.name == name else 0)
-        self._write(running=Running(name=name, starts=starts))
+        starts = 1 + self.record.running.get(name, 0)
+        self._write(running={**self.record.running, name: starts})
 
     def end(self, name: str, outcome: Outcome | None) -> None:
         """`outcome` None: it was ended without a fault of its own, and is as if it had not begun."""
-        outcomes: Mapping[str, Outcome] = self.record.outcomes
-        self._write(running=None, outcomes={**outcomes, **({} if outcome is None else {name: outcome})})
+        running = {other: starts for other, starts in self.record.running.items() if other != name}
+        new = {} if outcome is None else {name: outcome}
+        self._write(running=running, outcomes={**self.record.outcomes, **new})
 
     def _write(self, **changes: object) -> None:
         self.record = self.record.model_copy(update=changes | {"updated": now()})

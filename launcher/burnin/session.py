@@ -1,15 +1,19 @@
-"""A burn-in: checks one after another, each in a process of its own, until all are done or the time is over.
+"""A burn-in: checks, each in a process of its own, until all are done or the time is over. On a GPU several at a time.
 
 What passed with the same code on the same machine is not done again. A check whose process died or hung is not begun
 again either, unless it is asked for by name: it may take the machine with it.
 """
 
+import os
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +27,7 @@ from launcher.errors import BurninError
 from launcher.output import write_file
 
 _PROBE_S = 300.0  # to import torch from a slow disk and to ask the driver
+_MOST_JOBS, _CORES = 3, 4  # checks at a time on a GPU; cores of each
 _LEFT_S = 5.0  # a check is not begun with less time
 
 
@@ -68,18 +73,55 @@ def burn_in(wanted: Wanted, tell: Callable[[str], None]) -> Burnin:
     file.settle(machine)
     tell(f"{machine.device}: {machine.form} form, into {wanted.folder}")
     _write_page(file, wanted)
-    for check in _to_do(wanted, file, machine):
-        remaining = deadline - time.monotonic()
-        if remaining < max(_LEFT_S, check.seconds(machine.form)):
-            continue
-        file.begin(check.name)
-        outcome = _carry_out(check, wanted, machine, remaining)
-        file.end(check.name, outcome)
-        _write_page(file, wanted)
-        if outcome is not None:
-            tell(f"{outcome.status:8} {check.name} ({outcome.seconds:.0f} s) {first_line(outcome.why)}")
+    work = _Work(wanted, file, machine, deadline, tell)
+    for beside, group in groupby(_to_do(wanted, file, machine), lambda check: check.beside):
+        with ThreadPoolExecutor(_jobs(machine) if beside else 1, "check") as pool:
+            try:
+                list(pool.map(work.do, group))
+            except BaseException:  # an interrupt from the keyboard, too, ends what is under way
+                work.stopped.set()
+                pool.shutdown(cancel_futures=True)
+                raise
     found = file.record.of(machine.identity)
     return Burnin(machine, found, tuple(one.name for one in wanted.checks if one.name not in found))
+
+
+def _jobs(machine: Machine) -> int:
+    """Checks on a GPU wait for compilers and for the CPU that they compare it with, most of the time."""
+    cores = len(os.sched_getaffinity(0))
+    return max(1, min(_MOST_JOBS, cores // _CORES)) if machine.form == "gpu" else 1
+
+
+@dataclass
+class _Work:
+    """Checks being done, several at a time."""
+
+    wanted: Wanted
+    file: RecordFile
+    machine: Machine
+    deadline: float
+    tell: Callable[[str], None]
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    stopped: threading.Event = field(default_factory=threading.Event)
+
+    def do(self, check: Check) -> None:
+        """If it fits into the time."""
+        remaining = self.deadline - time.monotonic()
+        if remaining < max(_LEFT_S, check.seconds(self.machine.form)):
+            return
+        with self.lock:
+            self.file.begin(check.name)
+            _write_page(self.file, self.wanted)
+        outcome = None
+        try:
+            outcome = _carry_out(check, self.wanted, self.machine, remaining, self.stopped)
+        finally:
+            with self.lock:
+                self.file.end(check.name, outcome)
+                _write_page(self.file, self.wanted)
+        if outcome is not None:
+            why = first_line(outcome.why)
+            self.tell(f"{outcome.status:8} {check.name} ({outcome.seconds:.0f} s) {why}".rstrip())
 
 
 def _to_do(wanted: Wanted, file: RecordFile, machine: Machine) -> list[Check]:
@@ -99,13 +141,17 @@ class _Over(Exception):
 
 
 def _heard(
-    target: str, request: Mapping[str, Any], seconds: float, environment: Mapping[str, str]
+    target: str,
+    request: Mapping[str, Any],
+    seconds: float,
+    environment: Mapping[str, str],
+    stopped: threading.Event | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """What a process reports. Raises TrialEnded if it crashed, _Over if it was not done after so many seconds."""
+    """What a process reports. Raises TrialEnded if it crashed, _Over if it was stopped, or not done after so many seconds."""
     end = time.monotonic() + seconds
 
     def tick() -> None:
-        if time.monotonic() > end:
+        if time.monotonic() > end or (stopped is not None and stopped.is_set()):
             raise _Over
 
     with closing(follow(target, request, Deadline(float("inf")), tick, environment)) as reports:
@@ -132,8 +178,10 @@ def _hidden(form: Form | None) -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": ""} if form == "cpu" else {}
 
 
-def _carry_out(check: Check, wanted: Wanted, machine: Machine, remaining: float) -> Outcome | None:
-    """None: the burn-in's time was over first."""
+def _carry_out(
+    check: Check, wanted: Wanted, machine: Machine, remaining: float, stopped: threading.Event
+) -> Outcome | None:
+    """None: the burn-in was stopped, or its time was over first."""
     folder = Path(tempfile.mkdtemp(prefix=f"{check.name}-", dir=_folder(wanted.folder / "work")))
     request = Request(form=machine.form, recipes=wanted.recipes, folder=str(folder))
     asked = {"check": check.name, "request": request.model_dump(mode="json"), "folder": str(folder)}
@@ -143,13 +191,13 @@ def _carry_out(check: Check, wanted: Wanted, machine: Machine, remaining: float)
     status: Status | None = None
     why = ""
     try:
-        for told in _heard(TARGET, asked, min(limit, remaining), environment):
+        for told in _heard(TARGET, asked, min(limit, remaining), environment, stopped):
             if "mark" in told:
                 marks.append(Mark.model_validate(told["mark"]))
             else:
                 measured.append(Measured.model_validate(told["measured"]))
     except _Over:
-        if remaining < limit:
+        if remaining < limit or stopped.is_set():
             return None
         status, why = "late", f"it was not done after {limit:.0f} s{_meanwhile(marks)}"
     except TrialEnded as ended:

@@ -46,6 +46,8 @@ def killed_and_resumed(bench: Bench) -> None:
         bench.report.holds(
             f"{name}: train ends with exit code 0", code == 0, f"{code} {said if code else ''}"
         )
+        if code:
+            return
         bench.report.figure(f"{name}: train took", time.monotonic() - began, "s")
         ends[name] = _last(uri)
     bench.report.holds("both end at the last step", {step for step, _ in ends.values()} == {_STEPS})
@@ -63,6 +65,7 @@ def _recipe(bench: Bench) -> Recipe:
         "phases": (RecipePhase(steps=_STEPS, length=_LENGTH, batch=BatchSize(sequences=_ROWS)),),
         "microbatch": _ROWS // 2,
         "trainers": ranks,
+        "schedule": recipe.schedule.model_copy(update={"warmup": _SAVES}),
         "precision": "bf16",
         "deterministic": True,
         "checkpoint": Checkpointing(every=Every(steps=_SAVES), keep_last=2),

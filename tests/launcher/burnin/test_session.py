@@ -2,9 +2,12 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -92,6 +95,33 @@ def test_each_end_has_its_name_and_the_others_go_on(tmp_path: Path, own_checks: 
     assert not list((tmp_path / "out" / "work").iterdir())
 
 
+def test_several_run_at_a_time_where_none_of_them_measures(
+    tmp_path: Path, own_checks: list[Check], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beside = [replace(one, beside=one.name != "right") for one in own_checks]
+    monkeypatch.setattr(session, "_jobs", lambda machine: 3)
+    found = burnt(tmp_path, beside)
+    assert {name: found.outcomes[name].status for name in EVERY} == EVERY
+    assert set(record(tmp_path).outcomes) == {one.name for one in own_checks}
+    assert record(tmp_path).running == {}
+
+
+def test_an_interrupt_ends_what_is_under_way(
+    tmp_path: Path, own_checks: list[Check], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checks = [replace(check(f"hangs{n}", "hangs"), beside=True) for n in range(3)] + [check("right", "right")]
+    know(monkeypatch, tmp_path, checks)
+    monkeypatch.setattr(session, "_jobs", lambda machine: 2)
+    timer = threading.Timer(3.0, signal.raise_signal, [signal.SIGINT])
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        burnt(tmp_path, checks)
+    timer.join()
+    assert record(tmp_path).running == {}
+    assert record(tmp_path).outcomes == {}
+    assert not list((tmp_path / "out" / "work").iterdir())
+
+
 def test_a_start_goes_on_with_what_is_left_and_with_what_failed(
     tmp_path: Path, own_checks: list[Check]
 ) -> None:
@@ -144,7 +174,7 @@ def test_only_what_fits_into_the_time_is_done(
     assert time.monotonic() - began < 60
     assert set(found.outcomes) == {"short"}  # one that the end of the time cut off has no fault of its own
     assert set(found.left) == {"long", "cut"}
-    assert record(tmp_path).running is None
+    assert record(tmp_path).running == {}
 
 
 def test_a_check_during_which_two_burn_ins_ended_is_not_begun_a_third_time(
@@ -154,7 +184,7 @@ def test_a_check_during_which_two_burn_ins_ended_is_not_begun_a_third_time(
     burnt(tmp_path, counted)
     first = record(tmp_path)
     for starts, status in ((1, "passed"), (2, "died")):
-        running = {"running": {"name": "counted", "starts": starts}, "outcomes": {}}
+        running = {"running": {"counted": starts}, "outcomes": {}}
         text = json.dumps(first.model_dump(mode="json") | running)
         (tmp_path / "out" / RECORD).write_text(text)
         assert burnt(tmp_path, counted).outcomes["counted"].status == status
