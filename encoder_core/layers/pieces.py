@@ -82,7 +82,7 @@ class Pieces:
 
     def _of(self, function: Function) -> Function:
         if function not in self._made:
-            self._made[function] = torch.compile(  # type: ignore[call-overload]
+            self._made[function] = torch.compile(
                 function,
                 fullgraph=True,
                 backend=self._backend,

@@ -5,6 +5,7 @@ On a CPU they run under Triton's interpreter, on short rows; it multiplies fp32 
 
 import time
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -211,8 +212,8 @@ def _same_mask(bench: Bench, rate: float) -> bool:
 
 
 def _on_cpu(layout: Layout) -> Layout:
-    tensors = {name: x.cpu() for name, x in vars(layout).items() if isinstance(x, Tensor)}
-    return replace(layout, **tensors)
+    moved: dict[str, Any] = {n: x.cpu() if isinstance(x, Tensor) else x for n, x in vars(layout).items()}
+    return Layout(**moved)
 
 
 def offsets(bench: Bench) -> None:

@@ -67,7 +67,8 @@ def _gpu_facts() -> dict[str, str]:
     finally:
         pynvml.nvmlShutdown()
     found = {"driver": str(driver), "cuDNN": str(torch.backends.cudnn.version())}
-    found["NCCL"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+    nccl = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+    found["NCCL"] = ".".join(map(str, nccl))
     for number in range(torch.cuda.device_count()):
         kind = torch.cuda.get_device_properties(number)
         found[f"GPU {number}"] = (
@@ -103,15 +104,15 @@ def seconds_of(function: Callable[[], object], device: torch.device, timed: int 
             function()
             seconds.append(time.perf_counter() - began)
         return statistics.median(seconds)
-    edges = [torch.cuda.Event(enable_timing=True) for _ in range(timed + 1)]
+    edges = [torch.cuda.Event(enable_timing=True) for _ in range(timed + 1)]  # type: ignore[no-untyped-call]
     torch.cuda.synchronize(device)
-    edges[0].record()  # type: ignore[no-untyped-call]
+    edges[0].record()
     for edge in edges[1:]:
         function()
-        edge.record()  # type: ignore[no-untyped-call]
+        edge.record()
     torch.cuda.synchronize(device)
-    milliseconds = [a.elapsed_time(b) for a, b in pairwise(edges)]  # type: ignore[no-untyped-call]
-    return 1e-3 * statistics.median(milliseconds)
+    milliseconds = [a.elapsed_time(b) for a, b in pairwise(edges)]
+    return 1e-3 * float(statistics.median(milliseconds))
 
 
 def device_of(bench: Bench) -> torch.device:

@@ -3,9 +3,12 @@
 Shapes: as in `encoder_core/kernels/operands.py`.
 """
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -137,8 +140,25 @@ def _slots(queries: Tensor, tokens: int, device: torch.device) -> Tensor:
     return slots.to(device)
 
 
+@cache
+def _mend_interpreter() -> None:
+    """Triton's interpreter up to 3.7.0 makes whole numbers of arrays of one, which NumPy refuses from 2.5 on."""
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        return
+    from triton.runtime import interpreter
+
+    before: Any = interpreter._patch_lang_tensor
+
+    def patch(tensor: Any, *scope: Any) -> None:
+        before(tensor, *scope)
+        tensor.__index__ = lambda self: int(self.handle.data.item())
+
+    interpreter._patch_lang_tensor = patch
+
+
 def kernels(given: Problem) -> Tensor:
     """The context by the fused kernels."""
+    _mend_interpreter()
     inputs = given.inputs
     return fused_attention(inputs["q"], inputs["k"], inputs["v"], given.terms, given.layout)
 

@@ -147,7 +147,8 @@ def _heard(
     environment: Mapping[str, str],
     stopped: threading.Event | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """What a process reports. Raises TrialEnded if it crashed, _Over if it was stopped, or not done after so many seconds."""
+    """What a process reports. Raises TrialEnded if it crashed, _Over if it was stopped or not done after so many
+    seconds."""
     end = time.monotonic() + seconds
 
     def tick() -> None:

@@ -86,7 +86,8 @@ def carry_out(request: _Request) -> None:
         timeout=_COLLECTIVE,
     )
     try:
-        found = dict(_exact(request, device)) | {"repeated sums have equal bits": _repeated(request, device)}
+        found: dict[str, float | bool] = dict(_exact(request, device))
+        found["repeated sums have equal bits"] = _repeated(request, device)
         found["bandwidth of a sum, GB/s"] = _bandwidth(request, device)
         everybody: list[dict[str, float | bool] | None] = [None] * request.world
         dist.all_gather_object(everybody, found)

@@ -215,7 +215,7 @@ def _watched(gpu: bool) -> Iterator[list[str]]:
         torch.cuda.set_sync_debug_mode("default")
 
 
-class _Waits(TorchDispatchMode):
+class _Waits(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Operations whose outcome the host would have to know: numbers that it reads, and sizes that depend on data."""
 
     _NAMES = (
@@ -229,7 +229,7 @@ class _Waits(TorchDispatchMode):
     )
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.seen: list[str] = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]

@@ -112,7 +112,7 @@ def test_an_interrupt_ends_what_is_under_way(
     checks = [replace(check(f"hangs{n}", "hangs"), beside=True) for n in range(3)] + [check("right", "right")]
     know(monkeypatch, tmp_path, checks)
     monkeypatch.setattr(session, "_jobs", lambda machine: 2)
-    timer = threading.Timer(3.0, signal.raise_signal, [signal.SIGINT])
+    timer = threading.Timer(3.0, os.kill, [os.getpid(), signal.SIGINT])
     timer.start()
     with pytest.raises(KeyboardInterrupt):
         burnt(tmp_path, checks)
