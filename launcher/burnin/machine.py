@@ -66,7 +66,8 @@ def _gpu_facts() -> dict[str, str]:
         driver = pynvml.nvmlSystemGetDriverVersion()
     finally:
         pynvml.nvmlShutdown()
-    found = {"driver": str(driver), "cuDNN": str(torch.backends.cudnn.version())}
+    cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+    found = {"driver": str(driver), "cuDNN": str(cudnn)}
     nccl = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
     found["NCCL"] = ".".join(map(str, nccl))
     for number in range(torch.cuda.device_count()):

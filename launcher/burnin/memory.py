@@ -19,6 +19,7 @@ from launcher.recipe.schema import Recipe
 
 _ABOVE, _BELOW = 1.15, 0.5  # of the estimate may the peak be
 _SLACK = 0.3 * 2**30  # that kernels' workspaces and the allocator's blocks take beside
+_APART = {"gpu": 1e-3, "cpu": 0.0}  # sums on a GPU have no order of their own
 _ROWS = 16  # the most of a microbatch
 _STATUS, _HIGH_WATER = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
@@ -99,7 +100,9 @@ def shortage(bench: Bench) -> None:
         _release(bench)
         with _limited(bench):
             _short(bench, other, large, small)
-        bench.report.holds("training goes on to the same losses", losses(small.take(other, 2)[0]) == expected)
+        found = losses(small.take(other, 2)[0])
+        apart = max(abs(found[name] - loss) / abs(loss) for name, loss in expected.items())
+        bench.report.at_most("training goes on: losses differ by", apart, _APART[bench.request.form])
 
 
 def _short(bench: Bench, engine: Engine, large: Steps, small: Steps) -> None:

@@ -1,6 +1,7 @@
 """Layers compiled by torch, and how fast recipes train: tokens a second and MFU, with and without either."""
 
 import os
+import shutil
 import statistics
 import time
 from pathlib import Path
@@ -10,6 +11,7 @@ import torch
 from encoder_core.cost.compile_trial import TriedCompilation, try_compilation
 from encoder_core.cost.products import Shape
 from encoder_core.cost.trial_network import Subject
+from encoder_core.layers.kernel_choice import prefer
 from encoder_core.layers.pieces import Pieces
 from encoder_core.train.engine import Engine
 from encoder_core.train.step import RankBatch, accumulate
@@ -21,14 +23,14 @@ from launcher.estimate.cluster import gpu_of_device
 from launcher.estimate.roofline import assumed
 from launcher.estimate.workload import microbatch_flops, phase_targets
 from launcher.preflight.compilation import triton_here
-from launcher.preflight.kernels import subject_of
+from launcher.preflight.kernels import examine_kernels, gpu_here, subject_of
 from launcher.rank.utilisation import peak
 from launcher.recipe.schema import Recipe
 
 _TOKENS = {"gpu": 32_768, "cpu": 512}  # of a microbatch
 _MICROBATCHES = 2  # of a step
 _WARM, _TIMED_S, _FEWEST = 3, 6.0, 3
-_LEAST = 0.15  # MFU of a network 768 wide or more below which something is wrong; attention has no bound here
+_LEAST = {"bert-large": 0.25}  # MFU of compiled layers on a GPU below which something is wrong
 _RATES = (0.1, 0.0)
 
 
@@ -38,12 +40,11 @@ def compiled(bench: Bench, turn: str) -> None:
     report = bench.report
     if bench.gpu and not triton_here():
         raise CannotRun("Triton is not installed")
-    folder = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"], "burnin")
+    folder = _caches()
     if turn == "cached" and not folder.is_dir():
         raise CannotRun("no compiled code is kept: the check compiled-cold comes first")
-    fresh = folder if turn == "cached" else folder.with_name(f"burnin-{os.getpid()}")
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(fresh)
-    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+    if turn == "cold":
+        shutil.rmtree(folder, ignore_errors=True)
     whole = 0.0
     for name in bench.request.recipes:
         with report.attempt(name):
@@ -52,9 +53,18 @@ def compiled(bench: Bench, turn: str) -> None:
             report.figure(f"{name}: {turn}", found.seconds, "s")
             report.figure(f"{name}: graphs", float(found.graphs))
             report.at_most(f"{name}: gradients off Python's", found.error or 0.0, found.bound)
-    if turn == "cold" and not folder.exists():
-        fresh.rename(folder)
     report.figure(f"all of it, {turn}", whole, "s")
+
+
+def _caches() -> Path:
+    """What torch and Triton compile from here on lies in one folder, apart from what other checks compile."""
+    folder = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).with_name("layers")
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
+    os.environ["TRITON_CACHE_DIR"] = str(folder / "triton")
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = (
+        "1"  # helpers' processes would outlive a check that is killed
+    )
+    return folder
 
 
 def _compiled(bench: Bench, name: str) -> TriedCompilation:
@@ -75,6 +85,8 @@ def trained(bench: Bench, name: str, length: str) -> None:
     base = recipe_of(bench, chosen)
     rows = int(length) if bench.gpu and length else base.phases[0].length
     every = [(rate, compiled) for compiled in (False, True) for rate in _RATES]
+    _caches()
+    _choose_kernels(bench, recipe_of(bench, chosen))
     with joined(device_of(bench), bench.folder):
         for rate, is_compiled in every:
             what = f"{base.name} at {rows}, dropout {rate:g}{', compiled' if is_compiled else ''}"
@@ -82,6 +94,18 @@ def trained(bench: Bench, name: str, length: str) -> None:
                 _measure(bench, recipe_of(bench, chosen, dropout=rate), rows, what, is_compiled)
             if bench.gpu:
                 torch.cuda.empty_cache()
+
+
+def _choose_kernels(bench: Bench, recipe: Recipe) -> None:
+    """On a GPU attention is computed by the kernels that a run's own trial prefers."""
+    gpu = gpu_here() if bench.gpu else None
+    if gpu is None:
+        return
+    subject = subject_of(recipe, recipe.model)
+    verdict = examine_kernels(subject, gpu, {}, lambda kernel: None, timed=True)
+    prefer(verdict.preference)
+    bench.report.figure("attention without dropout", ", ".join(verdict.plain))
+    bench.report.figure("attention with dropout", ", ".join(verdict.dropped))
 
 
 def _measure(bench: Bench, recipe: Recipe, length: int, what: str, is_compiled: bool) -> None:
@@ -100,8 +124,8 @@ def _measure(bench: Bench, recipe: Recipe, length: int, what: str, is_compiled: 
     speed = peak(device, "bf16")
     if speed is not None:
         mfu = flops / seconds / speed
-        if bench.gpu and recipe.model.hidden >= 768:
-            bench.report.at_least(f"{what}: MFU", mfu, _LEAST)
+        if bench.gpu and is_compiled and recipe.name in _LEAST:
+            bench.report.at_least(f"{what}: MFU", mfu, _LEAST[recipe.name])
         else:
             bench.report.figure(f"{what}: MFU", mfu)
         _expected(bench, recipe, shape, what)
