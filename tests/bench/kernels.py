@@ -1,13 +1,13 @@
 """The fused attention's kernels compiled for GPUs that need not be here: python tests/bench/kernels.py.
 
-The launches of `encoder_core/kernels/fused_attention.py` themselves, forward and backward, go Triton's just-in-time path,
-with a driver that names the GPU and launches nothing: so what compiles here compiles there, with this Triton. Its wheel
-brings NVIDIA's assembler and disassembler. For each launch: registers of a thread, shared memory of a program,
+The launches of `encoder_core/kernels/fused_attention.py` themselves, forward and backward, go Triton's just-in-time
+path, with a driver that names the GPU and launches nothing: so what compiles here compiles there, with this Triton. Its
+wheel brings NVIDIA's assembler and disassembler. For each launch: registers of a thread, shared memory of a program,
 instructions that spill registers, and those that multiply matrices. Nothing runs, so nothing here says how fast a
 kernel is.
 
     python tests/bench/kernels.py --sm 90 --width 64 --dtype bf16 --form plain      # a table to read
-    python tests/bench/kernels.py --write tests/encoder_core/kernels/compiled.csv   # all of it: some 15 minutes a Triton
+    python tests/bench/kernels.py --write tests/encoder_core/kernels/compiled.csv   # all: half an hour a Triton
 
 Another Triton: `pip install --target DIR --no-deps triton==3.6.0`, and DIR first on PYTHONPATH.
 """
@@ -48,7 +48,8 @@ WIDTHS = (32, 64, 80, 96, 128)
 ARCHITECTURES = (80, 90, 100)
 SHARED = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
 """Bytes that one program may have (CUDA programming guide, compute capabilities)."""
-REGISTERS = 64 << 10  # of a multiprocessor
+REGISTERS, WARPS = 64 << 10, 64  # of a multiprocessor
+_RESERVED = 1 << 10  # bytes of shared memory, by each program
 LENGTHS = [200, 90]  # of rows: longer than any tile
 
 
@@ -82,8 +83,10 @@ class Compiled:
     @property
     def programs(self) -> int:
         """That a multiprocessor has room for, by registers and shared memory."""
-        by_registers = REGISTERS // (max(self.registers, 1) * 32 * self.warps)
-        return min(by_registers, SHARED[self.sm] // max(self.shared, 1 << 10))
+        registers = -(-self.registers // 8) * 8  # a thread's come in eights
+        by_registers = REGISTERS // (max(registers, 24) * 32 * self.warps)
+        by_shared = (SHARED[self.sm] + _RESERVED) // (self.shared + _RESERVED)
+        return min(by_registers, by_shared, WARPS // self.warps)
 
     @property
     def faults(self) -> list[str]:

@@ -1,0 +1,132 @@
+"""The fused attention's kernels compile for the GPUs that they are for, on the Tritons that torch brings.
+
+`compiled.csv` has a line for each launch: `python tests/bench/kernels.py --write`. What it says is compiled anew here.
+"""
+
+import os
+import random
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import yaml
+from kernels import ARCHITECTURES, DTYPES, FORMS, WIDTHS, Compiled, read
+
+pytest.importorskip("triton", reason="Triton is not installed")
+import triton
+
+ROOT = Path(__file__).parents[3]
+TABLE = ROOT / "tests/encoder_core/kernels/compiled.csv"
+RECORDED = read(TABLE)
+PINS = dict(line.split("==") for line in (ROOT / "infra/constraints.txt").read_text().split() if "==" in line)
+HALF = ("bf16", "fp16")
+
+
+def compiled(folder: Path, *options: str, tritons: Path | None = None) -> list[Compiled]:
+    """In a process of its own, since Triton decides at import whether it interprets."""
+    out = folder / "compiled.csv"
+    path = os.pathsep.join(str(place) for place in (tritons, ROOT) if place is not None)
+    subprocess.run(
+        [sys.executable, str(ROOT / "tests/bench/kernels.py"), "--write", str(out), *options],
+        env=os.environ
+        | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(folder / "cache"), "PYTHONPATH": path},
+        check=True,
+        capture_output=True,
+    )
+    return read(out)
+
+
+def lines(found: Sequence[Compiled]) -> dict[tuple[object, ...], Compiled]:
+    return {(one.triton, one.sm, one.dtype, one.width, one.form, one.kernel): one for one in found}
+
+
+def groups(found: Sequence[Compiled]) -> Iterator[tuple[tuple[str, int, str], list[Compiled]]]:
+    by: dict[tuple[str, int, str], list[Compiled]] = defaultdict(list)
+    for one in found:
+        by[one.triton, one.sm, one.dtype].append(one)
+    yield from by.items()
+
+
+def test_every_launch_is_on_record_for_the_triton_that_the_pinned_torch_brings() -> None:
+    assert triton.__version__ == PINS["triton"]
+    seen = {(one.sm, one.dtype, one.width, one.form) for one in RECORDED if one.triton == PINS["triton"]}
+    assert seen == {
+        (sm, dtype, w, form) for sm in ARCHITECTURES for dtype in DTYPES for w in WIDTHS for form in FORMS
+    }
+
+
+def test_every_torch_that_is_admitted_has_its_triton_on_record() -> None:
+    tested = yaml.safe_load((ROOT / "tests/bench/tested.yaml").read_text())
+    tritons = {release["triton"] for release in tested["torch"]}
+    assert tritons <= {one.triton for one in RECORDED}
+
+
+GROUPS = [pytest.param(found, id="-".join(map(str, name))) for name, found in groups(RECORDED)]
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_every_launch_fits_its_gpu(group: list[Compiled]) -> None:
+    """Shared memory always. In half precision nothing spills; relative terms in fp32 do, which no recipe trains in."""
+    for one in group:
+        faults = [fault for fault in one.faults if "shared" in fault or one.dtype in HALF]
+        assert faults == [], f"{one}"
+        assert one.programs >= 1
+
+
+def test_plain_scores_are_multiplied_by_warp_groups_forward_and_backward() -> None:
+    """In tiles of 64 or more, where there are such instructions: sm_90 and sm_100."""
+    plain = [
+        one
+        for one in RECORDED
+        if one.form in ("plain", "window") and one.dtype in HALF and one.width <= 64 and one.sm >= 90
+    ]
+    assert plain
+    for one in plain:
+        assert (one.wgmma > 0, one.mma, int(one.tile) >= 64, one.stages > 1) == (True, 0, True, True), (
+            f"{one}"
+        )
+
+
+def test_some_drawn_launches_become_what_is_on_record(tmp_path: Path) -> None:
+    draws = random.SystemRandom()
+    chosen = {
+        "--sm": str(draws.choice(ARCHITECTURES)),
+        "--dtype": draws.choice(list(DTYPES)),
+        "--width": str(draws.choice(WIDTHS)),
+    }
+    forms = [word for form in draws.sample(list(FORMS), 2) for word in ("--form", form)]
+    found = lines(compiled(tmp_path, *(word for option in chosen.items() for word in option), *forms))
+    assert found
+    recorded = lines(RECORDED)
+    assert {name: recorded.get(name) for name in found} == found
+
+
+@pytest.mark.long
+@pytest.mark.timeout(4 * 3600)
+@pytest.mark.parametrize("version", sorted({one.triton for one in RECORDED}))
+def test_all_launches_become_what_is_on_record(tmp_path: Path, version: str) -> None:
+    """On each Triton, taken from the package index."""
+    tritons = tmp_path / "triton"
+    install = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--target",
+        str(tritons),
+        "--no-deps",
+        f"triton=={version}",
+    ]
+    subprocess.run(install, check=True)
+    recorded = {name: one for name, one in lines(RECORDED).items() if one.triton == version}
+    names = {(one.sm, one.dtype) for one in recorded.values()}
+    for sm, dtype in sorted(names):
+        (folder := tmp_path / f"{sm}-{dtype}").mkdir()
+        found = lines(compiled(folder, "--sm", str(sm), "--dtype", dtype, tritons=tritons))
+        assert {
+            name: found.get(name) for name, one in recorded.items() if (one.sm, one.dtype) == (sm, dtype)
+        } == {name: one for name, one in recorded.items() if (one.sm, one.dtype) == (sm, dtype)}
