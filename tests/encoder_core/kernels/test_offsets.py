@@ -1,0 +1,111 @@
+"""Addresses of the fused attention's kernels beyond what 32 bits hold: a row far behind the first token gives the bits
+that it gives at the first token.
+
+The tokens before it are holes of sparse files. An offset that wraps to 32 bits falls into them: it reads zeros there,
+and what it writes is missing where the row is.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from encoder_core.kernels import fused_attention as attention
+from encoder_core.kernels.forward import forward_kernel
+from encoder_core.kernels.tiling import Cut, Cuts, tile_of
+from tests.support.models.relative_attention import Form, Problem, problem
+
+HEADS, WIDTH, LENGTH, CUTS = 4, 2, 9, Cuts(*[Cut(16, 4, 1)] * 4)
+START = 2**32 // HEADS + 7  # a place of a query and head wraps to a small positive one, which is in the hole
+FORMS = {
+    "tables": Form(HEADS, WIDTH, table_a=True, table_b=True, table_c=True, dropout=True, dtype=torch.float32),
+    "queries": Form(
+        HEADS,
+        WIDTH,
+        table_a=True,
+        own_r=True,
+        segments=True,
+        order=True,
+        few=True,
+        carried=3,
+        dropout=True,
+        dtype=torch.float32,
+    ),
+}
+Move = Callable[[Tensor], Tensor]
+
+
+@pytest.fixture
+def far(tmp_path: Path) -> Move:
+    """Puts a tensor behind START rows that take no room."""
+
+    def move(near: Tensor) -> Tensor:
+        file, shape = tmp_path / "tensor", (START + len(near), *near.shape[1:])
+        moved = torch.from_file(str(file), shared=True, size=prod(shape), dtype=near.dtype).view(shape)
+        file.unlink()
+        moved[START:] = near
+        return moved
+
+    return move
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_a_row_behind_2_to_the_32_vectors_gives_the_same_bits(form: Form, far: Move) -> None:
+    given = problem([LENGTH], form)
+    near, away = outcome(given, lambda x: x), outcome(moved(given, far), far)
+    assert near.keys() == away.keys()
+    for name, tensor in near.items():
+        assert tensor.any(), name
+        assert torch.equal(away[name][-len(tensor) :], tensor), name
+
+
+def moved(given: Problem, far: Move) -> Problem:
+    """All that belongs to tokens stands START rows further on."""
+    layout, terms = given.layout, given.terms
+
+    def each(of: object, *names: str) -> dict[str, Tensor]:
+        return {name: far(getattr(of, name).detach()) for name in names if getattr(of, name) is not None}
+
+    changed = each(layout, "segments_q", "segments_k", "ranks_q", "ranks_k", "draws")
+    if layout.slots is not None:
+        changed["slots"] = far(torch.where(layout.slots < 0, layout.slots, layout.slots + START))
+    return Problem(
+        **each(given, "q", "k", "v"),
+        terms=replace(terms, **each(terms, "r", "segment_scores")),
+        layout=replace(layout, cu_seqlens=layout.cu_seqlens + START, **changed),
+    )
+
+
+def outcome(given: Problem, place: Move) -> dict[str, Tensor]:
+    """The context, log2 of its sums and all derivatives. `place` puts tensors of tokens where the problem's are.
+
+    `fused_attention` itself would write zeros to all tokens before, so its launches are called one by one.
+    """
+    terms, layout = given.terms, given.layout
+    relative = (terms.r, terms.table_a, terms.table_b, terms.table_c, terms.segment_scores)
+    tensors = [None if one is None else one.detach() for one in (given.q, given.k, given.v, *relative)]
+    x = attention._inputs(tensors, layout)
+    before = int(layout.cu_seqlens[0])
+    queries, keys = len(given.q) - before, len(given.k) - before
+
+    def zeros(count: int, *last: int) -> Tensor:
+        return place(torch.zeros(count, HEADS, *last))
+
+    context, log_sums, deltas = zeros(queries, WIDTH), zeros(queries), zeros(queries)
+    forward_kernel[(1, HEADS)](x, context, log_sums, 1, tile_of(x, CUTS.forward.size))
+    grad = place(torch.linspace(-1, 2, queries * HEADS * WIDTH).view(queries, HEADS, WIDTH))
+    deltas[before:] = (grad[before:] * context[before:]).sum(-1)
+    by: list[Tensor | None] = [zeros(queries, WIDTH), zeros(keys, WIDTH), zeros(keys, WIDTH)]
+    by += [None if terms.r is None else zeros(queries, WIDTH), None, None, None]
+    by += [None if terms.segment_scores is None else zeros(queries, 2)]
+    attention._by_tokens((x, grad, log_sums, deltas), by, layout, CUTS)
+    by[4:7] = attention._by_tables((x, grad, log_sums, deltas), layout, CUTS.tables)
+    names = ("q", "k", "v", "r", "table_a", "table_b", "table_c", "segment_scores")
+    found = {name: tensor for name, tensor in zip(names, by, strict=True) if tensor is not None}
+    return {"context": context, "log_sums": log_sums, **found}
