@@ -184,8 +184,10 @@ def launches(architecture: int, dtype: str, width: int, form: str, cuts: Any = N
     """Of one form; `cuts`: other than those that are used."""
     import triton
 
+    from tests.support.models import relative_attention
     from tests.support.models.relative_attention import Form, fused, problem
 
+    relative_attention.DEVICE = torch.device("cpu")  # nothing is launched
     device = _Device()
     device.architecture = architecture
     given = problem(
