@@ -1,5 +1,8 @@
 """Errors a user can act on: each says what is wrong, where, and what to do."""
 
+import re
+from importlib.metadata import PackageNotFoundError, requires, version
+
 
 class UserError(Exception):
     """A mistake in what the user gave us. The CLI prints it without a traceback and exits non-zero.
@@ -45,3 +48,22 @@ class PlanError(UserError):
 
 class BuildFailed(UserError):
     """Samples could not be built: the tasks that build them died again and again, most likely for lack of memory."""
+
+
+class LibraryChanged(UserError):
+    """A library whose private names are not those that we use."""
+
+
+def library_changed(library: str, what: str) -> LibraryChanged:
+    """`what` is gone or does something else. Says which version was seen, and which were tested, by our metadata."""
+    try:
+        seen = version(library)
+        tested = [
+            r for r in requires("maskfleet") or () if re.match(rf"{library}\b(?!-)", r) and ";" not in r
+        ]
+    except PackageNotFoundError:
+        seen, tested = "of an unknown version", []
+    return LibraryChanged(
+        f"{library} {seen}: {what} is not what Maskfleet uses; tested: {', '.join(tested) or 'see pyproject.toml'}",
+        remedy="install the versions that were tested: pip install -c infra/constraints.txt .",
+    )

@@ -31,7 +31,6 @@ _TRAINING = ("train", "demo", "evaluate")  # the commands whose process tree is 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # but those that are ignored at the start (nohup)
 _NAME = "MASKFLEET_COMMAND"  # environment variable: the parent's pid, start, namespace and boot
 _AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
-OUR_LOG = "maskfleet-{}.log"  # in the log folder of a Ray that we started or joined, by pid
 _GRACE_S = 15.0  # for a driver that has nothing to save to end by itself
 _AT_ONCE_S = 3.0  # after a second Ctrl-C
 _KILL_S = 10.0  # for killed processes to be gone
@@ -245,7 +244,7 @@ def _is_orphaned_agent(process: "psutil.Process") -> bool:
         if processes.started(os.getsid(process.pid)) or (parent is not None and parent.name() == "raylet"):
             return False
         folders = {Path(file.path).parent for file in process.open_files()}
-        return any(log for folder in folders for log in folder.glob(OUR_LOG.format("*")))
+        return any(log for folder in folders for log in folder.glob(processes.OUR_LOG.format("*")))
     return False
 
 

@@ -21,7 +21,8 @@ from data_service.ingest.inputs import InputFile
 from data_service.ingest.splits import FilePiece
 from data_service.ingest.streamed import PieceReader
 from data_service.ingest.tasks import SplitTask
-from data_service.service.tasks import installed_only, lean
+from data_service.service.ray_internals import installed_only
+from data_service.service.tasks import lean
 
 _RETRIES = 8
 _OBJECT_STORE = 128 << 20  # tasks return receipts of a few KB

@@ -10,12 +10,12 @@ from typing import TypeAlias
 
 import numpy as np
 import ray
-from ray._private.node import Node
-from ray.job_config import JobConfig
 
 from data_service.errors import BuildFailed, UserError
+from data_service.processes import OUR_LOG
 from data_service.samples.samples import Samples
 from data_service.samples.spec import StreamSpec
+from data_service.service.ray_internals import logs_folder, without_unused
 from data_service.stream.counts import Counted, Found, Pass
 from data_service.stream.plan import Window
 from data_service.stream.sources import Corpora
@@ -25,40 +25,19 @@ SlabRefs: TypeAlias = "list[ray.ObjectRef[Samples]]"
 
 DEATHS = 8  # processes in a row that die of one task: more often than machines do by chance
 SEE_RAY = "Ray's logs/raylet.out of the node says what killed them"
-_UNUSED = ("start_api_server", "start_monitor", "start_log_monitor")  # of a Ray on one machine
 _COUNTED_TOGETHER = 64  # blocks in a counting task: a few seconds of work
-
-
-class _Unchanged(list[str]):
-    """Folders that Ray adds for its workers to import from. None is kept."""
-
-    def extend(self, folders: object) -> None:
-        pass
-
-
-def installed_only() -> JobConfig:
-    """For `ray.init`: workers import only what is installed. By default they would look into the driver's working
-    directory first, where a folder may have the name of one of our packages. Ray has no public setting for this.
-    """
-    job = JobConfig()
-    job._py_driver_sys_path = _Unchanged()
-    return job
 
 
 @contextmanager
 def lean() -> Iterator[None]:
-    """A Ray that is started in this context comes without dashboard, autoscaler and log monitor. On one machine nobody
-    uses them, and each takes a second of a core to start. Ray has no public setting for this. Its token is its own.
+    """A Ray that is started in this context has only what we use, a token of its own, and a sign that it is ours.
+
+    Raises LibraryChanged: this version of Ray has other private names than those that were tested.
     """
     _hold_token()
-    before = {name: getattr(Node, name) for name in _UNUSED}
-    for name in _UNUSED:
-        setattr(Node, name, lambda *_, **__: None)
-    try:
+    with without_unused():
         yield
-    finally:
-        for name, method in before.items():
-            setattr(Node, name, method)
+    (logs_folder() / OUR_LOG.format(os.getpid())).touch()
 
 
 def _hold_token() -> None:

@@ -30,6 +30,7 @@ from encoder_core.cost.trial_process import Deadline, Line, Report, TrialEnded, 
 from encoder_core.families.build import ModelConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.pieces import Pieces, compile_layers
+from encoder_core.layers.torch_internals import graphs_compiled
 
 TARGET = "encoder_core.cost.compile_trial:serve"
 _BOUND = {torch.float32: 1e-4, torch.bfloat16: 3e-2}  # of a gradient's relative error
@@ -94,11 +95,7 @@ def try_compilation(subject: Subject, pieces: Pieces, *, compared: bool = True) 
     finally:
         pieces.close()
     error = max(errors) if compared else None
-    return TriedCompilation(time.monotonic() - began, _graphs(), error, bound)
-
-
-def _graphs() -> int:
-    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    return TriedCompilation(time.monotonic() - began, graphs_compiled(), error, bound)
 
 
 def _compile(subject: Subject, network: ModelConfig, pieces: Pieces, compared: bool) -> float:

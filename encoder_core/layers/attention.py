@@ -45,6 +45,7 @@ from encoder_core.layers.kernel_choice import Kernel, pick
 from encoder_core.layers.parameters import JoinedLinear, ScaledLinear
 from encoder_core.layers.rotary import Rotation, rotate
 from encoder_core.layers.rows import Rows, for_each_query
+from encoder_core.layers.torch_internals import flash_attention
 
 Heads = Float[Tensor, "tokens heads width"]
 SharedHeads = Float[Tensor, "tokens shared width"]  # of keys and values
@@ -119,7 +120,7 @@ def varlen_flash(
     This is the operator beneath `torch.nn.attention.varlen.varlen_attn`, called directly because that wrapper
     fixes dropout at 0. The operator carries its own derivative and draws from the CUDA generator.
     """
-    context_TND: Tensor = torch.ops.aten._flash_attention_forward(
+    return flash_attention(
         q_TND,
         k_TND,
         v_TND,
@@ -130,10 +131,8 @@ def varlen_flash(
         dropout,
         False,  # is_causal
         False,  # return_debug_mask
-        window_size_left=window,
-        window_size_right=window,
-    )[0]
-    return context_TND
+        window=window,
+    )
 
 
 def fused(

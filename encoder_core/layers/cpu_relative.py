@@ -26,6 +26,7 @@ from torch.autograd.function import once_differentiable
 
 from encoder_core.layers.cpu_attention import Draws, Slices, heads_together
 from encoder_core.layers.dropout import inverse_rate
+from encoder_core.layers.torch_internals import softmax_backward
 
 UNSEEN = -1e30  # a score that leaves no probability beside any other
 BLOCK = 128  # tokens whose products with relative positions are made together
@@ -249,4 +250,4 @@ def _through_softmax(
         dropped = weights_nmk * keep_nmk
         d_weights *= keep_nmk
     dv_nkD = torch.bmm(dropped.transpose(1, 2), grad_nmD)
-    return torch._softmax_backward_data(d_weights, weights_nmk, -1, weights_nmk.dtype), dv_nkD.transpose(0, 1)
+    return softmax_backward(d_weights, weights_nmk), dv_nkD.transpose(0, 1)

@@ -6,15 +6,16 @@ dimension is places (tokens, queries), and draws of dropout that were made befor
 and no break, and one graph does for any number of places. What is a matrix product alone is in no piece.
 """
 
-import inspect
 from collections.abc import Callable, Sequence
 from functools import wraps
+from inspect import signature
 from typing import Any, Concatenate, TypeVar
 
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+
+from encoder_core.layers.torch_internals import limit_graphs, mark_dynamic, sizes_apart, tensors_in
 
 Draws = Sequence[Int[Tensor, ""] | None]
 """One for each dropout of a piece, in order (`Dropout.draw`)."""
@@ -22,6 +23,9 @@ Draws = Sequence[Int[Tensor, ""] | None]
 _FEWEST = 2  # places: torch makes graphs of their own for none and for one, which are not worth a compilation
 _SAVING = "AUTOGRAD_SAVED_TENSORS_HOOKS"
 _MOST_GRAPHS = 32  # of a piece: networks that differ in width, training and evaluation
+_LIMITS = {"recompile_limit": _MOST_GRAPHS, "isolate_recompiles": True}
+_KNOWN = _LIMITS.keys() & signature(torch.compile).parameters.keys()
+"""Which of them this torch's compiler takes: 2.11 none, 2.12 the first, 2.13 both."""
 
 Result = TypeVar("Result")
 Function = Callable[..., Any]
@@ -63,16 +67,17 @@ class Pieces:
         self._open = True
         self._made: dict[Function, Function] = {}
         torch.compiler.set_stance("default")
+        if "recompile_limit" not in _KNOWN:
+            limit_graphs(_MOST_GRAPHS)
 
     def run(self, function: Function, layer: nn.Module, *inputs: Any) -> Any:
         """What `function`, a piece of `layer`, makes of the inputs."""
         if not self._open:
             return self._of(function)(layer, *inputs)
-        for tensor in tree_leaves(inputs):
-            if isinstance(tensor, Tensor) and tensor.ndim:
-                torch._dynamo.mark_dynamic(tensor, 0)
-        # Two sizes that happen to be equal now are not the same size.
-        with torch.fx.experimental._config.patch(use_duck_shape=False):  # type: ignore[attr-defined]
+        for tensor in tensors_in(inputs):
+            if tensor.ndim:
+                mark_dynamic(tensor)
+        with sizes_apart():
             return self._of(function)(layer, *inputs)
 
     def close(self) -> None:
@@ -82,24 +87,14 @@ class Pieces:
 
     def _of(self, function: Function) -> Function:
         if function not in self._made:
-            self._made[function] = torch.compile(
+            self._made[function] = torch.compile(  # type: ignore[call-overload]
                 function,
                 fullgraph=True,
                 backend=self._backend,
                 options={"guard_filter_fn": _necessary},
-                **_limits(),
+                **{name: _LIMITS[name] for name in _KNOWN},
             )
         return self._made[function]
-
-
-def _limits() -> dict[str, Any]:
-    """How often a piece may be compiled. torch 2.11 has no argument for that, but a limit of the process; 2.12 does not
-    count each compiled function by itself."""
-    takes = inspect.signature(torch.compile).parameters
-    if "recompile_limit" not in takes:
-        torch._dynamo.config.recompile_limit = _MOST_GRAPHS
-    wanted = {"recompile_limit": _MOST_GRAPHS, "isolate_recompiles": True}
-    return {name: value for name, value in wanted.items() if name in takes}
 
 
 def compile_layers(model: nn.Module, pieces: Pieces | None) -> None:

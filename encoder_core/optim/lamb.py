@@ -10,6 +10,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
+from encoder_core.layers.torch_internals import add_to_each
 from encoder_core.optim.adamw import Beta, Decayed, decayed_direction
 from encoder_core.optim.shards import ShardedOptimizer
 from encoder_core.optim.updates import ACTIVE, LR_SCALE, UPDATE, due
@@ -80,7 +81,7 @@ class Lamb(ShardedOptimizer):
             if group[TRUST_RATIO]:
                 ratios = _trust_ratios(self._square_sums((params, directions), params))
                 self._multiply(directions, params, ratios)
-            torch._foreach_add_(params, directions, alpha=-group["lr"])
+            add_to_each(params, directions, -group["lr"])
 
 
 def _trust_ratios(squares: Tensor) -> Tensor:

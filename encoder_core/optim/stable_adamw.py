@@ -8,6 +8,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
+from encoder_core.layers.torch_internals import add_to_each
 from encoder_core.optim.adamw import Beta, Decayed, decayed_direction
 from encoder_core.optim.shards import ShardedOptimizer
 from encoder_core.optim.updates import ACTIVE, LR_SCALE, UPDATE, due, update_count
@@ -75,7 +76,7 @@ class StableAdamW(ShardedOptimizer):
             if params:
                 directions = [decayed_direction(self.state, group, p) for p in params]
                 self._multiply(directions, params, self._rate_shares(group, params))
-                torch._foreach_add_(params, directions, alpha=-group["lr"])
+                add_to_each(params, directions, -group["lr"])
 
     def _rate_shares(self, group: dict[str, Any], params: Sequence[Tensor]) -> Tensor:
         """[parameters] float32: 1 / max(1, rms), from moments that have moved."""

@@ -33,7 +33,8 @@ from encoder_core.objectives.frozen import frozen_weights
 from encoder_core.optim.muon import Muon
 from encoder_core.optim.shards import ShardedOptimizer, ShardSegment
 from encoder_core.optim.updates import UPDATE_GROUP, WHOLE, set_update
-from encoder_core.train import zero_state
+from encoder_core.train import deepspeed_internals, zero_state
+from encoder_core.train.deepspeed_internals import Layout
 from encoder_core.train.engine_config import EngineConfig
 from encoder_core.train.overlap import OneOrder, OverlappedSums
 from encoder_core.train.timing import Stopwatch
@@ -43,15 +44,10 @@ from encoder_core.train.zero_state import KINDS, Fragment, Named
 if sys.modules["mlflow"] is None:
     del sys.modules["mlflow"]  # type: ignore[unreachable]
 
-# On a CPU DeepSpeed would compile a shared-memory reduction at every first start, for inference only. Training
-# reduces through gloo, so it is declared absent, and no machine needs a compiler.
-deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+deepspeed_internals.without_needless_starts(deepspeed)
 # It calls collectives by names that torch is about to drop, and makes torch forget that it has said so: at ZeRO 3 some
 # lines a step, of every rank, for weeks.
 warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
-# At construction it imports Muon, whose kernels it has torch compile, though nobody may use them: 1.4 s at every start.
-deepspeed.runtime.compiler.compile = lambda: deepspeed.runtime.compiler.dummy_decorator
-
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -103,15 +99,18 @@ class Engine:
         self._engine, *_ = deepspeed.initialize(
             model=model, optimizer=optimizer, config=config.deepspeed(), dist_init_required=False
         )
+        self.layout = deepspeed_internals.layout(config.stage, config.precision)
+        deepspeed_internals.ensure_names(
+            self._engine, [p for params in self._movable.values() for p in params], self.layout
+        )
         self.device = torch.device(get_accelerator().current_device_name())
         self.world = self._engine.world_size
         self.rank = self._engine.global_rank
         self._largest_norm = math.inf
         self._guard_updates()
         if config.stage == 3:
-            self._sum_gradients()
-        if config.stage > 1:
-            OneOrder(self._engine.optimizer, list(model.parameters()))
+            deepspeed_internals.sum_gradients(self._engine.optimizer)
+        self._order = OneOrder(self._engine.optimizer, list(model.parameters())) if config.stage > 1 else None
         self._overlapped = self._overlap() if self.world > 1 and config.sums_apart else None
         self.forwards = Stopwatch(self.device)
         self.replicated = self._replicated()
@@ -146,6 +145,10 @@ class Engine:
         if last and self._overlapped is not None:
             self._overlapped.begin()
         self._engine.backward(loss, scale_wrt_gas=False)
+        if self._order is not None:
+            self._order.ensure_ended()
+        if last and self._overlapped is not None:
+            self._overlapped.ensure_ended()
 
     def update(
         self, lr: float, count: int, update_group: str = WHOLE, largest_norm: float = math.inf
@@ -180,22 +183,19 @@ class Engine:
 
         def step() -> None:
             limited = self.config.stage > 0 and self._largest_norm < math.inf
-            if not limited or float(self._engine.optimizer._global_grad_norm) <= self._largest_norm:
+            if not limited or deepspeed_internals.gradient_norm(self._engine.optimizer) <= self._largest_norm:
                 make()
 
         optimizer.step = step
 
-    def _sum_gradients(self) -> None:
-        """Stage 3 offers the mean over ranks only. This scales it back to the sum, in `reduce_dtype`; scaling the loss
-        by, say, 3 ranks would round every bf16 gradient otherwise than on one rank."""
-        self._engine.optimizer._gradient_averaging_world_size = lambda params, world: 1
-
     def _overlap(self) -> OverlappedSums:
         """Stage 1 in bf16: takes the place of what DeepSpeed does when a step's last backward pass is over."""
         optimizer, parameters = self._engine.optimizer, list(self._engine.module.parameters())
-        sums = list(zip(optimizer.fp32_groups_gradients_flat, optimizer.bf16_groups, strict=True))
+        sums = deepspeed_internals.fp32_sums(optimizer)
         overlapped = OverlappedSums(sums, parameters, DTYPES[self.config.reduce_dtype], self.config.bucket)
-        self._engine.buffered_allreduce_fallback = lambda **_: overlapped.finish()
+        deepspeed_internals.replace_method(
+            self._engine, "buffered_allreduce_fallback", lambda **_: overlapped.finish()
+        )
         return overlapped
 
     def _describe_partitions(self, optimizer: ShardedOptimizer) -> None:
@@ -209,7 +209,7 @@ class Engine:
                 return ShardSegment(number, 0, 0, 0)
             return ShardSegment(number, owned.start, owned.offset, owned.offset + owned.length)
 
-        flats = zero_state.flat_tensors(self._engine.optimizer, self.config.stage)
+        flats = deepspeed_internals.flat_tensors(self._engine.optimizer, self.layout)
         segments = {flat: [segment(self.names[id(p)]) for p in params] for flat, params in flats}
         optimizer.shard(segments, list(self.shapes.values()))
 
@@ -229,7 +229,7 @@ class Engine:
         named = [(name, p) for name, p, _ in self._named()]
         weights = [p for _, p in named]
         frozen = [p for p in weights if id(p) in self._frozen]
-        buffers = zero_state.working_buffers(self._engine.optimizer, weights, frozen, self.config.stage)
+        buffers = zero_state.working_buffers(self._engine.optimizer, weights, frozen, self.layout)
         return Replicated([*buffers, *(weight for _, weight in beside)], [*named, *beside])
 
     def restore(self, fill: Iterable[str], read: zero_state.Read) -> None:
@@ -246,12 +246,12 @@ class Engine:
             *self._untrained(), *(alone if self.config.stage < 3 else mine)
         ):
             frozen_range.restore(kinds, read)
-        zero_state.publish(self._engine.optimizer, self.config.stage)
+        deepspeed_internals.publish(self._engine.optimizer, self.layout)
 
-    def _trained(self) -> tuple[Any, int, list[Named]]:
+    def _trained(self) -> tuple[Any, Layout, list[Named]]:
         """The arguments of `owned_ranges`, but for the ranks."""
         named = [named for named in self._named() if id(named.weight) not in self._frozen]
-        return self._engine.optimizer, self.config.stage, named
+        return self._engine.optimizer, self.layout, named
 
     def _untrained(self) -> tuple[int, list[Named]]:
         """The arguments of `frozen_ranges`, but for the ranks."""

@@ -21,6 +21,9 @@ import torch.distributed as dist
 from jaxtyping import Float32
 from torch import Tensor, nn
 
+from encoder_core.errors import library_changed
+from encoder_core.train.deepspeed_internals import ORDERED, replace_method
+
 
 @dataclass
 class _Bucket:
@@ -82,6 +85,11 @@ class OverlappedSums:
                 each.sums.copy_(each.sent)
             each.sent = each.work = None
 
+    def ensure_ended(self) -> None:
+        """After the last backward pass. Raises LibraryChanged: the sums are not those of all ranks."""
+        if self._active:
+            raise library_changed("deepspeed", "buffered_allreduce_fallback was not called: it")
+
     def _came(self, bucket: _Bucket, _: Tensor) -> None:
         """A gradient of `bucket` has been added to its sum."""
         if self._active:
@@ -122,13 +130,17 @@ class OneOrder:
     def __init__(self, optimizer: Any, order: Sequence[nn.Parameter]) -> None:
         self._order = list(reversed(order))
         self._next, self._early = 0, dict[int, tuple[Any, ...]]()
-        self._reduce = optimizer.reduce_ready_partitions_and_remove_grads
-        self._end = optimizer.independent_gradient_partition_epilogue
-        optimizer.reduce_ready_partitions_and_remove_grads = self._came
-        optimizer.independent_gradient_partition_epilogue = self._finish
+        self._reached, self._handed, self._ended = 0, 0, False
+        for parameter in order:
+            if parameter.requires_grad:
+                parameter.register_hook(self._reach)  # type: ignore[no-untyped-call]
+        reduce, end = ORDERED
+        self._reduce = replace_method(optimizer, reduce, self._came)
+        self._end = replace_method(optimizer, end, self._finish)
 
     def _came(self, parameter: nn.Parameter, *group: int) -> None:
         """The gradient of `parameter` is there; stage 2 says of which group it is."""
+        self._handed += 1
         self._early[id(parameter)] = (parameter, *group)
         while self._next < len(self._order):
             following = self._order[self._next]
@@ -144,5 +156,18 @@ class OneOrder:
         for parameter in self._order[self._next :]:
             if id(parameter) in self._early:
                 self._reduce(*self._early.pop(id(parameter)))
-        self._next = 0
+        self._next, self._ended = 0, True
         self._end()
+
+    def _reach(self, _: Tensor) -> None:
+        """The backward pass has come to a parameter, whatever DeepSpeed does about it."""
+        self._reached += 1
+
+    def ensure_ended(self) -> None:
+        """After a backward pass. Raises LibraryChanged: gradients went past this order."""
+        reached, handed, ended = self._reached, self._handed, self._ended
+        self._reached, self._handed, self._ended = 0, 0, False
+        if not ended:
+            raise library_changed("deepspeed", f"{ORDERED[1]} was not called after a backward pass: it")
+        if handed != reached:
+            raise library_changed("deepspeed", f"{ORDERED[0]} had {handed} of {reached} gradients: it")

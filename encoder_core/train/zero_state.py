@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from encoder_core.optim.adamw import MOMENTS
 from encoder_core.optim.groups import hidden_matrices
 from encoder_core.optim.muon import MOMENTUM
+from encoder_core.train.deepspeed_internals import Layout, place_of, shard_of, working_flats
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ def frozen_ranges(stage: int, named: Sequence[Named], rank: int, world: int) -> 
     """The ranges rank `rank` of `world` owns of parameters that the optimizer does not know; once over all ranks."""
     for name, p, kinds in named:
         if stage == 3:  # 1/world of every parameter, the last piece padded
-            flat, offset, size = p.ds_tensor, 0, p.ds_numel  # type: ignore[attr-defined]
+            (flat, size), offset = shard_of(p), 0
             start = min(rank * flat.numel(), size)
             stop = min(start + flat.numel(), size)
         else:  # whole on every rank; each answers for an equal share
@@ -138,51 +139,33 @@ def frozen_ranges(stage: int, named: Sequence[Named], rank: int, world: int) -> 
 
 
 def owned_ranges(
-    optimizer: Any, stage: int, named: Sequence[Named], rank: int, world: int
+    optimizer: Any, layout: Layout, named: Sequence[Named], rank: int, world: int
 ) -> Iterator[OwnedRange]:
     """The ranges rank `rank` of `world` owns of parameters that are trained. Over all ranks they cover each exactly
     once."""
-    match stage:
-        case 0:
-            return _unsharded(optimizer, named, rank, world)
-        case 1 | 2:
-            return _optimizer_sharded(optimizer, named)
-        case _:
-            return _fully_sharded(optimizer, named, rank)
-
-
-def flat_tensors(optimizer: Any, stage: int) -> list[tuple[Tensor, list[nn.Parameter]]]:
-    """At stages 1 to 3: the flat tensors that the optimizer steps, and the parameters that lie in each on any rank. In
-    the same order on all ranks."""
-    if stage == 3:
-        flats, groups = optimizer.fp32_partitioned_groups_flat, optimizer.fp16_groups
-    else:
-        flats = _partitions(optimizer)
-        groups = getattr(optimizer, "bit16_groups", None) or optimizer.bf16_groups
-    return list(zip(flats, groups, strict=True))
-
-
-def publish(optimizer: Any, stage: int) -> None:
-    """After master weights changed: rebuild the working copies all ranks compute with."""
-    if stage in (1, 2):
-        optimizer.update_lp_params()
-    elif stage == 3:
-        for group in range(len(optimizer.fp32_partitioned_groups_flat)):
-            optimizer._reassign_or_swap_out_partitioned_parameters(group)
-        persistent = optimizer.persistent_parameters
-        if persistent:
-            persistent[0].all_gather(persistent)
+    if layout == "whole":
+        yield from _unsharded(optimizer, named, rank, world)
+        return
+    for name, p, kinds in named:
+        place = place_of(optimizer, p, layout, rank)
+        if place is not None:
+            yield OwnedRange(
+                name=name,
+                kinds=kinds,
+                start=place.start,
+                length=place.length,
+                flat=place.flat,
+                offset=place.offset,
+                moments=_moments(optimizer.optimizer, place.flat),
+            )
 
 
 def working_buffers(
-    optimizer: Any, weights: Sequence[Tensor], frozen: Sequence[Tensor], stage: int
+    optimizer: Any, weights: Sequence[Tensor], frozen: Sequence[Tensor], layout: Layout
 ) -> Sequence[Tensor]:
     """At stages 0 to 2: the memory that `weights`, all of them, lie in. Stages 1 and 2 keep a group's in one piece, and
     know nothing of those that are `frozen`."""
-    if stage == 0:
-        return weights
-    flats: list[Tensor] = getattr(optimizer, "bit16_groups_flat", None) or optimizer.bf16_groups_flat
-    return [*flats, *frozen]
+    return weights if layout == "whole" else [*working_flats(optimizer, layout), *frozen]
 
 
 def _moments(optimizer: Any, flat: Tensor) -> dict[str, Tensor]:
@@ -206,51 +189,4 @@ def _unsharded(
                 flat=p,
                 offset=start,
                 moments=_moments(optimizer, p),
-            )
-
-
-def _optimizer_sharded(optimizer: Any, named: Sequence[Named]) -> Iterator[OwnedRange]:
-    """Stages 1, 2 (and BF16_Optimizer): one flat fp32 partition per parameter group."""
-    flats = _partitions(optimizer)
-    for name, p, kinds in named:
-        mapping = p._hp_mapping  # type: ignore[attr-defined]
-        if mapping is None:  # no part of it lies in this rank's partition
-            continue
-        flat = flats[mapping.param_group_index]
-        source, target = mapping.lp_fragment_address, mapping.hp_fragment_address
-        yield OwnedRange(
-            name=name,
-            kinds=kinds,
-            start=source.start,
-            length=source.numel,
-            flat=flat,
-            offset=target.start,
-            moments=_moments(optimizer.optimizer, flat),
-        )
-
-
-def _partitions(optimizer: Any) -> list[Tensor]:
-    """At stages 1 and 2, this rank's of each parameter group."""
-    flats: list[Tensor] | None = getattr(optimizer, "single_partition_of_fp32_groups", None)
-    found: list[Tensor] = flats if flats is not None else optimizer.fp32_groups_flat_partition
-    return found
-
-
-def _fully_sharded(optimizer: Any, named: Sequence[Named], rank: int) -> Iterator[OwnedRange]:
-    """Stage 3: each rank holds 1/world of every parameter, the last piece padded."""
-    for name, p, kinds in named:
-        group, offset, _ = optimizer.grad_position[optimizer.get_param_id(p)]
-        flat = optimizer.fp32_partitioned_groups_flat[group]
-        share = p.ds_tensor.numel()  # type: ignore[attr-defined]
-        start = rank * share
-        length = min(share, p.ds_numel - start)  # type: ignore[attr-defined]
-        if length > 0:
-            yield OwnedRange(
-                name=name,
-                kinds=kinds,
-                start=start,
-                length=length,
-                flat=flat,
-                offset=offset,
-                moments=_moments(optimizer.optimizer, flat),
             )

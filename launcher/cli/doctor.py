@@ -53,8 +53,12 @@ def doctor(
 
 
 def _kernels(as_json: bool) -> None:
-    """Every kernel of every form of attention, compared with the formula; on a GPU also timed."""
+    """Every kernel of every form of attention, compared with the formula; on a GPU also timed. Without one, the CPU's
+    kernels, and a finding that says so."""
+    import torch
+
     from launcher.output import print_table
+    from launcher.preflight.findings import no_gpu
     from launcher.preflight.kernels import every_form
 
     found = list(every_form())
@@ -62,6 +66,8 @@ def _kernels(as_json: bool) -> None:
         print_json({"recipe": name} | verdict.model_dump(mode="json") for name, verdict in found)
     else:
         print_table(_kernel_table(found))
+        if not torch.cuda.is_available():
+            print_table(table_of([no_gpu(torch.__version__, torch.version.cuda)]))
     if any(one.failure or not one.right for _, verdict in found for one in verdict.tried):
         raise typer.Exit(1)
 

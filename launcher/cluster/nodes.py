@@ -1,7 +1,5 @@
 """The nodes of the Ray cluster: which are being drained, and whether Ray's processes on this node live. Also threads of
 actors.
-
-Only this file uses private interfaces of Ray, apart from how a local Ray is started (`data_service.service.tasks`).
 """
 
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
@@ -10,9 +8,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import ray
-from ray._private import worker
-from ray._private.state import state
 from ray.autoscaler.sdk import request_resources
+
+from data_service.service.ray_internals import dead_processes, draining_nodes, logs_folder
 
 _CORE = ("raylet", "gcs_server")
 
@@ -21,11 +19,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def draining() -> frozenset[str]:
-    """Ids of the nodes that will be taken away: preempted by the cloud, or drained by an operator or an autoscaler.
-
-    Ray has no public interface that tells this.
-    """
-    return frozenset(state.get_draining_nodes())
+    """Ids of the nodes that will be taken away: preempted by the cloud, or drained by an operator or an autoscaler."""
+    return draining_nodes()
 
 
 def lost() -> str | None:
@@ -33,15 +28,12 @@ def lost() -> str | None:
 
     Ray itself would notice only after about a minute, and until then every call to it hangs.
     """
-    for kind, _ in worker._global_node.dead_processes():
-        if kind in _CORE:
-            return str(kind)
-    return None
+    return next((kind for kind in dead_processes() if kind in _CORE), None)
 
 
 def logs() -> Path:
     """Ray's log folder on this node."""
-    return Path(worker._global_node.get_logs_dir_path())
+    return logs_folder()
 
 
 @contextmanager

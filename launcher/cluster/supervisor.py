@@ -23,8 +23,10 @@ from checkpoints.gather import Alone
 from checkpoints.layout import CheckpointManifest
 from checkpoints.load import newest_good
 from checkpoints.ownership import await_claim
+from data_service.processes import OUR_LOG
 from data_service.service.feed import FeedConfig, FeedHandle, start_feed
-from data_service.service.tasks import installed_only, lean
+from data_service.service.ray_internals import installed_only
+from data_service.service.tasks import lean
 from data_service.store.errors import StoreError
 from launcher.cluster.coordinator import start_coordinator
 from launcher.cluster.deaths import of_command
@@ -35,7 +37,7 @@ from launcher.cluster.rank_group import Assignment
 from launcher.cluster.resources import Resources, cores_of, data_workers, gpus_of, plan_resources, sizing
 from launcher.cluster.standing import CoordinatorLost, Status
 from launcher.cluster.stop_requests import Stopping
-from launcher.command import OUR_LOG, looked_after_by, output_into, saving
+from launcher.command import looked_after_by, output_into, saving
 from launcher.contract import FINISHED, JOIN_SECONDS
 from launcher.errors import RunError, TryAgain
 from launcher.policies.elastic import Sizing

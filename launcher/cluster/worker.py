@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 import traceback
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -29,9 +30,11 @@ from launcher.cluster.seat import Seat, SeatError
 from launcher.cluster.standing import CoordinatorLost, Orders
 from launcher.errors import PEER_GONE, RecipeError, RunError
 from launcher.policies.failures import Kind
-from launcher.policies.watchdog import RankLocation, stack_of_every_thread
-from launcher.preflight.collective import NodeReport, Unfit, preflight, problem, unfit, warnings
+from launcher.policies.watchdog import FIRST_SUMS, RankLocation, Watchdog, stack_of_every_thread
+from launcher.preflight.collective import NodeReport, Unfit, preflight, problem, unfit, warnings, with_sums
 from launcher.preflight.measure import PreflightSubject
+from launcher.preflight.network import variables as network_variables
+from launcher.preflight.sums import first_sums
 from launcher.rank.journal import Startup
 from launcher.rank.main import run_rank
 from launcher.rank.microbatch import SmallerMicrobatch
@@ -41,7 +44,7 @@ from launcher.run.record import open_run
 _log = logging.getLogger(__name__)
 
 BEAT_S = 1.0
-_COLLECTIVE = timedelta(minutes=30)  # for one; the watchdog is sooner
+_LATER = 1.5  # what torch gives a collective, in the watchdog's time: that one tells where all ranks were
 _GRACE_S = 60.0  # without a coordinator and without progress, before a rank ends itself
 _AGAIN_S = 1.0  # before the store is asked again for the right to start
 NCCL_FOR_MIG = (2, 31)
@@ -63,7 +66,7 @@ def train_rank(seat: Seat, assignment: Assignment, began: float) -> None:
     startup.done("imports")
     link = RayLink(assignment.coordinator, seat.rank, assignment.save_multiple)
     try:
-        _join(seat)
+        _join(seat, assignment.recipe.watchdog)
         _train(assignment, link, startup)
     except BaseException as error:
         if not _in_good_order(assignment.coordinator, link, error):
@@ -72,15 +75,16 @@ def train_rank(seat: Seat, assignment: Assignment, began: float) -> None:
         link.close()
 
 
-def _join(seat: Seat) -> None:
-    """Meet the other ranks."""
+def _join(seat: Seat, limits: Watchdog) -> None:
+    """Meet the other ranks, over the network by which Ray knows this node."""
+    os.environ.update(network_variables(ray.util.get_node_ip_address(), os.environ))
     take_device(seat)
     dist.init_process_group(
         "nccl" if seat.gpus else "gloo",
         init_method="env://",
         rank=seat.rank,
         world_size=seat.world,
-        timeout=_COLLECTIVE,
+        timeout=timedelta(seconds=_LATER * max(limits.step, limits.other)),
     )
 
 
@@ -171,8 +175,7 @@ def _train(assignment: Assignment, link: "RayLink", startup: Startup) -> None:
     peers = GlooPeers(group)
     nodes = [str(node) for node in peers.all_gather(here().node)]
     startup.done("group")
-    reports = preflight(PreflightSubject(assignment.recipe, assignment.run_uri), peers, group, nodes)
-    _ensure_fit(assignment.coordinator, reports, peers)
+    reports = _examine(assignment, link, peers, nodes)
     startup.done("preflight")
     number = _enter(assignment.coordinator, link, peers, nodes, warnings(reports))
     if number is None:
@@ -190,6 +193,20 @@ def _train(assignment: Assignment, link: "RayLink", startup: Startup) -> None:
     state = run_rank(run, attempt, control, peers, open_stream, link, startup, reports)
     if peers.rank == 0:
         ray.get(assignment.coordinator.finish.remote(state.step, number))
+
+
+def _examine(
+    assignment: Assignment, link: "RayLink", peers: GlooPeers, nodes: Sequence[str]
+) -> list[NodeReport]:
+    """Collective: the nodes' preflight, then the group's first sums. Raises Unfit. A rank that never comes to the sums
+    still says "starting" when the watchdog asks whom the others wait for."""
+    reports = preflight(PreflightSubject(assignment.recipe, assignment.run_uri), peers, nodes)
+    _ensure_fit(assignment.coordinator, reports, peers)
+    link.beat(0, FIRST_SUMS[dist.get_backend()])
+    reports = with_sums(reports, first_sums(peers), nodes)
+    link.beat(0, "starting")
+    _ensure_fit(assignment.coordinator, reports, peers)
+    return reports
 
 
 def _enter(

@@ -18,12 +18,12 @@ from typing import Any
 import ray
 
 from checkpoints.attempt import Owner
-from data_service.service.tasks import died, installed_only, lean, reason_of
+from data_service.service.ray_internals import installed_only
+from data_service.service.tasks import died, lean, reason_of
 from data_service.service.tasks import lost as gone
 from data_service.store.errors import TRANSIENT, StoreError
 from launcher.cluster.nodes import logs, lost, room_for
 from launcher.cluster.seat import given_gpus, seeing
-from launcher.command import OUR_LOG
 from launcher.errors import OptionError, TryAgain
 from launcher.evaluate.cell import CellWork
 from launcher.evaluate.computing import compute, holder
@@ -269,7 +269,6 @@ def _start(joined: bool) -> None:
             job_config=installed_only(),
             **({} if joined else local),
         )
-    (logs() / OUR_LOG.format(os.getpid())).touch()
 
 
 def _check_address(address: str) -> None:

@@ -18,6 +18,8 @@ from dataclasses import dataclass, replace
 from pydantic import BaseModel, ConfigDict, Field
 
 TRAINING = "training"
+FIRST_SUMS = {"nccl": "in the first NCCL sum", "gloo": "in the first gloo sum"}
+"""By the library that sums; before a group trains, to see whether it can (`launcher.preflight.sums`)."""
 _STAGES = {"starting": 0, "loading": 1}  # what comes before all else, in this order
 _GAP_S = 1.0  # the most that counts between two looks
 
@@ -26,7 +28,7 @@ class Watchdog(BaseModel):
     """Seconds without progress after which the ranks are killed and started again.
 
     Attributes:
-        step: in training, for one step.
+        step: in training, for one step; before it, for the first sums over the network.
         other: in anything else: starting, loading, evaluating, saving. Each microbatch and each part of an upload is
             progress.
         silence: without any sign of life.
@@ -145,7 +147,8 @@ def _judge(rank: int, seen: _LastSeen, limits: Watchdog) -> Stuck | None:
     where = f"{seen.beat.doing} at step {seen.beat.step}"
     if seen.silent > limits.silence:
         return Stuck(rank, True, f"has been silent for {seen.silent:.0f} s, last {where}")
-    if seen.idle > (limits.step if seen.beat.doing == TRAINING else limits.other):
+    as_a_step = seen.beat.doing in (TRAINING, *FIRST_SUMS.values())
+    if seen.idle > (limits.step if as_a_step else limits.other):
         return Stuck(rank, False, f"has made no progress for {seen.idle:.0f} s, {where}")
     return None
 

@@ -1,8 +1,8 @@
 """The preflight of a group of ranks: one rank of each node examines its node, all reports are exchanged, and all ranks
-agree on which nodes are unfit.
+agree on which nodes are unfit. Nodes whose examination found nothing against them sum known numbers
+(`launcher.preflight.sums`), since what it does find, too little shared memory or other versions, makes NCCL hang.
 
-Nodes are compared by the code that they run (versions of the libraries that compute, and a hash of our own sources) and
-by how fast data arrives from another node: one message goes around the ring of nodes and is timed where it arrives.
+Nodes are compared by the code that they run: versions of the libraries that compute, and a hash of our own sources.
 """
 
 import hashlib
@@ -15,12 +15,11 @@ from importlib import metadata
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from pydantic import TypeAdapter
 
 from checkpoints.gather import Peers
 from launcher.preflight import findings
-from launcher.preflight.findings import Finding, Verdict, worst
+from launcher.preflight.findings import Finding, RankSums, Verdict, worst
 from launcher.preflight.measure import PreflightSubject, examine
 
 _LIBRARIES = ("torch", "deepspeed", "ray", "numpy", "tokenizers", "safetensors")
@@ -51,37 +50,6 @@ def source_digest() -> str:
         digest.update(f"{path.relative_to(_ROOT)}\n".encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()[:12]
-
-
-_BYTES = 2 << 20  # 20 ms where it is too slow; 2 s where it is hopeless
-_WARM_UP = 1024  # connections are made when they are first used
-
-
-def incoming_speed(group: dist.ProcessGroup, rank: int, leaders: Sequence[int]) -> tuple[float, int] | None:
-    """Bytes a second from the node before this one in the ring, and the rank that sent them.
-
-    Called by one rank of each node, `leaders`, in the same order on all; None if there is one node only.
-    """
-    if len(leaders) < 2:
-        return None
-    place = leaders.index(rank)
-    before, after = leaders[place - 1], leaders[(place + 1) % len(leaders)]
-    _pass_on(group, before, after, _WARM_UP)
-    return _BYTES / _pass_on(group, before, after, _BYTES), before
-
-
-def _pass_on(group: dist.ProcessGroup, before: int, after: int, size: int) -> float:
-    """Seconds until the message of the one before is here, from when ours went out."""
-    ours, theirs = torch.zeros(size, dtype=torch.uint8), torch.empty(size, dtype=torch.uint8)
-    started = time.perf_counter()
-    sending = dist.isend(ours, group=group, group_dst=after)
-    receiving = dist.irecv(theirs, group=group, group_src=before)
-    assert sending is not None
-    assert receiving is not None
-    receiving.wait()
-    seconds = time.perf_counter() - started
-    sending.wait()
-    return seconds
 
 
 @dataclass(frozen=True)
@@ -122,12 +90,10 @@ class Unfit(Exception):
     """Nodes of this group must not train. The same on all ranks."""
 
 
-def preflight(
-    subject: PreflightSubject, peers: Peers, group: dist.ProcessGroup, nodes: Sequence[str]
-) -> list[NodeReport]:
+def preflight(subject: PreflightSubject, peers: Peers, nodes: Sequence[str]) -> list[NodeReport]:
     """Collective. `nodes`: where each rank is. One report for each node, in order of its first rank."""
-    leaders = [nodes.index(node) for node in dict.fromkeys(nodes)]
-    report = _report(subject, group, peers.rank, leaders, nodes) if peers.rank in leaders else None
+    leader = nodes.index(nodes[peers.rank]) == peers.rank
+    report = _report(subject, nodes[peers.rank]) if leader else None
     answers = peers.all_gather(_REPORT.dump_python(report, mode="json"))
     reports = [report for answer in answers if (report := _REPORT.validate_python(answer)) is not None]
     return with_versions(reports)
@@ -163,16 +129,19 @@ def with_versions(reports: Sequence[NodeReport]) -> list[NodeReport]:
     ]
 
 
-def _report(
-    subject: PreflightSubject,
-    group: dist.ProcessGroup,
-    rank: int,
-    leaders: Sequence[int],
-    nodes: Sequence[str],
-) -> NodeReport:
+def with_sums(
+    reports: Sequence[NodeReport], found: Sequence[RankSums], nodes: Sequence[str]
+) -> list[NodeReport]:
+    """The reports, with what the ranks' first sums told of each node. `found` and `nodes`: of each rank."""
+    told = findings.sums(found, nodes)
+    took = max(one.seconds for one in found)
+    return [
+        NodeReport(r.node, r.host, r.seconds + took, (*r.findings, *told[r.node]), r.versions)
+        for r in reports
+    ]
+
+
+def _report(subject: PreflightSubject, node: str) -> NodeReport:
     started = time.monotonic()
-    speed = incoming_speed(group, rank, leaders)
-    link = [] if speed is None else [findings.link(speed[0], f"node {nodes[speed[1]][:8]}")]
-    found = (*examine(subject), *link)
-    host, versions = socket.gethostname(), installed()
-    return NodeReport(nodes[rank], host, time.monotonic() - started, found, versions)
+    found, host, versions = tuple(examine(subject)), socket.gethostname(), installed()
+    return NodeReport(node, host, time.monotonic() - started, found, versions)

@@ -4,7 +4,6 @@ finding and a remedy."""
 import os
 import platform
 import shutil
-import socket
 import subprocess
 import time
 import uuid
@@ -25,6 +24,7 @@ from launcher.preflight.measure import (
     shared_memory,
     temporary_disk,
 )
+from launcher.preflight.network import address_here, examine_network
 
 _PINS = Path(__file__).parents[2] / "infra" / "constraints.txt"
 _MATTERS = ("torch", "deepspeed", "ray", "numpy", "tokenizers", "boto3", "pydantic", "safetensors")
@@ -42,7 +42,7 @@ def examine(uris: list[str]) -> Iterator[Finding]:
     yield from _gpus()
     raise_open_files()
     yield open_files()
-    yield _network()
+    yield examine_network(address_here())
     yield _clock()
     for uri in uris:
         yield from probe_store(uri)
@@ -86,18 +86,6 @@ def _gpus() -> Iterator[Finding]:
     yield Finding("GPUs", "ok", f"{len(names)} x {names[0]}, CUDA {torch.version.cuda}")
     for state in gpu_states():
         yield from findings.gpu(state)
-
-
-def _network() -> Finding:
-    """Ranks meet through TCP ports on this host's own name."""
-    name = socket.gethostname()
-    try:
-        address = socket.gethostbyname(name)
-        with socket.create_server((address, 0)) as server, socket.create_connection(server.getsockname(), 5):
-            return Finding("ports", "ok", f"{name} is {address}, connections work")
-    except OSError as error:
-        remedy = f"make {name} resolve to an address of this machine (/etc/hosts), and allow its ports"
-        return Finding("ports", "failure", f"{name}: {error}", remedy)
 
 
 def _clock() -> Finding:

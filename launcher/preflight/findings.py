@@ -1,8 +1,9 @@
 """Judges what was measured on a machine. Pure functions: a value in, a finding and a remedy out."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Literal
 
 from launcher.format import human_bytes
@@ -13,7 +14,11 @@ _MIB, _GIB = 1 << 20, 1 << 30
 _LEAST_FILES, _GOOD_FILES = 1024, 8192  # the latter is what Ray recommends at least
 _DOCKERS_SHM = 64 * _MIB  # what a container gets if nobody asks for more
 _SKEW_WARNING, _SKEW_FAILURE = 5.0, 300.0  # S3 refuses requests signed 15 minutes off
-_SLOW_LINK = 100e6  # bytes a second: 1 Gbit/s, less what is lost on the way
+_SLOW_LINK = 100e6  # bytes a second between nodes: 1 Gbit/s, less what is lost on the way
+_OF_HARDWARE = (
+    0.2  # what a link must reach: 64 MiB reach about half of NVLink, a TCP stream a third of 100 Gbit/s
+)
+_OF_OTHERS = 0.25  # of the median of the others'
 
 
 @dataclass(frozen=True)
@@ -114,6 +119,15 @@ def checkpoint_disk(free: int, folder: str, checkpoint: int, kept: int) -> Findi
     return Finding("checkpoints' disk", "ok", found)
 
 
+def no_gpu(torch: str, cuda: str | None) -> Finding:
+    """For somebody who asked about GPUs. Arguments: torch's version, and CUDA's with which it was built."""
+    if cuda is None:
+        remedy = "install torch's wheel with CUDA, as README's installation does"
+        return Finding("GPUs", "warning", f"none: torch {torch} was built without CUDA", remedy)
+    remedy = "if there is one, nvidia-smi must list it: install NVIDIA's driver"
+    return Finding("GPUs", "warning", f"none: torch {torch} finds no device for CUDA {cuda}", remedy)
+
+
 def gpu(state: GpuState) -> Iterator[Finding]:
     """A finding for each thing that is wrong; one that all is well otherwise."""
     what = f"GPU {state.uuid if state.index is None else state.index}"
@@ -148,13 +162,127 @@ def _ailments(state: GpuState) -> Iterator[tuple[Verdict, str, str]]:
         yield "warning", f"slowed down: {', '.join(state.throttled)}", "look at its cooling and its power"
 
 
-def link(bytes_per_second: float, peer: str) -> Finding:
-    """How fast another node's data come in."""
-    found = f"{human_bytes(bytes_per_second)}/s from {peer}"
-    if bytes_per_second >= _SLOW_LINK:
-        return Finding("network", "ok", found)
-    remedy = "gradients travel between nodes each step: is a link slow, or GLOO_SOCKET_IFNAME the wrong one?"
-    return Finding("network", "warning", found, remedy)
+@dataclass(frozen=True)
+class Wrong:
+    """Numbers that are not what they must be: how many; place, value and true value of the first."""
+
+    count: int
+    first: int
+    found: str
+    expected: float
+
+    def __str__(self) -> str:
+        return f"{self.count:,} wrong; number {self.first:,} is {self.found}, not {self.expected!r}"
+
+
+@dataclass(frozen=True)
+class RankSums:
+    """What a rank found in its group's first sums. Speeds in bytes a second; None in a group of one.
+
+    Attributes:
+        own: of the numbers that its device made. link: of those from the rank before it, in a ring of all ranks.
+        pair: of the sums of these two, on its device. total: of all ranks' sums.
+        speed: from the rank before it. together: each way, in a sum of all ranks.
+        inside, line: what the hardware has between GPUs of a node, and between nodes; None if nothing tells.
+    """
+
+    own: Wrong | None
+    link: Wrong | None
+    pair: Wrong | None
+    total: Wrong | None
+    speed: float | None = None
+    together: float | None = None
+    inside: float | None = None
+    line: float | None = None
+    seconds: float = 0.0
+
+
+def sums(found: Sequence[RankSums], nodes: Sequence[str]) -> dict[str, list[Finding]]:
+    """By node. `found` and `nodes`: of each rank."""
+    wrong = list(_wrong(found, nodes))
+    findings: dict[str, list[Finding]] = {node: [f for at, f in wrong if at == node] for node in nodes}
+    for node in findings:
+        mine = [one for one, at in zip(found, nodes, strict=True) if at == node]
+        if not findings[node]:
+            slowest = min((one.together for one in mine if one.together is not None), default=None)
+            text = "right" if slowest is None else f"right, {human_bytes(slowest)}/s each way"
+            findings[node].append(Finding("sums", "ok", text))
+    for rank, one in enumerate(found):
+        if one.speed is not None:
+            findings[nodes[rank]].append(_link(rank, found, nodes))
+    return {node: _gravest(all_of) for node, all_of in findings.items()}
+
+
+def _wrong(found: Sequence[RankSums], nodes: Sequence[str]) -> Iterator[tuple[str, Finding]]:
+    """Failures, with their nodes: of whoever is to blame, not of all who were given wrong sums."""
+    blamed = False
+    for rank, one in enumerate(found):
+        before = rank - 1 if rank else len(found) - 1
+        if one.own or one.pair:
+            what = f"its own numbers: {one.own}" if one.own else f"its sums of two: {one.pair}"
+            yield (
+                nodes[rank],
+                _failure(f"rank {rank} computes wrongly, {what}", "have its GPU or memory tested"),
+            )
+            blamed = True
+        elif one.link and not found[before].own:
+            link = _named_link(before, rank, nodes)
+            for node in dict.fromkeys((nodes[before], nodes[rank])):  # nobody can tell which end it is
+                yield node, _failure(f"from {link}: {one.link}", "test cables, cards and GPUs of this link")
+            blamed = True
+    if blamed:
+        return
+    for rank, one in enumerate(found):  # of all ranks, where all were given the same wrong sum
+        if one.total:
+            remedy = (
+                "sums over this network are wrong: compare NCCL's versions and settings; test GPUs and links"
+            )
+            yield nodes[rank], _failure(f"rank {rank}'s sums of all ranks: {one.total}", remedy)
+
+
+def _failure(text: str, remedy: str) -> Finding:
+    return Finding("sums", "failure", text, remedy)
+
+
+def _named_link(before: int, rank: int, nodes: Sequence[str]) -> str:
+    if nodes[before] == nodes[rank]:
+        return f"rank {before} to rank {rank}"
+    return f"rank {before} (node {nodes[before][:8]}) to rank {rank} (node {nodes[rank][:8]})"
+
+
+def _link(rank: int, found: Sequence[RankSums], nodes: Sequence[str]) -> Finding:
+    """How fast data come to a rank from the one before it: against the hardware, and against the other links."""
+    before, speed = rank - 1 if rank else len(found) - 1, found[rank].speed
+    assert speed is not None
+    crosses = nodes[before] != nodes[rank]
+    what = "network" if crosses else "links"
+    text = f"{human_bytes(speed)}/s from {_named_link(before, rank, nodes)}"
+    hardware = found[rank].line if crosses else found[rank].inside
+    if hardware is not None:
+        text += f", of {human_bytes(hardware)}/s"
+    others = [
+        one.speed
+        for place, one in enumerate(found)
+        if place != rank and one.speed is not None and (nodes[place - 1] != nodes[place]) == crosses
+    ]
+    usual = median(others) if len(others) > 1 and (crosses or hardware is not None) else 0.0
+    if usual * _OF_OTHERS > speed:
+        text += f"; others {human_bytes(usual)}/s"
+    if speed >= max((hardware or 0.0) * _OF_HARDWARE, usual * _OF_OTHERS, _SLOW_LINK if crosses else 0.0):
+        return Finding(what, "ok", text)
+    remedy = (
+        "gradients travel there each step: is a line slow, or are GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME wrong?"
+        if crosses
+        else "does NCCL use what connects these GPUs (NCCL_DEBUG=INFO, nvidia-smi topo -m, nvidia-smi nvlink -s)?"
+    )
+    return Finding(what, "warning", text, remedy)
+
+
+def _gravest(findings: Sequence[Finding]) -> list[Finding]:
+    """All that is wrong; of links that are well, the first of each kind."""
+    bad = {f.what for f in findings if f.verdict != "ok"}
+    first = {f.what: f for f in reversed(findings) if f.verdict == "ok" and f.what not in bad}
+    return [f for f in findings if f.verdict != "ok" or first.get(f.what) is f]
 
 
 def versions(nodes: Mapping[str, Mapping[str, str]]) -> dict[str, list[Finding]]:

@@ -25,6 +25,7 @@ from encoder_core.train.engine import Engine
 from encoder_core.train.exchange import Control
 from encoder_core.train.loop import Trainer
 from encoder_core.train.memory import restore
+from encoder_core.train.probe import ensure_sums
 from encoder_core.train.state import TrainState
 from encoder_core.train.step import Memories
 from encoder_core.train.weight_check import CorruptReplica
@@ -161,7 +162,9 @@ def _build(
     compile_layers(model, pieces)
     teachers = teach(model, run, tokenizer, peers)
     begin = None if good else initial_weights(run, tokenizer, model, peers, teachers)
-    engine = Engine(model, build_optimizer(run.recipe, model), engine_config(run.recipe))
+    config = engine_config(run.recipe)
+    ensure_sums(config)
+    engine = Engine(model, build_optimizer(run.recipe, model), config)
     return model, engine, begin
 
 

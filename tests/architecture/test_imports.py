@@ -79,13 +79,21 @@ def test_encoder_core_loads_none_of_the_others() -> None:
     assert not loaded & {"data_service", "checkpoints", "launcher", "ray", "boto3", "transformers"}
 
 
+GROUND = (
+    "data_service.store",
+    "data_service.errors",
+    "data_service.visible",
+    "data_service.formats",
+    "data_service.processes",
+)
+"""The store, and files that import nothing of the data service."""
+
+
 def test_checkpoints_load_encoder_core_and_the_store_only() -> None:
     loaded = loaded_with([module_name(path) for path in sources("checkpoints")])
     assert not loaded & {"launcher", "ray", "deepspeed", "transformers"}
     ours = {name for name in loaded if name.startswith("data_service.")}
-    assert {
-        name for name in ours if not name.startswith(("data_service.store", "data_service.errors"))
-    } == set()
+    assert {name for name in ours if not name.startswith(GROUND)} == set()
 
 
 @pytest.mark.parametrize(
@@ -118,7 +126,7 @@ def test_a_library_is_imported_in_one_file(library: str, place: str) -> None:
 def test_ray_stays_where_processes_are_placed() -> None:
     packages = {path.split("/")[0] for path in importing("ray")}
     assert packages <= {"data_service", "launcher"}
-    assert len(importing("ray")) <= 15, sorted(importing("ray"))
+    assert len(importing("ray")) <= 16, sorted(importing("ray"))
 
 
 def test_transformers_is_for_tests_and_the_types_of_the_api() -> None:

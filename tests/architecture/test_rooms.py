@@ -24,7 +24,7 @@ DRAWN = {
         measure -> estimate preflight rank recipe run
         rank -> estimate policies preflight recipe run
         trackers -> recipe run
-        preflight -> recipe run
+        preflight -> estimate recipe run
         run -> recipe tasks
         tasks -> recipe
         schedulers -> recipe

@@ -1,11 +1,17 @@
 """Ranks on nodes with several GPUs, which are not there: each sees what its node's ranks have, and takes its own."""
 
+import _ctypes
+import ctypes
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.support.clusters import fake_gpus
 from tests.support.clusters.fake_gpus import Found, Node, RankFound
@@ -25,11 +31,25 @@ def on_nodes(found: Found, count: int) -> list[list[RankFound]]:
     return [[rank for rank in ranks if rank.node == node] for node in range(count)]
 
 
+CUDA_BUILD = "MASKFLEET_CUDA_PYTHON"
+"""The variable that names the python of an environment with torch's CUDA build."""
+
+
 @pytest.mark.long
-def test_each_of_sixteen_ranks_on_two_nodes_sees_eight_gpus_and_takes_its_own(tmp_path: Path) -> None:
-    """On one node nothing is said of GPUs, so Ray numbers them; the other's scheduler names them by their ids."""
+@pytest.mark.parametrize("build", ["cpu", "cuda"])
+def test_each_of_sixteen_ranks_on_two_nodes_sees_eight_gpus_and_takes_its_own(
+    build: str, tmp_path: Path
+) -> None:
+    """On one node nothing is said of GPUs, so Ray numbers them; the other's scheduler names them by their ids. torch's
+    CUDA build asks a CUDA that has no GPU."""
     one, other = gpus("GPU", "a", 8), gpus("GPU", "b", 8)
-    nodes = on_nodes(fake_gpus.seated(tmp_path, [Node(one), Node(other, ",".join(other))], 16), 2)
+    python, more = sys.executable, {}
+    if build == "cuda":
+        if CUDA_BUILD not in os.environ:
+            pytest.skip(f"{CUDA_BUILD} does not name the python of an environment with torch's CUDA build")
+        python, more = os.environ[CUDA_BUILD], {"LD_PRELOAD": str(fake_gpus.compiled(tmp_path))}
+    found = fake_gpus.seated(tmp_path, [Node(one), Node(other, ",".join(other))], 16, python, **more)
+    nodes = on_nodes(found, 2)
     assert sorted([rank.device for rank in ranks] for ranks in nodes) == [one, other]
     for ranks in nodes:
         assert [rank.local_rank for rank in ranks] == list(range(8))
@@ -106,3 +126,29 @@ def test_the_cells_task_does_not_ask_cuda_when_it_is_imported(tmp_path: Path) ->
     command = [sys.executable, "-c", code]
     result = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=fake_gpus.ROOT)
     assert result.stdout.split() == ["False", "True"], result.stderr
+
+
+WORDS = st.sampled_from(
+    [*map(str, range(5)), "-1", "", "NoDevFiles", "GPU-a0", "GPU-a1", "GPU-a", "MIG-c0", "MIG-c2"]
+)
+MACHINES = st.sampled_from([gpus("GPU", "a", 4), gpus("MIG", "c", 3), ["GPU-b0", "GPU-a0"], []])
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return fake_gpus.compiled(tmp_path_factory.mktemp("library"))
+
+
+@given(st.none() | st.lists(WORDS, min_size=1, max_size=5).map(", ".join), MACHINES)
+def test_both_stand_ins_for_cuda_show_the_same_devices(
+    library: Path, variable: str | None, machine: list[str]
+) -> None:
+    with mock.patch.dict(os.environ, {fake_gpus.MACHINE: ",".join(machine)}):
+        os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+        if variable is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = variable
+        cuda = ctypes.CDLL(str(library))
+        cuda.fake_device.restype = ctypes.c_char_p
+        names = [cuda.fake_device(number).decode() for number in range(6)]
+        _ctypes.dlclose(cuda._handle)  # the next one asks anew
+    assert [name for name in names if name] == fake_gpus.shown(variable, machine)

@@ -1,12 +1,15 @@
-"""A rank stops dead, its process still there: it is noticed, put on record, and started again; nothing changes."""
+"""A rank stops dead, its process still there: it is noticed, put on record, and started again; nothing changes. Nor do
+the ranks of a group that is over need to be able to end by themselves."""
 
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.support.ranks.run_group import finish
 from tests.support.runs import small_runs
-from tests.support.runs.train_command import committed, freeze, output, training, wait_for
+from tests.support.runs.train_command import committed, freeze, output, title, titled, training, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -38,3 +41,27 @@ def test_a_frozen_rank_is_started_again(tmp_path: Path) -> None:
     assert "thread MainThread" in stacks.read_text()
     assert small_runs.losses(uri) == small_runs.losses(undisturbed)
     assert small_runs.final_state(uri, 120) == small_runs.final_state(undisturbed, 120)
+
+
+ENDS_S = 15.0  # the driver's wait for the others to say why they end is 2 s; Ray's part is seconds on a busy machine
+
+
+def test_all_ranks_of_a_dead_one_end_also_those_that_cannot_run(tmp_path: Path) -> None:
+    """One is killed in training while another is stopped: that one can answer nothing, as if it hung in a GPU's kernel.
+    The third waits for both in a sum. Neither the watchdog's limits nor torch's are reached."""
+    small_runs.prepare_corpus(tmp_path)
+    uri = small_runs.new_run(tmp_path, "dead", *SETTINGS, "trainers=3")
+    with training(uri) as process:
+        wait_for(process, lambda: committed(uri) >= 20)
+        killed, stopped, _ = ranks = titled(process, "ray::RankProcess")
+        stopped.suspend()
+        began = time.monotonic()
+        killed.kill()
+        wait_for(process, lambda: not any(lives(rank) for rank in ranks))
+        assert time.monotonic() - began < ENDS_S
+        assert process.wait(300) == 0, output(process)
+    assert [event["kind"] for event in small_runs.history(uri).events].count("hang") == 0
+
+
+def lives(rank: psutil.Process) -> bool:
+    return rank.is_running() and title(rank).startswith("ray::RankProcess")

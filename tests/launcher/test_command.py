@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launcher.command import OUR_LOG
+from data_service.processes import OUR_LOG
 from launcher.contract import REPEAT
 from tests.support.runs.observer import listens
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from inspect import signature
 
 import jaxtyping
 import pytest
@@ -13,6 +14,7 @@ from torch import Tensor
 from encoder_core.batch import Batch
 from encoder_core.cost.compile_trial import try_compilation
 from encoder_core.cost.trial_network import Subject, random_batch
+from encoder_core.layers import pieces as pieces_module
 from encoder_core.layers.pieces import Pieces, compile_layers
 from encoder_core.objectives.losses import ObjectiveModule
 from tests.support.models.small_networks import NETWORKS, SHAPE, Network, build, full_rows, memory, turns
@@ -91,6 +93,26 @@ def test_pieces_have_no_break_and_no_second_graph_for_other_rows(name: str) -> N
     for rows, length in ((1, 40), (5, 33), (7, 21)):
         ensure_equal(network, pieces, full_rows(network, replace(SHAPE, rows=rows, length=length)), 0.0)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == before
+
+
+@pytest.mark.parametrize("known", [["recompile_limit", "isolate_recompiles"], ["recompile_limit"], []])
+def test_each_torch_compiles_many_graphs_of_a_piece(
+    monkeypatch: pytest.MonkeyPatch, known: list[str]
+) -> None:
+    """torch 2.13's compiler takes both limits, 2.12's one, 2.11's none; the limit is 8 unless it is told."""
+    if not set(known) <= signature(torch.compile).parameters.keys():
+        pytest.skip("this torch is older")
+    monkeypatch.setattr(pieces_module, "_KNOWN", frozenset(known))
+    before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    with torch._dynamo.config.patch(recompile_limit=8):
+        pieces = Pieces("eager")
+        for dimensions in range(12):
+            pieces.run(_successor, torch.nn.Module(), torch.ones(4, *[1] * dimensions))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == before + 12
+
+
+def _successor(layer: torch.nn.Module, x: Tensor) -> Tensor:
+    return x + 1
 
 
 @pytest.mark.long

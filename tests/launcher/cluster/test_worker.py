@@ -1,5 +1,7 @@
 """How a rank's end is told: mistakes end the run, all else goes to the policy. The coordinator is a list of calls."""
 
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +19,8 @@ from launcher.cluster.standing import Orders
 from launcher.cluster.worker import NCCL_FOR_MIG, CoordinatorLost, DeviceMissing, RayLink, take_device
 from launcher.errors import RecipeError, RunError
 from launcher.policies.watchdog import RankLocation
-from launcher.preflight.collective import Unfit
+from launcher.preflight.collective import NodeReport, Unfit
+from launcher.preflight.findings import Finding, RankSums, Wrong
 from launcher.rank.microbatch import SmallerMicrobatch
 from launcher.rank.spike_guard import Rewound
 
@@ -167,6 +170,34 @@ def test_and_ends_itself_if_it_makes_no_step(monkeypatch: pytest.MonkeyPatch) ->
         pass
     assert codes[0] == 1
     link.close()
+
+
+def test_a_group_sums_once_its_nodes_are_fit_and_a_wrong_sum_makes_them_unfit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A node with too little shared memory would make NCCL hang."""
+    wrong = RankSums(Wrong(1, 7, "2.0", 1.0), None, None, None)
+    right, ill = RankSums(None, None, None, None), Finding("/dev/shm", "failure", "64 MiB", "more")
+    monkeypatch.setattr(worker.dist, "get_backend", lambda: "nccl")
+    for findings, summed, unfit in (((), [right], 0), ((), [wrong], 1), ((ill,), [], 1)):
+        sums, place = list(summed), []
+        link = RayLink(Coordinator(beat=[Orders(False, False, False)] * 1000), 0, save_multiple=1)
+
+        def sum_up(peers: Any, sums: Any = sums, place: Any = place, link: Any = link) -> list[RankSums]:
+            place.append(link._where)
+            return [sums.pop()]
+
+        monkeypatch.setattr(worker, "preflight", lambda *_, f=findings: [NodeReport("n", "h", 0.1, f, {})])
+        monkeypatch.setattr(worker, "first_sums", sum_up)
+        assignment: Any = SimpleNamespace(recipe=None, run_uri="run", coordinator=Coordinator())
+        with pytest.raises(Unfit) if unfit else nullcontext():
+            reports = worker._examine(assignment, link, Alone(), ["n"])  # type: ignore[arg-type]
+            assert [f.what for f in reports[0].findings] == ["sums"]
+            assert link._where == (0, "starting", 0)
+        assert sums == []
+        assert place == [(0, "in the first NCCL sum", 0)] * len(summed)
+        assert [call[0] for call in assignment.coordinator.calls] == ["unfit"] * unfit
+        link.close()
 
 
 def seats_of(*gpus: str) -> list[Seat]:

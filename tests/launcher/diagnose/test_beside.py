@@ -11,7 +11,8 @@ import psutil
 import pytest
 import ray
 
-from data_service.service.tasks import installed_only, lean
+from data_service.service.ray_internals import installed_only
+from data_service.service.tasks import lean
 from launcher.cluster.evaluators import Beside, evaluating, pending
 from launcher.diagnose.results import evaluated
 from launcher.inspect.status import status

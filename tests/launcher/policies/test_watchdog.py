@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from launcher.policies.watchdog import (
+    FIRST_SUMS,
     Beat,
     Observer,
     RankLocation,
@@ -65,6 +66,18 @@ def test_all_is_well_within_the_limits() -> None:
     watched.move(0, step=8)
     assert watched.wait(30) == []
     assert Observer().stuck(LIMITS) == []
+
+
+@pytest.mark.parametrize("doing", FIRST_SUMS.values())
+def test_a_first_sum_may_take_as_long_as_a_step_and_who_never_comes_to_it_is_behind(doing: str) -> None:
+    watched = Watched(3)
+    for rank in range(3):
+        watched.move(rank, step=0, doing="starting" if rank == 1 else doing)
+    assert watched.wait(100) == []
+    assert watched.wait(1) == [
+        f"rank {rank} has made no progress for 101 s, {doing} at step 0" for rank in (0, 2)
+    ]
+    assert culprits(watched.observer.stuck(LIMITS), watched.beats) == [1]
 
 
 def test_who_is_stuck_is_named() -> None:

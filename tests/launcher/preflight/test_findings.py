@@ -36,8 +36,6 @@ WELL = GpuState(0, "H100", uncorrected=0, remap_failed=False, remap_pending=Fals
         (findings.checkpoint_disk(4 * GIB, "/runs", GIB, kept=3), "ok"),
         (findings.checkpoint_disk(3 * GIB, "/runs", GIB, kept=3), "warning"),
         (findings.checkpoint_disk(GIB - 1, "/runs", GIB, kept=3), "failure"),
-        (findings.link(1.2e9, "n1"), "ok"),
-        (findings.link(20e6, "n1"), "warning"),
     ],
 )
 def test_each_finding_has_its_verdict_and_a_remedy_unless_well(finding: Finding, verdict: str) -> None:
@@ -105,3 +103,10 @@ def test_the_worst_counts() -> None:
     assert worst([]) == "ok"
     assert worst([findings.clock(0), findings.clock(6)]) == "warning"
     assert worst([findings.clock(6), findings.clock(400), findings.clock(0)]) == "failure"
+
+
+def test_a_torch_without_cuda_has_another_remedy_than_a_machine_without_a_gpu() -> None:
+    built, machine = findings.no_gpu("2.13.0+cpu", None), findings.no_gpu("2.13.0+cu130", "13.0")
+    assert built.verdict == machine.verdict == "warning"
+    assert "13.0" in machine.found
+    assert built.remedy != machine.remedy

@@ -2,7 +2,7 @@
 
 A process asks the driver once: what `CUDA_VISIBLE_DEVICES` says then holds for its whole life. The stand-in is
 installed by a `sitecustomize` module, so it is in Ray's workers, too. It takes the place of `torch.cuda` as soon as
-torch is there.
+torch is there. torch's CUDA build asks CUDA itself, for which `fake_cuda.c` stands in.
 
 As a program it starts a Ray cluster of such nodes and a group of ranks on it, which take their devices and do nothing
 else: `python -m tests.support.clusters.fake_gpus '{"nodes": [...], "ranks": N}'`. It prints a `Found` as JSON.
@@ -10,6 +10,7 @@ else: `python -m tests.support.clusters.fake_gpus '{"nodes": [...], "ranks": N}'
 
 import importlib.abc
 import importlib.machinery
+import importlib.util
 import json
 import os
 import subprocess
@@ -81,8 +82,13 @@ class FakeCuda:
     def current_device(self) -> int:
         return self._current
 
+    def get_device_name(self, number: int) -> str:
+        return self.devices()[number]
+
     def take_the_place_of(self, torch: ModuleType) -> None:
-        for name in ("device_count", "is_available", "set_device", "current_device"):
+        if torch.version.cuda is not None:
+            return
+        for name in ("device_count", "is_available", "set_device", "current_device", "get_device_name"):
             setattr(torch.cuda, name, getattr(self, name))
         torch.cuda.nccl.version = lambda: NCCL
 
@@ -119,8 +125,8 @@ def install() -> None:
 
 
 def _ask_early(module: ModuleType) -> None:
-    module.__dict__["torch"] = __import__("torch")
-    CUDA.devices()
+    module.__dict__["torch"] = torch = __import__("torch")
+    torch.cuda.is_available()
 
 
 def _only_report(worker: ModuleType) -> None:
@@ -130,10 +136,9 @@ def _only_report(worker: ModuleType) -> None:
         import ray
 
         worker.take_device(seat)
-        device = CUDA.devices()[CUDA.current_device()]
-        found = RankFound(
-            seat.rank, seat.local_rank, seat.node_rank, CUDA.device_count(), CUDA.current_device(), device
-        )
+        cuda, number = worker.torch.cuda, worker.torch.cuda.current_device()
+        place = (seat.rank, seat.local_rank, seat.node_rank)
+        found = RankFound(*place, cuda.device_count(), number, cuda.get_device_name(number))
         ray.get(assignment.coordinator.report.remote(found))
 
     worker.train_rank = report  # type: ignore[attr-defined]
@@ -180,10 +185,25 @@ class Node:
         return len(self.machine) if self.variable is None else len(self.variable.split(","))
 
 
-def seated(folder: Path, nodes: Sequence[Node], ranks: int, **more: str) -> Found:
-    """What ranks found on a Ray cluster of such nodes."""
+def compiled(folder: Path) -> Path:
+    """`fake_cuda.c` as a library to preload, by CUDA's headers that Triton brings. Whoever opens the driver gets it."""
+    triton = importlib.util.find_spec("triton")
+    assert triton is not None
+    assert triton.origin is not None
+    headers = Path(triton.origin).parent / "backends/nvidia/include"
+    library = folder / "libcuda.so.1"
+    source = Path(__file__).with_name("fake_cuda.c")
+    form = ["-w", "-shared", "-fPIC", f"-I{headers}", f"-Wl,-soname,{library.name}"]
+    subprocess.run(["gcc", *form, "-o", str(library), str(source)], check=True, capture_output=True)
+    return library
+
+
+def seated(
+    folder: Path, nodes: Sequence[Node], ranks: int, python: str = sys.executable, **more: str
+) -> Found:
+    """What ranks found on a Ray cluster of such nodes, in `python`'s environment."""
     order = json.dumps({"nodes": [asdict(node) for node in nodes], "ranks": ranks})
-    command = [sys.executable, "-m", "tests.support.clusters.fake_gpus", order]
+    command = [python, "-m", "tests.support.clusters.fake_gpus", order]
     result = subprocess.run(
         command, env=environment(folder, **more), cwd=ROOT, capture_output=True, text=True, timeout=540
     )
@@ -212,7 +232,7 @@ def _run(nodes: Sequence[Node], ranks: int) -> Found:
     import ray
     from ray.cluster_utils import Cluster
 
-    from data_service.service.tasks import installed_only
+    from data_service.service.ray_internals import installed_only
     from launcher.cluster.rank_group import Assignment, RankGroup
     from launcher.cluster.seat import SeatError
     from launcher.policies.elastic import GroupStart, Sizing

@@ -1,4 +1,5 @@
-"""A Ray cluster of three machines on one host: a network namespace each, on a bridge, with links to cut and to slow.
+"""Machines on one host: a network namespace each, on a bridge, with links to cut and to slow; with a Ray cluster on
+them or without.
 
 Needs root and Debian's iproute2. The machines share the disk, as nodes of a cluster share a file system.
 """
@@ -6,16 +7,18 @@ Needs root and Debian's iproute2. The machines share the disk, as nodes of a clu
 import os
 import secrets
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 
+_FILES = Path("/etc/netns")  # where `ip` has files that stand in a namespace for those in /etc
 _BRIDGE, _NETWORK, _PORT = "mfbr", "10.77.13", 6399
 _SECRET = {
     "RAY_AUTH_MODE": "token",
@@ -61,8 +64,8 @@ class Machine:
 
     @property
     def environment(self) -> dict[str, str]:
-        """With which programs find the cluster, and gloo the link."""
-        found = {"RAY_ADDRESS": f"{_NETWORK}.1:{_PORT}", "GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"}
+        """With which programs find the cluster."""
+        found = {"RAY_ADDRESS": f"{_NETWORK}.1:{_PORT}", "OMP_NUM_THREADS": "1"}
         return os.environ | _RAY_NOTICES | _SECRET | found
 
     def boot(self) -> None:
@@ -93,24 +96,54 @@ class Machine:
 
     def slow(self, rate: str) -> None:
         """Limit what it receives and sends, as `10mbit`."""
-        shape = ("root", "tbf", "rate", rate, "burst", "64kbit", "latency", "400ms")
-        _run("tc", "qdisc", "replace", "dev", f"{self.name}v", *shape)
-        _run(*self.command("tc", "qdisc", "replace", "dev", "eth0", *shape))
+        self.slow_receiving(rate)
+        _run(*self.command("tc", "qdisc", "replace", "dev", "eth0", *_shape(rate)))
+
+    def slow_receiving(self, rate: str) -> None:
+        _run("tc", "qdisc", "replace", "dev", f"{self.name}v", *_shape(rate))
+
+    def mislead(self, name: str | None) -> None:
+        """Another network, which leads nowhere, and a host's own name that is `name`; None: nothing."""
+        for words in (
+            "link add ens0 type veth peer name nowhere",
+            f"addr add 10.99.{self.number}.1/24 dev ens0",
+            "link set ens0 up",
+        ):
+            _run(*self.command("ip", *words.split()))
+        files = _FILES / self.name
+        files.mkdir(parents=True, exist_ok=True)
+        own = "" if name is None else f"{name} {socket.gethostname()}\n"
+        (files / "hosts").write_text(f"127.0.0.1 localhost\n{own}")
+        (files / "nsswitch.conf").write_text("hosts: files\n")
+
+
+def _shape(rate: str) -> tuple[str, ...]:
+    return ("root", "tbf", "rate", rate, "burst", "64kbit", "latency", "400ms")
 
 
 @contextmanager
 def machines(cpus: Sequence[int]) -> Iterator[list[Machine]]:
     """A booted cluster of as many machines as there are numbers of CPUs; gone afterwards, whatever happened."""
-    with tempfile.TemporaryDirectory(prefix="mf") as folder:  # Ray's sockets need short paths
+    with ExitStack() as all_of:
+        folder = all_of.enter_context(
+            tempfile.TemporaryDirectory(prefix="mf")
+        )  # Ray's sockets need short paths
         made = [Machine(number, Path(folder, str(number)), n) for number, n in enumerate(cpus, start=1)]
-        _tear_down(made)  # what an interrupted test left
-        try:
-            _connect(made)
-            for machine in made:
-                machine.boot()
-            yield made
-        finally:
-            _tear_down(made)
+        all_of.enter_context(connected(made))
+        for machine in made:
+            machine.boot()
+        yield made
+
+
+@contextmanager
+def connected(made: Sequence[Machine]) -> Iterator[None]:
+    """These machines, without Ray; gone afterwards, whatever happened."""
+    _tear_down(made)  # what an interrupted test left
+    try:
+        _connect(made)
+        yield
+    finally:
+        _tear_down(made)
 
 
 def _connect(made: Sequence[Machine]) -> None:
@@ -132,6 +165,7 @@ def _tear_down(made: Sequence[Machine]) -> None:
         if machine.name in there:
             machine.crash()
             _run("ip", "netns", "delete", machine.name)
+        shutil.rmtree(_FILES / machine.name, ignore_errors=True)
     if f"{_BRIDGE}:" in _run("ip", "-o", "link").split():
         _run("ip", "link", "delete", _BRIDGE)
 

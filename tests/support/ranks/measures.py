@@ -1,8 +1,13 @@
 """What ranks find before they train: memory held after a step, the preflight, measured steps. For `run_ranks`."""
 
 import gc
-from dataclasses import asdict, replace
+import random
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -20,8 +25,11 @@ from encoder_core.train.engine import Engine
 from encoder_core.train.engine_config import EngineConfig, Precision
 from encoder_core.train.exchange import Control
 from launcher.measure.steps import take_steps
-from launcher.preflight.collective import preflight, problem, unfit
+from launcher.preflight import sums
+from launcher.preflight.collective import preflight, problem, unfit, with_sums
+from launcher.preflight.findings import sums as judge_sums
 from launcher.preflight.measure import subject
+from launcher.preflight.sums import first_sums
 from launcher.run.record import open_run
 
 Setting = tuple[Literal[0, 1, 2, 3], Precision]
@@ -97,8 +105,8 @@ def hold(rank: int, world: int, run: str, mounted: str | None) -> dict[str, Any]
     what = subject(run)
     if mounted is not None and NODES[rank] == "second":
         what = replace(what, run=mounted)
-    group = dist.new_group(backend="gloo")
-    reports = preflight(what, GlooPeers(group), group, NODES[:world])
+    peers = GlooPeers(dist.new_group(backend="gloo"))
+    reports = with_sums(preflight(what, peers, NODES[:world]), first_sums(peers), NODES[:world])
     bad = unfit(reports)
     return {
         "nodes": [report.node for report in reports],
@@ -113,3 +121,73 @@ def hold(rank: int, world: int, run: str, mounted: str | None) -> dict[str, Any]
 def take(rank: int, world: int, uri: str, seconds: float) -> dict[str, Any]:
     """This rank's findings in `seconds` of steps of the run at `uri`."""
     return asdict(take_steps(open_run(uri), Control.join(), seconds))
+
+
+def faulty_sums(rank: int, world: int, seed: int, examples: int) -> list[dict[str, Any]]:
+    """The first sums of ranks on a node each, `examples` times, each time with another fault that all ranks draw alike:
+    what it was, and the nodes and texts of all findings that are not ok."""
+    peers, draws, nodes = GlooPeers(dist.new_group(backend="gloo")), random.Random(seed), list("abcd"[:world])
+    found = []
+    for _ in range(examples):
+        fault = SumFault(draws.choice(_FAULTS), draws.randrange(world), draws.randrange(1 << 16))
+        with fault.strike() if rank == fault.rank else nullcontext():
+            told = judge_sums(first_sums(peers), nodes)
+        bad = {(node, f.verdict, f.what): f.found for node, all_of in told.items() for f in all_of}
+        bad = {key: text for key, text in bad.items() if key[1] != "ok"}
+        found.append({"kind": fault.kind, "rank": fault.rank, "number": fault.number, "bad": bad})
+    return found
+
+
+_FAULTS = ("makes", "sends", "hears", "gives", "delays", "none")
+
+
+@dataclass(frozen=True)
+class SumFault:
+    """What a rank does wrong: it makes a number wrongly, sends one so, hears a wrong sum, gives a wrong number into the
+    sum though its own is right, or sends late. `number`: its place."""
+
+    kind: str
+    rank: int
+    number: int
+
+    def strike(self) -> AbstractContextManager[Any]:
+        match self.kind:
+            case "makes":
+                made = iter((True,))  # on the device; what it is compared with is right
+                right = sums.numbers
+                return mock.patch.object(
+                    sums, "numbers", lambda *given: self._off(right(*given), next(made, False))
+                )
+            case "sends" | "delays":
+                return mock.patch.object(dist, "batch_isend_irecv", self._send(dist.batch_isend_irecv))
+            case "hears" | "gives":
+                return mock.patch.object(dist, "all_reduce", self._reduce(dist.all_reduce))
+            case _:
+                return nullcontext()
+
+    def _off(self, numbers: torch.Tensor, wrong: bool = True) -> torch.Tensor:
+        if wrong and numbers.numel() > self.number:
+            numbers = numbers.clone()
+            numbers[self.number] += 1
+        return numbers
+
+    def _send(self, send: Callable[..., Any]) -> Callable[..., Any]:
+        def sent(messages: list[dist.P2POp]) -> Any:
+            for message in messages:
+                if message.op is dist.isend and self.kind == "delays":
+                    time.sleep(0.2)  # a line on which 2 MiB take so long
+                elif message.op is dist.isend:
+                    message.tensor = self._off(message.tensor)
+            return send(messages)
+
+        return sent
+
+    def _reduce(self, reduce: Callable[..., Any]) -> Callable[..., Any]:
+        def reduced(tensor: torch.Tensor) -> None:
+            if self.kind == "gives":
+                tensor.copy_(self._off(tensor))
+            reduce(tensor)
+            if self.kind == "hears":
+                tensor.copy_(self._off(tensor))
+
+        return reduced

@@ -1,0 +1,99 @@
+"""README's installation as a user with a GPU types it, with torch's CUDA build, on a machine that has no GPU."""
+
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import operations
+import pytest
+import wheels
+
+pytestmark = pytest.mark.long
+VARIABLE = "MASKFLEET_CUDA_PYTHON"
+ROOT = wheels.ROOT
+
+
+@pytest.fixture(scope="module")
+def bin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The programs of an environment that README's lines made: of one that is there, or of a new one (5.4 GB)."""
+    if (python := os.environ.get(VARIABLE)) is not None:
+        return Path(python).parent
+    if (reason := wheels.unreachable()) is not None:
+        pytest.skip(f"the package index does not answer: {reason}; an environment may be named by {VARIABLE}")
+    folder = tmp_path_factory.mktemp("clone")
+    wheels.copy_sources(folder)
+    (script,) = re.findall(
+        r"^python3 -m venv env$.*?^maskfleet --version$", _readme(), re.MULTILINE | re.DOTALL
+    )
+    clean = {
+        name: value
+        for name, value in wheels.environment().items()
+        if name not in ("PYTHONPATH", "VIRTUAL_ENV")
+    }
+    ran = subprocess.run(["bash", "-euc", script], cwd=folder, env=clean, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    return folder / "env/bin"
+
+
+def _readme() -> str:
+    return wheels.README.read_text("utf-8")
+
+
+def run(bin: Path, *command: str | Path, cwd: Path = ROOT, **variables: str) -> str:
+    """What a program of the environment prints."""
+    kept = {
+        name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "TRITON_INTERPRET")
+    }
+    environment = kept | {"OMP_NUM_THREADS": "1"} | variables
+    ran = subprocess.run(
+        [bin / command[0], *command[1:]], cwd=cwd, env=environment, capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return ran.stdout
+
+
+@pytest.mark.timeout(1800)
+def test_it_is_the_lock_with_cuda(bin: Path, tmp_path: Path) -> None:
+    listed = json.loads(run(bin, "python", "-m", "pip", "list", "--format=json", cwd=tmp_path))
+    installed = {re.sub(r"[-_.]+", "-", one["name"]).lower(): one["version"] for one in listed}
+    ours = {name: installed.pop(name) for name in ("maskfleet", "pip")}
+    assert installed.items() <= wheels.pins().items()
+    assert "nvidia-nccl-cu13" in installed
+    code = "import torch, triton; print(torch.version.cuda, torch.cuda.is_available(), triton.__version__)"
+    cuda, available, triton = run(bin, "python", "-c", code, cwd=tmp_path).split()
+    assert wheels.pins()["cuda-toolkit"].startswith(cuda)
+    assert triton == wheels.pins()["triton"]
+    assert available == "False", "on a GPU, `maskfleet doctor --gpu` says more than these tests"
+    assert run(bin, "maskfleet", "--version", cwd=tmp_path).split()[-1] == ours["maskfleet"]
+
+
+def test_doctor_finds_that_there_is_no_gpu(bin: Path, tmp_path: Path) -> None:
+    printed = run(bin, "maskfleet", "doctor", "--gpu", "--json", cwd=tmp_path)
+    verdicts = [json.loads(line) for line in printed.splitlines()]
+    assert {verdict["gpu"] for verdict in verdicts} == {"CPU"}
+    assert all(one["right"] for verdict in verdicts for one in verdict["tried"])
+    last = run(bin, "maskfleet", "doctor", "--gpu", cwd=tmp_path, COLUMNS="200").strip().splitlines()[-1]
+    assert re.match(r"warning +GPUs +none", last), last
+    assert f"CUDA {wheels.pins()['cuda-toolkit'][:4]}" in last
+
+
+@pytest.mark.timeout(900)
+def test_every_familys_forward_pass_on_a_gpu_that_is_not_there(bin: Path) -> None:
+    """The tensors have no numbers: what depends on them raises."""
+    found = json.loads(run(bin, "python", "tests/bench/fake_cuda.py", "--json", PYTHONPATH=str(ROOT)))
+    assert {one["family"] for one in found} == set(operations.RECIPES)
+    for one in found:
+        assert one["waits"] == [], one
+        assert one["losses"] == ["float32"], one
+        assert one["products"] == ["bfloat16"], one
+        relative = one["family"].startswith(("DeBERTa", "XLNet"))
+        expected = "fused forward" if one["dropout"] or relative else "_flash_attention_forward"
+        assert expected in one["attention"], one
+        assert one["dropout"] is False or one["attention"][expected] >= 6
+
+
+@pytest.mark.timeout(1800)
+def test_the_kernels_compile(bin: Path) -> None:
+    run(bin, "python", "tests/bench/kernels.py", "--sm", "90", "--dtype", "bf16", PYTHONPATH=str(ROOT))

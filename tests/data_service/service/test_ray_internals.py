@@ -1,0 +1,48 @@
+"""A private name of Ray's that is gone is an error before Ray is started, and Ray stays as it was."""
+
+from typing import Any
+
+import pytest
+from ray._private import worker
+from ray._private.node import Node
+from ray._private.state import state
+from ray.job_config import JobConfig
+
+from data_service.errors import LibraryChanged
+from data_service.service import ray_internals as internals
+from data_service.service.tasks import lean
+
+CLASSES: list[tuple[Any, str]] = [
+    *((Node, name) for name in (*internals.UNUSED, internals.DEAD, internals.LOGS)),
+    (worker, internals.NODE),
+    (type(state), internals.DRAINING),
+]
+
+
+@pytest.mark.parametrize(("owner", "name"), CLASSES, ids=[name for _, name in CLASSES])
+def test_a_name_that_is_gone_ends_the_start(owner: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "0" * 64)
+    monkeypatch.delattr(owner, name)
+    before = dict(vars(Node))
+    with pytest.raises(LibraryChanged) as found, lean():
+        raise AssertionError("started")
+    assert name in found.value.problem
+    assert "ray 2." in found.value.problem
+    assert dict(vars(Node)) == before
+
+
+def test_folders_of_workers_under_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    make = JobConfig.__init__
+
+    def renamed(self: JobConfig, *given: Any, **named: Any) -> None:
+        make(self, *given, **named)
+        self.__dict__.pop(internals.FOLDERS)
+
+    monkeypatch.setattr(JobConfig, "__init__", renamed)
+    with pytest.raises(LibraryChanged):
+        internals.installed_only()
+
+
+def test_what_is_there_is_found() -> None:
+    internals.ensure_names()
+    assert isinstance(getattr(internals.installed_only(), internals.FOLDERS), list)

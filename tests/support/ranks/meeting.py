@@ -1,0 +1,40 @@
+"""A rank on a machine that Ray knows by an address: it joins the others as `launcher.cluster.worker` does, without Ray.
+
+`python -m tests.support.ranks.meeting '{"rank": ...}'` prints, as JSON, what the nodes' first sums found.
+"""
+
+import json
+import os
+import sys
+from typing import Any
+
+from launcher.policies.watchdog import Watchdog
+
+
+def meet(rank: int, addresses: list[str], port: int, blind: bool) -> dict[str, Any]:
+    """`addresses`: of each rank's node; `blind`: without being told which network to take, as before."""
+    import ray
+    import torch.distributed as dist
+
+    from checkpoints.gather import GlooPeers
+    from launcher.cluster import worker
+    from launcher.cluster.seat import Seat
+    from launcher.preflight.findings import sums
+    from launcher.preflight.sums import first_sums
+
+    ray.util.get_node_ip_address = lambda: addresses[rank]
+    if blind:
+        worker.network_variables = lambda *_: {}  # type: ignore[assignment]
+    seat = Seat(rank, len(addresses), 0, 1, rank, (addresses[0], port), ())
+    os.environ |= seat.environment()
+    worker._join(seat, Watchdog(step=10, other=10))
+    told = sums(first_sums(GlooPeers(dist.new_group(backend="gloo"))), addresses)
+    found = {at: [[f.what, f.verdict, f.found] for f in all_of] for at, all_of in told.items()}
+    dist.destroy_process_group()
+    names = [name for name in os.environ if name.startswith(("GLOO_", "NCCL_"))]
+    return {"found": found, "variables": {name: os.environ[name] for name in names}}
+
+
+if __name__ == "__main__":
+    print(json.dumps(meet(**json.loads(sys.argv[1]))), flush=True)
+    os._exit(0)  # as in `run_ranks`
