@@ -53,3 +53,7 @@ class LaunchError(UserError):
 
 class MissingPackage(UserError):
     """A package that is not installed with Maskfleet, and that what was asked for needs."""
+
+
+class BurninError(UserError):
+    """A burn-in that cannot begin, or a check that does not exist."""

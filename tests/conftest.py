@@ -1,6 +1,5 @@
 """Which tests are pure; fixtures for all that stores: S3 servers, stores of every kind, faults on the way to them."""
 
-import os
 import signal
 import sys
 import tempfile
@@ -13,13 +12,13 @@ from hypothesis import settings
 
 from data_service.store.base import Store
 from data_service.store.open import open_store
+from tests.support.checks.gpu import decide
 from tests.support.checks.pure import FIXTURES, FOREIGN, guarded, is_pure
 from tests.support.stores import ceph
 from tests.support.stores.fault_proxy import FaultProxy
 from tests.support.stores.s3 import S3Server
 
-# Triton decides when it is imported: its kernels run on a CPU here. On a GPU, 0 tests what it compiles.
-os.environ.setdefault("TRITON_INTERPRET", "1")
+decide()  # whether Triton's kernels are compiled for a GPU or interpreted on the CPU
 
 _HANDLERS = {
     signal.SIGTERM: signal.SIG_DFL,

@@ -10,8 +10,6 @@ import zlib
 from functools import lru_cache
 from typing import BinaryIO, cast
 
-import pyarrow as pa
-
 from data_service.errors import InputError
 from data_service.ingest.encodings import MARK_LENGTH, UTF_8, Utf8Stream, marked_encoding
 from data_service.ingest.inputs import InputFile
@@ -142,6 +140,8 @@ class _Zstd(io.RawIOBase):
     """
 
     def __init__(self, raw: BinaryIO, file: InputFile) -> None:
+        import pyarrow as pa  # as large as all the rest: only where something is compressed so
+
         self._plain = pa.CompressedInputStream(raw, "zstd")
         self._file = file
 

@@ -68,10 +68,15 @@ def settings() -> dict[str, Any]:
 
 
 def settle(told: Mapping[str, Any]) -> None:
-    """Take over the `settings` of the process that asked for a trial."""
-    torch.set_num_threads(told["threads"])
-    torch.set_deterministic_debug_mode(told["deterministic"])
-    torch.set_float32_matmul_precision(told["precision"])
+    """Take over the `settings` of the process that asked for a trial. What is set, be it to what it was, changes the
+    name under which torch keeps compiled code."""
+    here = settings()
+    if told["threads"] != here["threads"]:
+        torch.set_num_threads(told["threads"])
+    if told["deterministic"] != here["deterministic"]:
+        torch.set_deterministic_debug_mode(told["deterministic"])
+    if told["precision"] != here["precision"]:
+        torch.set_float32_matmul_precision(told["precision"])
 
 
 _NETWORKS = TypeAdapter(tuple[ModelConfig, ...])

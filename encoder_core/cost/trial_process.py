@@ -18,6 +18,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 Report = dict[str, Any]
@@ -65,23 +66,28 @@ class _Child:
 
 
 def follow(
-    target: str, request: Mapping[str, Any], deadline: Deadline, tick: Callable[[], None]
+    target: str,
+    request: Mapping[str, Any],
+    deadline: Deadline,
+    tick: Callable[[], None],
+    environment: Mapping[str, str] = MappingProxyType({}),
 ) -> Generator[Report]:
     """What `target` ("module:function") reports, called as `function(request, line)` with its `Line`.
 
     `request` and reports are JSON. `tick` is called about twice a second. After each report is taken, the process is
-    told to go on. When the iterator ends or is closed, nothing of the process is left, and its memory is free.
+    told to go on. `environment` is added to this process's. When the iterator ends or is closed, nothing of the process
+    is left, and its memory is free.
 
     Raises TrialEnded.
     """
-    child = _start(target, request)
+    child = _start(target, request, environment)
     try:
         yield from _reports(child, deadline, tick)
     finally:
         _end(child)
 
 
-def _start(target: str, request: Mapping[str, Any]) -> _Child:
+def _start(target: str, request: Mapping[str, Any], environment: Mapping[str, str]) -> _Child:
     (orders_in, orders), (reports, reports_out), (output, output_in) = os.pipe(), os.pipe(), os.pipe()
     inherited = (orders_in, reports_out)
     try:
@@ -92,7 +98,11 @@ def _start(target: str, request: Mapping[str, Any]) -> _Child:
             stderr=output_in,
             pass_fds=inherited,
             start_new_session=True,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+            env={
+                **os.environ,
+                **environment,
+                "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
+            },
         )
     except BaseException:
         for end in (orders, reports, output):

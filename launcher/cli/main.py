@@ -17,6 +17,7 @@ from data_service.errors import UserError as DataError
 from data_service.visible import visible
 from encoder_core.errors import UserError as ModelError
 from launcher.cli import (
+    burnin,
     checkpoints,
     compare,
     corpus,
@@ -89,6 +90,7 @@ checkpoints.register(app)
 embed.register(app)
 diagnose.register(app)
 doctor.register(app)
+burnin.register(app)
 finetune.register(app)
 evaluate.register(app)
 

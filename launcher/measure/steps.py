@@ -27,7 +27,7 @@ from encoder_core.train.state import TrainState
 from encoder_core.train.timing import Stopwatch
 from launcher.measure.rows import InProcess
 from launcher.measure.taken import Step, Taken
-from launcher.rank.build import build_model, build_optimizer, engine_config, training_plan
+from launcher.rank.build import build_model, build_optimizer, engine_config, set_determinism, training_plan
 from launcher.rank.data import RankData, RankShard
 from launcher.rank.teachers import teach_anything
 from launcher.rank.utilisation import peak, utilisation
@@ -46,7 +46,7 @@ def take_steps(run: Run, control: Control, seconds: float = ENOUGH_S) -> Taken:
     """Train `run` for about so many seconds, from fresh weights. Collective; torch's group is there, and its device
     chosen."""
     tokenizer, recipe = run.tokenizer(), run.recipe
-    torch.set_deterministic_debug_mode("error" if recipe.deterministic else "default")
+    set_determinism(recipe.deterministic)
     memory = _Memory()
     model = build_model(recipe, tokenizer)
     teach_anything(model, recipe, tokenizer.vocab_size)

@@ -31,7 +31,7 @@ def installed() -> dict[str, str]:
     """By name. NCCL only where there are GPUs."""
     found = {
         "python": platform.python_version(),
-        "maskfleet": f"{metadata.version('maskfleet')}+{_sources()}",
+        "maskfleet": f"{metadata.version('maskfleet')}+{source_digest()}",
     }
     found |= {name: metadata.version(name) for name in _LIBRARIES}
     if torch.cuda.is_available():
@@ -43,7 +43,8 @@ def _nccl() -> str:
     return ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
 
 
-def _sources() -> str:
+def source_digest() -> str:
+    """Of our own code."""
     digest = hashlib.sha256()
     for path in sorted(path for package in _PACKAGES for path in (_ROOT / package).rglob("*.py")):
         digest.update(f"{path.relative_to(_ROOT)}\n".encode())

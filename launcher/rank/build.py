@@ -1,6 +1,7 @@
 """Builds what a recipe describes, apart from its data: model, optimizer, engine configuration, training plan,
 learning-rate schedule."""
 
+import os
 from collections.abc import Callable
 
 import torch
@@ -19,6 +20,17 @@ from encoder_core.train.step import draw_seed
 from launcher.recipe.objective import objective_module
 from launcher.recipe.schema import Recipe
 from launcher.recipe.timeline import learning_rate, rope_base, term_weights
+
+
+def set_determinism(deterministic: bool) -> None:
+    """For this process, before it first multiplies: cuBLAS refuses to be deterministic without a workspace of its own.
+
+    Not `use_deterministic_algorithms`, which imports torch's compiler for a setting of it: a second at every start.
+    """
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.set_deterministic_debug_mode("error" if deterministic else "default")
+
 
 WEIGHTS_STEP = -1  # the "step" from whose draws the initial weights come
 

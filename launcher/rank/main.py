@@ -34,7 +34,7 @@ from launcher.errors import RunError
 from launcher.policies.stragglers import Detector
 from launcher.preflight.collective import NodeReport
 from launcher.preflight.kernels import KernelVerdict
-from launcher.rank.build import build_model, build_optimizer, engine_config, training_plan
+from launcher.rank.build import build_model, build_optimizer, engine_config, set_determinism, training_plan
 from launcher.rank.checkpointing import RunCheckpointer
 from launcher.rank.compilation import CompilationRecord, record_compilation, settle_compilation
 from launcher.rank.data import RankData, RankShard, SampleStream
@@ -134,8 +134,7 @@ def _train(trainer: Trainer, state: TrainState, journal: RankJournal, hosts: Seq
 def _set_up_torch(hosts: Sequence[str], deterministic: bool) -> None:
     """The ranks of a machine share its cores."""
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // hosts.count(socket.gethostname())))
-    # Not use_deterministic_algorithms, which imports torch's compiler for a setting of it: a second at every start.
-    torch.set_deterministic_debug_mode("error" if deterministic else "default")
+    set_determinism(deterministic)
 
 
 def _resume_point(run: Run, peers: Peers, link: Link) -> Good | None:

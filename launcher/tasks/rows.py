@@ -7,9 +7,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from data_service.ingest.files import open_ranged
 from data_service.ingest.inputs import InputFile
 from launcher.errors import TaskError
@@ -287,6 +284,9 @@ def read_parquet(
     Raises:
         TaskError: a damaged file, or one without a column. StoreError: it cannot be read.
     """
+    import pyarrow as pa  # a run's ranks never read a table, and need not load its library
+    import pyarrow.parquet as pq
+
     try:
         with pq.ParquetFile(open_ranged(file, chunk=_READ_AHEAD), pre_buffer=False) as table:
             names = table.schema_arrow.names

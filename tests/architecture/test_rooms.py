@@ -9,8 +9,8 @@ DRAWN = {
         command -> cli
         maskfleet -> api inspect
         api -> export inspect rank recipe run
-        cli -> cluster compare diagnose embed estimate evaluate export finetune inspect measure preflight rank recipe
-        cli -> run schedulers tasks watch
+        cli -> burnin cluster compare diagnose embed estimate evaluate export finetune inspect measure preflight
+        cli -> rank recipe run schedulers tasks watch
         compare -> api diagnose estimate inspect recipe run
         watch -> diagnose evaluate inspect run
         inspect -> diagnose evaluate recipe run
@@ -20,6 +20,7 @@ DRAWN = {
         embed -> export finetune recipe tasks
         finetune -> export run tasks
         export -> recipe run
+        burnin -> estimate inspect measure preflight rank recipe
         measure -> estimate preflight rank recipe run
         rank -> estimate policies preflight recipe run
         trackers -> recipe run

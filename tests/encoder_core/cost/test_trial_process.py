@@ -1,7 +1,11 @@
 """Trials whose kernels misbehave in every way: they come to their end, and only the culprit is left out."""
 
 import os
+import random
 import signal
+import subprocess
+import sys
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -11,8 +15,10 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from encoder_core.cost.compile_trial import try_apart
 from encoder_core.cost.kernel_trial import KernelTrial, Limits, TriedKernel, preference, try_kernels
 from encoder_core.cost.trial_network import Subject
+from encoder_core.cost.trial_process import Deadline, TrialEnded, follow
 from encoder_core.families.bert import BertConfig
 from tests.support.ranks.bad_kernels import RIGHT, Misbehaviour, tried_with
 
@@ -142,6 +148,61 @@ def test_only_the_culprit_is_left_out_and_its_end_is_on_record(case: str, undist
     found = ensure_only_the_culprit_is_out(how, undisturbed)
     assert all(one.failure.startswith(words) for one in found)
     assert words or all(one.error is not None and one.error > 100 * one.bound for one in found)
+
+
+DAMAGE = ("raise", "hang", "exit", "die", "abort", "segfault", "allocate", "scribble", "close everything")
+
+
+@pytest.mark.parametrize(
+    "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 30))]
+)
+def test_whatever_a_compiler_does_is_only_on_record(seed: int) -> None:
+    draw = random.Random(seed)
+    arguments = {"raise": [*ERRORS, *TRITONS], "hang": HANGS, "exit": range(256), "die": DEADLY}
+    name = draw.choice(DAMAGE)
+    how = Misbehaviour("compiler", name, draw.choice(arguments.get(name, [None])))
+    before = children(), len(os.listdir("/proc/self/fd"))
+    with tried_with(how):
+        found = try_apart(SUBJECT, HANG_S, lambda: None)
+    assert (children(), len(os.listdir("/proc/self/fd"))) == before
+    assert not found.right
+    assert found.failure
+
+
+def test_a_process_goes_with_the_one_that_started_it() -> None:
+    """Killed, it cannot see to that itself."""
+    code = (
+        "from tests.encoder_core.cost.test_trial_process import trial\n"
+        "from tests.support.ranks.bad_kernels import Misbehaviour\n"
+        "trial(Misbehaviour('padded', 'kill the rank'))"
+    )
+    rank = subprocess.Popen([sys.executable, "-c", code])
+    assert rank.wait(300) == -signal.SIGKILL
+    assert gone(str(rank.pid))
+
+
+def gone(argument: str) -> bool:
+    """Whether no process has that argument any more, or is soon without."""
+    left = [process for process in psutil.process_iter() if argument in cmdline(process)]
+    return not psutil.wait_procs(left, timeout=30)[1]
+
+
+def cmdline(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+def test_what_a_process_prints_is_its_last_words() -> None:
+    target = "tests.support.ranks.bad_kernels:serve_compiler"
+    with (
+        tried_with(Misbehaviour("compiler", "raise", "Exception")),
+        closing(follow(target, {}, Deadline(300.0), lambda: None)) as reports,
+        pytest.raises(TrialEnded) as end,
+    ):
+        next(reports)
+    assert "a library says so" in str(end.value)
 
 
 @settings(max_examples=3, phases=[Phase.explicit, Phase.reuse, Phase.generate], derandomize=True)

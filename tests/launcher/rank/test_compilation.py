@@ -1,12 +1,14 @@
 """Compiled layers in whole runs: the losses of Python, the same bits after a kill, and a compiler that is not there."""
 
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.support.ranks.bad_kernels import Misbehaviour
 from tests.support.ranks.run_group import KILLED, finish, run_group
 from tests.support.runs import small_runs
 
@@ -72,6 +74,34 @@ def test_another_machine_takes_what_lies_beside_the_run(
     monkeypatch.setenv("HOME", str(folder / "second"))
     finish(run, 2, timeout=600)
     assert [event["kept"] for event in compilations(run)] == ["nowhere", "beside the run"]
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        Misbehaviour("compiler", "segfault"),
+        *(
+            pytest.param(Misbehaviour("compiler", way, argument), marks=pytest.mark.long)
+            for way, argument in (
+                ("die", signal.SIGKILL),
+                ("exit", 0),
+                ("raise", "SystemExit"),
+                ("hang", "busy"),
+            )
+        ),
+    ],
+    ids=lambda how: how.way,
+)
+def test_whatever_a_compiler_does_the_run_goes_on_in_python_at_the_first_start(
+    folder: Path, home: Path, how: Misbehaviour
+) -> None:
+    limits = ("watchdog.other=60",) if how.way == "hang" else ()
+    run = small_runs.new_run(folder, f"bad-compiler-{how.way}", *SETTINGS, *limits, "compile=true")
+    finish(run, 2, compiler=how)
+    (event,) = compilations(run)
+    assert not event["compiled"]
+    assert event["failure"]
+    assert np.isfinite(small_runs.losses(run)).all()
 
 
 @pytest.mark.long

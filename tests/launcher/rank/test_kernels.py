@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.ranks.bad_kernels import BY_NAME, GPU
+from tests.support.ranks.bad_kernels import GPU, Misbehaviour, drawn
 from tests.support.ranks.run_group import KILLED, finish, run_group
 from tests.support.runs import small_runs
 
@@ -77,14 +77,22 @@ def test_a_kernel_that_ends_its_process_is_left_out_at_the_first_start(
     assert event["dropped"][0] == "padded"
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 9))])
 def test_a_run_goes_on_whatever_a_kernel_does(folder: Path, undisturbed: str, seed: int) -> None:
-    how = random.Random(seed).choice(sorted(BY_NAME.keys() - {"right", "deadly to the rank"}))
-    run = finish(small_runs.new_run(folder, f"drawn-{seed}", *SETTINGS), 2, kernel=how)
-    event = ensure_goes_on(run, undisturbed)
+    how = drawn(random.Random(seed))
+    event = ensure_goes_on(
+        finish(small_runs.new_run(folder, f"drawn-{seed}", *SETTINGS), 2, kernel=how), undisturbed
+    )
     assert {one["kernel"] for one in event["left_out"]} == {"blocked"}
     assert not event["ended"]
+
+
+@pytest.mark.long
+def test_a_kernel_that_hangs_costs_half_of_what_the_watchdog_permits(folder: Path, undisturbed: str) -> None:
+    run = small_runs.new_run(folder, "hanging-kernel", *SETTINGS, "watchdog.other=40")
+    event = ensure_goes_on(finish(run, 2, kernel=Misbehaviour("blocked", "hang", "busy")), undisturbed)
+    assert {one["kernel"] for one in event["left_out"]} == {"blocked"}
+    assert event["ended"]
 
 
 @pytest.mark.long

@@ -1,11 +1,14 @@
 """The fused attention's formula written out, one row after the other, and random problems for it.
 
-Needs Triton, under its interpreter (tests/conftest.py): a test skips before it imports this where there is none.
+Needs Triton: a test skips before it imports this where there is none. The kernels are interpreted on a CPU, or compiled
+for a GPU (`tests/support/checks/gpu.py`), and tensors are where they run.
 """
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +19,7 @@ from encoder_core.kernels.fused_attention import Layout, Terms, fused_attention
 from encoder_core.kernels.tiling import Cuts
 
 RATE_DROPPED = 20_000  # of 65,536
+DEVICE = torch.device("cpu" if os.environ.get("TRITON_INTERPRET", "1") == "1" else "cuda")
 
 
 @dataclass(frozen=True)
@@ -64,13 +68,13 @@ def problem(lengths: list[int], form: Form, seed: int = 0) -> Problem:
     distances = max(1, 2 * (longest + form.carried) - 1)
 
     def normal(*shape: int) -> Tensor:
-        return torch.from_numpy(draws.standard_normal(shape)).to(form.dtype).requires_grad_()
+        return torch.from_numpy(draws.standard_normal(shape)).to(DEVICE, form.dtype).requires_grad_()
 
     def vectors(wanted: bool, count: int, *last: int) -> Tensor | None:
         return normal(count, form.heads, *last) if wanted else None
 
     def whole(wanted: bool, count: int, below: int) -> Tensor | None:
-        return torch.from_numpy(draws.integers(below, size=count)) if wanted else None
+        return torch.from_numpy(draws.integers(below, size=count)).to(DEVICE) if wanted else None
 
     terms = Terms(
         r=vectors(form.own_r, len(at), form.width),
@@ -80,7 +84,7 @@ def problem(lengths: list[int], form: Form, seed: int = 0) -> Problem:
         segment_scores=vectors(form.segments, len(at), 2),
     )
     layout = Layout(
-        cu_seqlens=torch.tensor([0, *lengths]).cumsum(0).int(),
+        cu_seqlens=torch.tensor([0, *lengths], device=DEVICE).cumsum(0).int(),
         longest=longest,
         scale=0.4,
         segments_q=whole(form.segments, len(at), 2),
@@ -88,7 +92,7 @@ def problem(lengths: list[int], form: Form, seed: int = 0) -> Problem:
         ranks_q=whole(form.order, len(at), 9),
         ranks_k=whole(form.order, keys, 9),
         slots=_slots(at, tokens) if form.few else None,
-        signs=torch.from_numpy(1 - 2 * draws.integers(2, size=len(lengths))).int() if form.signs else None,
+        signs=_signs(draws, lengths) if form.signs else None,
         carried=form.carried,
         center=longest + form.carried - 1,
         window=form.window,
@@ -96,7 +100,7 @@ def problem(lengths: list[int], form: Form, seed: int = 0) -> Problem:
     if form.dropout:
         layout = replace(
             layout,
-            draws=torch.from_numpy(draws.integers(-(2**63), 2**63 - 1, size=len(at))),
+            draws=torch.from_numpy(draws.integers(-(2**63), 2**63 - 1, size=len(at))).to(DEVICE),
             threshold=RATE_DROPPED,
             inverse=2**16 / (2**16 - RATE_DROPPED),
         )
@@ -113,11 +117,15 @@ def _queries(draws: np.random.Generator, tokens: int, form: Form) -> np.ndarray:
 def _slots(at: np.ndarray, tokens: int) -> Tensor:
     slots = torch.full((tokens,), -1, dtype=torch.int32)
     slots[torch.from_numpy(at)] = torch.arange(len(at), dtype=torch.int32)
-    return slots
+    return slots.to(DEVICE)
 
 
-def formula(given: Problem) -> Tensor:
-    """The context [M, N, D], from every score."""
+def _signs(draws: np.random.Generator, lengths: list[int]) -> Tensor:
+    return torch.from_numpy(1 - 2 * draws.integers(2, size=len(lengths))).int().to(DEVICE)
+
+
+def formula(given: Problem, *, rounded: bool = False) -> Tensor:
+    """The context [M, N, D], from every score. `rounded`: to bf16 where flash attention rounds."""
     context = 0.0 * given.q
     for row, (start, stop) in enumerate(pairwise(given.layout.cu_seqlens.tolist())):
         positions = torch.arange(stop - start)
@@ -126,13 +134,57 @@ def formula(given: Problem) -> Tensor:
             queries = given.layout.slots[start:stop].long()
             positions, queries = positions[queries >= 0], queries[queries >= 0]
         if len(queries):
-            weights, keys = _weights(given, row, queries, positions)
-            context = context.index_copy(0, queries, torch.einsum("nqk,knd->qnd", weights, given.v[keys]))
+            scores, keys = _scores(given, row, queries, positions)
+            kept = _kept(given, queries, keys)
+            if rounded:
+                mixed = _Flash.apply(scores, given.v[keys], kept)
+            else:
+                mixed = torch.einsum("nqk,knd->qnd", _softmax(scores) * kept, given.v[keys])
+            context = context.index_copy(0, queries, mixed)
     return context
 
 
-def _weights(given: Problem, row: int, queries: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """[N, Q, K] after dropout, and which keys are meant."""
+class _Flash(torch.autograd.Function):
+    """Context of scores [N, Q, K] and values [K, N, D] (Dao et al., 2022, appendix B.4): probabilities and their
+    derivatives meet other tensors in bf16, and a query's delta is taken from the context in bf16."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, v: Tensor, kept: Tensor) -> Tensor:
+        weights = _softmax(scores)
+        context = _bf16(torch.einsum("nqk,knd->qnd", _bf16(weights * kept), v))
+        ctx.save_for_backward(weights, v, kept, context)
+        return context
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        weights, v, kept, context = ctx.saved_tensors
+        delta = (grad * context).sum(-1).t()[..., None]
+        by_weights = torch.einsum("qnd,knd->nqk", grad, v) * kept
+        by_v = torch.einsum("nqk,qnd->knd", _bf16(weights * kept), grad)
+        return _bf16(weights * (by_weights - delta)), by_v, None
+
+
+def _bf16(x: Tensor) -> Tensor:
+    return x.bfloat16().to(x.dtype)
+
+
+def _softmax(scores: Tensor) -> Tensor:
+    """A query that sees nothing has no weights."""
+    return scores.softmax(-1).masked_fill((scores == float("-inf")).all(-1, keepdim=True), 0.0)
+
+
+def _kept(given: Problem, queries: Tensor, keys: Tensor) -> Tensor:
+    """What dropout multiplies the weights by, [N, Q, K] or 1."""
+    layout = given.layout
+    if layout.draws is None:
+        return torch.ones((), dtype=given.q.dtype)
+    places = head_keys(layout.draws[queries], range(given.q.shape[1])).t()
+    numbers = numbers16(places, torch.zeros((), dtype=torch.int64), range(len(keys)))
+    return (numbers >= layout.threshold - 2**15).to(given.q.dtype) * layout.inverse
+
+
+def _scores(given: Problem, row: int, queries: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """[N, Q, K], -inf out of sight, and which keys are meant."""
     layout = given.layout
     start, stop = (int(edge) for edge in layout.cu_seqlens[row : row + 2])
     keys = torch.arange(start + row * layout.carried, stop + (row + 1) * layout.carried)
@@ -143,13 +195,7 @@ def _weights(given: Problem, row: int, queries: Tensor, positions: Tensor) -> tu
         seen &= apart.abs() <= layout.window
     if layout.ranks_q is not None and layout.ranks_k is not None:
         seen &= layout.ranks_k[keys] < layout.ranks_q[queries][:, None]
-    weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
-    weights = weights.masked_fill(~seen.any(-1, keepdim=True), 0.0)  # a query that sees nothing
-    if layout.draws is not None:
-        places = head_keys(layout.draws[queries], range(given.q.shape[1])).t()
-        numbers = numbers16(places, torch.zeros((), dtype=torch.int64), range(len(keys)))
-        weights = weights * (numbers >= layout.threshold - 2**15) * layout.inverse
-    return weights, keys
+    return scores.masked_fill(~seen, float("-inf")), keys
 
 
 def _terms(given: Problem, row: int, queries: Tensor, keys: Tensor, apart: Tensor) -> Iterator[Tensor]:
@@ -174,7 +220,9 @@ def _terms(given: Problem, row: int, queries: Tensor, keys: Tensor, apart: Tenso
 
 def outcome(context: Tensor, given: Problem) -> dict[str, Tensor]:
     """The context, and the gradients of a weighted sum of it."""
-    weights = torch.linspace(-1, 2, max(1, context.numel()), dtype=context.dtype)[: context.numel()]
+    weights = torch.linspace(-1, 2, max(1, context.numel()), dtype=context.dtype, device=context.device)[
+        : context.numel()
+    ]
     inputs = given.inputs
     sums = (context * weights.view_as(context)).sum()
     gradients = torch.autograd.grad(sums, list(inputs.values()), allow_unused=True, materialize_grads=True)
@@ -187,23 +235,31 @@ def fused(given: Problem, cuts: Cuts | None = None) -> dict[str, Tensor]:
 
 
 def expected(given: Problem) -> dict[str, Tensor]:
-    """What the formula makes of it, in fp64."""
-    wide = Problem(
-        *(x.detach().double().requires_grad_() for x in (given.q, given.k, given.v)),
-        Terms(**{n: _wide(x) for n, x in vars(given.terms).items()}),
-        given.layout,
-    )
+    """What the formula makes of it, in fp64 on the CPU."""
+    wide = converted(given, torch.float64)
     return outcome(formula(wide), wide)
 
 
-def _wide(x: Tensor | None) -> Tensor | None:
-    return None if x is None else x.detach().double().requires_grad_()
+def converted(given: Problem, dtype: torch.dtype) -> Problem:
+    """The same numbers, on the CPU."""
+
+    def moved(x: Tensor | None) -> Tensor | None:
+        return None if x is None else x.detach().cpu().to(dtype).requires_grad_()
+
+    q, k, v = (moved(x) for x in (given.q, given.k, given.v))
+    assert q is not None
+    assert k is not None
+    assert v is not None
+    layout = {n: x.cpu() if isinstance(x, Tensor) else x for n, x in vars(given.layout).items()}
+    return Problem(q, k, v, Terms(**{n: moved(x) for n, x in vars(given.terms).items()}), Layout(**layout))
 
 
 def assert_same(found: dict[str, Tensor], wanted: dict[str, Tensor], tolerance: float) -> None:
     """Each within `tolerance` of the largest number of its kind."""
     assert found.keys() == wanted.keys()
-    for name, tensor in wanted.items():
+    for name, tensor in {name: tensor.cpu() for name, tensor in wanted.items()}.items():
         if tensor.numel():
-            error = (found[name].double() - tensor.double()).abs().max() / tensor.abs().max().clamp(min=1e-9)
+            error = (found[name].double().cpu() - tensor.double()).abs().max() / tensor.abs().max().clamp(
+                min=1e-9
+            )
             assert error <= tolerance, f"{name}: {error:.1e}"

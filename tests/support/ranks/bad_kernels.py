@@ -1,12 +1,14 @@
 """A CPU that plays a GPU nobody has met, one of whose kernels misbehaves; and all the ways in which kernels do.
 
-A trial computes kernels in processes of its own. Those enter here, with the misbehaviour in their environment.
+A trial computes kernels in processes of its own, and compiles in one. Those enter here, with the misbehaviour in their
+environment.
 """
 
 import ctypes
 import importlib
 import json
 import os
+import random
 import resource
 import signal
 import subprocess
@@ -149,6 +151,15 @@ def serve(request: Report, line: Line) -> None:
         kernel_attempts.serve(request, line)
 
 
+def serve_compiler(request: Report, line: Line) -> None:
+    """In the process of a trial of the compiler, which misbehaves at once."""
+    from encoder_core.cost import compile_trial
+
+    how = Misbehaviour(**json.loads(os.environ[_VARIABLE]))
+    WAYS[how.way](how.argument)
+    compile_trial.serve(request, line)
+
+
 @contextmanager
 def misbehaving(how: Misbehaviour) -> Iterator[None]:
     """In this process."""
@@ -173,8 +184,22 @@ def tried_with(how: Misbehaviour) -> Iterator[None]:
     with (
         patch.dict(os.environ, {_VARIABLE: json.dumps(asdict(how))}),
         patch("encoder_core.cost.kernel_trial.TARGET", f"{MODULE}:serve"),
+        patch("encoder_core.cost.compile_trial.TARGET", f"{MODULE}:serve_compiler"),
     ):
         yield
+
+
+def drawn(draw: random.Random) -> Misbehaviour:
+    """Some way in which the kernel `blocked` is of no use, quickly seen."""
+    arguments: dict[str, list[Any]] = {
+        "raise": ["ValueError", "SystemExit", "KeyboardInterrupt", f"{MODULE}:Unheard"],
+        "exit": [0, 1, 255],
+        "die": [signal.SIGSEGV, signal.SIGABRT, signal.SIGKILL, signal.SIGBUS, signal.SIGTERM],
+        "change": ["dtype", "threads", "deterministic", "gradients", "precision", "a thread"],
+    }
+    others = ["abort", "segfault", "allocate", "scribble", "close everything", *RESULTS]
+    way = draw.choice([*arguments, *others])
+    return Misbehaviour("blocked", way, draw.choice(arguments.get(way, [None])), draw.randint(1, 3))
 
 
 RIGHT = Misbehaviour("blocked", "right")
@@ -183,21 +208,19 @@ BY_NAME = {
     "wrong": Misbehaviour("blocked", "wrong"),
     "broken": Misbehaviour("blocked", "raise", "RuntimeError"),
     "deadly": Misbehaviour("blocked", "die", signal.SIGKILL),
-    "mad": Misbehaviour("blocked", "raise", "SystemExit"),
-    "silent": Misbehaviour("blocked", "exit", 0, 3),
-    "changing": Misbehaviour("blocked", "change", "threads"),
-    "crashing": Misbehaviour("blocked", "segfault", None, 2),
-    "closing": Misbehaviour("blocked", "close everything"),
     "deadly to the rank": Misbehaviour("blocked", "kill the rank"),
 }
 
 
 @contextmanager
-def bad_kernel(how: str | None) -> Iterator[None]:
-    """In a rank. `how`: one of `BY_NAME`; None: a CPU as it is."""
+def bad_kernel(how: str | Misbehaviour | None, compiler: Misbehaviour | None = None) -> Iterator[None]:
+    """In a rank. `how`: one of `BY_NAME`, or any; None: a CPU as it is. The `compiler` misbehaves instead if told."""
     with ExitStack() as stack:
-        if how is not None:
+        how = BY_NAME[how] if isinstance(how, str) else how
+        if compiler is not None:
+            stack.enter_context(tried_with(compiler))
+        elif how is not None:
             stack.enter_context(patch("launcher.rank.kernels.gpu_here", lambda: GPU))
-            stack.enter_context(misbehaving(BY_NAME[how]))
-            stack.enter_context(tried_with(BY_NAME[how]))
+            stack.enter_context(misbehaving(how))
+            stack.enter_context(tried_with(how))
         yield

@@ -13,12 +13,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
 from tests.support.ranks.forked import forked
 from tests.support.ranks.small_memory import Memory, small_memory
+
+if TYPE_CHECKING:
+    from tests.support.ranks.bad_kernels import Misbehaviour
 
 KILLED = -signal.SIGKILL
 FLIPPED = "encoder.embeddings.norm.bias"  # the weight of which `flip` turns a bit over
@@ -42,7 +45,8 @@ def run_group(
     slow: int | None = None,
     wrong: Sequence[tuple[int, int]] = (),
     deadly: Sequence[tuple[int, int]] = (),
-    kernel: str | None = None,
+    kernel: "str | Misbehaviour | None" = None,
+    compiler: "Misbehaviour | None" = None,
     memory: Memory | None = None,
     timeout: float = 240,
 ) -> Ended:
@@ -50,7 +54,7 @@ def run_group(
     SIGKILL; `stop_at` asks for a clean stop at a step; `flip` is a rank, and the step before which one bit of its
     weights is turned over; the rank `slow` is, from the first commit on; `wrong` and `deadly` are samples (`poison`);
     with `kernel`, ranks take their CPU for a GPU one of whose kernels is so (`bad_kernels`), with `memory` for one with
-    little memory (`small_memory`).
+    little memory (`small_memory`); the `compiler` may misbehave, too.
     When one rank dies by itself, the others end by error. Ranks that go back start again."""
     with tempfile.TemporaryDirectory() as meeting:
         logs = [Path(meeting, f"rank{rank}.log") for rank in range(world)]
@@ -58,7 +62,13 @@ def run_group(
             forked(
                 _rank,
                 _orders(run, rank, world, meeting, kill or {}, stop_at, flip)
-                | {"wrong": wrong, "deadly": deadly, "kernel": kernel, "memory": memory},
+                | {
+                    "wrong": wrong,
+                    "deadly": deadly,
+                    "kernel": kernel,
+                    "compiler": compiler,
+                    "memory": memory,
+                },
                 output=logs[rank],
             )
             for rank in range(world)
@@ -197,7 +207,8 @@ def _rank(orders: dict[str, Any]) -> None:
         number = peers.all_gather(claimed)[0]
         assert isinstance(number, int)
         try:
-            with deadly_input(), bad_kernel(orders["kernel"]), small_memory(orders["memory"], orders["rank"]):
+            bad = bad_kernel(orders["kernel"], orders["compiler"])
+            with deadly_input(), bad, small_memory(orders["memory"], orders["rank"]):
                 state = run_rank(
                     run, Attempt(run.store, number), control, peers, open_stream, link, Startup()
                 )

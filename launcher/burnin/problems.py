@@ -1,0 +1,274 @@
+"""Random problems for the fused attention, of every form that a family has, and their formula in fp64.
+
+Shapes: as in `encoder_core/kernels/operands.py`.
+"""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from encoder_core.draws import head_keys, numbers16
+from encoder_core.kernels.fused_attention import Layout, Terms, fused_attention
+from encoder_core.layers.dropout import inverse_rate, threshold_of
+
+_FEW = 0.2  # of the tokens that are queries, where not all are
+
+
+@dataclass(frozen=True)
+class Form:
+    """Which terms scores have, and what queries see."""
+
+    table_a: bool = False
+    table_b: bool = False
+    table_c: bool = False
+    own_r: bool = False
+    segments: bool = False
+    order: bool = False
+    signs: bool = False
+    few: bool = False
+    carried: bool = False
+    window: int | None = None
+
+
+_XLNET = Form(table_a=True, own_r=True, segments=True, order=True, carried=True)
+FORMS = {
+    "plain": Form(),
+    "window": Form(window=64),
+    "relative-keys": Form(table_a=True),
+    "deberta": Form(table_a=True, table_b=True),
+    "deberta-positions": Form(table_a=True, table_b=True, table_c=True),
+    "deberta-few-queries": Form(table_a=True, table_b=True, few=True),
+    "xlnet-content": replace(_XLNET, signs=True),
+    "xlnet-queries": replace(_XLNET, signs=True, few=True),
+}
+
+
+@dataclass(frozen=True)
+class Size:
+    """Of a problem: rows of these lengths, heads of this width; `scores` multiplies the queries."""
+
+    lengths: tuple[int, ...]
+    heads: int
+    width: int
+    dtype: torch.dtype
+    dropout: float = 0.0
+    scores: float = 1.0
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What `fused_attention` is given. `inputs`: all that has a gradient, by name; `layout`: the rest."""
+
+    inputs: dict[str, Tensor]
+    layout: Layout
+
+    @property
+    def terms(self) -> Terms:
+        return Terms(**{name: x for name, x in self.inputs.items() if name not in ("q", "k", "v")})
+
+    def to(self, dtype: torch.dtype) -> "Problem":
+        """The same numbers in `dtype`, leaves of a graph of their own."""
+        return Problem(
+            {n: x.detach().to(dtype).requires_grad_() for n, x in self.inputs.items()}, self.layout
+        )
+
+
+def problem(form: Form, size: Size, device: torch.device, seed: int = 0) -> Problem:
+    """The same numbers on any device: they are drawn on the CPU."""
+    draws = torch.Generator().manual_seed(seed)
+    tokens, longest, rows = sum(size.lengths), max(size.lengths, default=0), len(size.lengths)
+    carried = (longest // 4 // 4 * 4 if longest >= 16 else 3) if form.carried else 0
+    queries = torch.arange(tokens)
+    if form.few:
+        queries = queries[torch.rand(tokens, generator=draws) < _FEW]
+    keys, distances = tokens + rows * carried, max(1, 2 * (longest + carried) - 1)
+
+    def normal(count: int, *last: int, by: float = 1.0) -> Tensor:
+        numbers = by * torch.randn(count, size.heads, *last, generator=draws)
+        return numbers.to(size.dtype).to(device).requires_grad_()
+
+    def whole(count: int, below: int) -> Tensor:
+        return torch.randint(below, (count,), generator=draws).to(device)
+
+    inputs = {"q": normal(len(queries), size.width, by=size.scores)}
+    inputs |= {"k": normal(keys, size.width), "v": normal(keys, size.width)}
+    if form.own_r:
+        inputs["r"] = normal(len(queries), size.width, by=size.scores)
+    for name in ("table_a", "table_b"):
+        if getattr(form, name):
+            inputs[name] = normal(distances, size.width)
+    if form.table_c:
+        inputs["table_c"] = normal(distances)
+    if form.segments:
+        inputs["segment_scores"] = normal(len(queries), 2)
+    layout = Layout(
+        cu_seqlens=torch.tensor([0, *size.lengths]).cumsum(0).int().to(device),
+        longest=longest,
+        scale=size.width**-0.5,
+        segments_q=whole(len(queries), 2) if form.segments else None,
+        segments_k=whole(keys, 2) if form.segments else None,
+        ranks_q=whole(len(queries), 9) if form.order else None,
+        ranks_k=whole(keys, 9) if form.order else None,
+        slots=_slots(queries, tokens, device) if form.few else None,
+        signs=(1 - 2 * whole(rows, 2)).int() if form.signs else None,
+        carried=carried,
+        center=longest + carried - 1,
+        window=form.window,
+    )
+    return Problem(inputs, _dropped(layout, size.dropout, len(queries), draws, device))
+
+
+def _dropped(
+    layout: Layout, rate: float, queries: int, draws: torch.Generator, device: torch.device
+) -> Layout:
+    threshold = threshold_of(rate)
+    if not threshold:
+        return layout
+    drawn = torch.randint(-(2**62), 2**62, (queries,), generator=draws).to(device)
+    return replace(layout, draws=drawn, threshold=threshold, inverse=inverse_rate(threshold))
+
+
+def _slots(queries: Tensor, tokens: int, device: torch.device) -> Tensor:
+    slots = torch.full((tokens,), -1, dtype=torch.int32)
+    slots[queries] = torch.arange(len(queries), dtype=torch.int32)
+    return slots.to(device)
+
+
+_PATCH = "_patch_lang_tensor"  # Triton's own, up to 3.9 at least
+
+
+@cache
+def _mend_interpreter() -> None:
+    """Triton's interpreter up to 3.7.0 makes whole numbers of arrays of one, which NumPy refuses from 2.5 on."""
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        return
+    from triton.runtime import interpreter
+
+    before: Any = getattr(interpreter, _PATCH, None)
+    if before is None:  # a later Triton, which needs no mending
+        return
+
+    def patch(tensor: Any, *scope: Any) -> None:
+        before(tensor, *scope)
+        tensor.__index__ = lambda self: int(self.handle.data.item())
+
+    setattr(interpreter, _PATCH, patch)
+
+
+def kernels(given: Problem) -> Tensor:
+    """The context by the fused kernels."""
+    _mend_interpreter()
+    inputs = given.inputs
+    return fused_attention(inputs["q"], inputs["k"], inputs["v"], given.terms, given.layout)
+
+
+def formula(given: Problem, *, cancels: bool = True) -> Tensor:
+    """The context [M, N, D] from every score, row after row, in the precision of the inputs.
+
+    `cancels` false: a score's derivative is the probability times that by the probability, and the mean that a softmax
+    takes off it stays: how large derivatives are before they cancel, and so how far off rounding may leave them.
+    """
+    context, layout = 0.0 * given.inputs["q"], given.layout
+    for row, (start, stop) in enumerate(pairwise(layout.cu_seqlens.tolist())):
+        positions = torch.arange(stop - start, device=context.device)
+        queries = positions + start
+        if layout.slots is not None:
+            queries = layout.slots[start:stop].long()
+            positions, queries = positions[queries >= 0], queries[queries >= 0]
+        if len(queries):
+            weights, keys = _weights(given, row, queries, positions, (start, stop), cancels)
+            found = torch.einsum("nqk,knd->qnd", weights, given.inputs["v"][keys])
+            context = context.index_copy(0, queries, found)
+    return context
+
+
+def _weights(
+    given: Problem, row: int, queries: Tensor, positions: Tensor, bounds: tuple[int, int], cancels: bool
+) -> tuple[Tensor, Tensor]:
+    """[N, Q, K] after dropout, and which keys are meant."""
+    layout, carried = given.layout, given.layout.carried
+    first = bounds[0] + row * carried
+    keys = torch.arange(first, bounds[1] + (row + 1) * carried, device=queries.device)
+    apart = positions[:, None] - (keys - first - carried)
+    seen = torch.ones_like(apart, dtype=torch.bool)
+    if layout.window is not None:
+        seen &= apart.abs() <= layout.window
+    if layout.ranks_q is not None and layout.ranks_k is not None:
+        seen &= layout.ranks_k[keys] < layout.ranks_q[queries][:, None]
+    scores = sum(
+        _terms(given, row, queries, keys, apart),
+        start=torch.zeros((), device=queries.device, dtype=given.inputs["q"].dtype),
+    )
+    scores = (scores * layout.scale).masked_fill(~seen, float("-inf"))
+    weights = scores.softmax(-1) if cancels else (scores - scores.logsumexp(-1, keepdim=True).detach()).exp()
+    weights = weights.masked_fill(~seen.any(-1, keepdim=True), 0.0)  # a query that sees nothing
+    if layout.draws is not None:
+        weights = weights * kept_by_formula(layout, queries, len(keys), weights.shape[0]) * layout.inverse
+    return weights, keys
+
+
+def kept_by_formula(layout: Layout, queries: Tensor, keys: int, heads: int) -> Tensor:
+    """[N, Q, K] bool, the probabilities that dropout keeps, by plain operations."""
+    assert layout.draws is not None
+    places = head_keys(layout.draws[queries], range(heads)).t()
+    numbers = numbers16(places, torch.zeros((), dtype=torch.int64), range(keys))
+    return numbers >= layout.threshold - 2**15
+
+
+def _terms(given: Problem, row: int, queries: Tensor, keys: Tensor, apart: Tensor) -> Iterator[Tensor]:
+    """The score's, [N, Q, K] each. Products with tables are made for all distances and then looked up: a table's rows
+    for each pair of tokens would not fit into memory."""
+    inputs, layout = given.inputs, given.layout
+    place = apart if layout.signs is None else apart * layout.signs[row]
+    place = (place + layout.center)[None].expand(inputs["q"].shape[1], -1, -1)
+    q, k = inputs["q"][queries], inputs["k"][keys]
+    yield torch.einsum("qnd,knd->nqk", q, k)
+    if "table_a" in inputs:
+        r = inputs["r"][queries] if "r" in inputs else q
+        yield torch.einsum("qnd,end->nqe", r, inputs["table_a"]).gather(2, place)
+    if "table_b" in inputs:
+        yield torch.einsum("knd,end->nek", k, inputs["table_b"]).gather(1, place)
+    if "table_c" in inputs:
+        yield inputs["table_c"].t()[:, None].expand(-1, len(queries), -1).gather(2, place)
+    if "segment_scores" in inputs:
+        assert layout.segments_q is not None
+        assert layout.segments_k is not None
+        other = layout.segments_q[queries][:, None] != layout.segments_k[keys]
+        same, different = inputs["segment_scores"][queries].movedim(0, -1).unbind(1)
+        yield torch.where(other, different[..., None], same[..., None])
+
+
+def outcome(context: Tensor, given: Problem) -> dict[str, Tensor]:
+    """The context, and the gradients of a weighted sum of it, by name."""
+    weights = torch.linspace(-1, 2, max(1, context.numel()), device=context.device, dtype=torch.float64)
+    sums = (context * weights[: context.numel()].view_as(context).to(context.dtype)).sum()
+    gradients = torch.autograd.grad(
+        sums, list(given.inputs.values()), allow_unused=True, materialize_grads=True
+    )
+    return {"context": context.detach(), **dict(zip(given.inputs, gradients, strict=True))}
+
+
+def error(
+    found: dict[str, Tensor], exact: dict[str, Tensor], scale: dict[str, Tensor] | None = None
+) -> tuple[float, float]:
+    """The largest relative error of a tensor, and the largest that is proportional to it: rounding has none of that.
+    Relative to `scale` where that is larger than what is exact."""
+    worst, biased = 0.0, 0.0
+    for name, wanted in exact.items():
+        if not wanted.numel():
+            continue
+        ours, size = found[name].double(), float(wanted.norm())
+        size = size if scale is None else max(size, float(scale[name].norm()))
+        if not bool(ours.isfinite().all()):
+            return float("inf"), float("inf")
+        off = ours - wanted
+        least = 1e-6 * max(1.0, wanted.numel() ** 0.5)  # of a tensor that ought to be 0
+        worst = max(worst, float(off.norm()) / max(size, least))
+        biased = max(biased, abs(float((off * wanted).sum())) / max(size, least) ** 2)
+    return worst, biased

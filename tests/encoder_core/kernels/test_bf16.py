@@ -1,0 +1,113 @@
+"""The fused attention in bf16: its errors against fp64 are a small multiple of those of the formula with
+flash attention's rounding."""
+
+import os
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
+from itertools import product
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+import triton
+import triton.language as tl
+
+from encoder_core.kernels.fused_attention import Terms
+from encoder_core.kernels.tiling import Cut, Cuts
+from tests.support.checks.gpu import interpreted
+from tests.support.models.bf16_products import bf16_products
+from tests.support.models.relative_attention import (
+    DEVICE,
+    Form,
+    Problem,
+    converted,
+    expected,
+    formula,
+    fused,
+    outcome,
+    problem,
+)
+
+FACTOR = 4.0  # times the formula's own error in bf16
+ROUNDING = 2.0**-8
+CUTS = Cuts(*[Cut(32, 4, 1)] * 4)
+FORMS = {
+    "plain": Form(heads=1, width=16),
+    "window": Form(heads=1, width=16, window=7),
+    "disentangled": Form(heads=1, width=16, table_a=True, table_b=True),
+    "with_positions": Form(heads=1, width=16, table_a=True, table_b=True, table_c=True),
+    "few_queries": Form(heads=1, width=16, table_a=True, table_b=True, few=True),
+    "relative_keys": Form(heads=1, width=16, table_a=True),
+    "permuted": Form(
+        heads=1, width=16, table_a=True, own_r=True, segments=True, order=True, signs=True, carried=6
+    ),
+}
+LENGTHS = [0, 1, 33, 130]
+SCALES, RATES = (0.4, 300.0), (0.0, 0.1, 0.9)
+SHORT = {("plain", 0.4, 0.1), ("window", 300.0, 0.0), ("disentangled", 0.4, 0.9), ("permuted", 0.4, 0.0)}
+
+
+@pytest.fixture(autouse=True)
+def products() -> Iterator[None]:
+    with bf16_products() if DEVICE.type == "cpu" else nullcontext():
+        yield
+
+
+@triton.jit
+def _dot_kernel(a, b, c):
+    i = tl.arange(0, 16)
+    at = i[:, None] * 16 + i[None, :]
+    tl.store(c + at, tl.dot(tl.load(a + at), tl.load(b + at)))
+
+
+def test_products_are_those_of_rounded_operands_in_fp32() -> None:
+    a, b = (
+        torch.randn(16, 16, generator=torch.Generator().manual_seed(n)).bfloat16().to(DEVICE) for n in (1, 2)
+    )
+    c = torch.empty(16, 16, device=DEVICE)
+    _dot_kernel[(1,)](a, b, c)
+    torch.testing.assert_close(c, a.float() @ b.float(), rtol=1e-5, atol=1e-5)
+
+
+def in_bf16(given: Problem) -> dict[str, Tensor]:
+    """The formula as flash attention rounds: inputs, probabilities and results in bf16, products and sums in fp32."""
+    half = converted(given, torch.bfloat16)
+    q, k, v = half.q.float(), half.k.float(), half.v.float()
+    terms = Terms(**{name: None if x is None else x.float() for name, x in vars(half.terms).items()})
+    context = formula(Problem(q, k, v, terms, half.layout), rounded=True)
+    return outcome(context.bfloat16(), half)
+
+
+@pytest.mark.parametrize(
+    ("name", "scale", "rate"),
+    [
+        pytest.param(*case, marks=() if case in SHORT else [pytest.mark.long, pytest.mark.timeout(1800)])
+        for case in product(FORMS, SCALES, RATES)
+    ],
+)
+def test_errors_are_those_of_bf16(name: str, scale: float, rate: float) -> None:
+    lengths = [0, 1, 33] if (name, scale, rate) in SHORT else LENGTHS
+    given = problem(lengths, replace(FORMS[name], dtype=torch.bfloat16, dropout=rate > 0.0))
+    layout = replace(given.layout, scale=scale)
+    if rate:
+        dropped = round(rate * 2**16)
+        layout = replace(layout, threshold=dropped, inverse=2**16 / (2**16 - dropped))
+    given = replace(given, layout=layout)
+    exact, found, half = expected(given), fused(given, CUTS), in_bf16(given)
+    for part, value in exact.items():
+        size = float(value.norm())
+        own = float((half[part].double() - value).norm())
+        error = float((found[part].cpu().double() - value).norm())
+        assert error <= FACTOR * max(own, ROUNDING * size), f"{part}: {error / max(size, 1e-9):.1e}"
+
+
+@pytest.mark.parametrize(
+    ("told", "gpus", "means"), [(None, 0, "1"), (None, 2, "0"), ("1", 2, "1"), ("0", 0, "0")]
+)
+def test_kernels_are_interpreted_where_no_gpu_is_unless_told(told: str | None, gpus: int, means: str) -> None:
+    assert interpreted({} if told is None else {"TRITON_INTERPRET": told}, gpus) == means
+    assert DEVICE.type == ("cpu" if os.environ["TRITON_INTERPRET"] == "1" else "cuda")
