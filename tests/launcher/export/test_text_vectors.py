@@ -1,6 +1,7 @@
 """A SentenceTransformer folder that is continued stays one: pooling, length, prompts and further modules."""
 
 import shutil
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -9,13 +10,19 @@ from transformers import AutoModel
 
 from launcher.export.export import export_run
 from launcher.export.sentence_transformer import write_sentence_transformer
-from launcher.run.record import open_run
+from launcher.run.create import create_run
+from launcher.run.record import Run, open_run
 from launcher.run.text_vectors import kept_modules, put_modules
-from tests.support.runs.small_runs import new_run
 from tests.support.runs.starts import BERT, MLM, RecipeObjective, Setting, export, trained
 
 TEXTS = ["One text.", "Another text that is longer.", "x"]
 OBJECTIVE = RecipeObjective(mlm=MLM)
+
+
+def started(source: Run, uri: Path, start: object) -> str:
+    """A run like `source` that starts from elsewhere."""
+    recipe = source.recipe.model_copy(update={"start": str(start)})
+    return create_run(recipe, str(uri), datetime.now(UTC)).uri
 
 
 @pytest.mark.parametrize("normalize", [False, True])
@@ -38,7 +45,7 @@ def test_vectors_are_made_as_before_with_the_new_weights(
         model.save(str(tmp_path / "theirs"))
         start = tmp_path / "theirs"
 
-    uri = new_run(Path(fresh_run).parent, f"continued-{tmp_path.name}", f"start={start}")
+    uri = started(source, tmp_path / "continued", start)
     trained(setting, uri, BERT, OBJECTIVE)
     before = library.SentenceTransformer(str(start), device="cpu")
     shutil.rmtree(start)  # the run has a copy of what it needs
@@ -58,7 +65,7 @@ def test_vectors_are_made_as_before_with_the_new_weights(
     torch.testing.assert_close(
         torch.tensor(after.encode(TEXTS, prompt_name="query")), torch.tensor(expected), atol=1e-5, rtol=1e-5
     )
-    other = new_run(Path(fresh_run).parent, f"further-{tmp_path.name}", f"start={uri}")
+    other = started(source, tmp_path / "further", uri)
     assert kept_modules(open_run(other).store) == kept_modules(open_run(uri).store)
     put_modules(open_run(fresh_run).store, kept_modules(open_run(uri).store))
     assert kept_modules(open_run(fresh_run).store) == kept_modules(open_run(uri).store)
@@ -67,7 +74,7 @@ def test_vectors_are_made_as_before_with_the_new_weights(
 def test_a_folder_without_modules_gives_none(fresh_run: str, tmp_path: Path) -> None:
     source = open_run(fresh_run)
     export(Setting(source, source.tokenizer()).asks(BERT, OBJECTIVE, "scratch"), tmp_path / "plain")
-    uri = new_run(Path(fresh_run).parent, f"plain-{tmp_path.name}", f"start={tmp_path / 'plain'}")
+    uri = started(source, tmp_path / "run", tmp_path / "plain")
     trained(Setting(source, source.tokenizer()), uri, BERT, OBJECTIVE)
     export_run(open_run(uri), None, str(tmp_path / "out"))
     assert not (tmp_path / "out/modules.json").exists()
