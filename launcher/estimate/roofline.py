@@ -143,19 +143,19 @@ def assumed(recipe: Recipe, shape: Shape, gpu: Gpu) -> AssumedUtilisation:
     if recipe.model.hidden < 512:
         return published(recipe.model.hidden, shape.length, gpu)
     found = roofline(recipe, shape, gpu)
-    return AssumedUtilisation(found.share, f"the roofline below, attention by {found.kernel}")
+    return AssumedUtilisation(
+        found.share, f"the roofline below, attention by {found.kernel}", by_roofline=True
+    )
 
 
 def arithmetic(recipe: Recipe, shape: Shape, gpu: Gpu) -> Iterator[tuple[str, str, str]]:
-    """Lines of an estimate, (what, how, result): the roofline's parts and assumptions; a published run beside it."""
-    found, anchor = roofline(recipe, shape, gpu), published(recipe.model.hidden, shape.length, gpu)
+    """Lines of an estimate, (what, how, result): the roofline's parts and assumptions."""
+    found = roofline(recipe, shape, gpu)
     by_memory = f"{PRODUCTS:.0%} of the peak, {found.bound:.1e} s of it by memory (assumed)"
     yield "  roofline: products", by_memory, f"{found.products:.4f} s"
     yield f"  roofline: {found.kernel}", _attention_formula(recipe, shape, gpu), f"{found.attention:.4f} s"
     between = f"bytes of kept tensors, fused, at {TRAFFIC:.0%} of the bandwidth (assumed)"
     yield "  roofline: between products", between, f"{found.traffic:.4f} s"
-    yield "  roofline: a microbatch's share", "without launches, optimizer, waiting", f"{found.share:.1%}"
-    yield "  a published run of like width", anchor.source, f"{anchor.share:.1%}"
 
 
 def _attention_formula(recipe: Recipe, shape: Shape, gpu: Gpu) -> str:
