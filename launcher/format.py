@@ -17,6 +17,11 @@ def human_bytes(value: float) -> str:
     return f"{value:.0f} B"
 
 
+def hours_or_days(seconds: float) -> str:
+    """32040 -> "8.9 hours"; from two days on 200000 -> "2.31 days"."""
+    return f"{seconds / 3600:.1f} hours" if seconds < 2 * 86400 else f"{seconds / 86400:.2f} days"
+
+
 def human_duration(seconds: float) -> str:
     """90061 -> "1d 1h"; 61 -> "1m 01s"; 5.25 -> "5.2s"."""
     whole = int(seconds)

@@ -70,7 +70,14 @@ def fused_attention(
 ) -> Tensor:
     """[M, N, D]; the context of a query that sees nothing is 0. `cuts` None: those of `tiling.py`."""
     relative = (terms.r, terms.table_a, terms.table_b, terms.table_c, terms.segment_scores)
-    return _apply(q, k, v, *relative, layout, cuts or cuts_of(q.dtype, q.shape[-1], generation_of(q.device)))
+    used = cuts or cuts_of(
+        q.dtype,
+        q.shape[-1],
+        generation_of(q.device),
+        relative=any(term is not None for term in relative),
+        by_position=terms.table_c is not None,
+    )
+    return _apply(q, k, v, *relative, layout, used)
 
 
 class _FusedAttention(torch.autograd.Function):

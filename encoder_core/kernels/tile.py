@@ -17,7 +17,7 @@ import triton.language as tl
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 _HEAD = tl.constexpr(0xC2B2AE3D27D4EB4F)
-_GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
+GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
 _FIRST = tl.constexpr(0xBF58476D1CE4E5B9)
 _SECOND = tl.constexpr(0x94D049BB133111EB)
 
@@ -207,7 +207,7 @@ def scores_of(x, tile: tl.constexpr, head, sign, q, r, k, q_first, q_at, q_here,
 
 
 @triton.jit
-def _mix(x):
+def mix(x):
     """splitmix64's, as in `draws.py`."""
     x = (x ^ (x >> 30)) * _FIRST
     x = (x ^ (x >> 27)) * _SECOND
@@ -222,13 +222,13 @@ def kept(x, tile: tl.constexpr, head, q_at, q_here, k_first):
     first = k_first + x.carried
     if tile.quads:  # one hash for four keys
         quad = (first // 4 + tl.arange(0, tile.size // 4)).to(tl.uint64)
-        hashed = _mix(drawn[:, None] + quad[None, :] * _GOLDEN)
+        hashed = mix(drawn[:, None] + quad[None, :] * GOLDEN)
         which = tl.arange(0, 4)[None, None, :]
         low, high = hashed.to(tl.uint32)[:, :, None], (hashed >> 32).to(tl.uint32)[:, :, None]
         bits = tl.where(which < 2, low, high) >> (which % 2 * 16).to(tl.uint32)
         bits = tl.reshape(bits.to(tl.uint16), [tile.size, tile.size])
     else:
         column = tl.maximum(first + tl.arange(0, tile.size), 0)
-        hashed = _mix(drawn[:, None] + ((column // 4).to(tl.uint64) * _GOLDEN)[None, :])
+        hashed = mix(drawn[:, None] + ((column // 4).to(tl.uint64) * GOLDEN)[None, :])
         bits = (hashed >> ((column % 4) * 16).to(tl.uint64)[None, :]).to(tl.uint16)
     return (bits.to(tl.int32) ^ 0x8000) >= x.threshold

@@ -1,7 +1,11 @@
-"""How large the fused attention's tiles are, and how many warps compute one.
+"""How large the fused attention's tiles are, and how many warps and pipeline stages compute one.
 
-Chosen by compiling for GPUs that were not there, so that no kernel spills registers in half precision with heads up to
-64 wide: `tests/bench/kernels.py` makes the table. Not timed on a GPU.
+Chosen by compiling for GPUs that were not there: of the cuts that spill no registers, the one with the fewest
+instructions a score. `tests/encoder_core/kernels/compiled.csv` has what each becomes. Not timed on a GPU.
+
+Plain scores, and windows, leave registers for tiles of 64 everywhere. On sm_90 four warps then multiply by wgmma, and
+copies of the next tile go on meanwhile. Relative terms hold up to four more matrices of a tile: only the forward pass
+has room for tiles of 64, by eight warps.
 """
 
 from typing import NamedTuple
@@ -34,14 +38,37 @@ class Cuts(NamedTuple):
     tables: Cut
 
 
-def cuts_of(dtype: torch.dtype, width: int, generation: int) -> Cuts:
-    """What is used for heads of this dtype and width, on GPUs of this major compute capability."""
-    if dtype not in (torch.bfloat16, torch.float16):
-        return Cuts(*[Cut(16, 8, 1)] * 4)
-    if width > 64:
-        return Cuts(*[Cut(32, 8, 1)] * 4)
-    forward = Cut(64, 8, 2) if generation >= 9 else Cut(32, 4, 2)
-    return Cuts(forward, Cut(32, 4, 1), Cut(32, 4, 1), Cut(32, 8, 1))
+_LARGE = (9, 10)  # generations with 227 KiB of shared memory a program, and products by warp groups
+
+
+def cuts_of(
+    dtype: torch.dtype, width: int, generation: int, *, relative: bool = True, by_position: bool = False
+) -> Cuts:
+    """What is used for heads of this dtype and width, on GPUs of this major compute capability.
+
+    `relative`: scores have other terms than queries times keys. `by_position`: a table of scores (C) among them.
+    """
+    half, wide, large = dtype in (torch.bfloat16, torch.float16), width > 64, generation in _LARGE
+    match half, relative, wide:
+        case False, _, _:  # full precision, in three products each
+            return Cuts(*[Cut(16 if relative or wide else 32, 8, 1)] * 4)
+        case _, True, True:
+            return Cuts(Cut(32, 8, 2), Cut(32, 8, 2), Cut(16, 4, 1), Cut(16, 8, 1))
+        case _, True, False:
+            forward = Cut(64, 8, 2) if large and not by_position else Cut(32, 4, 2)
+            return Cuts(forward, Cut(32, 4, 2), Cut(32, 4, 1), Cut(32, 8, 1))
+        case _, _, True if large:
+            return Cuts(
+                Cut(64, 4, 2), Cut(64, 4, 1), Cut(64, 4, 2) if generation == 10 else Cut(32, 4, 2), _NONE
+            )
+        case _, _, True:
+            return Cuts(Cut(64, 8, 2), Cut(64, 8, 2), Cut(64, 8, 2), _NONE)
+        case _ if large:
+            return Cuts(Cut(64, 4, 2), Cut(64, 4, 2), Cut(64, 4, 2), _NONE)
+    return Cuts(Cut(64, 8, 1), Cut(64, 8, 1), Cut(32, 4, 2), _NONE)
+
+
+_NONE = Cut(32, 8, 1)  # of tables, which plain scores have not
 
 
 def generation_of(device: torch.device) -> int:

@@ -18,6 +18,7 @@ from encoder_core.layers.deberta_positions import Relations, RelativePositions
 from encoder_core.layers.dropout import Dropout
 from encoder_core.layers.encoder import Activation, Embeddings, FeedForward, activate
 from encoder_core.layers.pieces import Draws, PieceWise, piece
+from encoder_core.layers.residual import normed_sum
 from encoder_core.layers.rows import Rows
 
 
@@ -57,12 +58,10 @@ class DisentangledLayer(PieceWise):
     @piece
     def after(self, x_MH: Tensor, context_MH: Tensor, keys_M: Tensor, draws: Draws) -> Tensor:
         """What follows the kernel."""
-        attended_MH = self.dropout.by(draws[0], self.attention.output(context_MH), keys_M)
-        y_MH = self.attention_norm(x_MH + attended_MH)
-        z_MH: Tensor = self.feed_forward_norm(
-            y_MH + self.dropout.by(draws[1], self.feed_forward(y_MH), keys_M)
-        )
-        return z_MH
+        attended_MH = self.attention.output(context_MH)
+        y_MH = normed_sum(self.attention_norm, x_MH, attended_MH, self.dropout, keys_M, draws[0])
+        inner_MH = self.feed_forward(y_MH)
+        return normed_sum(self.feed_forward_norm, y_MH, inner_MH, self.dropout, keys_M, draws[1])
 
 
 class Convolution(nn.Module):

@@ -20,6 +20,7 @@ from encoder_core.layers.attention import SelfAttention
 from encoder_core.layers.dropout import Dropout
 from encoder_core.layers.parameters import JoinedLinear, ScaledLinear
 from encoder_core.layers.pieces import Draws, PieceWise, piece
+from encoder_core.layers.residual import normed_sum, sum_and_norm
 from encoder_core.layers.rotary import Rotation
 from encoder_core.layers.rows import Rows
 
@@ -185,12 +186,10 @@ class EncoderLayer(PieceWise):
     @piece
     def after(self, x_TH: Tensor, context_TH: Tensor, keys_T: Tensor, draws: Draws) -> Tensor:
         """What follows the kernel."""
-        attended_TH = self.dropout.by(draws[0], self.attention.output(context_TH), keys_T)
-        y_TH = self.attention_norm(x_TH + attended_TH)
-        z_TH: Tensor = self.feed_forward_norm(
-            y_TH + self.dropout.by(draws[1], self.feed_forward(y_TH), keys_T)
-        )
-        return z_TH
+        attended_TH = self.attention.output(context_TH)
+        y_TH = normed_sum(self.attention_norm, x_TH, attended_TH, self.dropout, keys_T, draws[0])
+        inner_TH = self.feed_forward(y_TH)
+        return normed_sum(self.feed_forward_norm, y_TH, inner_TH, self.dropout, keys_T, draws[1])
 
 
 class PreNormLayer(PieceWise):
@@ -231,8 +230,11 @@ class PreNormLayer(PieceWise):
     @piece
     def after(self, x_TH: Tensor, context_TH: Tensor, keys_T: Tensor, draws: Draws) -> Tensor:
         """What follows the kernel."""
-        y_TH = x_TH + self.dropout.by(draws[0], self.attention.output(context_TH), keys_T)
-        z_TH: Tensor = y_TH + self.feed_forward(self.feed_forward_norm(y_TH), keys_T, draws[1])
+        attended_TH = self.attention.output(context_TH)
+        y_TH, normed_TH = sum_and_norm(
+            self.feed_forward_norm, x_TH, attended_TH, self.dropout, keys_T, draws[0]
+        )
+        z_TH: Tensor = y_TH + self.feed_forward(normed_TH, keys_T, draws[1])
         return z_TH
 
 

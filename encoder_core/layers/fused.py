@@ -22,14 +22,14 @@ _WIDEST = 128
 
 
 @cache
-def _triton_is_there() -> bool:
+def triton_is_there() -> bool:
     return find_spec("triton") is not None
 
 
 def fused_takes(device: str, dtype: torch.dtype, width: int) -> bool:
     """Whether the kernels take heads of this kind: on CUDA with Triton, fp32 or half precision, up to 128 wide."""
     kinds = (torch.float32, torch.bfloat16, torch.float16)
-    return device == "cuda" and dtype in kinds and width <= _WIDEST and _triton_is_there()
+    return device == "cuda" and dtype in kinds and width <= _WIDEST and triton_is_there()
 
 
 def fused_attention(

@@ -36,7 +36,11 @@ def estimate(
     ] = None,
     mfu: Annotated[
         float | None,
-        typer.Option(help="Share of the GPUs' peak that training reaches. Default: a published run's."),
+        typer.Option(help="Share of the GPUs' peak that training reaches. Default: by a roofline, shown."),
+    ] = None,
+    text: Annotated[
+        str | None,
+        typer.Option(help="Size of the corpus, uncompressed, such as 160GB: for its tokens and epochs."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Figures only, as JSON.")] = False,
 ) -> None:
@@ -62,11 +66,14 @@ def estimate(
         raise OptionError(
             f"--mfu {mfu:g} with --measure, which finds it out", remedy="leave one of the two out"
         )
+    from launcher.estimate.data_needs import text_size
+
+    size = None if text is None else text_size(text)
     wanted = load_recipe(recipe, assignments, tiny)
     if measure:
-        _print_measured(wanted, cluster, mtbf_hours, as_json)
+        _print_measured(wanted, cluster, mtbf_hours, size, as_json)
     elif cluster is not None:
-        _print_estimated(wanted, cluster, mfu, as_json)
+        _print_estimated(wanted, cluster, mfu, size, as_json)
 
 
 def _cluster(
@@ -89,16 +96,18 @@ def _cluster(
     return Cluster(nodes, gpus_per_node, find_gpu(gpu), hours * 3600)
 
 
-def _print_estimated(recipe: "Recipe", cluster: "Cluster", mfu: float | None, as_json: bool) -> None:
+def _print_estimated(
+    recipe: "Recipe", cluster: "Cluster", mfu: float | None, text: float | None, as_json: bool
+) -> None:
     from launcher.estimate.estimate import estimate
     from launcher.estimate.render import render, render_json
 
-    found = estimate(recipe, cluster, mfu)
+    found = estimate(recipe, cluster, mfu, text=text)
     typer.echo(render_json(found) if as_json else render(found))
 
 
 def _print_measured(
-    recipe: "Recipe", cluster: "Cluster | None", mtbf_hours: float | None, as_json: bool
+    recipe: "Recipe", cluster: "Cluster | None", mtbf_hours: float | None, text: float | None, as_json: bool
 ) -> None:
     """What was measured; then the estimate that goes by it, of `cluster` or of this machine's GPUs."""
     import json
@@ -113,7 +122,7 @@ def _print_measured(
     if cluster is None and gpu is not None:
         cluster = _cluster(1, report.machine.ranks, gpu.name, mtbf_hours)
     shares = [] if cluster is None else utilisations(report, cluster)
-    found = None if cluster is None else estimate(recipe, cluster, measured=shares)
+    found = None if cluster is None else estimate(recipe, cluster, measured=shares, text=text)
     if as_json:
         of_recipe = {"recipe": recipe.name, "parameters": report.parameters}
         whole = {**of_recipe, **(figures(found) if found else {}), "measured": measured.figures(report)}

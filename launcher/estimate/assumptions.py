@@ -16,6 +16,10 @@ RESTART = 60.0  # s from a failure to the next step, loading apart: Ray's restar
 MTBF_HOURS = 54 * 24 * 2048 / 419
 """Of a node: Llama 3 405B had 419 interruptions in 54 days on 2,048 nodes of 8 H100. Spot machines last far less."""
 
+TOKEN_BYTES = (
+    4.4  # of English text, to a vocabulary of 30,000 to 50,000: a guess; `maskfleet tokenizer check` measures
+)
+
 
 def usable(memory: int) -> int:
     """Of a GPU's memory, after what is assumed to be lost."""
@@ -28,6 +32,7 @@ class AssumedUtilisation:
 
     Attributes:
         measured: on devices of this kind, and not assumed.
+        by_roofline: computed by `roofline.py`, whose parts an estimate then shows.
         step: seconds of a whole step, the network's included, where that was measured on just such a cluster.
     """
 
@@ -35,6 +40,7 @@ class AssumedUtilisation:
     source: str
     measured: bool = False
     step: float | None = None
+    by_roofline: bool = False
 
 
 def published(hidden: int, length: int, gpu: Gpu) -> AssumedUtilisation:

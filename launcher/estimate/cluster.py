@@ -21,6 +21,7 @@ class Gpu:
         bandwidth: bytes/s of its memory.
         link: bytes/s, each way, between GPUs of one node (NVLink, or PCIe).
         network: bytes/s, each way, of a node's network, in the cloud offers that are common with this GPU.
+        issued: instructions of whole warps a second that it can issue: four a cycle and multiprocessor.
         half: "bf16", or "fp16" where there is no bf16.
     """
 
@@ -31,33 +32,43 @@ class Gpu:
     bandwidth: float
     link: float
     network: float
+    issued: float
     half: str = "bf16"
 
 
 def _gpu(
-    name: str, tflops: float, fp32: float, gib: int, memory_gb: float, link_gb: float, network_gbit: float
+    name: str,
+    tflops: float,
+    fp32: float,
+    gib: int,
+    memory_gb: float,
+    link_gb: float,
+    network_gbit: float,
+    processors: int,
+    ghz: float,
 ) -> Gpu:
     half = "fp16" if name == "V100" else "bf16"
-    rates = (memory_gb * 1e9, link_gb * 1e9, network_gbit * 1e9 / 8)
+    rates = (memory_gb * 1e9, link_gb * 1e9, network_gbit * 1e9 / 8, 4 * processors * ghz * 1e9)
     return Gpu(name, tflops * 1e12, fp32 * 1e12, gib * GIB, *rates, half)
 
 
-# Peak, memory and bandwidth: NVIDIA's data sheets (SXM forms where there are several) and AMD's of the MI300X, without
-# sparsity. Links: NVLink's one-way rate, of the MI300X seven of 64 GB/s each way; PCIe x16 for L4, L40S and A10G.
-# Networks: AWS p3dn, p4d, p4de, p5, p5e, p6-b200, g6.48xlarge, g6e.48xlarge and g5.48xlarge; Azure ND MI300X v5.
+# Peak, memory and bandwidth: NVIDIA's data sheets (SXM forms where there are several) and AMD's of the MI300X,
+# without sparsity. Multiprocessors and GHz: the H100's under load, of the others the boost clock; B200: a guess.
+# Links: NVLink's one-way rate, of the MI300X seven of 64 GB/s each way; PCIe x16 for L4, L40S and A10G. Networks: AWS
+# p3dn, p4d, p4de, p5, p5e, p6-b200, g6.48xlarge, g6e.48xlarge and g5.48xlarge; Azure ND MI300X v5.
 GPUS = {
     gpu.name: gpu
     for gpu in (
-        _gpu("V100", 125, 15.7, 32, 900, 150, 100),
-        _gpu("A10G", 70, 35, 24, 600, 16, 100),
-        _gpu("A100-40", 312, 19.5, 40, 1555, 300, 400),
-        _gpu("A100-80", 312, 19.5, 80, 2039, 300, 400),
-        _gpu("L4", 121, 30.3, 24, 300, 16, 100),
-        _gpu("L40S", 362, 91.6, 48, 864, 32, 400),
-        _gpu("H100", 989, 67, 80, 3350, 450, 3200),
-        _gpu("H200", 989, 67, 141, 4800, 450, 3200),
-        _gpu("B200", 2250, 75, 180, 7700, 900, 3200),
-        _gpu("MI300X", 1307, 163.4, 192, 5300, 448, 3200),
+        _gpu("V100", 125, 15.7, 32, 900, 150, 100, 80, 1.53),
+        _gpu("A10G", 70, 35, 24, 600, 16, 100, 80, 1.71),
+        _gpu("A100-40", 312, 19.5, 40, 1555, 300, 400, 108, 1.41),
+        _gpu("A100-80", 312, 19.5, 80, 2039, 300, 400, 108, 1.41),
+        _gpu("L4", 121, 30.3, 24, 300, 16, 100, 58, 2.04),
+        _gpu("L40S", 362, 91.6, 48, 864, 32, 400, 142, 2.52),
+        _gpu("H100", 989, 67, 80, 3350, 450, 3200, 132, 1.755),
+        _gpu("H200", 989, 67, 141, 4800, 450, 3200, 132, 1.755),
+        _gpu("B200", 2250, 75, 180, 7700, 900, 3200, 148, 1.85),
+        _gpu("MI300X", 1307, 163.4, 192, 5300, 448, 3200, 304, 2.1),
     )
 }
 

@@ -71,6 +71,7 @@ class Estimate:
     `seconds` of wall time, failures included.
 
     Attributes:
+        text: bytes of the corpus, uncompressed, where they were given.
         recipe: with the rows of microbatches that memory permits, where the recipe leaves them to it (`automatic`).
     """
 
@@ -84,6 +85,12 @@ class Estimate:
     radius: Radius | None
     checkpoints: Checkpoints
     seconds: float
+    text: float | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Of the whole run; those of a batch that rises as of its end."""
+        return sum(phase.steps * phase.rows * phase.length for phase in self.phases)
 
     @property
     def gpu_hours(self) -> float:
@@ -107,7 +114,11 @@ class Estimate:
 
 
 def estimate(
-    recipe: Recipe, cluster: Cluster, mfu: float | None = None, measured: Sequence[AssumedUtilisation] = ()
+    recipe: Recipe,
+    cluster: Cluster,
+    mfu: float | None = None,
+    measured: Sequence[AssumedUtilisation] = (),
+    text: float | None = None,
 ) -> Estimate:
     """What `recipe` needs and takes; `mfu`, or what was `measured` of each phase, in place of what is assumed.
 
@@ -139,6 +150,7 @@ def estimate(
         radius=shuffle_radius(recipe),
         checkpoints=saved,
         seconds=work / saved.goodput_chosen if saved.goodput_chosen else float("inf"),
+        text=text,
     )
 
 

@@ -18,12 +18,13 @@ from launcher.estimate.assumptions import (
     STORE_RATE,
     usable,
 )
+from launcher.estimate.data_needs import trained_tokens
 from launcher.estimate.estimate import Estimate
 from launcher.estimate.goodput import goodput
 from launcher.estimate.roofline import arithmetic
 from launcher.estimate.throughput import PhaseTime, network_bytes
 from launcher.estimate.workload import executed, microbatch_activations, microbatch_products, vectors_flops
-from launcher.format import human_bytes, human_count, human_duration
+from launcher.format import hours_or_days, human_bytes, human_count, human_duration
 from launcher.recipe.summary import momentum_matrices
 
 _WHAT, _RESULT = 42, 14  # columns
@@ -112,7 +113,7 @@ def _step(e: Estimate, phase: PhaseTime) -> Iterator[str]:
             f"{phase.rounds} x {_tera(done)} / ({peak} x {share.share:.3f})",
             f"{phase.compute:.4f} s",
         ),
-        *arithmetic(e.recipe, phase.shape, cluster.gpu),
+        *(arithmetic(e.recipe, phase.shape, cluster.gpu) if share.by_roofline else ()),
         *_orthogonalising(e, phase),
         ("network, not hidden", network, f"{phase.network:.4f} s"),
         ("a step", f"{' + '.join(f'{part:.4f}' for part in parts)} s", f"{phase.step:.4f} s"),
@@ -207,6 +208,7 @@ def _data(e: Estimate) -> list[str]:
     data = e.data
     return [
         "Data",
+        *(_line(*line) for line in trained_tokens(e.tokens, e.text)),
         _line("tokens", "the fastest phase", f"{human_count(data.tokens)}/s"),
         _line(
             "cores busy",
@@ -299,11 +301,11 @@ def _whole(e: Estimate) -> list[str]:
         ]
     return [
         "The whole run (evaluation and idle machines apart)",
-        _line("training", sums, f"{work / 86400:.2f} days"),
+        _line("training", sums, hours_or_days(work)),
         _line(
             "wall time",
-            f"{work / 86400:.2f} days / {e.checkpoints.goodput_chosen:.4f}",
-            f"{e.seconds / 86400:.2f} days",
+            f"{hours_or_days(work)} / {e.checkpoints.goodput_chosen:.4f}",
+            hours_or_days(e.seconds),
         ),
         _line("GPU-hours", f"{e.cluster.ranks} x {e.seconds / 3600:,.1f} h", f"{e.gpu_hours:,.0f}"),
     ]
@@ -326,6 +328,7 @@ def figures(e: Estimate) -> dict[str, object]:
         "gpus_per_node": e.cluster.gpus_per_node,
         "gpu": asdict(e.cluster.gpu),
         "parameters": e.parameters,
+        "tokens": e.tokens,
         "phases": [
             asdict(phase) | {"step": phase.step, "tokens_per_second": phase.tokens_per_second}
             for phase in e.phases

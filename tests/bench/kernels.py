@@ -1,16 +1,26 @@
 """The fused attention's kernels compiled for GPUs that need not be here: python tests/bench/kernels.py.
 
-Triton's wheel brings NVIDIA's assembler. For each architecture, kernel and form of scores: registers of a thread,
-shared memory of a program, instructions that spill registers, and those that use tensor cores. Nothing runs, so
-nothing here says how fast a kernel is.
+The launches of `encoder_core/kernels/fused_attention.py` themselves, forward and backward, go Triton's just-in-time path,
+with a driver that names the GPU and launches nothing: so what compiles here compiles there, with this Triton. Its wheel
+brings NVIDIA's assembler and disassembler. For each launch: registers of a thread, shared memory of a program,
+instructions that spill registers, and those that multiply matrices. Nothing runs, so nothing here says how fast a
+kernel is.
+
+    python tests/bench/kernels.py --sm 90 --width 64 --dtype bf16 --form plain      # a table to read
+    python tests/bench/kernels.py --write tests/encoder_core/kernels/compiled.csv   # all of it: some 15 minutes a Triton
+
+Another Triton: `pip install --target DIR --no-deps triton==3.6.0`, and DIR first on PYTHONPATH.
 """
 
+import csv
 import os
 import re
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import asdict, astuple, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,51 +28,127 @@ import torch
 import typer
 from program import BenchError, note, run
 
-TENSORS = ["q", "k", "v", "table_a", "table_b", "table_c", "r", "segment_scores"]
-WHOLE = {
-    "segments_q": 64,
-    "segments_k": 64,
-    "ranks_q": 64,
-    "ranks_k": 64,
-    "draws": 64,
-    "signs": 32,
-    "slots": 32,
-}
-ALWAYS = {
-    "cu_seqlens": "*i32",
-    "scale": "fp32",
-    "threshold": "i32",
-    "inverse": "fp32",
-    **dict.fromkeys(("heads", "rows", "carried", "center", "distances"), "i32"),
-}
-FORMS = {
-    "plain": "draws",
-    "window": "draws window",
-    "relative keys": "draws table_a table_b",
-    "DeBERTa": "draws table_a table_b",
-    "DeBERTa, position to position": "draws table_a table_b table_c",
-    "DeBERTa, few queries": "draws table_a table_b slots",
-    "XLNet, content": "draws r table_a segment_scores segments_q segments_k ranks_q ranks_k signs",
-    "XLNet, queries": "draws r table_a segment_scores segments_q segments_k ranks_q ranks_k signs slots",
-}
-KERNELS = ("forward", "queries", "keys", "tables")
-DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+FORMS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "window": {"window": 64},
+    "relative keys": {"table_a": True},
+    "DeBERTa": {"table_a": True, "table_b": True},
+    "DeBERTa, position to position": {"table_a": True, "table_b": True, "table_c": True},
+    "DeBERTa, few queries": {"table_a": True, "table_b": True, "few": True},
+    "XLNet, content": {
+        "table_a": True, "own_r": True, "segments": True, "order": True, "signs": True, "carried": 64,
+    },
+    "XLNet, queries": {
+        "table_a": True, "own_r": True, "segments": True, "order": True, "signs": True, "carried": 64, "few": True,
+    },
+}  # fmt: skip
+"""Of scores, as `tests/support/models/relative_attention.py` takes them, with dropout, which costs registers."""
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+WIDTHS = (32, 64, 80, 96, 128)
+ARCHITECTURES = (80, 90, 100)
+SHARED = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
+"""Bytes that one program may have (CUDA programming guide, compute capabilities)."""
+REGISTERS = 64 << 10  # of a multiprocessor
+LENGTHS = [200, 90]  # of rows: longer than any tile
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class Compiled:
-    """What one kernel became."""
+    """What one launch became.
 
+    Attributes:
+        registers: of a thread. shared: bytes of a program. spills: instructions that spill registers.
+        wgmma, mma: instructions that multiply matrices: of whole warp groups (sm_90) or by the tensor memory (sm_100),
+            and of single warps.
+        instructions: all.
+    """
+
+    sm: int
+    dtype: str
+    width: int
     form: str
     kernel: str
-    dtype: str
-    architecture: int
-    tile: int
+    triton: str
+    tile: str
     warps: int
+    stages: int
     registers: int
     shared: int
     spills: int
-    tensor_cores: int
+    wgmma: int
+    mma: int
+    instructions: int
+
+    @property
+    def programs(self) -> int:
+        """That a multiprocessor has room for, by registers and shared memory."""
+        by_registers = REGISTERS // (max(self.registers, 1) * 32 * self.warps)
+        return min(by_registers, SHARED[self.sm] // max(self.shared, 1 << 10))
+
+    @property
+    def faults(self) -> list[str]:
+        """Why it would not run, or not well."""
+        found = []
+        if self.shared > SHARED[self.sm]:
+            found.append(f"{self.shared:,} bytes of shared memory, there are {SHARED[self.sm]:,}")
+        if self.spills:
+            found.append(f"{self.spills} instructions spill registers")
+        return found
+
+
+class _Device:
+    """What Triton asks of a driver, for a GPU that is not there. Its number is its architecture: one cache each."""
+
+    def __init__(self) -> None:
+        self.architecture = ARCHITECTURES[0]
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", self.architecture, 32)
+
+    def get_current_device(self) -> int:
+        return self.architecture
+
+    def get_current_stream(self, device: int = 0) -> int:
+        return 0
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def map_python_to_cpp_type(self, kind: str) -> str:
+        return kind
+
+
+@contextmanager
+def compiling(device: _Device) -> Iterator[list[tuple[str, dict[str, Any], Any]]]:
+    """While this lasts, a launch only compiles: its kernel's name, what it was cut with, and Triton's kernel are in the
+    list."""
+    from triton.runtime import driver
+    from triton.runtime.jit import JITFunction, KernelInterface
+
+    from encoder_core.kernels import fused_attention
+
+    found: list[tuple[str, dict[str, Any], Any]] = []
+
+    def launch(function: Any, grid: Any) -> Callable[..., Any]:
+        def compiled(*arguments: Any, **options: Any) -> None:
+            made = JITFunction.run(function, *arguments, grid=grid, warmup=True, **options)
+            found.append((function.fn.__name__, {**options, "tile": arguments[-1]}, made))
+
+        return compiled
+
+    before, driver_before = KernelInterface.__getitem__, driver._active
+    generation_before = fused_attention.generation_of
+    fused_attention.generation_of = lambda device_of_tensors: device.architecture // 10
+    KernelInterface.__getitem__ = launch
+    driver.set_active(device)
+    try:
+        yield found
+    finally:
+        fused_attention.generation_of = generation_before
+        KernelInterface.__getitem__ = before
+        driver._active = driver_before
 
 
 def compile_all(
@@ -70,10 +156,10 @@ def compile_all(
     *,
     forms: list[str],
     dtypes: list[str],
-    width: int,
+    widths: list[int],
     progress: Callable[[str], None],
 ) -> Iterator[Compiled]:
-    """Every kernel that a form has, in the tiles that are used.
+    """Every launch of a forward and a backward pass, in the tiles that are used.
 
     Raises BenchError without Triton, or under its interpreter.
     """
@@ -85,132 +171,114 @@ def compile_all(
         raise BenchError("Triton is not installed", remedy="install the dev extra") from error
     for architecture in architectures:
         for dtype in dtypes:
-            for form in forms:
-                for kernel in KERNELS:
-                    if kernel != "tables" or "table_a" in FORMS[form]:
-                        progress(f"sm_{architecture} {dtype} {form}: {kernel}")
-                        yield compile_one(architecture, dtype, form, kernel, width)
+            for width in widths:
+                for form in forms:
+                    progress(f"sm_{architecture} {dtype} {width} {form}")
+                    yield from launches(architecture, dtype, width, form)
 
 
-def compile_one(architecture: int, dtype: str, form: str, kernel: str, width: int) -> Compiled:
+def launches(architecture: int, dtype: str, width: int, form: str, cuts: Any = None) -> Iterator[Compiled]:
+    """Of one form; `cuts`: other than those that are used."""
     import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
 
-    from encoder_core.kernels.operands import Tile
-    from encoder_core.kernels.tiling import cuts_of
+    from tests.support.models.relative_attention import Form, fused, problem
 
-    cut = getattr(cuts_of(DTYPES[dtype], width, architecture // 10), kernel)
-    tile = Tile(cut.size, width, max(16, 1 << (width - 1).bit_length()), triton.language.float32, True)
-    function, signature = _signature(kernel, form, dtype)
-    constants: dict[tuple[int, ...], Any] = {}
-    attributes = {}
-    for at, (name, kind) in enumerate(signature.items()):
-        for path, one in (
-            [((at,), kind)] if isinstance(kind, str) else [((at, i), k) for i, k in enumerate(kind)]
-        ):
-            if one == "constexpr":
-                constants[path] = tile if name == "tile" else None
-            elif one.startswith("*"):
-                attributes[path] = [["tt.divisibility", 16]]
-    made = triton.compile(
-        ASTSource(function, signature, constants, attributes),
-        target=GPUTarget("cuda", architecture, 32),
-        options=cut.options,
+    device = _Device()
+    device.architecture = architecture
+    given = problem(
+        LENGTHS, Form(**({"dropout": True, "width": width, "dtype": DTYPES[dtype]} | FORMS[form]))
     )
-    registers, spills, tensor_cores = _inspect(made.asm["cubin"])
-    return Compiled(
-        form=form,
-        kernel=kernel,
-        dtype=dtype,
-        architecture=architecture,
-        tile=cut.size,
-        warps=cut.warps,
-        registers=registers,
-        shared=made.metadata.shared,
-        spills=spills,
-        tensor_cores=tensor_cores,
-    )
+    with compiling(device) as found:
+        fused(given, cuts)
+    for kernel, options, made in found:
+        registers, spills, whole, single, instructions = _inspect(made.asm["cubin"])
+        tile = options["tile"]
+        yield Compiled(
+            sm=architecture,
+            dtype=dtype,
+            width=width,
+            form=form,
+            kernel=kernel.removesuffix("_kernel"),
+            triton=triton.__version__,
+            tile=str(tile.size),
+            warps=options["num_warps"],
+            stages=options["num_stages"],
+            registers=registers,
+            shared=made.metadata.shared,
+            spills=spills,
+            wgmma=whole,
+            mma=single,
+            instructions=instructions,
+        )
 
 
-def _signature(kernel: str, form: str, dtype: str) -> tuple[Any, dict[str, Any]]:
-    """The function, and Triton's types of its arguments; what a form leaves out is a constant, None."""
-    from encoder_core.kernels.backward import keys_kernel, queries_kernel
-    from encoder_core.kernels.forward import forward_kernel
-    from encoder_core.kernels.operands import Inputs
-    from encoder_core.kernels.table_gradients import tables_kernel
-
-    has = {"q", "k", "v", *FORMS[form].split()}
-    pointer, sums = f"*{dtype}", "*fp32"
-    types = dict(ALWAYS) | dict.fromkeys(TENSORS, pointer) | {n: f"*i{bits}" for n, bits in WHOLE.items()}
-    types["window"] = "i32"
-    inputs = Inputs(
-        **{name: types[name] if name in has or name in ALWAYS else "constexpr" for name in Inputs._fields}
-    )
-
-    def only(name: str, kind: str) -> str:
-        return kind if name in has else "constexpr"
-
-    given = {"grad": pointer, "log_sums": sums, "deltas": sums}
-    function, arguments = {
-        "forward": (forward_kernel, {"context": pointer, "log_sums": sums, "tiles": "i32"}),
-        "queries": (
-            queries_kernel,
-            given
-            | {"d_q": pointer, "d_r": only("r", pointer), "d_segments": only("segment_scores", pointer)}
-            | {"tiles": "i32"},
-        ),
-        "keys": (keys_kernel, given | {"d_k": pointer, "d_v": pointer, "tiles": "i32"}),
-        "tables": (
-            tables_kernel,
-            given
-            | {f"d_{x}": only(f"table_{x}", sums) for x in "abc"}
-            | {"lowest": "i32", "differences": "i32", "splits": "i32"},
-        ),
-    }[kernel]
-    return function, {"x": inputs, **arguments, "tile": "constexpr"}
-
-
-def _inspect(cubin: bytes) -> tuple[int, int, int]:
-    """Registers; loads and stores of spilled ones; tensor-core instructions."""
+def _inspect(cubin: bytes) -> tuple[int, int, int, int, int]:
+    """Registers; loads and stores of spilled ones; products of matrices, by many warps and by one; all instructions."""
     import triton
 
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        usage, code = (
-            subprocess.run([tool, option, file.name], capture_output=True, text=True, check=True).stdout
-            for option in ("-res-usage", "-sass")
-        )
-    found = re.search(r"REG:(\d+)", usage)
-    assert found, usage
-    spills = len(re.findall(r"\b(?:STL|LDL)\b", code))
-    return int(found[1]), spills, len(re.findall(r"\b(?:HMMA|HGMMA|UTC\w*MMA)\b", code))
+        command = [tool, "-res-usage", "-sass", file.name]
+        code = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    registers = max(map(int, re.findall(r"REG:(\d+)", code)))
+
+    def count(names: str) -> int:
+        return len(re.findall(rf"\b(?:{names})\b", code))
+
+    instructions = len(re.findall(r"^\s*/\*[0-9a-f]{4,}\*/\s", code, re.MULTILINE))
+    return registers, count("STL|LDL"), count(r"HGMMA|UTC\w*MMA"), count("HMMA|DMMA"), instructions
 
 
 def render(table: list[Compiled]) -> str:
     """As a table in markdown."""
-    lines = [
-        "| sm | dtype | form | kernel | tile | warps | registers | shared, bytes | spills | tensor-core instructions |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    for x in table:
-        cells = (x.architecture, x.dtype, x.form, x.kernel, x.tile, x.warps, x.registers, x.shared)
-        lines.append("| " + " | ".join(map(str, (*cells, x.spills, x.tensor_cores))) + " |")
+    names = [field.name for field in fields(Compiled)]
+    lines = ["| " + " | ".join([*names, "programs"]) + " |", "|---" * (len(names) + 1) + "|"]
+    lines += ["| " + " | ".join(map(str, (*astuple(one), one.programs))) + " |" for one in table]
     return "\n".join(lines)
 
 
+def read(path: Path) -> list[Compiled]:
+    """A table that `write` made."""
+    kinds = {field.name: field.type for field in fields(Compiled)}
+    with path.open(newline="") as file:
+        return [
+            Compiled(**{n: v if kinds[n] is str else int(v) for n, v in row.items()})
+            for row in csv.DictReader(file)
+        ]
+
+
+def write(path: Path, table: list[Compiled]) -> None:
+    """Sorted; rows of other Tritons that are there stay."""
+    mine = {one.triton for one in table}
+    others = [one for one in (read(path) if path.is_file() else []) if one.triton not in mine]
+    with path.open("w", newline="") as file:
+        rows = csv.DictWriter(file, [field.name for field in fields(Compiled)], lineterminator="\n")
+        rows.writeheader()
+        rows.writerows(asdict(one) for one in sorted([*others, *table]))
+
+
 def main(
-    sm: Annotated[list[int], typer.Option(help="compute capabilities")] = [80, 90, 100],  # noqa: B006
+    sm: Annotated[list[int], typer.Option(help="compute capabilities")] = list(ARCHITECTURES),  # noqa: B006
     form: Annotated[list[str], typer.Option(help="forms of scores")] = list(FORMS),  # noqa: B006
     dtype: Annotated[list[str], typer.Option(help="of queries, keys and values")] = list(DTYPES),  # noqa: B006
-    width: Annotated[int, typer.Option(help="of a head")] = 64,
+    width: Annotated[list[int], typer.Option(help="of a head")] = list(WIDTHS),  # noqa: B006
+    to: Annotated[
+        Path | None, typer.Option("--write", help="a CSV file; rows of other Tritons in it stay")
+    ] = None,
 ) -> None:
-    """Print the table."""
-    table = list(compile_all(sm, forms=form, dtypes=dtype, width=width, progress=note))
-    typer.echo(render(table))
+    """Print the table, or write it."""
+    table = list(compile_all(sm, forms=form, dtypes=dtype, widths=width, progress=note))
+    if to is None:
+        typer.echo(render(table))
+    else:
+        write(to, table)
+    for one in table:
+        for fault in one.faults:
+            note(f"sm_{one.sm} {one.dtype} {one.width} {one.form}, {one.kernel}: {fault}")
 
 
 if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[2]))  # tests.support
     run(main)

@@ -1,0 +1,213 @@
+"""residual + dropout(x), and the norm of it, as one kernel forward and one backward.
+
+    sum = residual + x * kept / (1 - rate),    normed = (sum - mean) / deviation * weight + bias
+
+LayerNorm (Ba et al., 2016), or RMSNorm (Zhang and Sennrich, 2019) with a mean of zero. The mask is hashed again in the
+backward pass from what it was hashed from, and so never in memory. What is kept is the sum, and two numbers of a token.
+
+A program of the backward pass sums the derivatives by weight and bias over its own tokens, one after the other. How
+many tokens it has depends on nothing but how many there are, and torch adds the programs' sums. So the outcome is the
+same to the bit every time.
+
+Shapes: T tokens, H hidden. A row of H numbers is padded to a power of two in registers.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from encoder_core.kernels.tile import GOLDEN, mix
+
+_PROGRAMS = 1024  # of a backward pass, at most: some warps for each multiprocessor, few sums to add
+
+
+class Norm(NamedTuple):
+    """Of a sum. `weight`, `bias` [H]; `centered`: LayerNorm, else RMSNorm."""
+
+    weight: Tensor
+    bias: Tensor | None
+    eps: float
+    centered: bool
+
+
+@triton.jit
+def inverse_rate(threshold, sums: tl.constexpr):
+    """What kept numbers are multiplied by. Triton takes a float of the host's as fp32, which fp64 would notice."""
+    numbers = tl.full([], 65536.0, sums)
+    return numbers / (numbers - threshold)
+
+
+@triton.jit
+def kept_columns(draws, row, threshold, padded: tl.constexpr):
+    """[padded] bool, of one token: `draws.numbers16` of its key and draw, at least what is kept."""
+    drawn = tl.load(draws + row).to(tl.uint64, bitcast=True)
+    quad = tl.arange(0, padded // 4).to(tl.uint64)  # one hash for four columns
+    hashed = mix(drawn + quad * GOLDEN)
+    which = tl.arange(0, 4)[None, :]
+    low, high = hashed.to(tl.uint32)[:, None], (hashed >> 32).to(tl.uint32)[:, None]
+    bits = tl.where(which < 2, low, high) >> (which % 2 * 16).to(tl.uint32)
+    bits = tl.reshape(bits.to(tl.uint16), [padded])
+    return (bits.to(tl.int32) ^ 0x8000) >= threshold
+
+
+@triton.jit
+def forward_kernel(
+    x, residual, weight, bias, draws, total, normed, mean, inverse_deviation, threshold,
+    eps: tl.constexpr, centered: tl.constexpr, width: tl.constexpr, padded: tl.constexpr, sums: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, padded)
+    here = column < width
+    at = row * width + column
+    added = tl.load(x + at, mask=here, other=0.0).to(sums)
+    if draws is not None:
+        inverse = inverse_rate(threshold, sums)
+        added = tl.where(kept_columns(draws, row, threshold, padded), added * inverse, 0.0)
+    summed = tl.load(residual + at, mask=here, other=0.0).to(sums) + added
+    summed = summed.to(total.dtype.element_ty)  # what is normed is what the backward pass will read
+    tl.store(total + at, summed, mask=here)
+    if weight is not None:
+        wide = summed.to(sums)
+        if centered:
+            middle = tl.sum(wide, 0) / width
+            tl.store(mean + row, middle)
+            wide = tl.where(here, wide - middle, 0.0)
+        one = tl.full([], 1.0, sums)
+        scale = one / tl.sqrt(tl.sum(wide * wide, 0) / width + tl.full([], eps, sums))
+        tl.store(inverse_deviation + row, scale)
+        y = wide * scale * tl.load(weight + column, mask=here, other=0.0).to(sums)
+        if bias is not None:
+            y += tl.load(bias + column, mask=here, other=0.0).to(sums)
+        tl.store(normed + at, y.to(normed.dtype.element_ty), mask=here)
+
+
+@triton.jit
+def backward_kernel(
+    by_total, by_normed, total, weight, draws, mean, inverse_deviation, dresidual, dx, dweight, dbias, rows, each,
+    threshold, centered: tl.constexpr, width: tl.constexpr, padded: tl.constexpr, sums: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, padded)
+    here = column < width
+    by_weight = tl.full([padded], 0.0, sums)
+    by_bias = tl.full([padded], 0.0, sums)
+    if weight is not None:
+        factor = tl.load(weight + column, mask=here, other=0.0).to(sums)
+    for row in range(program * each, tl.minimum(program * each + each, rows)):
+        at = row * width + column
+        d = tl.full([padded], 0.0, sums)
+        if weight is not None:
+            dy = tl.load(by_normed + at, mask=here, other=0.0).to(sums)
+            scale = tl.load(inverse_deviation + row)
+            unit = tl.load(total + at, mask=here, other=0.0).to(sums)
+            if centered:
+                unit = tl.where(here, unit - tl.load(mean + row), 0.0)
+            unit *= scale
+            by_weight += dy * unit
+            by_bias += dy
+            dy *= factor
+            d = dy - unit * (tl.sum(dy * unit, 0) / width)
+            if centered:
+                d -= tl.sum(dy, 0) / width
+            d *= scale
+        if by_total is not None:
+            d += tl.load(by_total + at, mask=here, other=0.0).to(sums)
+        if dresidual is not None:
+            tl.store(dresidual + at, d.to(dresidual.dtype.element_ty), mask=here)
+        if draws is not None:
+            inverse = inverse_rate(threshold, sums)
+            d = tl.where(kept_columns(draws, row, threshold, padded), d * inverse, 0.0)
+            tl.store(dx + at, d.to(dx.dtype.element_ty), mask=here)
+    if dweight is not None:
+        tl.store(dweight + program * width + column, by_weight, mask=here)
+    if dbias is not None:
+        tl.store(dbias + program * width + column, by_bias, mask=here)
+
+
+def residual_norm(
+    x: Float[Tensor, "tokens hidden"],
+    residual: Float[Tensor, "tokens hidden"],
+    norm: Norm | None,
+    draws: Int[Tensor, " tokens"] | None,
+    threshold: int,
+) -> tuple[Float[Tensor, "tokens hidden"], Float[Tensor, "tokens hidden"]]:
+    """The sum, and its norm (without a norm the sum again). `draws`: key plus draw of each token; None: no dropout."""
+    weight, bias, eps, centered = norm or (None, None, 0.0, False)
+    total, normed = _ResidualNorm.apply(x, residual, weight, bias, draws, threshold, eps, centered)  # type: ignore[no-untyped-call]
+    return total, total if norm is None else normed
+
+
+class _ResidualNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        residual: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        draws: Tensor | None,
+        threshold: int,
+        eps: float,
+        centered: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        x, residual = x.contiguous(), residual.contiguous()
+        total = torch.empty_like(x)
+        cut = _cut(x)
+        normed = mean = scale = None
+        if weight is not None:
+            normed = torch.empty_like(x)
+            mean, scale = (x.new_empty(len(x), dtype=_sums(x.dtype)) for _ in range(2))
+        if len(x):
+            forward_kernel[(len(x),)](
+                x, residual, weight, bias, draws, total, normed, mean, scale, threshold,
+                eps=eps, centered=centered, **cut,
+            )  # fmt: skip
+        ctx.save_for_backward(None if weight is None else total, weight, draws, mean, scale)
+        ctx.set_materialize_grads(False)
+        ctx.settings = threshold, centered, cut, bias is not None
+        return total, normed
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, by_total: Tensor | None, by_normed: Tensor | None) -> tuple[Tensor | None, ...]:
+        total, weight, draws, mean, scale = ctx.saved_tensors
+        threshold, centered, cut, biased = ctx.settings
+        if by_normed is None:  # only the sum was used
+            weight = total = None
+        given = [None if by is None else by.contiguous() for by in (by_total, by_normed)]
+        like = next((by for by in given if by is not None), None)
+        if like is None:
+            return (None,) * 8
+        rows, width = like.shape
+        each = max(1, -(-rows // _PROGRAMS))
+        programs = -(-rows // each)
+        dresidual = torch.empty_like(like)
+        dx = dresidual if draws is None else torch.empty_like(like)
+        dweight = dbias = None
+        if weight is not None:
+            dweight = like.new_empty(programs, width, dtype=_sums(like.dtype))
+            dbias = torch.empty_like(dweight) if biased else None
+        if rows:
+            backward_kernel[(programs,)](
+                *given, total, weight, draws, mean, scale, dresidual, dx, dweight, dbias, rows, each, threshold,
+                centered=centered, **cut,
+            )  # fmt: skip
+        sums = [None if part is None else part.sum(0).to(weight.dtype) for part in (dweight, dbias)]
+        return dx, dresidual, *sums, None, None, None, None
+
+
+def _cut(x: Tensor) -> dict[str, Any]:
+    """How a row is computed: its width, padded to a power of two, in which precision, by how many warps."""
+    width = x.shape[-1]
+    padded = max(16, 1 << (width - 1).bit_length())
+    sums = tl.float64 if x.dtype == torch.float64 else tl.float32
+    return {"width": width, "padded": padded, "sums": sums, "num_warps": min(16, max(1, padded // 256))}
+
+
+def _sums(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32

@@ -1,0 +1,85 @@
+"""What follows a block of a layer: dropout, the sum with the residual, and the norm of the sum.
+
+| kernel    | where                                        | how                                              |
+|-----------|----------------------------------------------|--------------------------------------------------|
+| `fused`   | CUDA with Triton, once a trial found it right | one kernel (`encoder_core/kernels/residual_norm`) |
+| `written` | everywhere                                   | torch's operations; compiled, torch joins them   |
+
+At ZeRO 3 a norm's weight has its numbers only in its own module's passes, so a sum with a norm is written there.
+
+Shapes: T tokens, H hidden.
+"""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from encoder_core.layers.dropout import Dropout, threshold_of
+from encoder_core.layers.fused import triton_is_there
+from encoder_core.layers.kernel_choice import pick
+
+_WIDEST = 8192  # numbers of a row that one program holds in registers
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def normed_sum(
+    norm: nn.Module,
+    residual_TH: Float[Tensor, "tokens hidden"],
+    x_TH: Float[Tensor, "tokens hidden"],
+    dropout: Dropout,
+    keys_T: Int[Tensor, " tokens"],
+    draw: Int[Tensor, ""] | None,
+) -> Float[Tensor, "tokens hidden"]:
+    """norm(residual + dropout(x)), by a draw that was made before (`Dropout.draw`)."""
+    return sum_and_norm(norm, residual_TH, x_TH, dropout, keys_T, draw)[1]
+
+
+def sum_and_norm(
+    norm: nn.Module,
+    residual_TH: Float[Tensor, "tokens hidden"],
+    x_TH: Float[Tensor, "tokens hidden"],
+    dropout: Dropout,
+    keys_T: Int[Tensor, " tokens"],
+    draw: Int[Tensor, ""] | None,
+) -> tuple[Float[Tensor, "tokens hidden"], Float[Tensor, "tokens hidden"]]:
+    """As `normed_sum`, and the sum before it."""
+    if _takes(norm, residual_TH, x_TH) and _picked(draw):
+        return _fused(norm, residual_TH, x_TH, dropout, keys_T, draw)
+    total_TH = residual_TH + dropout.by(draw, x_TH, keys_T)
+    return total_TH, norm(total_TH)
+
+
+def _picked(draw: Tensor | None) -> bool:
+    return pick(["fused", "written"], dropped=draw is not None, place="norm") == "fused"
+
+
+def _takes(norm: nn.Module, residual_TH: Tensor, x_TH: Tensor) -> bool:
+    """Whether the kernel does."""
+    return (
+        x_TH.device.type == "cuda"
+        and not torch.compiler.is_compiling()
+        and isinstance(norm, nn.LayerNorm | nn.RMSNorm)
+        and norm.eps is not None
+        and x_TH.dtype in _DTYPES
+        and x_TH.dtype == residual_TH.dtype == norm.weight.dtype
+        and x_TH.shape[-1] <= _WIDEST
+        and not hasattr(norm.weight, "ds_id")
+        and triton_is_there()
+    )
+
+
+def _fused(
+    norm: nn.Module,
+    residual_TH: Tensor,
+    x_TH: Tensor,
+    dropout: Dropout,
+    keys_T: Tensor,
+    draw: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    from encoder_core.kernels.residual_norm import Norm, residual_norm
+
+    assert isinstance(norm, nn.LayerNorm | nn.RMSNorm)
+    bias = norm.bias if isinstance(norm, nn.LayerNorm) else None
+    asked = Norm(norm.weight, bias, norm.eps or 0.0, isinstance(norm, nn.LayerNorm))
+    draws_T = None if draw is None else keys_T + draw
+    return residual_norm(x_TH, residual_TH, asked, draws_T, threshold_of(dropout.rate))
