@@ -27,7 +27,10 @@ INDEX = "model.safetensors.index.json"
 
 @dataclass(frozen=True)
 class Pretrained:
-    """A model from outside: our configuration of it, and its parameters by our names, fp32, on the CPU."""
+    """A model from outside: our configuration of it, and its parameters by our names, on the CPU.
+
+    They are fp32, but for sums of two (`Fold`), which are fp64. Rounded to fp32, these are the sums that fp32 gives.
+    """
 
     config: ModelConfig
     tensors: dict[str, Tensor]
@@ -176,7 +179,9 @@ def _read_all(
     present = table.modern(stored)
     for fold in table.folds:
         if fold.theirs in present:
-            tensors[fold.ours] = tensors[fold.ours] + read(present[fold.theirs])[0]
+            row = read(present[fold.theirs])[0]
+            if row.any():  # the sums of fp32 numbers are fp64, so that a model in fp64 has them exactly
+                tensors[fold.ours] = tensors[fold.ours].double() + row.double()
     return tensors
 
 

@@ -98,7 +98,8 @@ def _unigram(
 
 
 def _counts(scanned: list[Scanned], written: list[Written]) -> dict[str, int]:
-    return {
+    odd = sum(split.odd for split in scanned)
+    return ({"odd": odd} if odd else {}) | {
         "documents_read": sum(split.documents + split.empty for split in scanned),
         "empty": sum(split.empty for split in scanned),
         "skipped": sum(split.skipped for split in scanned),

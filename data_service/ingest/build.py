@@ -1,6 +1,7 @@
 """`build_corpus`: raw text to a corpus of shards, in two passes over splits of the input.
 
-1. Big compressed files are measured, so that they can be cut into splits like others (`streamed.py`).
+1. Big files that are compressed or in another encoding than UTF-8 are measured, so that they can be cut into splits
+   like others (`streamed.py`).
 2. The first pass hashes every document (`scan.py`). The hashes are compared, one range at a time (`compare.py`), and
    then it is decided what is held out (`heldout.py`).
 3. The second pass encodes the documents that are no later copies (`write.py`). The manifest comes last (`assemble.py`).
@@ -72,7 +73,7 @@ def build_corpus(
     Words are found as `options.words` says; the files of words are copied, so that only this process reads them.
     """
     store = open_store(output)
-    listing = list_inputs(inputs)
+    listing = list_inputs(inputs, options.encoding)
     refuse_own_output(store, listing)
     encoder = load_tokenizer(tokenizer)
     words, word_files = resolve(options.words) if options.words is not None else (None, {})

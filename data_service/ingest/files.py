@@ -1,4 +1,4 @@
-"""A stored object as a file, with the text inside .gz and .zst files as a stream.
+"""A stored object as a file, with its text as a stream: decompressed, and in UTF-8 whatever its encoding.
 
 Files are read by ranges of a few MiB, so memory does not depend on their size. Damaged or truncated compressed data is
 an error, never a shorter text.
@@ -11,9 +11,9 @@ from functools import lru_cache
 from typing import BinaryIO, cast
 
 from data_service.errors import InputError
+from data_service.ingest.encodings import MARK_LENGTH, UTF_8, Utf8Stream, marked_encoding
 from data_service.ingest.inputs import InputFile
 from data_service.ingest.options import MIB
-from data_service.ingest.splits import FilePiece
 from data_service.store.base import Store
 from data_service.store.open import open_store
 
@@ -83,28 +83,39 @@ def line_start(file: InputFile, position: int) -> int:
 
 
 def open_text(file: InputFile, *, start: int = 0) -> BinaryIO:
-    """The file's bytes, decompressed. `start` skips that many bytes and is for uncompressed files only.
+    """The file's text in UTF-8, decompressed. A mark of UTF-8 is kept, so that positions are those of the file.
+
+    `start` skips that many bytes and is for files alone whose text is stored as it is (`is_stored_plainly`).
 
     Raises:
-        InputError: on reading, where the compressed data is damaged or ends early.
+        InputError: where the compressed data is damaged or ends early, also on reading.
     """
-    if file.compression == "":
+    if start:
         return open_ranged(file, start=start)
+    raw = open_bytes(file)
+    head = raw.read(MARK_LENGTH)
+    if file.compression == "" and (marked_encoding(head) or file.encoding) == UTF_8:
+        raw.seek(0)
+        return raw
+    return cast(BinaryIO, io.BufferedReader(Utf8Stream(raw, head, file.encoding), buffer_size=_BUFFER))
+
+
+def open_bytes(file: InputFile) -> BinaryIO:
+    """The file's bytes, decompressed. Raises as `open_text`."""
     raw = open_ranged(file)
+    if file.compression == "":
+        return raw
     plain: io.RawIOBase = _Gzip(raw, file) if file.compression == "gz" else _Zstd(raw, file)
     return cast(BinaryIO, io.BufferedReader(plain, buffer_size=_BUFFER))
 
 
-def open_piece(piece: FilePiece, start: int) -> BinaryIO:
-    """The text of a piece from byte `start` of its file on: what was handed over, or else read from the file.
-
-    Raises:
-        InputError: as `open_text`.
-    """
-    if piece.text is not None:
-        return io.BytesIO(piece.text)
-    assert not piece.plain_size, "a streamed piece is read by PieceReader"
-    return open_text(piece.file, start=start)
+@lru_cache(maxsize=1024)
+def is_stored_plainly(file: InputFile) -> bool:
+    """Whether the text is stored as UTF-8, uncompressed, so that it can be cut at any line. Reads its first bytes."""
+    if file.compression or file.encoding != UTF_8:
+        return False
+    with open_ranged(file, chunk=MARK_LENGTH) as stream:
+        return marked_encoding(stream.read(MARK_LENGTH)) in (None, UTF_8)
 
 
 class _Gzip(io.RawIOBase):

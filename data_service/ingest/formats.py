@@ -8,13 +8,15 @@
 """
 
 import csv
+import io
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from data_service.errors import InputError
-from data_service.ingest.files import line_start, open_piece, open_text
+from data_service.ingest.encodings import without_mark
+from data_service.ingest.files import line_start, open_text
 from data_service.ingest.inputs import InputFile
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.records import (
@@ -27,15 +29,19 @@ from data_service.ingest.records import (
     decode,
     document,
     example,
+    guessed_remedy,
     too_long,
-    without_mark,
 )
 from data_service.ingest.splits import FilePiece
+
+if TYPE_CHECKING:
+    from _csv import Reader
 
 _SKIP = 1 << 20
 # A line may be this many times its document: escapes take six bytes, other fields the rest.
 LINE_PER_DOCUMENT = 8
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
+_OTHER_DELIMITERS = ";\t,|"  # in this order, where the usual one does not give the columns
 _QUOTES = "quote fields as RFC 4180 says (pandas' to_csv does), or convert the file to JSON lines"
 _TOO_LONG = '"a line too long"to be held\n'  # breaks the rules wherever it stands, so that its row is bad
 _ROW_PER_DOCUMENT = 8  # a line may be this many times its document: other fields, doubled marks
@@ -95,6 +101,18 @@ def skip_line(stream: BinaryIO) -> int:
     return skipped
 
 
+def open_piece(piece: FilePiece, start: int) -> BinaryIO:
+    """The text of a piece from byte `start` of its file on: what was handed over, or else read from the file.
+
+    Raises:
+        InputError: as `open_text`.
+    """
+    if piece.text is not None:
+        return io.BytesIO(piece.text)
+    assert not piece.plain_size, "a streamed piece is read by PieceReader"
+    return open_text(piece.file, start=start)
+
+
 def read_txt(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRecord]:
     """The documents of a piece of a .txt file. One is bad if it is not UTF-8 or too long."""
     if options.txt_documents == "blank_line":
@@ -114,7 +132,7 @@ def _read_separated(piece: FilePiece, options: BuildOptions) -> Iterator[Text | 
         start = line_start(file, piece.start - 1)
     with open_piece(piece, start) as stream:
         for first, data in _separate(read_lines(stream, start, limit), limit):
-            if first >= piece.stop and not file.compression:
+            if not piece.holds(first):
                 return
             if first >= piece.start:
                 yield accept(options, _document, data, first, LinePlace(file, first), options)
@@ -161,7 +179,7 @@ def read_jsonl(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRe
         if start < piece.start:
             start += skip_line(stream)
         for line in read_lines(stream, start, limit):
-            if line.offset >= piece.stop and not file.compression:
+            if not piece.holds(line.offset):
                 return
             if not line.data.isspace():
                 yield accept(options, _document_of_line, line, LinePlace(file, line.offset), options)
@@ -175,7 +193,10 @@ def _document_of_line(line: InputLine, place: LinePlace, options: BuildOptions) 
     try:
         record = _loads(raw.text)
     except (json.JSONDecodeError, RecursionError) as error:
-        raise BadRecord(place, f"not JSON: {error}", _one_a_line(raw.text)) from error
+        remedy = _one_a_line(raw.text)
+        if "\0" in raw.text and options.on_bad_records == "error":
+            remedy = guessed_remedy(place.file, data, remedy)
+        raise BadRecord(place, f"not JSON: {error}", remedy) from error
     if isinstance(record, dict) and options.pairs is not None:
         found = example(record, options.pairs, options, place)
         return replace(found, replaced=found.replaced or raw.replaced)
@@ -218,13 +239,15 @@ def read_delimited(piece: FilePiece, options: BuildOptions) -> Iterator[Text | B
 
     Raises:
         InputError: a first line without the column.
+
+    Between columns stands what the options say; else the usual delimiter; else, if that does not give the columns that
+    are asked for, the first other one that does.
     """
     file = piece.file
     csv.field_size_limit(
         options.max_document_bytes * _ROW_PER_DOCUMENT
     )  # of the whole process, which reads no other
-    rows = csv.reader(_lines(file, options), delimiter=_DELIMITERS[file.format], strict=True)
-    names = _names(rows, file)
+    rows, names = _rows(file, options)
     columns = {name: _column(name, names, file) for name in options.fields}
     while True:
         place = Numbered(file, "line", rows.line_num + 1)
@@ -239,11 +262,30 @@ def read_delimited(piece: FilePiece, options: BuildOptions) -> Iterator[Text | B
             yield accept(options, _document_of_row, row, len(names), columns, place, options)
 
 
-def _names(rows: Iterator[list[str]], file: InputFile) -> list[str]:
-    try:
-        return [name.strip() for name in next(rows, [])]
-    except csv.Error as error:
-        raise InputError(f"{file.uri}, line 1: not {file.format.upper()}: {error}", remedy=_QUOTES) from error
+def _rows(file: InputFile, options: BuildOptions) -> tuple["Reader", list[str]]:
+    """The rows behind the first, and the names of the columns. If no delimiter gives the columns that are asked for, it
+    is that which gives most.
+    """
+    usual = options.delimiter or _DELIMITERS[file.format]
+    others = "" if options.delimiter else _OTHER_DELIMITERS
+    best: tuple[Reader, list[str]] | None = None
+    problems: list[csv.Error] = []
+    for delimiter in dict.fromkeys(usual + others):
+        rows = csv.reader(_lines(file, options), delimiter=delimiter, strict=True)
+        try:
+            names = [name.strip() for name in next(rows, [])]
+        except csv.Error as error:  # quotes that make no sense with this one
+            problems.append(error)
+            continue
+        if all(names.count(name) == 1 for name in options.fields):
+            return rows, names
+        if best is None or len(names) > len(best[1]):
+            best = rows, names
+    if best is None:
+        raise InputError(
+            f"{file.uri}, line 1: not {file.format.upper()}: {problems[0]}", remedy=_QUOTES
+        ) from problems[0]
+    return best
 
 
 def _column(wanted: str, names: list[str], file: InputFile) -> int:
@@ -254,7 +296,8 @@ def _column(wanted: str, names: list[str], file: InputFile) -> int:
         f"{file.uri}: {'two columns' if wanted in names else 'no column'} {wanted!r} "
         f"in its first line (it has {shown})",
         remedy="name the column that holds the text with --text-field (of pairs: --query-field, --positive-field, "
-        "--negatives-field); the first line must name the columns",
+        "--negatives-field); the first line must name the columns; --delimiter says what stands between them, and "
+        "--encoding how the file is encoded",
     )
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from data_service.errors import InputError
+from data_service.ingest.encodings import UTF_8
 from data_service.ingest.left_out import UNKNOWN_KIND, LeftOut, not_text
 from data_service.store.base import Entry, Store
 from data_service.store.open import open_store
@@ -42,6 +43,7 @@ class InputFile:
         size: bytes, as stored.
         version: changes whenever its bytes do (`Entry.version`).
         format, compression: how to read it.
+        encoding: of its text, unless a byte order mark says another; Parquet and Arrow are always UTF-8.
     """
 
     root: str
@@ -50,6 +52,7 @@ class InputFile:
     format: Format
     compression: Compression
     version: str = ""
+    encoding: str = UTF_8
 
     @property
     def uri(self) -> str:
@@ -74,8 +77,10 @@ class _Found:
     left_out: LeftOut | None  # where it is known not to be text
 
 
-def list_inputs(patterns: list[str]) -> InputListing:
+def list_inputs(patterns: list[str], encoding: str = UTF_8) -> InputListing:
     """Every file the patterns name: in the order of the patterns, by key within one, each file once.
+
+    `encoding`: of their text, as `encoding_name` gives it.
 
     Raises:
         InputError: nothing asked for, a pattern that matches no file, a named file of unknown kind.
@@ -86,7 +91,7 @@ def list_inputs(patterns: list[str]) -> InputListing:
     files: dict[str, InputFile] = {}
     left_out: dict[str, LeftOut] = {}
     for pattern in patterns:
-        listing = _list_pattern(pattern)
+        listing = _list_pattern(pattern, encoding)
         if not listing.files:
             raise _nothing(pattern, listing.left_out)
         for file in listing.files:
@@ -97,13 +102,14 @@ def list_inputs(patterns: list[str]) -> InputListing:
     )
 
 
-def _list_pattern(pattern: str) -> InputListing:
+def _list_pattern(pattern: str, encoding: str) -> InputListing:
     files: list[InputFile] = []
     left_out: list[LeftOut] = []
     for found in _expand(pattern):
         key, kind = found.entry.key, _kind(found.entry.key)
         if kind is not None and found.left_out is None:
-            files.append(InputFile(found.store.uri, key, found.entry.size, *kind, found.entry.version))
+            entry = found.entry
+            files.append(InputFile(found.store.uri, key, entry.size, *kind, entry.version, encoding))
         elif found.named:
             raise InputError(f"{pattern}: unknown kind of file", remedy=f"known are {KINDS}")
         else:

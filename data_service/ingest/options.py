@@ -2,8 +2,9 @@
 
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, model_validator
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, field_validator, model_validator
 
+from data_service.ingest.encodings import UTF_8, encoding_name
 from data_service.ingest.languages import Language
 from data_service.words.segmentation import WordOptions
 
@@ -39,7 +40,9 @@ class BuildOptions(BaseModel):
         sentences: the language whose rules say where sentences end; "any": those for all.
         pairs: the fields from which a corpus of pairs is built; None for a corpus of text.
         txt_documents: in .txt files, one document a file, or documents separated by blank lines.
-        on_bad_bytes: what to do with text that is not UTF-8: refuse, or put U+FFFD in place of the bad bytes.
+        encoding: of text files, CSV and JSON lines, by any name that Python knows; a byte order mark says another.
+        delimiter: between the columns of CSV and TSV; None: comma or tab, or what the first line has in its place.
+        on_bad_bytes: what to do with text that is not in its encoding: refuse, or put U+FFFD in place of the bad bytes.
         on_bad_records: what to do with a record that cannot be used (broken JSON, a missing field, another type, text
             that is not UTF-8, a document too long): refuse, or leave it out, count it and list the first hundred.
             If no record is bad, both give the same corpus, so a build may be continued with the other setting.
@@ -57,6 +60,8 @@ class BuildOptions(BaseModel):
     words: WordOptions | None = None
     sentences: Language = "any"
     txt_documents: Literal["file", "blank_line"] = "file"
+    encoding: str = UTF_8
+    delimiter: str | None = Field(default=None, min_length=1, max_length=1)
     on_bad_bytes: Literal["error", "replace"] = "error"
     on_bad_records: Literal["error", "skip"] = "error"
     heldout_fraction: float = Field(default=0.0005, ge=0.0, lt=1.0)
@@ -64,6 +69,18 @@ class BuildOptions(BaseModel):
     split_bytes: int = Field(default=64 * MIB, ge=4096)
     max_document_bytes: int = Field(default=16 * MIB, ge=1)
     workers: int = Field(default=1, ge=0)
+
+    @field_validator("encoding")
+    @classmethod
+    def _known_encoding(cls, name: str) -> str:
+        return encoding_name(name)
+
+    @field_validator("delimiter")
+    @classmethod
+    def _no_delimiter_of_another_kind(cls, delimiter: str | None) -> str | None:
+        if delimiter is not None and delimiter in '"\r\n':
+            raise ValueError("quotation marks and line ends cannot stand between columns")
+        return delimiter
 
     @model_validator(mode="after")
     def _words_of_running_text(self) -> Self:
@@ -74,6 +91,8 @@ class BuildOptions(BaseModel):
     def identity(self) -> dict[str, object]:
         """The options that decide the output, ready for JSON, but for words (`data_service.words.units.resolve`)."""
         without = {"workers", "on_bad_records", "words"} | ({"pairs"} if self.pairs is None else set())
+        without |= {"encoding"} if self.encoding == UTF_8 else set()
+        without |= {"delimiter"} if self.delimiter is None else set()
         without |= {"sentences"} if self.sentences == "any" else set()
         return self.model_dump(mode="json", exclude=without)
 

@@ -11,14 +11,16 @@ from typing import Literal, ParamSpec, Protocol
 from pydantic import BaseModel, ConfigDict
 
 from data_service.errors import InputError
-from data_service.ingest.files import open_text
+from data_service.ingest.encodings import UTF_8, encoding_remedy, without_mark
+from data_service.ingest.files import open_bytes, open_text
 from data_service.ingest.inputs import InputFile
 from data_service.ingest.options import BuildOptions, PairFields
 from data_service.words.units import spelt_words
 
-_REMEDY = "convert the file to UTF-8, or build with --on-bad-bytes replace (each bad byte becomes U+FFFD)"
+_REPLACE = "put U+FFFD in place of each bad byte with --on-bad-bytes replace"
+_REMEDY = f"say its encoding with --encoding, or {_REPLACE}"
+_AROUND = 32 * 1024  # bytes before and behind a bad one, from which the encoding is guessed
 _SKIP_REMEDY = "; or leave bad records out with --on-bad-records skip"
-_BOM = b"\xef\xbb\xbf"
 _P = ParamSpec("_P")
 
 Unit = Literal["", "byte", "line", "row"]
@@ -114,13 +116,6 @@ def accept(
         return bad
 
 
-def without_mark(raw: bytes, offset: int) -> tuple[bytes, int]:
-    """`raw`, which begins at byte `offset` of a file, and its offset, without a byte order mark."""
-    if offset == 0 and raw.startswith(_BOM):
-        return raw[len(_BOM) :], len(_BOM)
-    return raw, offset
-
-
 def decode(raw: bytes, options: BuildOptions, place: RecordPlace, base: int | None = None) -> Text:
     """The text of `raw`, which begins at byte `base` of the (decompressed) file, or is a value of a table.
 
@@ -132,11 +127,34 @@ def decode(raw: bytes, options: BuildOptions, place: RecordPlace, base: int | No
     except UnicodeDecodeError as error:
         if options.on_bad_bytes == "replace":
             return Text(raw.decode(errors="replace"), True)
-        of = " of the text" if base is None else " of the decompressed text" if place.file.compression else ""
-        reason = (
-            f"byte {(base or 0) + error.start}{of} is not UTF-8 (0x{raw[error.start]:02x}: {error.reason})"
-        )
-        raise BadRecord(place, reason, _REMEDY) from error
+        raise _bad_bytes(raw, error, options, place, base) from error
+
+
+def _bad_bytes(
+    raw: bytes, error: UnicodeDecodeError, options: BuildOptions, place: RecordPlace, base: int | None
+) -> BadRecord:
+    """Bad bytes at `error` of a record. Guessing its encoding takes long, so that of skipped records is not guessed."""
+    file = place.file
+    of = " of the text" if base is None else " of the decompressed text" if file.compression else ""
+    byte = (base or 0) + error.start
+    if file.encoding != UTF_8:
+        reason = f"byte {byte} of the text, as UTF-8, stands for bytes that are not {file.encoding}"
+        remedy = f"say the right encoding with --encoding, or {_REPLACE}"
+    else:
+        reason = f"byte {byte}{of} is not UTF-8 (0x{raw[error.start]:02x}: {error.reason})"
+        remedy = _REMEDY
+    if options.on_bad_records == "error" and file.format not in ("parquet", "arrow"):
+        remedy = guessed_remedy(file, raw[max(0, error.start - _AROUND) :][: 2 * _AROUND], remedy)
+    return BadRecord(place, reason, remedy)
+
+
+def guessed_remedy(file: InputFile, raw: bytes, remedy: str) -> str:
+    """The remedy for bytes that cannot be read, with the encoding that they, or the file's first, seem to have."""
+    with open_bytes(file) as stream:
+        head = stream.read(_AROUND)
+    marked = without_mark(head, 0)[0]
+    found = encoding_remedy(head if file.encoding != UTF_8 or not marked.isascii() or b"\0" in head else raw)
+    return f"{found}; else {remedy}" if found else remedy
 
 
 def checked(text: str, options: BuildOptions, place: RecordPlace) -> Text:

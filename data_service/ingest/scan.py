@@ -4,6 +4,7 @@ import hashlib
 from array import array
 
 from data_service.ingest.documents import read_records
+from data_service.ingest.encodings import is_odd
 from data_service.ingest.hashing import (
     BUCKETS,
     bucket_starts,
@@ -49,6 +50,7 @@ class Scanned(TaskReceipt):
         skipped: bad records.
         first_skipped: the first `LISTED` of them.
         replaced: documents in which U+FFFD stands for bad bytes.
+        odd: documents that look like no text (`is_odd`).
         buckets: [BUCKETS + 1], where each first byte of the hash begins in the sorted hashes.
         digest: hash of all hashes in reading order, and of the words that the input holds. The second pass compares it,
         to be sure that it reads the same text.
@@ -59,6 +61,7 @@ class Scanned(TaskReceipt):
     skipped: int
     first_skipped: list[SkippedRecord]
     replaced: int
+    odd: int = 0
     buckets: list[int]
     digest: str
 
@@ -74,7 +77,7 @@ def scan(task: ScanTask) -> Scanned:
     hashes, seen = bytearray(), hashlib.sha256()
     sizes = array("I")
     first_skipped: list[SkippedRecord] = []
-    empty = replaced = skipped = 0
+    empty = replaced = skipped = odd = 0
     for document in read_records(task.split, task.options):
         if isinstance(document, BadRecord):
             skipped += 1
@@ -85,6 +88,7 @@ def scan(task: ScanTask) -> Scanned:
             empty += 1
             continue
         replaced += document.replaced
+        odd += any(map(is_odd, document.texts))
         digest = hash_texts(document.texts)
         hashes += digest
         seen.update(read_bytes(digest, document.words))
@@ -106,6 +110,7 @@ def scan(task: ScanTask) -> Scanned:
         skipped=skipped,
         first_skipped=first_skipped,
         replaced=replaced,
+        odd=odd,
         buckets=buckets,
         digest=seen.hexdigest(),
     )

@@ -1,13 +1,14 @@
 """Cuts the inputs into splits: what one task reads and one shard holds.
 
-The cut is a pure function of names, sizes and options, so it does not depend on the number of workers or on
-interruptions.
+The cut is a pure function of names, sizes, options and of how the text is stored, so it does not depend on
+the number of workers or on interruptions.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from data_service.ingest.files import is_stored_plainly
 from data_service.ingest.inputs import InputFile
 from data_service.ingest.options import MIB, BuildOptions
 
@@ -23,12 +24,12 @@ _UNCUT = ("csv", "tsv", "arrow")  # where a record begins is only known from the
 class FilePiece:
     """The documents that begin in bytes [start, stop) of a file; in a Parquet file, the row groups that do.
 
-    A piece of CSV, TSV or Arrow, of a .txt file that is one document, or of a compressed file that is not streamed, is
-    the whole file.
+    A piece of CSV, TSV or Arrow, of a .txt file that is one document, or of a packed file that is not streamed, is the
+    whole file. Packed are compressed files and those in another encoding than UTF-8: only a reader knows their text.
 
     Attributes:
-        plain_size: 0, or for a piece of a big compressed file, which is streamed: the decompressed bytes of that file.
-            `start` and `stop` then count decompressed bytes, and a reader hands the task the piece's text.
+        plain_size: 0, or for a piece of a big packed file, which is streamed: the bytes of that file's text in UTF-8.
+            `start` and `stop` then count these bytes, and a reader hands the task the piece's text.
         text: of a streamed piece, the documents that begin in it, once the reader has handed them over.
         text_start: the byte of the decompressed file at which `text` begins.
     """
@@ -39,6 +40,11 @@ class FilePiece:
     plain_size: int = 0
     text: bytes | None = field(default=None, repr=False)
     text_start: int = 0
+
+    def holds(self, offset: int) -> bool:
+        """Whether a document that begins at byte `offset` of the text, behind `start`, is in the piece."""
+        whole = self.start == 0 and self.stop == self.file.size
+        return whole or bool(self.plain_size) or offset < self.stop
 
 
 @dataclass(frozen=True)
@@ -59,10 +65,10 @@ class Split:
 
 
 def streamed_files(files: tuple[InputFile, ...], options: BuildOptions) -> list[InputFile]:
-    """Compressed files that are too big for one task, if their documents end where lines or blank lines do."""
+    """Packed files that are too big for one task, if their documents end where lines or blank lines do."""
     most = _WHOLE * _target(files, options)
-    by_lines = [file for file in files if file.compression and not _is_uncut(file, options)]
-    return [file for file in by_lines if _weight(file, file.size) > most]
+    big = [file for file in files if _weight(file, file.size) > most and not _is_uncut(file, options)]
+    return [file for file in big if file.format != "parquet" and not is_stored_plainly(file)]
 
 
 def plan_splits(
@@ -70,7 +76,7 @@ def plan_splits(
 ) -> list[Split]:
     """All of the inputs, in order, in splits of about the same amount of text.
 
-    `plain_sizes`: decompressed sizes in bytes of the `streamed_files`, by URI. Without them these files are not cut.
+    `plain_sizes`: bytes of text of the `streamed_files`, by URI. Without them these files are not cut.
     """
     target, known = _target(files, options), plain_sizes or {}
     splits: list[Split] = []
@@ -100,7 +106,10 @@ def _cut(file: InputFile, target: int, options: BuildOptions, plain_size: int) -
         size, text, whole = plain_size, plain_size, False
     else:
         size, text = file.size, _weight(file, file.size)
-        whole = file.compression != "" or _is_uncut(file, options)
+        packed = file.compression != "" or (
+            file.format != "parquet" and text > target and not is_stored_plainly(file)
+        )
+        whole = packed or _is_uncut(file, options)
     count = 1 if whole else max(1, -(-text // target))
     cuts = [size * i // count for i in range(count + 1)]
     return [FilePiece(file, start, stop, plain_size) for start, stop in pairwise(cuts)]

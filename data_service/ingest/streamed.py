@@ -1,8 +1,9 @@
-"""Big compressed files: one reader goes through a file and hands out its text in pieces of whole documents.
+"""Big packed files, compressed or in another encoding than UTF-8: one reader goes through a file and hands out its text
+in pieces of whole documents.
 
-A compressed file can only be decompressed from its beginning. So its decompressed size is measured first. Its pieces
-are then ranges of decompressed bytes, like those of an uncompressed file, and each has tasks and receipts of its own.
-Pieces that are done already are only decompressed, at hundreds of MB/s; encoding does a few MB/s on a core.
+Such a file can only be decompressed and decoded from its beginning. So the size of its text in UTF-8 is measured first.
+Its pieces are then ranges of these bytes, like those of a plain file, and each has tasks and receipts of its own.
+Pieces that are done already are only decompressed and decoded, at hundreds of MB/s; encoding does a few MB/s on a core.
 """
 
 import io
@@ -42,13 +43,13 @@ class MeasureTask(BuildTask):
 
 
 class MeasuredFile(TaskReceipt):
-    """`plain_size`: bytes of the file when it is decompressed."""
+    """`plain_size`: bytes of the file's text in UTF-8, decompressed."""
 
     plain_size: int
 
 
 def measure(task: MeasureTask) -> MeasuredFile:
-    """Decompress the file once.
+    """Read the file once.
 
     Raises:
         InputError: damaged or truncated data. StoreError.

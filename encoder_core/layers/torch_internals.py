@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode  # there is no public name for it
 
 from encoder_core.errors import library_changed
 
@@ -18,6 +19,7 @@ NAMES = (
     "_foreach_add_",
     "utils._pytree.tree_leaves",
 )
+__all__ = ["DispatchMode"]
 COMPILING = (
     "_dynamo.mark_dynamic",
     "_dynamo.utils.counters",
@@ -78,6 +80,12 @@ def limit_graphs(most: int) -> None:
     """Of one function, in this process: before torch 2.12, `torch.compile` takes no such limit."""
     name_of(COMPILING[4])
     name_of("_dynamo.config").recompile_limit = most
+
+
+def forget_graphs() -> None:
+    """What was compiled in this process, and the count of it."""
+    torch.compiler.reset()
+    name_of(COMPILING[1]).clear()
 
 
 def graphs_compiled() -> int:

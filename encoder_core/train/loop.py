@@ -166,6 +166,11 @@ class TrainPlan:
     def evaluates_after(self, step: int) -> bool:
         return self.evaluate_every is not None and (step % self.evaluate_every == 0 or step == self.steps)
 
+    @property
+    def evaluates_first(self) -> bool:
+        """Whether a run's figures before its first step are taken: what it begins with, a published model perhaps."""
+        return self.evaluate_every is not None
+
     def compares_in(self, step: int) -> bool:
         """Whether all ranks compare their weights before the update of `step`."""
         return self.compare_every is not None and step % self.compare_every == 0
@@ -197,6 +202,9 @@ class Trainer:
             Exception: what `microbatches` has for memory that gave out in the middle of a step.
         """
         carried = Carried()
+        if state.step == 0 and self.plan.evaluates_first:
+            self._turn(0)
+            self._evaluate(0)
         while state.step < self.plan.steps:
             # Data, and what all ranks must agree on before the step.
             started = time.monotonic()
@@ -260,9 +268,7 @@ class Trainer:
     ) -> tuple[dict[str, float], dict[str, Update], list[Tensor]]:
         """Of each group: this rank's sums, the update that was made, and the digest of the weights before it."""
         self.engine.forwards.take()
-        rotary_base = self.plan.rotary_base(state.step)
-        if rotary_base is not None:
-            set_rotary_base(self.engine.objective, rotary_base)
+        self._turn(state.step)
         sums: dict[str, float] = {}
         updates: dict[str, Update] = {}
         digests: list[Tensor] = []
@@ -282,6 +288,12 @@ class Trainer:
             updates[group] = self.engine.update(learning_rate, state.next_update(group), group, limit)
             sums |= own
         return sums, updates, digests
+
+    def _turn(self, step: int) -> None:
+        """Set the base of rotary positions to that of `step`."""
+        rotary_base = self.plan.rotary_base(step)
+        if rotary_base is not None:
+            set_rotary_base(self.engine.objective, rotary_base)
 
     def _commit(self, step: int) -> None:
         self.journal.doing(step, "saving")

@@ -201,7 +201,7 @@ CHECKS = (
             "Tokens a second and MFU, compiled or not, with dropout or not.",
             f"{_SPEED}:trained",
             gpu=90,
-            cpu=60,
+            cpu=120,
             arguments=(name, length),
             figures=True,
             needs=("deepspeed",),

@@ -96,11 +96,12 @@ def _processor() -> str:
 
 def seconds_of(function: Callable[[], object], device: torch.device, timed: int = _TIMED) -> float:
     """Median seconds of a call. On a GPU by events on its stream, so the host's own pace does not count."""
-    for _ in range(_WARM):
+    on_cpu = device.type != "cuda"  # where a call may be interpreted, and take seconds
+    for _ in range(1 if on_cpu else _WARM):
         function()
-    if device.type != "cuda":
+    if on_cpu:
         seconds = []
-        for _ in range(timed):
+        for _ in range(min(timed, _WARM)):
             began = time.perf_counter()
             function()
             seconds.append(time.perf_counter() - began)

@@ -140,6 +140,9 @@ def _slots(queries: Tensor, tokens: int, device: torch.device) -> Tensor:
     return slots.to(device)
 
 
+_PATCH = "_patch_lang_tensor"  # Triton's own, up to 3.9 at least
+
+
 @cache
 def _mend_interpreter() -> None:
     """Triton's interpreter up to 3.7.0 makes whole numbers of arrays of one, which NumPy refuses from 2.5 on."""
@@ -147,13 +150,15 @@ def _mend_interpreter() -> None:
         return
     from triton.runtime import interpreter
 
-    before: Any = interpreter._patch_lang_tensor
+    before: Any = getattr(interpreter, _PATCH, None)
+    if before is None:  # a later Triton, which needs no mending
+        return
 
     def patch(tensor: Any, *scope: Any) -> None:
         before(tensor, *scope)
         tensor.__index__ = lambda self: int(self.handle.data.item())
 
-    interpreter._patch_lang_tensor = patch
+    setattr(interpreter, _PATCH, patch)
 
 
 def kernels(given: Problem) -> Tensor:

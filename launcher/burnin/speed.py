@@ -13,6 +13,7 @@ from encoder_core.cost.products import Shape
 from encoder_core.cost.trial_network import Subject
 from encoder_core.layers.kernel_choice import prefer
 from encoder_core.layers.pieces import Pieces
+from encoder_core.layers.torch_internals import forget_graphs
 from encoder_core.train.engine import Engine
 from encoder_core.train.step import RankBatch, accumulate
 from launcher.burnin.check import Bench
@@ -68,8 +69,7 @@ def _caches() -> Path:
 
 
 def _compiled(bench: Bench, name: str) -> TriedCompilation:
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
+    forget_graphs()
     recipe = recipe_of(bench, name)
     subject = subject_of(recipe, recipe.model)
     few = Subject(subject.networks, subject.dtype, device_of(bench), min(subject.rows, 16), subject.length)
@@ -147,7 +147,7 @@ def _pieces(bench: Bench, recipe: Recipe, rows: int, length: int) -> Pieces | No
     """Compiled as a run's are: before it trains, on rows of its shape. Raises RuntimeError where it fails."""
     if bench.gpu and not triton_here():
         return None
-    torch._dynamo.reset()
+    forget_graphs()
     subject = subject_of(recipe, recipe.model)
     pieces = Pieces()
     found = try_compilation(

@@ -15,10 +15,13 @@ import torch.distributed as dist
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
+from checkpoints.gather import GlooPeers
 from launcher.burnin.check import Bench
 from launcher.burnin.machine import known_gpu, seconds_of
 from launcher.errors import EstimateError
 from launcher.measure.processes import RankCommand, run_ranks
+from launcher.preflight import findings
+from launcher.preflight.sums import first_sums
 
 _SIZES = (1, 1_000_003, 1 << 24)  # numbers
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -58,7 +61,10 @@ def collectives(bench: Bench) -> None:
     except EstimateError as error:
         bench.report.holds("all ranks come to their end", False, error.problem)
         return
-    _judge(bench, json.loads((bench.folder / "answer.json").read_text("utf-8")), world)
+    found, first = json.loads((bench.folder / "answer.json").read_text("utf-8"))
+    for what, verdict, text in first:  # as before every group of ranks trains
+        bench.report.holds(f"first sums of a group: {what}", verdict != "failure", text)
+    _judge(bench, found, world)
 
 
 def _judge(bench: Bench, found: dict[str, float | bool], world: int) -> None:
@@ -89,6 +95,8 @@ def carry_out(request: _Request) -> None:
         found: dict[str, float | bool] = dict(_exact(request, device))
         found["repeated sums have equal bits"] = _repeated(request, device)
         found["bandwidth of a sum, GB/s"] = _bandwidth(request, device)
+        peers = GlooPeers(dist.new_group(backend="gloo"))
+        first = findings.sums(first_sums(peers), ["here"] * request.world)["here"]
         everybody: list[dict[str, float | bool] | None] = [None] * request.world
         dist.all_gather_object(everybody, found)
     finally:
@@ -96,7 +104,8 @@ def carry_out(request: _Request) -> None:
     if request.rank == 0:
         told = [one for one in everybody if one is not None]
         merged = {what: _together([one[what] for one in told]) for what in found}
-        Path(request.folder, "answer.json").write_text(json.dumps(merged), "utf-8")
+        told_first = [[one.what, one.verdict, one.found] for one in first]
+        Path(request.folder, "answer.json").write_text(json.dumps([merged, told_first]), "utf-8")
 
 
 def _together(values: list[float | bool]) -> float | bool:

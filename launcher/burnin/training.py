@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 from pydantic import BaseModel, ConfigDict
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from checkpoints.snapshot import take
 from encoder_core.cost.trial_process import Deadline, Line, follow
 from encoder_core.cost.trial_process import Report as Message
+from encoder_core.layers.torch_internals import DispatchMode
 from encoder_core.train.engine import Engine
 from encoder_core.train.engine_config import Precision
 from encoder_core.train.step import Sums, seed_draws
@@ -215,7 +215,7 @@ def _watched(gpu: bool) -> Iterator[list[str]]:
         torch.cuda.set_sync_debug_mode("default")
 
 
-class _Waits(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Waits(DispatchMode):  # type: ignore[no-untyped-call]
     """Operations whose outcome the host would have to know: numbers that it reads, and sizes that depend on data."""
 
     _NAMES = (

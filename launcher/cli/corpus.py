@@ -35,9 +35,12 @@ from launcher.cli.options import (
     BadRecords,
     BadRecordsOption,
     CorpusArgument,
+    DelimiterOption,
+    EncodingOption,
     InputsArgument,
     JsonOption,
     TextFieldOption,
+    delimiter_character,
     print_json,
     settings,
 )
@@ -74,6 +77,8 @@ def build(
     user_words: UserWordsOption = None,
     words_field: WordsFieldOption = None,
     lexicon: LexiconOption = None,
+    encoding: EncodingOption = "utf-8",
+    delimiter: DelimiterOption = None,
     on_bad_bytes: BadBytesOption = BadBytes.ERROR,
     on_bad_records: BadRecordsOption = BadRecords.ERROR,
     block_tokens: BlockTokensOption = 1 << 18,
@@ -102,6 +107,8 @@ def build(
         words=_words(segmenter, dictionary, user_words, words_field, lexicon),
         txt_documents=txt_documents.value,
         sentences=sentences.value,
+        encoding=encoding,
+        delimiter=delimiter_character(delimiter),
         on_bad_bytes=on_bad_bytes.value,
         on_bad_records=on_bad_records.value,
         heldout_fraction=heldout,
@@ -189,7 +196,7 @@ def stats(
     from dataclasses import asdict
 
     from data_service.stream.statistics import corpus_stats
-    from launcher.cli.corpus_table import heldout_note, stats_tables
+    from launcher.cli.corpus_table import heldout_note, stats_tables, text_warning
     from launcher.output import print_table
 
     found = corpus_stats(corpus, batch=batch, length=length)
@@ -201,6 +208,9 @@ def stats(
     note = heldout_note(found)
     if note:
         typer.echo(note)
+    warning = text_warning(found)
+    if warning:
+        typer.echo(warning, err=True)
 
 
 @group.command()

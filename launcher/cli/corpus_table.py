@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from rich.table import Table
 from rich.text import Text
 
+from data_service.ingest.encodings import odd_text_warning
 from data_service.stream.radius import Radius
 from data_service.stream.statistics import CorpusStats
 from data_service.visible import one_line
@@ -54,6 +55,16 @@ def _radius(radius: Radius) -> Table:
     reads = f"{radius.reads:,.1f} of {human_bytes(round(radius.read_bytes))}"
     table.add_row("reads of a batch", f"{reads}, {radius.amplification:.3f} bytes for a byte used")
     return table
+
+
+def text_warning(stats: CorpusStats) -> str | None:
+    """What looks wrong with the text, as in the wrong encoding; None if nothing does."""
+    return odd_text_warning(
+        stats.counts.get("odd", 0),
+        stats.counts.get("documents_read", 0),
+        stats.train.text_bytes,
+        stats.train.tokens,
+    )
 
 
 def heldout_note(stats: CorpusStats) -> str | None:

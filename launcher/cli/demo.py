@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from launcher.cli.options import EncodingOption
+
 
 def register(app: typer.Typer) -> None:
     app.command(rich_help_panel="Prepare")(demo)
@@ -18,6 +20,7 @@ def demo(
     out: Annotated[Path, typer.Option("--out", help="Folder for everything that is made.")] = Path(
         "maskfleet-demo"
     ),
+    encoding: EncodingOption = "utf-8",
 ) -> None:
     """From text to a pretrained and exported DeBERTa in minutes: what `infra/quickstart` runs.
 
@@ -28,4 +31,4 @@ def demo(
 
     from launcher.cli.demo_path import Demo
 
-    raise typer.Exit(Demo(out, text, Console()).run())
+    raise typer.Exit(Demo(out, text, Console(), encoding).run())

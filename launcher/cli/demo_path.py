@@ -19,6 +19,7 @@ from rich.console import Console
 
 from data_service.errors import TokenizerError
 from data_service.ingest.build import build_corpus
+from data_service.ingest.encodings import UTF_8
 from data_service.ingest.inputs import list_inputs
 from data_service.ingest.options import BuildOptions
 from data_service.stream.statistics import corpus_stats
@@ -28,6 +29,7 @@ from data_service.visible import shell_word
 from launcher.cli.build_progress import BuildWatch
 from launcher.cli.corpus_table import heldout_note
 from launcher.cli.demo_text import write_jsonl
+from launcher.cli.options import settings
 from launcher.cli.texts import automatic_workers, sample_texts
 from launcher.cluster.train import train
 from launcher.errors import RunError
@@ -55,11 +57,12 @@ _SENTENCES = (
 
 @dataclass
 class Demo:
-    """A demo in folder `out`, on the text at `text` (None: Python's own documentation)."""
+    """A demo in folder `out`, on the text at `text` in `encoding` (None: Python's own documentation)."""
 
     out: Path
     text: str | None
     console: Console
+    encoding: str = UTF_8
     _stage: int = field(default=0, init=False)
 
     def run(self) -> int:
@@ -122,7 +125,7 @@ class Demo:
 
     def _options(self, inputs: list[str]) -> BuildOptions:
         """A .txt file is one document, unless it is longer than one may be: then blank lines end documents."""
-        options = BuildOptions()
+        options = settings(BuildOptions, encoding=self.encoding if self.text is not None else UTF_8)
         sizes = (
             file.size * (_EXPANSION if file.compression else 1)
             for file in list_inputs(inputs).files

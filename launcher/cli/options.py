@@ -36,8 +36,25 @@ TextFieldOption = Annotated[
     str,
     typer.Option("--text-field", help="Field of a JSON line, or column of a table, that holds the text."),
 ]
+EncodingOption = Annotated[
+    str,
+    typer.Option(
+        "--encoding",
+        help="Of .txt, JSON lines, CSV and TSV: utf-8, cp1252, gb18030 ... A byte order mark says another by itself.",
+    ),
+]
+DelimiterOption = Annotated[
+    str | None,
+    typer.Option(
+        "--delimiter",
+        help="Between columns of CSV and TSV: a character, or tab. Default: found by the first line.",
+    ),
+]
 BadBytesOption = Annotated[
-    BadBytes, typer.Option("--on-bad-bytes", help="Text that is not UTF-8: stop, or put U+FFFD in its place.")
+    BadBytes,
+    typer.Option(
+        "--on-bad-bytes", help="Text that is not in its encoding: stop, or put U+FFFD in its place."
+    ),
 ]
 BadRecordsOption = Annotated[
     BadRecords,
@@ -95,3 +112,8 @@ def settings(model: type[M], *, called: dict[str, str] | None = None, **values: 
             option = (called or {}).get(field, f"--{field.replace('_', '-')}")
             wrong.append(f"{option} {detail['input']}: {detail['msg'][:1].lower()}{detail['msg'][1:]}")
     raise OptionError("; ".join(wrong), remedy="give another value; --help says what the option means")
+
+
+def delimiter_character(given: str | None) -> str | None:
+    """The character that --delimiter means: a shell's user cannot type a tab easily."""
+    return "\t" if given in ("tab", "\\t") else given

@@ -8,6 +8,7 @@ import typer
 
 from data_service.errors import InputError
 from data_service.ingest.documents import read_records
+from data_service.ingest.encodings import UTF_8, is_odd, odd_text_warning
 from data_service.ingest.inputs import InputListing, list_inputs
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.records import LISTED, BadRecord, skipped_record, with_lines
@@ -18,9 +19,9 @@ _SMALL = 64 << 20  # bytes
 _SHARE = 256 << 10  # bytes of text for which a split is worth opening
 
 
-def list_texts(inputs: Sequence[str]) -> InputListing:
+def list_texts(inputs: Sequence[str], encoding: str = UTF_8) -> InputListing:
     """The inputs' files; says on standard error which files among them are not read. Raises as `list_inputs`."""
-    listing = list_inputs(list(inputs))
+    listing = list_inputs(list(inputs), encoding)
     if listing.left_out:
         _tell(f"Files not read: {len(listing.left_out):,}", listing.left_out)
     return listing
@@ -31,21 +32,24 @@ def sample_texts(inputs: Sequence[str], options: BuildOptions, limit: int) -> It
 
     Splits spread evenly over the input give the same share each; where one has less, those after it give more. The last
     document of a share is cut at its end. Which documents depends on names, sizes and text only. Says on standard error
-    which files and, where bad records are to be skipped, which records are left out.
+    which files and, where bad records are to be skipped, which records are left out; and whether the text looks
+    like none.
 
     Raises:
         InputError: nothing there, or text that cannot be read. StoreError.
     """
-    splits = plan_splits(list_texts(inputs).files, options)
+    splits = plan_splits(list_texts(inputs, options.encoding).files, options)
     count = max(1, min(len(splits), limit // _SHARE))
     chosen = [index * len(splits) // count for index in range(count)]
     others = sorted(set(range(len(splits))) - set(chosen))  # only read where the chosen have too little
     skipped: list[BadRecord] = []
     left = limit
+    documents = odd = 0
     for position, index in enumerate([*chosen, *others]):
         share = left // max(1, count - position)
         for text in _sample_split(splits[index], options, share, skipped):
             left -= len(text.encode())
+            documents, odd = documents + 1, odd + is_odd(text)
             yield text
         if left <= 0:
             break
@@ -54,6 +58,8 @@ def sample_texts(inputs: Sequence[str], options: BuildOptions, limit: int) -> It
             [skipped_record(bad) for bad in skipped[:LISTED]], [bad.place.file for bad in skipped]
         )
         _tell(f"Bad records left out: {len(skipped):,}", first)
+    if warning := odd_text_warning(odd, documents):
+        typer.echo(warning, err=True)
 
 
 def _sample_split(split: Split, options: BuildOptions, share: int, skipped: list[BadRecord]) -> Iterator[str]:

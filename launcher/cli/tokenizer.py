@@ -11,10 +11,14 @@ from launcher.cli.options import (
     BadBytesOption,
     BadRecords,
     BadRecordsOption,
+    DelimiterOption,
+    EncodingOption,
     InputsArgument,
     JsonOption,
     TextFieldOption,
+    delimiter_character,
     print_json,
+    settings,
 )
 
 group = typer.Typer(
@@ -67,6 +71,8 @@ def train(
     lowercase: Annotated[bool, typer.Option("--lowercase", help="Fold case, as uncased models do.")] = False,
     sample_mb: SampleOption = 2000,
     text_field: TextFieldOption = "text",
+    encoding: EncodingOption = "utf-8",
+    delimiter: DelimiterOption = None,
     on_bad_bytes: BadBytesOption = BadBytes.ERROR,
     on_bad_records: BadRecordsOption = BadRecords.ERROR,
     replace: ReplaceOption = False,
@@ -84,13 +90,17 @@ def train(
     from launcher.cli.texts import sample_texts
 
     _check_free(out, replace)
-    options = BuildOptions(
-        text_field=text_field, on_bad_bytes=on_bad_bytes.value, on_bad_records=on_bad_records.value
+    options = settings(
+        BuildOptions,
+        text_field=text_field,
+        encoding=encoding,
+        delimiter=delimiter_character(delimiter),
+        on_bad_bytes=on_bad_bytes.value,
+        on_bad_records=on_bad_records.value,
     )
     texts = sample_texts(inputs, options, sample_mb * _MB)
-    settings = TokenizerOptions(lowercase=lowercase)
     asked = vocab_size or _VOCABULARY
-    tokenizer = train_tokenizer(kind.value, texts, asked, settings, at_most=True)
+    tokenizer = train_tokenizer(kind.value, texts, asked, TokenizerOptions(lowercase=lowercase), at_most=True)
     save_tokenizer(tokenizer, out)
     if tokenizer.vocab_size < asked:
         typer.echo(f"{asked:,} ids were asked for: the text supports {tokenizer.vocab_size:,}", err=True)
@@ -105,6 +115,8 @@ def check(
     inputs: InputsArgument,
     sample_mb: SampleOption = 20,
     text_field: TextFieldOption = "text",
+    encoding: EncodingOption = "utf-8",
+    delimiter: DelimiterOption = None,
     on_bad_bytes: BadBytesOption = BadBytes.ERROR,
     on_bad_records: BadRecordsOption = BadRecords.ERROR,
     as_json: JsonOption = False,
@@ -118,8 +130,13 @@ def check(
     from launcher.cli.texts import sample_texts
     from launcher.output import print_table
 
-    options = BuildOptions(
-        text_field=text_field, on_bad_bytes=on_bad_bytes.value, on_bad_records=on_bad_records.value
+    options = settings(
+        BuildOptions,
+        text_field=text_field,
+        encoding=encoding,
+        delimiter=delimiter_character(delimiter),
+        on_bad_bytes=on_bad_bytes.value,
+        on_bad_records=on_bad_records.value,
     )
     report = check_tokenizer(load_tokenizer(tokenizer), sample_texts(inputs, options, sample_mb * _MB))
     if as_json:

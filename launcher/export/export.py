@@ -1,13 +1,14 @@
 """Exports a run's checkpoint as a folder that `transformers` loads, or as two for a generator and a discriminator.
 
-The folder of an encoder of text vectors can also be loaded by `SentenceTransformer`.
+The folder of an encoder of text vectors, and of one that such a folder was continued from, can also be loaded by
+`SentenceTransformer`.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from checkpoints.hf.export import export_model, published, write_model
+from checkpoints.hf.export import published, write_model
 from checkpoints.hf.pair import export_pair
 from checkpoints.hf.publish import removable
 from checkpoints.layout import CheckpointManifest
@@ -23,6 +24,7 @@ from launcher.recipe.objective import RecipeObjective, exported_heads
 from launcher.recipe.timeline import recipe_after
 from launcher.run.checkpoint import select_checkpoint
 from launcher.run.record import Run
+from launcher.run.text_vectors import kept_modules, prompts_in, write_modules
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ def export_run(run: Run, step: int | None, out: str, *, licence: str | None = No
     config = trained.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
     objective = run.recipe.objective
     networks = _networks(manifest, config, objective)
-    facts = facts_of(run, manifest)
+    facts, modules = facts_of(run, manifest), kept_modules(run.store)
     cards = {part: render(facts, network, licence) for part, network in networks.items()}
     with Reader(run.store, manifest) as reader:
         if objective.rtd is not None and isinstance(config, DetectorConfig):
@@ -69,20 +71,25 @@ def export_run(run: Run, step: int | None, out: str, *, licence: str | None = No
             with published(target) as folder:
                 heads = exported_heads(config, objective)
                 write_model(folder, reader.read_full, config, files, heads, card=cards["."])
-                _write_vectors(folder, objective.contrastive, config)
+                _write_vectors(folder, objective.contrastive, config, prompts_in(modules))
         else:
             heads = exported_heads(config, objective)
-            export_model(reader.read_full, config, files, target, heads, card=cards["."])
+            with published(target) as folder:
+                write_model(folder, reader.read_full, config, files, heads, card=cards["."])
+                write_modules(folder, modules)
     return _described(manifest, networks)
 
 
-def _write_vectors(folder: Path, contrastive: ContrastiveConfig, config: ModelConfig) -> None:
+def _write_vectors(
+    folder: Path, contrastive: ContrastiveConfig, config: ModelConfig, prompts: Mapping[str, str]
+) -> None:
     """What makes of it a folder that sentence-transformers loads, too."""
     write_sentence_transformer(
         folder,
         pooling=contrastive.pooling,
         normalize=contrastive.normalize,
         max_length=config.max_length,
+        prompts=prompts,
     )
 
 

@@ -24,6 +24,7 @@ from launcher.run.outline import ForkOrigin
 from launcher.run.readiness import check_rows
 from launcher.run.record import RECIPE, RECORD, Run, RunRecord, dump
 from launcher.run.teachers import read_all_inputs
+from launcher.run.text_vectors import keep_modules
 from launcher.tasks.measurable import check_tasks
 
 _VERSIONED = ("maskfleet", "torch", "deepspeed", "ray", "numpy", "tokenizers")
@@ -48,6 +49,7 @@ def create_run(recipe: Recipe, uri: str, now: datetime) -> Run:
     check_mixture(run, tokenizer)
     reserve(store, resolved)
     keep(store, tokenizer)
+    keep_modules(resolved, store)
     publish(store, run.record)
     return run
 

@@ -44,6 +44,7 @@ from launcher.run.log import operator_event
 from launcher.run.outline import ForkOrigin
 from launcher.run.record import BEGAN, Run, RunRecord
 from launcher.run.teachers import read_all_inputs
+from launcher.run.text_vectors import kept_modules, put_modules
 
 _DATA = ("seed", "corpus.*", "input.*", "shuffle", "mixing.*")  # with the phases: which text each step takes
 _FIXED = ("model.*", "tokenizer (content)", "start")
@@ -104,6 +105,7 @@ def fork(
     record = record_of(recipe, inputs, now, (*past.origins, origin), begins)
     reserve(store, recipe)
     keep(store, tokenizer)
+    put_modules(store, kept_modules(source.store))
     copy_checkpoint(source.store, _on_its_own(source, manifest, bool(restarted)), store, now.timestamp())
     store.put_if_absent(BEGAN, b"{}\n")  # without its checkpoint it must not start from scratch
     publish(store, record)

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from data_service.ingest.files import open_text
+from data_service.ingest.files import open_bytes
 from data_service.ingest.inputs import Compression, InputFile
 from data_service.store.open import open_store
 from launcher.errors import TaskError
@@ -75,7 +75,7 @@ def read_lines(file: InputFile, encoding: str) -> Iterator[str]:
     Raises:
         TaskError: bytes that are not in `encoding`. InputError: damaged compressed data.
     """
-    with open_text(file) as stream:
+    with open_bytes(file) as stream:
         for number, raw in enumerate(stream, 1):
             try:
                 line = raw.decode(encoding)
@@ -90,5 +90,5 @@ def read_lines(file: InputFile, encoding: str) -> Iterator[str]:
 
 def read_whole(file: InputFile) -> bytes:
     """All bytes, decompressed. Raises InputError: damaged compressed data."""
-    with open_text(file) as stream:
+    with open_bytes(file) as stream:
         return stream.read()

@@ -54,7 +54,7 @@ DEFAULTS: dict[str, Any] = {
     "max_position_embeddings": 512,
     "layer_norm_eps": 1e-12,
     "init_std": 0.02,
-    "pad_index": 2,
+    "pad_token_id": 2,
     "is_encoder": True,
     "tie_word_embeddings": True,
 }
@@ -115,7 +115,12 @@ def from_json(fields: dict[str, Any]) -> XlmConfig:
     return XlmConfig(
         **{ours: fields[theirs] for ours, theirs in FIELDS.items()},
         feed_forward=FEED_FORWARD * fields["emb_dim"],
-        pad_id=fields["pad_index"],
+        # transformers 4 reads and writes `pad_index`; 5 writes the same as `pad_token_id`, and null for none.
+        pad_id=next(
+            id_
+            for id_ in (fields.get("pad_index"), fields["pad_token_id"], DEFAULTS["pad_token_id"])
+            if id_ is not None
+        ),
         languages=_languages(fields),
     )
 

@@ -53,7 +53,7 @@ def write_inputs(folder: Path) -> dict[str, str]:
     (folder / "b.json.gz").write_bytes(gzip.compress(b'\n{"text": "fine"}\n[1]\n'))
     (folder / "c.csv").write_bytes(b'text,n\nok,1\n"two\nlines",2\nx\nalso ok,3\n"open,4\n')
     pq.write_table(pa.table({"text": ["p", None, "q"]}), folder / "d.parquet")
-    (folder / "e.txt").write_bytes(b"\xff\xfe")
+    (folder / "e.txt").write_bytes(b"\xff\xff")
     (folder / "f.txt").write_bytes(b"long " * 2_000)
     return {
         "a.jsonl, line 4": "not JSON",

@@ -67,7 +67,8 @@ def test_pairs_from_a_pretrained_run_to_a_sentence_transformer(folder: Path, tmp
     )
     finish(run, 2)
     history = small_runs.history(run)
-    first, last = history.evaluations[0], history.evaluations[-1]
+    before, first, last = history.evaluations[0], history.evaluations[1], history.evaluations[-1]
+    assert before["step"] == 0
     assert last["contrastive_loss"] < first["contrastive_loss"] < np.log(2 * first["contrastive_targets"])
     assert last["contrastive_accuracy"] > 0.3, "one of some forty queries finds its positive by chance"
     assert "perplexity" not in last

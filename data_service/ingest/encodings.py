@@ -1,0 +1,163 @@
+"""Encodings of text other than UTF-8: their names, byte order marks, the way from them to UTF-8, and guesses.
+
+Everything that reads documents works on UTF-8. A file in another encoding is turned into UTF-8 while it is read, as a
+compressed file is decompressed. Its stored bytes cannot be cut at characters, so it is read from its beginning.
+"""
+
+import codecs
+import io
+import re
+from typing import BinaryIO
+
+UTF_8 = "utf-8"
+# Longer marks first: that of UTF-32 begins with that of UTF-16.
+_MARKS = (
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF8, UTF_8),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+MARK_LENGTH = 4
+_NO_TEXT = {"idna", "punycode", "undefined", "unicode_escape", "raw_unicode_escape", "utf-7", "mbcs", "oem"}
+_CHUNK = 1 << 20
+# No byte of UTF-8. One stands for each bad sequence, so that the record with it is found to be bad, and no other.
+_BAD_BYTE = "maskfleet.bad_byte"
+_STAND_IN = "\udcff"  # what surrogateescape makes of 0xff
+
+_GUESSED_FROM = 64 * 1024
+_SHOWN = 30
+_CONTROLS = bytes(set(range(32)) - set(b"\t\n\v\f\r") | {127})
+_C1_CONTROLS = re.compile("[\x80-\x9f]")
+_ODD_SHARE = 0.01
+_FEWEST_BYTES_PER_TOKEN = 1.2
+
+
+def encoding_name(name: str) -> str:
+    """Python's name of an encoding of text, "utf-8" for UTF-8 with a mark too.
+
+    Raises:
+        ValueError: no such encoding, or none of text.
+    """
+    try:
+        info = codecs.lookup(name)
+        "".encode(name)
+    except (LookupError, UnicodeError) as error:
+        raise ValueError(f"{name!r} is no encoding of text that Python knows") from error
+    if info.name in _NO_TEXT or info.name.replace("-", "_") in _NO_TEXT:
+        raise ValueError(f"{name!r} is no encoding of files")
+    return UTF_8 if info.name in ("utf-8", "utf-8-sig", "ascii") else info.name
+
+
+def marked_encoding(head: bytes) -> str | None:
+    """The encoding that the byte order mark says with which a file begins; None without one."""
+    return next((name for mark, name in _MARKS if head.startswith(mark)), None)
+
+
+def without_mark(raw: bytes, offset: int) -> tuple[bytes, int]:
+    """`raw`, which begins at byte `offset` of a file, and its offset, without a mark of UTF-8."""
+    if offset == 0 and raw.startswith(codecs.BOM_UTF8):
+        return raw[len(codecs.BOM_UTF8) :], len(codecs.BOM_UTF8)
+    return raw, offset
+
+
+class Utf8Stream(io.RawIOBase):
+    """The text of `raw` in UTF-8. `head`: its first bytes, which were read already.
+
+    A byte order mark at the beginning says the encoding, whatever was declared.
+    """
+
+    def __init__(self, raw: BinaryIO, head: bytes, declared: str) -> None:
+        encoding = marked_encoding(head) or declared
+        self._raw, self._ready = raw, head
+        self._decoder = (
+            None if encoding == UTF_8 else codecs.getincrementaldecoder(encoding)(errors=_BAD_BYTE)
+        )
+        self._first = True
+        if self._decoder is not None:
+            self._ready = self._convert(head, self._decoder)
+
+    def readable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+    def readinto(self, buffer: object) -> int:
+        view = memoryview(buffer).cast("B")  # type: ignore[arg-type]
+        while not self._ready:
+            if self._decoder is None:
+                return int(self._raw.readinto(view))  # type: ignore[attr-defined]
+            data = self._raw.read(_CHUNK)
+            self._ready = self._convert(data, self._decoder)
+            if not data and not self._ready:
+                return 0
+        count = min(len(view), len(self._ready))
+        view[:count] = self._ready[:count]
+        self._ready = self._ready[count:]
+        return count
+
+    def _convert(self, data: bytes, decoder: codecs.IncrementalDecoder) -> bytes:
+        text = decoder.decode(data, final=not data)
+        if self._first and text:
+            self._first, text = False, text.removeprefix("\ufeff")
+        return text.encode(errors="surrogateescape")
+
+
+def _stand_in(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeDecodeError)
+    return _STAND_IN, error.end
+
+
+codecs.register_error(_BAD_BYTE, _stand_in)
+
+
+def encoding_remedy(data: bytes) -> str | None:
+    """What to do about bytes that are not UTF-8 text, with a guess of their encoding; None without one.
+
+    A guess may be wrong, so the remedy shows how the text reads then.
+    """
+    import charset_normalizer  # takes a tenth of a second, and only mistakes need it
+
+    if b"\0" not in data:  # lines of ASCII say nothing; UTF-16 cannot be cut at bytes
+        data = b"\n".join(line for line in data.split(b"\n") if not line.isascii())
+    data = data[:_GUESSED_FROM]
+    best = charset_normalizer.from_bytes(data).best()
+    if best is None or best.encoding in ("utf_8", "ascii"):
+        return None
+    # Windows' encoding of Western Europe holds all of Latin-1, and quotes and dashes beside.
+    name = "cp1252" if "cp1252" in best.could_be_from_charset else best.encoding
+    text = data.decode(name, errors="replace")
+    beyond = next((i for i, character in enumerate(text) if character > "\x7f"), 0)
+    begin = max(0, beyond - _SHOWN // 2)
+    shown = " ".join(text[begin : begin + _SHOWN].split())
+    return f"it looks like {name} and then reads {shown!r}: if that is right, give --encoding {name}"
+
+
+def is_odd(text: str) -> bool:
+    """Whether more than one character in a hundred is a control character or U+FFFD: text in the wrong encoding."""
+    data = text.encode(errors="replace")
+    odd = len(data) - len(data.translate(None, _CONTROLS))
+    if len(data) != len(text):
+        odd += text.count("\ufffd") + len(_C1_CONTROLS.findall(text))
+    return odd > _ODD_SHARE * len(text)
+
+
+def odd_text_warning(odd: int, documents: int, text_bytes: int = 0, tokens: int = 0) -> str | None:
+    """What is wrong with text of which `odd` documents are so (`is_odd`), or that has so many tokens; None if nothing.
+
+    A vocabulary that was learnt from text in the wrong encoding has a token for every byte of it.
+    """
+    remedy = "another encoding may be right: --encoding"
+    if odd:
+        return (
+            f"warning: {odd:,} of {documents:,} documents look like no text: one character in a hundred or more is a "
+            f"NUL, another control character or U+FFFD; {remedy}"
+        )
+    if tokens and text_bytes and text_bytes / tokens < _FEWEST_BYTES_PER_TOKEN:
+        return (
+            f"warning: {text_bytes / tokens:.2f} bytes of text a token, nearly every byte is a token of its own: the "
+            f"tokenizer does not fit this text; or {remedy}"
+        )
+    return None
