@@ -23,12 +23,12 @@ from typing import IO, TYPE_CHECKING
 
 from data_service import processes
 from launcher.contract import CODES, FINISHED, MISTAKE, REPEAT
+from launcher.signals import as_python_has_them, ended_when_asked, heeded
 
 if TYPE_CHECKING:
     import psutil  # else where it is used: commands that only look need not wait for it
 
 _TRAINING = ("train", "demo", "evaluate")  # the commands whose process tree is looked after
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # but those that are ignored at the start (nohup)
 _NAME = "MASKFLEET_COMMAND"  # environment variable: the parent's pid, start, namespace and boot
 _AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
 _GRACE_S = 15.0  # for a driver that has nothing to save to end by itself
@@ -43,13 +43,12 @@ def main() -> None:
     """The console script."""
     if sys.argv[1:2] and sys.argv[1] in _TRAINING and not {"-h", "--help"} & set(sys.argv):
         signal.pthread_sigmask(signal.SIG_BLOCK, {*heeded(), signal.SIGCHLD})  # from here on none is lost
+        as_python_has_them()
         sys.exit(_look_after(_run))
-    _run()
+    from launcher.cli.main import main as run
 
-
-def heeded() -> frozenset[signal.Signals]:
-    """The signals that ask for an end: not one that whoever started the command has had ignored, as nohup does."""
-    return frozenset(number for number in _SIGNALS if signal.getsignal(number) != signal.SIG_IGN)
+    with ended_when_asked():
+        run()
 
 
 def _run() -> None:

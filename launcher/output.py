@@ -43,7 +43,7 @@ def _replace(path: Path, text: str) -> None:
         mode = path.stat().st_mode & 0o777 if path.exists() else 0o666 & ~_umask()
         os.chmod(name, mode)
         os.replace(name, path)
-    except OSError:
+    except BaseException:
         with suppress(OSError):
             os.unlink(name)
         raise

@@ -7,6 +7,8 @@ may repeat the call on another node, where the actor skips to the piece by decom
 
 import logging
 import os
+import signal
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -58,7 +60,7 @@ def _connect(workers: int, piece_bytes: int) -> None:
         "include_dashboard": False,
     }
     try:
-        with lean(), _urgent():
+        with lean(), _urgent(), _answers_kept():
             ray.init(
                 log_to_driver=False,
                 logging_level=logging.ERROR,
@@ -86,6 +88,15 @@ def _urgent() -> Iterator[None]:
         yield
     finally:
         del os.environ[name]
+
+
+@contextmanager
+def _answers_kept() -> Iterator[None]:
+    """Ray answers SIGTERM by an end of its own: whoever started this has an answer to it."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, before)
 
 
 class RayPool:

@@ -5,7 +5,7 @@ import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 import sentencepiece
 
@@ -41,9 +41,11 @@ def train_sentencepiece(
         TokenizerError: a vocabulary too small for alphabet and byte pieces, or too large for the text.
     """
     style = options.style(kind)
-    with tempfile.TemporaryDirectory(prefix="maskfleet-") as folder:
-        lines = Path(folder, "lines")
-        _write_lines(texts, lines)
+    with tempfile.TemporaryFile(
+        "w", encoding="utf-8", newline="\n"
+    ) as spool:  # has no name: no death leaves it
+        _write_lines(texts, spool)
+        lines = Path(f"/proc/self/fd/{spool.fileno()}")
         model = _train(kind, lines, vocab_size, options, style, exact=not at_most)
     proto = parse_model(model, MODEL_FILE)
     proto.trainer_spec.ClearField("input")  # the temporary path
@@ -53,11 +55,11 @@ def train_sentencepiece(
     return Tokenizer(tokenizer.to_str(), role_config(style), model_files=files)
 
 
-def _write_lines(texts: Iterator[str], path: Path) -> None:
-    with path.open("w", encoding="utf-8", newline="\n") as out:
-        for text in texts:
-            for line in text.splitlines():
-                out.writelines(f"{part}\n" for part in _PART.findall(line))
+def _write_lines(texts: Iterator[str], spool: IO[str]) -> None:
+    for text in texts:
+        for line in text.splitlines():
+            spool.writelines(f"{part}\n" for part in _PART.findall(line))
+    spool.flush()
 
 
 def _train(

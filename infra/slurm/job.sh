@@ -13,6 +13,9 @@
 {% for option, value in job.placement %}
 #SBATCH --{{ option }}={{ value }}
 {% endfor %}
+{% for directive in job.sbatch %}
+#SBATCH {{ directive }}
+{% endfor %}
 #SBATCH --output={{ job.log }}
 #SBATCH --open-mode=append
 #SBATCH --requeue
@@ -23,7 +26,16 @@
 # queued again. Any other code ends the job.
 set -uo pipefail
 
-export PATH={{ job.bin | shell }}:/usr/local/bin:/usr/bin:/bin
+export PATH=/usr/local/bin:/usr/bin:/bin
+{% if job.setup %}
+set +u # what follows is not written for it
+. /etc/profile # for `module`
+{% for line in job.setup %}
+eval {{ line | shell }} || { echo "the job cannot begin: this line of --setup failed:" {{ line | shell }} >&2; exit 2; }
+{% endfor %}
+set -u
+{% endif %}
+export PATH={{ job.bin | shell }}:$PATH
 export MASKFLEET_CPUS={{ job.cpus }} MASKFLEET_GPUS={{ job.gpus }}
 export MASKFLEET_OBJECT_STORE={{ job.object_store }} MASKFLEET_JOIN_SECONDS={{ join_seconds }}
 # Made here, for this start of the job; srun hands it to the other nodes, and nothing writes it down.

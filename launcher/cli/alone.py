@@ -4,11 +4,8 @@ They keep nothing on the way. The same command, given again, computes the same.
 """
 
 import logging
-import signal
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
 
 import typer
 
@@ -19,22 +16,12 @@ from encoder_core.errors import UserError as ModelError
 
 @contextmanager
 def repeatable() -> Iterator[None]:
-    """Errors that may pass by themselves end the command with 75, and so do SIGTERM and SIGHUP. Temporary copies of a
-    model are removed before."""
-    from launcher.command import heeded
+    """Errors that may pass by themselves end the command with 75, and so do signals."""
     from launcher.contract import REPEAT
+    from launcher.signals import answering
 
-    def end(number: int, frame: FrameType | None) -> None:
-        sys.exit(REPEAT)
-
-    asked = heeded() - {signal.SIGINT}  # of which the command line has a way of its own
-    before = {number: signal.signal(number, end) for number in asked}
-    try:
-        with passing():
-            yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with answering(REPEAT, "the same command computes the same"), passing():
+        yield
 
 
 @contextmanager

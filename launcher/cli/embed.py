@@ -7,6 +7,7 @@ import typer
 
 from launcher.cli.alone import repeatable, told
 from launcher.cli.options import DataOption, JsonOption, StepOption, print_json
+from launcher.errors import RunError
 
 group = typer.Typer(no_args_is_help=True, help="Train and measure sentence embeddings (Sentence-BERT).")
 
@@ -47,6 +48,7 @@ def train(
     Sentence-BERT's two steps: `maskfleet embed train RUN nli --data glue/ --out nli-model`, then `maskfleet embed train
     nli-model stsb --data glue/ --out sts-model`.
     """
+    _check_there(model)
     from launcher.embed.export import check_target, export_embeddings
     from launcher.embed.scratch import Scratch
     from launcher.embed.settings import load_settings
@@ -98,6 +100,7 @@ def evaluate(
 
     Nothing is downloaded. `maskfleet tasks list` says which tasks there are and where their files are published.
     """
+    _check_there(model)
     from rich.table import Table
 
     from launcher.cli.options import settings as checked
@@ -132,6 +135,15 @@ def show_settings(
     from launcher.embed.settings import bundled_text
 
     typer.echo(bundled_text(name), nl=False)
+
+
+def _check_there(model: str) -> None:
+    """The libraries take many seconds to load. Raises RunError: there is no such folder on this machine."""
+    if "://" not in model and not Path(model).is_dir():
+        raise RunError(
+            f"there is no folder {model}",
+            remedy="give a run, or a folder of transformers or SentenceTransformer",
+        )
 
 
 def _only_errors_of_libraries() -> None:

@@ -5,12 +5,15 @@ from dataclasses import dataclass
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, Concatenate, ParamSpec
+from typing import TYPE_CHECKING, Annotated, Concatenate, ParamSpec, TypeVar
 
 import typer
 
 from launcher.cli.options import RunArgument
 from launcher.cli.recipe import SetOption
+
+if TYPE_CHECKING:
+    from launcher.schedulers.job import Launch
 
 _HELP = """
 Train a run on a cluster: Slurm, Kubernetes, AWS Batch or plain Ray.
@@ -25,6 +28,7 @@ ImageOption = Annotated[str, typer.Option("--image", help="Built from infra/Dock
 InstanceTypeOption = Annotated[str, typer.Option("--instance-type", help="Of every node.")]
 DiskOption = Annotated[str, typer.Option("--disk", help="Of each machine.")]
 P = ParamSpec("P")
+L = TypeVar("L", bound="Launch")
 
 
 @dataclass(frozen=True)
@@ -58,22 +62,24 @@ class JobOptions:
     ] = None
     submit: Annotated[bool, typer.Option("--submit", help="Hand it to the scheduler.")] = False
 
-    def settings(self) -> dict[str, object]:
-        """These options as every scheduler's settings name them. Raises RunError, RecipeError: the run cannot be
-        trained so."""
+    def job(self, kind: "type[L]", **own: object) -> "L":
+        """The job that these options and a scheduler's `own` ask for. What is wrong with them is said before the run is
+        looked at. Raises LaunchError, RunError, RecipeError: the run cannot be trained so."""
         from launcher.schedulers.job import job_name
 
-        return {
-            "run": _uri(self.run, self.assignments),
-            "name": self.name or job_name(self.run),
-            "nodes": self.nodes,
-            "gpus": self.gpus,
-            "cpus": self.cpus,
-            "memory": self.memory,
-            "shared_memory": self.shared_memory,
-            "environment": tuple(self.env or ()),
-            "assignments": tuple(self.assignments or ()),
-        }
+        job = kind.of(
+            run=_absolute(self.run),
+            name=self.name or job_name(self.run),
+            nodes=self.nodes,
+            gpus=self.gpus,
+            cpus=self.cpus,
+            memory=self.memory,
+            shared_memory=self.shared_memory,
+            environment=tuple(self.env or ()),
+            assignments=tuple(self.assignments or ()),
+            **own,
+        )
+        return kind.of(**dict(job) | {"run": _uri(self.run, self.assignments)})
 
     def deliver(self, text: str, submit: Callable[[], str]) -> None:
         """Write the rendered `text` to where it was asked for; with --submit also call `submit`, and print what it
@@ -127,6 +133,16 @@ def slurm(
         Path | None,
         typer.Option("--bin", help="Folder of the maskfleet command on every node. Default: this one's."),
     ] = None,
+    sbatch: Annotated[
+        list[str] | None,
+        typer.Option("--sbatch", metavar="OPTION", help="A further option of sbatch: --sbatch=--exclusive."),
+    ] = None,
+    setup: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--setup", metavar="LINE", help="Shell that comes first: --setup 'module load cuda'. No secrets."
+        ),
+    ] = None,
 ) -> None:
     """A batch script that starts Ray on the job's nodes, saves before preemption, and queues itself again.
 
@@ -137,8 +153,8 @@ def slurm(
 
     from launcher.schedulers import slurm as backend
 
-    job = backend.SlurmJob.of(
-        **options.settings(),
+    job = options.job(
+        backend.SlurmJob,
         bin=str(bin_folder or Path(sys.executable).parent),
         log=log,
         time=time,
@@ -146,7 +162,10 @@ def slurm(
         account=account,
         qos=qos,
         constraint=constraint,
+        sbatch=tuple(sbatch or ()),
+        setup=tuple(setup or ()),
     )
+    job = backend.seen_by_all(job)
     options.deliver(backend.render(job), lambda: f"submitted job {backend.submit(job)}")
 
 
@@ -177,8 +196,8 @@ def kuberay(
     """
     from launcher.schedulers import kuberay as backend
 
-    job = backend.KubeRayJob.of(
-        **options.settings(),
+    job = options.job(
+        backend.KubeRayJob,
         image=image,
         namespace=namespace,
         service_account=service_account,
@@ -217,17 +236,17 @@ def aws_batch(
     from launcher.run.record import open_run
     from launcher.schedulers import aws_batch as backend
 
-    job = backend.BatchJob.of(
-        **options.settings(),
+    job = options.job(
+        backend.BatchJob,
         image=image,
         instance_type=instance_type,
         vpc=vpc,
         subnet=subnet,
-        reads=backend.reads_of(open_run(options.run).recipe),
         efa=efa,
         disk=disk,
         attempts=attempts,
     )
+    job = backend.BatchJob.of(**dict(job) | {"reads": backend.reads_of(open_run(options.run).recipe)})
     options.deliver(backend.render(job), lambda: f"submitted job {backend.submit(job)}")
 
 
@@ -253,8 +272,8 @@ def ray(
     """
     from launcher.schedulers import ray_cluster as backend
 
-    job = backend.RayCluster.of(
-        **options.settings(),
+    job = options.job(
+        backend.RayCluster,
         image=image,
         region=region,
         instance_type=instance_type,
@@ -284,11 +303,16 @@ def ray_job(
     from launcher.schedulers import ray_cluster as backend
     from launcher.schedulers.job import TrainingJob
 
-    job = TrainingJob.of(run=_uri(run, assignments), nodes=nodes, assignments=tuple(assignments or ()))
+    job = TrainingJob.of(run=_absolute(run), nodes=nodes, assignments=tuple(assignments or ()))
+    job = TrainingJob.of(**dict(job) | {"run": _uri(run, assignments)})
     if submit:
         typer.echo(backend.submit_to(job, address))
     else:
         typer.echo(shlex.join(backend.submission(job, address)))
+
+
+def _absolute(run: str) -> str:
+    return run if "://" in run else str(Path(run).absolute())
 
 
 def _uri(run: str, assignments: list[str] | None) -> str:

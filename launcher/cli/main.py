@@ -7,11 +7,12 @@ import logging
 import os
 import sys
 from importlib import metadata
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.text import Text
+from typer.core import TyperGroup
 
 from data_service.errors import UserError as DataError
 from data_service.visible import visible
@@ -51,7 +52,36 @@ A run goes through four commands, each of which may be repeated safely:
 `train` starts the run, or continues it after any interruption. Local paths and s3:// URIs work alike.
 """
 
+
+class _Hinting(TyperGroup):
+    """What is asked for where it is not is told where it is."""
+
+    def resolve_command(self, ctx: typer.Context, args: list[str]) -> Any:
+        try:
+            return super().resolve_command(ctx, args)
+        except Exception as error:
+            groups = [name for name, one in self.commands.items() if args[0] in getattr(one, "commands", ())]
+            if groups and hasattr(error, "message"):
+                found = " or ".join(f"maskfleet {name} {args[0]}" for name in groups)
+                error.message = f"{error.message.rstrip('.')}: it is {found}"
+            raise
+
+    def invoke(self, ctx: typer.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            context = getattr(error, "ctx", None)
+            if context is not None and hasattr(error, "option_name") and hasattr(error, "message"):
+                settings = next((one for one in context.command.params if "--set" in one.opts), None)
+                if settings is not None:
+                    error.message = (
+                        f"{error.message.rstrip('.')}. Settings are given by --set: {settings.help}"
+                    )
+            raise
+
+
 app = typer.Typer(
+    cls=_Hinting,
     help=_HELP,
     no_args_is_help=True,
     rich_markup_mode="markdown",

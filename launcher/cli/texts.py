@@ -1,7 +1,8 @@
 """Raw text for commands: a sample to train a tokenizer on, and the number of processes for a corpus build."""
 
 import os
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import typer
@@ -15,6 +16,7 @@ from data_service.ingest.records import LISTED, BadRecord, skipped_record, with_
 from data_service.ingest.splits import Split, plan_splits
 from data_service.visible import one_line
 
+_FIRST_S, _EVERY_S = 3.0, 10.0  # when people are told how far it is
 _SMALL = 64 << 20  # bytes
 _SHARE = 256 << 10  # bytes of text for which a split is worth opening
 
@@ -79,6 +81,21 @@ def _tell(title: str, items: Sequence[object]) -> None:
     more = [f"and {len(items) - LISTED:,} more"] if len(items) > LISTED else []
     for line in [title, *(f"  {one_line(str(item))}" for item in items[:LISTED]), *more]:
         typer.echo(line, err=True)
+
+
+def paced(texts: Iterable[str], most: int) -> Iterator[str]:
+    """`texts`, of `most` bytes together; says on standard error every few seconds how far they are used."""
+    began = time.monotonic()
+    due, used = began + _FIRST_S, 0
+    for text in texts:
+        yield text
+        used += len(text.encode())
+        now = time.monotonic()
+        if now >= due:
+            left = (now - began) / used * max(0, most - used)
+            megabytes = f"{used / 1e6:.1f} MB of at most {most / 1e6:.1f} MB"
+            typer.echo(f"{megabytes}; at most {left:.0f} s left", err=True)
+            due = now + _EVERY_S
 
 
 def automatic_workers(inputs: Sequence[str] | InputListing) -> int:

@@ -127,7 +127,7 @@ def check(
     from data_service.ingest.options import BuildOptions
     from data_service.tokenizers.check import check_tokenizer
     from data_service.tokenizers.load import load_tokenizer
-    from launcher.cli.texts import sample_texts
+    from launcher.cli.texts import paced, sample_texts
     from launcher.output import print_table
 
     options = settings(
@@ -138,7 +138,8 @@ def check(
         on_bad_bytes=on_bad_bytes.value,
         on_bad_records=on_bad_records.value,
     )
-    report = check_tokenizer(load_tokenizer(tokenizer), sample_texts(inputs, options, sample_mb * _MB))
+    texts = paced(sample_texts(inputs, options, sample_mb * _MB), sample_mb * _MB)
+    report = check_tokenizer(load_tokenizer(tokenizer), texts)
     if as_json:
         rates = {"bytes_per_token": report.bytes_per_token, "tokens_per_word": report.tokens_per_word}
         print_json([vars(report) | rates])

@@ -161,5 +161,6 @@ def report(
     from launcher.inspect.report.write import write_report
     from launcher.run.record import open_run
 
-    write_report(open_run(run), out, with_baselines=baselines, now=datetime.now(UTC))
-    typer.echo(f"wrote {out}")
+    opened, new = open_run(run), not out.parent.exists()
+    write_report(opened, out, with_baselines=baselines, now=datetime.now(UTC))
+    typer.echo(f"wrote {out}{', in a new folder' if new else ''}")

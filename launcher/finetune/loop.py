@@ -1,6 +1,8 @@
 """The training loop: a pure function of (weights, rows, settings, seed) on one kind of device."""
 
+import logging
 import os
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -15,6 +17,10 @@ from launcher.finetune.network import TaskNetwork, seed_of
 from launcher.finetune.optimizer import make_optimizer, rate_share, set_rate
 from launcher.finetune.outcome import Diverged
 from launcher.finetune.settings import FinetuneSettings
+
+_log = logging.getLogger(__name__)
+
+_FIRST_S, _EVERY_S = 3.0, 10.0  # when people are told how far it is
 
 _ROWS_READ = 64  # rows at a time where nothing is learnt
 
@@ -57,7 +63,7 @@ def train_epochs(
 
     Raises Diverged: a loss or a gradient is not finite. The update was not made.
     """
-    optimizer = make_optimizer(network, settings)
+    optimizer, pace = make_optimizer(network, settings), _Pace()
     steps_each = -(-len(rows) // settings.batch)
     for epoch in range(settings.epochs):
         order = epoch_order(len(rows), seed, epoch)
@@ -74,7 +80,23 @@ def train_epochs(
                     f"the loss, or its gradient, is no longer finite in update {step + 1:,} (epoch {epoch + 1})",
                     remedy="lower lr, or lengthen warmup",
                 )
+            pace.made(step + 1, steps_each * settings.epochs, losses[-1])
         yield losses
+
+
+class _Pace:
+    """Says every few seconds how far the updates are, and how long the rest takes at their pace."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._next = self._began + _FIRST_S
+
+    def made(self, step: int, steps: int, loss: float) -> None:
+        now = time.monotonic()
+        if now >= self._next and step < steps:
+            left = (now - self._began) / step * (steps - step)
+            _log.info("update %s of %s, loss %.4f; about %.0f s left", f"{step:,}", f"{steps:,}", loss, left)
+            self._next = now + _EVERY_S
 
 
 def _update(

@@ -15,11 +15,30 @@ raises `InTheWay` and names the folder; the command `maskfleet` passes such fold
 """
 
 import os
+import signal
 import sys
-from importlib import import_module
-from importlib.util import find_spec
-from pathlib import Path
-from typing import TYPE_CHECKING
+from types import FrameType
+
+
+def _end_at_once(number: int, frame: FrameType | None) -> None:
+    os._exit(128 + number)
+
+
+def _is_command() -> bool:
+    """Whether this process is `maskfleet ...` or `python -m maskfleet ...`."""
+    after = sys.orig_argv[sys.orig_argv.index("-m") + 1 :] if "-m" in sys.orig_argv else []
+    return after[:1] == [__name__] or os.path.basename(sys.argv[0]) == __name__
+
+
+if _is_command():  # while it imports, a signal ends it in silence: `launcher.signals` says what comes then
+    for _number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        if signal.getsignal(_number) != signal.SIG_IGN:
+            signal.signal(_number, _end_at_once)
+
+from importlib import import_module  # noqa: E402
+from importlib.util import find_spec  # noqa: E402
+from pathlib import Path  # noqa: E402
+from typing import TYPE_CHECKING  # noqa: E402
 
 if TYPE_CHECKING:
     from data_service.errors import UserError as UserError
@@ -97,12 +116,6 @@ def _pass_others_over() -> None:
         if "PYTHONPATH" in os.environ:
             entries = os.environ["PYTHONPATH"].split(os.pathsep)
             os.environ["PYTHONPATH"] = os.pathsep.join(e for e in entries if Path(e).resolve() not in holding)
-
-
-def _is_command() -> bool:
-    """Whether this process is `maskfleet ...` or `python -m maskfleet ...`."""
-    after = sys.orig_argv[sys.orig_argv.index("-m") + 1 :] if "-m" in sys.orig_argv else []
-    return after[:1] == [__name__] or Path(sys.argv[0]).name == __name__
 
 
 if _is_command():

@@ -109,7 +109,8 @@ def reconcile(run: Run, *, recipe: Recipe | None, accept_changes: bool, now: dat
     if changes and not accept_changes:
         raise RunChanged(
             f"{run.uri} was started with other settings:\n" + "\n".join(f"  {line}" for line in changes),
-            remedy="restore them, or start a new run; --accept-changes goes on regardless, on record",
+            remedy=f"restore them, or let a new run go on from here with them: maskfleet runs fork "
+            f"{shell_word(run.uri)} NEW --set KEY=VALUE; --accept-changes goes on regardless, on record",
         )
     keep(run.store, tokenizer)  # an older version's run has no copy, nor has a change of identity
     if changes:

@@ -75,7 +75,7 @@ def render(name: str, **values: object) -> str:
 
 
 _JOB_NAME = (
-    r"^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$"  # what Kubernetes and CloudFormation take, with room for suffixes
+    r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?"  # what Kubernetes and CloudFormation take, with room for suffixes
 )
 
 
@@ -85,10 +85,34 @@ def _printable(text: str) -> str:
     return text
 
 
+def spelt(pattern: str, takes: str) -> AfterValidator:
+    """A check whose message says in words what a value may be."""
+
+    def check(text: str) -> str:
+        if re.fullmatch(pattern, text) is None:
+            raise ValueError(f"it takes {takes}")
+        return text
+
+    return AfterValidator(check)
+
+
 Printable = Annotated[str, Field(min_length=1), AfterValidator(_printable)]
-Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@=,+-]*$")]  # needs no quoting anywhere
-Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+Word = Annotated[  # needs no quoting anywhere
+    str, spelt(r"[A-Za-z0-9][A-Za-z0-9._:/@=,+-]*", "letters, digits and ._:/@=,+- after the first")
+]
+Variable = Annotated[
+    str, spelt(r"[A-Za-z_][A-Za-z0-9_]*", "the name of a variable alone, as in --env HF_TOKEN")
+]
 Size = Annotated[ByteSize, Field(ge=1 << 20)]
+_OPTIONS = {
+    "run": "RUN",
+    "gpus": "--gpus-per-node",
+    "cpus": "--cpus-per-node",
+    "environment": "--env",
+    "assignments": "--set",
+    "profile": "--worker-profile",
+}
+"""Of fields that are not called like their options."""
 
 
 class JobSettings(BaseModel):
@@ -98,16 +122,24 @@ class JobSettings(BaseModel):
 
     @classmethod
     def of(cls, **values: object) -> Self:
-        """Settings from options of the command line. Raises LaunchError naming every value that will not do."""
+        """Settings from options of the command line. Raises LaunchError: for every value that will not do its option,
+        and what that takes."""
         try:
             return cls.model_validate(values)
         except ValidationError as error:
+            wrong = [
+                (_option(e["loc"]), e["msg"].removeprefix("Value error, "), e["input"])
+                for e in error.errors()
+            ]
             raise LaunchError(
-                "; ".join(
-                    f"{'.'.join(map(str, e['loc']))}: {e['msg']}, not {e['input']!r}" for e in error.errors()
-                ),
-                remedy="correct the options; maskfleet launch COMMAND --help lists them",
+                "; ".join(f"{option}: {why}, not {value!r}" for option, why, value in wrong),
+                remedy=f"give another value for {', '.join(dict.fromkeys(option for option, _, _ in wrong))}",
             ) from error
+
+
+def _option(place: tuple[int | str, ...]) -> str:
+    field = str(place[0])
+    return _OPTIONS.get(field, f"--{field.replace('_', '-')}")
 
 
 class TrainingJob(JobSettings):
@@ -140,7 +172,7 @@ class Launch(TrainingJob):
         environment: names of variables that the job gets; the scheduler knows their values.
     """
 
-    name: Annotated[str, Field(pattern=_JOB_NAME)]
+    name: Annotated[str, spelt(_JOB_NAME, "up to 40 small letters, digits and inner hyphens, a letter first")]
     gpus: NonNegativeInt
     cpus: PositiveInt
     memory: Size

@@ -140,8 +140,9 @@ def draw(chart: Chart, *, readings: bool = False) -> str:
     frame = _Frame(chart.x_start, end, ticks[0], ticks[-1])
     marks = [mark for mark in chart.marks if chart.x_start <= mark.x <= end][-_MOST_MARKS:]
     body = [*_grid(frame, ticks, chart), *(_mark(frame, mark, chart) for mark in marks)]
-    body += [_level(frame, level, chart.format) for level in chart.levels]
+    body += [_level(frame, level) for level in chart.levels]
     body += [shape for one in drawn for shape in _curve(frame, one, chart)]
+    body += [_level_name(frame, level, chart.format) for level in chart.levels]  # over the curves
     name = _text(chart.title)
     svg = (
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{_text(_spoken(chart, drawn))}">'
@@ -206,11 +207,15 @@ def _mark(frame: _Frame, mark: ChartMark, chart: Chart) -> str:
     return f'<line class="mark" x1="{at}" x2="{at}" y1="{_TOP}" y2="{HEIGHT - _BOTTOM}">{title}</line>'
 
 
-def _level(frame: _Frame, level: Level, label: Callable[[float], str]) -> str:
-    y, right = frame.y(level.y), WIDTH - _RIGHT
-    line = f'<line class="level" x1="{_LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>'
+def _level(frame: _Frame, level: Level) -> str:
+    y = frame.y(level.y)
+    return f'<line class="level" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
+
+
+def _level_name(frame: _Frame, level: Level, label: Callable[[float], str]) -> str:
     text = _text(f"{level.name} {label(level.y)}")
-    return f'{line}<text class="level-name" x="{right}" y="{y - 5:.1f}" text-anchor="end">{text}</text>'
+    at = f'x="{WIDTH - _RIGHT}" y="{frame.y(level.y) - 5:.1f}"'
+    return f'<text class="level-name" {at} text-anchor="end">{text}</text>'
 
 
 def _curve(frame: _Frame, one: _Drawn, chart: Chart) -> list[str]:

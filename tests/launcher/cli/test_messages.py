@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.table import Table
 from typer.testing import CliRunner
@@ -19,7 +20,7 @@ from launcher.cli import main as cli
 from launcher.cli.main import app
 from launcher.errors import OutputError, RecipeError, RunError
 from launcher.inspect import baselines as counting
-from launcher.inspect.report.chart import Chart, ChartMark, Series, draw
+from launcher.inspect.report.chart import Chart, ChartMark, Level, Series, draw
 from launcher.preflight.doctor import probe_store
 from launcher.preflight.measure import _checkpoint_bytes
 from launcher.rank.initial_weights import check_start
@@ -244,3 +245,35 @@ def test_no_cell_of_a_table_is_cut(
     letters = "".join(said.split())
     assert letters.count("w") == 3 * WIDE.count("w") + 1, "and the head's"
     assert columns is not None or said.count(WIDE) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        (("watch", "runs/x"), "runs watch"),
+        (("fork", "a", "b"), "runs fork"),
+        (("train", "runs/x", "--learning-rate", "1"), "--set"),
+        (("finetune", "m", "sst2", "--epochs", "1"), "--set"),
+    ],
+)
+def test_what_is_elsewhere_is_named(arguments: tuple[str, ...], names: str) -> None:
+    result = CliRunner().invoke(app, list(arguments))
+    assert result.exit_code == 2
+    assert names in result.output
+
+
+def test_the_name_of_a_level_lies_over_the_curves() -> None:
+    series = Series("s", np.arange(3.0), np.array([7.0, 6.0, 7.0]))
+    drawn = draw(Chart("t", "u", (series,), 3.0, levels=(Level("bigram", 7.0),)))
+    assert drawn.index('class="level-name"') > drawn.index("points=")
+
+
+@pytest.mark.parametrize(
+    "command", [("embed", "eval", "absent", "stsb"), ("embed", "train", "absent", "stsb", "--out", "o")]
+)
+def test_a_model_that_is_not_there_is_told_before_its_libraries_are_loaded(
+    command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launcher.extras.optional", lambda *_: pytest.fail("a library was loaded"))
+    with pytest.raises(RunError, match="absent"):
+        CliRunner().invoke(app, list(command), catch_exceptions=False)

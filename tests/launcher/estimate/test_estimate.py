@@ -9,9 +9,10 @@ from typer.testing import CliRunner
 from launcher.cli.main import app
 from launcher.errors import EstimateError
 from launcher.estimate.cluster import Cluster, find_gpu
+from launcher.estimate.data_needs import text_size
 from launcher.estimate.estimate import Estimate, estimate, halvings
 from launcher.estimate.render import render
-from launcher.format import human_bytes
+from launcher.format import hours_or_days, human_bytes
 from launcher.recipe.load import bundled, load
 
 LARGE = ("roberta-large-160gb", "--nodes", "16", "--gpus-per-node", "8", "--gpu", "h100")
@@ -29,10 +30,44 @@ def test_the_command_shows_its_arithmetic() -> None:
         "2 x 32,768 x 1,024 x 1,024 x 96",
         "2 B x 355,411,033",
         "sqrt(2 d M)",
-        "MLPerf",
+        "instructions a score",
         "GPU-hours",
     ):
         assert shown in result.output
+
+
+def test_of_a_text_it_says_how_often_it_is_read() -> None:
+    result = CliRunner().invoke(app, ["estimate", *LARGE, "--text", "160GB"])
+    assert re.search(r"^ *tokens of the run +2\.1T ", result.output, re.MULTILINE)
+    assert re.search(r"^ *tokens of the text +36\.4G ", result.output, re.MULTILINE)
+    assert re.search(r"^ *epochs +57\.67 ", result.output, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("told", "size"), [("160GB", 160e9), ("1.5 TiB", 1.5 * 2**40), ("300m", 300e6), ("17", 17.0)]
+)
+def test_sizes_of_texts(told: str, size: float) -> None:
+    assert text_size(told) == size
+
+
+@pytest.mark.parametrize("told", ["", "0GB", "GB", "-3 GB", "3 GB of text"])
+def test_no_size_is_refused(told: str) -> None:
+    with pytest.raises(EstimateError):
+        text_size(told)
+
+
+def test_it_states_one_utilisation() -> None:
+    for given in ((), ("--mfu", "0.4")):
+        output = CliRunner().invoke(app, ["estimate", *LARGE, *given]).output
+        assert output.count("utilisation, ") == 1
+        assert "published" not in output
+        assert ("roofline" in output) == (not given)
+
+
+def test_below_two_days_it_says_hours() -> None:
+    assert hours_or_days(8.9 * 3600) == "8.9 hours"
+    assert hours_or_days(47.5 * 3600) == "47.5 hours"
+    assert hours_or_days(2 * 86400) == "2.00 days"
 
 
 def test_as_json_it_has_the_same_figures() -> None:

@@ -14,8 +14,14 @@ from encoder_core.cost.flops import products
 from encoder_core.cost.products import Shape
 from encoder_core.families.pre_norm import PreNormConfig
 from launcher.estimate.cluster import find_gpu
-from launcher.estimate.roofline import is_attention, product_bytes, roofline, traffic_bytes
-from launcher.estimate.workload import microbatch_shape
+from launcher.estimate.roofline import (
+    is_attention,
+    product_bytes,
+    roofline,
+    traffic_bytes,
+    warp_instructions,
+)
+from launcher.estimate.workload import microbatch_shape, terms
 from launcher.recipe.load import load
 from launcher.recipe.summary import known
 from tests.support.models.small_networks import NETWORKS, Network, build, full_rows, memory, turns
@@ -86,6 +92,18 @@ def test_shares_are_shares_and_attention_with_relative_terms_costs_more(gpu: str
         assert 0.05 < found.share < 0.7
         assert found.seconds == found.products + found.attention + found.traffic
     assert shares["deberta-v3-large"] < shares["bert-large"]
+
+
+def test_attention_with_dropout_takes_what_its_instructions_take() -> None:
+    """RoBERTa base, rows of 512: 12 heads x 512 scores a token and layer, 1.56 + 1.59 + 1.88 instructions each."""
+    recipe, gpu = load("roberta-base"), find_gpu("H100")
+    recipe = recipe.model_copy(update={"model": known(recipe.model), "precision": "bf16"})
+    shape = Shape(8, 512, 77)
+    scores = 12 * 512 * shape.tokens * 12
+    expected = scores * 5.03 / (0.65 * 4 * 132 * 1.755e9)
+    assert roofline(recipe, shape, gpu).attention == pytest.approx(expected)
+    evaluated = [replace(p, derivatives=0) for p in products(recipe.model, terms(recipe.objective), shape)]
+    assert warp_instructions(evaluated, "fused kernels") == pytest.approx(scores * 1.56)
 
 
 def test_more_bandwidth_makes_it_quicker() -> None:

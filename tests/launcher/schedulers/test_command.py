@@ -1,6 +1,7 @@
 """`maskfleet launch` from the command line, with stand-ins for the schedulers' own commands."""
 
 import os
+import shlex
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,12 @@ from launcher.errors import LaunchError, RecipeError, RunError
 
 NODES = ("--nodes", "2", "--cpus-per-node", "4", "--memory", "8GiB", "--shared-memory", "1GiB")
 KUBERAY = ("--image", "registry/maskfleet:1")
+
+
+@pytest.fixture(autouse=True)
+def shared_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What pytest gives lies in /tmp, which the nodes of a job do not share."""
+    monkeypatch.setattr("launcher.schedulers.slurm.NODES_OWN", ("/var/tmp",))
 
 
 def launch(*arguments: str) -> str:
@@ -64,7 +71,7 @@ def test_a_run_on_a_disk_is_no_run_for_pods(fresh_run: str) -> None:
 
 
 def test_a_label_without_a_value_is_refused(fresh_run: str) -> None:
-    with pytest.raises(LaunchError, match="node_selector"):
+    with pytest.raises(LaunchError, match="--node-selector"):
         launch(
             "kuberay", fresh_run, *NODES, *KUBERAY, "--node-selector", "pool=gpu", "--node-selector", "zone"
         )
@@ -75,3 +82,46 @@ def test_a_job_for_a_running_cluster(fresh_run: str) -> None:
     assert printed.startswith("ray job submit --address http://head:8265 --no-wait --runtime-env-json ")
     with pytest.raises(LaunchError, match="disk"):
         launch("ray-job", fresh_run, "--address", "http://head:8265", "--submit")
+
+
+def test_a_run_on_a_nodes_own_disk_is_for_one_node(fresh_run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("launcher.schedulers.slurm.NODES_OWN", (str(Path(fresh_run).parent),))
+    with pytest.raises(LaunchError, match="2 nodes"):
+        launch("slurm", fresh_run, *NODES)
+    assert launch("slurm", fresh_run, *NODES, "--nodes", "1").startswith("#!/bin/bash\n")
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--time", "tomorrow"),
+        ("--time", "24h"),
+        ("--time", "1-"),
+        ("--name", "A Name"),
+        ("--sbatch", "exclusive"),
+        ("--sbatch", "--exclusive\n#SBATCH --uid=0"),
+        ("--sbatch", "--comment=a b"),
+        ("--sbatch", "--time=1:00:00"),
+        ("--sbatch", "--signal=KILL"),
+        ("--setup", "true\nfalse"),
+    ],
+)
+def test_mistakes_in_options_are_told_before_the_run_is_looked_for(
+    option: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launcher.run.record.open_run", lambda *_: pytest.fail("the run was looked for"))
+    with pytest.raises(LaunchError) as refused:
+        launch("slurm", "s3://bucket/run", *NODES, option, value)
+    assert option in refused.value.problem
+    assert option in refused.value.remedy
+
+
+def test_further_options_and_lines_of_setup(fresh_run: str) -> None:
+    further = ("--sbatch=--exclusive", "--sbatch=--gres=shard:2", "--setup", "module load 'cuda'")
+    printed = launch("slurm", fresh_run, *NODES, "--time", "2-12", *further).splitlines()
+    assert {"#SBATCH --exclusive", "#SBATCH --gres=shard:2", "#SBATCH --time=2-12"} <= set(printed)
+    (line,) = [line for line in printed if line.startswith("eval ")]
+    assert shlex.split(line)[1] == "module load 'cuda'"
+    assert printed.index(line) < next(
+        n for n, text in enumerate(printed) if text.startswith("RAY_AUTH_TOKEN")
+    )

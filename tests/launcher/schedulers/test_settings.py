@@ -29,12 +29,15 @@ ROOT = Path(__file__).parents[3]
     ],
 )
 def test_a_bad_value_is_named(cpus: dict[str, object], field: str, value: object) -> None:
-    with pytest.raises(LaunchError, match=field):
+    option = {"run": "RUN", "gpus": "--gpus-per-node", "environment": "--env", "assignments": "--set"}
+    with pytest.raises(LaunchError) as refused:
         Launch.of(**{**cpus, field: value})
+    assert option.get(field, f"--{field}") in refused.value.problem
+    assert option.get(field, f"--{field}") in refused.value.remedy
 
 
 def test_every_bad_value_is_named(cpus: dict[str, object]) -> None:
-    with pytest.raises(LaunchError, match=r"nodes.*cpus"):
+    with pytest.raises(LaunchError, match=r"--nodes.*--cpus-per-node"):
         Launch.of(**{**cpus, "nodes": 0, "cpus": 0})
 
 

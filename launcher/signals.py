@@ -1,0 +1,137 @@
+"""How a command ends that is asked to end: Ctrl-C, SIGTERM or SIGHUP, at any moment.
+
+    Python starts            its own answers: this is before any of our code
+    `maskfleet` is imported  a signal ends the process at once and in silence: nothing was begun
+    `ended_when_asked`       a signal is raised as the end of the command: temporary files are removed on the way out,
+                             one line says what was asked and what stays, and the code is 128 + the signal's number
+
+A command that another start continues has its own code (`answering`). `train`, `demo` and `evaluate` look after
+processes (`launcher.command`), and save first.
+"""
+
+import os
+import select
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from types import FrameType
+
+HEEDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+STAYS = "what is stored is whole, and nothing is half-written"
+_HEARD_S = 2.0  # for Python to hear of a signal: a library's own loop may last for minutes
+_OUT_S = 30.0  # for temporary files to be removed, and a Ray of its own to end
+_NAMES: dict[int, str] = {signal.SIGINT: "Ctrl-C"}
+
+
+class _Asked(SystemExit):
+    """A signal, on its way out of the command."""
+
+
+@dataclass
+class _Answer:
+    code: int | None = None  # in place of 128 + the signal's number
+    stays: str = STAYS
+    asked: int | None = None  # the signal that is being answered
+    lost: bool = False  # it was raised where Python lets nothing through
+
+    def said(self, number: int) -> int:
+        """Says the one line. Returns the code."""
+        name = _NAMES.get(number) or signal.Signals(number).name
+        with suppress(OSError):  # by one call of the system: the stream may be locked by what was interrupted
+            os.write(2, f"ended, as {name} asked: {self.stays}\n".encode())
+        return 128 + number if self.code is None else self.code
+
+
+_answer = _Answer()
+
+
+def heeded() -> frozenset[signal.Signals]:
+    """The signals that ask for an end: not one that whoever started the command has had ignored, as nohup does."""
+    return frozenset(number for number in HEEDED if signal.getsignal(number) != signal.SIG_IGN)
+
+
+def as_python_has_them() -> None:
+    """The answers to signals before `maskfleet` was imported: for a process that looks after its own."""
+    for number in heeded():
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+
+@contextmanager
+def answering(code: int, stays: str) -> Iterator[None]:
+    """While this lasts, a command that is asked to end has this code, and says this of what stays."""
+    before = _answer.code, _answer.stays
+    _answer.code, _answer.stays = code, stays
+    yield
+    _answer.code, _answer.stays = (
+        before  # not where it is left by raising: that may be the answer, or is the end
+    )
+
+
+@contextmanager
+def ended_when_asked() -> Iterator[None]:
+    """While this lasts, the first signal ends the command, and a second Ctrl-C does so without clearing up.
+
+    Where Python does not hear of the signal, because a library computes, a thread ends the process.
+    """
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    os.register_at_fork(after_in_child=_be_nobody)
+    sys.unraisablehook = _keep_what_is_lost
+    for number in heeded():
+        signal.signal(number, _end)
+    threading.Thread(target=_insist, args=(reading,), name="signals", daemon=True).start()
+    try:
+        yield
+    except BaseException:
+        if _answer.asked is None:
+            raise
+        sys.exit(_answer.said(_answer.asked))
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    if _answer.asked is None:
+        _answer.asked = number
+        raise _Asked
+
+
+def _keep_what_is_lost(unraisable: "sys.UnraisableHookArgs") -> None:
+    """A signal may come while an object is finalised: Python would print it, and go on."""
+    if isinstance(unraisable.exc_value, _Asked):
+        _answer.lost = True
+    else:
+        sys.__unraisablehook__(unraisable)
+
+
+def _insist(reading: int) -> None:
+    """The thread that sees to it that a signal ends the process, whatever the main thread does."""
+    while True:
+        number = os.read(reading, 1)[0]
+        if signal.getsignal(number) is _end:
+            _see_to(number, reading)
+
+
+def _see_to(number: int, reading: int) -> None:
+    """Returns if the signal is to be raised once more, which it was."""
+    waited, interrupts = 0.0, int(number == signal.SIGINT)
+    while waited < (_HEARD_S if _answer.asked is None else _OUT_S) and interrupts < 2:
+        if _answer.lost:
+            _answer.lost, _answer.asked = False, None
+            signal.raise_signal(number)
+            return
+        if select.select([reading], [], [], 0.1)[0]:
+            interrupts += os.read(reading, 1)[0] == signal.SIGINT
+        else:
+            waited += 0.1
+    os._exit(_answer.said(number))
+
+
+def _be_nobody() -> None:
+    """A forked process is not the command."""
+    signal.set_wakeup_fd(-1)
+    for number in heeded():
+        if signal.getsignal(number) is _end:
+            signal.signal(number, signal.SIG_DFL)
