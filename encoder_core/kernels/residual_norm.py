@@ -138,7 +138,7 @@ def residual_norm(
 ) -> tuple[Float[Tensor, "tokens hidden"], Float[Tensor, "tokens hidden"]]:
     """The sum, and its norm (without a norm the sum again). `draws`: key plus draw of each token; None: no dropout."""
     weight, bias, eps, centered = norm or (None, None, 0.0, False)
-    total, normed = _ResidualNorm.apply(x, residual, weight, bias, draws, threshold, eps, centered)  # type: ignore[no-untyped-call]
+    total, normed = _ResidualNorm.apply(x, residual, weight, bias, draws, threshold, eps, centered)
     return total, total if norm is None else normed
 
 

@@ -172,8 +172,8 @@ def _write(comparison: "Comparison", failures: dict[str, str], as_json: bool) ->
 @contextmanager
 def _interruptible() -> Iterator[Event]:
     """SIGTERM and SIGHUP interrupt as Ctrl-C does, and each sets the event. Then the command ends with 75."""
-    from launcher.command import heeded
     from launcher.contract import REPEAT
+    from launcher.signals import heeded
 
     came = Event()
 

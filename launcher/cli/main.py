@@ -56,7 +56,7 @@ A run goes through four commands, each of which may be repeated safely:
 class _Hinting(TyperGroup):
     """What is asked for where it is not is told where it is."""
 
-    def resolve_command(self, ctx: typer.Context, args: list[str]) -> Any:
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         try:
             return super().resolve_command(ctx, args)
         except Exception as error:
@@ -66,7 +66,7 @@ class _Hinting(TyperGroup):
                 error.message = f"{error.message.rstrip('.')}: it is {found}"
             raise
 
-    def invoke(self, ctx: typer.Context) -> Any:
+    def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except Exception as error:

@@ -10,8 +10,8 @@ from types import FrameType
 from checkpoints.attempt import Attempt
 from checkpoints.ownership import stop_requested
 from data_service.store.errors import StoreError
-from launcher.command import heeded
 from launcher.contract import REPEAT, STOPPED
+from launcher.signals import heeded
 
 POLL_S = 2.0
 _WORDS = {signal.SIGINT: "Ctrl-C", signal.SIGHUP: "the terminal was closed (SIGHUP)"}

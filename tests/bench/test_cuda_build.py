@@ -96,4 +96,15 @@ def test_every_familys_forward_pass_on_a_gpu_that_is_not_there(bin: Path) -> Non
 
 @pytest.mark.timeout(1800)
 def test_the_kernels_compile(bin: Path) -> None:
-    run(bin, "python", "tests/bench/kernels.py", "--sm", "90", "--dtype", "bf16", PYTHONPATH=str(ROOT))
+    run(
+        bin,
+        "python",
+        "tests/bench/kernels.py",
+        "--sm",
+        "90",
+        "--dtype",
+        "bf16",
+        "--width",
+        "64",
+        PYTHONPATH=str(ROOT),
+    )
