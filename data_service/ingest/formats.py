@@ -12,7 +12,7 @@ import io
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, BinaryIO
+from typing import Any, BinaryIO
 
 from data_service.errors import InputError
 from data_service.ingest.encodings import without_mark
@@ -33,9 +33,6 @@ from data_service.ingest.records import (
     too_long,
 )
 from data_service.ingest.splits import FilePiece
-
-if TYPE_CHECKING:
-    from _csv import Reader
 
 _SKIP = 1 << 20
 # A line may be this many times its document: escapes take six bytes, other fields the rest.
@@ -262,13 +259,13 @@ def read_delimited(piece: FilePiece, options: BuildOptions) -> Iterator[Text | B
             yield accept(options, _document_of_row, row, len(names), columns, place, options)
 
 
-def _rows(file: InputFile, options: BuildOptions) -> tuple["Reader", list[str]]:
+def _rows(file: InputFile, options: BuildOptions) -> tuple[Any, list[str]]:
     """The rows behind the first, and the names of the columns. If no delimiter gives the columns that are asked for, it
     is that which gives most.
     """
     usual = options.delimiter or _DELIMITERS[file.format]
     others = "" if options.delimiter else _OTHER_DELIMITERS
-    best: tuple[Reader, list[str]] | None = None
+    best: tuple[Any, list[str]] | None = None
     problems: list[csv.Error] = []
     for delimiter in dict.fromkeys(usual + others):
         rows = csv.reader(_lines(file, options), delimiter=delimiter, strict=True)

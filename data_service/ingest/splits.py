@@ -106,10 +106,8 @@ def _cut(file: InputFile, target: int, options: BuildOptions, plain_size: int) -
         size, text, whole = plain_size, plain_size, False
     else:
         size, text = file.size, _weight(file, file.size)
-        packed = file.compression != "" or (
-            file.format != "parquet" and text > target and not is_stored_plainly(file)
-        )
-        whole = packed or _is_uncut(file, options)
+        cut = text > target and file.compression == "" and not _is_uncut(file, options)
+        whole = not cut or (file.format != "parquet" and not is_stored_plainly(file))
     count = 1 if whole else max(1, -(-text // target))
     cuts = [size * i // count for i in range(count + 1)]
     return [FilePiece(file, start, stop, plain_size) for start, stop in pairwise(cuts)]

@@ -43,8 +43,9 @@ def lean() -> Iterator[None]:
 def _hold_token() -> None:
     """Unless the user has a token for Ray's processes, or joins a cluster: this process and its children get one in
     their environment. Ray would write it to the home folder, which in a container may be read-only or not there."""
-    given = {"RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys()
-    if not given and not os.path.exists(os.path.expanduser("~/.ray/auth_token")):
+    given = {"RAY_ADDRESS", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys()
+    wanted = os.environ.get("RAY_AUTH_MODE", "token") == "token"
+    if wanted and not given and not os.path.exists(os.path.expanduser("~/.ray/auth_token")):
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
 
 

@@ -56,7 +56,12 @@ def cuts_of(
             return Cuts(Cut(32, 8, 2), Cut(32, 8, 2), Cut(16, 4, 1), Cut(16, 8, 1))
         case _, True, False:
             forward = Cut(64, 8, 2) if large and not by_position else Cut(32, 4, 2)
-            return Cuts(forward, Cut(32, 4, 2), Cut(32, 4, 1), Cut(16 if width <= 32 else 32, 8, 1))
+            return Cuts(
+                forward,
+                Cut(32, 4, 2),
+                Cut(32, 4, 1),
+                Cut(16 if width <= 32 and generation != 10 else 32, 8, 1),
+            )
         case _, _, True if large:
             return Cuts(
                 Cut(64, 4, 2), Cut(64, 4, 1), Cut(64, 4, 2) if generation == 10 else Cut(32, 4, 2), _NONE

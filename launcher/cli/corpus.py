@@ -1,7 +1,7 @@
 """`maskfleet corpus`: raw text to verified shards, and what is in them."""
 
 from enum import StrEnum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -44,6 +44,9 @@ from launcher.cli.options import (
     print_json,
     settings,
 )
+
+if TYPE_CHECKING:
+    from data_service.ingest.options import BuildOptions
 
 group = typer.Typer(no_args_is_help=True, help="Build corpora from raw text, verify, count and read them.")
 
@@ -90,15 +93,10 @@ def build(
 
     Example: `maskfleet corpus build 'news/*.jsonl.zst' --tokenizer s3://bucket/bpe-50k --out s3://bucket/news`
     """
-    from rich.console import Console
-
     from data_service.ingest.options import BuildOptions
-    from launcher.cli.build_progress import BuildWatch
     from launcher.cli.texts import automatic_workers, list_texts
 
-    listing = list_texts(inputs)
-    from data_service.ingest.build import build_corpus  # imports torch: a wrong path is said before
-
+    listing = list_texts(inputs)  # a wrong path is said before torch is imported
     options = settings(
         BuildOptions,
         called={"heldout_fraction": "--heldout", "pairs": "--texts pairs", "words": "--segmenter"},
@@ -116,12 +114,21 @@ def build(
         max_document_bytes=max_document_bytes,
         workers=workers or automatic_workers(listing),
     )
+    _build_and_watch(inputs, out, tokenizer, options)
+    stats(out)
+
+
+def _build_and_watch(inputs: list[str], out: str, tokenizer: str, options: "BuildOptions") -> None:
+    from rich.console import Console
+
+    from data_service.ingest.build import build_corpus
+    from launcher.cli.build_progress import BuildWatch
+
     watch = BuildWatch(Console())
     try:
         build_corpus(inputs, out, tokenizer, options, watch.update)
     finally:
         watch.close()
-    stats(out)
 
 
 def _pairs(

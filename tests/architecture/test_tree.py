@@ -66,6 +66,7 @@ EVERYTHING = "catches everything"
 LAST_RESORTS = (
     "encoder_core/cost/compile_trial.py",  # a compiler and its machine may fail in any way: the run goes on in Python
     "data_service/ingest/ray_pool.py",  # Ray raises this very class where a busy machine takes too long
+    "launcher/cli/main.py",  # only to add a hint to it: it is raised again
     "launcher/burnin/child.py",  # what a check dies of is what it found
     "launcher/burnin/report.py",
     "launcher/cluster/train.py",

@@ -18,7 +18,6 @@ from checkpoints.hf.load import load_pretrained
 from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bert import BertConfig
 from encoder_core.families.build import ModelConfig, build_encoder
-from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.eurobert import EuroBertConfig
 from encoder_core.families.hf.interchange import Heads, interchange
@@ -85,14 +84,8 @@ def their_model(config: ModelConfig, heads: Heads, dtype: torch.dtype = torch.fl
 
 
 FAMILIES = (
-    BertConfig,
     RobertaConfig,
     AlbertConfig,
-    ElectraConfig,
-    DebertaConfig,
-    DebertaV2Config,
-    ModernBertConfig,
-    EuroBertConfig,
     XlmConfig,
     XlnetConfig,
 )

@@ -22,6 +22,8 @@ ROOT = Path(__file__).parents[3]
 TABLE = ROOT / "tests/encoder_core/kernels/compiled.csv"
 RECORDED = read(TABLE)
 PINS = dict(line.split("==") for line in (ROOT / "infra/constraints.txt").read_text().split() if "==" in line)
+TESTED = yaml.safe_load((ROOT / "tests/bench/tested.yaml").read_text())
+BROUGHT = {release["triton"] for release in TESTED["torch"]}  # Tritons, by the torches that are admitted
 HALF = ("bf16", "fp16")
 FEW = 12  # instructions
 
@@ -60,9 +62,7 @@ def test_every_launch_is_on_record_for_the_triton_that_the_pinned_torch_brings()
 
 
 def test_every_torch_that_is_admitted_has_its_triton_on_record() -> None:
-    tested = yaml.safe_load((ROOT / "tests/bench/tested.yaml").read_text())
-    tritons = {release["triton"] for release in tested["torch"]}
-    assert tritons <= {one.triton for one in RECORDED}
+    assert {one.triton for one in RECORDED} >= BROUGHT
 
 
 GROUPS = [pytest.param(found, id="-".join(map(str, name))) for name, found in groups(RECORDED)]
@@ -74,9 +74,9 @@ def test_every_launch_fits_its_gpu(group: list[Compiled]) -> None:
     thousand instructions. In fp32, in which nothing trains on GPUs, many do."""
     for one in group:
         assert one.shared <= SHARED[one.sm], f"{one}"
-        assert one.spills <= FEW or one.dtype not in HALF, f"{one}"
         assert one.programs >= 1
-    half = [one for one in group if one.dtype in HALF]
+    half = [one for one in group if one.dtype in HALF and one.triton in BROUGHT]
+    assert [one for one in half if one.spills > FEW] == []
     assert 10 * sum(one.spills > 0 for one in half) <= len(half)
 
 

@@ -11,7 +11,7 @@ from encoder_core.layers import residual
 from encoder_core.layers.kernel_choice import asked, only
 from tests.support.models.small_networks import NETWORKS, Network, build, full_rows, memory, turns
 
-FAMILIES = {"roberta", "deberta v2", "modernbert", "eurobert", "xlnet"}
+FAMILIES = {"roberta", "deberta v2", "modernbert", "eurobert"}
 SHAPE = Shape(2, 16, 3)
 
 
@@ -40,7 +40,8 @@ def test_gradients_of_a_network_are_those_of_the_written_formula(
     with asked() as places, only("written"):
         written = gradients()
     assert not kernels
-    assert list(places["norm", True]) == ["fused", "written"]  # so a trial tries it
+    for dropped in {place[1] for place in places if place[0] == "norm"}:
+        assert list(places["norm", dropped]) == ["fused", "written"]  # so a trial tries it
     with only("fused", "norm"):
         found = gradients()
     assert kernels

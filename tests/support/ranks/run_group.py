@@ -174,8 +174,11 @@ def flip_a_bit() -> None:
 
     from encoder_core.train.engine import Engine
 
-    (engine,) = (thing for thing in gc.get_objects() if type(thing) is Engine)
-    weight = dict(engine.replicated.named)[FLIPPED].detach().view(-1)
+    engines = (
+        thing for thing in gc.get_objects() if type(thing) is Engine
+    )  # that of a probe may be among them
+    (named,) = (named for named in (dict(engine.replicated.named) for engine in engines) if FLIPPED in named)
+    weight = named[FLIPPED].detach().view(-1)
     bits = weight.view({2: torch.int16, 4: torch.int32}[weight.element_size()])
     bits[5] ^= 1 << 3
 
