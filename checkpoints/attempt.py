@@ -146,11 +146,12 @@ class Attempt:
             return Owner(host=_UNREADABLE, processes="", pid=0, started=claimed, claimed=claimed)
 
     def silence(self) -> float:
-        """Seconds since it last showed that it lives: since boot if this machine's kernel counts them, else by the
-        store's clock."""
+        """Seconds since it last showed that it lives: by the store's clock, but for another container of this machine
+        by the kernel's count since boot, which both read."""
         with suppress(ValidationError):  # no beat yet, or a torn one
             since_boot = _Beat.model_validate_json(self.heartbeat()).since_boot
-            if since_boot is not None and processes.boot() in self.owner().processes.split():
+            owner = self.owner()
+            if since_boot is not None and processes.boot() in owner.processes.split() and not owner.is_here():
                 return max(0.0, processes.since_boot() - since_boot)
         ages = (self.store.age(_key(self.number, what)) for what in (".heartbeat", ""))
         return next((age for age in ages if age is not None), math.inf)

@@ -56,5 +56,5 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> "Cluster":
 
     cluster = Cluster(a=2, b=1)
     monkeypatch.setattr(ray, "nodes", cluster.nodes)
-    monkeypatch.setattr(nodes, "draining_nodes", lambda: cluster.draining)
+    monkeypatch.setattr(nodes, "draining_nodes", lambda: frozenset(cluster.draining))
     return cluster
