@@ -79,7 +79,7 @@ def _modules_in(folder: Store) -> dict[str, bytes]:
 
 
 def _with_length(folder: Store, fields: dict[str, object]) -> dict[str, bytes]:
-    """The encoder's settings with the length of texts. Version 6 keeps it with the tokenizer, which an export replaces."""
+    """The encoder's settings with the length of texts, which version 6 keeps with the tokenizer."""
     if "max_seq_length" in fields or folder.size(_TOKENIZER) is None:
         return {}
     length = json.loads(folder.get(_TOKENIZER)).get("model_max_length")
