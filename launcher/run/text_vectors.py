@@ -16,9 +16,12 @@ from launcher.run.record import RECORD
 MODULES = "modules.json"
 SETTINGS = "config_sentence_transformers.json"
 _KEPT = "sentence_transformer"
+_ENCODER = "sentence_bert_config.json"
+_TOKENIZER = "tokenizer_config.json"
+_NO_LENGTH = 1 << 30  # what transformers writes for any length is far above
 _BESIDE = (
     SETTINGS,
-    "sentence_bert_config.json",
+    _ENCODER,
     "sentence_roberta_config.json",
     "sentence_xlnet_config.json",
 )
@@ -72,4 +75,13 @@ def _modules_in(folder: Store) -> dict[str, bytes]:
     for path in paths:
         if path and Path(path).name == path:  # the encoder's own is "": its files are written anew
             found |= {entry.key: folder.get(entry.key) for entry in folder.list(f"{path}/")}
-    return found
+    return found | _with_length(folder, json.loads(found.get(_ENCODER, b"{}")))
+
+
+def _with_length(folder: Store, fields: dict[str, object]) -> dict[str, bytes]:
+    """The encoder's settings with the length of texts, which version 6 keeps with the tokenizer."""
+    if "max_seq_length" in fields or folder.size(_TOKENIZER) is None:
+        return {}
+    length = json.loads(folder.get(_TOKENIZER)).get("model_max_length")
+    known = isinstance(length, int) and length < _NO_LENGTH
+    return {_ENCODER: json.dumps(fields | {"max_seq_length": length}).encode()} if known else {}
