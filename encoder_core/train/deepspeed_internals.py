@@ -115,11 +115,13 @@ def replace_method(owner: Any, name: str, by: Callable[..., Any]) -> Callable[..
 def without_needless_starts(deepspeed: Any) -> None:
     """Right after the import: nothing is compiled that training does not use."""
     # On a CPU DeepSpeed would compile a shared-memory reduction at every first start, for inference only. Training
-    # reduces through gloo, so it is declared absent, and no machine needs a compiler.
-    operators = name_of(deepspeed.ops, "__compatible_ops__")
-    if "deepspeed_shm_comm" not in operators:
-        raise library_changed("deepspeed", "ops.__compatible_ops__['deepspeed_shm_comm']")
-    operators["deepspeed_shm_comm"] = False
+    # reduces through gloo, so it is declared absent, and no machine needs a compiler. On a GPU DeepSpeed does not have
+    # the operator, and asking for the table of operators would try every one.
+    if deepspeed.accelerator.get_accelerator().device_name() == "cpu":
+        operators = name_of(deepspeed.ops, "__compatible_ops__")
+        if "deepspeed_shm_comm" not in operators:
+            raise library_changed("deepspeed", "ops.__compatible_ops__['deepspeed_shm_comm']")
+        operators["deepspeed_shm_comm"] = False
     # At construction it imports Muon, whose kernels it has torch compile, though nobody may use them: 1.4 s a start.
     compiler = name_of(name_of(deepspeed, "runtime"), "compiler")
     plain = name_of(compiler, "dummy_decorator")

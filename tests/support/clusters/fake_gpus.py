@@ -238,6 +238,9 @@ def _run(nodes: Sequence[Node], ranks: int) -> Found:
     from launcher.policies.elastic import GroupStart, Sizing
     from tests.support.clusters.fake_gpus import Ledger
 
+    os.environ.pop(
+        "DS_ACCELERATOR", None
+    )  # what this process saw when it imported the engine is not the nodes'
     cluster = Cluster()
     for node in nodes:
         variables = {MACHINE: ",".join(node.machine)}
