@@ -5,8 +5,8 @@ import socket
 import time
 from pathlib import Path
 
-OUR_LOG = "maskfleet-{}.log"
-"""In the log folder of a Ray that we started or joined, by pid: so its processes are known to be ours."""
+STARTED_HERE = "maskfleet-started-here"
+"""A file in the log folder of a Ray that a command of ours has started: so its processes are known to be ours."""
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 

@@ -243,7 +243,7 @@ def _is_orphaned_agent(process: "psutil.Process") -> bool:
         if processes.started(os.getsid(process.pid)) or (parent is not None and parent.name() == "raylet"):
             return False
         folders = {Path(file.path).parent for file in process.open_files()}
-        return any(log for folder in folders for log in folder.glob(processes.OUR_LOG.format("*")))
+        return any((folder / processes.STARTED_HERE).exists() for folder in folders)
     return False
 
 

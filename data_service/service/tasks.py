@@ -12,7 +12,7 @@ import numpy as np
 import ray
 
 from data_service.errors import BuildFailed, UserError
-from data_service.processes import OUR_LOG
+from data_service.processes import STARTED_HERE
 from data_service.samples.samples import Samples
 from data_service.samples.spec import StreamSpec
 from data_service.service.ray_internals import logs_folder, without_unused
@@ -30,14 +30,15 @@ _COUNTED_TOGETHER = 64  # blocks in a counting task: a few seconds of work
 
 @contextmanager
 def lean() -> Iterator[None]:
-    """A Ray that is started in this context has only what we use, a token of its own, and a sign that it is ours.
+    """A Ray that is started in this context has only what we use, a token of its own, and a sign that we started it.
 
     Raises LibraryChanged: this version of Ray has other private names than those that were tested.
     """
     _hold_token()
     with without_unused():
         yield
-    (logs_folder() / OUR_LOG.format(os.getpid())).touch()
+    if "RAY_ADDRESS" not in os.environ:
+        (logs_folder() / STARTED_HERE).touch()
 
 
 def _hold_token() -> None:

@@ -38,6 +38,7 @@ class Cuts(NamedTuple):
     tables: Cut
 
 
+_UNUSED = Cut(32, 8, 1)  # of tables, which plain scores have not
 _LARGE = (9, 10)  # generations with 227 KiB of shared memory a program, and products by warp groups
 
 
@@ -64,16 +65,13 @@ def cuts_of(
             )
         case _, _, True if large:
             return Cuts(
-                Cut(64, 4, 2), Cut(64, 4, 1), Cut(64, 4, 2) if generation == 10 else Cut(32, 4, 2), _NONE
+                Cut(64, 4, 2), Cut(64, 4, 1), Cut(64, 4, 2) if generation == 10 else Cut(32, 4, 2), _UNUSED
             )
         case _, _, True:
-            return Cuts(Cut(64, 8, 2), Cut(64, 8, 2), Cut(64, 8, 2), _NONE)
+            return Cuts(Cut(64, 8, 2), Cut(64, 8, 2), Cut(64, 8, 2), _UNUSED)
         case _ if large:
-            return Cuts(Cut(64, 4, 2), Cut(64, 4, 2), Cut(64, 4, 2), _NONE)
-    return Cuts(Cut(64, 8, 1), Cut(64, 8, 1), Cut(32, 4, 2), _NONE)
-
-
-_NONE = Cut(32, 8, 1)  # of tables, which plain scores have not
+            return Cuts(Cut(64, 4, 2), Cut(64, 4, 2), Cut(64, 4, 2), _UNUSED)
+    return Cuts(Cut(64, 8, 1), Cut(64, 8, 1), Cut(32, 4, 2), _UNUSED)
 
 
 def generation_of(device: torch.device) -> int:

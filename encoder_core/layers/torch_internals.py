@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode  # there is no public name for it
 
 from encoder_core.errors import library_changed
 
@@ -18,8 +17,8 @@ NAMES = (
     "_softmax_backward_data",
     "_foreach_add_",
     "utils._pytree.tree_leaves",
+    "utils._python_dispatch.TorchDispatchMode",
 )
-__all__ = ["DispatchMode"]
 COMPILING = (
     "_dynamo.mark_dynamic",
     "_dynamo.utils.counters",
@@ -62,6 +61,11 @@ def add_to_each(tensors: Sequence[Tensor], others: Sequence[Tensor], factor: flo
 def tensors_in(tree: Any) -> list[Tensor]:
     """All tensors in nested containers."""
     return [leaf for leaf in name_of(NAMES[3])(tree) if isinstance(leaf, Tensor)]
+
+
+def dispatch_mode() -> Any:
+    """The class of contexts that see every operation."""
+    return name_of(NAMES[4])
 
 
 def mark_dynamic(tensor: Tensor) -> None:

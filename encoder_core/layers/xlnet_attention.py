@@ -21,6 +21,7 @@ from encoder_core.layers.dropout import Dropout
 from encoder_core.layers.fused import fused_attention, fused_takes
 from encoder_core.layers.kernel_choice import Kernel, pick
 from encoder_core.layers.parameters import AttentionBias, IntoHeads, OutOfHeads, Weights
+from encoder_core.layers.residual import normed_sum
 from encoder_core.layers.xlnet_scope import AttentionScope
 
 
@@ -67,8 +68,7 @@ class TwoStreamAttention(nn.Module):
         self, x_MH: Tensor, context_MND: Tensor, keys_M: Tensor, draw: Tensor | None
     ) -> Float[Tensor, "queries hidden"]:
         """The states with what the kernel made, normalised."""
-        y_MH: Tensor = self.norm(x_MH + self.dropout.by(draw, self.output(context_MND), keys_M))
-        return y_MH
+        return normed_sum(self.norm, x_MH, self.output(context_MND), self.dropout, keys_M, draw)
 
     def _attend(
         self, query_MND: Tensor, keys: tuple[Tensor, Tensor], distances_NPD: Tensor, scope: AttentionScope

@@ -20,6 +20,7 @@ from encoder_core.layers.dropout import Dropout
 from encoder_core.layers.encoder import Activation, activate
 from encoder_core.layers.parameters import Weights
 from encoder_core.layers.pieces import Draws, PieceWise, piece
+from encoder_core.layers.residual import normed_sum
 from encoder_core.layers.rows import Rows
 from encoder_core.layers.xlnet_attention import TwoStreamAttention, sinusoids
 from encoder_core.layers.xlnet_scope import AttentionScope, reach
@@ -102,8 +103,7 @@ class TwoStreamLayer(PieceWise):
         """What follows the kernel, in either stream."""
         y_MH = self.attention.added(x_MH, context_MND, keys_M, draws[0])
         inner_MF = self.dropout.by(draws[1], activate(self.up(y_MH), self.activation), keys_M)
-        z_MH: Tensor = self.norm(y_MH + self.dropout.by(draws[2], self.down(inner_MF), keys_M))
-        return z_MH
+        return normed_sum(self.norm, y_MH, self.down(inner_MF), self.dropout, keys_M, draws[2])
 
 
 class WordEmbeddings(nn.Module):

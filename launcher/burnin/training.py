@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict
 from checkpoints.snapshot import take
 from encoder_core.cost.trial_process import Deadline, Line, follow
 from encoder_core.cost.trial_process import Report as Message
-from encoder_core.layers.torch_internals import DispatchMode
+from encoder_core.layers.torch_internals import dispatch_mode
 from encoder_core.train.engine import Engine
 from encoder_core.train.engine_config import Precision
 from encoder_core.train.step import Sums, seed_draws
@@ -215,7 +215,7 @@ def _watched(gpu: bool) -> Iterator[list[str]]:
         torch.cuda.set_sync_debug_mode("default")
 
 
-class _Waits(DispatchMode):  # type: ignore[no-untyped-call]
+class _Waits(dispatch_mode()):  # type: ignore[misc]
     """Operations whose outcome the host would have to know: numbers that it reads, and sizes that depend on data."""
 
     _NAMES = (
@@ -229,7 +229,7 @@ class _Waits(DispatchMode):  # type: ignore[no-untyped-call]
     )
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.seen: list[str] = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]

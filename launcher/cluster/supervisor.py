@@ -23,7 +23,6 @@ from checkpoints.gather import Alone
 from checkpoints.layout import CheckpointManifest
 from checkpoints.load import newest_good
 from checkpoints.ownership import await_claim
-from data_service.processes import OUR_LOG
 from data_service.service.feed import FeedConfig, FeedHandle, start_feed
 from data_service.service.ray_internals import installed_only
 from data_service.service.tasks import lean
@@ -250,7 +249,7 @@ def _ray(resources: Resources, stopping: Stopping) -> Iterator[None]:
     with lean():
         ray.init(logging_level=logging.ERROR, log_to_driver=False, job_config=installed_only(), **local)
     stopping.listen()
-    with output_into(logs() / OUR_LOG.format(os.getpid())):
+    with output_into(logs() / f"maskfleet-{os.getpid()}.log"):
         try:
             yield
         finally:

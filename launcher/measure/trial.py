@@ -6,6 +6,7 @@ step, fewer rows of a microbatch, fewer layers. What was made smaller is said, a
 
 import math
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +52,9 @@ STEP_S = 10.0  # a measured step may take about so long
 _CPU_RANKS = 2
 _CPU_SHARE = 0.3  # of a CPU's measured peak that training is expected to reach: a guess
 _SPARE = 0.8  # share of the free memory that may be used
+_SPEED_S = 0.1
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+_SIZE = 512  # of the square matrices: large enough for a core's full speed, 10 ms of work
 _ROUNDS = 2  # microbatches of a rank in a measured step: the first and the last differ by what is exchanged
 
 
@@ -61,7 +65,8 @@ class Machine:
     Attributes:
         device: "cuda" or "cpu"; `name` is what the driver, or /proc, calls it.
         threads: of each rank. `memory`: bytes that each may fill.
-        peak: FLOP/s of one in the recipe's precision: the vendor's, or on a CPU measured. None if it is not known.
+        peak: FLOP/s of one in the recipe's precision: the vendor's; on a CPU what products reached just now, which
+            does to foresee a step's time, and not for MFU. None if it is not known.
         gpu: its figures, if `estimate` has some.
     """
 
@@ -123,9 +128,8 @@ def this_machine(recipe: Recipe) -> Machine:
         room = usable(found.total_memory)
         return Machine(ranks, "cuda", found.name, threads, room, peak(device, recipe.precision), gpu)
     torch.set_num_threads(threads)
-    speed = peak(torch.device("cpu"), recipe.precision)
     room = int(_SPARE * available_memory()[0] / ranks)
-    return Machine(ranks, "cpu", _processor(), threads, room, speed, None)
+    return Machine(ranks, "cpu", _processor(), threads, room, _speed(_DTYPES[recipe.precision]), None)
 
 
 def settled_here(recipe: Recipe, machine: Machine) -> Recipe:
@@ -224,6 +228,18 @@ def _trial(
     return Trial(
         tried, rounds, whole, tuple(smaller), expected_bytes(tried, machine, rounds, sizes[layers]), seconds
     )
+
+
+def _speed(dtype: torch.dtype) -> float:
+    """FLOP/s of the fastest of some products of two matrices, with this process's threads."""
+    matrix = torch.ones(_SIZE, _SIZE, dtype=dtype)
+    torch.mm(matrix, matrix)  # the first one sets up
+    best, end = float("inf"), time.perf_counter() + _SPEED_S
+    while time.perf_counter() < end or best == float("inf"):
+        began = time.perf_counter()
+        torch.mm(matrix, matrix)
+        best = min(best, time.perf_counter() - began)
+    return 2.0 * _SIZE**3 / best
 
 
 def expected_bytes(recipe: Recipe, machine: Machine, rounds: int, size: int) -> int:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from launcher.errors import EstimateError
 from launcher.measure.measure import announcement
-from launcher.measure.trial import STEP_S, Machine, choose
+from launcher.measure.trial import STEP_S, Machine, choose, this_machine
 from launcher.recipe.checks import impossible
 from launcher.recipe.load import bundled, load
 from launcher.recipe.schema import Recipe
@@ -73,3 +73,11 @@ def test_a_machine_without_memory_is_told_what_is_missing() -> None:
     with pytest.raises(EstimateError, match=r"1 of 6 layers.* still needs .* a rank") as raised:
         choose(recipe, recipe.phases[0], machine(memory=1 << 20))
     assert "--tiny" in raised.value.remedy
+
+
+def test_a_step_on_this_machine_is_foreseen() -> None:
+    """On a CPU too: else a large recipe would be measured as it is, for hours."""
+    here = this_machine(load("bert-large"))
+    trial = choose(load("bert-large"), load("bert-large").phases[0], here)
+    assert trial.seconds is not None
+    assert 0 < trial.seconds <= STEP_S or trial.recipe.microbatch == 1
