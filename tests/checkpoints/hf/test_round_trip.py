@@ -18,6 +18,7 @@ from checkpoints.hf.load import load_pretrained
 from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bert import BertConfig
 from encoder_core.families.build import ModelConfig, build_encoder
+from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.eurobert import EuroBertConfig
 from encoder_core.families.hf.interchange import Heads, interchange
@@ -65,9 +66,20 @@ def configs(draw: st.DrawFn, family: type[ModelConfig]) -> ModelConfig:
     for name, strategy in own.get(family, {}).items():
         fields[name] = draw(strategy)
     if family is BertConfig and fields["token_types"] == 0:
-        fields["initializer"] = "normal"
         fields["layer_norm_eps"] = 1e-12
+    # What transformers' class cannot say otherwise.
+    if family is ElectraConfig:
+        fields["generator_divisor"] = 1
+    if family in (DebertaConfig, DebertaV2Config):
+        fields["mask_decoder"] = "plain"  # the enhanced one's positions have no place in their model
+    if family in (ModernBertConfig, EuroBertConfig):
+        fields["attention_output_dropout"] = (
+            fields["attention_dropout"] if family is ModernBertConfig else 0.0
+        )
+    if family is ModernBertConfig:  # a period is seen where it begins again
+        fields["layers"] = max(fields["layers"], fields["global_every"] + 1)
     if family is EuroBertConfig:
+        fields["key_value_heads"] = None if fields["key_value_heads"] == heads else fields["key_value_heads"]
         fields["activation"] = "silu"
         fields["dropout"] = 0.0
     if family is XlnetConfig:
@@ -84,8 +96,14 @@ def their_model(config: ModelConfig, heads: Heads, dtype: torch.dtype = torch.fl
 
 
 FAMILIES = (
+    BertConfig,
     RobertaConfig,
     AlbertConfig,
+    ElectraConfig,
+    DebertaConfig,
+    DebertaV2Config,
+    ModernBertConfig,
+    EuroBertConfig,
     XlmConfig,
     XlnetConfig,
 )
