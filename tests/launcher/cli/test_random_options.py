@@ -33,6 +33,7 @@ _VALUES = (
     *("=", "a.b", "seed=", "seed=-1", "phases=[", "model.layers=1e9", "x" * 300, "[", "{", "*", "~", "a\tb"),
 )
 _ELSEWHERE = {
+    "burnin",
     "demo",
     "doctor",
     "preflight",
