@@ -55,7 +55,8 @@ def kept_columns(draws, row, threshold, padded: tl.constexpr):
     return (bits.to(tl.int32) ^ 0x8000) >= threshold
 
 
-@triton.jit
+# Numbers that change with the tokens are not compiled in: what a trial compiles is what a run uses.
+@triton.jit(do_not_specialize=["threshold"])
 def forward_kernel(
     x, residual, weight, bias, draws, total, normed, mean, inverse_deviation, threshold,
     eps: tl.constexpr, centered: tl.constexpr, width: tl.constexpr, padded: tl.constexpr, sums: tl.constexpr,
@@ -86,7 +87,7 @@ def forward_kernel(
         tl.store(normed + at, y.to(normed.dtype.element_ty), mask=here)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "each", "threshold"])
 def backward_kernel(
     by_total, by_normed, total, weight, draws, mean, inverse_deviation, dresidual, dx, dweight, dbias, rows, each,
     threshold, centered: tl.constexpr, width: tl.constexpr, padded: tl.constexpr, sums: tl.constexpr,

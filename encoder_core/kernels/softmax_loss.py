@@ -39,7 +39,8 @@ class SoftmaxSums(NamedTuple):
     log_sums: Float[Tensor, " targets"]
 
 
-@triton.jit
+# Numbers that change from chunk to chunk are not compiled in: what a trial compiles is what a run uses.
+@triton.jit(do_not_specialize_on_alignment=["ids"])
 def sums_kernel(
     logits, ids, losses, correct, largest, log_sums, vocab, columns: tl.constexpr, sums: tl.constexpr
 ):
@@ -67,7 +68,7 @@ def sums_kernel(
     tl.store(log_sums + target, log_sum)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["targets"], do_not_specialize_on_alignment=["ids"])
 def gradient_kernel(
     logits, ids, largest, log_sums, by_bias, targets, vocab,
     each: tl.constexpr, columns: tl.constexpr, sums: tl.constexpr,
