@@ -21,6 +21,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, astuple, dataclass, fields
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -47,7 +48,6 @@ NORMS: dict[str, dict[str, Any]] = {
     "LayerNorm": {},
     "LayerNorm, no dropout": {"dropout": 0.0},
     "LayerNorm without bias": {"biased": False, "sum_used": True},
-    "LayerNorm without bias, no dropout": {"biased": False, "sum_used": True, "dropout": 0.0},
     "RMSNorm": {"centered": False, "biased": False, "sum_used": True},
     "RMSNorm, no dropout": {"centered": False, "biased": False, "sum_used": True, "dropout": 0.0},
 }
@@ -55,7 +55,15 @@ NORMS: dict[str, dict[str, Any]] = {
 LOSSES = {"loss": True, "loss without bias": False}
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 WIDTHS = (32, 64, 80, 96, 128)
-NORM_WIDTHS = (64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 4096)  # of recipes' states
+STATES = (64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 4096)
+NORM_WIDTHS = {
+    "LayerNorm": STATES,
+    "LayerNorm, no dropout": STATES,
+    "LayerNorm without bias": (768, 1024),
+    "RMSNorm": (768, 1152, 2304),
+    "RMSNorm, no dropout": (768, 1152, 2304),
+}
+"""Of the states of recipes and of EuroBERT's sizes."""
 VOCABULARIES = (21_184, 28_992, 30_016, 30_528, 32_000, 50_304, 50_368, 95_040, 128_128, 128_256)
 """Of recipes, rounded up as on a GPU (`encoder_core/heads/cross_entropy.py`)."""
 EVERY_FORM = (*FORMS, *NORMS, *LOSSES)
@@ -197,7 +205,7 @@ def compile_all(
 
 def widths_of(form: str) -> tuple[int, ...]:
     """Those of heads, of recipes' states, or recipes' vocabularies."""
-    return WIDTHS if form in FORMS else NORM_WIDTHS if form in NORMS else VOCABULARIES
+    return WIDTHS if form in FORMS else NORM_WIDTHS.get(form, VOCABULARIES)
 
 
 def launches(architecture: int, dtype: str, width: int, form: str, cuts: Any = None) -> Iterator[Compiled]:
@@ -271,6 +279,7 @@ def _loss(vocab: int, dtype: torch.dtype, *, biased: bool) -> None:
     to_gradient(logits, ids, softmax_sums(logits, ids), biased=biased)
 
 
+@cache
 def _inspect(cubin: bytes) -> tuple[int, int, int, int, int]:
     """Registers; loads and stores of spilled ones; products of matrices, by many warps and by one; all instructions."""
     import triton
