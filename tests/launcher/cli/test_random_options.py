@@ -81,7 +81,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 @settings(
     deadline=None,
     max_examples=40,
