@@ -1,10 +1,25 @@
-"""Tells what a newer version of Maskfleet has written from damage: it is refused, never passed over or deleted."""
+"""Tells what a newer version of Maskfleet has written from damage: it is refused, never passed over or deleted.
+
+Everything that we write as JSON has a number, `format`, or is of format 1 where it has none. A version that means
+something else by a field writes a higher number.
+"""
 
 import json
 
 from pydantic import ValidationError
 
 REMEDY = "use that version of maskfleet, or a newer one; nothing was changed"
+
+
+def newer(where: str) -> str:
+    """What is wrong with such an object."""
+    return f"{where} was written by a newer version of maskfleet"
+
+
+def says_newer(content: object, known: int = 1) -> bool:
+    """Whether parsed JSON has a `format` above `known`."""
+    number = content.get("format") if isinstance(content, dict) else None
+    return isinstance(number, int) and number > known
 
 
 def is_newer(data: bytes, known: int, error: ValidationError | None = None) -> bool:
@@ -17,9 +32,7 @@ def is_newer(data: bytes, known: int, error: ValidationError | None = None) -> b
         content = json.loads(data)
     except (ValueError, RecursionError):
         return False
-    if not isinstance(content, dict):
-        return False
-    number = content.get("format", known)
-    if isinstance(number, int) and number > known:
+    if says_newer(content, known):
         return True
-    return error is not None and {found["type"] for found in error.errors()} == {"extra_forbidden"}
+    unknown = error is not None and {found["type"] for found in error.errors()} == {"extra_forbidden"}
+    return isinstance(content, dict) and unknown

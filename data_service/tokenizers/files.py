@@ -83,7 +83,7 @@ def json_file(files: Mapping[str, bytes], name: str, where: str) -> dict[str, An
         return {}
     try:
         content = json.loads(text_file(files, name, where))
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise TokenizerError(
             f"{where}: {name} is not JSON: {error}", remedy="save the tokenizer again"
         ) from error

@@ -137,6 +137,12 @@ def main() -> None:
         console.print(Text("error: ", style="bold red") + Text(visible(error.problem), style="default"))
         console.print(Text("remedy: ", style="bold") + Text(visible(error.remedy), style="default"))
         sys.exit(2)
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # of the library `tokenizers`; it is no Exception
+            raise
+        print(f"error: a tokenizer's rules cannot be applied to a text: {visible(str(error))}", file=sys.stderr)
+        print("remedy: give the tokenizer.json that was published with the model", file=sys.stderr)
+        sys.exit(2)
 
 
 def _print_warnings() -> None:
