@@ -1,14 +1,24 @@
-"""Tells what a newer version of Maskfleet has written from damage: it is refused, never passed over or deleted.
+"""JSON that may not be what we write: from elsewhere, or from a newer version of Maskfleet. What such a version has
+written is told from damage: it is refused, never passed over or deleted.
 
 Everything that we write as JSON has a number, `format`, or is of format 1 where it has none. A version that means
 something else by a field writes a higher number.
 """
 
 import json
+from typing import Any
 
 from pydantic import ValidationError
 
 REMEDY = "use that version of maskfleet, or a newer one; nothing was changed"
+
+
+def foreign_json(data: bytes | str) -> Any:
+    """What is in JSON that we did not write. Raises ValueError, also where it is nested too deeply."""
+    try:
+        return json.loads(data)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
 
 
 def newer(where: str) -> str:
@@ -29,8 +39,8 @@ def is_newer(data: bytes, known: int, error: ValidationError | None = None) -> b
     has compared `data` with its digest, where it has one.
     """
     try:
-        content = json.loads(data)
-    except (ValueError, RecursionError):
+        content = foreign_json(data)
+    except ValueError:
         return False
     if says_newer(content, known):
         return True

@@ -2,13 +2,13 @@
 break the library that reads it; published ones are far below these bounds.
 """
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from data_service.errors import TokenizerError
+from data_service.formats import foreign_json
 from data_service.tokenizers.files import DEFINITION
 
 MOST_IDS = 1 << 22  # published vocabularies have up to 300,000; arrays over all ids are made
@@ -20,8 +20,8 @@ _READ_ONLY = (KeyboardInterrupt, SystemExit, TokenizerError)
 def parse_definition(definition: str, where: str) -> dict[str, Any]:
     """The JSON of a `tokenizer.json`. Raises TokenizerError: it is none, or beyond a bound."""
     try:
-        parsed = json.loads(definition)
-    except (ValueError, RecursionError) as error:
+        parsed = foreign_json(definition)
+    except ValueError as error:
         raise unreadable(where, str(error)) from error
     if not isinstance(parsed, dict) or not isinstance(parsed.get("model"), dict):
         raise unreadable(where, "it has no model section")
@@ -39,8 +39,8 @@ def check_folder(folder: Path) -> None:
 
 @contextmanager
 def library_errors(where: str, what: str = "not a tokenizer definition") -> Iterator[None]:
-    """What the library `tokenizers` raises meanwhile becomes a TokenizerError. It raises bare exceptions, and its panics
-    are no `Exception` at all."""
+    """What the library `tokenizers` raises meanwhile becomes a TokenizerError. It raises bare exceptions, and its
+    panics are no `Exception` at all."""
     try:
         yield
     except _READ_ONLY:
