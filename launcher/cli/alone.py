@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import typer
 
 from data_service.errors import UserError as DataError
-from data_service.visible import visible
+from data_service.visible import visible, without_secrets
 from encoder_core.errors import UserError as ModelError
 
 
@@ -58,4 +58,4 @@ def told(*names: str) -> Iterator[None]:
 
 def say(text: str) -> None:
     """A line on standard error."""
-    typer.echo(visible(text), err=True)
+    typer.echo(visible(without_secrets(text)), err=True)

@@ -15,7 +15,7 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from data_service.errors import UserError as DataError
-from data_service.visible import visible
+from data_service.visible import visible, without_secrets
 from encoder_core.errors import UserError as ModelError
 from launcher.cli import (
     burnin,
@@ -134,8 +134,17 @@ def main() -> None:
             app()
     except (DataError, ModelError) as error:
         console = Console(stderr=True, soft_wrap=True)
-        console.print(Text("error: ", style="bold red") + Text(visible(error.problem), style="default"))
-        console.print(Text("remedy: ", style="bold") + Text(visible(error.remedy), style="default"))
+        problem, remedy = (visible(without_secrets(text)) for text in (error.problem, error.remedy))
+        console.print(Text("error: ", style="bold red") + Text(problem, style="default"))
+        console.print(Text("remedy: ", style="bold") + Text(remedy, style="default"))
+        sys.exit(2)
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # of the library `tokenizers`; it is no Exception
+            raise
+        print(
+            f"error: a tokenizer's rules cannot be applied to a text: {visible(str(error))}", file=sys.stderr
+        )
+        print("remedy: give the tokenizer.json that was published with the model", file=sys.stderr)
         sys.exit(2)
 
 
