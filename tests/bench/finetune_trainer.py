@@ -9,7 +9,6 @@ over seeds.
 
 import csv
 import json
-import re
 import statistics
 import subprocess
 import sys
@@ -37,16 +36,15 @@ score_range: [0, 5]
 skip_labels: [""]
 metrics: [spearman, pearson]
 """
-_STEP_LINE = re.compile(r"update [\d,]+ of [\d,]+")
 
 
 @dataclass(frozen=True)
 class Settings:
     """What is the same on both sides. `warmup`: share of the updates."""
 
-    lr: float
-    epochs: int
-    batch: int
+    lr: float = 5e-5
+    epochs: int = 4
+    batch: int = 16
     warmup: float = 0.1
     weight_decay: float = 0.01
     max_length: int = 128
@@ -184,9 +182,9 @@ def main(
     model: Path,
     sts: Path,
     seeds: Annotated[int, typer.Option(min=1)] = 3,
-    lr: float = 5e-5,
-    epochs: int = 4,
-    batch: int = 16,
+    lr: float = Settings.lr,
+    epochs: int = Settings.epochs,
+    batch: int = Settings.batch,
 ) -> None:
     """Prints the table; progress goes to standard error."""
     settings = Settings(lr, epochs, batch)
