@@ -291,13 +291,17 @@ def _rows(file: InputFile, options: BuildOptions) -> tuple[Any, list[str]]:
 def _column(wanted: str, names: list[str], file: InputFile) -> int:
     if names.count(wanted) == 1:
         return names.index(wanted)
-    shown = ", ".join(name[:40].encode(errors="replace").decode() for name in names[:20])
+    first = ", ".join(name[:40] for name in names[:20]).encode(errors="surrogateescape")
+    remedy = (
+        "name the column that holds the text with --text-field (of pairs: --query-field, --positive-field, "
+        "--negatives-field); the first line must name the columns; --delimiter says what stands between them, and "
+        "--encoding how the file is encoded"
+    )
+    shown = first.decode(errors="replace")
     raise InputError(
         f"{file.uri}: {'two columns' if wanted in names else 'no column'} {wanted!r} "
         f"in its first line (it has {shown})",
-        remedy="name the column that holds the text with --text-field (of pairs: --query-field, --positive-field, "
-        "--negatives-field); the first line must name the columns; --delimiter says what stands between them, and "
-        "--encoding how the file is encoded",
+        remedy=guessed_remedy(file, first, remedy) if "\ufffd" in shown else remedy,
     )
 
 
