@@ -63,7 +63,8 @@ class _Hinting(TyperGroup):
             groups = [name for name, one in self.commands.items() if args[0] in getattr(one, "commands", ())]
             if groups and hasattr(error, "message"):
                 found = " or ".join(f"maskfleet {name} {args[0]}" for name in groups)
-                error.message = f"{error.message.rstrip('.')}: it is {found}"
+                asked = error.message.partition(" Did you mean")[0]  # a guess, where the place is known
+                error.message = f"{asked.rstrip('.')}: it is {found}"
             raise
 
     def invoke(self, ctx: Any) -> Any:
