@@ -10,10 +10,12 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from checkpoints.errors import ExportError
-from checkpoints.hf.load import CONFIG
 from data_service.store.base import Store
 from data_service.store.errors import StoreError
 
+CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
 RECORD = "maskfleet_export.json"
 _NAMED = 5  # files that a refusal lists
 _CHUNK = 64 << 20  # bytes held in memory at a time

@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from checkpoints.hf.load import INDEX, WEIGHTS
+from checkpoints.hf.publish import INDEX, WEIGHTS
 from encoder_core.errors import ModelError
 from launcher.embed.settings import Encoding
 from launcher.export.sentence_transformer import MODULES, SETTINGS, their_pooling

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from checkpoints.errors import ExportError
-from checkpoints.hf.load import WEIGHTS
+from checkpoints.hf.publish import WEIGHTS
 from data_service.visible import one_line
 from launcher.extras import EVALUATE, optional, reason
 from launcher.finetune.heads import HeadConfig, MixedHead
