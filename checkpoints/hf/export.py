@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from checkpoints.hf.load import CONFIG, WEIGHTS, load_pretrained
-from checkpoints.hf.publish import publish, removable
+from checkpoints.hf.load import load_pretrained
+from checkpoints.hf.publish import CONFIG, WEIGHTS, publish, removable
 from data_service.store.base import Store
 from encoder_core.errors import ModelError
 from encoder_core.families.albert import AlbertConfig

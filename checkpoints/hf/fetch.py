@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-from checkpoints.hf.load import CONFIG, INDEX, WEIGHTS
+from checkpoints.hf.publish import CONFIG, INDEX, WEIGHTS
 from data_service.formats import foreign_json
 from data_service.store.base import Store
 from data_service.store.local import LocalStore

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from checkpoints.hf.fetch import PARTS
-from checkpoints.hf.load import CONFIG
+from checkpoints.hf.publish import CONFIG
 from checkpoints.hf.publish import RECORD as RECORD_OF_EXPORT
 from data_service.formats import foreign_json
 from data_service.store.base import Store

@@ -117,7 +117,7 @@ def override(document: Document, assignments: Sequence[str]) -> Document:
     data: dict[str, object] = json.loads(json.dumps(document.data))
     paths = set(document.overridden)
     for assignment in assignments:
-        path, value = _assignment(assignment)
+        path, value = parse_assignment(assignment)
         _assign(data, path, value, assignment)
         paths.add(path)
     return Document(data, document.name, document.lines, frozenset(paths), document.words)
@@ -183,7 +183,8 @@ def _collect_lines(node: yaml.Node, path: Path, lines: dict[Path, int], name: st
             _collect_lines(item, (*path, index), lines, name, words)
 
 
-def _assignment(text: str) -> tuple[Path, object]:
+def parse_assignment(text: str) -> tuple[Path, object]:
+    """`a.b=value`, the value YAML. Raises RecipeError."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise RecipeError(f"--set {text!r} is not an assignment", remedy="write --set a.b=value")

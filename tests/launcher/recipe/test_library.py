@@ -9,9 +9,10 @@ from torch.nn import functional
 
 from encoder_core.families import albert, bert, deberta, electra, eurobert, modernbert, roberta, xlm, xlnet
 from encoder_core.families.build import ModelConfig
-from launcher.recipe.load import bundled, load, loads
+from launcher.recipe.load import load, loads
 from launcher.recipe.objective import meta_module, parameter_count
 from launcher.recipe.schema import PLACEHOLDER, Recipe
+from launcher.recipe.source import bundled
 from launcher.recipe.summary import discriminator_parameters, kind, parameters, tokens_per_step
 from launcher.recipe.timeline import tokens_before
 from launcher.recipe.tiny import tiny
