@@ -1,15 +1,14 @@
 """One fine-tuning: a pure function of (weights, task, settings, seed)."""
 
 import logging
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from checkpoints.hf.publish import publish, removable
+from data_service.scratch import scratch
 from data_service.store.open import open_store
 from launcher.finetune.export import Provenance, write_export
 from launcher.finetune.inputs import open_pieces
@@ -67,9 +66,9 @@ def finetune(
         if out is not None and former is not None:
             digest = digest_of_examples(task, examples)
             provenance = Provenance(pretrained, start, task, digest, settings, seed, outcome)
-            with tempfile.TemporaryDirectory(prefix="maskfleet-finetuned-") as name:
-                write_export(network, Path(name), provenance)
-                publish(Path(name), open_store(out), former)
+            with scratch("finetuned") as name:
+                write_export(network, name, provenance)
+                publish(name, open_store(out), former)
         return outcome
 
 
@@ -103,10 +102,9 @@ def first_finetuned(pretrained: LocalModel, task: Task, settings: FinetuneSettin
         )
     machine = settings.model_dump(include=MACHINE)
     first = candidates(before.finetune, machine)[0]
-    with tempfile.TemporaryDirectory(prefix="maskfleet-first-") as name:
-        finetune(pretrained, before, first, _FIRST_SEED, name)
-        folder = Path(name)
-        yield LocalModel(f"{pretrained.name} after {before.name}", None, folder, folder_digest(folder))
+    with scratch("first") as name:
+        finetune(pretrained, before, first, _FIRST_SEED, str(name))
+        yield LocalModel(f"{pretrained.name} after {before.name}", None, name, folder_digest(name))
 
 
 def _train(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from checkpoints.hf.publish import RECORD, publish, removable
+from data_service.scratch import scratch
 from data_service.store.errors import StoreError
 from data_service.store.open import open_store
 from launcher.finetune.export import RESULTS
@@ -52,7 +53,7 @@ def try_each(
     """
     former = None if out is None else removable(open_store(out))
     tried: list[Tried] = []
-    with tempfile.TemporaryDirectory(prefix="maskfleet-tries-") as name:
+    with scratch("tries") as name:
         best: tuple[float, Path] | None = None
         for index, settings in enumerate(choices):
             folder = Path(name, str(index))
