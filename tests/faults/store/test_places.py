@@ -123,8 +123,11 @@ def test_a_place_that_is_gone_or_closed_for_a_while(
     faults.always = draws.choice(
         ["no such key", "slow down"] if what == "corpus" else ["denied", "slow down"]
     )
+    most = draws.randint(
+        1, 30 if faults.always == "slow down" else 3
+    )  # others are not tried again, but end the ranks
     methods = ("GET", "HEAD") if what == "corpus" else ("PUT", "POST", "DELETE")
-    closed = Closed(faults, f"/{bucket}/here/{what}", methods, draws.randint(1, 40), draws.randint(1, 30))
+    closed = Closed(faults, f"/{bucket}/here/{what}", methods, draws.randint(1, 40), most)
     ends, ended = 0, run_group(uri, 1)
     while ended.codes != [0]:
         ends += 1
