@@ -5,7 +5,6 @@ training continue.
 """
 
 import logging
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -106,8 +105,8 @@ def _opened(scratch: Path | None, what: dict[str, object]) -> Iterator[Scratch]:
         with open_scratch(scratch, what) as opened:
             yield opened
         return
-    with tempfile.TemporaryDirectory(prefix="maskfleet-embed-") as name:
-        yield Scratch(Path(name), kept=False)
+    with scratch("embed") as name:
+        yield Scratch(name, kept=False)
 
 
 def _train(

@@ -6,7 +6,6 @@ as a folder in that format, local or on S3. Of a generator and a discriminator i
 
 import hashlib
 import json
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from checkpoints.hf.fetch import PARTS
 from checkpoints.hf.publish import CONFIG
 from checkpoints.hf.publish import RECORD as RECORD_OF_EXPORT
 from data_service.formats import foreign_json
+from data_service.scratch import scratch
 from data_service.store.base import Store
 from data_service.store.local import LocalStore
 from data_service.store.open import open_store
@@ -61,13 +61,13 @@ def open_pretrained(source: str, step: int | None = None) -> Iterator[LocalModel
         CheckpointError, ModelError: it is damaged, or has no transformers form. StoreError: it cannot be read.
     """
     store = open_store(source)
-    with tempfile.TemporaryDirectory(prefix="maskfleet-model-") as name:
+    with scratch("model") as name:
         if store.size(RECORD) is not None:
-            exported = export_run(open_run(source), step, name)
+            exported = export_run(open_run(source), step, str(name))
             part = PARTS[1] if PARTS[1] in exported.models else "."
             folder, step = Path(name, part), exported.step
         else:
-            folder = _plain_folder(source, step, store, Path(name))
+            folder = _plain_folder(source, step, store, name)
         yield LocalModel(source, step, folder, folder_digest(folder))
 
 

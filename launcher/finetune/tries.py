@@ -60,7 +60,7 @@ def try_each(
     """
     former = None if out is None else removable(open_store(out))
     tried: list[Tried] = []
-    with tempfile.TemporaryDirectory(prefix="maskfleet-tries-") as name:
+    with scratch("tries") as name:
         best: tuple[float, Path] | None = None
         for index, settings in enumerate(choices):
             folder = Path(name, str(index))

@@ -7,7 +7,6 @@ with the parameters.
 
 import statistics
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -16,6 +15,7 @@ from pathlib import Path
 from data_service.corpus.manifest import PairTexts
 from data_service.samples.inputs import RepeatedSentences, TextPairs, Translations
 from data_service.samples.packing import EDGE_TOKENS
+from data_service.scratch import scratch
 from data_service.store.open import open_store
 from launcher.estimate.assumptions import AssumedUtilisation
 from launcher.estimate.cluster import Cluster, Gpu
@@ -239,8 +239,8 @@ def _median(steps: Sequence[Step]) -> Step:
 
 def _run(trial: Trial, machine: Machine) -> list[Taken]:
     """The trial on all ranks, in a folder that is gone afterwards."""
-    with tempfile.TemporaryDirectory(prefix="maskfleet-measure-") as folder:
-        run = prepare(trial, folder)
+    with scratch("measure") as folder:
+        run = prepare(trial, str(folder))
         orders = [
             MeasureRequest(
                 run=run,
