@@ -145,9 +145,10 @@ def _indexed(path: Path) -> list[str]:
     """The files that an index names."""
     weight_map = _read_json(path).get("weight_map")
     files = list(weight_map.values()) if isinstance(weight_map, dict) else [None]
+    names = {file for file in files if isinstance(file, str)}
     if not all(isinstance(file, str) for file in files):
         raise ModelError(f"{path} is not an index of weights", remedy="fetch the file again")
-    return sorted(set(files))
+    return sorted(names)
 
 
 def _open(folder: Path, file: str) -> Any:

@@ -136,14 +136,13 @@ def validate(model: type[M], document: Document) -> M:
         return model.model_validate_json(encoded, strict=True)
     except ValidationError as error:
         schema, document = model.model_json_schema(), replace(document, data=json.loads(encoded))
-        found = [_explain(detail, document, schema) for detail in error.errors()]
-    raise document.words.error(
-        "\n".join(_merged([problem for problem, _ in found])),
-        remedy="; ".join(dict.fromkeys(remedy for _, remedy in found)),
-    )
+        problems, remedies = zip(
+            *(_explain(detail, document, schema) for detail in error.errors()), strict=True
+        )
+    raise document.words.error("\n".join(_merged(problems)), remedy="; ".join(dict.fromkeys(remedies)))
 
 
-def _merged(problems: list[str]) -> list[str]:
+def _merged(problems: Sequence[str]) -> list[str]:
     """One line a place: a value that fits no variant of a union has a problem for each of them."""
     reasons: dict[str, list[str]] = {}
     for problem in problems:
