@@ -58,7 +58,7 @@ class Work:
             self.total = self.total if total is None else total
             self._done = done
 
-    def begin(self, name: str, total: float) -> None:
+    def begin(self, name: str, total: float | None = None) -> None:
         """Another part of it begins, which counts from nothing."""
         with self._lock:
             self.name, self.total, self.told = name, total, False

@@ -1,7 +1,7 @@
 """The training loop: a pure function of (weights, rows, settings, seed) on one kind of device."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -53,7 +53,7 @@ def train_updates(
     seed: int,
     optimizer: torch.optim.AdamW | None = None,
     begin: int = 0,
-) -> Iterator[float]:
+) -> Generator[float, None, None]:
     """Trains `network` in place; after each update yields its loss per target.
 
     The last batch of an epoch may be smaller. Dropout is drawn from (seed, step). With network and optimizer as they

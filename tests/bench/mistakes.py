@@ -65,7 +65,7 @@ MISTAKES = {
     "embed eval {gone} stsb --data {new}": "no folder|--data",
     "evaluate {model} glue": "--results",
 }
-_TOLD = 88  # characters of an answer that the table shows
+_TOLD = 72  # characters of an answer that the table shows
 
 
 @dataclass(frozen=True)
@@ -76,11 +76,12 @@ class Answer:
     seen: SeenCommand
 
     @property
-    def told(self) -> str:
-        """The sentence that says what is wrong, as one line."""
+    def told(self) -> tuple[str, str]:
+        """What is wrong, and what to do, a line each."""
         boxed = re.sub(r"[│╭╮╰╯─]+", " ", self.seen.text)
-        words = " ".join(boxed.replace("Error", " error: ", 1).split())
-        return words.partition("error: ")[2].strip() or words
+        words = " ".join(boxed.replace(" Error ", " error: ", 1).split())
+        error, _, remedy = (words.partition("error: ")[2] or words).partition("remedy: ")
+        return error.strip(), remedy.strip() or "--help"
 
 
 def prepare(folder: Path) -> dict[str, str]:
@@ -114,19 +115,23 @@ def answer(typed: str, places: dict[str, str], folder: Path) -> Answer:
 
 def row(one: Answer, places: dict[str, str]) -> str:
     """Of the table. Places are named shortly."""
-    told = one.told
-    for name, place in sorted(places.items(), key=lambda item: -len(item[1])):
-        told = told.replace(place, name.upper())
-    told = told if len(told) <= _TOLD else f"{told[:_TOLD].rstrip()} ..."
+
+    def short(told: str) -> str:
+        for name, place in sorted(places.items(), key=lambda item: -len(item[1])):
+            told = told.replace(place, name.upper())
+        cut = told if len(told) <= _TOLD else f"{told[:_TOLD].rstrip()} ..."
+        return cut.replace("|", "\\|")
+
     typed = re.sub(r"\{(\w+)\}", lambda found: found[1].upper(), one.typed)
-    cells = (f"`{typed}`", told.replace("|", "\\|"), f"{one.seen.seconds:.1f}", f"{one.seen.cpu:.1f}")
+    error, remedy = one.told
+    cells = (f"`{typed}`", short(error), short(remedy), f"{one.seen.seconds:.1f}", f"{one.seen.cpu:.1f}")
     return f"| {' | '.join(cells)} |"
 
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         places, answers = prepare(Path(name)), []
-        print("| `maskfleet` ... | error | s | s of a CPU |\n|---|---|---|---|")
+        print("| `maskfleet` ... | error | remedy | s | s of a CPU |\n|---|---|---|---|---|")
         for typed in MISTAKES:
             answers.append(answer(typed, places, Path(name)))
             print(row(answers[-1], places), flush=True)
