@@ -1,7 +1,6 @@
 """A folder in the transformers format, local or remote, as local files: its configuration and weights only."""
 
 import hashlib
-import json
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from checkpoints.hf.publish import CONFIG, INDEX, WEIGHTS
+from data_service.formats import foreign_json
 from data_service.store.base import Store
 from data_service.store.local import LocalStore
 
@@ -70,7 +70,7 @@ def _names(folder: Path) -> list[str]:
     if not (folder / INDEX).is_file():
         return [CONFIG, WEIGHTS]
     try:
-        weight_map = json.loads((folder / INDEX).read_bytes())["weight_map"]
+        weight_map = foreign_json((folder / INDEX).read_bytes())["weight_map"]
         files = sorted({str(file) for file in weight_map.values()})
     except (ValueError, KeyError, TypeError, AttributeError):
         files = []

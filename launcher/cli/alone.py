@@ -11,7 +11,7 @@ from pathlib import Path
 import typer
 
 from data_service.errors import UserError as DataError
-from data_service.visible import visible
+from data_service.visible import visible, without_secrets
 from encoder_core.errors import UserError as ModelError
 
 
@@ -64,4 +64,4 @@ def told(*names: str) -> Iterator[None]:
 
 def say(text: str) -> None:
     """A line on standard error."""
-    typer.echo(visible(text), err=True)
+    typer.echo(visible(without_secrets(text)), err=True)

@@ -132,7 +132,7 @@ def _require_tasks(suite: str, data: str | None, names: list[str] | None) -> Non
     from launcher.tasks.suite import load_frozen, load_suite
 
     places = _everywhere(suite), None if data is None else _everywhere(data)
-    known = [task.name for task in load_suite(*places)] + [one.name for one in load_frozen(*places)]
+    known = [task.name for task in load_suite(*places)] + [task.name for task in load_frozen(*places)]
     unknown = [name for name in names or () if name not in known]
     if unknown:
         raise OptionError(

@@ -16,7 +16,7 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from data_service.errors import UserError as DataError
-from data_service.visible import visible
+from data_service.visible import visible, without_secrets
 from encoder_core.errors import UserError as ModelError
 from launcher.cli import (
     burnin,
@@ -65,7 +65,8 @@ class _Hinting(TyperGroup):
             groups = [name for name, one in self.commands.items() if args[0] in getattr(one, "commands", ())]
             if groups and hasattr(error, "message"):
                 found = " or ".join(f"maskfleet {name} {args[0]}" for name in groups)
-                error.message = f"{error.message.rstrip('.')}: it is {found}"
+                asked = error.message.partition(" Did you mean")[0]  # a guess, where the place is known
+                error.message = f"{asked.rstrip('.')}: it is {found}"
             raise
 
     def invoke(self, ctx: Any) -> Any:
@@ -136,8 +137,17 @@ def main() -> None:
             app()
     except (DataError, ModelError) as error:
         console = Console(stderr=True, soft_wrap=True)
-        console.print(Text("error: ", style="bold red") + Text(visible(error.problem), style="default"))
-        console.print(Text("remedy: ", style="bold") + Text(visible(error.remedy), style="default"))
+        problem, remedy = (visible(without_secrets(text)) for text in (error.problem, error.remedy))
+        console.print(Text("error: ", style="bold red") + Text(problem, style="default"))
+        console.print(Text("remedy: ", style="bold") + Text(remedy, style="default"))
+        sys.exit(2)
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # of the library `tokenizers`; it is no Exception
+            raise
+        print(
+            f"error: a tokenizer's rules cannot be applied to a text: {visible(str(error))}", file=sys.stderr
+        )
+        print("remedy: give the tokenizer.json that was published with the model", file=sys.stderr)
         sys.exit(2)
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from data_service.visible import shell_word
+from data_service.visible import shell_word, without_secrets
 from launcher.cli.first import require_assignments, require_corpora, require_recipe, require_run
 from launcher.cli.options import RunArgument
 from launcher.cli.recipe import RecipeArgument, SetOption, TinyOption, load_recipe
@@ -98,7 +98,7 @@ def train(
     SIGTERM, SIGHUP and Ctrl-C commit a checkpoint first. Exit codes: 0 finished; 3 stopped by `maskfleet runs stop`,
     to stay so; 2 a mistake in what it was given, or what no repetition cures; 75 anything else: run it again to go on.
     """
-    typer.echo(f"opening {run}")
+    typer.echo(f"opening {without_secrets(run)}")  # what follows takes seconds of imports
     from rich.console import Console
 
     from data_service.errors import UserError as DataError

@@ -15,6 +15,7 @@ from pathlib import Path
 from checkpoints.hf.fetch import PARTS
 from checkpoints.hf.publish import CONFIG
 from checkpoints.hf.publish import RECORD as RECORD_OF_EXPORT
+from data_service.formats import foreign_json
 from data_service.store.base import Store
 from data_service.store.local import LocalStore
 from data_service.store.open import open_store
@@ -102,7 +103,7 @@ def module_folders(folder: Path) -> list[str]:
     if not path.is_file():
         return []
     try:
-        found = [str(module["path"]) for module in json.loads(path.read_bytes())]
+        found = [str(module["path"]) for module in foreign_json(path.read_bytes())]
     except (ValueError, TypeError, KeyError) as error:
         raise ModelError(f"{path} does not list modules: {error}", remedy="fetch the file again") from error
     for name in found:
@@ -148,8 +149,8 @@ def _file_digest(path: Path) -> str:
 
 def _object_in(path: Path) -> dict[str, object]:
     try:
-        fields = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
+        fields = foreign_json(path.read_bytes())
+    except ValueError as error:
         raise ModelError(f"{path} is not JSON: {error}", remedy="fetch the file again") from error
     if not isinstance(fields, dict):
         raise ModelError(

@@ -169,7 +169,8 @@ def _find_pair(configs: Path) -> _Found:
 
 
 def _architectures(configs: Path) -> list[str]:
-    return list(json.loads((configs / CONFIG).read_bytes()).get("architectures") or ())
+    named = json.loads((configs / CONFIG).read_bytes()).get("architectures")
+    return [str(name) for name in named] if isinstance(named, list) else []
 
 
 def _task(found: _Found, base: Recipe) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from data_service.formats import REMEDY, is_newer
+from data_service.formats import REMEDY, is_newer, newer
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing
 from data_service.store.open import open_store
@@ -193,7 +193,7 @@ def unreadable_record(uri: str, record: bytes, error: ValidationError) -> RunErr
     """What is wrong with the bytes of run.json."""
     where = f"{uri.rstrip('/')}/{RECORD}"
     if is_newer(record, known=1, error=error):
-        return RunError(f"{where} was written by a newer version of maskfleet", remedy=REMEDY)
+        return RunError(newer(where), remedy=REMEDY)
     return RunError(f"{where} is damaged: {error.errors()[0]['msg']}", remedy="restore it from a copy")
 
 
