@@ -88,7 +88,7 @@ class Work:
     def _time(self, now: float) -> str:
         made, spent = self._done - self._already, now - self._began
         if self.total is not None and made > 0:
-            return f"about {human_duration(spent / made * max(0.0, self.total - self._done))} left"
+            return f"about {human_duration(spent * (max(0.0, self.total - self._done) / made))} left"
         return f"{human_duration(spent)} so far"
 
 

@@ -177,6 +177,8 @@ def mistakes() -> Iterator[list[str]]:
                 word in NAMED and before not in ("--recipe", "--task") and command != "runs watch"
             ):  # it waits for runs
                 yield [*command.split(), *words[:at], "{gone}", *words[at + 1 :]]
+    yield ["init", "quickstart", "{run}"]
+    yield ["runs", "fork", "{run}", "{run}"]
     yield ["wacth", "{run}"]
     yield ["runs", "wacth", "{run}"]
 
