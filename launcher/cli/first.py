@@ -51,6 +51,14 @@ def require_recipe(name: str) -> None:
     read(name)
 
 
+def require_run_or_recipe(target: str) -> None:
+    """Raises RunError: it is neither a bundled recipe, nor a file, nor a run. StoreError: the store cannot be read."""
+    from launcher.recipe.source import bundled
+
+    if target not in bundled() and not Path(target).is_file():
+        require_run(target)
+
+
 def require_corpora(options: Iterable[str]) -> None:
     """Of [NAME=]URI[@WEIGHT] words. Raises CorpusError: on this machine there is none."""
     from data_service.corpus.manifest import MANIFEST
