@@ -4,12 +4,13 @@ import logging
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import torch
 
 from checkpoints.hf.publish import publish, removable
-from data_service.scratch import scratch as scratch_folder
 from data_service.store.open import open_store
+from data_service.temporary import temporary_folder
 from launcher.finetune.export import Provenance, write_export
 from launcher.finetune.inputs import open_pieces
 from launcher.finetune.loop import compute_logits, reproducible, train_updates, updates_each
@@ -79,7 +80,7 @@ def finetune(
         outcome = _train(network, kind, task, splits, settings=settings, seed=seed, scratch=kept)
         if out is not None and former is not None:
             provenance = Provenance(pretrained, start, task, digest, settings, seed, outcome)
-            with scratch_folder("finetuned") as name:
+            with temporary_folder("finetuned") as name:
                 write_export(network, name, provenance)
                 publish(name, open_store(out), former)
         return outcome
@@ -125,7 +126,7 @@ def first_finetuned(
         )
     machine = settings.model_dump(include=MACHINE)
     first = candidates(before.finetune, machine)[0]
-    with scratch_folder("first") as name:
+    with temporary_folder("first") as name:
         finetune(pretrained, before, first, _FIRST_SEED, str(name), scratch=scratch)
         yield LocalModel(f"{pretrained.name} after {before.name}", None, name, folder_digest(name))
 

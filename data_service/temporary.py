@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-_PREFIX = "maskfleet-scratch-"
+_PREFIX = "maskfleet-temporary-"
 
 
 @contextmanager
-def scratch(what: str) -> Iterator[Path]:
+def temporary_folder(what: str) -> Iterator[Path]:
     """An empty folder where this machine keeps temporary files, gone when the context ends. `what`: for its name.
 
     Its process holds a lock on it, which ends with the process: so it is known which folders are nobody's.
