@@ -6,11 +6,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-from checkpoints.hf.load import CONFIG, INDEX, WEIGHTS
+from checkpoints.hf.publish import CONFIG, INDEX, WEIGHTS
 from data_service.formats import foreign_json
-from data_service.scratch import scratch
 from data_service.store.base import Store
 from data_service.store.local import LocalStore
+from data_service.temporary import temporary_folder
 
 PARTS: tuple[Literal["generator"], Literal["discriminator"]] = ("generator", "discriminator")
 """Folders of the networks that were trained as a pair."""
@@ -27,7 +27,7 @@ def local_folder(store: Store) -> Iterator[Path]:
     if isinstance(store, LocalStore):
         yield Path(store.root)
         return
-    with scratch("start") as name:
+    with temporary_folder("start") as name:
         for part in (".", *PARTS):
             _fetch(store if part == "." else store.at(part), Path(name, part))
         yield name
@@ -36,7 +36,7 @@ def local_folder(store: Store) -> Iterator[Path]:
 @contextmanager
 def local_configs(store: Store) -> Iterator[Path]:
     """`local_folder` without the weights."""
-    with scratch("start") as name:
+    with temporary_folder("start") as name:
         for part in (".", *PARTS):
             Path(name, part).mkdir(exist_ok=True)
             _copy(store if part == "." else store.at(part), CONFIG, Path(name, part))

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from checkpoints.hf.publish import CONFIG, INDEX, WEIGHTS
 from data_service.formats import foreign_json
 from encoder_core.errors import ModelError
 from encoder_core.families.build import ModelConfig
@@ -19,10 +20,6 @@ from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.initialise import on_meta
 from encoder_core.objectives.networks import network
-
-CONFIG = "config.json"
-WEIGHTS = "model.safetensors"
-INDEX = "model.safetensors.index.json"
 
 
 @dataclass(frozen=True)
@@ -148,10 +145,10 @@ def _indexed(path: Path) -> list[str]:
     """The files that an index names."""
     weight_map = _read_json(path).get("weight_map")
     files = list(weight_map.values()) if isinstance(weight_map, dict) else [None]
-    known = sorted({file for file in files if isinstance(file, str)})
+    names = {file for file in files if isinstance(file, str)}
     if not all(isinstance(file, str) for file in files):
         raise ModelError(f"{path} is not an index of weights", remedy="fetch the file again")
-    return known
+    return sorted(names)
 
 
 def _open(folder: Path, file: str) -> Any:

@@ -11,11 +11,13 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from checkpoints.errors import ExportError
-from checkpoints.hf.load import CONFIG
 from data_service.formats import is_newer, newer
 from data_service.store.base import Store
 from data_service.store.errors import StoreError
 
+CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
 RECORD = "maskfleet_export.json"
 _NAMED = 5  # files that a refusal lists
 _ELSEWHERE = "give an empty folder, or delete that one"

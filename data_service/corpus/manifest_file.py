@@ -161,11 +161,15 @@ def load_manifest(store: Store) -> CorpusManifest:
     try:
         data = store.get(MANIFEST)
     except KeyMissing as error:
-        raise CorpusError(
-            f"no corpus at {store.uri}: it has no {MANIFEST}",
-            remedy="check the address; if a build was interrupted, run the same `maskfleet corpus build` again",
-        ) from error
+        raise no_corpus(store.uri) from error
     return parse_manifest(data, f"{store.uri.rstrip('/')}/{MANIFEST}")
+
+
+def no_corpus(uri: str) -> CorpusError:
+    return CorpusError(
+        f"no corpus at {uri}: it has no {MANIFEST}",
+        remedy="check the address; if a build was interrupted, run the same `maskfleet corpus build` again",
+    )
 
 
 def _damaged(place: str, reason: str, cause: Exception | None = None) -> NoReturn:

@@ -24,9 +24,9 @@ from data_service.ingest.hashing import hash_of, hash_tokens
 from data_service.ingest.heldout import divide_document, low_word
 from data_service.ingest.kept import Kept, read_kept
 from data_service.ingest.tasks import SplitTask, TaskReceipt, write_receipt
-from data_service.scratch import scratch
 from data_service.store.base import Store
 from data_service.store.errors import OutOfSpace
+from data_service.temporary import temporary_folder
 from data_service.tokenizers.load import load_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
 from data_service.types import Level
@@ -155,7 +155,7 @@ def write(task: WriteTask) -> Written:
     tokenizer = _tokenizer(store.at(TOKENIZER).uri, task.tokenizer_hash)
     finder = _finder(task.layout, task.words) if task.words is not None else None
     levels = () if finder is None else finder.levels
-    with scratch("build") as folder, _room_in(folder):
+    with temporary_folder("build") as folder, _room_in(folder):
         name, block_tokens = shard_name(task.index), task.options.block_tokens
         with (
             PartWriter(Path(folder, "train.tar"), name, tokenizer.vocab_size, block_tokens, levels) as train,

@@ -3,9 +3,10 @@
 Attention kernels differ in what they keep. `gpu` is what attention is there in half precision: flash attention where
 nothing is dropped, the fused kernels of encoder_core/kernels with dropout and for all relative forms. Both keep their
 operands, what comes out and one sum for each query and head, and nothing that grows with the square of a row. So rows
-of mixed lengths keep what full rows of their mean length keep. `cpu` is what training runs on a CPU:
-encoder_core/layers/cpu_attention.py, and torch's attention on padded rows. Tests hold both to measurements, `gpu` with
-kernels that are not launched. All other tensors are the same for both.
+of mixed lengths keep what full rows of their mean length keep. Where a sum with a residual is normed, dropout leaves a
+key for each token there, of which its kernel hashes the mask again, and a mask elsewhere. `cpu` is what training runs
+on a CPU: encoder_core/layers/cpu_attention.py, torch's attention on padded rows, and norms as written. Tests hold both
+to measurements, `gpu` with kernels that are not launched. All other tensors are the same for both.
 
 Names as in `products`.
 """
@@ -40,7 +41,7 @@ class Saved:
 
 @dataclass(frozen=True)
 class Drops:
-    """Where dropout acts: on states, and on attention's probabilities. Where none does, no mask is kept."""
+    """Where dropout acts: on states, and on attention's probabilities. Where none does, nothing is kept of it."""
 
     states: bool
     scores: bool
@@ -71,16 +72,24 @@ def norm(rows: int, width: int) -> Iterator[Saved]:
     yield Saved("LayerNorm statistics", rows, FP32, 2)
 
 
-def rms_norm(rows: int, width: int, kernel: Kernel) -> Iterator[Saved]:
+def rms_norm(rows: int, width: int, kernel: Kernel, normalised: str = "normalised") -> Iterator[Saved]:
     """RMSNorm keeps its input and the deviation of each row; torch's on a CPU also what it made of the input."""
     yield Saved("RMSNorm inputs", rows * width)
-    yield from _of_rms_norm(rows, width, kernel)
+    yield from _of_rms_norm(rows, width, kernel, normalised)
 
 
-def _of_rms_norm(rows: int, width: int, kernel: Kernel) -> Iterator[Saved]:
+def _of_rms_norm(rows: int, width: int, kernel: Kernel, normalised: str = "normalised") -> Iterator[Saved]:
     yield Saved("RMSNorm statistics", rows, FP32)
     if kernel == "cpu":
-        yield Saved("normalised", rows * width, FP32)
+        yield Saved(normalised, rows * width, FP32)
+
+
+def normed_sum(rows: int, width: int, kernel: Kernel, *, dropped: bool, rms: bool = False) -> Iterator[Saved]:
+    """Dropout, the sum with the residual, and its norm."""
+    yield from rms_norm(rows, width, kernel, "normalised sums") if rms else norm(rows, width)
+    if dropped:
+        mask = Saved("dropout masks", rows * width, MASK)
+        yield Saved("dropout keys", rows, INDEX) if kernel == "gpu" else mask
 
 
 def plain_layer(
@@ -91,13 +100,13 @@ def plain_layer(
         Saved("q, k, v", tokens * hidden, count=3),
         *_attention(rows * heads * length, length, kernel, drops),
     ]
-    return Layer(_states(tokens, hidden), (*attention, *_block(tokens, hidden, inner, drops)))
+    return Layer(_states(tokens, hidden), (*attention, *_block(tokens, hidden, inner, kernel, drops)))
 
 
 @dataclass(frozen=True)
 class PreNormSize:
     """A pre-norm layer, and where it drops: attention's probabilities, what attention adds, inside the feed-forward
-    block. What does not drop keeps no mask. `shared_heads`: of keys and values."""
+    block. What does not drop keeps nothing of it. `shared_heads`: of keys and values."""
 
     hidden: int
     heads: int
@@ -122,7 +131,7 @@ def pre_norm_layer(
         Saved("k, v", shared, count=2),
         *_scores_of_pre_norm(size, rows, length, kernel, window),
         Saved("contexts", states),
-        *(rms_norm(tokens, size.hidden, kernel) if size.rms_norm else norm(tokens, size.hidden)),
+        *normed_sum(tokens, size.hidden, kernel, dropped=size.drops_attention, rms=size.rms_norm),
         Saved("feed-forward inputs", states),
         Saved("feed-forward, before and after the activation, and gated", tokens * size.inner, count=4),
     ]
@@ -132,8 +141,6 @@ def pre_norm_layer(
             inner += _of_rms_norm(tokens, size.hidden, kernel)
         else:
             inner.append(Saved("LayerNorm statistics", tokens, FP32, 2))
-    if size.drops_attention:
-        inner.append(Saved("dropout masks", states, MASK))
     if size.drops_inner:
         inner.append(Saved("dropout masks", tokens * size.inner, MASK))
     return Layer(_states(tokens, size.hidden), tuple(inner))
@@ -173,7 +180,7 @@ def relative_key_layer(
             Saved("places of positions", length * length, INDEX),
             *_biased(scores, length, drops),
         ]
-    return Layer(_states(tokens, hidden), (*attention, *_block(tokens, hidden, inner, drops)))
+    return Layer(_states(tokens, hidden), (*attention, *_block(tokens, hidden, inner, kernel, drops)))
 
 
 def disentangled_layer(
@@ -187,7 +194,7 @@ def disentangled_layer(
     ]
     if kernel == "cpu":
         attention.append(Saved("probabilities", scores * length))
-    inner = (*_positions(size, drops), *attention, *_block(tokens, size.hidden, size.inner, drops))
+    inner = (*_positions(size, drops), *attention, *_block(tokens, size.hidden, size.inner, kernel, drops))
     return Layer(_states(tokens, size.hidden), inner)
 
 
@@ -203,7 +210,7 @@ def looking_again(
         ]
     else:
         attention = [*_looked_up(size, rows, length, queries), *_biased(scores, length, drops)]
-    inner = (*_positions(size, drops), *attention, *_block(asked, size.hidden, size.inner, drops))
+    inner = (*_positions(size, drops), *attention, *_block(asked, size.hidden, size.inner, kernel, drops))
     return Layer(_states(asked, size.hidden), inner)
 
 
@@ -242,22 +249,20 @@ def _stream(
         yield from _attention(scores, keys, kernel, drops, written=True)
     if drops.states:
         yield Saved("dropout masks", asked * size.inner, MASK)
-    yield from _block(asked, size.hidden, size.inner, drops)
+    yield from _block(asked, size.hidden, size.inner, kernel, drops)
 
 
 def _states(tokens: int, hidden: int) -> tuple[Saved, ...]:
     return (Saved("layer inputs", tokens * hidden),)
 
 
-def _block(tokens: int, hidden: int, inner: int, drops: Drops) -> Iterator[Saved]:
+def _block(tokens: int, hidden: int, inner: int, kernel: Kernel, drops: Drops) -> Iterator[Saved]:
     """A layer but for its attention: what that gives to its output projection, two residual sums with dropout and
     LayerNorm, and the feed-forward between."""
     yield Saved("contexts", tokens * hidden)
     yield Saved("feed-forward inputs", tokens * hidden)
     yield Saved("feed-forward, before and after the activation", tokens * inner, count=2)
-    if drops.states:
-        yield Saved("dropout masks", tokens * hidden, MASK, 2)
-    yield from several(norm(tokens, hidden), 2)
+    yield from several(normed_sum(tokens, hidden, kernel, dropped=drops.states), 2)
 
 
 def _attention(

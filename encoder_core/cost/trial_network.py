@@ -20,7 +20,8 @@ from encoder_core.objectives.losses import LossSums, ObjectiveModule
 from encoder_core.objectives.mlm import masked_language_model
 from encoder_core.objectives.plm import permuted_language_model
 
-_VOCABULARY, _LAYERS, _SEED = 1024, 2, 1
+_LAYERS, _SEED = 2, 1
+_VOCABULARY = 2500  # no multiple, and more than one tile of the loss's kernel
 _STD = 0.05  # of weights: scores that differ, as those of a trained network
 _TARGETS = 7  # one of so many tokens
 _SMALL = 1e-3  # a gradient's share of all below which its error is held against all

@@ -4,11 +4,11 @@ from abc import abstractmethod
 from typing import Self
 
 from pydantic import Field, model_validator
-from torch import nn
 
 from encoder_core.families.config import WithGenerator
 from encoder_core.layers.attention import Attend, SelfAttention, automatic
 from encoder_core.layers.encoder import Embeddings, Encoder, GatedFeedForward, PreNormLayer
+from encoder_core.layers.residual import LayerNorm, RMSNorm
 
 
 class PreNormConfig(WithGenerator):
@@ -137,7 +137,7 @@ def _layer(config: PreNormConfig, layer: int, attend: Attend) -> PreNormLayer:
     )
 
 
-def _norm(config: PreNormConfig) -> nn.LayerNorm | nn.RMSNorm:
+def _norm(config: PreNormConfig) -> LayerNorm | RMSNorm:
     if config.rms_norm:
-        return nn.RMSNorm(config.hidden, eps=config.layer_norm_eps)
-    return nn.LayerNorm(config.hidden, eps=config.layer_norm_eps, bias=config.biases)
+        return RMSNorm(config.hidden, eps=config.layer_norm_eps)
+    return LayerNorm(config.hidden, eps=config.layer_norm_eps, bias=config.biases)

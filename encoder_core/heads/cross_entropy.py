@@ -7,11 +7,19 @@ vocabulary].
 On a GPU the vocabulary is rounded up, in computation only: its tensor cores want multiples of theirs, and 50,265 or
 30,522 are none. What is added is never likely, and has no gradient.
 
+| kernel    | where                                         | how                                               |
+|-----------|-----------------------------------------------|---------------------------------------------------|
+| `fused`   | CUDA with Triton, once a trial found it right | logits are read once, and become their gradient   |
+| `written` | everywhere                                    | torch's operations, on a copy of logits in fp32   |
+
+`fused` is `encoder_core/kernels/softmax_loss.py`. Ids are drawn by torch's operations in both; `fused` takes their
+probabilities from its own sums.
+
 Shapes: M targets, c of them in a chunk, E width, V vocabulary.
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -20,10 +28,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from encoder_core.draws import draw_key, uniforms
+from encoder_core.layers.fused import triton_is_there
+from encoder_core.layers.kernel_choice import pick
 
 CHUNKS = {"cuda": 2**27, "cpu": 2**24}  # logits per chunk, by kind of device: 512 and 64 MiB in fp32
 MULTIPLES = {"cuda": 64, "cpu": 1}  # of the vocabulary, by kind of device
 GROUP = 256  # ids that are sampled from together
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class CrossEntropySums(NamedTuple):
@@ -78,15 +89,15 @@ class _LinearCrossEntropy(torch.autograd.Function):
         own, owns_bias = len(weight), bias is not None
         weight, bias = rounded_up(weight, bias)
         gradients = ChunkGradients(features, weight, bias, wide) if wants_gradient else None
+        scores = _scores(features)
         for chunk in chunks(len(ids), weight.shape[0], weight.device):
-            log_p_cV = F.linear(features[chunk], weight, bias).to(wide).log_softmax(-1)
-            target_c1 = ids[chunk, None]
-            loss_sum -= log_p_cV.gather(1, target_c1).sum()
-            correct += (log_p_cV.argmax(-1, keepdim=True) == target_c1).sum()
+            scored = scores(F.linear(features[chunk], weight, bias), ids[chunk])
+            loss_sum += scored.losses_c.sum()
+            correct += scored.correct_c.sum()
             if temperature is not None:
-                sampled[chunk] = _sample(log_p_cV[:, :own], draws[chunk], temperature)
+                sampled[chunk] = _sample(scored.log_p_cV()[:, :own], draws[chunk], temperature)
             if gradients is not None:
-                gradients.add(chunk, _without_target(log_p_cV.exp_(), target_c1))
+                gradients.add(chunk, *scored.to_gradient(biased=bias is not None))
         if gradients is not None:
             by_bias = gradients.bias[:own] if owns_bias and gradients.bias is not None else None
             ctx.save_for_backward(gradients.features, gradients.weight[:own], by_bias)
@@ -110,6 +121,70 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 _apply: Callable[..., tuple[Tensor, Tensor, Tensor]] = _LinearCrossEntropy.apply
+
+
+class _Scored(Protocol):
+    """A chunk of logits: which targets' losses they make, and which are predicted.
+
+    `to_gradient` overwrites what the others are made of: the derivative by the logits, and by the bias where the sum
+    over targets is known.
+    """
+
+    losses_c: Tensor
+    correct_c: Tensor
+
+    def log_p_cV(self) -> Tensor: ...
+    def to_gradient(self, *, biased: bool) -> tuple[Tensor, Tensor | None]: ...
+
+
+def _scores(features: Tensor) -> Callable[[Tensor, Tensor], _Scored]:
+    """By which kernel."""
+    if _takes(features) and pick(["fused", "written"], dropped=False, place="loss") == "fused":
+        return _FusedScores
+    return _WrittenScores
+
+
+def _takes(features: Tensor) -> bool:
+    """Whether the kernel does."""
+    return (
+        features.device.type == "cuda"
+        and not torch.compiler.is_compiling()
+        and features.dtype in _DTYPES
+        and triton_is_there()
+    )
+
+
+class _WrittenScores:
+    def __init__(self, logits_cV: Tensor, ids_c: Tensor) -> None:
+        wide = torch.promote_types(logits_cV.dtype, torch.float32)
+        self._log_p_cV, self._ids_c = logits_cV.to(wide).log_softmax(-1), ids_c
+        self.losses_c = -self._log_p_cV.gather(1, ids_c[:, None]).squeeze(1)
+        self.correct_c = self._log_p_cV.argmax(-1) == ids_c
+
+    def log_p_cV(self) -> Tensor:
+        return self._log_p_cV
+
+    def to_gradient(self, *, biased: bool) -> tuple[Tensor, None]:
+        return _without_target(self._log_p_cV.exp_(), self._ids_c), None
+
+
+class _FusedScores:
+    def __init__(self, logits_cV: Tensor, ids_c: Tensor) -> None:
+        from encoder_core.kernels.softmax_loss import softmax_sums
+
+        self._logits_cV, self._ids_c = logits_cV, ids_c
+        self._sums = softmax_sums(logits_cV, ids_c)
+        self.losses_c, self.correct_c = self._sums.losses, self._sums.correct
+
+    def log_p_cV(self) -> Tensor:
+        sums = self._sums
+        wide_cV = self._logits_cV.to(sums.losses.dtype, copy=True)
+        return wide_cV.sub_(sums.largest[:, None]).sub_(sums.log_sums[:, None])
+
+    def to_gradient(self, *, biased: bool) -> tuple[Tensor, Tensor | None]:
+        from encoder_core.kernels.softmax_loss import to_gradient
+
+        return self._logits_cV, to_gradient(self._logits_cV, self._ids_c, self._sums, biased=biased)
 
 
 def rounded_up(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -150,9 +225,9 @@ def _invert(weights: Tensor, draw_c1: Tensor) -> Tensor:
     return torch.searchsorted(cumulated, (draw_c1 * cumulated[:, -1:]).long(), right=True)
 
 
-def _without_target(p_cV: Tensor, target_c1: Tensor) -> Tensor:
+def _without_target(p_cV: Tensor, ids_c: Tensor) -> Tensor:
     """softmax - onehot, in place: the derivative by the logits."""
-    p_cV[torch.arange(len(p_cV), device=p_cV.device), target_c1.squeeze(1)] -= 1.0
+    p_cV[torch.arange(len(p_cV), device=p_cV.device), ids_c] -= 1.0
     return p_cV
 
 
@@ -168,11 +243,16 @@ class ChunkGradients:
         self.weight = (torch.empty_like if self._sums_up else torch.zeros_like)(weight, dtype=wide)
         self.bias = None if bias is None else torch.zeros_like(bias, dtype=wide)
 
-    def add(self, chunk: slice, d_cV: Float[Tensor, "chunk vocab"]) -> None:
-        """Take in the derivative by a chunk's logits."""
+    def add(
+        self,
+        chunk: slice,
+        d_cV: Float[Tensor, "chunk vocab"],
+        by_bias_V: Float[Tensor, " vocab"] | None = None,
+    ) -> None:
+        """Take in the derivative by a chunk's logits, and its sum over the chunk if that is known."""
         features, weight = self._inputs
         if self.bias is not None:
-            self.bias += d_cV.sum(0)
+            self.bias += d_cV.sum(0) if by_bias_V is None else by_bias_V
         d_cV = d_cV.to(features.dtype)
         self.features[chunk] = d_cV @ weight
         if self._sums_up:

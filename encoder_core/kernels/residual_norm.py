@@ -55,7 +55,8 @@ def kept_columns(draws, row, threshold, padded: tl.constexpr):
     return (bits.to(tl.int32) ^ 0x8000) >= threshold
 
 
-@triton.jit
+# Numbers that change with the tokens are not compiled in: what a trial compiles is what a run uses.
+@triton.jit(do_not_specialize=["threshold"])
 def forward_kernel(
     x, residual, weight, bias, draws, total, normed, mean, inverse_deviation, threshold,
     eps: tl.constexpr, centered: tl.constexpr, width: tl.constexpr, padded: tl.constexpr, sums: tl.constexpr,
@@ -71,22 +72,21 @@ def forward_kernel(
     summed = tl.load(residual + at, mask=here, other=0.0).to(sums) + added
     summed = summed.to(total.dtype.element_ty)  # what is normed is what the backward pass will read
     tl.store(total + at, summed, mask=here)
-    if weight is not None:
-        wide = summed.to(sums)
-        if centered:
-            middle = tl.sum(wide, 0) / width
-            tl.store(mean + row, middle)
-            wide = tl.where(here, wide - middle, 0.0)
-        one = tl.full([], 1.0, sums)
-        scale = one / tl.sqrt(tl.sum(wide * wide, 0) / width + tl.full([], eps, sums))
-        tl.store(inverse_deviation + row, scale)
-        y = wide * scale * tl.load(weight + column, mask=here, other=0.0).to(sums)
-        if bias is not None:
-            y += tl.load(bias + column, mask=here, other=0.0).to(sums)
-        tl.store(normed + at, y.to(normed.dtype.element_ty), mask=here)
+    wide = summed.to(sums)
+    if centered:
+        middle = tl.sum(wide, 0) / width
+        tl.store(mean + row, middle)
+        wide = tl.where(here, wide - middle, 0.0)
+    one = tl.full([], 1.0, sums)
+    scale = one / tl.sqrt(tl.sum(wide * wide, 0) / width + tl.full([], eps, sums))
+    tl.store(inverse_deviation + row, scale)
+    y = wide * scale * tl.load(weight + column, mask=here, other=0.0).to(sums)
+    if bias is not None:
+        y += tl.load(bias + column, mask=here, other=0.0).to(sums)
+    tl.store(normed + at, y.to(normed.dtype.element_ty), mask=here)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "each", "threshold"])
 def backward_kernel(
     by_total, by_normed, total, weight, draws, mean, inverse_deviation, dresidual, dx, dweight, dbias, rows, each,
     threshold, centered: tl.constexpr, width: tl.constexpr, padded: tl.constexpr, sums: tl.constexpr,
@@ -96,35 +96,30 @@ def backward_kernel(
     here = column < width
     by_weight = tl.full([padded], 0.0, sums)
     by_bias = tl.full([padded], 0.0, sums)
-    if weight is not None:
-        factor = tl.load(weight + column, mask=here, other=0.0).to(sums)
+    factor = tl.load(weight + column, mask=here, other=0.0).to(sums)
     for row in range(program * each, tl.minimum(program * each + each, rows)):
         at = row * width + column
-        d = tl.full([padded], 0.0, sums)
-        if weight is not None:
-            dy = tl.load(by_normed + at, mask=here, other=0.0).to(sums)
-            scale = tl.load(inverse_deviation + row)
-            unit = tl.load(total + at, mask=here, other=0.0).to(sums)
-            if centered:
-                unit = tl.where(here, unit - tl.load(mean + row), 0.0)
-            unit *= scale
-            by_weight += dy * unit
-            by_bias += dy
-            dy *= factor
-            d = dy - unit * (tl.sum(dy * unit, 0) / width)
-            if centered:
-                d -= tl.sum(dy, 0) / width
-            d *= scale
+        dy = tl.load(by_normed + at, mask=here, other=0.0).to(sums)
+        scale = tl.load(inverse_deviation + row)
+        unit = tl.load(total + at, mask=here, other=0.0).to(sums)
+        if centered:
+            unit = tl.where(here, unit - tl.load(mean + row), 0.0)
+        unit *= scale
+        by_weight += dy * unit
+        by_bias += dy
+        dy *= factor
+        d = dy - unit * (tl.sum(dy * unit, 0) / width)
+        if centered:
+            d -= tl.sum(dy, 0) / width
+        d *= scale
         if by_total is not None:
             d += tl.load(by_total + at, mask=here, other=0.0).to(sums)
-        if dresidual is not None:
-            tl.store(dresidual + at, d.to(dresidual.dtype.element_ty), mask=here)
+        tl.store(dresidual + at, d.to(dresidual.dtype.element_ty), mask=here)
         if draws is not None:
             inverse = inverse_rate(threshold, sums)
             d = tl.where(kept_columns(draws, row, threshold, padded), d * inverse, 0.0)
             tl.store(dx + at, d.to(dx.dtype.element_ty), mask=here)
-    if dweight is not None:
-        tl.store(dweight + program * width + column, by_weight, mask=here)
+    tl.store(dweight + program * width + column, by_weight, mask=here)
     if dbias is not None:
         tl.store(dbias + program * width + column, by_bias, mask=here)
 
@@ -132,14 +127,13 @@ def backward_kernel(
 def residual_norm(
     x: Float[Tensor, "tokens hidden"],
     residual: Float[Tensor, "tokens hidden"],
-    norm: Norm | None,
+    norm: Norm,
     draws: Int[Tensor, " tokens"] | None,
     threshold: int,
 ) -> tuple[Float[Tensor, "tokens hidden"], Float[Tensor, "tokens hidden"]]:
-    """The sum, and its norm (without a norm the sum again). `draws`: key plus draw of each token; None: no dropout."""
-    weight, bias, eps, centered = norm or (None, None, 0.0, False)
-    total, normed = _ResidualNorm.apply(x, residual, weight, bias, draws, threshold, eps, centered)
-    return total, total if norm is None else normed
+    """The sum, and its norm. `draws`: key plus draw of each token; None: no dropout."""
+    both: tuple[Tensor, Tensor] = _ResidualNorm.apply(x, residual, *norm[:2], draws, threshold, *norm[2:])
+    return both
 
 
 class _ResidualNorm(torch.autograd.Function):
@@ -148,26 +142,23 @@ class _ResidualNorm(torch.autograd.Function):
         ctx: Any,
         x: Tensor,
         residual: Tensor,
-        weight: Tensor | None,
+        weight: Tensor,
         bias: Tensor | None,
         draws: Tensor | None,
         threshold: int,
         eps: float,
         centered: bool,
-    ) -> tuple[Tensor, Tensor | None]:
+    ) -> tuple[Tensor, Tensor]:
         x, residual = x.contiguous(), residual.contiguous()
-        total = torch.empty_like(x)
-        cut = _cut(x)
-        normed = mean = scale = None
-        if weight is not None:
-            normed = torch.empty_like(x)
-            mean, scale = (x.new_empty(len(x), dtype=_sums(x.dtype)) for _ in range(2))
+        total, normed, cut = torch.empty_like(x), torch.empty_like(x), _cut(x)
+        scale = x.new_empty(len(x), dtype=_sums(x.dtype))
+        mean = torch.empty_like(scale) if centered else None
         if len(x):
             forward_kernel[(len(x),)](
                 x, residual, weight, bias, draws, total, normed, mean, scale, threshold,
                 eps=eps, centered=centered, **cut,
             )  # fmt: skip
-        ctx.save_for_backward(None if weight is None else total, weight, draws, mean, scale)
+        ctx.save_for_backward(total, weight, draws, mean, scale)
         ctx.set_materialize_grads(False)
         ctx.settings = threshold, centered, cut, bias is not None
         return total, normed
@@ -177,25 +168,19 @@ class _ResidualNorm(torch.autograd.Function):
     def backward(ctx: Any, by_total: Tensor | None, by_normed: Tensor | None) -> tuple[Tensor | None, ...]:
         total, weight, draws, mean, scale = ctx.saved_tensors
         threshold, centered, cut, biased = ctx.settings
-        if by_normed is None:  # only the sum was used
-            weight = total = None
-        given = [None if by is None else by.contiguous() for by in (by_total, by_normed)]
-        like = next((by for by in given if by is not None), None)
-        if like is None:
-            return (None,) * 8
-        rows, width = like.shape
+        by_normed = torch.zeros_like(total) if by_normed is None else by_normed.contiguous()
+        by_total = None if by_total is None else by_total.contiguous()
+        rows, width = total.shape
         each = max(1, -(-rows // _PROGRAMS))
         programs = -(-rows // each)
-        dresidual = torch.empty_like(like)
-        dx = dresidual if draws is None else torch.empty_like(like)
-        dweight = dbias = None
-        if weight is not None:
-            dweight = like.new_empty(programs, width, dtype=_sums(like.dtype))
-            dbias = torch.empty_like(dweight) if biased else None
+        dresidual = torch.empty_like(total)
+        dx = dresidual if draws is None else torch.empty_like(total)
+        dweight = total.new_empty(programs, width, dtype=_sums(total.dtype))
+        dbias = torch.empty_like(dweight) if biased else None
         if rows:
             backward_kernel[(programs,)](
-                *given, total, weight, draws, mean, scale, dresidual, dx, dweight, dbias, rows, each, threshold,
-                centered=centered, **cut,
+                by_total, by_normed, total, weight, draws, mean, scale, dresidual, dx, dweight, dbias, rows, each,
+                threshold, centered=centered, **cut,
             )  # fmt: skip
         sums = [None if part is None else part.sum(0).to(weight.dtype) for part in (dweight, dbias)]
         return dx, dresidual, *sums, None, None, None, None

@@ -18,7 +18,7 @@ from encoder_core.layers.deberta_positions import Relations, RelativePositions
 from encoder_core.layers.dropout import Dropout
 from encoder_core.layers.encoder import Activation, Embeddings, FeedForward, activate
 from encoder_core.layers.pieces import Draws, PieceWise, piece
-from encoder_core.layers.residual import normed_sum
+from encoder_core.layers.residual import LayerNorm, normed_sum
 from encoder_core.layers.rows import Rows
 
 
@@ -36,9 +36,9 @@ class DisentangledLayer(PieceWise):
     ) -> None:
         super().__init__()
         self.attention = attention
-        self.attention_norm = nn.LayerNorm(hidden, eps=eps)
+        self.attention_norm = LayerNorm(hidden, eps=eps)
         self.feed_forward = feed_forward
-        self.feed_forward_norm = nn.LayerNorm(hidden, eps=eps)
+        self.feed_forward_norm = LayerNorm(hidden, eps=eps)
         self.dropout = Dropout(dropout)
 
     def forward(

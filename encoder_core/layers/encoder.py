@@ -20,7 +20,7 @@ from encoder_core.layers.attention import SelfAttention
 from encoder_core.layers.dropout import Dropout
 from encoder_core.layers.parameters import JoinedLinear, ScaledLinear
 from encoder_core.layers.pieces import Draws, PieceWise, piece
-from encoder_core.layers.residual import normed_sum, sum_and_norm
+from encoder_core.layers.residual import LayerNorm, normed_sum, sum_and_norm
 from encoder_core.layers.rotary import Rotation
 from encoder_core.layers.rows import Rows
 
@@ -172,9 +172,9 @@ class EncoderLayer(PieceWise):
     ) -> None:
         super().__init__()
         self.attention = attention
-        self.attention_norm = nn.LayerNorm(hidden, eps=eps)
+        self.attention_norm = LayerNorm(hidden, eps=eps)
         self.feed_forward = feed_forward
-        self.feed_forward_norm = nn.LayerNorm(hidden, eps=eps)
+        self.feed_forward_norm = LayerNorm(hidden, eps=eps)
         self.dropout = Dropout(dropout)
 
     def forward(self, x_TH: Float[Tensor, "tokens hidden"], rows: Rows) -> Float[Tensor, "tokens hidden"]:

@@ -5,10 +5,12 @@
 | `fused`   | CUDA with Triton, once a trial found it right | one kernel (`encoder_core/kernels/residual_norm`) |
 | `written` | everywhere                                   | torch's operations; compiled, torch joins them   |
 
-At ZeRO 3 a norm's weight has its numbers only in its own module's passes, so a sum with a norm is written there.
+The kernel computes a norm inside of that norm's own pass, since at ZeRO 3 its weight has its numbers only there.
 
 Shapes: T tokens, H hidden.
 """
+
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -20,6 +22,29 @@ from encoder_core.layers.kernel_choice import pick
 
 _WIDEST = 8192  # numbers of a row that one program holds in registers
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class LayerNorm(nn.LayerNorm):
+    """torch's. Given `added` as well, by the kernel: the sum of `input` and of what dropout leaves of it, and its norm.
+    `draws`: key plus draw of each token; None: no dropout."""
+
+    def forward(
+        self, input: Tensor, added: Tensor | None = None, draws: Tensor | None = None, threshold: int = 0
+    ) -> Any:
+        if added is None:
+            return super().forward(input)
+        return _fused(self, self.bias, True, input, added, draws, threshold)
+
+
+class RMSNorm(nn.RMSNorm):
+    """As `LayerNorm`."""
+
+    def forward(
+        self, x: Tensor, added: Tensor | None = None, draws: Tensor | None = None, threshold: int = 0
+    ) -> Any:
+        if added is None:
+            return super().forward(x)
+        return _fused(self, None, False, x, added, draws, threshold)
 
 
 def normed_sum(
@@ -44,7 +69,9 @@ def sum_and_norm(
 ) -> tuple[Float[Tensor, "tokens hidden"], Float[Tensor, "tokens hidden"]]:
     """As `normed_sum`, and the sum before it."""
     if _takes(norm, residual_TH, x_TH) and _picked(draw):
-        return _fused(norm, residual_TH, x_TH, dropout, keys_T, draw)
+        draws_T = None if draw is None else keys_T + draw
+        both: tuple[Tensor, Tensor] = norm(residual_TH, x_TH, draws_T, threshold_of(dropout.rate))
+        return both
     total_TH = residual_TH + dropout.by(draw, x_TH, keys_T)
     return total_TH, norm(total_TH)
 
@@ -58,28 +85,25 @@ def _takes(norm: nn.Module, residual_TH: Tensor, x_TH: Tensor) -> bool:
     return (
         x_TH.device.type == "cuda"
         and not torch.compiler.is_compiling()
-        and isinstance(norm, nn.LayerNorm | nn.RMSNorm)
+        and isinstance(norm, LayerNorm | RMSNorm)
         and norm.eps is not None
         and x_TH.dtype in _DTYPES
         and x_TH.dtype == residual_TH.dtype == norm.weight.dtype
         and x_TH.shape[-1] <= _WIDEST
-        and not hasattr(norm.weight, "ds_id")
         and triton_is_there()
     )
 
 
 def _fused(
-    norm: nn.Module,
+    norm: nn.LayerNorm | nn.RMSNorm,
+    bias: Tensor | None,
+    centered: bool,
     residual_TH: Tensor,
     x_TH: Tensor,
-    dropout: Dropout,
-    keys_T: Tensor,
-    draw: Tensor | None,
+    draws_T: Tensor | None,
+    threshold: int,
 ) -> tuple[Tensor, Tensor]:
     from encoder_core.kernels.residual_norm import Norm, residual_norm
 
-    assert isinstance(norm, nn.LayerNorm | nn.RMSNorm)
-    bias = norm.bias if isinstance(norm, nn.LayerNorm) else None
-    asked = Norm(norm.weight, bias, norm.eps or 0.0, isinstance(norm, nn.LayerNorm))
-    draws_T = None if draw is None else keys_T + draw
-    return residual_norm(x_TH, residual_TH, asked, draws_T, threshold_of(dropout.rate))
+    assert norm.eps is not None
+    return residual_norm(x_TH, residual_TH, Norm(norm.weight, bias, norm.eps, centered), draws_T, threshold)

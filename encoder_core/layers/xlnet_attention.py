@@ -21,7 +21,7 @@ from encoder_core.layers.dropout import Dropout
 from encoder_core.layers.fused import fused_attention, fused_takes
 from encoder_core.layers.kernel_choice import Kernel, pick
 from encoder_core.layers.parameters import AttentionBias, IntoHeads, OutOfHeads, Weights
-from encoder_core.layers.residual import normed_sum
+from encoder_core.layers.residual import LayerNorm, normed_sum
 from encoder_core.layers.xlnet_scope import AttentionScope
 
 
@@ -39,7 +39,7 @@ class TwoStreamAttention(nn.Module):
             AttentionBias(heads, width) for _ in range(3)
         )
         self.segment = Weights(2, heads, width)
-        self.norm = nn.LayerNorm(hidden, eps=eps)
+        self.norm = LayerNorm(hidden, eps=eps)
         self.dropout = Dropout(dropout)
         self.attention_dropout = attention_dropout
 

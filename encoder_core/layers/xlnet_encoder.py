@@ -20,7 +20,7 @@ from encoder_core.layers.dropout import Dropout
 from encoder_core.layers.encoder import Activation, activate
 from encoder_core.layers.parameters import Weights
 from encoder_core.layers.pieces import Draws, PieceWise, piece
-from encoder_core.layers.residual import normed_sum
+from encoder_core.layers.residual import LayerNorm, normed_sum
 from encoder_core.layers.rows import Rows
 from encoder_core.layers.xlnet_attention import TwoStreamAttention, sinusoids
 from encoder_core.layers.xlnet_scope import AttentionScope, reach
@@ -70,7 +70,7 @@ class TwoStreamLayer(PieceWise):
         self.attention = attention
         self.up = nn.Linear(hidden, inner)
         self.down = nn.Linear(inner, hidden)
-        self.norm = nn.LayerNorm(hidden, eps=eps)
+        self.norm = LayerNorm(hidden, eps=eps)
         self.dropout = Dropout(dropout)
 
     def forward(

@@ -8,7 +8,7 @@ from torch import nn
 
 from checkpoints.hf.fetch import PARTS
 from checkpoints.load import Reader
-from data_service.scratch import scratch
+from data_service.temporary import temporary_folder
 from launcher.errors import RunError
 from launcher.export.export import export_run
 from launcher.extras import optional
@@ -37,7 +37,7 @@ def module(run: Run, step: int | None) -> nn.Module:
 def transformers_model(run: Run, step: int | None, part: str | None) -> "PreTrainedModel":
     """See `launcher.api.run.Run.transformers_model`. Goes through an export, which is read back and compared."""
     transformers = optional("transformers", "a model of transformers")
-    with scratch("model") as folder:
+    with temporary_folder("model") as folder:
         models = export_run(run, step, str(folder)).models
         chosen = part or (PARTS[1] if PARTS[1] in models else ".")
         if chosen not in models:

@@ -3,6 +3,7 @@
 from launcher.burnin.check import Check
 
 _KERNELS = "launcher.burnin.kernels"
+_TOKENWISE = "launcher.burnin.tokenwise"
 _TRAINING = "launcher.burnin.training"
 _FORMS = (
     "plain",
@@ -69,6 +70,24 @@ CHECKS = (
         beside=True,
         gpu=40,
         cpu=20,
+        needs=("triton",),
+    ),
+    Check(
+        "kernel-norm",
+        "Dropout, residual and norm as one kernel equal the formula, five times to the bit.",
+        f"{_TOKENWISE}:norm",
+        beside=True,
+        gpu=40,
+        cpu=15,
+        needs=("triton",),
+    ),
+    Check(
+        "kernel-loss",
+        "Loss, accuracy and gradient of logits equal the formula, five times to the bit.",
+        f"{_TOKENWISE}:loss",
+        beside=True,
+        gpu=40,
+        cpu=15,
         needs=("triton",),
     ),
     Check(
@@ -188,7 +207,7 @@ CHECKS = (
     ),
     Check(
         "kernel-times",
-        "How long every form of fused attention takes.",
+        "How long every form of fused attention takes, and the kernels of norms and of the loss beside torch.",
         f"{_KERNELS}:timed",
         gpu=60,
         cpu=15,

@@ -13,6 +13,7 @@ from torch import Tensor
 from encoder_core.draws import head_keys, numbers16, uniforms
 from encoder_core.kernels.fused_attention import Layout
 from encoder_core.layers.dropout import dropout, inverse_rate, threshold_of
+from launcher.burnin import tokenwise
 from launcher.burnin.check import Bench
 from launcher.burnin.machine import device_of, seconds_of
 from launcher.burnin.problems import (
@@ -67,11 +68,13 @@ def form(bench: Bench, name: str) -> None:
 
 
 def timed(bench: Bench) -> None:
-    """How long every form takes: on a GPU 32 rows of 512 with 12 heads, interpreted one short row."""
+    """How long every form takes: on a GPU 32 rows of 512 with 12 heads, interpreted one short row. Then the other
+    kernels."""
     for name, shape in FORMS.items():
         for dtype in (torch.bfloat16, torch.float16) if bench.gpu else (torch.float32,):
             size = Size((512,) * 32, 12, _WIDTH, dtype, 0.1) if bench.gpu else Size((16,), 1, 16, dtype, 0.1)
             _time(bench, name, shape, size)
+    tokenwise.timed(bench)
 
 
 def _dtypes(bench: Bench) -> tuple[torch.dtype, ...]:

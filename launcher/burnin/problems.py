@@ -144,7 +144,7 @@ _PATCH = "_patch_lang_tensor"  # Triton's own, up to 3.9 at least
 
 
 @cache
-def _mend_interpreter() -> None:
+def mend_interpreter() -> None:
     """Triton's interpreter up to 3.7.0 makes whole numbers of arrays of one, which NumPy refuses from 2.5 on."""
     if os.environ.get("TRITON_INTERPRET") != "1":
         return
@@ -163,7 +163,7 @@ def _mend_interpreter() -> None:
 
 def kernels(given: Problem) -> Tensor:
     """The context by the fused kernels."""
-    _mend_interpreter()
+    mend_interpreter()
     inputs = given.inputs
     return fused_attention(inputs["q"], inputs["k"], inputs["v"], given.terms, given.layout)
 

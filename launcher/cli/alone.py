@@ -1,11 +1,12 @@
 """How `finetune` and `embed` end, which compute for hours in one process.
 
-They keep nothing on the way. The same command, given again, computes the same.
+The same command, given again, computes the same; with a scratch folder it goes on.
 """
 
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import typer
 
@@ -15,12 +16,17 @@ from encoder_core.errors import UserError as ModelError
 
 
 @contextmanager
-def repeatable() -> Iterator[None]:
-    """Errors that may pass by themselves end the command with 75, and so do signals."""
+def repeatable(scratch: Path | None = None) -> Iterator[None]:
+    """Errors that may pass by themselves end the command with 75, and so do signals. `scratch` keeps what is done."""
     from launcher.contract import REPEAT
     from launcher.signals import answering
 
-    with answering(REPEAT, "the same command computes the same"), passing():
+    stays = (
+        "the same command computes the same"
+        if scratch is None
+        else f"the same command goes on, with what {scratch} holds"
+    )
+    with answering(REPEAT, stays), passing():
         yield
 
 

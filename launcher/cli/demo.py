@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from launcher.cli.options import EncodingOption
+from launcher.progress import work
 
 
 def register(app: typer.Typer) -> None:
@@ -27,8 +28,12 @@ def demo(
     Eight stages: text, tokenizer, corpus, run, training on two ranks, evaluation, export, report. Interrupt it
     anywhere and give the command again: it goes on.
     """
+    if text is not None:
+        from launcher.cli.texts import list_texts
+
+        list_texts([text], encoding)
     from rich.console import Console
 
-    from launcher.cli.demo_path import Demo
-
+    with work("loading libraries"):
+        from launcher.cli.demo_path import Demo
     raise typer.Exit(Demo(out, text, Console(), encoding).run())

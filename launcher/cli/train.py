@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from data_service.visible import shell_word, without_secrets
+from launcher.cli.first import require_assignments, require_corpora, require_recipe, require_run
 from launcher.cli.options import RunArgument
 from launcher.cli.recipe import RecipeArgument, SetOption, TinyOption, load_recipe
+from launcher.progress import work
 
 if TYPE_CHECKING:
     from launcher.run.record import Run
@@ -49,6 +51,9 @@ def init(
 
     Example: `maskfleet init roberta-base s3://bucket/runs/base --corpus s3://bucket/corpora/news`
     """
+    require_recipe(recipe)
+    require_assignments(assignments or ())
+    require_corpora(corpora or ())
     from datetime import UTC, datetime
 
     from launcher.rank.hub import keep_start
@@ -98,16 +103,22 @@ def train(
 
     from data_service.errors import UserError as DataError
     from encoder_core.errors import UserError as ModelError
-    from launcher.cluster.train import train
     from launcher.contract import MISTAKE, code_of
 
     try:
-        opened = _reconciled(run, recipe, tuple(assignments or ()), accept_changes)
+        if recipe is not None:
+            require_recipe(recipe)
+        require_assignments(assignments or ())
+        require_run(run)
+        with work("opening the run"):
+            opened = _reconciled(run, recipe, tuple(assignments or ()), accept_changes)
     except (DataError, ModelError) as error:
         if code_of(error) == MISTAKE:
             raise
         typer.echo(f"{error.problem}\n  {error.remedy}", err=True)
         raise typer.Exit(code_of(error)) from error
+    with work("loading libraries"):
+        from launcher.cluster.train import train
     outcome = train(opened, Console(), nodes)
     if outcome.step:
         typer.echo(f"{run}: step {outcome.step:,} of {opened.recipe.total_steps:,}")
@@ -136,6 +147,7 @@ def show(
 
     Needs no checkpoint and no training: a sample is a function of the run's recipe and its position.
     """
+    require_run(run)
     from launcher.inspect.show import find_sample, render
     from launcher.output import console
     from launcher.run.record import open_run
@@ -156,6 +168,7 @@ def report(
 
     The page stands alone: no script, no link to anything outside it.
     """
+    require_run(run)
     from datetime import UTC, datetime
 
     from launcher.inspect.report.write import write_report

@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from checkpoints.hf.load import INDEX, WEIGHTS
+from checkpoints.hf.publish import INDEX, WEIGHTS
 from data_service.formats import foreign_json
 from data_service.tokenizers.bounds import check_folder
 from encoder_core.errors import ModelError

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from checkpoints.hf.fetch import PARTS
-from checkpoints.hf.load import CONFIG
+from checkpoints.hf.publish import CONFIG
 from checkpoints.hf.publish import RECORD as RECORD_OF_EXPORT
 from data_service.formats import foreign_json
-from data_service.scratch import scratch
 from data_service.store.base import Store
 from data_service.store.local import LocalStore
 from data_service.store.open import open_store
+from data_service.temporary import temporary_folder
 from encoder_core.errors import ModelError
 from launcher.errors import RunError
 from launcher.export.export import export_run
@@ -61,7 +61,7 @@ def open_pretrained(source: str, step: int | None = None) -> Iterator[LocalModel
         CheckpointError, ModelError: it is damaged, or has no transformers form. StoreError: it cannot be read.
     """
     store = open_store(source)
-    with scratch("model") as name:
+    with temporary_folder("model") as name:
         if store.size(RECORD) is not None:
             exported = export_run(open_run(source), step, str(name))
             part = PARTS[1] if PARTS[1] in exported.models else "."

@@ -15,8 +15,8 @@ from pathlib import Path
 from data_service.corpus.manifest import PairTexts
 from data_service.samples.inputs import RepeatedSentences, TextPairs, Translations
 from data_service.samples.packing import EDGE_TOKENS
-from data_service.scratch import scratch
 from data_service.store.open import open_store
+from data_service.temporary import temporary_folder
 from launcher.estimate.assumptions import AssumedUtilisation
 from launcher.estimate.cluster import Cluster, Gpu
 from launcher.estimate.roofline import assumed
@@ -239,7 +239,7 @@ def _median(steps: Sequence[Step]) -> Step:
 
 def _run(trial: Trial, machine: Machine) -> list[Taken]:
     """The trial on all ranks, in a folder that is gone afterwards."""
-    with scratch("measure") as folder:
+    with temporary_folder("measure") as folder:
         run = prepare(trial, str(folder))
         orders = [
             MeasureRequest(

@@ -14,10 +14,10 @@ from data_service.corpus.layout import TOKENIZER
 from data_service.corpus.manifest import BlockTable, CorpusManifest, PairTexts, block_table
 from data_service.corpus.manifest_file import save_manifest
 from data_service.corpus.writer import ShardWriter
-from data_service.scratch import scratch
 from data_service.store.base import Store, digest
 from data_service.stream.stream import Stream
 from data_service.stream.window import StepLayout
+from data_service.temporary import temporary_folder
 from data_service.tokenizers.load import save_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
 from data_service.types import Block, Tokens
@@ -136,7 +136,7 @@ def _write_split(
     rows: list[tuple[int, int, int, int, int, int]] = []
     block_digests: list[str] = []
     shards: list[str] = []
-    with scratch("synthetic") as folder:
+    with temporary_folder("synthetic") as folder:
         for first in range(0, len(seeds), _BLOCKS_PER_SHARD):
             path, key = folder / "shard.tar", f"{split}/{len(shards):06d}.tar"
             writer = ShardWriter(path, f"{len(shards):06d}")

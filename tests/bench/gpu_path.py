@@ -1,8 +1,9 @@
-"""The path that attention takes on a GPU, without one: all is done but launching kernels, whose names are told."""
+"""The path that a step takes on a GPU, without one: all is done but launching our kernels, whose names are told."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 from unittest.mock import patch
 
@@ -12,11 +13,13 @@ from torch import Tensor, nn
 from encoder_core.layers import attention, deberta_attention
 from encoder_core.layers.attention import SelfAttention
 from encoder_core.layers.deberta_attention import DisentangledAttention
+from encoder_core.layers.kernel_choice import Preference, prefer
 
 
 @contextmanager
 def as_on_a_gpu(module: nn.Module, record: Callable[[str], None]) -> Iterator[None]:
-    """`module`'s attention, on a CPU, as in bf16 on a GPU: flash without dropout, else our fused kernels."""
+    """`module`, on a CPU, as in bf16 on a GPU whose trial found all kernels right: attention by flash without dropout,
+    else by our fused kernels; residual sums and their norms, and the loss over the vocabulary, by ours."""
     for part in module.modules():
         if isinstance(part, DisentangledAttention):
             part.attend = deberta_attention.fused
@@ -29,6 +32,13 @@ def as_on_a_gpu(module: nn.Module, record: Callable[[str], None]) -> Iterator[No
         cross_entropy = import_module("encoder_core.heads.cross_entropy")
         if hasattr(cross_entropy, "MULTIPLES"):
             stack.enter_context(patch.dict(cross_entropy.MULTIPLES, cpu=64))
+        if "softmax_loss" in _kernels():
+            stack.enter_context(patch.object(cross_entropy, "_takes", lambda features: True))
+        if "residual_norm" in _kernels():
+            residual = import_module("encoder_core.layers.residual")
+            ours = (residual.LayerNorm, residual.RMSNorm)
+            takes = lambda norm, residual_TH, x_TH: isinstance(norm, ours)  # noqa: E731
+            stack.enter_context(patch.object(residual, "_takes", takes))
         stack.enter_context(launched(record))
         yield
 
@@ -52,27 +62,38 @@ def _flash(record: Callable[[str], None]) -> Callable[..., Tensor]:
     return lambda q, k, v, rows, dropout, window=None: Flash.apply(q, k, v)
 
 
+_LAUNCHED = {
+    "fused_attention": ("fused", ("forward", "queries", "keys", "tables")),
+    "residual_norm": ("norm", ("forward", "backward")),
+    "softmax_loss": ("loss", ("sums", "gradient")),
+}
+
+
+def _kernels() -> dict[str, tuple[str, tuple[str, ...]]]:
+    """Those that this commit has: what they are called here, and their names."""
+    return {name: told for name, told in _LAUNCHED.items() if find_spec(f"encoder_core.kernels.{name}")}
+
+
 @contextmanager
 def launched(record: Callable[[str], None]) -> Iterator[None]:
-    """While this lasts, the fused attention does everything but launch its kernels: `record` is told their names."""
-    from encoder_core.kernels import fused_attention
-
-    class Kernel:
-        def __init__(self, name: str) -> None:
-            self.name = name
-
-        def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-            return lambda *given, **options: record(f"fused {self.name}")
-
-    names = ("forward", "queries", "keys", "tables")
-    before = {name: getattr(fused_attention, f"{name}_kernel") for name in names}
-    generation = fused_attention.generation_of
-    for name in names:
-        setattr(fused_attention, f"{name}_kernel", Kernel(name))
-    fused_attention.generation_of = lambda device: 9  # type: ignore[assignment]
-    try:
+    """While this lasts, our kernels are preferred, and all is done but launching them: `record` is told their names."""
+    with ExitStack() as stack:
+        for name, (said, parts) in _kernels().items():
+            module = import_module(f"encoder_core.kernels.{name}")
+            for part in parts:
+                stack.enter_context(patch.object(module, f"{part}_kernel", _Kernel(f"{said} {part}", record)))
+            if name == "fused_attention":
+                stack.enter_context(patch.object(module, "generation_of", lambda device: 9))
+        prefer(Preference((), (), {"norm": ("fused", "written"), "loss": ("fused", "written")}))
+        stack.callback(prefer, None)
         yield
-    finally:
-        for name, kernel in before.items():
-            setattr(fused_attention, f"{name}_kernel", kernel)
-        fused_attention.generation_of = generation  # type: ignore[assignment]
+
+
+class _Kernel:
+    """Is not launched."""
+
+    def __init__(self, name: str, record: Callable[[str], None]) -> None:
+        self._name, self._record = name, record
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        return lambda *given, **options: self._record(self._name)

@@ -1,13 +1,13 @@
-"""The fused attention's kernels compiled for GPUs that need not be here: python tests/bench/kernels.py.
+"""Our kernels compiled for GPUs that need not be here: python tests/bench/kernels.py.
 
-The launches of `encoder_core/kernels/fused_attention.py` themselves, forward and backward, go Triton's just-in-time
-path, with a driver that names the GPU and launches nothing: so what compiles here compiles there, with this Triton. Its
+The launches of `encoder_core/kernels` themselves, forward and backward, go Triton's just-in-time path, with a driver
+that names the GPU and launches nothing: so what compiles here compiles there, with this Triton. Its
 wheel brings NVIDIA's assembler and disassembler. For each launch: registers of a thread, shared memory of a program,
 instructions that spill registers, and those that multiply matrices. Nothing runs, so nothing here says how fast a
 kernel is.
 
     python tests/bench/kernels.py --sm 90 --width 64 --dtype bf16 --form plain      # a table to read
-    python tests/bench/kernels.py --write tests/encoder_core/kernels/compiled.csv   # all: half an hour a Triton
+    python tests/bench/kernels.py --write tests/encoder_core/kernels/compiled.csv   # all: an hour a Triton
 
 Another Triton: `pip install --target DIR --no-deps triton==3.6.0`, and DIR first on PYTHONPATH.
 """
@@ -21,6 +21,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, astuple, dataclass, fields
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -43,8 +44,29 @@ FORMS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 """Of scores, as `tests/support/models/relative_attention.py` takes them, with dropout, which costs registers."""
+NORMS: dict[str, dict[str, Any]] = {
+    "LayerNorm": {},
+    "LayerNorm, no dropout": {"dropout": 0.0},
+    "LayerNorm without bias": {"biased": False, "sum_used": True},
+    "RMSNorm": {"centered": False, "biased": False, "sum_used": True},
+    "RMSNorm, no dropout": {"centered": False, "biased": False, "sum_used": True, "dropout": 0.0},
+}
+"""Of a residual sum: as in post-norm encoders, ModernBERT and EuroBERT."""
+LOSSES = {"loss": True, "loss without bias": False}
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 WIDTHS = (32, 64, 80, 96, 128)
+STATES = (64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 4096)
+NORM_WIDTHS = {
+    "LayerNorm": STATES,
+    "LayerNorm, no dropout": STATES,
+    "LayerNorm without bias": (768, 1024),
+    "RMSNorm": (768, 1152, 2304),
+    "RMSNorm, no dropout": (768, 1152, 2304),
+}
+"""Of the states of recipes and of EuroBERT's sizes."""
+VOCABULARIES = (21_184, 28_992, 30_016, 30_528, 32_000, 50_304, 50_368, 95_040, 128_128, 128_256)
+"""Of recipes, rounded up as on a GPU (`encoder_core/heads/cross_entropy.py`)."""
+EVERY_FORM = (*FORMS, *NORMS, *LOSSES)
 ARCHITECTURES = (80, 90, 100)
 SHARED = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
 """Bytes that one program may have (CUDA programming guide, compute capabilities)."""
@@ -58,6 +80,7 @@ class Compiled:
     """What one launch became.
 
     Attributes:
+        width: of a head, of states, or the vocabulary.
         registers: of a thread. shared: bytes of a program. spills: instructions that spill registers.
         wgmma, mma: instructions that multiply matrices: of whole warp groups (sm_90) or by the tensor memory (sm_100),
             and of single warps.
@@ -124,20 +147,20 @@ class _Device:
 
 
 @contextmanager
-def compiling(device: _Device) -> Iterator[list[tuple[str, dict[str, Any], Any]]]:
-    """While this lasts, a launch only compiles: its kernel's name, what it was cut with, and Triton's kernel are in the
-    list."""
+def compiling(device: _Device) -> Iterator[list[tuple[str, str, Any]]]:
+    """While this lasts, a launch only compiles: its kernel's name, its tile, and Triton's kernel are in the list."""
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction, KernelInterface
 
     from encoder_core.kernels import fused_attention
 
-    found: list[tuple[str, dict[str, Any], Any]] = []
+    found: list[tuple[str, str, Any]] = []
 
     def launch(function: Any, grid: Any) -> Callable[..., Any]:
         def compiled(*arguments: Any, **options: Any) -> None:
             made = JITFunction.run(function, *arguments, grid=grid, warmup=True, **options)
-            found.append((function.fn.__name__, {**options, "tile": arguments[-1]}, made))
+            size = options.get("padded") or options.get("columns") or arguments[-1].size
+            found.append((function.fn.__name__, str(size), made))
 
         return compiled
 
@@ -159,7 +182,7 @@ def compile_all(
     *,
     forms: list[str],
     dtypes: list[str],
-    widths: list[int],
+    widths: list[int] | None,
     progress: Callable[[str], None],
 ) -> Iterator[Compiled]:
     """Every launch of a forward and a backward pass, in the tiles that are used.
@@ -174,30 +197,32 @@ def compile_all(
         raise BenchError("Triton is not installed", remedy="install the dev extra") from error
     for architecture in architectures:
         for dtype in dtypes:
-            for width in widths:
-                for form in forms:
-                    progress(f"sm_{architecture} {dtype} {width} {form}")
+            for form in forms:
+                progress(f"sm_{architecture} {dtype} {form}")
+                for width in widths or widths_of(form):
                     yield from launches(architecture, dtype, width, form)
+
+
+def widths_of(form: str) -> tuple[int, ...]:
+    """Those of heads, of recipes' states, or recipes' vocabularies."""
+    return WIDTHS if form in FORMS else NORM_WIDTHS.get(form, VOCABULARIES)
 
 
 def launches(architecture: int, dtype: str, width: int, form: str, cuts: Any = None) -> Iterator[Compiled]:
     """Of one form; `cuts`: other than those that are used."""
     import triton
 
-    from tests.support.models import relative_attention
-    from tests.support.models.relative_attention import Form, fused, problem
-
-    relative_attention.DEVICE = torch.device("cpu")  # nothing is launched
     device = _Device()
     device.architecture = architecture
-    given = problem(
-        LENGTHS, Form(**({"dropout": True, "width": width, "dtype": DTYPES[dtype]} | FORMS[form]))
-    )
     with compiling(device) as found:
-        fused(given, cuts)
-    for kernel, options, made in found:
+        if form in FORMS:
+            _attention(form, width, DTYPES[dtype], cuts)
+        elif form in NORMS:
+            _norm(width, DTYPES[dtype], **NORMS[form])
+        else:
+            _loss(width, DTYPES[dtype], biased=LOSSES[form])
+    for kernel, tile, made in found:
         registers, spills, whole, single, instructions = _inspect(made.asm["cubin"])
-        tile = options["tile"]
         yield Compiled(
             sm=architecture,
             dtype=dtype,
@@ -205,9 +230,9 @@ def launches(architecture: int, dtype: str, width: int, form: str, cuts: Any = N
             form=form,
             kernel=kernel.removesuffix("_kernel"),
             triton=triton.__version__,
-            tile=str(tile.size),
-            warps=options["num_warps"],
-            stages=options["num_stages"],
+            tile=tile,
+            warps=made.metadata.num_warps,
+            stages=made.metadata.num_stages,
             registers=registers,
             shared=made.metadata.shared,
             spills=spills,
@@ -217,6 +242,44 @@ def launches(architecture: int, dtype: str, width: int, form: str, cuts: Any = N
         )
 
 
+def _attention(form: str, width: int, dtype: torch.dtype, cuts: Any) -> None:
+    from tests.support.models import relative_attention
+    from tests.support.models.relative_attention import Form, fused, problem
+
+    relative_attention.DEVICE = torch.device("cpu")  # nothing is launched
+    given = {"dropout": True, "width": width, "dtype": dtype} | FORMS[form]
+    fused(problem(LENGTHS, Form(**given)), cuts)
+
+
+def _norm(
+    width: int,
+    dtype: torch.dtype,
+    *,
+    dropout: float = 0.1,
+    centered: bool = True,
+    biased: bool = True,
+    sum_used: bool = False,
+) -> None:
+    from encoder_core.kernels.residual_norm import Norm, residual_norm
+    from encoder_core.layers.dropout import threshold_of
+
+    x, residual = (torch.zeros(3, width, dtype=dtype, requires_grad=True) for _ in range(2))
+    weight, bias = (torch.zeros(width, dtype=dtype, requires_grad=True) for _ in range(2))
+    norm = Norm(weight, bias if biased else None, 1e-6, centered)
+    threshold = threshold_of(dropout)
+    draws = torch.zeros(3, dtype=torch.int64) if threshold else None
+    total, normed = residual_norm(x, residual, norm, draws, threshold)
+    torch.autograd.backward([normed, total] if sum_used else [normed], [x.detach()] * (1 + sum_used))
+
+
+def _loss(vocab: int, dtype: torch.dtype, *, biased: bool) -> None:
+    from encoder_core.kernels.softmax_loss import softmax_sums, to_gradient
+
+    logits, ids = torch.zeros(2, vocab, dtype=dtype), torch.zeros(2, dtype=torch.int64)
+    to_gradient(logits, ids, softmax_sums(logits, ids), biased=biased)
+
+
+@cache
 def _inspect(cubin: bytes) -> tuple[int, int, int, int, int]:
     """Registers; loads and stores of spilled ones; products of matrices, by many warps and by one; all instructions."""
     import triton
@@ -255,9 +318,13 @@ def read(path: Path) -> list[Compiled]:
 
 
 def write(path: Path, table: list[Compiled]) -> None:
-    """Sorted; rows of other Tritons that are there stay."""
-    mine = {one.triton for one in table}
-    others = [one for one in (read(path) if path.is_file() else []) if one.triton not in mine]
+    """Sorted; rows that are there of what was not compiled now stay."""
+
+    def launched(one: Compiled) -> tuple[object, ...]:
+        return one.triton, one.sm, one.dtype, one.width, one.form
+
+    mine = set(map(launched, table))
+    others = [one for one in (read(path) if path.is_file() else []) if launched(one) not in mine]
     with path.open("w", newline="") as file:
         rows = csv.DictWriter(file, [field.name for field in fields(Compiled)], lineterminator="\n")
         rows.writeheader()
@@ -266,12 +333,10 @@ def write(path: Path, table: list[Compiled]) -> None:
 
 def main(
     sm: Annotated[list[int], typer.Option(help="compute capabilities")] = list(ARCHITECTURES),  # noqa: B006
-    form: Annotated[list[str], typer.Option(help="forms of scores")] = list(FORMS),  # noqa: B006
-    dtype: Annotated[list[str], typer.Option(help="of queries, keys and values")] = list(DTYPES),  # noqa: B006
-    width: Annotated[list[int], typer.Option(help="of a head")] = list(WIDTHS),  # noqa: B006
-    to: Annotated[
-        Path | None, typer.Option("--write", help="a CSV file; rows of other Tritons in it stay")
-    ] = None,
+    form: Annotated[list[str], typer.Option(help="of scores, norms or losses")] = list(EVERY_FORM),  # noqa: B006
+    dtype: Annotated[list[str], typer.Option(help="of what is computed")] = list(DTYPES),  # noqa: B006
+    width: Annotated[list[int] | None, typer.Option(help="of heads or states, or a vocabulary")] = None,
+    to: Annotated[Path | None, typer.Option("--write", help="a CSV file; other rows in it stay")] = None,
 ) -> None:
     """Print the table, or write it."""
     table = list(compile_all(sm, forms=form, dtypes=dtype, widths=width, progress=note))

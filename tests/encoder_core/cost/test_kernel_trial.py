@@ -15,6 +15,7 @@ from encoder_core.families.build import ModelConfig
 from encoder_core.families.deberta import DebertaV2Config
 from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.xlnet import XlnetConfig
+from encoder_core.heads import cross_entropy
 from encoder_core.layers import attention, deberta_attention
 from encoder_core.layers.kernel_choice import Kernel, Preference, pick, prefer
 
@@ -154,6 +155,25 @@ def test_a_kernel_of_another_place_is_tried_by_itself_and_used_once_it_is_right(
     finally:
         prefer(None)
     assert order.plain == preference([one for one in found if one.place == "attention"]).plain
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.01])
+def test_the_losss_kernel_is_used_once_it_is_right(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
+    softmax_loss = pytest.importorskip("encoder_core.kernels.softmax_loss", reason="Triton is not installed")
+    right = softmax_loss.to_gradient
+
+    def to_gradient(logits: Tensor, *given: Any, **how: Any) -> Tensor:
+        by_bias: Tensor = right(logits, *given, **how)
+        logits *= factor
+        return by_bias
+
+    monkeypatch.setattr(cross_entropy, "_takes", lambda features: True)
+    monkeypatch.setattr(softmax_loss, "to_gradient", to_gradient)
+    network = BertConfig(**SHAPE | {"layers": 1}, dropout=0.0, attention_dropout=0.0)
+    found = [one for one in reported(network).found if one.place == "loss"]
+    assert [one.kernel for one in found] == ["fused", "written"]
+    assert [one.right for one in found] == [factor == 1.0, True]
+    assert preference(found).elsewhere == {"loss": ("fused", "written") if factor == 1.0 else ("written",)}
 
 
 def test_a_kernel_elsewhere_must_be_right_with_dropout_and_without() -> None:

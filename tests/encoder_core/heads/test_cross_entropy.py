@@ -6,6 +6,7 @@ import torch.nn.functional as F
 
 from encoder_core.heads import cross_entropy
 from encoder_core.heads.cross_entropy import linear_cross_entropy
+from encoder_core.layers.kernel_choice import Kernel, asked, only
 
 
 def inputs(targets: int, dtype: torch.dtype = torch.float64) -> tuple[list[torch.Tensor], torch.Tensor]:
@@ -155,3 +156,43 @@ def test_chunks_are_larger_on_gpus_and_cover_all_rows_once() -> None:
             assert all((chunk.stop - chunk.start) * vocab <= max(most, vocab) for chunk in found)
             assert len(found) <= 1 + rows // max(1, most // vocab)
     assert cross_entropy.CHUNKS["cuda"] == 8 * cross_entropy.CHUNKS["cpu"]
+
+
+@pytest.mark.parametrize(("vocab", "chunk", "biased"), [(100, 2 * 128, True), (64, 2**24, False)])
+def test_the_kernel_gives_what_the_formula_gives(
+    vocab: int, chunk: int, biased: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Loss, accuracy, drawn ids and gradients, interpreted; as on a GPU, with a vocabulary that is rounded up."""
+    pytest.importorskip("triton", reason="Triton is not installed")
+    monkeypatch.setitem(cross_entropy.CHUNKS, "cpu", chunk)
+    monkeypatch.setitem(cross_entropy.MULTIPLES, "cpu", 64)
+    monkeypatch.setattr(cross_entropy, "_takes", lambda features: True)
+    draws = torch.Generator().manual_seed(vocab)
+    shapes = [(3, 6), (vocab, 6), (vocab,)][: 3 if biased else 2]
+    tensors = [torch.randn(s, generator=draws, dtype=torch.float64, requires_grad=True) for s in shapes]
+    ids = torch.randint(vocab, (3,), generator=draws)
+
+    def outcome(kernel: Kernel, temperature: float | None) -> list[torch.Tensor]:
+        torch.manual_seed(3)
+        with asked() as places, only(kernel, "loss"):
+            found = linear_cross_entropy(
+                tensors[0], tensors[1], tensors[2] if biased else None, ids,
+                temperature=temperature, keys=torch.arange(3),
+            )  # fmt: skip
+        assert places == {("loss", False): {"fused": None, "written": None}}
+        sampled = ids if found.sampled is None else found.sampled
+        return [found.loss_sum, found.correct, sampled, *torch.autograd.grad(0.37 * found.loss_sum, tensors)]
+
+    for temperature in (None, 0.7):
+        for one, other in zip(outcome("fused", temperature), outcome("written", temperature), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-13)
+
+
+def test_the_kernel_reads_logits_of_an_evaluation_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    softmax_loss = pytest.importorskip("encoder_core.kernels.softmax_loss", reason="Triton is not installed")
+    monkeypatch.setattr(cross_entropy, "_takes", lambda features: True)
+    monkeypatch.setattr(softmax_loss, "to_gradient", lambda *given, **how: pytest.fail("a gradient"))
+    tensors, ids = inputs(5)
+    with torch.no_grad(), only("fused", "loss"):
+        found = linear_cross_entropy(*tensors, ids)
+    torch.testing.assert_close(found.loss_sum, linear_cross_entropy(*tensors, ids).loss_sum)

@@ -15,9 +15,7 @@ from encoder_core.layers.dropout import dropout, threshold_of
 TOLERANCES = {torch.float64: {"rtol": 1e-12, "atol": 1e-12}, torch.float32: {"rtol": 1e-5, "atol": 1e-6}}
 
 
-def norm_of(kind: str, width: int, dtype: torch.dtype) -> nn.LayerNorm | nn.RMSNorm | None:
-    if kind == "none":
-        return None
+def norm_of(kind: str, width: int, dtype: torch.dtype) -> nn.LayerNorm | nn.RMSNorm:
     norm = (
         nn.RMSNorm(width, eps=1e-6) if kind == "rms" else nn.LayerNorm(width, eps=1e-12, bias=kind == "layer")
     )
@@ -32,29 +30,25 @@ def both_ways(
     """Outcomes and gradients by the kernel, and by the formula. `uses`: whether the sum, whether its norm is used."""
     x, residual = (torch.randn(rows, width, dtype=dtype, requires_grad=True) for _ in range(2))
     keys, draw, norm = torch.randint(-(2**63), 2**63 - 1, (rows,)), draw_key(), norm_of(kind, width, dtype)
-    parameters = [] if norm is None else list(norm.parameters())
+    parameters = list(norm.parameters())
     weights = [torch.randn(rows, width, dtype=dtype) for _ in range(2)]
 
     def results(total: Tensor, normed: Tensor) -> list[Tensor]:
         loss = sum(((y * w).sum() for y, w, u in zip((total, normed), weights, uses, strict=True) if u))
-        gradients = torch.autograd.grad(loss, [x, residual, *parameters], allow_unused=True)
-        return [total, normed, *(torch.zeros(()) if g is None else g for g in gradients)]
+        gradients = torch.autograd.grad(loss, [x, residual, *parameters], materialize_grads=True)
+        return [total, normed, *gradients]
 
     total = residual + dropout(x, rate, keys, draw)
-    written = results(total, total if norm is None else norm(total))
+    written = results(total, norm(total))
     threshold = threshold_of(rate)
-    asked = None
-    if norm is not None:
-        asked = Norm(
-            norm.weight, getattr(norm, "bias", None), norm.eps or 0.0, isinstance(norm, nn.LayerNorm)
-        )
+    asked = Norm(norm.weight, getattr(norm, "bias", None), norm.eps or 0.0, isinstance(norm, nn.LayerNorm))
     found = residual_norm(x, residual, asked, keys + draw if threshold else None, threshold)
     return results(*found), written
 
 
 @settings(max_examples=8)
 @given(
-    st.sampled_from(["layer", "layer without bias", "rms", "none"]),
+    st.sampled_from(["layer", "layer without bias", "rms"]),
     st.integers(0, 9),
     st.integers(2, 130),
     st.sampled_from([0.0, 0.1, 0.5, 0.9]),
@@ -74,7 +68,8 @@ def test_equals_the_formula(
 @pytest.mark.parametrize(("rows", "width", "rate"), [(5, 768, 0.1), (2, 1024, 0.25), (3, 41, 0.9)])
 def test_drops_what_the_written_formula_drops(rows: int, width: int, rate: float) -> None:
     ones, keys, draw = torch.ones(rows, width), torch.randint(-(2**63), 2**63 - 1, (rows,)), draw_key()
-    total, _ = residual_norm(ones, torch.zeros_like(ones), None, keys + draw, threshold_of(rate))
+    norm = Norm(torch.ones(width), None, 1e-6, False)
+    total, _ = residual_norm(ones, torch.zeros_like(ones), norm, keys + draw, threshold_of(rate))
     written = dropout(ones, rate, keys, draw)
     assert torch.equal(total, written)
     assert 0 < (total == 0).sum() < total.numel()

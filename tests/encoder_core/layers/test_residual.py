@@ -10,6 +10,9 @@ from encoder_core.cost.products import Shape
 from encoder_core.layers import residual
 from encoder_core.layers.kernel_choice import asked, only
 from tests.support.models.small_networks import NETWORKS, Network, build, full_rows, memory, turns
+from tests.support.ranks import small_training
+from tests.support.ranks.forked import run_ranks
+from tests.support.ranks.small_training import Setting
 
 FAMILIES = {"roberta", "deberta v2", "modernbert", "eurobert", "xlnet"}
 SHAPE = Shape(2, 16, 3)
@@ -49,3 +52,17 @@ def test_gradients_of_a_network_are_those_of_the_written_formula(
     for name, gradient in written.items():
         largest = float(gradient.abs().max()) + 1e-6
         torch.testing.assert_close(found[name] / largest, gradient / largest, rtol=0.0, atol=1e-5, msg=name)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("interpreted", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_zero_3_trains_by_the_kernel_what_it_trains_without(interpreted: bool) -> None:
+    """There a norm's weight has its numbers only in the norm's own pass, so the kernel must be launched in it."""
+    settings = [Setting(3), Setting(3, "bf16")] if interpreted else [Setting(3)]
+    found = run_ranks(small_training.train_fused, 2, settings, interpreted)
+    for i, setting in enumerate(settings):
+        written, fused = ([ways[way][i] for ways in found] for way in (0, 1))
+        most = 2e-5 if setting.precision == "fp32" else 4e-3
+        assert fused[0].steps[0][:2] == pytest.approx(written[0].steps[0][:2], rel=10 * most), setting
+        apart = small_training.distance(small_training.assemble(fused), small_training.assemble(written))
+        assert apart < most, setting

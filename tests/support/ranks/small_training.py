@@ -2,14 +2,18 @@
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from encoder_core.batch import Batch
+from encoder_core.draws import NUMBERS
 from encoder_core.families.roberta import RobertaConfig
+from encoder_core.layers.dropout import dropout
 from encoder_core.layers.initialise import initialise
+from encoder_core.layers.kernel_choice import only
 from encoder_core.objectives.losses import LossSums
 from encoder_core.objectives.mlm import masked_language_model
 from encoder_core.optim.adamw import AdamW, AdamWConfig
@@ -63,6 +67,36 @@ def train(
         _train_one(control, setting, first, stop, states[i] if states else None, poisoned, limits or {})
         for i, setting in enumerate(settings)
     ]
+
+
+def train_fused(
+    rank: int, world: int, settings: list[Setting], interpreted: bool
+) -> tuple[list[Trace], list[Trace]]:
+    """A step with norms as written, and by the kernel of residual, dropout and norm; or without Triton's interpreter,
+    which is slow, by the formula in its place."""
+    from encoder_core.kernels import residual_norm
+    from encoder_core.layers import residual
+
+    launched, kernel = [], residual_norm.residual_norm
+
+    def computed(
+        x: Tensor, by: Tensor, norm: Any, draws: Tensor | None, threshold: int
+    ) -> tuple[Tensor, Tensor]:
+        launched.append(len(norm.weight))  # its numbers are here
+        if interpreted:
+            return kernel(x, by, norm, draws, threshold)
+        zero = torch.zeros((), dtype=torch.int64)
+        total = by + (x if draws is None else dropout(x, threshold / NUMBERS, draws, zero))
+        return total, nn.functional.layer_norm(total, x.shape[1:], norm.weight, norm.bias, norm.eps)
+
+    residual_norm.residual_norm = computed
+    residual._takes = lambda *_: True
+    written = train(rank, world, settings, 0, 1)
+    assert not launched
+    with only("fused", "norm"):
+        fused = train(rank, world, settings, 0, 1)
+    assert set(launched) == {CONFIG.hidden}
+    return written, fused
 
 
 def assemble(traces: list[Trace]) -> Whole:

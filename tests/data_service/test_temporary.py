@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from data_service.scratch import scratch
+from data_service.temporary import temporary_folder
 
 PROGRAM = """
 import time
-from data_service.scratch import scratch
-with scratch("one") as folder:
+from data_service.temporary import temporary_folder
+with temporary_folder("one") as folder:
     (folder / "file").write_text("text")
     print(folder, flush=True)
     time.sleep(1000)
@@ -30,7 +30,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_it_is_gone_with_its_context_and_with_an_error(temporary: Path) -> None:
     def fails() -> None:
-        with scratch("one") as folder, scratch("two"):
+        with temporary_folder("one") as folder, temporary_folder("two"):
             assert len(list(temporary.iterdir())) == 2
             (folder / "in").mkdir()
             raise KeyError
@@ -63,7 +63,7 @@ def test_of_many_processes_those_of_the_killed_go_with_the_next(temporary: Path,
             processes[number].send_signal(signal.SIGKILL)
             processes[number].wait()
         assert all(folder.exists() for folder in folders)
-        with scratch("next"):
+        with temporary_folder("next"):
             assert [folder.exists() for folder in folders] == [number not in dead for number in range(4)]
         assert kept.is_dir()
     finally:

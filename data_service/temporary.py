@@ -14,7 +14,7 @@ _PREFIX = "maskfleet-scratch-"
 
 
 @contextmanager
-def scratch(what: str) -> Iterator[Path]:
+def temporary_folder(what: str) -> Iterator[Path]:
     """An empty folder where this machine keeps temporary files, gone when the context ends. `what`: for its name.
 
     Its process holds a lock on it, which ends with the process: so it is known which folders are nobody's.

@@ -1,0 +1,129 @@
+"""Softmax cross-entropy of logits: one kernel reads them for the loss, one makes their gradient of them, in place.
+
+    loss = log sum_v exp(logit_v) - logit_target,    gradient = softmax(logits) - onehot(target)
+
+A program of the first kernel reads one target's logits once. Each of its lanes keeps the largest logit that it has
+seen, where that was, and its own sum of exponentials relative to it (Milakov and Gimelshein, 2018); lanes are put
+together at the end. A program of the second kernel has some columns of some targets, and sums the gradient of its
+columns for the bias before it is rounded. Which targets depends on nothing but how many there are, and torch adds the
+programs' sums. So the outcome is the same to the bit every time.
+
+The loss is no number where logits are not finite, or the id is outside of the vocabulary. The first of several equal
+logits is the prediction.
+
+Shapes: C targets, V vocabulary. Sums are in fp32 (fp64 for fp64 logits).
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+_COLUMNS = 2048  # of a tile; always, so that what a trial compiles is what a run uses
+_WARPS = 8
+_TARGETS = 64  # of a program of the second kernel
+_LOWEST = tl.constexpr(-3.4028234663852886e38)  # -inf minus -inf would be no number
+_NOWHERE = tl.constexpr(2**31 - 1)
+
+
+class SoftmaxSums(NamedTuple):
+    """Of each target: its loss, whether the largest logit is its, and what the gradient needs: the largest logit, and
+    the logarithm of the sum of exponentials relative to it."""
+
+    losses: Float[Tensor, " targets"]
+    correct: Bool[Tensor, " targets"]
+    largest: Float[Tensor, " targets"]
+    log_sums: Float[Tensor, " targets"]
+
+
+# Numbers that change from chunk to chunk are not compiled in: what a trial compiles is what a run uses.
+@triton.jit(do_not_specialize_on_alignment=["ids"])
+def sums_kernel(
+    logits, ids, losses, correct, largest, log_sums, vocab, columns: tl.constexpr, sums: tl.constexpr
+):
+    target = tl.program_id(0).to(tl.int64)
+    row = logits + target * vocab
+    most = tl.full([columns], _LOWEST, sums)
+    total = tl.full([columns], 0.0, sums)
+    where = tl.full([columns], _NOWHERE, tl.int32)
+    for first in range(0, vocab, columns):
+        column = first + tl.arange(0, columns)
+        x = tl.load(row + column, mask=column < vocab, other=float("-inf")).to(sums)
+        ahead = x - most
+        less = tl.exp(-tl.abs(ahead))  # of the smaller one of both, the other one's is 1
+        total = tl.where(ahead > 0.0, total * less + 1.0, total + less)
+        where = tl.where(ahead > 0.0, column, where)
+        most = tl.maximum(most, x)
+    whole = tl.max(most, 0)
+    log_sum = tl.log(tl.sum(total * tl.exp(most - whole), 0))
+    best = tl.min(tl.where(most == whole, where, _NOWHERE), 0)
+    own = tl.load(ids + target)
+    its = tl.load(row + own, mask=(own >= 0) & (own < vocab), other=float("nan")).to(sums)
+    tl.store(losses + target, log_sum - (its - whole))
+    tl.store(correct + target, best == own)
+    tl.store(largest + target, whole)
+    tl.store(log_sums + target, log_sum)
+
+
+@triton.jit(do_not_specialize=["targets"], do_not_specialize_on_alignment=["ids"])
+def gradient_kernel(
+    logits, ids, largest, log_sums, by_bias, targets, vocab,
+    each: tl.constexpr, columns: tl.constexpr, sums: tl.constexpr,
+):  # fmt: skip
+    part = tl.program_id(1)
+    column = tl.program_id(0) * columns + tl.arange(0, columns)
+    here = column < vocab
+    summed = tl.full([columns], 0.0, sums)
+    for target in range(part * each, tl.minimum(part * each + each, targets)):
+        at = logits + tl.cast(target, tl.int64) * vocab + column
+        x = tl.load(at, mask=here, other=float("-inf")).to(sums)
+        d = tl.exp(x - tl.load(largest + target) - tl.load(log_sums + target))
+        d = tl.where(column == tl.load(ids + target), d - 1.0, d)
+        summed += d
+        tl.store(at, d.to(logits.dtype.element_ty), mask=here)
+    if by_bias is not None:
+        tl.store(by_bias + part.to(tl.int64) * vocab + column, summed, mask=here)
+
+
+def softmax_sums(logits: Float[Tensor, "targets vocab"], ids: Int[Tensor, " targets"]) -> SoftmaxSums:
+    """By one reading of the logits, which are contiguous."""
+    targets, vocab = logits.shape
+    wide = _wide(logits.dtype)
+    losses, largest, log_sums = (logits.new_empty(targets, dtype=wide) for _ in range(3))
+    correct = torch.empty_like(ids, dtype=torch.bool)
+    if targets:
+        sums_kernel[(targets,)](
+            logits, ids, losses, correct, largest, log_sums, vocab, columns=_COLUMNS, sums=_sums(wide), num_warps=_WARPS
+        )  # fmt: skip
+    return SoftmaxSums(losses, correct, largest, log_sums)
+
+
+def to_gradient(
+    logits: Float[Tensor, "targets vocab"],
+    ids: Int[Tensor, " targets"],
+    sums: SoftmaxSums,
+    *,
+    biased: bool,
+) -> Float[Tensor, " vocab"] | None:
+    """Makes of logits the derivative of the sum of their losses. Returns, where there is a bias, its derivative in
+    fp32 or wider."""
+    targets, vocab = logits.shape
+    parts = -(-targets // _TARGETS)
+    by_bias = logits.new_empty(parts, vocab, dtype=sums.losses.dtype) if biased else None
+    if targets:
+        gradient_kernel[(-(-vocab // _COLUMNS), parts)](
+            logits, ids, sums.largest, sums.log_sums, by_bias, targets, vocab,
+            each=_TARGETS, columns=_COLUMNS, sums=_sums(sums.losses.dtype), num_warps=_WARPS,
+        )  # fmt: skip
+    return None if by_bias is None else by_bias.sum(0)
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
+
+
+def _sums(wide: torch.dtype) -> tl.dtype:
+    return tl.float64 if wide == torch.float64 else tl.float32
