@@ -252,14 +252,14 @@ def _store_parts(
 
 
 @contextmanager
-def _room_in(folder: str) -> Iterator[None]:
+def _room_in(folder: Path) -> Iterator[None]:
     """Names the folder if its disk is full. (Shards are written to a local file before they are stored.)"""
     try:
         yield
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
-        raise OutOfSpace.at(folder, f"{error.strerror} (TMPDIR names the folder to use)") from error
+        raise OutOfSpace.at(str(folder), f"{error.strerror} (TMPDIR names the folder to use)") from error
 
 
 @lru_cache(maxsize=1)

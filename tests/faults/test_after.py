@@ -1,6 +1,6 @@
-"""What follows pretraining is struck at any moment: `finetune` and `embed train` with `--scratch`, `evaluate`, `compare`. The
-command, or any process of its tree, gets SIGKILL, SIGTERM or SIGINT, and the same command is given again until it ends
-well. Its results are those of one that nobody disturbed; no process is left, and no temporary file.
+"""What follows pretraining is struck at any moment: `finetune` and `embed train` with `--scratch`, `evaluate` and
+`compare`. The command, or any process of its tree, gets SIGKILL, SIGTERM or SIGINT, and the same command is given again
+until it ends well. Its results are those of one that nobody disturbed; no process is left, and no temporary file.
 """
 
 import json
