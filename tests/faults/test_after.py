@@ -1,6 +1,6 @@
-"""What follows pretraining is struck at any moment: `finetune`, `embed train --scratch`, `evaluate` and `compare`. The
-command, or any process of its tree, gets SIGKILL, SIGTERM or SIGINT, and the same command is given again until it ends
-well. Its results are those of one that nobody disturbed; no process is left, and no temporary file.
+"""What follows pretraining is struck at any moment: `finetune` and `embed train` with `--scratch`, `evaluate` and
+`compare`. The command, or any process of its tree, gets SIGKILL, SIGTERM or SIGINT, and the same command is given again
+until it ends well. Its results are those of one that nobody disturbed; no process is left, and no temporary file.
 """
 
 import json
@@ -142,7 +142,16 @@ def calm(place: Path) -> dict[str, float]:
 
 def finetuning(place: Path, out: str) -> list[str]:
     settings = ["--set", "epochs=3", "--set", "lr=1e-3", "--threads", "1"]
-    return ["finetune", str(place / "bert"), str(place / "word.yaml"), "--out", str(place / out), *settings]
+    scratch = ["--scratch", str(place / f"scratch-{out}")]
+    return [
+        "finetune",
+        str(place / "bert"),
+        str(place / "word.yaml"),
+        "--out",
+        str(place / out),
+        *settings,
+        *scratch,
+    ]
 
 
 def embedding(place: Path, out: str) -> list[str]:
