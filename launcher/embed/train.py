@@ -5,7 +5,6 @@ training continue.
 """
 
 import logging
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from data_service.temporary import temporary_folder
 from encoder_core.errors import ModelError
 from launcher.embed.losses import check_rows, make_loss
 from launcher.embed.model import library, load_model, say_what_is_cut
@@ -106,8 +106,8 @@ def _opened(scratch: Path | None, what: dict[str, object]) -> Iterator[Scratch]:
         with open_scratch(scratch, what) as opened:
             yield opened
         return
-    with tempfile.TemporaryDirectory(prefix="maskfleet-embed-") as name:
-        yield Scratch(Path(name), kept=False)
+    with temporary_folder("embed") as name:
+        yield Scratch(name, kept=False)
 
 
 def _train(

@@ -6,7 +6,6 @@ as a folder in that format, local or on S3. Of a generator and a discriminator i
 
 import hashlib
 import json
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from data_service.formats import foreign_json
 from data_service.store.base import Store
 from data_service.store.local import LocalStore
 from data_service.store.open import open_store
+from data_service.temporary import temporary_folder
 from encoder_core.errors import ModelError
 from launcher.errors import RunError
 from launcher.export.export import export_run
@@ -61,13 +61,13 @@ def open_pretrained(source: str, step: int | None = None) -> Iterator[LocalModel
         CheckpointError, ModelError: it is damaged, or has no transformers form. StoreError: it cannot be read.
     """
     store = open_store(source)
-    with tempfile.TemporaryDirectory(prefix="maskfleet-model-") as name:
+    with temporary_folder("model") as name:
         if store.size(RECORD) is not None:
-            exported = export_run(open_run(source), step, name)
+            exported = export_run(open_run(source), step, str(name))
             part = PARTS[1] if PARTS[1] in exported.models else "."
             folder, step = Path(name, part), exported.step
         else:
-            folder = _plain_folder(source, step, store, Path(name))
+            folder = _plain_folder(source, step, store, name)
         yield LocalModel(source, step, folder, folder_digest(folder))
 
 

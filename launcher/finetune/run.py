@@ -1,7 +1,6 @@
 """One fine-tuning: a pure function of (weights, task, settings, seed)."""
 
 import logging
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -11,6 +10,7 @@ import torch
 
 from checkpoints.hf.publish import publish, removable
 from data_service.store.open import open_store
+from data_service.temporary import temporary_folder
 from launcher.finetune.export import Provenance, write_export
 from launcher.finetune.inputs import open_pieces
 from launcher.finetune.loop import compute_logits, reproducible, train_updates, updates_each
@@ -80,9 +80,9 @@ def finetune(
         outcome = _train(network, kind, task, splits, settings=settings, seed=seed, scratch=kept)
         if out is not None and former is not None:
             provenance = Provenance(pretrained, start, task, digest, settings, seed, outcome)
-            with tempfile.TemporaryDirectory(prefix="maskfleet-finetuned-") as name:
-                write_export(network, Path(name), provenance)
-                publish(Path(name), open_store(out), former)
+            with temporary_folder("finetuned") as name:
+                write_export(network, name, provenance)
+                publish(name, open_store(out), former)
         return outcome
 
 
@@ -126,10 +126,9 @@ def first_finetuned(
         )
     machine = settings.model_dump(include=MACHINE)
     first = candidates(before.finetune, machine)[0]
-    with tempfile.TemporaryDirectory(prefix="maskfleet-first-") as name:
-        finetune(pretrained, before, first, _FIRST_SEED, name, scratch=scratch)
-        folder = Path(name)
-        yield LocalModel(f"{pretrained.name} after {before.name}", None, folder, folder_digest(folder))
+    with temporary_folder("first") as name:
+        finetune(pretrained, before, first, _FIRST_SEED, str(name), scratch=scratch)
+        yield LocalModel(f"{pretrained.name} after {before.name}", None, name, folder_digest(name))
 
 
 def _train(

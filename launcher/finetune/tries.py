@@ -11,6 +11,7 @@ from pathlib import Path
 from checkpoints.hf.publish import RECORD, publish, removable
 from data_service.store.errors import StoreError
 from data_service.store.open import open_store
+from data_service.temporary import temporary_folder
 from launcher.finetune.export import RESULTS
 from launcher.finetune.outcome import Diverged, FinetuneOutcome
 from launcher.finetune.pretrained import LocalModel
@@ -60,7 +61,7 @@ def try_each(
     """
     former = None if out is None else removable(open_store(out))
     tried: list[Tried] = []
-    with tempfile.TemporaryDirectory(prefix="maskfleet-tries-") as name:
+    with temporary_folder("tries") as name:
         best: tuple[float, Path] | None = None
         for index, settings in enumerate(choices):
             folder = Path(name, str(index))

@@ -3,8 +3,10 @@ on record or told to anybody."""
 
 import os
 import random
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import psutil
@@ -145,7 +147,6 @@ def test_keys_of_a_training_are_nowhere(
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://user:{(login := secret(draws))}@127.0.0.1:9")
     bucket = s3.new_bucket()
-    (tmp_path / "tmp").mkdir()
     root = f"s3://{bucket}/here"
     prepare_corpus(tmp_path, root)
     trackers = (
@@ -178,13 +179,13 @@ def test_keys_of_a_training_are_nowhere(
 
 
 def _train(uri: str, folder: Path) -> tuple[str, list[str]]:
-    """What the command showed, and the command lines of all its processes meanwhile. Ray's logs lie in `folder`."""
+    """What the command showed, and the command lines of its processes meanwhile. Ray's logs lie in `folder` then."""
     processes, lines = Processes(f"{MARK}=secrets"), set[str]()
+    short = Path(tempfile.mkdtemp(prefix="mf-", dir="/tmp"))  # paths of Ray's sockets must be
     with (folder / "shown.txt").open("w") as shown:
         command = subprocess.Popen(
             [sys.executable, "-m", "maskfleet", "train", uri],
-            env=os.environ
-            | {"MASKFLEET_TEST_COMMAND": "secrets", "TMPDIR": str(folder / "tmp"), "OMP_NUM_THREADS": "1"},
+            env=os.environ | {MARK: "secrets", "TMPDIR": str(short), "OMP_NUM_THREADS": "1"},
             stdout=shown,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -202,3 +203,4 @@ def _train(uri: str, folder: Path) -> tuple[str, list[str]]:
         return text, sorted(lines)
     finally:
         processes.kill()
+        shutil.move(short, folder / "temporary")
