@@ -124,7 +124,7 @@ def row(one: Answer, places: dict[str, str]) -> str:
 
     typed = re.sub(r"\{(\w+)\}", lambda found: found[1].upper(), one.typed)
     error, remedy = one.told
-    cells = (f"`{typed}`", short(error), short(remedy), f"{one.seen.seconds:.1f}", f"{one.seen.cpu:.1f}")
+    cells = (typed, short(error), short(remedy), f"{one.seen.seconds:.1f}", f"{one.seen.cpu:.1f}")
     return f"| {' | '.join(cells)} |"
 
 
