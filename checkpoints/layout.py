@@ -19,7 +19,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, JsonValue, ValidationError
 
 from checkpoints.errors import DamagedCheckpoint, NewerFormat
-from data_service.formats import REMEDY, is_newer
+from data_service.formats import REMEDY, is_newer, newer
 from data_service.store.base import digest
 from encoder_core.train.memory_schedule import MEMORY
 
@@ -202,7 +202,7 @@ def decode(data: bytes, where: str) -> CheckpointManifest:
 def refuse_newer(body: bytes, where: str, error: ValidationError) -> None:
     """Raises NewerFormat if an intact object at `where` that cannot be read was written by a newer version."""
     if is_newer(body, known=1, error=error):
-        raise NewerFormat(f"{where} was written by a newer version of maskfleet", remedy=REMEDY)
+        raise NewerFormat(newer(where), remedy=REMEDY)
 
 
 def first_problem(error: ValidationError) -> str:

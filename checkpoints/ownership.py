@@ -67,6 +67,7 @@ class StopRequest(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    format: Literal[1] = 1
     attempt: int
     by: str
     time: float

@@ -2,7 +2,7 @@
 match the manifest's hash.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -44,24 +44,43 @@ class Verification:
     problems: tuple[str, ...]
 
 
-def verify_all(store: Store, *, full: bool = True) -> Iterator[Verification]:
-    """Verifies every checkpoint of the run in `store`, newest first, one at a time."""
+ReportBytes = Callable[[int], None]
+"""Is called, by several threads, as bytes were read."""
+
+
+def _ignore(read: int) -> None: ...
+
+
+def verify_all(
+    store: Store, *, full: bool = True, begin: Callable[[int, int], ReportBytes] = lambda step, size: _ignore
+) -> Iterator[Verification]:
+    """Verifies every checkpoint of the run in `store`, newest first, one at a time. `begin` hears of each, its step and
+    its bytes, and gives what is called as they are read."""
     for mark in committed(store):
         try:
-            found = verify(store, read_manifest(store, mark), full=full)
+            manifest = read_manifest(store, mark)
+            report = begin(mark.step, sum(file.size for file in manifest.files))
+            found = verify(store, manifest, full=full, report=report)
         except (DamagedCheckpoint, NewerFormat) as error:
             found = [error.problem]
         yield Verification(mark, tuple(found))
 
 
-def verify(store: Store, manifest: CheckpointManifest, *, full: bool = True) -> list[str]:
+def verify(
+    store: Store, manifest: CheckpointManifest, *, full: bool = True, report: ReportBytes = _ignore
+) -> list[str]:
     """What is wrong with the checkpoint. Not `full`: only whether its files exist, with the right sizes."""
     wrong = problems(manifest)
-    return wrong + verify_files(store, manifest, manifest.files, full=full)
+    return wrong + verify_files(store, manifest, manifest.files, full=full, report=report)
 
 
 def verify_files(
-    store: Store, manifest: CheckpointManifest, files: Sequence[File], *, full: bool
+    store: Store,
+    manifest: CheckpointManifest,
+    files: Sequence[File],
+    *,
+    full: bool,
+    report: ReportBytes = _ignore,
 ) -> list[str]:
     """What is wrong with some of the checkpoint's files, each problem naming the file."""
     sizes = {entry.key: entry.size for entry in store.list(manifest.mark.folder)}
@@ -73,16 +92,18 @@ def verify_files(
         elif sizes[file.key] != file.size:
             wrong.append(f"{where} has {sizes[file.key]} bytes instead of {file.size}")
         elif full:
-            wrong += _damaged(store, file)
+            wrong += _damaged(store, file, report)
     return wrong
 
 
-def _damaged(store: Store, file: File) -> list[str]:
+def _damaged(store: Store, file: File, report: ReportBytes) -> list[str]:
     def check(index: int) -> str | None:
         try:
             read_chunk(store, file, index)
         except DamagedCheckpoint as error:
             return error.problem
+        finally:
+            report(min(file.chunk, file.size - index * file.chunk))
         return None
 
     with ThreadPoolExecutor(_THREADS) as pool:

@@ -1,5 +1,7 @@
-"""Text from data, stores and files as a terminal may show it: control characters are made visible, not obeyed."""
+"""Text from data, stores and files as a terminal may show it: control characters are made visible, not obeyed; keys
+that somebody has put into a URI are not shown at all."""
 
+import re
 import shlex
 import unicodedata
 
@@ -8,6 +10,23 @@ _CONTROLS = ("Cc", "Cs", "Zl", "Zp")  # controls, surrogates, separators of line
 _DIRECTIONS = frozenset(
     "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 )  # would reorder what follows
+
+
+_LOGIN = re.compile(
+    r"""(?<=://)(?!arn:)(?:[^\s'"/@]*:[^\s'"]*|[^\s'"/@]+)@"""
+)  # a key of AWS may have slashes
+_SIGNED = re.compile(
+    r"""([?&](?:x-amz-[\w-]*|signature|awsaccesskeyid|sig|\w*token|\w*key|\w*secret|password)=)[^&\s'"#]+""",
+    re.IGNORECASE,
+)
+_HIDDEN = "***"
+
+
+def without_secrets(text: str) -> str:
+    """`text` with `***` in place of names, passwords and signatures in URIs."""
+    if "://" not in text:
+        return text
+    return _SIGNED.sub(rf"\1{_HIDDEN}", _LOGIN.sub(f"{_HIDDEN}@", text))
 
 
 def visible(text: str) -> str:

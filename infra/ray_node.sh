@@ -1,8 +1,10 @@
 # Ray on one node of a job that starts Ray itself (Slurm, AWS Batch). Included or sourced, not run.
 # With MASKFLEET_METRICS_PORT, the node's figures are there for Prometheus; else at a free port that Ray takes.
 # The job sets MASKFLEET_CPUS, MASKFLEET_GPUS, MASKFLEET_OBJECT_STORE (bytes), MASKFLEET_JOIN_SECONDS and RAY_AUTH_TOKEN.
+# Where `inside` is set, an array, it comes before every command of Ray: what runs it in a container.
 # shellcheck shell=bash
 
+[ -n "${inside+set}" ] || inside=()
 export RAY_AUTH_MODE=token RAY_USAGE_STATS_ENABLED=0
 export RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S=0 # a node is ended only when training on it has
 export RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO=0 # a driver without a GPU of its own still sees the node's
@@ -15,7 +17,7 @@ say() { printf '%s %s: %s\n' "$(date -u +%FT%TZ)" "$(hostname)" "$*" >&2; }
 # `--block`, so that the node is one process of this job: `ray stop` would end the Ray of other jobs on the machine too.
 start_ray() {
     ray_files=$(mktemp -d /tmp/mf.XXXXXX) # short: it holds Unix sockets, whose paths end at 107 characters
-    ray start --block --temp-dir="$ray_files" --include-log-monitor=false --dashboard-agent-listen-port=0 \
+    ${inside[@]+"${inside[@]}"} ray start --block --temp-dir="$ray_files" --include-log-monitor=false --dashboard-agent-listen-port=0 \
         ${MASKFLEET_METRICS_PORT:+--metrics-export-port="$MASKFLEET_METRICS_PORT"} \
         --num-cpus="$MASKFLEET_CPUS" --num-gpus="$MASKFLEET_GPUS" \
         --object-store-memory="$MASKFLEET_OBJECT_STORE" "$@" >"$ray_files/start.log" 2>&1 &
@@ -56,7 +58,7 @@ join_head() {
     return "$code"
 }
 
-answers() { ray health-check --address="$1" >/dev/null 2>&1; }
+answers() { ${inside[@]+"${inside[@]}"} ray health-check --address="$1" >/dev/null 2>&1; }
 
 # until_ended PID: waits through signals that have a trap; returns the process's exit code, which bash remembers.
 until_ended() {

@@ -23,6 +23,7 @@ from typing import IO, TYPE_CHECKING
 
 from data_service import processes
 from launcher.contract import CODES, FINISHED, MISTAKE, REPEAT
+from launcher.progress import others_write
 from launcher.signals import as_python_has_them, ended_when_asked, heeded
 
 if TYPE_CHECKING:
@@ -286,6 +287,7 @@ class _Lasting:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
+        others_write(text)
         with suppress(OSError, ValueError):
             self._stream.write(text)  # type: ignore[attr-defined]
         return len(text)

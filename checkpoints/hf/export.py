@@ -5,7 +5,6 @@ published as a whole (`checkpoints.hf.publish`).
 """
 
 import json
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,9 +14,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from checkpoints.hf.load import CONFIG, WEIGHTS, load_pretrained
-from checkpoints.hf.publish import publish, removable
+from checkpoints.hf.load import load_pretrained
+from checkpoints.hf.publish import CONFIG, WEIGHTS, publish, removable
 from data_service.store.base import Store
+from data_service.temporary import temporary_folder
 from encoder_core.errors import ModelError
 from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bert import BertConfig
@@ -103,9 +103,9 @@ def export_model(
 def published(out: Store) -> Iterator[Path]:
     """A local folder that becomes the content of `out` if nothing is raised. Raises as `export_model`."""
     former = removable(out)
-    with tempfile.TemporaryDirectory(prefix="maskfleet-export-") as name:
-        yield Path(name)
-        publish(Path(name), out, former)
+    with temporary_folder("export") as name:
+        yield name
+        publish(name, out, former)
 
 
 def write_model(

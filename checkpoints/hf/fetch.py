@@ -1,16 +1,16 @@
 """A folder in the transformers format, local or remote, as local files: its configuration and weights only."""
 
 import hashlib
-import json
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-from checkpoints.hf.load import CONFIG, INDEX, WEIGHTS
+from checkpoints.hf.publish import CONFIG, INDEX, WEIGHTS
+from data_service.formats import foreign_json
 from data_service.store.base import Store
 from data_service.store.local import LocalStore
+from data_service.temporary import temporary_folder
 
 PARTS: tuple[Literal["generator"], Literal["discriminator"]] = ("generator", "discriminator")
 """Folders of the networks that were trained as a pair."""
@@ -27,20 +27,20 @@ def local_folder(store: Store) -> Iterator[Path]:
     if isinstance(store, LocalStore):
         yield Path(store.root)
         return
-    with tempfile.TemporaryDirectory(prefix="maskfleet-start-") as name:
+    with temporary_folder("start") as name:
         for part in (".", *PARTS):
             _fetch(store if part == "." else store.at(part), Path(name, part))
-        yield Path(name)
+        yield name
 
 
 @contextmanager
 def local_configs(store: Store) -> Iterator[Path]:
     """`local_folder` without the weights."""
-    with tempfile.TemporaryDirectory(prefix="maskfleet-start-") as name:
+    with temporary_folder("start") as name:
         for part in (".", *PARTS):
             Path(name, part).mkdir(exist_ok=True)
             _copy(store if part == "." else store.at(part), CONFIG, Path(name, part))
-        yield Path(name)
+        yield name
 
 
 def folder_digest(folder: Path) -> str:
@@ -70,7 +70,7 @@ def _names(folder: Path) -> list[str]:
     if not (folder / INDEX).is_file():
         return [CONFIG, WEIGHTS]
     try:
-        weight_map = json.loads((folder / INDEX).read_bytes())["weight_map"]
+        weight_map = foreign_json((folder / INDEX).read_bytes())["weight_map"]
         files = sorted({str(file) for file in weight_map.values()})
     except (ValueError, KeyError, TypeError, AttributeError):
         files = []

@@ -4,14 +4,14 @@ With them a `start:` that cannot work is refused before ranks start, even if the
 later read the weights with `checkpoints.hf.load`.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, TypeAdapter, ValidationError
 
-from checkpoints.hf.load import CONFIG, INDEX, WEIGHTS
+from checkpoints.hf.publish import CONFIG, INDEX, WEIGHTS
+from data_service.formats import foreign_json
 from data_service.store.base import Store
 from encoder_core.errors import ModelError
 from encoder_core.families.build import ModelConfig
@@ -77,7 +77,7 @@ def stored_shapes(store: Store) -> dict[str, Shape]:
 
 def _index(store: Store) -> Mapping[str, str]:
     try:
-        content = json.loads(store.get(INDEX))
+        content = foreign_json(store.get(INDEX))
         return _INDEX.validate_python(content.get("weight_map") if isinstance(content, dict) else None)
     except (ValueError, ValidationError) as error:
         raise ModelError(
@@ -96,7 +96,7 @@ def _shapes(store: Store, file: str) -> dict[str, Shape]:
             f"{place} is truncated or is not safetensors ({size:,} bytes)", remedy="fetch the file again"
         )
     try:
-        header = json.loads(store.get_range(file, _LENGTH, length))
+        header = foreign_json(store.get_range(file, _LENGTH, length))
         header.pop("__metadata__", None)
         entries = _HEADER.validate_python(header)
     except (ValueError, AttributeError, ValidationError) as error:

@@ -1,6 +1,5 @@
 """Read a folder in the transformers format. Only safetensors: a pickle is never opened."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,8 @@ from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from checkpoints.hf.publish import CONFIG, INDEX, WEIGHTS
+from data_service.formats import foreign_json
 from encoder_core.errors import ModelError
 from encoder_core.families.build import ModelConfig
 from encoder_core.families.hf.interchange import Heads, interchange, read_config
@@ -19,10 +20,6 @@ from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.initialise import on_meta
 from encoder_core.objectives.networks import network
-
-CONFIG = "config.json"
-WEIGHTS = "model.safetensors"
-INDEX = "model.safetensors.index.json"
 
 
 @dataclass(frozen=True)
@@ -121,7 +118,7 @@ def read_folder_config(folder: Path) -> ModelConfig:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        fields = json.loads(path.read_bytes())
+        fields = foreign_json(path.read_bytes())
     except ValueError as error:
         raise ModelError(f"{path} is not JSON: {error}", remedy="fetch the file again") from error
     if not isinstance(fields, dict):
@@ -132,8 +129,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 def _stored_names(folder: Path) -> dict[str, str]:
     """Their parameter names to the file that holds each."""
     if (folder / INDEX).is_file():
-        weight_map: dict[str, str] = _read_json(folder / INDEX).get("weight_map", {})
-        files = sorted(set(weight_map.values()))
+        files = _indexed(folder / INDEX)
     elif (folder / WEIGHTS).is_file():
         files = [WEIGHTS]
     else:
@@ -143,6 +139,16 @@ def _stored_names(folder: Path) -> dict[str, str]:
             "save_pretrained(folder); pickled weights are not opened here",
         )
     return {name: file for file in files for name in _open(folder, file).keys()}  # noqa: SIM118
+
+
+def _indexed(path: Path) -> list[str]:
+    """The files that an index names."""
+    weight_map = _read_json(path).get("weight_map")
+    files = list(weight_map.values()) if isinstance(weight_map, dict) else [None]
+    names = {file for file in files if isinstance(file, str)}
+    if not all(isinstance(file, str) for file in files):
+        raise ModelError(f"{path} is not an index of weights", remedy="fetch the file again")
+    return sorted(names)
 
 
 def _open(folder: Path, file: str) -> Any:

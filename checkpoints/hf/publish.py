@@ -6,16 +6,21 @@ loader takes what an interrupted export left behind for a model, and the next ex
 
 import hashlib
 from pathlib import Path
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from checkpoints.errors import ExportError
-from checkpoints.hf.load import CONFIG
+from data_service.formats import is_newer, newer
 from data_service.store.base import Store
 from data_service.store.errors import StoreError
 
+CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
 RECORD = "maskfleet_export.json"
 _NAMED = 5  # files that a refusal lists
+_ELSEWHERE = "give an empty folder, or delete that one"
 _CHUNK = 64 << 20  # bytes held in memory at a time
 
 
@@ -24,7 +29,7 @@ class ExportRecord(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    format: int = 1
+    format: Literal[1] = 1
     files: dict[str, str]
 
 
@@ -78,12 +83,15 @@ def _configurations_last(key: str) -> tuple[bool, str]:
 
 
 def _recorded(out: Store) -> dict[str, str]:
+    data = out.get(RECORD)
     try:
-        return ExportRecord.model_validate_json(out.get(RECORD)).files
+        return ExportRecord.model_validate_json(data).files
     except ValidationError as error:
+        if is_newer(data, known=1, error=error):
+            raise ExportError(newer(f"{out.uri.rstrip('/')}/{RECORD}"), remedy=_ELSEWHERE) from error
         raise ExportError(
             f"{out.uri.rstrip('/')}/{RECORD} is damaged, so it cannot be told what an export wrote there",
-            remedy="give an empty folder, or delete that one",
+            remedy=_ELSEWHERE,
         ) from error
 
 

@@ -11,7 +11,7 @@ from data_service.corpus.layout import TOKENIZER
 from data_service.corpus.manifest import BlockTable, CorpusManifest, PairTexts
 from data_service.corpus.manifest_file import load_manifest
 from data_service.corpus.reader import read_block
-from data_service.corpus.verify import VerifyReport, verify_files
+from data_service.corpus.verify import ReportBytes, VerifyReport, verify_files
 from data_service.errors import CorpusError
 from data_service.store.base import Store
 from data_service.store.open import open_store
@@ -65,15 +65,17 @@ def open_corpus(uri: str) -> Corpus:
     return Corpus(store, load_manifest(store))
 
 
-def verify_corpus(uri: str) -> VerifyReport:
+def verify_corpus(uri: str, report: ReportBytes = lambda read, total: None) -> VerifyReport:
     """Read and check every byte: manifest, tokenizer, blocks, and what lies between and behind them.
+
+    `report` as in `verify_files`.
 
     Raises:
         CorpusError: the manifest itself is missing or damaged, so there is nothing to check the rest against.
         StoreError: the store cannot be read.
     """
     corpus = open_corpus(uri)
-    return verify_files(corpus.store, corpus.manifest)
+    return verify_files(corpus.store, corpus.manifest, report)
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from pydantic import (
 
 from data_service.corpus.manifest import MANIFEST, BlockTable, CorpusManifest, HeldoutRule, PairTexts
 from data_service.errors import CorpusError
+from data_service.formats import REMEDY, newer
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing
 from data_service.words.segmentation import Segmentation
@@ -128,6 +129,8 @@ def parse_manifest(data: bytes, place: str) -> CorpusManifest:
     head = _HEAD.match(data)
     if head is None or not data.endswith(_TAIL):
         _damaged(place, "it does not begin and end as a corpus manifest does")
+    if int(head[1]) > VERSION:
+        raise CorpusError(newer(place), remedy=REMEDY)
     if int(head[1]) != VERSION:
         raise CorpusError(
             f"{place}: manifest version {int(head[1])}, this program reads version {VERSION}",
@@ -158,11 +161,15 @@ def load_manifest(store: Store) -> CorpusManifest:
     try:
         data = store.get(MANIFEST)
     except KeyMissing as error:
-        raise CorpusError(
-            f"no corpus at {store.uri}: it has no {MANIFEST}",
-            remedy="check the address; if a build was interrupted, run the same `maskfleet corpus build` again",
-        ) from error
+        raise no_corpus(store.uri) from error
     return parse_manifest(data, f"{store.uri.rstrip('/')}/{MANIFEST}")
+
+
+def no_corpus(uri: str) -> CorpusError:
+    return CorpusError(
+        f"no corpus at {uri}: it has no {MANIFEST}",
+        remedy="check the address; if a build was interrupted, run the same `maskfleet corpus build` again",
+    )
 
 
 def _damaged(place: str, reason: str, cause: Exception | None = None) -> NoReturn:

@@ -7,7 +7,7 @@ names the table itself.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -25,6 +25,7 @@ from data_service.types import Block
 from data_service.words.similar import LONGEST, SimilarPair, dump_similar_words
 
 _AT_ONCE = 1 << 22  # similarities worked out together
+ReportBlocks = Callable[[int, int], None]
 
 
 class SimilarWordOptions(BaseModel):
@@ -58,8 +59,15 @@ class WrittenTable(NamedTuple):
     with_similar: int
 
 
-def write_similar_words(uris: list[str], out: str, options: SimilarWordOptions) -> WrittenTable:
+def write_similar_words(
+    uris: list[str],
+    out: str,
+    options: SimilarWordOptions,
+    report: ReportBlocks = lambda done, total: None,
+) -> WrittenTable:
     """Learn the table from corpora and write it to a path or URI.
+
+    `report` is called with blocks read, and how many are read in all, passes over the text added up.
 
     Raises:
         CorpusError: something is there already; else as `learn_similar_words`.
@@ -68,7 +76,7 @@ def write_similar_words(uris: list[str], out: str, options: SimilarWordOptions) 
     store = open_store(base or ("/" if slash else "."))
     if store.size(name) is not None:
         raise CorpusError(f"{out} exists already", remedy="name a new file, or delete this one")
-    pairs, tokenizer = learn_similar_words(uris, options)
+    pairs, tokenizer = learn_similar_words(uris, options, report)
     made = {**options.model_dump(), "corpora": [open_corpus(uri).manifest.fingerprint for uri in uris]}
     store.put(
         name,
@@ -77,7 +85,9 @@ def write_similar_words(uris: list[str], out: str, options: SimilarWordOptions) 
     return WrittenTable(len(pairs), sum(bool(pair.similar) for pair in pairs))
 
 
-def learn_similar_words(uris: list[str], options: SimilarWordOptions) -> tuple[list[SimilarPair], Tokenizer]:
+def learn_similar_words(
+    uris: list[str], options: SimilarWordOptions, report: ReportBlocks = lambda done, total: None
+) -> tuple[list[SimilarPair], Tokenizer]:
     """Every word that is frequent enough, with its similar word if it has one; and the tokenizer of their ids.
 
     Raises:
@@ -88,7 +98,7 @@ def learn_similar_words(uris: list[str], options: SimilarWordOptions) -> tuple[l
     tokenizer = corpora[0].tokenizer()
     for corpus in corpora:
         corpus.require_tokenizer(tokenizer)
-    text = _Sentences(corpora, tokenizer, options.most_tokens)
+    text = _Sentences(corpora, tokenizer, options.most_tokens, 1 + options.epochs, report)
     model = _word2vec()(
         vector_size=options.size,
         window=options.window,
@@ -122,8 +132,17 @@ class _Sentences:
 
     Words of more than `LONGEST` tokens, or with special tokens, are left out."""
 
-    def __init__(self, corpora: list[Corpus], tokenizer: Tokenizer, most_tokens: int) -> None:
-        self._corpora, self._tokenizer, self._most = corpora, tokenizer, most_tokens
+    def __init__(
+        self,
+        corpora: list[Corpus],
+        tokenizer: Tokenizer,
+        most_tokens: int,
+        passes: int,
+        report: ReportBlocks,
+    ) -> None:
+        self._corpora, self._tokenizer, self._most, self._report = corpora, tokenizer, most_tokens, report
+        self._blocks = passes * sum(len(corpus.table("train")) for corpus in corpora)
+        self._read = 0
 
     def __iter__(self) -> Iterator[list[str]]:
         for corpus in self._corpora:
@@ -133,6 +152,8 @@ class _Sentences:
                     break
                 block = read_block(corpus.store, table, index)
                 left -= len(block.tokens)
+                self._read += 1
+                self._report(self._read, self._blocks)
                 yield from self._of_block(block)
 
     def _of_block(self, block: Block) -> Iterator[list[str]]:

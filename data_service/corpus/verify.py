@@ -1,7 +1,7 @@
 """Checks a corpus byte by byte against its manifest and names what is damaged: file, block or gap."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -11,6 +11,7 @@ from data_service.errors import CorruptBlock
 from data_service.store.base import Store, digest
 from data_service.store.errors import KeyMissing, Truncated
 
+ReportBytes = Callable[[int, int], None]
 _SHARDS_AT_ONCE = 4  # each holds one block
 _FOLDERS = ("train/", "heldout/", "tokenizer/")
 
@@ -36,25 +37,39 @@ class VerifyReport:
     damage: tuple[Damage, ...]
 
 
-def verify_files(store: Store, manifest: CorpusManifest) -> VerifyReport:
+def verify_files(
+    store: Store, manifest: CorpusManifest, report: ReportBytes = lambda read, total: None
+) -> VerifyReport:
     """Read every byte that the manifest describes, and look for files that it does not know.
+
+    Args:
+        report: is called, by several threads, as bytes were read: how many now, of how many in all.
 
     Raises:
         StoreError: the store cannot be read. A file that is missing or cut short is damage, not an error.
     """
+    total = sum(manifest.shard_sizes.values())
+
+    def tell(read: int) -> None:
+        report(read, total)
+
     with ThreadPoolExecutor(_SHARDS_AT_ONCE) as threads:
-        shards = threads.map(lambda key: list(_verify_shard(store, manifest, key)), manifest.shard_sizes)
+        shards = threads.map(
+            lambda key: list(_verify_shard(store, manifest, key, tell)), manifest.shard_sizes
+        )
         damage = [found for shard in shards for found in shard]
     damage += [*_verify_tokenizer(store, manifest), *_strangers(store, manifest)]
     return VerifyReport(
         shards=len(manifest.shard_sizes),
         blocks=len(manifest.train) + len(manifest.heldout),
-        bytes=sum(manifest.shard_sizes.values()),
+        bytes=total,
         damage=tuple(damage),
     )
 
 
-def _verify_shard(store: Store, manifest: CorpusManifest, key: str) -> Iterator[Damage]:
+def _verify_shard(
+    store: Store, manifest: CorpusManifest, key: str, tell: Callable[[int], None]
+) -> Iterator[Damage]:
     size, expected = store.size(key), manifest.shard_sizes[key]
     if size is None:
         yield Damage(key, "is missing")
@@ -73,6 +88,7 @@ def _verify_shard(store: Store, manifest: CorpusManifest, key: str) -> Iterator[
         yield from problems
         sound = sound and not problems
         position = start + int(table.length[index])
+        tell(int(table.length[index]))
     problems = list(_verify_gap(store, key, position, min(size, expected)))
     yield from problems
     whole.update(bytes(max(0, expected - position)))

@@ -113,8 +113,9 @@ def _stand_in(error: UnicodeError) -> tuple[str, int]:
 codecs.register_error(_BAD_BYTE, _stand_in)
 
 
-def encoding_remedy(data: bytes) -> str | None:
-    """What to do about bytes that are not UTF-8 text, with a guess of their encoding; None without one.
+def encoding_remedy(data: bytes, say: str) -> str | None:
+    """What to do about bytes that are not UTF-8 text, with a guess of their encoding; None without one. `say`: where to
+    say an encoding, `{}` being its name.
 
     A guess may be wrong, so the remedy shows how the text reads then.
     """
@@ -132,7 +133,7 @@ def encoding_remedy(data: bytes) -> str | None:
     beyond = next((i for i, character in enumerate(text) if character > "\x7f"), 0)
     begin = max(0, beyond - _SHOWN // 2)
     shown = " ".join(text[begin : begin + _SHOWN].split())
-    return f"it looks like {name} and then reads {shown!r}: if that is right, give --encoding {name}"
+    return f"it looks like {name} and then reads {shown!r}: if that is right, {say.format(name)}"
 
 
 def is_odd(text: str) -> bool:

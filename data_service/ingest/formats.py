@@ -38,7 +38,7 @@ _SKIP = 1 << 20
 # A line may be this many times its document: escapes take six bytes, other fields the rest.
 LINE_PER_DOCUMENT = 8
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
-_OTHER_DELIMITERS = ";\t,|"  # in this order, where the usual one does not give the columns
+_OTHER_DELIMITERS = ";\t,|"  # where the usual one does not give the columns
 _QUOTES = "quote fields as RFC 4180 says (pandas' to_csv does), or convert the file to JSON lines"
 _TOO_LONG = '"a line too long"to be held\n'  # breaks the rules wherever it stands, so that its row is bad
 _ROW_PER_DOCUMENT = 8  # a line may be this many times its document: other fields, doubled marks
@@ -259,15 +259,18 @@ def read_delimited(piece: FilePiece, options: BuildOptions) -> Iterator[Text | B
             yield accept(options, _document_of_row, row, len(names), columns, place, options)
 
 
+def possible_delimiters(kind: str, given: str | None) -> tuple[str, ...]:
+    """What may stand between the columns of a table of `kind` (csv, tsv), in the order in which it is tried."""
+    return (given,) if given else tuple(dict.fromkeys(_DELIMITERS[kind] + _OTHER_DELIMITERS))
+
+
 def _rows(file: InputFile, options: BuildOptions) -> tuple[Any, list[str]]:
     """The rows behind the first, and the names of the columns. If no delimiter gives the columns that are asked for, it
     is that which gives most.
     """
-    usual = options.delimiter or _DELIMITERS[file.format]
-    others = "" if options.delimiter else _OTHER_DELIMITERS
     best: tuple[Any, list[str]] | None = None
     problems: list[csv.Error] = []
-    for delimiter in dict.fromkeys(usual + others):
+    for delimiter in possible_delimiters(file.format, options.delimiter):
         rows = csv.reader(_lines(file, options), delimiter=delimiter, strict=True)
         try:
             names = [name.strip() for name in next(rows, [])]
@@ -288,13 +291,17 @@ def _rows(file: InputFile, options: BuildOptions) -> tuple[Any, list[str]]:
 def _column(wanted: str, names: list[str], file: InputFile) -> int:
     if names.count(wanted) == 1:
         return names.index(wanted)
-    shown = ", ".join(name[:40].encode(errors="replace").decode() for name in names[:20])
+    first = ", ".join(name[:40] for name in names[:20]).encode(errors="surrogateescape")
+    remedy = (
+        "name the column that holds the text with --text-field (of pairs: --query-field, --positive-field, "
+        "--negatives-field); the first line must name the columns; --delimiter says what stands between them, and "
+        "--encoding how the file is encoded"
+    )
+    shown = first.decode(errors="replace")
     raise InputError(
         f"{file.uri}: {'two columns' if wanted in names else 'no column'} {wanted!r} "
         f"in its first line (it has {shown})",
-        remedy="name the column that holds the text with --text-field (of pairs: --query-field, --positive-field, "
-        "--negatives-field); the first line must name the columns; --delimiter says what stands between them, and "
-        "--encoding how the file is encoded",
+        remedy=guessed_remedy(file, first, remedy) if "\ufffd" in shown else remedy,
     )
 
 

@@ -148,12 +148,15 @@ def _bad_bytes(
     return BadRecord(place, reason, remedy)
 
 
-def guessed_remedy(file: InputFile, raw: bytes, remedy: str) -> str:
-    """The remedy for bytes that cannot be read, with the encoding that they, or the file's first, seem to have."""
+def guessed_remedy(file: InputFile, raw: bytes, remedy: str, say: str = "give --encoding {}") -> str:
+    """The remedy for bytes that cannot be read, with the encoding that they, or the file's first, seem to have, and
+    where to `say` it.
+    """
     with open_bytes(file) as stream:
         head = stream.read(_AROUND)
     marked = without_mark(head, 0)[0]
-    found = encoding_remedy(head if file.encoding != UTF_8 or not marked.isascii() or b"\0" in head else raw)
+    whole = file.encoding != UTF_8 or not marked.isascii() or b"\0" in head
+    found = encoding_remedy(head if whole else raw, say)
     return f"{found}; else {remedy}" if found else remedy
 
 

@@ -3,7 +3,6 @@ out.
 """
 
 import errno
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from data_service.ingest.kept import Kept, read_kept
 from data_service.ingest.tasks import SplitTask, TaskReceipt, write_receipt
 from data_service.store.base import Store
 from data_service.store.errors import OutOfSpace
+from data_service.temporary import temporary_folder
 from data_service.tokenizers.load import load_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
 from data_service.types import Level
@@ -155,7 +155,7 @@ def write(task: WriteTask) -> Written:
     tokenizer = _tokenizer(store.at(TOKENIZER).uri, task.tokenizer_hash)
     finder = _finder(task.layout, task.words) if task.words is not None else None
     levels = () if finder is None else finder.levels
-    with tempfile.TemporaryDirectory(prefix="maskfleet-") as folder, _room_in(folder):
+    with temporary_folder("build") as folder, _room_in(folder):
         name, block_tokens = shard_name(task.index), task.options.block_tokens
         with (
             PartWriter(Path(folder, "train.tar"), name, tokenizer.vocab_size, block_tokens, levels) as train,
@@ -252,14 +252,14 @@ def _store_parts(
 
 
 @contextmanager
-def _room_in(folder: str) -> Iterator[None]:
+def _room_in(folder: Path) -> Iterator[None]:
     """Names the folder if its disk is full. (Shards are written to a local file before they are stored.)"""
     try:
         yield
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
-        raise OutOfSpace.at(folder, f"{error.strerror} (TMPDIR names the folder to use)") from error
+        raise OutOfSpace.at(str(folder), f"{error.strerror} (TMPDIR names the folder to use)") from error
 
 
 @lru_cache(maxsize=1)

@@ -35,6 +35,10 @@ def lean() -> Iterator[None]:
     Raises LibraryChanged: this version of Ray has other private names than those that were tested.
     """
     _hold_token()
+    if (
+        "RAY_ADDRESS" not in os.environ
+    ):  # its GCS would keep a record of every call, 100,000 of them, for a dashboard
+        os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
     with without_unused():
         yield
     if "RAY_ADDRESS" not in os.environ:

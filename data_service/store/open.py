@@ -7,7 +7,7 @@ from data_service.store.base import Store
 from data_service.store.errors import BadUri
 from data_service.store.local import LocalStore
 from data_service.store.patience import default_patience_s
-from data_service.visible import visible
+from data_service.visible import visible, without_secrets
 
 _EXAMPLE = "your-bucket"  # in the bundled recipes
 
@@ -31,6 +31,8 @@ def open_store(uri: str | Path, *, patience_s: float | None = None) -> Store:
             f"{visible(text)}: its name is not valid UTF-8",
             remedy="rename the file or folder; no JSON can hold this name",
         )
+    if without_secrets(text) != text:
+        raise BadUri.with_secret(text)
     if not separator:
         return LocalStore(_expanded(text).absolute())
     match scheme.lower():

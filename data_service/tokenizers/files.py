@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from data_service.errors import TokenizerError
+from data_service.formats import foreign_json
 from data_service.tokenizers.specials import SpecialNames
 
 DEFINITION = "tokenizer.json"
@@ -82,8 +83,8 @@ def json_file(files: Mapping[str, bytes], name: str, where: str) -> dict[str, An
     if name not in files:
         return {}
     try:
-        content = json.loads(text_file(files, name, where))
-    except json.JSONDecodeError as error:
+        content = foreign_json(text_file(files, name, where))
+    except ValueError as error:
         raise TokenizerError(
             f"{where}: {name} is not JSON: {error}", remedy="save the tokenizer again"
         ) from error

@@ -17,10 +17,14 @@ import tokenizers
 from numpy.typing import NDArray
 
 from data_service.errors import TokenizerError
+from data_service.tokenizers.bounds import library_errors, parse_definition
 from data_service.tokenizers.files import Definition, tokenizer_files
 from data_service.tokenizers.specials import END_OF_DOCUMENT, SpecialIds, SpecialNames, resolve_names
 from data_service.tokenizers.words import RULES, word_starts
 from data_service.types import Tokens
+
+_UNSPLIT = "it cannot split a text"
+_RARE = "\U0010fffe"
 
 Kind = Literal["byte_bpe", "wordpiece", "unigram", "bpe"]
 
@@ -55,7 +59,8 @@ class Tokenizer:
         Raises:
             TokenizerError: a definition that cannot be read, of a foreign kind, or without one of the roles.
         """
-        self._definition = _without_truncation(_parse(definition, where))
+        self._definition = _without_truncation(parse_definition(definition, where))
+        self._where = where
         self._codec = _build(self._definition, where)
         self.kind: Kind = _kind(self._codec, self._definition, where)
         vocabulary = self._codec.get_vocab(with_added_tokens=True)
@@ -64,8 +69,10 @@ class Tokenizer:
         roles = {role: vocabulary[name] for role, name in self.names.by_role().items()}
         self.special = SpecialIds(**roles, eod=vocabulary.get(END_OF_DOCUMENT))
         self._model_files = dict(model_files or {})
-        self._encoder = self._text_only_encoder()
         self._dtype = np.dtype(np.uint16 if self.vocab_size <= 1 << 16 else np.uint32)
+        with library_errors(where):
+            self._encoder = self._text_only_encoder()
+        self.encode(_RARE)  # one that no vocabulary has: a model without a piece for it cannot read any text
 
     def __reduce__(self) -> tuple[object, ...]:
         configured = {f"{role}_token": name for role, name in self.names.by_role().items()}
@@ -106,14 +113,16 @@ class Tokenizer:
         other, so `cls`, `sep`, `pad` and `mask` never come out. Runs on all cores unless the environment's
         TOKENIZERS_PARALLELISM is "false".
         """
-        encodings = self._encoder.encode_batch_fast(list(texts), add_special_tokens=False)
+        with library_errors(self._where, _UNSPLIT):
+            encodings = self._encoder.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, dtype=self._dtype) for encoding in encodings]
 
     def encode_with_edges(
         self, texts: Sequence[str], edges: Sequence[Sequence[int]]
     ) -> list[tuple[Tokens, list[int]]]:
         """As `encode_batch`, each with its number of tokens that begin before each of its `edges`, in characters."""
-        encodings = self._encoder.encode_batch(list(texts), add_special_tokens=False)
+        with library_errors(self._where, _UNSPLIT):
+            encodings = self._encoder.encode_batch(list(texts), add_special_tokens=False)
         return [
             (np.array(encoding.ids, dtype=self._dtype), [_tokens_before(encoding, edge) for edge in places])
             for encoding, places in zip(encodings, edges, strict=True)
@@ -121,7 +130,8 @@ class Tokenizer:
 
     def encode_with_places(self, texts: Sequence[str]) -> list[tuple[Tokens, NDArray[np.int64]]]:
         """As `encode_batch`, each with the character of the text at which each of its tokens begins: [n] int64."""
-        encodings = self._encoder.encode_batch(list(texts), add_special_tokens=False)
+        with library_errors(self._where, _UNSPLIT):
+            encodings = self._encoder.encode_batch(list(texts), add_special_tokens=False)
         return [
             (
                 np.array(encoding.ids, dtype=self._dtype),
@@ -218,33 +228,14 @@ def _rebuild(definition: str, configured: dict[str, object], model_files: dict[s
     return Tokenizer(definition, configured, model_files=model_files)
 
 
-def _parse(definition: str, where: str) -> Definition:
-    try:
-        parsed = json.loads(definition)
-    except json.JSONDecodeError as error:
-        raise _unreadable(where, str(error)) from error
-    if not isinstance(parsed, dict) or not isinstance(parsed.get("model"), dict):
-        raise _unreadable(where, "it has no model section")
-    return parsed
-
-
 def _without_truncation(definition: Definition) -> Definition:
     """A file saved with truncation or padding switched on would silently cut documents."""
     return definition | {"truncation": None, "padding": None}
 
 
 def _build(definition: Definition, where: str) -> tokenizers.Tokenizer:
-    try:
+    with library_errors(where):
         return tokenizers.Tokenizer.from_buffer(json.dumps(definition).encode())
-    except ValueError as error:
-        raise _unreadable(where, str(error)) from error
-
-
-def _unreadable(where: str, reason: str) -> TokenizerError:
-    return TokenizerError(
-        f"{where}: not a tokenizer definition: {reason}",
-        remedy="give the folder of a tokenizer saved by `maskfleet tokenizer train` or by transformers",
-    )
 
 
 def _kind(codec: tokenizers.Tokenizer, definition: Definition, where: str) -> Kind:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 
 from data_service.errors import CorpusError
+from data_service.formats import REMEDY, newer
 from data_service.store.errors import KeyMissing
 from data_service.store.open import open_store
 
@@ -125,10 +126,13 @@ def read_similar_words(uri: str) -> bytes:
 
 
 def parse_similar_words(content: bytes, where: str) -> SimilarWords:
-    """The table in a file's bytes; `where` names the file. Raises CorpusError: it is damaged, or no such table."""
+    """The table in a file's bytes; `where` names the file. Raises CorpusError: it is damaged, or no such table,
+    or a newer version wrote it."""
     try:
         first, *lines = content.decode().removesuffix("\n").split("\n")
         header = _Header.model_validate_json(first)
+        if header.format == _FORMAT and header.version > 1:
+            raise CorpusError(newer(where), remedy=REMEDY)
         if (header.format, header.version) != (_FORMAT, 1):
             raise ValueError(f"it is of format {header.format}, version {header.version}")
         pairs = [_parse_line(line, header.vocab_size) for line in lines]

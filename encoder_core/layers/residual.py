@@ -25,26 +25,26 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class LayerNorm(nn.LayerNorm):
-    """torch's. Given `x` as well, by the kernel: the sum of `input` and of what dropout leaves of `x`, and its norm.
+    """torch's. Given `added` as well, by the kernel: the sum of `input` and of what dropout leaves of it, and its norm.
     `draws`: key plus draw of each token; None: no dropout."""
 
     def forward(
-        self, input: Tensor, x: Tensor | None = None, draws: Tensor | None = None, threshold: int = 0
+        self, input: Tensor, added: Tensor | None = None, draws: Tensor | None = None, threshold: int = 0
     ) -> Any:
-        if x is None:
+        if added is None:
             return super().forward(input)
-        return _fused(self, self.bias, True, input, x, draws, threshold)
+        return _fused(self, self.bias, True, input, added, draws, threshold)
 
 
 class RMSNorm(nn.RMSNorm):
     """As `LayerNorm`."""
 
     def forward(
-        self, input: Tensor, x: Tensor | None = None, draws: Tensor | None = None, threshold: int = 0
+        self, x: Tensor, added: Tensor | None = None, draws: Tensor | None = None, threshold: int = 0
     ) -> Any:
-        if x is None:
-            return super().forward(input)
-        return _fused(self, None, False, input, x, draws, threshold)
+        if added is None:
+            return super().forward(x)
+        return _fused(self, None, False, x, added, draws, threshold)
 
 
 def normed_sum(

@@ -36,6 +36,9 @@ eval {{ line | shell }} || { echo "the job cannot begin: this line of --setup fa
 set -u
 {% endif %}
 export PATH={{ job.bin | shell }}:$PATH
+{% if job.container %}
+inside=(apptainer exec{{ " --nv" if job.gpus }} {{ job.container | shell }})
+{% endif %}
 export MASKFLEET_CPUS={{ job.cpus }} MASKFLEET_GPUS={{ job.gpus }}
 export MASKFLEET_OBJECT_STORE={{ job.object_store }} MASKFLEET_JOIN_SECONDS={{ join_seconds }}
 # Made here, for this start of the job; srun hands it to the other nodes, and nothing writes it down.
@@ -69,12 +72,12 @@ start_head "$head_address" || exit 1
 if [ "$SLURM_JOB_NUM_NODES" -gt 1 ]; then
     srun --nodes=$((SLURM_JOB_NUM_NODES - 1)) --ntasks=$((SLURM_JOB_NUM_NODES - 1)) --exclude="$SLURMD_NODENAME" \
         --cpus-per-task="$MASKFLEET_CPUS"{{ " --gpus-per-node=%d" % job.gpus if job.gpus }} --export=ALL --kill-on-bad-exit=0 --wait=0 \
-        bash -c "$(declare -f say start_ray answers until_ended join_head); join_head $head_address" &
+        bash -c "{{ "$(declare -p inside); " if job.container }}$(declare -f say start_ray answers until_ended join_head); join_head $head_address" &
     workers_pid=$!
 fi
 
 export RAY_ADDRESS=$head_address
-{{ job.command | map("shell") | join(" ") }} &
+{{ '"${inside[@]}" ' if job.container }}{{ job.command | map("shell") | join(" ") }} &
 train_pid=$!
 until_ended "$train_pid"
 verdict $?

@@ -1,6 +1,5 @@
 """A checkpoint of a run as a model in memory: our own module, or the class of transformers."""
 
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,6 +8,7 @@ from torch import nn
 
 from checkpoints.hf.fetch import PARTS
 from checkpoints.load import Reader
+from data_service.temporary import temporary_folder
 from launcher.errors import RunError
 from launcher.export.export import export_run
 from launcher.extras import optional
@@ -37,8 +37,8 @@ def module(run: Run, step: int | None) -> nn.Module:
 def transformers_model(run: Run, step: int | None, part: str | None) -> "PreTrainedModel":
     """See `launcher.api.run.Run.transformers_model`. Goes through an export, which is read back and compared."""
     transformers = optional("transformers", "a model of transformers")
-    with tempfile.TemporaryDirectory(prefix="maskfleet-model-") as folder:
-        models = export_run(run, step, folder).models
+    with temporary_folder("model") as folder:
+        models = export_run(run, step, str(folder)).models
         chosen = part or (PARTS[1] if PARTS[1] in models else ".")
         if chosen not in models:
             have = ", ".join(name for name in models if name != ".") or "one network, and no parts"

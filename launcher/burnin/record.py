@@ -5,10 +5,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
+from data_service.formats import REMEDY, newer, says_newer
 from launcher.burnin.check import Form
 from launcher.burnin.report import Measured
+from launcher.errors import BurninError
 from launcher.output import write_file
 
 RECORD, PAGE = "burnin.json", "burnin.html"
@@ -73,7 +75,8 @@ class BurninRecord(_Part):
 
 
 class RecordFile:
-    """The record in `folder`. What is there but cannot be read is put aside under another name."""
+    """The record in `folder`. What is there but cannot be read is put aside under another name. Raises
+    BurninError: a newer version wrote it."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / RECORD
@@ -83,8 +86,11 @@ class RecordFile:
         if not self.path.exists():
             return BurninRecord()
         try:
-            return BurninRecord.model_validate(json.loads(self.path.read_text("utf-8")))
-        except (ValueError, ValidationError):
+            found = json.loads(self.path.read_text("utf-8"))
+            if says_newer({"format": found.get("version")} if isinstance(found, dict) else found):
+                raise BurninError(newer(str(self.path)), remedy=f"{REMEDY}; or give another --out")
+            return BurninRecord.model_validate(found)
+        except (ValueError, RecursionError):
             self.path.replace(self.path.with_name(f"unreadable-{RECORD}"))
             return BurninRecord()
 

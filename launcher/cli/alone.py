@@ -1,26 +1,32 @@
 """How `finetune` and `embed` end, which compute for hours in one process.
 
-They keep nothing on the way. The same command, given again, computes the same.
+The same command, given again, computes the same; with a scratch folder it goes on.
 """
 
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import typer
 
 from data_service.errors import UserError as DataError
-from data_service.visible import visible
+from data_service.visible import visible, without_secrets
 from encoder_core.errors import UserError as ModelError
 
 
 @contextmanager
-def repeatable() -> Iterator[None]:
-    """Errors that may pass by themselves end the command with 75, and so do signals."""
+def repeatable(scratch: Path | None = None) -> Iterator[None]:
+    """Errors that may pass by themselves end the command with 75, and so do signals. `scratch` keeps what is done."""
     from launcher.contract import REPEAT
     from launcher.signals import answering
 
-    with answering(REPEAT, "the same command computes the same"), passing():
+    stays = (
+        "the same command computes the same"
+        if scratch is None
+        else f"the same command goes on, with what {scratch} holds"
+    )
+    with answering(REPEAT, stays), passing():
         yield
 
 
@@ -58,4 +64,4 @@ def told(*names: str) -> Iterator[None]:
 
 def say(text: str) -> None:
     """A line on standard error."""
-    typer.echo(visible(text), err=True)
+    typer.echo(visible(without_secrets(text)), err=True)

@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from launcher.cli.first import require_run
 from launcher.cli.options import JsonOption, RunArgument, print_json
 
 if TYPE_CHECKING:
-    from checkpoints.verify import Verification
+    from checkpoints.verify import ReportBytes, Verification
 
 group = typer.Typer(no_args_is_help=True, help="List, verify and export a run's checkpoints.")
 
@@ -25,11 +26,12 @@ def list_checkpoints(run: RunArgument, as_json: JsonOption = False) -> None:
     from rich.table import Table
 
     from checkpoints.listing import rows
+    from data_service.store.open import open_store
     from launcher.format import human_bytes
     from launcher.output import print_table
-    from launcher.run.record import open_run
 
-    found = rows(open_run(run).store)
+    require_run(run)
+    found = rows(open_store(run))
     if as_json:
         print_json(asdict(row) for row in found)
         return
@@ -51,17 +53,25 @@ def verify(
 ) -> None:
     """Check every checkpoint against its manifest, every byte of it. Exit code 1 if one is damaged."""
     from checkpoints.verify import verify_all
-    from launcher.run.record import open_run
+    from data_service.store.open import open_store
+    from launcher.progress import BYTES, work
 
+    require_run(run)
     damaged = 0
-    for report in verify_all(open_run(run).store, full=not quick):
-        if as_json:
-            print_json([_verified(report)])
-        else:
-            typer.echo(f"step {report.mark.step:,}: {'DAMAGED' if report.problems else 'good'}")
-            for problem in report.problems:
-                typer.echo(f"  {problem}")
-        damaged += bool(report.problems)
+    with work("verifying", unit=BYTES) as now:
+
+        def begin(step: int, size: int) -> "ReportBytes":
+            now.begin(f"verifying step {step:,}", size)
+            return now.advance
+
+        for report in verify_all(open_store(run), full=not quick, begin=begin):
+            if as_json:
+                print_json([_verified(report)])
+            else:
+                typer.echo(f"step {report.mark.step:,}: {'DAMAGED' if report.problems else 'good'}")
+                for problem in report.problems:
+                    typer.echo(f"  {problem}")
+            damaged += bool(report.problems)
     if damaged:
         raise typer.Exit(1)
 
@@ -88,6 +98,7 @@ def export(
 
     Example: `maskfleet checkpoints export s3://bucket/runs/base --out base-hf/`
     """
+    require_run(run)
     from launcher.export.export import export_run
     from launcher.run.record import open_run
 

@@ -3,6 +3,7 @@
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import StrEnum
 from threading import Event
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
@@ -10,10 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from launcher.cli.alone import passing, say
+from launcher.cli.first import require_assignments, require_corpora, require_recipe
 from launcher.cli.options import JsonOption, print_json
 from launcher.cli.recipe import TinyOption, load_recipe
 from launcher.cli.train import CorpusOption
+from launcher.compare.arguments import Budget, parse_labelled, settings_of
 from launcher.errors import OptionError
+from launcher.progress import work
 
 if TYPE_CHECKING:
     from launcher.compare.place import Comparison
@@ -55,9 +59,17 @@ SettingOption = Annotated[
         help="Override a value in all recipes, or in one: --set static:objective.mlm.copies=10.",
     ),
 ]
+
+
+class Unequal(StrEnum):
+    TOKENIZERS = "tokenizers"
+    CORPORA = "corpora"
+    BUDGETS = "budgets"
+
+
 AllowOption = Annotated[
-    list[str] | None,
-    typer.Option("--allow", help="Compare although these differ: tokenizers, corpora, budgets; repeat it."),
+    list[Unequal] | None,
+    typer.Option("--allow", help="Compare although these differ; repeat it."),
 ]
 OnlyPageOption = Annotated[
     bool, typer.Option("--only-page", help="Train nothing: the page of what is there.")
@@ -89,11 +101,15 @@ def compare(
 
     Example: `maskfleet compare a.yaml b.yaml --corpus s3://bucket/news --budget tokens=100M --out s3://bucket/a-b`
     """
-    from launcher.compare.budget import Budget
-    from launcher.compare.place import comparison_at, open_comparison
-    from launcher.compare.plan import arms_of
-    from launcher.compare.work import Work
     from launcher.contract import MISTAKE
+
+    given = None if budget is None else Budget.parse(budget)
+    if not only_page:
+        _require(recipes or [], corpora or [], assignments or [])
+    with work("loading libraries"):
+        from launcher.compare.place import comparison_at, open_comparison
+        from launcher.compare.plan import arms_of
+        from launcher.compare.work import Work
 
     place, failures = _absolute(out), dict[str, str]()
     with passing(), _interruptible() as interrupted:
@@ -102,23 +118,31 @@ def compare(
         else:
             sections = _sections(corpora, tokenizer)
             loaded = _recipes(recipes or [], assignments or [], tiny, sections)
-            given = None if budget is None else Budget.parse(budget)
-            arms = arms_of(loaded, given, points, allow or [])
+            arms = arms_of(loaded, given, points, [one.value for one in allow or ()])
             comparison = comparison_at(place, arms, range(1, seeds + 1), budget)
-            work = Work(comparison, interrupted)
-            for line in work.done():
+            todo = Work(comparison, interrupted)
+            for line in todo.done():
                 say(line)
-            failures = work.failures
+            failures = todo.failures
         incomplete = _write(comparison, failures, as_json)
     if failures or (incomplete and not only_page):
         raise typer.Exit(MISTAKE)
+
+
+def _require(recipes: list[str], corpora: list[str], assignments: list[str]) -> None:
+    """Raises OptionError, RecipeError, CorpusError: what is named is not there, or is no comparison."""
+    if len(recipes) < 2:
+        raise OptionError("one recipe is no comparison", remedy="give two or more: [LABEL=]RECIPE ...")
+    for recipe in recipes:
+        require_recipe(parse_labelled(recipe)[1])
+    require_assignments(assignments)
+    require_corpora(corpora)
 
 
 def _recipes(
     texts: list[str], assignments: list[str], tiny: bool, sections: "dict[str, object]"
 ) -> "dict[str, Recipe]":
     """The recipes by label."""
-    from launcher.compare.plan import parse_labelled, settings_of
 
     named = [parse_labelled(text) for text in texts]
     labels = [label for label, _ in named]

@@ -177,8 +177,15 @@ def verify(corpus: CorpusArgument, as_json: JsonOption = False) -> None:
     from data_service.corpus.corpus import verify_corpus
     from data_service.visible import one_line
     from launcher.format import human_bytes
+    from launcher.progress import BYTES, work
 
-    report = verify_corpus(corpus)
+    with work("reading and comparing", unit=BYTES) as now:
+
+        def read(more: int, total: int) -> None:
+            now.total = total
+            now.advance(more)
+
+        report = verify_corpus(corpus, read)
     if as_json:
         print_json([vars(report) | {"damage": [str(damage) for damage in report.damage]}])
     else:
@@ -264,6 +271,7 @@ def similar_words(
     Example: `maskfleet corpus similar-words s3://bucket/news-zh --out s3://bucket/similar-words.txt`
     """
     from data_service.corpus.similar_words import SimilarWordOptions, write_similar_words
+    from launcher.progress import work
 
     options = SimilarWordOptions(
         size=size,
@@ -274,5 +282,6 @@ def similar_words(
         most_tokens=most_tokens,
         seed=seed,
     )
-    written = write_similar_words(corpora, out, options)
+    with work("learning similar words", unit="blocks") as now:
+        written = write_similar_words(corpora, out, options, now.at)
     typer.echo(f"{written.words:,} words, {written.with_similar:,} with a similar one: {out}")

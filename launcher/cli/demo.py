@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from launcher.cli.options import EncodingOption
+from launcher.cli.options import EncodingOption, settings
+from launcher.progress import work
 
 
 def register(app: typer.Typer) -> None:
@@ -27,8 +28,14 @@ def demo(
     Eight stages: text, tokenizer, corpus, run, training on two ranks, evaluation, export, report. Interrupt it
     anywhere and give the command again: it goes on.
     """
+    if text is not None:
+        from data_service.ingest.options import BuildOptions
+        from launcher.cli.texts import list_texts
+
+        settings(BuildOptions, encoding=encoding)
+        list_texts([text], encoding)
     from rich.console import Console
 
-    from launcher.cli.demo_path import Demo
-
+    with work("loading libraries"):
+        from launcher.cli.demo_path import Demo
     raise typer.Exit(Demo(out, text, Console(), encoding).run())

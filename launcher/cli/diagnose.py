@@ -1,18 +1,27 @@
 """`maskfleet diagnose`: what a checkpoint's hidden states look like, and what they know."""
 
 from collections.abc import Iterable, Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from launcher.cli.first import require_file, require_model
 from launcher.cli.options import CheckpointArgument, DataOption, JsonOption, StepOption, print_json
+from launcher.progress import work
 
 if TYPE_CHECKING:
     from launcher.diagnose.results import Figure
     from launcher.diagnose.subject import Diagnosis
 
 _NAMES = {"iso_score": "IsoScore", "effective_rank": "effective rank", "spearman": "Spearman"}
+
+
+class FrozenPooling(StrEnum):
+    CLS = "cls"
+    MEAN = "mean"
+    MAX = "max"
 
 
 def register(app: typer.Typer) -> None:
@@ -35,8 +44,8 @@ def diagnose(
     ] = None,
     data: DataOption = None,
     pooling: Annotated[
-        list[str] | None,
-        typer.Option("--pooling", help="cls, mean or max; again for more. Default: cls and mean."),
+        list[FrozenPooling] | None,
+        typer.Option("--pooling", help="Again for more. Default: cls and mean."),
     ] = None,
     limit: Annotated[
         int,
@@ -53,10 +62,20 @@ def diagnose(
 
     Example: `maskfleet diagnose runs/base --task sst2 --data glue/`
     """
-    from launcher.diagnose.subject import DiagnosticRequest, measured
+    from launcher.tasks.task import load_task
 
+    require_file(text, "--text")
+    for name in task or ():
+        load_task(name, data)
+    require_model(checkpoint)
+    with work("loading libraries"):
+        from launcher.diagnose.subject import DiagnosticRequest, measured
     wanted = DiagnosticRequest(
-        text=text, tasks=tuple(task or ()), data=data, poolings=tuple(pooling or ()), limit=limit
+        text=text,
+        tasks=tuple(task or ()),
+        data=data,
+        poolings=tuple(one.value for one in pooling or ()),
+        limit=limit,
     )
     for subject in measured(checkpoint, step, wanted):
         if as_json:

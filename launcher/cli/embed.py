@@ -1,13 +1,13 @@
 """`maskfleet embed`: sentence embeddings trained from a checkpoint, and measured."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from launcher.cli.alone import repeatable, told
-from launcher.cli.options import DataOption, JsonOption, StepOption, print_json
-from launcher.errors import RunError
+from launcher.cli.first import require_model
+from launcher.cli.options import DataOption, JsonOption, ScratchOption, StepOption, print_json
+from launcher.progress import work
 
 group = typer.Typer(no_args_is_help=True, help="Train and measure sentence embeddings (Sentence-BERT).")
 
@@ -32,13 +32,7 @@ def train(
     assignments: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one of the settings.")
     ] = None,
-    scratch: Annotated[
-        Path | None,
-        typer.Option(
-            "--scratch",
-            help="Folder on this machine that keeps checkpoints, so that the same command, killed, goes on.",
-        ),
-    ] = None,
+    scratch: ScratchOption = None,
     licence: Annotated[
         str | None, typer.Option("--licence", help="What the model card states, such as apache-2.0.")
     ] = None,
@@ -48,16 +42,18 @@ def train(
     Sentence-BERT's two steps: `maskfleet embed train RUN nli --data glue/ --out nli-model`, then `maskfleet embed train
     nli-model stsb --data glue/ --out sts-model`.
     """
-    _check_there(model)
-    from launcher.embed.export import check_target, export_embeddings
-    from launcher.embed.scratch import Scratch
     from launcher.embed.settings import load_settings
-    from launcher.embed.train import train_embeddings
-    from launcher.finetune.pretrained import open_pretrained
 
-    _only_errors_of_libraries()
-    with repeatable(), told("launcher.embed"):
-        training = load_settings(settings, assignments or [], data)
+    training = load_settings(settings, assignments or [], data)
+    require_model(model)
+    with work("loading libraries"):
+        from launcher.embed.export import check_target, export_embeddings
+        from launcher.embed.train import train_embeddings
+        from launcher.finetune.pretrained import open_pretrained
+        from launcher.finetune.scratch import Scratch
+
+        _only_errors_of_libraries()
+    with repeatable(scratch), told("launcher.embed"):
         check_target(out)
         with open_pretrained(model, step) as pretrained:
             trained = train_embeddings(pretrained, training, scratch)
@@ -93,36 +89,39 @@ def evaluate(
     max_length: Annotated[
         int | None, typer.Option("--max-length", help="Tokens of a text; default: the model's.")
     ] = None,
-    batch: Annotated[int, typer.Option("--batch", help="Texts at a time.")] = 32,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Texts at a time.")] = 32,
     as_json: JsonOption = False,
 ) -> None:
     """Measure a model's vectors: STS by rank correlation, retrieval by nDCG@10, MRR and recall.
 
     Nothing is downloaded. `maskfleet tasks list` says which tasks there are and where their files are published.
     """
-    _check_there(model)
     from rich.table import Table
 
     from launcher.cli.options import settings as checked
-    from launcher.embed.evaluate import CellSettings, embed_cell
-    from launcher.finetune.pretrained import open_pretrained
+    from launcher.embed.settings import Encoding
     from launcher.output import print_table
     from launcher.tasks.task import load_task
 
-    _only_errors_of_libraries()
+    checked(Encoding, pooling=pooling, max_length=max_length)
+    chosen = [load_task(name, data) for name in tasks]
+    require_model(model)
+    with work("loading libraries"):
+        from launcher.embed.evaluate import CellSettings, embed_cell
+        from launcher.finetune.pretrained import open_pretrained
+
+        _only_errors_of_libraries()
     cell = checked(CellSettings, split=split, pooling=pooling, max_length=max_length, batch=batch)
     table = Table("task", "split", "metric", "x 100", box=None, pad_edge=False)
-    with repeatable(), told("launcher.embed"):
-        chosen = [load_task(name, data) for name in tasks]
-        with open_pretrained(model, step) as pretrained:
-            for task in chosen:
-                where = cell.split or ("dev" if "dev" in task.splits else "test")
-                metrics = embed_cell(pretrained, task, cell, seed=0)
-                if as_json:
-                    found = {"model": model, "step": pretrained.step, "task": task.name, "split": where}
-                    print_json([{**found, "metrics": metrics}])
-                for name, value in metrics.items():
-                    table.add_row(task.name, where, name, f"{100 * value:.2f}")
+    with repeatable(), told("launcher.embed"), open_pretrained(model, step) as pretrained:
+        for task in chosen:
+            where = cell.split or ("dev" if "dev" in task.splits else "test")
+            metrics = embed_cell(pretrained, task, cell, seed=0)
+            if as_json:
+                found = {"model": model, "step": pretrained.step, "task": task.name, "split": where}
+                print_json([{**found, "metrics": metrics}])
+            for name, value in metrics.items():
+                table.add_row(task.name, where, name, f"{100 * value:.2f}")
     if not as_json:
         print_table(table)
 
@@ -135,15 +134,6 @@ def show_settings(
     from launcher.embed.settings import bundled_text
 
     typer.echo(bundled_text(name), nl=False)
-
-
-def _check_there(model: str) -> None:
-    """The libraries take many seconds to load. Raises RunError: there is no such folder on this machine."""
-    if "://" not in model and not Path(model).is_dir():
-        raise RunError(
-            f"there is no folder {model}",
-            remedy="give a run, or a folder of transformers or SentenceTransformer",
-        )
 
 
 def _only_errors_of_libraries() -> None:

@@ -7,8 +7,10 @@ import typer
 
 from launcher.cli.alone import passing
 from launcher.cli.alone import say as _say
+from launcher.cli.first import require_assignments, require_model
 from launcher.cli.options import CHECKPOINT_HELP, DataOption, JsonOption, print_json
 from launcher.errors import OptionError
+from launcher.progress import work
 
 if TYPE_CHECKING:
     from launcher.evaluate.cell import Measure
@@ -88,11 +90,17 @@ def evaluate(
     Example: `maskfleet evaluate s3://bucket/runs/base glue --data glue/ --results s3://bucket/results`
     """
     from data_service.store.open import open_store
-    from launcher.evaluate.endings import CellResources
-    from launcher.evaluate.evaluation import recorded
-    from launcher.evaluate.results import Results
 
-    wanted, store = _steps(steps), Results(open_store(results))
+    wanted = _steps(steps)
+    require_assignments(assignments or ())
+    _require_tasks(suite, data, tasks)
+    for checkpoint in () if only_table else checkpoints:
+        require_model(checkpoint)
+    with work("loading libraries"):
+        from launcher.evaluate.endings import CellResources
+        from launcher.evaluate.evaluation import recorded
+        from launcher.evaluate.results import Results
+    store = Results(open_store(results))
     with passing():
         if only_table:
             _print_table(recorded(store, checkpoints, wanted, suite), as_json)
@@ -119,6 +127,19 @@ def _steps(given: list[str] | None) -> list[int] | None:
     return [int(step) for step in given or ()]
 
 
+def _require_tasks(suite: str, data: str | None, names: list[str] | None) -> None:
+    """Raises TaskError: there is no such suite; OptionError: or no task of these `names` in it."""
+    from launcher.tasks.suite import load_frozen, load_suite
+
+    places = _everywhere(suite), None if data is None else _everywhere(data)
+    known = [task.name for task in load_suite(*places)] + [task.name for task in load_frozen(*places)]
+    unknown = [name for name in names or () if name not in known]
+    if unknown:
+        raise OptionError(
+            f"--task {unknown[0]}: {suite} has no such task", remedy=f"its tasks: {', '.join(known)}"
+        )
+
+
 def _measures(
     suite: str, data: str | None, names: list[str] | None, assignments: list[str] | None
 ) -> "list[Measure]":
@@ -128,12 +149,6 @@ def _measures(
 
     places = _everywhere(suite), None if data is None else _everywhere(data)
     tasks, frozen = load_suite(*places), load_frozen(*places)
-    known = [task.name for task in tasks] + [task.name for task in frozen]
-    unknown = [name for name in names or () if name not in known]
-    if unknown:
-        raise OptionError(
-            f"--task {unknown[0]}: {suite} has no such task", remedy=f"its tasks: {', '.join(known)}"
-        )
     learnt = measures([task for task in tasks if not names or task.name in names], assignments or ())
     return learnt + frozen_measures([task for task in frozen if not names or task.name in names])
 
@@ -168,14 +183,15 @@ def _evaluated(
         _say(f"{evaluation.before + total} cells: {evaluation.before} are there, {total} to compute")
         ended = 0
         files = [model.files() for model in models if model.digest in evaluation.needed]
-        for event in evaluation.compute(files, share):
-            if isinstance(event, Ended):
-                ended += 1
-                _say(
-                    f"{ended} of {total}: {event.failure.problem if event.failure else event.work.cell.name}"
-                )
-            else:
-                _say(event.reason)
+        with work("computing", total, "cells") as now:
+            for event in evaluation.compute(files, share):
+                if isinstance(event, Ended):
+                    ended += 1
+                    now.advance()
+                    what = event.failure.problem if event.failure else event.work.cell.name
+                    _say(f"{ended} of {total}: {what}")
+                else:
+                    _say(event.reason)
     return evaluation, evaluation.table() if evaluation.trouble is None else []
 
 

@@ -1,11 +1,21 @@
 """`maskfleet finetune`: a checkpoint becomes a model for a task."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from launcher.cli.alone import repeatable, told
-from launcher.cli.options import CheckpointArgument, DataOption, JsonOption, StepOption, print_json
+from launcher.cli.first import require_assignments, require_model
+from launcher.cli.options import (
+    CheckpointArgument,
+    DataOption,
+    JsonOption,
+    ScratchOption,
+    StepOption,
+    print_json,
+)
+from launcher.progress import work
 
 if TYPE_CHECKING:
     from launcher.finetune.settings import FinetuneSettings
@@ -53,27 +63,34 @@ def finetune(
             "--threads", min=1, help="Of the processor; default: all. Other numbers change last digits."
         ),
     ] = None,
+    scratch: ScratchOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Fine-tune a checkpoint on a task, and write the model as `transformers` loads it.
 
-    The same checkpoint, task, settings and seed give the same bits on one kind of device, so a fine-tuning that died is
-    repeated. The epoch that is best on dev is kept. Where settings are lists, the first value counts, unless --grid.
+    The same checkpoint, task, settings and seed give the same bits on one kind of device. What was ended goes on when
+    the command is given again: a local --out has its checkpoints in OUT.unfinished meanwhile, elsewhere --scratch says
+    where. The epoch that is best on dev is kept. Where settings are lists, the first value counts, unless --grid.
 
     Exit codes: 0 done; 2 a mistake; 75 asked to end, or a store that does not answer: run it again.
 
     Example: `maskfleet finetune s3://bucket/runs/base sst2 --data glue/ --out base-sst2/`
     """
-    from launcher.finetune.pretrained import open_pretrained
-    from launcher.finetune.tries import try_each
     from launcher.tasks.task import load_task
 
-    with repeatable(), told("launcher.finetune"):
+    if scratch is None and out is not None and "://" not in out:
+        scratch = Path(f"{out.rstrip('/')}.unfinished")
+    with repeatable(scratch), told("launcher.finetune"):
+        require_assignments(assignments or ())
         asked = load_task(task, data)
         choices = _choices(asked, assignments, threads)
         choices = choices if every else choices[:1]
+        require_model(checkpoint)
+        with work("loading libraries"):
+            from launcher.finetune.pretrained import open_pretrained
+            from launcher.finetune.tries import try_each
         with open_pretrained(checkpoint, step) as pretrained:
-            for one in try_each(pretrained, asked, choices, seed, out):
+            for one in try_each(pretrained, asked, choices, seed, out, scratch):
                 if as_json:
                     print_json([_record(one, seed)])
                 else:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Concatenate, ParamSpec, TypeVar
 
 import typer
 
+from launcher.cli.first import require_assignments, require_run
 from launcher.cli.options import RunArgument
 from launcher.cli.recipe import SetOption
 
@@ -137,6 +138,12 @@ def slurm(
         list[str] | None,
         typer.Option("--sbatch", metavar="OPTION", help="A further option of sbatch: --sbatch=--exclusive."),
     ] = None,
+    container: Annotated[
+        str | None,
+        typer.Option(
+            "--container", metavar="IMAGE", help="Run inside it, by Apptainer: a .sif file, or docker://NAME."
+        ),
+    ] = None,
     setup: Annotated[
         list[str] | None,
         typer.Option(
@@ -163,6 +170,7 @@ def slurm(
         qos=qos,
         constraint=constraint,
         sbatch=tuple(sbatch or ()),
+        container=container,
         setup=tuple(setup or ()),
     )
     job = backend.seen_by_all(job)
@@ -233,7 +241,6 @@ def aws_batch(
     --instance-type p4d.24xlarge --vpc VPC --subnet SUBNET --nodes 4 --gpus-per-node 8 --cpus-per-node 90
     --memory 1000GiB`
     """
-    from launcher.run.record import open_run
     from launcher.schedulers import aws_batch as backend
 
     job = options.job(
@@ -246,6 +253,8 @@ def aws_batch(
         disk=disk,
         attempts=attempts,
     )
+    from launcher.run.record import open_run
+
     job = backend.BatchJob.of(**dict(job) | {"reads": backend.reads_of(open_run(options.run).recipe)})
     options.deliver(backend.render(job), lambda: f"submitted job {backend.submit(job)}")
 
@@ -318,6 +327,8 @@ def _absolute(run: str) -> str:
 def _uri(run: str, assignments: list[str] | None) -> str:
     """The run's absolute URI. Opens the run and applies the assignments, so that mistakes are found before a job waits
     in a queue. Raises RunError, RecipeError."""
+    require_assignments(assignments or ())
+    require_run(run)
     from launcher.recipe.load import reload
     from launcher.run.record import open_run
 

@@ -10,12 +10,13 @@ from importlib import metadata
 from typing import Annotated, Any
 
 import typer
+import typer.main
 from rich.console import Console
 from rich.text import Text
 from typer.core import TyperGroup
 
 from data_service.errors import UserError as DataError
-from data_service.visible import visible
+from data_service.visible import visible, without_secrets
 from encoder_core.errors import UserError as ModelError
 from launcher.cli import (
     burnin,
@@ -38,6 +39,7 @@ from launcher.cli import (
 )
 from launcher.command import screen
 from launcher.output import watched_output
+from launcher.progress import shown
 
 _HELP = """
 Pretrain encoder-only language models on clusters, from raw text to an exported model.
@@ -63,7 +65,8 @@ class _Hinting(TyperGroup):
             groups = [name for name, one in self.commands.items() if args[0] in getattr(one, "commands", ())]
             if groups and hasattr(error, "message"):
                 found = " or ".join(f"maskfleet {name} {args[0]}" for name in groups)
-                error.message = f"{error.message.rstrip('.')}: it is {found}"
+                asked = error.message.partition(" Did you mean")[0]  # a guess, where the place is known
+                error.message = f"{asked.rstrip('.')}: it is {found}"
             raise
 
     def invoke(self, ctx: Any) -> Any:
@@ -130,13 +133,33 @@ def main() -> None:
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # GPUs have the numbers that nvidia-smi shows
     _print_warnings()
     try:
-        with watched_output():
+        with shown(_words(typer.main.get_command(app), sys.argv[1:])), watched_output():
             app()
     except (DataError, ModelError) as error:
         console = Console(stderr=True, soft_wrap=True)
-        console.print(Text("error: ", style="bold red") + Text(visible(error.problem), style="default"))
-        console.print(Text("remedy: ", style="bold") + Text(visible(error.remedy), style="default"))
+        problem, remedy = (visible(without_secrets(text)) for text in (error.problem, error.remedy))
+        console.print(Text("error: ", style="bold red") + Text(problem, style="default"))
+        console.print(Text("remedy: ", style="bold") + Text(remedy, style="default"))
         sys.exit(2)
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # of the library `tokenizers`; it is no Exception
+            raise
+        print(
+            f"error: a tokenizer's rules cannot be applied to a text: {visible(str(error))}", file=sys.stderr
+        )
+        print("remedy: give the tokenizer.json that was published with the model", file=sys.stderr)
+        sys.exit(2)
+
+
+def _words(command: Any, given: list[str]) -> str:
+    """The command's own among the words that were `given`."""
+    found = []
+    for word in given:
+        if word not in getattr(command, "commands", {}):
+            break
+        command = command.commands[word]
+        found.append(word)
+    return " ".join(found) or "maskfleet"
 
 
 def _print_warnings() -> None:

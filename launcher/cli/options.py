@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
@@ -83,6 +84,13 @@ DataOption = Annotated[
         "--data",
         metavar="FOLDER",
         help="Folder or s3:// URI that holds the tasks' published files. Those of a YAML file are beside it.",
+    ),
+]
+ScratchOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--scratch",
+        help="Folder on this machine that keeps checkpoints, so that the same command, killed, goes on.",
     ),
 ]
 CorpusArgument = Annotated[str, typer.Argument(metavar="CORPUS", help="The corpus's folder or s3:// URI.")]

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from data_service.visible import visible
+from launcher.cli.first import require_assignments, require_model, require_recipe
 from launcher.cli.options import JsonOption, print_json
 from launcher.errors import OptionError
+from launcher.progress import work
 
 if TYPE_CHECKING:
     from launcher.recipe.schema import Recipe
@@ -39,6 +41,15 @@ def load_recipe(
 
     `sections` stand in place of the recipe's own.
     """
+    require_recipe(name)
+    require_assignments(assignments or ())
+    with work("loading the recipe"):
+        return _loaded(name, assignments, tiny, sections)
+
+
+def _loaded(
+    name: str, assignments: list[str] | None, tiny: bool, sections: Mapping[str, object] | None
+) -> "Recipe":
     from launcher.recipe import tiny as shrink
     from launcher.recipe.load import load, reload
 
@@ -56,7 +67,8 @@ def list_recipes(as_json: JsonOption = False) -> None:
 
     from launcher.format import human_count
     from launcher.output import print_table
-    from launcher.recipe.load import bundled, loads
+    from launcher.recipe.load import loads
+    from launcher.recipe.source import bundled
     from launcher.recipe.summary import discriminator_parameters, kind, parameters, total_tokens
 
     recipes = [loads(text, name) for name, text in bundled().items()]
@@ -114,15 +126,17 @@ def show(
 
     Start your own from a bundled one with `maskfleet recipe show roberta-base --raw > mine.yaml`.
     """
-    from launcher.recipe.load import source_text
+    from launcher.recipe.source import source_text
 
     if as_json and not timeline:
         raise OptionError("--json is of the timeline", remedy="add --timeline; a recipe is YAML")
     if timeline:
-        from launcher.cli.recipe_timeline import print_timeline, timeline_records
-
         if raw:
             raise OptionError("--raw and --timeline are two ways to show it", remedy="give one of them")
+        require_recipe(recipe)
+        require_assignments(assignments or ())
+        from launcher.cli.recipe_timeline import print_timeline, timeline_records
+
         wanted = load_recipe(recipe, assignments, tiny)
         if as_json:
             print_json(timeline_records(wanted))
@@ -139,6 +153,8 @@ def check(recipe: RecipeArgument, assignments: SetOption = None, tiny: TinyOptio
 
     Reads no corpus, no tokenizer and no task's data; `maskfleet init` checks those.
     """
+    require_recipe(recipe)
+    require_assignments(assignments or ())
     from launcher.recipe.summary import summary
     from launcher.tasks.measurable import check_names
 
@@ -157,6 +173,8 @@ def diff(
 
     Exit code 1 if they differ.
     """
+    require_recipe(old)
+    require_recipe(new)
     from launcher.recipe import identity
     from launcher.recipe.load import load
 
@@ -193,6 +211,7 @@ def from_model(
 
     Example: `maskfleet recipe from ./roberta-base > mine.yaml`, then `maskfleet init mine.yaml RUN`
     """
+    require_model(folder)
     from launcher.recipe.continued import commented, continued
 
     typer.echo(visible(commented(continued(folder))), nl=False)

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from data_service.visible import shell_word
+from launcher.cli.first import require_assignments, require_free, require_run
 from launcher.cli.options import RunArgument
 from launcher.cli.recipe import SetOption
 
@@ -105,9 +106,9 @@ def stop(
     from launcher.inspect.status import status
     from launcher.inspect.status_text import absent
     from launcher.run import stop as run_stop
-    from launcher.run.record import open_run
+    from launcher.run.outline import open_outline
 
-    opened = open_run(run)
+    opened = open_outline(run)
     asked = run_stop.stop(opened.store, time.time())
     if asked.found is None or not asked.asked:
         typer.echo(f"{run} {absent(asked.found)}: nothing to stop")
@@ -154,6 +155,9 @@ def fork(
     Example: `maskfleet runs fork s3://bucket/runs/base s3://bucket/runs/slower --step 9000 --set
     optimizer.adamw.lr=1e-4`
     """
+    require_assignments(assignments or ())
+    require_run(run)
+    require_free(new)
     from datetime import UTC, datetime
 
     from launcher.run import fork as forking

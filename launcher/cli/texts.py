@@ -1,8 +1,7 @@
 """Raw text for commands: a sample to train a tokenizer on, and the number of processes for a corpus build."""
 
 import os
-import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import typer
@@ -15,8 +14,8 @@ from data_service.ingest.options import BuildOptions
 from data_service.ingest.records import LISTED, BadRecord, skipped_record, with_lines
 from data_service.ingest.splits import Split, plan_splits
 from data_service.visible import one_line
+from launcher.progress import BYTES, work
 
-_FIRST_S, _EVERY_S = 3.0, 10.0  # when people are told how far it is
 _SMALL = 64 << 20  # bytes
 _SHARE = 256 << 10  # bytes of text for which a split is worth opening
 
@@ -40,21 +39,24 @@ def sample_texts(inputs: Sequence[str], options: BuildOptions, limit: int) -> It
     Raises:
         InputError: nothing there, or text that cannot be read. StoreError.
     """
-    splits = plan_splits(list_texts(inputs, options.encoding).files, options)
+    files = list_texts(inputs, options.encoding).files
+    splits = plan_splits(files, options)
     count = max(1, min(len(splits), limit // _SHARE))
     chosen = [index * len(splits) // count for index in range(count)]
     others = sorted(set(range(len(splits))) - set(chosen))  # only read where the chosen have too little
     skipped: list[BadRecord] = []
     left = limit
     documents = odd = 0
-    for position, index in enumerate([*chosen, *others]):
-        share = left // max(1, count - position)
-        for text in _sample_split(splits[index], options, share, skipped):
-            left -= len(text.encode())
-            documents, odd = documents + 1, odd + is_odd(text)
-            yield text
-        if left <= 0:
-            break
+    with work("reading text", min(limit, sum(file.size for file in files)), BYTES) as now:
+        for position, index in enumerate([*chosen, *others]):
+            share = left // max(1, count - position)
+            for text in _sample_split(splits[index], options, share, skipped):
+                left -= len(text.encode())
+                documents, odd = documents + 1, odd + is_odd(text)
+                yield text
+                now.at(limit - left)
+            if left <= 0:
+                break
     if skipped:
         first = with_lines(
             [skipped_record(bad) for bad in skipped[:LISTED]], [bad.place.file for bad in skipped]
@@ -81,21 +83,6 @@ def _tell(title: str, items: Sequence[object]) -> None:
     more = [f"and {len(items) - LISTED:,} more"] if len(items) > LISTED else []
     for line in [title, *(f"  {one_line(str(item))}" for item in items[:LISTED]), *more]:
         typer.echo(line, err=True)
-
-
-def paced(texts: Iterable[str], most: int) -> Iterator[str]:
-    """`texts`, of `most` bytes together; says on standard error every few seconds how far they are used."""
-    began = time.monotonic()
-    due, used = began + _FIRST_S, 0
-    for text in texts:
-        yield text
-        used += len(text.encode())
-        now = time.monotonic()
-        if now >= due:
-            left = (now - began) / used * max(0, most - used)
-            megabytes = f"{used / 1e6:.1f} MB of at most {most / 1e6:.1f} MB"
-            typer.echo(f"{megabytes}; at most {left:.0f} s left", err=True)
-            due = now + _EVERY_S
 
 
 def automatic_workers(inputs: Sequence[str] | InputListing) -> int:

@@ -88,6 +88,7 @@ def train(
     from data_service.tokenizers.options import TokenizerOptions
     from data_service.tokenizers.train import train_tokenizer
     from launcher.cli.texts import sample_texts
+    from launcher.progress import work
 
     _check_free(out, replace)
     options = settings(
@@ -100,7 +101,10 @@ def train(
     )
     texts = sample_texts(inputs, options, sample_mb * _MB)
     asked = vocab_size or _VOCABULARY
-    tokenizer = train_tokenizer(kind.value, texts, asked, TokenizerOptions(lowercase=lowercase), at_most=True)
+    with work("learning the vocabulary"):
+        tokenizer = train_tokenizer(
+            kind.value, texts, asked, TokenizerOptions(lowercase=lowercase), at_most=True
+        )
     save_tokenizer(tokenizer, out)
     if tokenizer.vocab_size < asked:
         typer.echo(f"{asked:,} ids were asked for: the text supports {tokenizer.vocab_size:,}", err=True)
@@ -127,7 +131,7 @@ def check(
     from data_service.ingest.options import BuildOptions
     from data_service.tokenizers.check import check_tokenizer
     from data_service.tokenizers.load import load_tokenizer
-    from launcher.cli.texts import paced, sample_texts
+    from launcher.cli.texts import sample_texts
     from launcher.output import print_table
 
     options = settings(
@@ -138,7 +142,7 @@ def check(
         on_bad_bytes=on_bad_bytes.value,
         on_bad_records=on_bad_records.value,
     )
-    texts = paced(sample_texts(inputs, options, sample_mb * _MB), sample_mb * _MB)
+    texts = sample_texts(inputs, options, sample_mb * _MB)
     report = check_tokenizer(load_tokenizer(tokenizer), texts)
     if as_json:
         rates = {"bytes_per_token": report.bytes_per_token, "tokens_per_word": report.tokens_per_word}

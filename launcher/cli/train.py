@@ -5,9 +5,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from data_service.visible import shell_word
+from data_service.visible import shell_word, without_secrets
+from launcher.cli.first import require_assignments, require_corpora, require_free, require_recipe, require_run
 from launcher.cli.options import RunArgument
 from launcher.cli.recipe import RecipeArgument, SetOption, TinyOption, load_recipe
+from launcher.progress import work
 
 if TYPE_CHECKING:
     from launcher.run.record import Run
@@ -49,6 +51,10 @@ def init(
 
     Example: `maskfleet init roberta-base s3://bucket/runs/base --corpus s3://bucket/corpora/news`
     """
+    require_recipe(recipe)
+    require_assignments(assignments or ())
+    require_corpora(corpora or ())
+    require_free(run)
     from datetime import UTC, datetime
 
     from launcher.rank.hub import keep_start
@@ -93,21 +99,27 @@ def train(
     SIGTERM, SIGHUP and Ctrl-C commit a checkpoint first. Exit codes: 0 finished; 3 stopped by `maskfleet runs stop`,
     to stay so; 2 a mistake in what it was given, or what no repetition cures; 75 anything else: run it again to go on.
     """
-    typer.echo(f"opening {run}")  # what follows takes seconds of imports
+    typer.echo(f"opening {without_secrets(run)}")  # what follows takes seconds of imports
     from rich.console import Console
 
     from data_service.errors import UserError as DataError
     from encoder_core.errors import UserError as ModelError
-    from launcher.cluster.train import train
     from launcher.contract import MISTAKE, code_of
 
     try:
-        opened = _reconciled(run, recipe, tuple(assignments or ()), accept_changes)
+        if recipe is not None:
+            require_recipe(recipe)
+        require_assignments(assignments or ())
+        require_run(run)
+        with work("opening the run"):
+            opened = _reconciled(run, recipe, tuple(assignments or ()), accept_changes)
     except (DataError, ModelError) as error:
         if code_of(error) == MISTAKE:
             raise
         typer.echo(f"{error.problem}\n  {error.remedy}", err=True)
         raise typer.Exit(code_of(error)) from error
+    with work("loading libraries"):
+        from launcher.cluster.train import train
     outcome = train(opened, Console(), nodes)
     if outcome.step:
         typer.echo(f"{run}: step {outcome.step:,} of {opened.recipe.total_steps:,}")
@@ -136,6 +148,7 @@ def show(
 
     Needs no checkpoint and no training: a sample is a function of the run's recipe and its position.
     """
+    require_run(run)
     from launcher.inspect.show import find_sample, render
     from launcher.output import console
     from launcher.run.record import open_run
@@ -156,6 +169,7 @@ def report(
 
     The page stands alone: no script, no link to anything outside it.
     """
+    require_run(run)
     from datetime import UTC, datetime
 
     from launcher.inspect.report.write import write_report

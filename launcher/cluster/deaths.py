@@ -6,18 +6,28 @@ ends the run. Only the newest start writes the file.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Literal
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from checkpoints.attempt import Attempt
+from data_service.formats import REMEDY, is_newer, newer
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing
+from launcher.errors import RunError
 from launcher.policies.failures import Failure, Restart, Stop, decide
 
 KEY = "attempts/deaths.json"
 KEPT = 32  # the newest failures; the policy looks at fewer
 _LONGEST = 500  # characters of an error
-_RECORD = TypeAdapter(tuple[Failure, ...])
+_FORMER = TypeAdapter(tuple[Failure, ...])  # without a format
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    format: Literal[1] = 1
+    failures: tuple[Failure, ...]
 
 
 class Deaths:
@@ -56,12 +66,16 @@ class Deaths:
 
 def read_deaths(store: Store, note: Callable[[str], None]) -> list[Failure]:
     """The failures on record, the oldest first. A damaged record counts as no failures, and `note` shows that to the
-    operator. Raises StoreError."""
+    operator. Raises StoreError; RunError: a newer version wrote it."""
     try:
-        return list(_RECORD.validate_json(store.get(KEY)))
+        data = store.get(KEY)
+        former = data.startswith(b"[")
+        return list(_FORMER.validate_json(data) if former else _Record.model_validate_json(data).failures)
     except KeyMissing:
         return []
-    except ValidationError:
+    except ValidationError as error:
+        if is_newer(data, known=1, error=error):
+            raise RunError(newer(f"{store.uri}/{KEY}"), remedy=REMEDY) from error
         note(f"{store.uri}/{KEY} is damaged: earlier failures of the run are not counted")
         return []
 
@@ -69,7 +83,7 @@ def read_deaths(store: Store, note: Callable[[str], None]) -> list[Failure]:
 def write_deaths(store: Store, failures: Sequence[Failure]) -> None:
     """Replace the record by the newest `failures`. Raises StoreError."""
     newest = (replace(one, error=one.error and one.error[:_LONGEST]) for one in failures[-KEPT:])
-    store.put(KEY, _RECORD.dump_json(tuple(newest)))
+    store.put(KEY, _Record(failures=tuple(newest)).model_dump_json().encode())
 
 
 def of_command(attempt: Attempt, *, committed: int, now: float, note: Callable[[str], None]) -> list[Failure]:

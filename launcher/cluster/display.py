@@ -2,12 +2,14 @@
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from launcher.format import human_count, human_duration
+from launcher.progress import shown_elsewhere, work
 from launcher.run.terms import running_mean, spell, term_losses
 
 if TYPE_CHECKING:
@@ -29,7 +31,10 @@ class Watch:
         self._losses: dict[str, float] = {}  # of the newest step that was not skipped, by term
         self._shown: dict[str, int] = {}
         self._printed_at = float("-inf")
+        self._steps = False
         self._bar: Progress | None = None
+        self._alone = ExitStack()  # while steps are shown here, nothing else shows how far it is
+        self._beginning = self._alone.enter_context(work("beginning"))
         self._task = TaskID(0)
 
     def update(self, status: "Status") -> None:
@@ -41,11 +46,13 @@ class Watch:
             self.note(f"step {status.evaluation['step']}/{self._total}  held out: {found}")
 
     def note(self, text: str) -> None:
-        """A line of its own, above the live one."""
+        """A line of its own, above the live one. Before the first step it names what is under way."""
+        self._beginning.begin(text.partition("\n")[0])
         (self._bar.console if self._bar else self._console).print(text, highlight=False, markup=False)
 
     def close(self) -> None:
         """Leaves the last live line standing. Safe to call twice."""
+        self._alone.close()
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
@@ -64,6 +71,10 @@ class Watch:
             for name, loss in self._losses.items():
                 self._mean(f"{name} loss", loss)
         done = record["step"] + 1
+        if not self._steps:
+            self._steps = True
+            self._alone.close()
+            self._alone.enter_context(shown_elsewhere())
         if self._console.is_terminal:
             self._draw(done)
         elif self._clock() - self._printed_at >= _PLAIN_SECONDS or done == self._total:

@@ -4,44 +4,13 @@ Tokens are those of full rows, special ones included. FLOPs are the model's, for
 `encoder_core.cost.flops` counts them; what activation checkpointing computes again is no part of them.
 """
 
-import re
-from dataclasses import dataclass
-from typing import Literal
-
 from encoder_core.optim.schedules import ScheduleConfig
+from launcher.compare.arguments import Budget, Unit
 from launcher.errors import OptionError
 from launcher.estimate.workload import microbatch_flops, microbatch_shape
-from launcher.format import human_count
 from launcher.recipe.load import reload
 from launcher.recipe.schema import Recipe, RecipePhase
 from launcher.recipe.timeline import tokens_before
-
-Unit = Literal["tokens", "flops"]
-_WRITTEN = re.compile(r"(tokens|flops)=(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?)([kMGBTPE]?)")
-_SCALES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
-
-
-@dataclass(frozen=True)
-class Budget:
-    """So many tokens or FLOPs for every run."""
-
-    unit: Unit
-    amount: float
-
-    @classmethod
-    def parse(cls, text: str) -> "Budget":
-        """`tokens=8M`, `flops=2.5e15`. Raises OptionError."""
-        found = _WRITTEN.fullmatch(text)
-        if found is None or not float(found[2]):
-            raise OptionError(
-                f"--budget {text}: no budget",
-                remedy="write tokens=8M or flops=2.5e15 (k, M, G or B, T, P and E are understood)",
-            )
-        unit: Unit = "tokens" if found[1] == "tokens" else "flops"
-        return cls(unit, float(found[2]) * _SCALES[found[3]])
-
-    def __str__(self) -> str:
-        return f"{human_count(self.amount)} {'tokens' if self.unit == 'tokens' else 'FLOPs'}"
 
 
 class Cost:

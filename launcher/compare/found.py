@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from checkpoints.listing import committed
-from launcher.compare.budget import Unit
+from launcher.compare.arguments import Unit
 from launcher.compare.measure import common_rows, known
 from launcher.compare.place import Comparison
 from launcher.compare.plan import Arm

@@ -8,7 +8,7 @@ from functools import partial
 from html import escape
 
 from data_service.visible import visible
-from launcher.compare.budget import Unit
+from launcher.compare.arguments import Unit
 from launcher.compare.equality import differences, held
 from launcher.compare.found import Found, FoundRun, Spread
 from launcher.compare.plan import Arm

@@ -7,10 +7,13 @@ compare.html, compare.json    the page, and the same for programs
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from data_service.formats import REMEDY, is_newer, newer
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing
 from data_service.store.open import open_store
@@ -28,6 +31,7 @@ class _Asked(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    format: Literal[1] = 1
     recipes: dict[str, str]
     seeds: tuple[int, ...]
     budget: str | None
@@ -59,10 +63,24 @@ class Comparison:
         return None if open_store(uri).size(RECORD) is None else open_run(uri)
 
     def keep(self) -> None:
-        """Remember what was asked for. Raises StoreError."""
+        """Remember what was asked for, in place of what was asked before. Raises StoreError; CompareError: a newer
+        version wrote that."""
+        with suppress(KeyMissing):
+            data = self.store.get(_ASKED)
+            if is_newer(data, known=1, error=_problem(data)):
+                raise CompareError(newer(f"{self.store.uri.rstrip('/')}/{_ASKED}"), remedy=REMEDY)
         recipes = {arm.label: arm.recipe.to_yaml() for arm in self.arms}
         asked = _Asked(recipes=recipes, seeds=self.seeds, budget=self.budget)
         self.store.put(_ASKED, asked.model_dump_json(indent=1).encode())
+
+
+def _problem(data: bytes) -> ValidationError | None:
+    """What is wrong with the bytes of comparison.json."""
+    try:
+        _Asked.model_validate_json(data)
+    except ValidationError as error:
+        return error
+    return None
 
 
 def comparison_at(uri: str, arms: Sequence[Arm], seeds: Sequence[int], budget: str | None) -> Comparison:
@@ -72,9 +90,13 @@ def comparison_at(uri: str, arms: Sequence[Arm], seeds: Sequence[int], budget: s
 def open_comparison(uri: str) -> Comparison:
     """What was asked for last at `uri`. Raises CompareError: there is no comparison; StoreError; as `init`."""
     store = open_store(uri)
+    data = b""
     try:
-        asked = _Asked.model_validate_json(store.get(_ASKED))
+        data = store.get(_ASKED)
+        asked = _Asked.model_validate_json(data)
     except (KeyMissing, ValidationError) as error:
+        if is_newer(data, known=1, error=_problem(data)):
+            raise CompareError(newer(f"{uri.rstrip('/')}/{_ASKED}"), remedy=REMEDY) from error
         raise CompareError(
             f"there is no comparison at {uri}, or its {_ASKED} is damaged",
             remedy="give the command with its recipes",

@@ -1,14 +1,13 @@
 """What is compared: recipes by label, seeds, a budget; and whether a comparison would mean anything."""
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from data_service.tokenizers.load import load_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
-from launcher.compare.budget import Budget, Cost, within
+from launcher.compare.arguments import Budget
+from launcher.compare.budget import Cost, within
 from launcher.errors import CompareError, OptionError
 from launcher.format import human_count
 from launcher.recipe.load import reload
@@ -17,7 +16,6 @@ from launcher.run.create import absolute
 from launcher.run.inputs import Inputs, read_inputs, refuse_placeholders
 
 Unequal = Literal["tokenizers", "corpora", "budgets"]
-_LABELLED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)=(.+)", re.DOTALL)
 _EQUAL = 0.01  # budgets differ by at most this share; one that was asked for by a step, since steps are whole
 
 
@@ -44,33 +42,6 @@ class Arm:
         return self.recipe.model_copy(update={"seed": seed, "name": f"{self.label}-{seed}"})
 
 
-def parse_labelled(text: str) -> tuple[str, str]:
-    """`[LABEL=]RECIPE` -> label, recipe. Without a label, the file's name is it. Raises OptionError."""
-    found = _LABELLED.fullmatch(text)
-    label, recipe = (found[1], found[2]) if found else (Path(text).name.removesuffix(".yaml"), text)
-    if not _LABELLED.fullmatch(f"{label}=x"):
-        raise OptionError(f"{text}: {label!r} is no label", remedy="write LABEL=RECIPE, as static=mine.yaml")
-    return label, recipe
-
-
-def settings_of(label: str, assignments: Iterable[str], labels: Iterable[str]) -> list[str]:
-    """The `[LABEL:]KEY=VALUE` that are for everybody or for `label`, in their order and without the label.
-
-    Raises OptionError: one is for a label that there is not.
-    """
-    known, chosen = set(labels), []
-    for text in assignments:
-        key = text.partition("=")[0]
-        owner, colon, _ = key.partition(":")
-        if colon and owner not in known:
-            raise OptionError(
-                f"--set {text}: no recipe is called {owner}", remedy=f"labels: {', '.join(known)}"
-            )
-        if not colon or owner == label:
-            chosen.append(text[len(owner) + 1 :] if colon else text)
-    return chosen
-
-
 def arms_of(
     recipes: Mapping[str, Recipe], budget: Budget | None, points: int, allowed: Sequence[str]
 ) -> list[Arm]:
@@ -86,10 +57,6 @@ def arms_of(
     """
     if len(recipes) < 2:
         raise OptionError("one recipe is no comparison", remedy="give two or more: [LABEL=]RECIPE ...")
-    if unknown := sorted({*allowed} - _REMEDIES.keys()):
-        raise OptionError(
-            f"--allow {unknown[0]}: nothing that may differ", remedy=f"it may be {', '.join(_REMEDIES)}"
-        )
     arms = [_arm(label, recipe, budget, points) for label, recipe in recipes.items()]
     problems = {kind: text for kind, text in _unequal(arms, budget).items() if kind not in allowed}
     if problems:

@@ -7,6 +7,7 @@ from launcher.compare.measure import common_rows, ensure_measured
 from launcher.compare.place import Comparison
 from launcher.compare.training import Wanted, created, ensure_trained, is_complete, wanted
 from launcher.errors import CompareError
+from launcher.progress import work
 from launcher.run.record import Run
 
 
@@ -35,8 +36,12 @@ class Work:
         for number, (which, run) in enumerate(every, 1):
             if not is_complete(run):
                 yield f"{number} of {len(every)}: training {which} ({run.recipe.total_steps:,} steps)"
-            if self._trained(which, run):
-                trouble = ensure_measured(run, rows, run.recipe.evaluation.tasks, self._comparison.store)
+            of = f"{which}, run {number} of {len(every)}"
+            with work(f"training {of}"):
+                trained = self._trained(which, run)
+            if trained:
+                with work(f"measuring {of}"):
+                    trouble = ensure_measured(run, rows, run.recipe.evaluation.tasks, self._comparison.store)
                 if trouble:
                     self.failures[str(which)] = "; ".join(trouble)
 

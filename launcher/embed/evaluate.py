@@ -1,6 +1,7 @@
 """Measures a model's vectors on similarity (STS) and retrieval, with sentence-transformers' own evaluators."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
@@ -13,6 +14,7 @@ from launcher.embed.train import train_on_rows
 from launcher.errors import TaskError
 from launcher.extras import EVALUATE, optional
 from launcher.finetune.pretrained import LocalModel
+from launcher.progress import work
 from launcher.tasks.examples import Examples, Retrieval, Sentences
 from launcher.tasks.schema import TaskPart
 from launcher.tasks.task import Task
@@ -79,15 +81,30 @@ def measure(
     say_what_is_cut(model, _texts(examples), task.name)
     match examples:
         case Sentences() if examples.second is not None and examples.labels.dtype == np.float64:
-            found = _similarity(model, task, examples, batch)
+            with _counting(model, task, 2 * len(examples)):
+                found = _similarity(model, task, examples, batch)
         case Retrieval():
-            found = _retrieval(model, task, examples, batch)
+            with _counting(model, task, len(examples.queries) + len(examples.documents)):
+                found = _retrieval(model, task, examples, batch)
         case _:
             raise TaskError(
                 f"the task {task.name} is of the kind {task.kind}, which vectors by themselves do not answer",
                 remedy="name a task of the kind similarity or retrieval, or use maskfleet finetune",
             )
     return {metric: found[metric] for metric in task.metrics}
+
+
+@contextmanager
+def _counting(model: "SentenceTransformer", task: Task, texts: int) -> Iterator[None]:
+    """Shows how many of the task's texts have a vector."""
+    with work(f"measuring {task.name}", texts, "texts") as now:
+        counter = model.register_forward_hook(
+            lambda module, given, made: now.advance(len(made["sentence_embedding"]))
+        )
+        try:
+            yield
+        finally:
+            counter.remove()
 
 
 def _texts(examples: Examples) -> Iterator[str]:

@@ -3,7 +3,6 @@
 A folder is data. Weights are read from safetensors only, no code of the folder's is run, and nothing is downloaded.
 """
 
-import json
 import logging
 from collections.abc import Iterable, Sequence
 from importlib import import_module
@@ -11,7 +10,9 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from checkpoints.hf.load import INDEX, WEIGHTS
+from checkpoints.hf.publish import INDEX, WEIGHTS
+from data_service.formats import foreign_json
+from data_service.tokenizers.bounds import check_folder
 from encoder_core.errors import ModelError
 from launcher.embed.settings import Encoding
 from launcher.export.sentence_transformer import MODULES, SETTINGS, their_pooling
@@ -84,7 +85,7 @@ def _stored_modules(folder: Path) -> list[tuple[str, str]]:
     if not path.is_file():
         return []
     try:
-        found = [(str(entry["path"]), str(entry["type"])) for entry in json.loads(path.read_bytes())]
+        found = [(str(entry["path"]), str(entry["type"])) for entry in foreign_json(path.read_bytes())]
     except (ValueError, TypeError, KeyError) as error:
         raise ModelError(f"{path} does not list modules: {error}", remedy="fetch the file again") from error
     modules = []
@@ -113,11 +114,11 @@ def _check_files(folder: Path, places: Iterable[str]) -> None:
         raise ModelError(
             f"{folder / first} has no tokenizer", remedy=f"put its files there: {', '.join(_TOKENIZERS)}"
         )
-
+    check_folder(folder / first)
     for path in sorted(folder.glob("*.json")):
         try:
-            json.loads(path.read_bytes())
-        except (ValueError, RecursionError) as error:
+            foreign_json(path.read_bytes())
+        except ValueError as error:
             raise ModelError(f"{path} is not JSON: {error}", remedy="fetch the file again") from error
 
 
@@ -163,7 +164,7 @@ def _check_width(rest: Sequence[Any], width: int, folder: Path) -> None:
 
 def _stored_settings(folder: Path) -> dict[str, Any]:
     path = folder / SETTINGS
-    found = json.loads(path.read_bytes()) if path.is_file() else {}
+    found = foreign_json(path.read_bytes()) if path.is_file() else {}
     return found if isinstance(found, dict) else {}
 
 

@@ -132,13 +132,14 @@ def _rows(path: str, source: RowSource, root: str) -> Iterator[FileRow]:
             remedy=f"give {', '.join(_FORMATS)}, also with {' or '.join(_PACKED)}",
         )
     where = TaskFolder(root, "embed train", source.published or "wherever you have your data")
-    layout = RowFormat(form, tuple(source.columns), quoted=form == "csv")
+    layout = RowFormat(form, tuple(source.columns), encoding=source.encoding, quoted=form == "csv")
     found = where.find(path)
     try:
         yield from read_rows(layout, found)
     except TaskError as error:  # its remedy speaks of a task's YAML
         raise TaskError(
-            error.problem, remedy="correct the file, or the columns in `texts`, `label` and `where`"
+            error.problem,
+            remedy="correct the file, or the columns in `texts`, `label` and `where`, or its `encoding`",
         ) from error
 
 

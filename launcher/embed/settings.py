@@ -7,9 +7,11 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, PrivateAttr, model_validator
 
+from data_service.ingest.encodings import UTF_8
 from launcher.errors import RecipeError
 from launcher.export.sentence_transformer import Pooling
 from launcher.recipe import document as recipe_yaml
+from launcher.tasks.schema import TextEncoding
 
 _WORDS = recipe_yaml.Words("training's settings", "maskfleet embed settings nli", RecipeError)
 _SUFFIX = ".yaml"
@@ -99,6 +101,7 @@ class RowSource(_Settings):
         tasks: names or YAML files of tasks with pairs of texts; their rows are put together.
         split: of the tasks.
         files: .jsonl, .tsv, .csv or .parquet, the text ones also with .gz or .zst; read one after another.
+        encoding: of text files, as Python names it; a byte order mark says it, too.
         published: where the files can be had.
         texts: columns in the order of the loss: (anchor, positive, negatives...), or the two of a pair. A column is a
             name, or a number from 1 where no first line names them.
@@ -113,6 +116,7 @@ class RowSource(_Settings):
     tasks: tuple[str, ...] = ()
     split: str = "train"
     files: tuple[str, ...] = ()
+    encoding: TextEncoding = UTF_8
     published: str | None = None
     texts: tuple[Column, ...] = ()
     label: Column | None = None

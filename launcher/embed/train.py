@@ -5,7 +5,6 @@ training continue.
 """
 
 import logging
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,21 +14,24 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from data_service.temporary import temporary_folder
 from encoder_core.errors import ModelError
 from launcher.embed.losses import check_rows, make_loss
 from launcher.embed.model import library, load_model, say_what_is_cut
 from launcher.embed.rows import TextColumns, read_source
-from launcher.embed.scratch import Scratch, open_scratch, restore_loss, seal
 from launcher.embed.settings import EmbedTraining, MultipleNegatives, RowSource
 from launcher.extras import EVALUATE, optional
 from launcher.finetune.pretrained import LocalModel
+from launcher.finetune.scratch import Scratch, open_scratch, seal
+from launcher.progress import Work, work
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
     from torch import nn
 
 _LOG = logging.getLogger(__name__)
-_LINES = 20  # of progress, a training
+_LINES = 20  # with losses, a training
+_LOSS = "loss.safetensors"
 _PACKAGES = ("sentence-transformers", "transformers", "accelerate", "torch", "datasets")
 
 
@@ -104,8 +106,8 @@ def _opened(scratch: Path | None, what: dict[str, object]) -> Iterator[Scratch]:
         with open_scratch(scratch, what) as opened:
             yield opened
         return
-    with tempfile.TemporaryDirectory(prefix="maskfleet-embed-") as name:
-        yield Scratch(Path(name), kept=False)
+    with temporary_folder("embed") as name:
+        yield Scratch(name, kept=False)
 
 
 def _train(
@@ -132,8 +134,10 @@ def _train(
     newest = place.newest()
     if newest is not None:
         _LOG.info("goes on from %s", newest)
-        restore_loss(newest, loss)
-    trainer.train(resume_from_checkpoint=str(newest) if newest is not None else None)
+        _restore_loss(newest, loss)
+    with work("training", unit="steps") as now:
+        trainer.add_callback(_progress(now))
+        trainer.train(resume_from_checkpoint=str(newest) if newest is not None else None)
     _check_finite(model, trainer.state.global_step)
     model.eval()
     return Trained(
@@ -224,6 +228,20 @@ def _evaluator(dev: TextColumns, training: EmbedTraining, source: RowSource) -> 
     return evaluator
 
 
+def _progress(now: Work) -> Any:
+    """Tells how far it is, after each step."""
+    transformers = optional("transformers", "maskfleet embed", EVALUATE)
+
+    class Progress(transformers.TrainerCallback):  # type: ignore[misc, name-defined]
+        def on_train_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+            now.begin_at(state.global_step)
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+            now.at(state.global_step, state.max_steps)
+
+    return Progress()
+
+
 def _records(place: Scratch, loss: "nn.Module") -> Any:
     """What is told while it trains, and what completes a checkpoint."""
     transformers = optional("transformers", "maskfleet embed", EVALUATE)
@@ -236,9 +254,32 @@ def _records(place: Scratch, loss: "nn.Module") -> Any:
                 _LOG.info("step %s of %s: %s", f"{state.global_step:,}", f"{state.max_steps:,}", told)
 
         def on_save(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
-            seal(place.folder / f"checkpoint-{state.global_step}", loss)
+            checkpoint = place.folder / f"checkpoint-{state.global_step}"
+            _keep_loss(checkpoint, loss)
+            seal(checkpoint)
 
     return Records()
+
+
+def _keep_loss(checkpoint: Path, loss: "nn.Module") -> None:
+    """Beside the trainer's files: a loss may have weights of its own, as softmax has."""
+    from safetensors.torch import save_file
+
+    weights = _own_weights(loss)
+    if weights:
+        save_file({name: weight.detach().cpu() for name, weight in weights.items()}, checkpoint / _LOSS)
+
+
+def _restore_loss(checkpoint: Path, loss: "nn.Module") -> None:
+    from safetensors.torch import load_file
+
+    if _own_weights(loss):
+        loss.load_state_dict(load_file(checkpoint / _LOSS), strict=False)
+
+
+def _own_weights(loss: "nn.Module") -> "dict[str, nn.Parameter]":
+    """Those that are not the model's, which every loss holds as `model`."""
+    return {name: weight for name, weight in loss.named_parameters() if "model" not in name.split(".")[:-1]}
 
 
 _TOLD = {

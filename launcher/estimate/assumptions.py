@@ -1,7 +1,9 @@
 """What an estimate takes for granted: measured or published, and where; the rest is named as a guess."""
 
+import re
 from dataclasses import dataclass
 
+from launcher.errors import EstimateError
 from launcher.estimate.cluster import GIB, Gpu
 
 CONTEXT = 1 * GIB  # of a GPU's memory, for CUDA, cuBLAS and NCCL: a guess
@@ -56,3 +58,21 @@ def published(hidden: int, length: int, gpu: Gpu) -> AssumedUtilisation:
     if gpu.name.startswith("A100") and length <= 128:
         return AssumedUtilisation(0.45, "BERT-Large, NVIDIA on A100, rows of 128: 580 sequences/s")
     return AssumedUtilisation(0.48, "BERT-Large, MLPerf 3.1, 8 x H100: 7,760 sequences/s, packed")
+
+
+def check_share(mfu: float | None) -> None:
+    """Raises EstimateError: a utilisation that is given, and can be none."""
+    if mfu is not None and not 0 < mfu <= 1:
+        raise EstimateError(f"a utilisation of {mfu:g}", remedy="give a share above 0, at most 1")
+
+
+def text_size(told: str) -> float:
+    """Bytes, of "160GB" or "1.5 TiB". Raises EstimateError."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", told, re.IGNORECASE)
+    size = 0.0
+    if found is not None:
+        number, prefix, binary = found.groups()
+        size = float(number) * (1024 if binary else 1000) ** " kmgt".index(prefix.lower() or " ")
+    if not size:
+        raise EstimateError(f"a text of {told!r}", remedy="give its size uncompressed, such as 160GB")
+    return size

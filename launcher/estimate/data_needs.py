@@ -4,7 +4,6 @@ Rates are those of tests/bench/RESULTS-speed.md, measured on one core of an AMD 
 """
 
 import math
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import assert_never
@@ -12,7 +11,6 @@ from typing import assert_never
 from data_service.ingest.options import BLOCK_TOKENS
 from data_service.samples.inputs import Lanes, Packed, RepeatedSentences, TextPairs
 from data_service.stream.radius import Radius, expected_radius
-from launcher.errors import EstimateError
 from launcher.estimate.assumptions import TOKEN_BYTES
 from launcher.format import human_count
 from launcher.recipe.schema import Recipe
@@ -59,18 +57,6 @@ def data_needs(recipe: Recipe, vocabulary: int, tokens: float) -> DataNeeds:
         tokens * (size + BOUNDARY / SENTENCE),
         tokens / BLOCK_TOKENS,
     )
-
-
-def text_size(told: str) -> float:
-    """Bytes, of "160GB" or "1.5 TiB". Raises EstimateError."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", told, re.IGNORECASE)
-    size = 0.0
-    if found is not None:
-        number, prefix, binary = found.groups()
-        size = float(number) * (1024 if binary else 1000) ** " kmgt".index(prefix.lower() or " ")
-    if not size:
-        raise EstimateError(f"a text of {told!r}", remedy="give its size uncompressed, such as 160GB")
-    return size
 
 
 def trained_tokens(tokens: float, text: float | None) -> Iterator[tuple[str, str, str]]:

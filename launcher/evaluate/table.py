@@ -18,7 +18,7 @@ from rich.text import Text
 from data_service.store.base import Store
 from data_service.visible import one_line
 from launcher.evaluate.cell import Cell, Result
-from launcher.run.sealed import Sealed, SealedReader, name_of, seal
+from launcher.run.sealed import Sealed, SealedReader, name_of, read, seal
 
 ROWS = "tables/"
 _NO_FIGURE = -math.inf
@@ -169,8 +169,9 @@ def averages(table: Sequence[TableRow]) -> list[tuple[str, int | None, float]]:
 
 def keep_rows(store: Store, rows: Sequence[TableRow]) -> None:
     """Put with the run at `store`, for its report: `tables/<digest>.json`, one each; a row about the same weights, task
-    and measure gives way. Raises StoreError."""
+    and measure gives way. Raises StoreError; RunError: a newer version wrote that row."""
     for row in rows:
+        read(store, row.path, TableRow)
         store.put(row.path, seal(row))
 
 

@@ -20,6 +20,7 @@ from encoder_core.objectives.contrastive import ContrastiveConfig
 from encoder_core.objectives.replaced import Part
 from launcher.export.model_card import ExportedNetwork, facts_of, render
 from launcher.export.sentence_transformer import write_sentence_transformer
+from launcher.progress import work
 from launcher.recipe.objective import RecipeObjective, exported_heads
 from launcher.recipe.timeline import recipe_after
 from launcher.run.checkpoint import select_checkpoint
@@ -63,7 +64,10 @@ def export_run(run: Run, step: int | None, out: str, *, licence: str | None = No
     networks = _networks(manifest, config, objective)
     facts, modules = facts_of(run, manifest), kept_modules(run.store)
     cards = {part: render(facts, network, licence) for part, network in networks.items()}
-    with Reader(run.store, manifest) as reader:
+    with (
+        work("reading the checkpoint, writing the model and comparing"),
+        Reader(run.store, manifest) as reader,
+    ):
         if objective.rtd is not None and isinstance(config, DetectorConfig):
             pair: dict[Part, str] = {part: cards[part] for part in ("generator", "discriminator")}
             export_pair(reader.read_full, config, files, target, objective.rtd.embeddings, cards=pair)

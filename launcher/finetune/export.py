@@ -13,11 +13,13 @@ from typing import Any
 
 import torch
 import yaml
+from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
 from checkpoints.errors import ExportError
-from checkpoints.hf.load import WEIGHTS
+from checkpoints.hf.publish import WEIGHTS
+from data_service.formats import REMEDY, is_newer, newer
 from data_service.visible import one_line
 from launcher.extras import EVALUATE, optional, reason
 from launcher.finetune.heads import HeadConfig, MixedHead
@@ -92,7 +94,8 @@ def _save(module: nn.Module, path: Path) -> None:
 
 
 def open_finetuned(folder: Path) -> TaskNetwork:
-    """The model in a folder that `maskfleet finetune` wrote, on the CPU. Raises ExportError: it is no such folder."""
+    """The model in a folder that `maskfleet finetune` wrote, on the CPU. Raises ExportError: it is no such folder, or a
+    newer version wrote it."""
     transformers = optional("transformers", _USE, EVALUATE)
     try:
         name = json.loads((folder / "config.json").read_bytes())["architectures"][0]
@@ -103,15 +106,28 @@ def open_finetuned(folder: Path) -> TaskNetwork:
             )
         head = None
         if (folder / HEAD).is_file():
-            head = MixedHead(HeadConfig.model_validate_json((folder / HEAD).read_bytes()))
+            head = MixedHead(read_head(folder / HEAD))
             head.load_state_dict(load_file(folder / HEAD_WEIGHTS))
             model.pooler = None
+    except ExportError:
+        raise
     except Exception as error:  # of any kind: see `reason`
         raise ExportError(
             f"{folder} is no model that maskfleet finetune wrote: {reason(error)}",
             remedy="give the folder of --out",
         ) from error
     return TaskNetwork(model, head, frozen=False).eval()
+
+
+def read_head(path: Path) -> HeadConfig:
+    """Raises ExportError: a newer version wrote it; ValidationError: it is no head."""
+    data = path.read_bytes()
+    try:
+        return HeadConfig.model_validate_json(data)
+    except ValidationError as error:
+        if is_newer(data, known=1, error=error):
+            raise ExportError(newer(str(path)), remedy=REMEDY) from error
+        raise
 
 
 def _check_read_back(network: TaskNetwork, folder: Path) -> None:

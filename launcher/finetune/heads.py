@@ -32,6 +32,7 @@ class HeadConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    format: Literal[1] = 1
     hidden: int = Field(ge=1)
     states: int = Field(ge=2)
     outputs: int = Field(ge=1)

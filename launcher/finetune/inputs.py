@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from data_service.tokenizers.bounds import check_folder
 from launcher.extras import EVALUATE, optional, reason
 from launcher.finetune.outcome import TaskMismatch
 
@@ -114,6 +115,7 @@ def open_pieces(folder: Path, config: Any, max_length: int | None) -> Pieces:
 
 def _load(folder: Path) -> Any:
     transformers = optional("transformers", _USE, EVALUATE)
+    check_folder(folder)
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(
             str(folder), local_files_only=True, trust_remote_code=False

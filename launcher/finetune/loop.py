@@ -1,9 +1,7 @@
 """The training loop: a pure function of (weights, rows, settings, seed) on one kind of device."""
 
-import logging
 import os
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -17,10 +15,7 @@ from launcher.finetune.network import TaskNetwork, seed_of
 from launcher.finetune.optimizer import make_optimizer, rate_share, set_rate
 from launcher.finetune.outcome import Diverged
 from launcher.finetune.settings import FinetuneSettings
-
-_log = logging.getLogger(__name__)
-
-_FIRST_S, _EVERY_S = 3.0, 10.0  # when people are told how far it is
+from launcher.progress import counted, work
 
 _ROWS_READ = 64  # rows at a time where nothing is learnt
 
@@ -48,7 +43,7 @@ def epoch_order(rows: int, seed: int, epoch: int) -> NDArray[np.int64]:
     return np.argsort(draws64(stream_key("fine-tuning", seed, "order", epoch), 0, rows), kind="stable")
 
 
-def train_epochs(
+def train_updates(
     network: TaskNetwork,
     kind: TaskKind,
     pieces: Pieces,
@@ -56,47 +51,42 @@ def train_epochs(
     *,
     settings: FinetuneSettings,
     seed: int,
-) -> Iterator[list[float]]:
-    """Trains `network` in place; after each epoch the loss per target of each update.
+    optimizer: torch.optim.AdamW | None = None,
+    begin: int = 0,
+) -> Generator[float, None, None]:
+    """Trains `network` in place; after each update yields its loss per target.
 
-    The last batch of an epoch may be smaller. Dropout is drawn from (seed, step).
+    The last batch of an epoch may be smaller. Dropout is drawn from (seed, step). With network and optimizer as they
+    were after `begin` updates, it goes on from there.
 
     Raises Diverged: a loss or a gradient is not finite. The update was not made.
     """
-    optimizer, pace = make_optimizer(network, settings), _Pace()
-    steps_each = -(-len(rows) // settings.batch)
-    for epoch in range(settings.epochs):
-        order = epoch_order(len(rows), seed, epoch)
-        losses = []
-        network.train()
-        for index in range(steps_each):
-            step = epoch * steps_each + index
-            batch = [rows[i] for i in order[index * settings.batch : (index + 1) * settings.batch]]
-            set_rate(optimizer.param_groups, rate_share(step, steps_each * settings.epochs, settings.warmup))
-            torch.manual_seed(seed_of(seed, "dropout", step))
-            losses.append(_update(network, kind, pieces, optimizer, batch=batch, settings=settings))
-            if not np.isfinite(losses[-1]):
-                raise Diverged(
-                    f"the loss, or its gradient, is no longer finite in update {step + 1:,} (epoch {epoch + 1})",
-                    remedy="lower lr, or lengthen warmup",
-                )
-            pace.made(step + 1, steps_each * settings.epochs, losses[-1])
-        yield losses
+    optimizer = make_optimizer(network, settings) if optimizer is None else optimizer
+    each = updates_each(rows, settings)
+    with work("training", each * settings.epochs, "updates") as now:
+        now.begin_at(begin)
+        for epoch in range(begin // each, settings.epochs):
+            order = epoch_order(len(rows), seed, epoch)
+            for index in range(begin % each if epoch == begin // each else 0, each):
+                step = epoch * each + index
+                batch = [rows[i] for i in order[index * settings.batch : (index + 1) * settings.batch]]
+                network.train()
+                set_rate(optimizer.param_groups, rate_share(step, each * settings.epochs, settings.warmup))
+                torch.manual_seed(seed_of(seed, "dropout", step))
+                loss = _update(network, kind, pieces, optimizer, batch=batch, settings=settings)
+                if not np.isfinite(loss):
+                    raise Diverged(
+                        f"the loss, or its gradient, is no longer finite in update {step + 1:,} (epoch {epoch + 1})",
+                        remedy="lower lr, or lengthen warmup",
+                    )
+                now.advance()
+                now.note = f"loss {loss:.4f}"
+                yield loss
 
 
-class _Pace:
-    """Says every few seconds how far the updates are, and how long the rest takes at their pace."""
-
-    def __init__(self) -> None:
-        self._began = time.monotonic()
-        self._next = self._began + _FIRST_S
-
-    def made(self, step: int, steps: int, loss: float) -> None:
-        now = time.monotonic()
-        if now >= self._next and step < steps:
-            left = (now - self._began) / step * (steps - step)
-            _log.info("update %s of %s, loss %.4f; about %.0f s left", f"{step:,}", f"{steps:,}", loss, left)
-            self._next = now + _EVERY_S
+def updates_each(rows: Sequence[InputRow], settings: FinetuneSettings) -> int:
+    """Updates of an epoch."""
+    return -(-len(rows) // settings.batch)
 
 
 def _update(
@@ -138,8 +128,8 @@ def compute_logits(
     device = next(network.parameters()).device
     order = sorted(range(len(rows)), key=lambda index: len(rows[index]))
     found: list[Logits] = [np.zeros(0, np.float32)] * len(rows)
-    for start in range(0, len(rows), _ROWS_READ):
-        indices = order[start : start + _ROWS_READ]
+    groups = [order[start : start + _ROWS_READ] for start in range(0, len(rows), _ROWS_READ)]
+    for indices in counted(groups, "measuring", len(rows), "rows", len):
         inputs = pieces.batch([rows[index] for index in indices], device)
         with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
             logits = network(inputs).cpu().numpy()

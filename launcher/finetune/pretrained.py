@@ -6,18 +6,19 @@ as a folder in that format, local or on S3. Of a generator and a discriminator i
 
 import hashlib
 import json
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from checkpoints.hf.fetch import PARTS
-from checkpoints.hf.load import CONFIG
+from checkpoints.hf.publish import CONFIG
 from checkpoints.hf.publish import RECORD as RECORD_OF_EXPORT
+from data_service.formats import foreign_json
 from data_service.store.base import Store
 from data_service.store.local import LocalStore
 from data_service.store.open import open_store
+from data_service.temporary import temporary_folder
 from encoder_core.errors import ModelError
 from launcher.errors import RunError
 from launcher.export.export import export_run
@@ -60,13 +61,13 @@ def open_pretrained(source: str, step: int | None = None) -> Iterator[LocalModel
         CheckpointError, ModelError: it is damaged, or has no transformers form. StoreError: it cannot be read.
     """
     store = open_store(source)
-    with tempfile.TemporaryDirectory(prefix="maskfleet-model-") as name:
+    with temporary_folder("model") as name:
         if store.size(RECORD) is not None:
-            exported = export_run(open_run(source), step, name)
+            exported = export_run(open_run(source), step, str(name))
             part = PARTS[1] if PARTS[1] in exported.models else "."
             folder, step = Path(name, part), exported.step
         else:
-            folder = _plain_folder(source, step, store, Path(name))
+            folder = _plain_folder(source, step, store, name)
         yield LocalModel(source, step, folder, folder_digest(folder))
 
 
@@ -102,7 +103,7 @@ def module_folders(folder: Path) -> list[str]:
     if not path.is_file():
         return []
     try:
-        found = [str(module["path"]) for module in json.loads(path.read_bytes())]
+        found = [str(module["path"]) for module in foreign_json(path.read_bytes())]
     except (ValueError, TypeError, KeyError) as error:
         raise ModelError(f"{path} does not list modules: {error}", remedy="fetch the file again") from error
     for name in found:
@@ -148,8 +149,8 @@ def _file_digest(path: Path) -> str:
 
 def _object_in(path: Path) -> dict[str, object]:
     try:
-        fields = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
+        fields = foreign_json(path.read_bytes())
+    except ValueError as error:
         raise ModelError(f"{path} is not JSON: {error}", remedy="fetch the file again") from error
     if not isinstance(fields, dict):
         raise ModelError(

@@ -1,29 +1,34 @@
 """One fine-tuning: a pure function of (weights, task, settings, seed)."""
 
 import logging
-import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from checkpoints.hf.publish import publish, removable
 from data_service.store.open import open_store
+from data_service.temporary import temporary_folder
 from launcher.finetune.export import Provenance, write_export
 from launcher.finetune.inputs import open_pieces
-from launcher.finetune.loop import compute_logits, reproducible, train_epochs
+from launcher.finetune.loop import compute_logits, reproducible, train_updates, updates_each
 from launcher.finetune.measure import Learnable, PreparedSplit, SplitScores, kind_of, measure, prepare
 from launcher.finetune.network import HeadSpec, TaskNetwork, open_config, open_network
+from launcher.finetune.optimizer import make_optimizer
 from launcher.finetune.outcome import Epoch, FinetuneOutcome, TaskMismatch
 from launcher.finetune.pretrained import LocalModel, folder_digest
+from launcher.finetune.resume import Best, TrainingState, copied, opened_scratch, restore, save
+from launcher.finetune.scratch import Scratch
 from launcher.finetune.settings import MACHINE, FinetuneSettings, candidates
+from launcher.progress import work
 from launcher.tasks.examples import Examples
 from launcher.tasks.metrics import check_measurable
 from launcher.tasks.task import Task, digest_of_examples, load_task
 
 _LOG = logging.getLogger("launcher.finetune")
+_SAVE_S = 300.0  # between checkpoints inside an epoch
 _FIRST_SEED = 0  # of the model that a task starts `after`: one for all seeds of the task, as in the papers
 
 
@@ -35,6 +40,7 @@ def finetune(
     out: str | None = None,
     *,
     intermediate: LocalModel | None = None,
+    scratch: Path | None = None,
 ) -> FinetuneOutcome:
     """Fine-tune on the task's `train`, choose the epoch on its `dev`, measure that on its other splits too.
 
@@ -44,6 +50,8 @@ def finetune(
     Args:
         out: folder or s3:// URI for the kept model, in place of a former export; None: it is not kept.
         intermediate: the model fine-tuned on the task's `after`, for callers that have it.
+        scratch: folder of this machine that keeps checkpoints, from which the same fine-tuning, ended, goes on to the
+            same bits; None: it can only begin again. The caller removes it when the result is safe.
 
     Raises:
         TaskMismatch: a checkpoint, a tokenizer, a task and settings that do not fit each other. Diverged.
@@ -54,23 +62,33 @@ def finetune(
     pieces = open_pieces(pretrained.folder, open_config(pretrained.folder), settings.max_length)
     kind = kind_of(task, pieces, settings)
     examples = read_splits(task)
-    splits = {name: prepare(kind, read) for name, read in examples.items()}
+    splits = {name: _prepared(kind, name, read) for name, read in examples.items()}
     with ExitStack() as stack:
         start = pretrained
         if task.after is not None:
-            start = intermediate or stack.enter_context(first_finetuned(pretrained, task, settings))
+            start = intermediate or stack.enter_context(
+                first_finetuned(pretrained, task, settings, None if scratch is None else scratch / "first")
+            )
+        digest = digest_of_examples(task, examples)
+        kept = stack.enter_context(
+            opened_scratch(None if scratch is None else scratch / "this", start, digest, settings, seed)
+        )
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         stack.enter_context(reproducible(device, settings.threads))
         wanted = HeadSpec(kind.head, kind.outputs, tuple(task.labels))
         network = open_network(start.folder, open_config(start.folder), wanted, settings, seed).to(device)
-        outcome = _train(network, kind, task, splits, settings=settings, seed=seed)
+        outcome = _train(network, kind, task, splits, settings=settings, seed=seed, scratch=kept)
         if out is not None and former is not None:
-            digest = digest_of_examples(task, examples)
             provenance = Provenance(pretrained, start, task, digest, settings, seed, outcome)
-            with tempfile.TemporaryDirectory(prefix="maskfleet-finetuned-") as name:
-                write_export(network, Path(name), provenance)
-                publish(Path(name), open_store(out), former)
+            with temporary_folder("finetuned") as name:
+                write_export(network, name, provenance)
+                publish(name, open_store(out), former)
         return outcome
+
+
+def _prepared(kind: Learnable, name: str, examples: Examples) -> PreparedSplit:
+    with work(f"splitting {name} into tokens"):
+        return prepare(kind, examples)
 
 
 def read_splits(task: Task) -> dict[str, Examples]:
@@ -80,7 +98,10 @@ def read_splits(task: Task) -> dict[str, Examples]:
     Raises TaskError, InputError, StoreError: as `Task.read`; or a split other than `train` on which a metric is
     undefined.
     """
-    found = {split: task.read(split) for split in dict.fromkeys(("train", "dev", *task.splits))}
+    found = {}
+    for split in dict.fromkeys(("train", "dev", *task.splits)):
+        with work(f"reading {split}"):
+            found[split] = task.read(split)
     for split, examples in found.items():
         if split != "train":
             check_measurable(task, examples, f"the split {split}")
@@ -88,7 +109,9 @@ def read_splits(task: Task) -> dict[str, Examples]:
 
 
 @contextmanager
-def first_finetuned(pretrained: LocalModel, task: Task, settings: FinetuneSettings) -> Iterator[LocalModel]:
+def first_finetuned(
+    pretrained: LocalModel, task: Task, settings: FinetuneSettings, scratch: Path | None = None
+) -> Iterator[LocalModel]:
     """The model fine-tuned on the task that `task` starts after, with that task's own defaults and seed 0; its files
     stay until the context ends. What is of the machine (microbatch, precision, threads) is as in `settings`.
 
@@ -103,10 +126,9 @@ def first_finetuned(pretrained: LocalModel, task: Task, settings: FinetuneSettin
         )
     machine = settings.model_dump(include=MACHINE)
     first = candidates(before.finetune, machine)[0]
-    with tempfile.TemporaryDirectory(prefix="maskfleet-first-") as name:
-        finetune(pretrained, before, first, _FIRST_SEED, name)
-        folder = Path(name)
-        yield LocalModel(f"{pretrained.name} after {before.name}", None, folder, folder_digest(folder))
+    with temporary_folder("first") as name:
+        finetune(pretrained, before, first, _FIRST_SEED, str(name), scratch=scratch)
+        yield LocalModel(f"{pretrained.name} after {before.name}", None, name, folder_digest(name))
 
 
 def _train(
@@ -117,39 +139,67 @@ def _train(
     *,
     settings: FinetuneSettings,
     seed: int,
+    scratch: Scratch | None,
 ) -> FinetuneOutcome:
     """Leaves `network` with the weights of the kept epoch."""
-    curves: list[Epoch] = []
-    losses: list[float] = []
-    kept: tuple[int, SplitScores, Mapping[str, Tensor]] | None = None
-    for epoch, updates in enumerate(
-        train_epochs(network, kind, kind.pieces, splits["train"].prepared.rows, settings=settings, seed=seed),
-        1,
-    ):
-        measured = _measured(network, kind, task, splits["dev"], settings)
-        curves.append(Epoch(epoch, sum(updates) / len(updates), measured.metrics))
-        _tell(task, settings, curves[-1])
-        losses += updates
-        if kept is None or settings.keep == "last" or measured.main > kept[1].main:
-            kept = epoch, measured, _copied(network)
-        if settings.patience is not None and epoch - _best(curves) >= settings.patience:
-            break
-    assert kept is not None  # there is at least one epoch
-    epoch, measured, weights = kept
-    network.load_state_dict(weights)
+    rows, optimizer = splits["train"].prepared.rows, make_optimizer(network, settings)
+    state = TrainingState() if scratch is None else restore(scratch, network, optimizer)
+    begin, each, saved = len(state.losses), updates_each(rows, settings), time.monotonic()
+    if begin:
+        _LOG.info("%s: goes on after update %s of %s", task.name, begin, each * settings.epochs)
+    updates = train_updates(
+        network, kind, kind.pieces, rows, settings=settings, seed=seed, optimizer=optimizer, begin=begin
+    )
+    while not _is_over(state, each, settings):
+        state.losses.append(next(updates))
+        ends = len(state.losses) % each == 0
+        if ends:
+            _end_epoch(state, network, kind, task, splits["dev"], settings=settings, each=each)
+        if scratch is not None and (ends or time.monotonic() - saved >= _SAVE_S):
+            save(scratch, network, optimizer, state)
+            saved = time.monotonic()
+    updates.close()
+    assert state.best is not None  # there is at least one epoch
+    network.load_state_dict(state.best.weights)
+    kept = state.best.scores or _measured(network, kind, task, splits["dev"], settings)
     return FinetuneOutcome(
-        metrics=measured.metrics,
-        best_epoch=epoch,
-        curves=tuple(curves),
-        losses=tuple(losses),
-        predictions=measured.predictions,
-        threshold=measured.threshold,
+        metrics=kept.metrics,
+        best_epoch=state.best.epoch,
+        curves=tuple(state.curves),
+        losses=tuple(state.losses),
+        predictions=kept.predictions,
+        threshold=kept.threshold,
         others={
-            name: _measured(network, kind, task, split, settings, measured.threshold).metrics
+            name: _measured(network, kind, task, split, settings, kept.threshold).metrics
             for name, split in splits.items()
             if name not in ("train", "dev")
         },
     )
+
+
+def _is_over(state: TrainingState, each: int, settings: FinetuneSettings) -> bool:
+    """Whether no update follows: all are made, or `patience` is at its end."""
+    if len(state.losses) % each:
+        return False
+    tired = settings.patience is not None and len(state.curves) - _best(state.curves) >= settings.patience
+    return tired or len(state.losses) == each * settings.epochs
+
+
+def _end_epoch(
+    state: TrainingState,
+    network: TaskNetwork,
+    kind: Learnable,
+    task: Task,
+    dev: PreparedSplit,
+    *,
+    settings: FinetuneSettings,
+    each: int,
+) -> None:
+    measured, epoch = _measured(network, kind, task, dev, settings), len(state.curves) + 1
+    state.curves.append(Epoch(epoch, sum(state.losses[-each:]) / each, measured.metrics))
+    _tell(task, settings, state.curves[-1])
+    if state.best is None or settings.keep == "last" or measured.main > state.best.main:
+        state.best = Best(epoch, measured.main, copied(network.state_dict()), measured)
 
 
 def _tell(task: Task, settings: FinetuneSettings, epoch: Epoch) -> None:
@@ -160,8 +210,10 @@ def _tell(task: Task, settings: FinetuneSettings, epoch: Epoch) -> None:
 
 
 def _best(curves: list[Epoch]) -> int:
-    """The first epoch with the best main metric."""
-    return max(curves, key=lambda one: (next(iter(one.metrics.values())), -one.epoch)).epoch
+    """The first epoch with the best main metric; 0 before any."""
+    return (
+        0 if not curves else max(curves, key=lambda one: (next(iter(one.metrics.values())), -one.epoch)).epoch
+    )
 
 
 def _measured(
@@ -174,7 +226,3 @@ def _measured(
 ) -> SplitScores:
     logits = compute_logits(network, kind.pieces, split.prepared.rows, settings.precision)
     return measure(kind, task, split, logits, max_answer=settings.max_answer, threshold=threshold)
-
-
-def _copied(network: TaskNetwork) -> dict[str, Tensor]:
-    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in network.state_dict().items()}

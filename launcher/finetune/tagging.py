@@ -1,5 +1,6 @@
 """Kind tagging: a label for each word, which its first piece carries (Devlin et al. 2019, section 5.3)."""
 
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -80,6 +81,10 @@ class TaggingKind:
         tokenizer leaves nothing (control characters) the unknown piece takes the place.
         """
         whole, content, word_of = self._pieces(words)
+        if len(np.setdiff1d(np.arange(len(words)), word_of)):
+            # `tokenizers` misplaces what follows a character that it drops, so these go first.
+            words = [_printable(word) for word in words]
+            whole, content, word_of = self._pieces(words)
         lost = np.setdiff1d(np.arange(len(words)), word_of)
         if len(lost):
             unknown = self.pieces.tokenizer.unk_token or self.pieces.tokenizer.mask_token
@@ -123,3 +128,8 @@ class TaggingKind:
         return tuple(
             tuple(int(logits[row][position].argmax()) for row, position in place) for place in prepared.places
         )
+
+
+def _printable(word: str) -> str:
+    """Without control and format characters, and what has no character."""
+    return "".join(character for character in word if not unicodedata.category(character).startswith("C"))

@@ -4,16 +4,19 @@ import json
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from checkpoints.hf.publish import RECORD, publish, removable
 from data_service.store.errors import StoreError
 from data_service.store.open import open_store
+from data_service.temporary import temporary_folder
 from launcher.finetune.export import RESULTS
 from launcher.finetune.outcome import Diverged, FinetuneOutcome
 from launcher.finetune.pretrained import LocalModel
 from launcher.finetune.run import finetune
+from launcher.finetune.scratch import TRAINING, Scratch
 from launcher.finetune.settings import FinetuneSettings
 from launcher.run.log import encode
 from launcher.tasks.task import Task
@@ -42,22 +45,30 @@ class Tried:
 
 
 def try_each(
-    pretrained: LocalModel, task: Task, choices: Sequence[FinetuneSettings], seed: int, out: str | None
+    pretrained: LocalModel,
+    task: Task,
+    choices: Sequence[FinetuneSettings],
+    seed: int,
+    out: str | None,
+    scratch: Path | None = None,
 ) -> Iterator[Tried]:
     """Fine-tune with each of `choices`, one after another; after the last one the best model is put into `out`.
 
-    Its results list all that was tried. Settings under which the loss diverges are passed over.
+    With a `scratch`, what was ended goes on; the folder is removed at the end, unless something else lies in it. Its
+    results list all that was tried. Settings under which the loss diverges are passed over.
 
     Raises Diverged: all did. Else as `finetune`.
     """
     former = None if out is None else removable(open_store(out))
     tried: list[Tried] = []
-    with tempfile.TemporaryDirectory(prefix="maskfleet-tries-") as name:
+    with temporary_folder("tries") as name:
         best: tuple[float, Path] | None = None
         for index, settings in enumerate(choices):
             folder = Path(name, str(index))
             try:
-                outcome = finetune(pretrained, task, settings, seed, None if out is None else str(folder))
+                kept = None if out is None else str(folder)
+                place = None if scratch is None else scratch / str(index)
+                outcome = finetune(pretrained, task, settings, seed, kept, scratch=place)
             except Diverged as error:
                 if best is None and index == len(choices) - 1:
                     raise
@@ -70,6 +81,16 @@ def try_each(
             yield tried[-1]
         if out is not None and former is not None and best is not None:
             _publish(best[1], out, former, tried)
+    if scratch is not None:
+        _remove(scratch)
+
+
+def _remove(scratch: Path) -> None:
+    for record in list(scratch.rglob(TRAINING)):
+        Scratch(record.parent, kept=True).remove()
+    for folder in (*sorted(scratch.rglob("*/"), reverse=True), scratch):
+        with suppress(OSError):
+            folder.rmdir()
 
 
 def _publish(folder: Path, out: str, former: list[str], tried: Sequence[Tried]) -> None:

@@ -20,6 +20,8 @@ from data_service.stream.sources import Corpora
 from data_service.stream.stream import Stream
 from data_service.types import Block
 from launcher.inspect.kept_baselines import KEY, Baselines, kept_baselines
+from launcher.progress import counted as counting
+from launcher.progress import work
 from launcher.run.inputs import unigram_probabilities
 from launcher.run.record import Run
 from launcher.run.streams import heldout_spec, stream_spec
@@ -59,13 +61,17 @@ def baselines(run: Run) -> Baselines:
 def compute(run: Run) -> Baselines:
     """Reads the held-out rows and up to 50 M tokens of training text."""
     tokenizer = run.tokenizer()
-    heldout = Stream(heldout_spec(run, tokenizer))
-    rows = min(run.recipe.evaluation.samples, heldout.samples_per_epoch)
-    targets = targets_of(heldout.read(0, 0, rows), tokenizer.special_mask)
+    with work("reading held-out rows"):
+        heldout = Stream(heldout_spec(run, tokenizer))
+        rows = min(run.recipe.evaluation.samples, heldout.samples_per_epoch)
+        targets = targets_of(heldout.read(0, 0, rows), tokenizer.special_mask)
     unigram = unigram_probabilities(run.recipe)
     pairs = Pairs(tokenizer.vocab_size)
     counted = 0
-    for block in _training_blocks(Corpora(stream_spec(run, tokenizer, len(run.recipe.phases) - 1))):
+    corpora = Corpora(stream_spec(run, tokenizer, len(run.recipe.phases) - 1))
+    total = min(_BIGRAM_TOKENS, sum(int(table.tokens.sum()) for table in corpora.tables))
+    blocks = counting(_training_blocks(corpora), "counting pairs of tokens", total, "tokens", _length)
+    for block in blocks:
         pairs.add(block)
         counted += len(block.tokens)
     return Baselines(
@@ -75,6 +81,10 @@ def compute(run: Run) -> Baselines:
         counted=counted,
         fingerprint=run.record.fingerprint,
     )
+
+
+def _length(block: Block) -> int:
+    return len(block.tokens)
 
 
 def targets_of(samples: Samples, special: NDArray[np.bool_]) -> Targets:

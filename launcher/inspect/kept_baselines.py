@@ -1,10 +1,14 @@
 """A run's baselines as its store keeps them: `baselines.py` computes them once, everything that shows them reads them
 here."""
 
-from pydantic import BaseModel, ConfigDict
+from typing import Literal
 
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from data_service.formats import REMEDY, is_newer, newer
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing
+from launcher.errors import RunError
 
 KEY = "baselines.json"
 
@@ -21,6 +25,7 @@ class Baselines(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    format: Literal[1] = 1
     targets: int
     unigram: float
     bigram: float
@@ -36,10 +41,16 @@ def kept_baselines(store: Store, fingerprint: str) -> Baselines | None:
     """Those of the run with this fingerprint, None if they are not there.
 
     Raises:
-        ValidationError: what is there is damaged. StoreError: the store cannot be read.
+        ValidationError: what is there is damaged. RunError: a newer version wrote it. StoreError: the store cannot be
+            read.
     """
     try:
-        stored = Baselines.model_validate_json(store.get(KEY))
+        data = store.get(KEY)
+        stored = Baselines.model_validate_json(data)
     except KeyMissing:
         return None
+    except ValidationError as error:
+        if is_newer(data, known=1, error=error):
+            raise RunError(newer(f"{store.uri.rstrip('/')}/{KEY}"), remedy=REMEDY) from error
+        raise
     return stored if stored.fingerprint == fingerprint else None

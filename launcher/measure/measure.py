@@ -7,7 +7,6 @@ with the parameters.
 
 import statistics
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -17,6 +16,7 @@ from data_service.corpus.manifest import PairTexts
 from data_service.samples.inputs import RepeatedSentences, TextPairs, Translations
 from data_service.samples.packing import EDGE_TOKENS
 from data_service.store.open import open_store
+from data_service.temporary import temporary_folder
 from launcher.estimate.assumptions import AssumedUtilisation
 from launcher.estimate.cluster import Cluster, Gpu
 from launcher.estimate.roofline import assumed
@@ -239,8 +239,8 @@ def _median(steps: Sequence[Step]) -> Step:
 
 def _run(trial: Trial, machine: Machine) -> list[Taken]:
     """The trial on all ranks, in a folder that is gone afterwards."""
-    with tempfile.TemporaryDirectory(prefix="maskfleet-measure-") as folder:
-        run = prepare(trial, folder)
+    with temporary_folder("measure") as folder:
+        run = prepare(trial, str(folder))
         orders = [
             MeasureRequest(
                 run=run,
@@ -257,12 +257,12 @@ def _run(trial: Trial, machine: Machine) -> list[Taken]:
         return [read_taken(Path(order.result)) for order in orders]
 
 
-def _command(order: MeasureRequest, folder: str) -> RankCommand:
+def _command(order: MeasureRequest, folder: Path) -> RankCommand:
     place = {"RANK": order.rank, "LOCAL_RANK": order.rank, "WORLD_SIZE": order.world}  # DeepSpeed insists
     return RankCommand(
         words=[sys.executable, "-P", "-m", "launcher.measure.rank", order.model_dump_json()],
         environment={name: str(value) for name, value in place.items()},
-        log=Path(folder, f"rank{order.rank}.log"),
+        log=folder / f"rank{order.rank}.log",
     )
 
 

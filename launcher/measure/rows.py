@@ -5,9 +5,7 @@ so the rows of every kind of input are made from them as in training.
 """
 
 import json
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +17,7 @@ from data_service.corpus.writer import ShardWriter
 from data_service.store.base import Store, digest
 from data_service.stream.stream import Stream
 from data_service.stream.window import StepLayout
+from data_service.temporary import temporary_folder
 from data_service.tokenizers.load import save_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
 from data_service.types import Block, Tokens
@@ -137,9 +136,9 @@ def _write_split(
     rows: list[tuple[int, int, int, int, int, int]] = []
     block_digests: list[str] = []
     shards: list[str] = []
-    with tempfile.TemporaryDirectory(prefix="maskfleet-synthetic-") as folder:
+    with temporary_folder("synthetic") as folder:
         for first in range(0, len(seeds), _BLOCKS_PER_SHARD):
-            path, key = Path(folder) / "shard.tar", f"{split}/{len(shards):06d}.tar"
+            path, key = folder / "shard.tar", f"{split}/{len(shards):06d}.tar"
             writer = ShardWriter(path, f"{len(shards):06d}")
             for seed in seeds[first : first + _BLOCKS_PER_SHARD]:
                 writer.write(text.block(seed))

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from data_service.store.errors import StoreError
 from data_service.store.open import open_store
+from data_service.visible import without_secrets
 from launcher.preflight import findings
 from launcher.preflight.findings import Finding, Verdict
 from launcher.preflight.gpus import gpu_states
@@ -109,7 +110,7 @@ def probe_store(uri: str) -> Iterator[Finding]:
         started = time.monotonic()
         wrong = exercise(store, f"maskfleet-doctor-{uuid.uuid4().hex}")
     except StoreError as error:
-        yield Finding(f"store {uri}", "failure", error.problem, error.remedy)
+        yield Finding(f"store {without_secrets(uri)}", "failure", error.problem, error.remedy)
         return
     if wrong:
         yield Finding(f"store {uri}", "failure", wrong, "use a store with conditional puts (If-None-Match)")

@@ -28,8 +28,9 @@ from data_service.tokenizers.load import load_tokenizer
 from launcher.preflight import findings
 from launcher.preflight.findings import Finding
 from launcher.preflight.gpus import gpu_states
-from launcher.recipe.load import bundled, load
+from launcher.recipe.load import load
 from launcher.recipe.schema import Recipe
+from launcher.recipe.source import bundled
 from launcher.recipe.summary import parameters, state_bytes
 from launcher.run.record import RECORD, open_run
 

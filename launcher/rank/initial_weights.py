@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from checkpoints.gather import Peers
 from checkpoints.hf.fetch import PARTS
-from checkpoints.hf.load import CONFIG
+from checkpoints.hf.publish import CONFIG
 from data_service.store.base import Store
 from data_service.store.local import LocalStore
 from data_service.store.open import open_store

@@ -1,8 +1,7 @@
 """Reads a recipe's YAML so that every mistake can be named by file, line, path, value and remedy.
 
-The text is composed into nodes first (they know their lines, and duplicate keys are still visible there),
-then turned into plain data, and validated by pydantic in strict JSON mode: `layers: "12"` and `seed: true`
-are mistakes, not conversions.
+The text is composed into nodes first (they know their lines and show duplicate keys), then turned into plain data, and
+validated by pydantic in strict JSON mode: `layers: "12"` and `seed: true` are mistakes, not conversions.
 """
 
 import difflib
@@ -18,7 +17,7 @@ from pydantic_core import ErrorDetails
 
 from data_service.errors import UserError
 from launcher.errors import RecipeError
-from launcher.recipe.yaml_bounds import check_extent
+from launcher.recipe.yaml_bounds import KEYS, check_extent, secrets_in
 
 Path = tuple[str | int, ...]
 M = TypeVar("M", bound=BaseModel)
@@ -118,7 +117,7 @@ def override(document: Document, assignments: Sequence[str]) -> Document:
     data: dict[str, object] = json.loads(json.dumps(document.data))
     paths = set(document.overridden)
     for assignment in assignments:
-        path, value = _assignment(assignment)
+        path, value = parse_assignment(assignment)
         _assign(data, path, value, assignment)
         paths.add(path)
     return Document(data, document.name, document.lines, frozenset(paths), document.words)
@@ -126,6 +125,8 @@ def override(document: Document, assignments: Sequence[str]) -> Document:
 
 def validate(model: type[M], document: Document) -> M:
     """`document` as `model`. Raises its kind's error (RecipeError), naming every mistake at once."""
+    for path, shown in secrets_in(document.data):
+        raise document.words.error(f"{document.where(path)}: {shown!r} holds a key", remedy=KEYS)
     try:
         encoded = json.dumps(document.data)
     except TypeError as error:
@@ -135,14 +136,13 @@ def validate(model: type[M], document: Document) -> M:
         return model.model_validate_json(encoded, strict=True)
     except ValidationError as error:
         schema, document = model.model_json_schema(), replace(document, data=json.loads(encoded))
-        found = [_explain(detail, document, schema) for detail in error.errors()]
-    raise document.words.error(
-        "\n".join(_merged([problem for problem, _ in found])),
-        remedy="; ".join(dict.fromkeys(remedy for _, remedy in found)),
-    )
+        problems, remedies = zip(
+            *(_explain(detail, document, schema) for detail in error.errors()), strict=True
+        )
+    raise document.words.error("\n".join(_merged(problems)), remedy="; ".join(dict.fromkeys(remedies)))
 
 
-def _merged(problems: list[str]) -> list[str]:
+def _merged(problems: Sequence[str]) -> list[str]:
     """One line a place: a value that fits no variant of a union has a problem for each of them."""
     reasons: dict[str, list[str]] = {}
     for problem in problems:
@@ -182,7 +182,8 @@ def _collect_lines(node: yaml.Node, path: Path, lines: dict[Path, int], name: st
             _collect_lines(item, (*path, index), lines, name, words)
 
 
-def _assignment(text: str) -> tuple[Path, object]:
+def parse_assignment(text: str) -> tuple[Path, object]:
+    """`a.b=value`, the value YAML. Raises RecipeError."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise RecipeError(f"--set {text!r} is not an assignment", remedy="write --set a.b=value")

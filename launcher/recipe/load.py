@@ -1,29 +1,17 @@
-"""From a file or a bundled recipe to a `Recipe`: `--set` overrides applied, and what cannot work refused."""
+"""From the text of a recipe to a `Recipe`: `--set` overrides applied, and what cannot work refused."""
 
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
-from difflib import get_close_matches
-from importlib import resources
-from pathlib import Path
 
 from launcher.errors import RecipeError
 from launcher.recipe.checks import impossible
 from launcher.recipe.document import Document, override, parse, validate, with_sections
 from launcher.recipe.schema import Recipe
+from launcher.recipe.source import read
 
 _log = logging.getLogger(__name__)
 _FORMER_KEYS = {"replicas": "weight_check"}
-
-
-def bundled() -> dict[str, str]:
-    """Name -> YAML text of the recipes that come with Maskfleet."""
-    folder = resources.files("launcher") / "recipe" / "library"
-    files = (entry for entry in folder.iterdir() if entry.name.endswith(".yaml"))
-    return {
-        entry.name.removesuffix(".yaml"): entry.read_text("utf-8")
-        for entry in sorted(files, key=lambda e: e.name)
-    }
 
 
 def load(
@@ -35,7 +23,7 @@ def load(
     recipe's own of its name has. Raises RecipeError naming file, line, path, value and remedy of everything wrong with
     it.
     """
-    document = _read(name_or_path)
+    document = read(name_or_path)
     return from_document(
         override(with_sections(document, _in_its_languages(document, sections or {})), assignments)
     )
@@ -103,29 +91,3 @@ def _say_intervals(recipe: Recipe, document: Document) -> None:
         (name,) = named
         alone = f"checkpoint.every={{{name}: {getattr(every, name):g}}}"
         _log.warning("checkpoint.every is now %s; for one alone: --set '%s'", every.spelt(), alone)
-
-
-def source_text(name_or_path: str) -> str:
-    """A recipe's YAML as written, comments included. Raises RecipeError if there is none of that name."""
-    path = Path(name_or_path)
-    try:
-        if path.is_file():
-            return path.read_text("utf-8")
-    except UnicodeDecodeError as error:
-        raise RecipeError(f"{path} is not UTF-8 text: {error.reason}", remedy="save it as UTF-8") from error
-    except (OSError, ValueError) as error:  # no permission; a name that no file can have
-        raise RecipeError(f"{path} cannot be read: {error}", remedy="give another file") from error
-    known = bundled()
-    if name_or_path in known:
-        return known[name_or_path]
-    close = get_close_matches(name_or_path, known, n=1, cutoff=0.6)
-    guess = f"did you mean {close[0]}? " if close else ""
-    raise RecipeError(
-        f"there is no recipe {name_or_path!r}: no such file, and not a bundled recipe",
-        remedy=f"{guess}bundled recipes: {', '.join(known)}; or give the path of a YAML file",
-    )
-
-
-def _read(name_or_path: str) -> Document:
-    text = source_text(name_or_path)
-    return parse(text, name_or_path if Path(name_or_path).is_file() else f"{name_or_path}.yaml")

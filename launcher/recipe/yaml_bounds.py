@@ -1,11 +1,18 @@
-"""Bounds on untrusted YAML, checked on its stream of events before anything is built from it.
+"""Bounds on untrusted YAML, checked on its stream of events before anything is built from it; and what a document must
+not hold.
 
 A few lines of aliases can stand for more data than memory holds, and a few thousand brackets for more nesting than
 the interpreter follows.
 """
 
+from collections.abc import Iterator
+
 import yaml
 
+from data_service.store import errors as store_errors
+from data_service.visible import without_secrets
+
+KEYS = f"write s3://bucket/prefix alone; {store_errors.KEYS}, a tracker's in the variables of its client"
 _DEEPEST = 40  # levels; a recipe has 6
 _MOST = 100_000  # values, every alias counted as what it stands for; a recipe has a few hundred
 
@@ -41,3 +48,16 @@ def check_extent(text: str, loader: type[yaml.SafeLoader]) -> None:
 
 def _refused(event: yaml.Event, problem: str) -> yaml.MarkedYAMLError:
     return yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)  # type: ignore[arg-type]
+
+
+def secrets_in(data: object, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    """Where a document has a URI with a key or a signature, and the URI without it. It would be put on record with the
+    run, told to trackers and printed."""
+    if isinstance(data, str) and (shown := without_secrets(data)) != data:
+        yield path, shown
+    elif isinstance(data, dict):
+        for name, value in data.items():
+            yield from secrets_in(value, (*path, name))
+    elif isinstance(data, list):
+        for number, value in enumerate(data):
+            yield from secrets_in(value, (*path, number))

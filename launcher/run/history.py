@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
@@ -19,7 +18,7 @@ from data_service.store.base import Store
 from launcher.run.log import OPERATOR
 from launcher.run.packs import DamagedPack, Pack
 from launcher.run.segments import EVENTS, METRICS, Stretch, once, read, segment_prefix, stored
-from launcher.run.step_table import Floats, Record, StepTable, TableBuilder
+from launcher.run.step_table import Floats, Record, StepTable, TableBuilder, parse_line
 
 _ROWS = 1 << 16  # of step records in one table
 _READERS = 4  # packs read at a time: on S3 that is bound by latency
@@ -150,7 +149,8 @@ class History:
 
 
 def read_history(store: Store, latest: int | None = None) -> History:
-    """The history of the run stored at `store`, without what is damaged. Raises StoreError.
+    """The history of the run stored at `store`, without what is damaged. Raises StoreError; RunError: a newer version
+    wrote some of it.
 
     `latest`: read so many segments of metrics and of operators' events only, the newest, or one pack where there are
     fewer; no events of attempts then.
@@ -267,19 +267,20 @@ def read_events(
     store: Store, attempt: int, stretches: list[Stretch], after: int, damage: list[str]
 ) -> Iterator[Record]:
     """An attempt's events in segments after number `after`, of those that a listing found. What is none is added to
-    `damage`, for people. Raises StoreError."""
+    `damage`, for people. Raises StoreError, RunError as `read_event`."""
     for stretch, data in read(store, EVENTS, attempt, stretches, after):
         for number, line in enumerate((data or b"").splitlines(), start=1):
-            event = _event(line)
+            event = read_event(line, f"{store.uri}/{stretch.key}")
             if event is None:
                 damage.append(f"{store.uri}/{stretch.key}, line {number}: no event")
             else:
                 yield event
 
 
-def _event(line: bytes) -> Record | None:
+def read_event(line: bytes, name: str) -> Record | None:
+    """The event in a line of the segment `name`; None if it is none. Raises RunError: a newer version wrote it."""
     try:
-        event: Any = json.loads(line)
+        event = parse_line(line, name)
     except (ValueError, RecursionError):
         return None
     known = isinstance(event, dict) and isinstance(event.get("kind"), str)

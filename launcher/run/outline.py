@@ -9,10 +9,11 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from data_service.formats import REMEDY, is_newer
+from data_service.formats import REMEDY, is_newer, newer
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing
 from data_service.store.open import open_store
+from data_service.visible import control_characters, shell_word, visible
 from launcher.errors import RunError
 from launcher.recipe.document import parse
 
@@ -179,6 +180,22 @@ def outline(uri: str, store: Store, record: bytes, recipe: bytes) -> Outline:
     )
 
 
+def free_place(uri: str) -> Store:
+    """The store at `uri`. Raises RunError if there is a run already, or no run may be called that."""
+    store = open_store(uri)
+    if found := control_characters(uri):
+        raise RunError(
+            f"{visible(uri)}: a run's URI has no control characters, but this one has {', '.join(found)}",
+            remedy="choose a name of letters, digits, spaces and signs",
+        )
+    if store.size(RECORD) is not None:
+        raise RunError(
+            f"there is a run at {uri} already",
+            remedy=f"maskfleet train {shell_word(uri)} continues it; choose another URI for a new one",
+        )
+    return store
+
+
 def no_run(uri: str) -> RunError:
     return RunError(
         f"there is no run at {uri}", remedy="check the URI; maskfleet init RECIPE RUN creates a run"
@@ -193,7 +210,7 @@ def unreadable_record(uri: str, record: bytes, error: ValidationError) -> RunErr
     """What is wrong with the bytes of run.json."""
     where = f"{uri.rstrip('/')}/{RECORD}"
     if is_newer(record, known=1, error=error):
-        return RunError(f"{where} was written by a newer version of maskfleet", remedy=REMEDY)
+        return RunError(newer(where), remedy=REMEDY)
     return RunError(f"{where} is damaged: {error.errors()[0]['msg']}", remedy="restore it from a copy")
 
 

@@ -14,7 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing, StoreError
-from launcher.run.packs import MOST_BYTES, DamagedPack, Pack, pack
+from launcher.errors import RunError
+from launcher.run.packs import MOST_BYTES, Pack, pack
 from launcher.run.segments import METRICS, Stretch, pack_key, segment_prefix, stored
 
 _log = logging.getLogger(__name__)
@@ -78,7 +79,7 @@ class Packer:
         try:
             while not self._closed and pack_once(self._store, attempt, over=over):
                 pass
-        except (StoreError, DamagedPack) as error:
+        except (StoreError, RunError) as error:
             _log.warning("segments of attempt %d are not packed yet: %s", attempt, error.problem)
 
 
@@ -86,7 +87,7 @@ def pack_once(store: Store, attempt: int, *, over: bool, most_segments: int = MO
     """Make one pack of an attempt's metrics. False if there is nothing to pack: less than a full pack, where the
     attempt is not `over`, or somebody else is packing.
 
-    Raises StoreError, DamagedPack.
+    Raises StoreError, DamagedPack; RunError: a newer version wrote some of it, which stays as it is.
     """
     found = stored(store, segment_prefix(METRICS, attempt)).get(attempt, [])
     packs = [stretch for stretch in found if stretch.packed]

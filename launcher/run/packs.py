@@ -8,6 +8,7 @@ in it as they were, too, so a pack loses nothing, not even damage.
     segment              of each step record, which segment it lies in
     step.<field>         [steps] float64, NaN where it is no number
     others, damage       what else is in the segments, and what could not be read: JSON
+    format               1, as where there is none
 """
 
 import io
@@ -19,6 +20,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from data_service.formats import REMEDY, newer
 from data_service.store.base import Store
 from launcher.errors import RunError
 from launcher.run.segments import Stretch
@@ -50,13 +52,15 @@ def pack(first: int, segments: list[bytes], names: list[str]) -> bytes:
         segment=table.segments,
         others=_bytes(table.others),
         damage=_bytes(table.damage),
+        format=np.int64(1),
         **arrays,
     )
     return file.getvalue()
 
 
 class Pack:
-    """A stored pack, of which only what is asked for is read. Every method raises DamagedPack, StoreError."""
+    """A stored pack, of which only what is asked for is read. Every method raises DamagedPack, StoreError; to open one
+    that a newer version wrote raises RunError."""
 
     def __init__(self, store: Store, stretch: Stretch) -> None:
         self.stretch = stretch
@@ -69,6 +73,8 @@ class Pack:
             raise self._damaged(error) from error
         if max(sizes, default=0) > _LARGEST:
             raise self._damaged(f"one of its arrays would take {max(sizes):,} bytes")
+        if "format" in self._arrays.files and np.any(self._array("format") > 1):
+            raise RunError(newer(self._name), remedy=REMEDY)
 
     @property
     def fields(self) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from data_service.formats import REMEDY
+from data_service.formats import REMEDY, newer
 from data_service.store.base import ATTEMPTS, Entry, Store, digest, together
 from data_service.store.errors import KeyMissing
 from launcher.errors import RunError
@@ -83,9 +83,7 @@ def read(store: Store, path: str, kind: type[M]) -> M | None:
         if found is not None:
             return found if found.path == path else None
     if _is_whole(data):
-        raise RunError(
-            f"{store.uri.rstrip('/')}/{path} was written by a newer version of maskfleet", remedy=REMEDY
-        )
+        raise RunError(newer(f"{store.uri.rstrip('/')}/{path}"), remedy=REMEDY)
     return None
 
 

@@ -5,10 +5,13 @@ import re
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
+
+from data_service.formats import REMEDY, newer, says_newer
+from launcher.errors import RunError
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -85,24 +88,36 @@ class TableBuilder:
 
 
 def parse(name: str, data: bytes) -> Iterator[tuple[int, Record | NotARecord]]:
-    """The records of a segment by their line's number from 1, or what is wrong with a line. `name`: of the segment."""
+    """The records of a segment by their line's number from 1, or what is wrong with a line. `name`: of the segment.
+
+    Raises RunError: a newer version wrote one.
+    """
     for number, line in enumerate(data.splitlines(), start=1):
         try:
-            yield number, _record(line)
+            yield number, _record(line, name)
         except NotARecord as problem:
             yield number, problem
 
 
-def _record(line: bytes) -> Record:
+def parse_line(line: bytes, name: str) -> Any:
+    """What is in one line of the segment `name`. Raises ValueError, RecursionError: no JSON. RunError: a newer version
+    wrote it."""
+    found = json.loads(line)
+    if says_newer(found):
+        raise RunError(newer(name), remedy=REMEDY)
+    return found
+
+
+def _record(line: bytes, name: str) -> Record:
     try:
-        record = json.loads(line)
+        record = parse_line(line, name)
     except (ValueError, RecursionError) as error:
         raise NotARecord(f"not JSON: {error}") from error
     if not isinstance(record, dict) or record.get("kind") not in ("step", "evaluation"):
         raise NotARecord("neither a step nor an evaluation")
     if not isinstance(record.get("step"), int) or not 0 <= record["step"] < 2**53:
         raise NotARecord("without the number of its step")
-    return record
+    return cast("Record", record)
 
 
 def _as_float(value: float) -> float:

@@ -7,6 +7,7 @@ whatever becomes of the folder.
 import json
 from pathlib import Path
 
+from data_service.formats import foreign_json
 from data_service.store.base import Store
 from data_service.store.open import open_store
 from encoder_core.errors import ModelError
@@ -59,7 +60,8 @@ def write_modules(folder: Path, files: dict[str, bytes]) -> None:
 
 def prompts_in(files: dict[str, bytes]) -> dict[str, str]:
     """The texts put before what is encoded, by name."""
-    return dict(json.loads(files.get(SETTINGS, b"{}")).get("prompts") or {})
+    prompts = _object(files.get(SETTINGS, b"{}"), SETTINGS).get("prompts")
+    return {str(name): str(text) for name, text in prompts.items()} if isinstance(prompts, dict) else {}
 
 
 def _modules_in(folder: Store) -> dict[str, bytes]:
@@ -67,7 +69,7 @@ def _modules_in(folder: Store) -> dict[str, bytes]:
         return {}
     found = {name: folder.get(name) for name in (MODULES, *_BESIDE) if folder.size(name) is not None}
     try:
-        paths = [str(module["path"]) for module in json.loads(found[MODULES])]
+        paths = [str(module["path"]) for module in foreign_json(found[MODULES])]
     except (ValueError, TypeError, KeyError) as error:
         raise ModelError(
             f"{folder.uri.rstrip('/')}/{MODULES} is damaged: {error}", remedy="fetch the folder again"
@@ -75,13 +77,26 @@ def _modules_in(folder: Store) -> dict[str, bytes]:
     for path in paths:
         if path and Path(path).name == path:  # the encoder's own is "": its files are written anew
             found |= {entry.key: folder.get(entry.key) for entry in folder.list(f"{path}/")}
-    return found | _with_length(folder, json.loads(found.get(_ENCODER, b"{}")))
+    return found | _with_length(
+        folder, _object(found.get(_ENCODER, b"{}"), f"{folder.uri.rstrip('/')}/{_ENCODER}")
+    )
+
+
+def _object(data: bytes, where: str) -> dict[str, object]:
+    """The JSON object in a file of the folder. Raises ModelError."""
+    try:
+        found = foreign_json(data)
+    except ValueError as error:
+        raise ModelError(f"{where} is not JSON: {error}", remedy="fetch the folder again") from error
+    if not isinstance(found, dict):
+        raise ModelError(f"{where} is not a JSON object", remedy="fetch the folder again")
+    return found
 
 
 def _with_length(folder: Store, fields: dict[str, object]) -> dict[str, bytes]:
     """The encoder's settings with the length of texts, which version 6 keeps with the tokenizer."""
     if "max_seq_length" in fields or folder.size(_TOKENIZER) is None:
         return {}
-    length = json.loads(folder.get(_TOKENIZER)).get("model_max_length")
+    length = _object(folder.get(_TOKENIZER), f"{folder.uri.rstrip('/')}/{_TOKENIZER}").get("model_max_length")
     known = isinstance(length, int) and length < _NO_LENGTH
     return {_ENCODER: json.dumps(fields | {"max_seq_length": length}).encode()} if known else {}

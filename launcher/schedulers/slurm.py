@@ -1,6 +1,7 @@
 """Slurm: a batch script that starts Ray on the job's nodes, and `sbatch`.
 
-Maskfleet is taken from an environment that every node sees at the same path, as is usual on such clusters.
+Maskfleet is taken from an environment that every node sees at the same path, as is usual on such clusters, or from an
+image of Apptainer.
 """
 
 from pathlib import Path
@@ -73,6 +74,7 @@ class SlurmJob(Launch):
         time: the limit of one start, as Slurm spells it; the cluster's default if absent.
         partition, account, qos, constraint: as for `sbatch`.
         sbatch: further options of it, a line each.
+        container: an image that Apptainer takes, with Maskfleet in it: Ray and the run are inside.
         setup: lines of shell that come before anything else, on the first node; the others inherit their variables.
     """
 
@@ -84,6 +86,7 @@ class SlurmJob(Launch):
     qos: Word | None = None
     constraint: Word | None = None
     sbatch: tuple[Directive, ...] = ()
+    container: Printable | None = None
     setup: tuple[Printable, ...] = ()
 
     @property

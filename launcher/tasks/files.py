@@ -2,10 +2,12 @@
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from data_service.ingest.files import open_bytes
+from data_service.ingest.encodings import UTF_8
+from data_service.ingest.files import open_text
 from data_service.ingest.inputs import Compression, InputFile
+from data_service.ingest.records import guessed_remedy
 from data_service.store.open import open_store
 from launcher.errors import TaskError
 
@@ -75,20 +77,30 @@ def read_lines(file: InputFile, encoding: str) -> Iterator[str]:
     Raises:
         TaskError: bytes that are not in `encoding`. InputError: damaged compressed data.
     """
-    with open_bytes(file) as stream:
+    file = replace(file, encoding=encoding)
+    with open_text(file) as stream:
         for number, raw in enumerate(stream, 1):
             try:
-                line = raw.decode(encoding)
+                line = raw.decode()
             except UnicodeDecodeError as error:
-                raise TaskError(
-                    f"{FilePosition(file, 'line', number)}: byte {error.start} (0x{raw[error.start]:02x}) "
-                    f"is not {encoding}",
-                    remedy="convert the file to UTF-8, or name the task's `encoding`",
-                ) from error
+                raise _not_text(FilePosition(file, "line", number), raw, error) from error
             yield (line.removeprefix(_MARK) if number == 1 else line).removesuffix("\n").removesuffix("\r")
 
 
-def read_whole(file: InputFile) -> bytes:
-    """All bytes, decompressed. Raises InputError: damaged compressed data."""
-    with open_bytes(file) as stream:
+def _not_text(place: FilePosition, raw: bytes, error: UnicodeDecodeError) -> TaskError:
+    """What is wrong with the bytes `raw` of a line; of UTF-8 the byte is named, of others only the line is known."""
+    encoding = place.file.encoding
+    which = (
+        f"byte {error.start} (0x{raw[error.start]:02x}) is" if encoding == UTF_8 else "it has bytes that are"
+    )
+    remedy = "convert the file to UTF-8, or name the task's `encoding`"
+    return TaskError(
+        f"{place}: {which} not {encoding}",
+        remedy=guessed_remedy(place.file, raw, remedy, "write `encoding: {}` into the task"),
+    )
+
+
+def read_whole(file: InputFile, encoding: str) -> bytes:
+    """All of its text in UTF-8, decompressed. Raises InputError: damaged compressed data."""
+    with open_text(replace(file, encoding=encoding)) as stream:
         return stream.read()

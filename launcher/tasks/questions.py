@@ -43,7 +43,7 @@ def read_questions(task: Description, files: Sequence[File], folder: TaskFolder)
     for path in files:
         assert isinstance(path, str), "refused with the task"
         file = folder.find(path)
-        for question in _squad(file) if task.format == "squad" else _rows(task, file):
+        for question in _squad(file, task.encoding) if task.format == "squad" else _rows(task, file):
             if question.id in seen:
                 raise TaskError(
                     f"{question.place}: the id {question.id!r} is there already, at {seen[question.id]}",
@@ -106,13 +106,13 @@ def _rows(task: Description, file: InputFile) -> Iterator[_Question]:
         )
 
 
-def _squad(file: InputFile) -> Iterator[_Question]:
+def _squad(file: InputFile, encoding: str) -> Iterator[_Question]:
     """`{"data": [{"paragraphs": [{"context", "qas": [{"id", "question", "answers": [{"text", "answer_start"}]}]}]}]}`.
 
     SQuAD 2.0 adds `is_impossible`; what it calls plausible answers are none.
     """
     try:
-        data = json.loads(read_whole(file))
+        data = json.loads(read_whole(file, encoding))
     except (ValueError, RecursionError) as error:
         raise TaskError(f"{file.uri}: not JSON: {error}", remedy="fetch the file again") from error
     for a, article in enumerate(_items(data, "data", file.uri)):

@@ -6,14 +6,15 @@ import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from data_service.ingest.files import open_ranged
+from data_service.ingest.formats import possible_delimiters
 from data_service.ingest.inputs import InputFile
 from launcher.errors import TaskError
 from launcher.tasks.files import FilePosition, read_lines
 from launcher.tasks.schema import Description, Format
 
-_DELIMITERS = {"tsv": "\t", "csv": ","}
 _LONGEST_FIELD = 1 << 30  # characters; the csv module has 128 Ki
 _ROWS = 1024  # of a Parquet file, in memory at a time
 _READ_AHEAD = 64 * 1024  # bytes of it
@@ -29,6 +30,7 @@ class RowFormat:
         columns: names of fields that a table must have, or numbers of columns from 1.
         optional: further fields, read where a Parquet file has them.
         encoding: of text.
+        delimiter: between columns; None: to be found.
         quoted: whether cells may stand in quotation marks.
         skip_broken: leave out, and count, rows with another number of cells.
     """
@@ -37,6 +39,7 @@ class RowFormat:
     columns: tuple[str | int, ...]
     optional: tuple[str, ...] = ()
     encoding: str = "utf-8"
+    delimiter: str | None = None
     quoted: bool = False
     skip_broken: bool = False
 
@@ -52,6 +55,7 @@ def layout_of(task: Description) -> RowFormat:
         format=task.format,
         columns=tuple(task.fields.named().values()),
         encoding=task.encoding,
+        delimiter=task.delimiter,
         quoted=task.format == "csv" if task.quotes is None else task.quotes,
         skip_broken=task.broken_rows == "skip",
     )
@@ -208,7 +212,8 @@ def _label_first(layout: RowFormat, file: InputFile) -> Iterator[FileRow]:
 
 
 def _table(layout: RowFormat, file: InputFile) -> Iterator[FileRow]:
-    cells = _quoted_cells(layout, file) if layout.quoted else _plain_cells(layout, file)
+    delimiter = _delimiter(layout, file)
+    cells = _quoted_cells(layout, file, delimiter) if layout.quoted else _plain_cells(layout, file, delimiter)
     names = None if layout.numbered else _header(cells, layout, file)
     least = max((column for column in layout.columns if isinstance(column, int)), default=0)
     broken = 0
@@ -224,12 +229,31 @@ def _table(layout: RowFormat, file: InputFile) -> Iterator[FileRow]:
         _log.warning("%s: left out %d rows with another number of fields", file.uri, broken)
 
 
+def _delimiter(layout: RowFormat, file: InputFile) -> str:
+    """The first one that gives the columns that are asked for by name; else the one that gives most."""
+    usual, *others = possible_delimiters(layout.format, layout.delimiter)
+    if layout.numbered or not others:
+        return usual
+    first = next(read_lines(file, layout.encoding), "")
+    quoting: Literal[0, 3] = csv.QUOTE_MINIMAL if layout.quoted else csv.QUOTE_NONE
+    names = {
+        delimiter: [
+            name.strip() for name in next(csv.reader([first], delimiter=delimiter, quoting=quoting), [])
+        ]
+        for delimiter in (usual, *others)
+    }
+    wanted = [str(column) for column in layout.columns]
+    fitting = (one for one in names if all(names[one].count(name) == 1 for name in wanted))
+    return next(fitting, max(names, key=lambda one: len(names[one])))
+
+
 def _misfit(place: FilePosition, count: int, least: int, names: list[str] | None) -> TaskError:
     there = f"{count} field{'s' if count != 1 else ''}"
     wanted = f"but column {least} is needed" if names is None else f"where the first line names {len(names)}"
     return TaskError(
         f"{place}: {there}, {wanted}",
-        remedy="correct the file, or leave such rows out with the task's `broken_rows: skip`",
+        remedy="correct the file; or say in the task what stands between columns (`delimiter`), or leave such rows out "
+        "(`broken_rows: skip`)",
     )
 
 
@@ -242,21 +266,26 @@ def _header(cells: Iterator[tuple[FilePosition, list[str]]], layout: RowFormat, 
             shown = ", ".join(name[:40] for name in names[:20])
             raise TaskError(
                 f"{file.uri}: {count} {wanted!r} in its first line (it has {shown})",
-                remedy="correct the task's `fields`; numbers in place of names mean that no line names the columns",
+                remedy="correct the task's `fields`; numbers in place of names mean that no line names the columns; "
+                "`delimiter` says what stands between them",
             )
     return names
 
 
-def _plain_cells(layout: RowFormat, file: InputFile) -> Iterator[tuple[FilePosition, list[str]]]:
+def _plain_cells(
+    layout: RowFormat, file: InputFile, delimiter: str
+) -> Iterator[tuple[FilePosition, list[str]]]:
     for number, line in enumerate(read_lines(file, layout.encoding), 1):
         if line:
-            yield FilePosition(file, "line", number), line.split(_DELIMITERS[layout.format])
+            yield FilePosition(file, "line", number), line.split(delimiter)
 
 
-def _quoted_cells(layout: RowFormat, file: InputFile) -> Iterator[tuple[FilePosition, list[str]]]:
+def _quoted_cells(
+    layout: RowFormat, file: InputFile, delimiter: str
+) -> Iterator[tuple[FilePosition, list[str]]]:
     csv.field_size_limit(_LONGEST_FIELD)  # of the whole process
     lines = (f"{line}\n" for line in read_lines(file, layout.encoding))
-    rows = csv.reader(lines, delimiter=_DELIMITERS[layout.format], strict=True)
+    rows = csv.reader(lines, delimiter=delimiter, strict=True)
     while True:
         place = FilePosition(file, "line", rows.line_num + 1)
         try:

@@ -10,7 +10,9 @@ A split is one file or several, each in one of these forms:
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+
+from data_service.ingest.encodings import UTF_8, encoding_name
 
 Kind = Literal[
     "classification", "pair_classification", "regression", "tagging", "span", "similarity", "retrieval"
@@ -35,6 +37,7 @@ Metric = Literal[
 ]
 Truncation = Literal["longest_first", "only_first", "only_second"]
 Scheme = Literal["bio", "iob1", "bioes"]
+TextEncoding = Annotated[str, AfterValidator(encoding_name)]
 Setting = bool | int | float | str | None
 
 TEXTS: tuple[Kind, ...] = ("classification", "pair_classification", "regression", "similarity")
@@ -145,7 +148,9 @@ class Description(TaskPart):
             their context, which some published files have.
         misplaced_answers: `nearest` takes the occurrence nearest to where an answer is said to begin.
         quotes: fields in quotation marks as RFC 4180 has them; None: in csv, not in tsv.
-        encoding: of text files.
+        delimiter: the character between the columns of csv and tsv; None: the usual one or, where that does not give
+            the columns of `fields` by name, another that does.
+        encoding: of text files, as Python names it; a byte order mark says it, too.
         scheme: of the files' tags. They are converted to BIO, in which `labels` are given.
         score_range: least and greatest score (regression, similarity).
         no_answer: some questions have no answer in their context (span).
@@ -170,7 +175,8 @@ class Description(TaskPart):
     broken_rows: Literal["error", "skip"] = "error"
     misplaced_answers: Literal["error", "nearest"] = "error"
     quotes: bool | None = None
-    encoding: Literal["utf-8", "latin-1", "cp1252"] = "utf-8"
+    delimiter: str | None = Field(default=None, min_length=1, max_length=1)
+    encoding: TextEncoding = UTF_8
     scheme: Scheme = "bio"
     score_range: tuple[float, float] | None = None
     no_answer: bool = False

@@ -13,14 +13,16 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Protocol, TextIO, assert_never
+from typing import Any, Literal, Protocol, TextIO, assert_never
 from uuid import uuid4
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
+from data_service.formats import REMEDY, is_newer, newer
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing, StoreError
 from data_service.store.open import open_store
+from launcher.errors import RunError
 from launcher.recipe.operation import Mlflow, Wandb
 from launcher.run.step_table import Record
 from launcher.run.terms import figures
@@ -98,6 +100,7 @@ class State(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    format: Literal[1] = 1
     cursor: Cursor = Cursor()
     went_back: int = 0
 
@@ -141,9 +144,14 @@ class Publisher:
 
     def _read(self) -> State:
         try:
-            return State.model_validate_json(self._store.get(self._key))
+            data = self._store.get(self._key)
+            return State.model_validate_json(data)
         except KeyMissing:
             return State()
+        except ValidationError as error:
+            if is_newer(data, known=1, error=error):
+                raise RunError(newer(f"{self._store.uri}/{self._key}"), remedy=REMEDY) from error
+            raise
 
     def _keep(self) -> None:
         self._store.put(self._key, self._state.model_dump_json().encode())
@@ -223,6 +231,9 @@ def main() -> int:
         publish(order, ending, notes)
     except Hopeless as error:
         print(error, file=notes)
+        return HOPELESS
+    except RunError as error:  # a newer version wrote what is to be told
+        print(error.problem, file=notes)
         return HOPELESS
     except BaseException as error:  # a client's sys.exit, too
         print(f"{type(error).__name__}: {str(error)[:300]}".replace("\n", " "), file=notes)

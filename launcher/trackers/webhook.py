@@ -32,7 +32,9 @@ from tenacity.nap import sleep_using_event
 from checkpoints.attempt import Attempt, newest_attempt
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing, StoreError
+from launcher.errors import RunError
 from launcher.recipe.operation import Events
+from launcher.run.history import read_event
 from launcher.run.log import OPERATOR
 from launcher.run.segments import segment_key, segment_prefix
 
@@ -162,12 +164,13 @@ class Follower:
         self._next = {} if past else {OPERATOR: self._count(OPERATOR)}
 
     def new(self) -> list[dict[str, Any]]:
-        """What has come since the last call, in order of time. Raises StoreError; a later call goes on from there."""
+        """What has come since the last call, in order of time, without what is no event. Raises StoreError; RunError: a
+        newer version wrote some of it. A later call goes on from there."""
         found: list[dict[str, Any]] = []
         try:
             for event in self._unread():
                 found.append(event)  # kept, though the store may fail at the next
-        except StoreError:
+        except (StoreError, RunError):
             if not found:
                 raise
         return sorted(found, key=lambda event: float(event["time"]))
@@ -188,7 +191,11 @@ class Follower:
             except KeyMissing:
                 return
             self._next[attempt] = number + 1
-            yield from map(json.loads, lines)
+            found = [
+                read_event(line, f"{self._store.uri}/{segment_key('events', attempt, number)}")
+                for line in lines
+            ]
+            yield from (event for event in found if event is not None)
 
     def _count(self, attempt: int) -> int:
         return sum(1 for _ in self._store.list(segment_prefix("events", attempt)))
@@ -235,7 +242,7 @@ class Announcer:
                 for event in self._follower.new():
                     if event["kind"] not in ROUTINE:
                         self._post(event)
-            except StoreError as error:
+            except (StoreError, RunError) as error:
                 self._complain(error.problem)
 
     def _post(self, event: dict[str, Any]) -> None:

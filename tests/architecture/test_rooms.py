@@ -44,7 +44,7 @@ DRAWN = {
         cost -> families heads layers objectives train
         train -> layers objectives optim
         objectives -> families heads layers optim
-        heads -> layers
+        heads -> kernels layers
         families -> layers
         optim -> layers
         layers -> kernels

@@ -24,9 +24,10 @@ from encoder_core.objectives.losses import ObjectiveModule
 from encoder_core.objectives.teacher import Teacher
 from encoder_core.optim.updates import set_update
 from launcher.rank.build import build_optimizer
-from launcher.recipe.load import bundled, load
+from launcher.recipe.load import load
 from launcher.recipe.objective import objective_module
 from launcher.recipe.schema import Recipe
+from launcher.recipe.source import bundled
 from launcher.recipe.tiny import tiny
 
 RECIPES = {

@@ -6,7 +6,8 @@ import claims
 import pytest
 import yaml
 
-from launcher.compare.budget import Budget, Cost, within
+from launcher.compare.arguments import Budget
+from launcher.compare.budget import Cost, within
 from launcher.recipe.identity import changed, identity
 from launcher.recipe.load import load, reload
 from launcher.recipe.schema import Recipe

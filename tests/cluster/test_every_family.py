@@ -18,7 +18,8 @@ from recipes import RECIPES, prepare, tokenizer_kind
 
 from launcher.cli.demo_text import write_jsonl
 from launcher.inspect.baselines import baselines
-from launcher.recipe.load import bundled, load
+from launcher.recipe.load import load
+from launcher.recipe.source import bundled
 from launcher.recipe.tiny import tiny
 from launcher.run.record import open_run
 from tests.support.data.translated import LANGUAGES as KNOWN

@@ -1,12 +1,14 @@
 """The README's way and the demo's, as commands, on own text of every kind: from a file to a trained run."""
 
+import csv
 import gzip
 import json
 import os
 import random
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
@@ -84,6 +86,110 @@ def many_short_rows(folder: Path) -> Path:
         pa.table({"text": [paragraphs(200, seed) for seed in range(SIZE // 400)]}), folder / "a.parquet"
     )
     return folder / "a.parquet"
+
+
+@dataclass(frozen=True)
+class Alphabet:
+    """Text and a labelled table as people of some country keep them.
+
+    Attributes:
+        letters: of which words are made.
+        end, space: of a sentence, between words.
+        encoding: of all files; `utf-16` writes a byte order mark, and needs no option.
+        delimiter: of the table; `table`: the text is one, too, else it is a .txt of paragraphs.
+    """
+
+    folder: str
+    letters: str
+    end: str
+    space: str
+    encoding: str
+    delimiter: str
+    table: bool
+
+    @property
+    def options(self) -> list[str]:
+        """What `tokenizer train` and `corpus build` have to be told."""
+        declared = [] if self.encoding == "utf-16" else ["--encoding", self.encoding]
+        return [*declared, *(["--text-field", "Inhalt"] if self.table else [])]
+
+    def sentences(self, count: int, seed: int) -> list[str]:
+        draw = random.Random(seed)
+        words = ["".join(draw.choices(self.letters, k=draw.randint(1, 4))) for _ in range(500)]
+        weights = [1 / place for place in range(1, 501)]
+        lengths = [draw.randint(4, 12) for _ in range(count)]
+        return [self.space.join(draw.choices(words, weights, k=length)) + self.end for length in lengths]
+
+    def write(self, folder: Path) -> None:
+        """The text, and `task.yaml` over a table in which the label says whether a sentence has the first letter."""
+        (folder / self.folder).mkdir()
+        documents = ["\n".join(self.sentences(20, seed)) for seed in range(300)]
+        if self.table:
+            self._write_table(
+                folder / self.folder / "Briefe März.csv", ["Nummer", "Inhalt"], list(enumerate(documents))
+            )
+        else:
+            text = folder / self.folder / "文.txt"
+            text.write_text("\n\n".join(documents), encoding=self.encoding)
+        for name, seed, count in (("train", 1001, 160), ("dev", 1002, 60)):
+            rows = [
+                (text, "ja" if self.letters[0] in text else "nein") for text in self.sentences(count, seed)
+            ]
+            self._write_table(folder / f"{name}.csv", ["Satz", "Urteil"], rows)
+        declared = "" if self.encoding == "utf-16" else f"encoding: {self.encoding}\n"
+        (folder / "task.yaml").write_text(TASK + declared, encoding="utf-8")
+
+    def _write_table(self, path: Path, names: list[str], rows: Sequence[tuple[object, str]]) -> None:
+        with path.open("w", encoding=self.encoding, newline="") as file:
+            csv.writer(file, delimiter=self.delimiter).writerows([names, *rows])
+
+
+TASK = """name: judged
+kind: classification
+published: nowhere
+files: {train: train.csv, dev: dev.csv}
+format: csv
+fields: {first: Satz, label: Urteil}
+labels: ["nein", "ja"]
+metrics: [accuracy]
+finetune: {lr: 1.0e-3, epochs: 2, batch: 16, max_length: 32}
+"""
+GERMAN = Alphabet("Eigene Texte für Übungen", "aäbdeghilnoöpqrstuüß", ".", " ", "latin-1", ";", table=True)
+CHINESE = Alphabet("中文 语料", "的一是不了人我在有他这中大来上国", "。", "", "gb18030", ",", table=False)
+JAPANESE = Alphabet("かな の 文書", "あいうえおかきくけこ日本語文書ー", "。", "", "utf-16", "\t", table=False)
+
+
+@pytest.mark.parametrize("alphabet", [GERMAN, CHINESE, JAPANESE], ids=lambda alphabet: alphabet.encoding)
+def test_every_alphabet_to_an_exported_model_and_a_fine_tuning(tmp_path: Path, alphabet: Alphabet) -> None:
+    """What goes in comes out: the exported tokenizer spells every sentence, without an unknown token."""
+    from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
+
+    alphabet.write(tmp_path)
+    text, options = alphabet.folder, alphabet.options
+    maskfleet(tmp_path, "tokenizer", "train", text, "--out", "tokenizer", *options)
+    if not alphabet.table:
+        options = [*options, "--txt-documents", "blank_line"]
+    built = maskfleet(
+        tmp_path, "corpus", "build", text, "--tokenizer", "tokenizer", "--out", "corpus", *options
+    )
+    assert "warning" not in built
+    run, model = f"runs/{alphabet.letters}", f"Modell {alphabet.letters}"
+    short = ["--set", "phases.0.steps=30", "--set", "schedule.warmup=5", "--set", "evaluation.every.steps=15"]
+    maskfleet(tmp_path, "init", "roberta-base", run, "--corpus", "corpus", "--tiny", *short)
+    maskfleet(tmp_path, "train", run)
+    shown = maskfleet(tmp_path, "show", run, "--step", "3")
+    assert sum(letter in shown for letter in alphabet.letters) > len(alphabet.letters) // 2
+    maskfleet(tmp_path, "checkpoints", "export", run, "--out", model)
+    exported = AutoTokenizer.from_pretrained(tmp_path / model)
+    for sentence in alphabet.sentences(50, 7):
+        ids = exported(sentence, add_special_tokens=False)["input_ids"]
+        assert exported.decode(ids) == sentence
+        assert exported.unk_token_id not in ids
+    assert AutoModelForMaskedLM.from_pretrained(tmp_path / model).num_parameters() > 0
+    assert "160" in maskfleet(tmp_path, "tasks", "check", "task.yaml")
+    maskfleet(tmp_path, "finetune", model, "task.yaml", "--out", "fertig", "--threads", "1")
+    fine_tuned = AutoModelForSequenceClassification.from_pretrained(tmp_path / "fertig")
+    assert fine_tuned.config.id2label == {0: "nein", 1: "ja"}
 
 
 KINDS = (

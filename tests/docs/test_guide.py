@@ -13,8 +13,10 @@ from tests.support.checks.guide import GUIDE, STAND_INS, Page, document_blocks
 from tests.support.data.chinese import made_up_documents
 from tests.support.data.made_up import write_text
 from tests.support.stores.s3 import S3Server
+from tests.support.tasks import published_folders
 
 AFTER_IT = (
+    "continue.md",
     "runbook.md",
     "operating.md",
     "python.md",
@@ -24,7 +26,7 @@ AFTER_IT = (
     "after.md",
     "coming_from.md",
 )
-ALONE = ("contributing.md", "glossary.md", "README.md", "burnin.md")
+ALONE = ("contributing.md", "glossary.md", "keys.md", "README.md", "burnin.md")
 PYTHON_TEXT = "maskfleet-demo/text/python.jsonl"
 ANSWERS = {
     "sbatch": "echo '4711;cluster'",
@@ -79,6 +81,10 @@ def _write_readers_own(folder: Path) -> None:
     news = ("".join(words) for words in made_up_documents(120))
     (folder / "news-zh/news.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in news))
     (folder / "terms.txt").write_text("checkpointing\nmicrobatches\n")
+    letters = "".join(f'{number};"{draw.choice(words)}: für Köln;\n"\r\n' for number in range(60))
+    (folder / "letters.csv").write_text(f"Nummer;Inhalt\r\n{letters}", encoding="cp1252", newline="")
+    shutil.copytree(folder / "first-model", folder / "published")
+    published_folders.glue(folder / "glue")
 
 
 @pytest.fixture(scope="module")

@@ -2,13 +2,16 @@
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import get_args
+
+import yaml
 
 from encoder_core.families.build import ModelConfig
 from launcher.cluster.gauges import DESCRIPTIONS
 from launcher.contract import CODES
 from launcher.recipe.identity import kind_of
+from launcher.recipe.load import load
 from launcher.trackers.webhook import ROUTINE
 from tests.support.checks.guide import GUIDE, ROOT, schema
 
@@ -39,8 +42,8 @@ def table_rows(page: str, heading: str | None = None) -> Iterator[list[str]]:
 def documented() -> dict[str, tuple[str, str]]:
     """Key -> its default and the part of the page that it stands in."""
     found: dict[str, tuple[str, str]] = {}
-    for heading, kind in (("### What the run is", "identity"), ("### How it is operated", "operational")):
-        for keys, default, _ in table_rows("recipes.md", heading):
+    for heading, kind in (("## What the run is", "identity"), ("## How it is operated", "operational")):
+        for keys, default, _ in table_rows("keys.md", heading):
             names = re.findall(r"`([\w.*]+)`", keys)
             defaults = (
                 default.split(", ") if default.count(", ") == len(names) - 1 else [default] * len(names)
@@ -79,6 +82,40 @@ def _spelt(value: object) -> str:
             return " and ".join(map(str, value)) or "none"
         case _:
             return str(value)
+
+
+def test_the_page_begins_with_ten_keys_that_can_be_set_as_it_says() -> None:
+    rows = list(table_rows("recipes.md", "## The ten keys that people change"))
+    assert len(rows) == 10
+    examples = [how.strip("`").removeprefix("--set ") for _, _, how in rows]
+    usual, changed = load("roberta-base").to_data(), load("roberta-base", examples).to_data()
+    for (key, *_), example in zip(rows, examples, strict=True):
+        path, (name, _, value) = key.strip("`"), example.partition("=")
+        assert path in schema()
+        assert re.fullmatch(re.escape(path).replace(r"\*", "0"), name), example
+        assert value_at(usual, name) != value_at(changed, name) == yaml.safe_load(value), example
+
+
+def test_recipes_deviate_as_the_page_says() -> None:
+    """Each has our value; and theirs can be set."""
+    rows = list(table_rows("recipes.md", "## Where recipes deviate"))
+    assert {"xlnet-base", "xlnet-large", "albert-xxlarge", "macbert-base-zh"} <= set(
+        re.findall(r"`([\w-]+)`", " ".join(row[0] for row in rows))
+    )
+    for names, key, here, theirs, _ in rows:
+        path, ours, published = (cell.strip("`") for cell in (key, here, theirs))
+        for name in re.findall(r"`([\w-]+)`", names):
+            assert value_at(load(name).to_data(), path) == yaml.safe_load(ours), (name, path)
+            changed = load(name, [f"{path}={published}"]).to_data()
+            assert value_at(changed, path) == yaml.safe_load(published), (name, path)
+
+
+def value_at(data: object, path: str) -> object:
+    for part in path.split("."):
+        data = (
+            data[int(part)] if isinstance(data, list) else data[part] if isinstance(data, Mapping) else None
+        )
+    return data
 
 
 def event_kinds() -> dict[str, str]:
@@ -150,7 +187,7 @@ def test_every_gauge_is_explained() -> None:
 
 def test_every_family_is_in_the_table_of_what_goes_together() -> None:
     families = {one.model_fields["family"].default for one in get_args(get_args(ModelConfig)[0])}
-    said = re.search(r"`model.family` is ([^\n]+)", (GUIDE / "recipes.md").read_text("utf-8"))
+    said = re.search(r"`model.family` is ([^\n]+)", (GUIDE / "keys.md").read_text("utf-8"))
     assert said is not None
     assert set(re.findall(r"`(\w+)`", said[1])) == families
 

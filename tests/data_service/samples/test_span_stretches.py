@@ -87,6 +87,29 @@ RULES = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.parametrize(
+    ("rate", "shares"),
+    [
+        (0.15, (0.4, 0.3, 0.2, 0.1)),
+        (0.02, (0.51, 0.29, 0.15, 0.05)),
+    ],  # MacBERT's, section 3.1; the recipe's comment
+)
+def test_macberts_ngrams_have_the_published_shares_unless_the_budget_is_small(
+    rate: float, shares: tuple[float, ...]
+) -> None:
+    """Of rows of 512 with words of two pieces. Neighbours count as one, a few in a hundred."""
+    text, rows = 510, 1500
+    tokens = np.tile(np.array([START, GOES_ON], dtype=np.uint16), text // 2 * rows)
+    block = Block(tokens, np.arange(0, len(tokens) + 1, text), np.arange(rows + 1))
+    masking = MlmMasking(unit="ngram", ngram_weights=(0.4, 0.3, 0.2, 0.1), count="bert", rate=rate)
+    spec = spec_with(masking, length=text + 2, packing="doc_sentences")
+    cuts = pack(block, "doc_sentences", spec.length)
+    targets = make_rows(block, cuts, 0, rows, spec, stream_key("runs"), WORD_STARTS).target_positions
+    begins = np.flatnonzero(np.diff(targets, prepend=-2) != 1)
+    words = np.bincount(np.diff(begins, append=len(targets)) // 2, minlength=5)
+    assert words[1:5] / words.sum() == pytest.approx(shares, abs=0.02)
+
+
 @pytest.mark.heavy
 @RULES
 def test_first_runs_are_as_long_as_by_the_literal_rule(unit: str, rule: Rule) -> None:

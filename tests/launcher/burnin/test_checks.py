@@ -80,13 +80,13 @@ def test_numbers_that_are_none_are_wrong(value: float, place: int) -> None:
 
 
 def test_a_cpu_passes_and_is_not_asked_again(tmp_path: Path) -> None:
-    chosen = [word for name in ("environment", "draws", "widths") for word in ("--only", name)]
+    chosen = [word for name in ("environment", "draws") for word in ("--only", name)]
     out = tmp_path / "out"
     done = command("--out", str(out), "--json", *chosen)
     assert done.returncode == 0, done.stderr
-    assert outcomes(out) == dict.fromkeys(("environment", "draws", "widths"), "passed")
+    assert outcomes(out) == dict.fromkeys(("environment", "draws"), "passed")
     told = [json.loads(line) for line in done.stdout.splitlines()]
-    assert {one["check"] for one in told} == {"environment", "draws", "widths"}
+    assert {one["check"] for one in told} == {"environment", "draws"}
     assert {one["form"] for one in told} == {"cpu"}
     assert 'id="draws"' in (out / PAGE).read_text()
     before = (out / RECORD).read_text()

@@ -200,7 +200,7 @@ def test_a_record_that_cannot_be_read_is_put_aside(
     assert (tmp_path / "out" / f"unreadable-{RECORD}").read_text() == text
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.floats(0.0, 6.0))
 def test_killed_at_any_moment_it_goes_on(
     tmp_path: Path, own_checks: list[Check], tmp_path_factory: pytest.TempPathFactory, seconds: float

@@ -73,7 +73,7 @@ def test_an_unknown_option_is_refused(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("launcher.recipe.load.bundled", lambda: 1 / 0)
+    monkeypatch.setattr("launcher.recipe.source.bundled", lambda: 1 / 0)
     monkeypatch.setattr(sys, "argv", ["maskfleet", "recipe", "list"])
     with pytest.raises(ZeroDivisionError):
         cli.main()

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from encoder_core.optim.schedules import ScheduleConfig
-from launcher.compare.budget import Budget, Cost, Unit, within
+from launcher.compare.arguments import Budget, Unit
+from launcher.compare.budget import Cost, within
 from launcher.errors import OptionError
 from launcher.estimate.workload import microbatch_flops, microbatch_shape
 from launcher.recipe.load import load

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.compare.budget import Budget
-from launcher.compare.plan import arms_of, parse_labelled, settings_of
+from launcher.compare.arguments import Budget, parse_labelled, settings_of
+from launcher.compare.plan import arms_of
 from launcher.errors import CompareError, OptionError
 from launcher.recipe.load import load
 from launcher.recipe.schema import Recipe
@@ -40,11 +40,6 @@ def test_labels_and_settings() -> None:
 def test_one_recipe_is_no_comparison(inputs: Path) -> None:
     with pytest.raises(OptionError, match="no comparison"):
         arms_of({"a": small(inputs)}, None, 2, ())
-
-
-def test_only_what_is_known_may_be_allowed(inputs: Path) -> None:
-    with pytest.raises(OptionError, match="--allow documents"):
-        arms_of({"a": small(inputs), "b": small(inputs)}, None, 2, ["documents"])
 
 
 def test_a_budget_and_points_are_everybodys(inputs: Path) -> None:

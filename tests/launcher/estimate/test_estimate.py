@@ -8,12 +8,13 @@ from typer.testing import CliRunner
 
 from launcher.cli.main import app
 from launcher.errors import EstimateError
+from launcher.estimate.assumptions import text_size
 from launcher.estimate.cluster import Cluster, find_gpu
-from launcher.estimate.data_needs import text_size
 from launcher.estimate.estimate import Estimate, estimate, halvings
 from launcher.estimate.render import render
 from launcher.format import hours_or_days, human_bytes
-from launcher.recipe.load import bundled, load
+from launcher.recipe.load import load
+from launcher.recipe.source import bundled
 
 LARGE = ("roberta-large-160gb", "--nodes", "16", "--gpus-per-node", "8", "--gpu", "h100")
 

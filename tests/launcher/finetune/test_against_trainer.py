@@ -16,7 +16,7 @@ import transformers
 
 from launcher.finetune.inputs import IGNORED, InputRow, Pieces, open_pieces
 from launcher.finetune.kind import TaskKind
-from launcher.finetune.loop import compute_logits, epoch_order, reproducible, train_epochs
+from launcher.finetune.loop import compute_logits, epoch_order, reproducible, train_updates
 from launcher.finetune.measure import Learnable, kind_of, measure, prepare
 from launcher.finetune.network import HeadSpec, TaskNetwork, open_config, open_network
 from launcher.finetune.pretrained import LocalModel
@@ -109,7 +109,7 @@ def trained_by_trainer(
     arguments = transformers.TrainingArguments(
         output_dir=str(folder),
         per_device_train_batch_size=settings.batch,
-        num_train_epochs=settings.epochs,
+        num_train_updates=settings.epochs,
         learning_rate=settings.lr,
         warmup_steps=settings.warmup,
         weight_decay=settings.weight_decay,
@@ -145,8 +145,7 @@ def test_without_dropout_losses_and_weights_are_the_trainers(
     network, kind, pieces = opened(pretrained, asked, QUICK, SEED)
     rows = prepare(kind, asked.read("train")).prepared.rows
     with reproducible(CPU, 1):
-        epochs = train_epochs(network, kind, pieces, rows, settings=QUICK, seed=SEED)
-        ours = [loss for losses in epochs for loss in losses]
+        ours = list(train_updates(network, kind, pieces, rows, settings=QUICK, seed=SEED))
         theirs_network, _, _ = opened(pretrained, asked, QUICK, SEED)
         theirs = trained_by_trainer(
             theirs_network,

@@ -1,10 +1,14 @@
 """A fine-tuning that is killed, asked to end, or left without its store: nothing is half-written or lost."""
 
+import json
 import os
 import random
 import signal
 import subprocess
 import sys
+import time
+from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -13,8 +17,10 @@ from typer.testing import CliRunner
 from data_service.store.open import open_store
 from launcher.cli.main import app
 from launcher.contract import REPEAT
+from launcher.finetune import loop
 from launcher.finetune.export import RESULTS
 from launcher.finetune.pretrained import LocalModel, folder_digest, open_pretrained
+from launcher.finetune.scratch import Scratch
 from launcher.finetune.settings import FinetuneSettings
 from launcher.finetune.tries import try_each
 from tests.support.ranks.forked import forked
@@ -90,24 +96,89 @@ def test_a_store_that_does_not_answer_at_the_end_loses_no_model(
     assert digest_at(uri) == folder_digest(kept)
 
 
-def test_asked_to_end_it_leaves_nothing_behind(models: Models, tmp_path: Path) -> None:
-    """SIGTERM after the first epoch of very many."""
-    task("classification", tmp_path)
-    (tmp_path / "task.yaml").write_text(description("classification") + "finetune: {epochs: 100000}\n")
-    (tmp_path / "temporary").mkdir()
+@pytest.mark.parametrize("draw", [0, *(pytest.param(draw, marks=pytest.mark.long) for draw in range(1, 8))])
+def test_what_was_ended_goes_on_to_the_same_bits(
+    models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, draw: int
+) -> None:
+    """Ended after random updates, again and again; checkpoints are at ends of epochs, or after all updates."""
+    draws, asked = random.Random(draw), task("classification", tmp_path)
+    choices = [FEW.model_copy(update={"lr": lr, "epochs": 3, "patience": 2}) for lr in (1e-3, 2e-3)]
+    list(try_each(models("bert"), asked, choices, 5, str(tmp_path / "undisturbed")))
+    monkeypatch.setattr("launcher.finetune.run._SAVE_S", draws.choice([0.0, 1e9]))
+    made, original = Counter[str](), loop._update
+
+    def update(*arguments: object, **named: object) -> float:
+        made["now"] += 1
+        if made["now"] > made["most"]:
+            raise KeyboardInterrupt
+        return original(*arguments, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(loop, "_update", update)
+    out, scratch = str(tmp_path / "out"), tmp_path / "scratch"
+    for _ in range(100):
+        made["now"], made["most"] = 0, draws.randint(4, 12)  # an epoch is 4 updates
+        with suppress(KeyboardInterrupt):
+            list(try_each(models("bert"), asked, choices, 5, out, scratch))
+            break
+        assert scratch.exists()
+        assert not Path(out).exists()
+    assert folder_digest(Path(out)) == folder_digest(tmp_path / "undisturbed")
+    told = [json.loads((tmp_path / folder / RESULTS).read_bytes()) for folder in ("out", "undisturbed")]
+    assert told[0] == told[1]
+    assert not scratch.exists()
+
+
+def _command(models: Models, place: Path, epochs: int) -> list[str]:
+    task("classification", place)
+    (place / "task.yaml").write_text(description("classification") + f"finetune: {{epochs: {epochs}}}\n")
     command = [sys.executable, "-m", "maskfleet", "finetune", str(models("bert").folder)]
+    return [*command, str(place / "task.yaml"), "--out", str(place / "out"), "--threads", "1"]
+
+
+def test_asked_to_end_it_keeps_what_is_finished(models: Models, tmp_path: Path) -> None:
+    """SIGTERM after the second epoch of very many."""
+    (tmp_path / "temporary").mkdir()
     process = subprocess.Popen(
-        [*command, str(tmp_path / "task.yaml"), "--out", str(tmp_path / "out"), "--threads", "1"],
+        _command(models, tmp_path, 100_000),
         env=os.environ | {"TMPDIR": str(tmp_path / "temporary")},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
     )
     assert process.stderr is not None
-    said = next(line for line in process.stderr if "epoch 1 of" in line)
+    said = next(line for line in process.stderr if "epoch 2 of" in line)
     process.terminate()
     rest = process.stderr.read()
     assert process.wait() == REPEAT
     assert "Traceback" not in said + rest
+    assert str(tmp_path / "out.unfinished") in rest
     assert not list((tmp_path / "temporary").iterdir())
     assert not (tmp_path / "out").exists()
+    kept = Scratch(tmp_path / "out.unfinished/0/this", kept=True).newest()
+    assert kept is not None
+    assert len(json.loads((kept / "state.json").read_bytes())["curves"]) >= 1
+
+
+@pytest.mark.long
+def test_asked_to_end_at_any_moment_it_goes_on(models: Models, tmp_path: Path) -> None:
+    """By SIGTERM, some seconds after each start; the model is the one of an undisturbed fine-tuning."""
+    draws = random.Random(11)
+    (tmp_path / "calm").mkdir()
+    (tmp_path / "ended").mkdir()
+    began = time.monotonic()
+    subprocess.run(_command(models, tmp_path / "calm", 60), check=True)
+    usual, ends = time.monotonic() - began, 0
+    for _ in range(50):
+        process = subprocess.Popen(_command(models, tmp_path / "ended", 60))
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(draws.uniform(0, 1.2 * usual))
+        process.terminate()
+        code = process.wait()
+        if code == 0:
+            break
+        ends += 1
+        assert code in (REPEAT, 128 + signal.SIGTERM, -signal.SIGTERM)  # the others: before it had begun
+        assert not (tmp_path / "ended/out").exists()
+    assert ends
+    assert folder_digest(tmp_path / "ended/out") == folder_digest(tmp_path / "calm/out")
+    assert not (tmp_path / "ended/out.unfinished").exists()

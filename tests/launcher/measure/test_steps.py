@@ -12,7 +12,8 @@ from launcher.cli.main import app
 from launcher.errors import EstimateError
 from launcher.measure.measure import measure, prepare
 from launcher.measure.trial import Machine, choose
-from launcher.recipe.load import bundled, load, reload
+from launcher.recipe.load import load, reload
+from launcher.recipe.source import bundled
 from launcher.recipe.tiny import tiny
 from tests.support.ranks import measures
 from tests.support.ranks.forked import run_ranks

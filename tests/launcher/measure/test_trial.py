@@ -10,8 +10,9 @@ from launcher.errors import EstimateError
 from launcher.measure.measure import announcement
 from launcher.measure.trial import STEP_S, Machine, choose, this_machine
 from launcher.recipe.checks import impossible
-from launcher.recipe.load import bundled, load
+from launcher.recipe.load import load
 from launcher.recipe.schema import Recipe
+from launcher.recipe.source import bundled
 from launcher.recipe.tiny import tiny
 
 NARROW = ("model.layers=6", "model.hidden=64", "model.heads=2", "model.feed_forward=128")

@@ -4,8 +4,9 @@ import pytest
 import yaml
 
 from launcher.recipe import identity
-from launcher.recipe.load import bundled, load, loads
+from launcher.recipe.load import load, loads
 from launcher.recipe.schema import Recipe
+from launcher.recipe.source import bundled
 
 
 @pytest.mark.parametrize("name", bundled())

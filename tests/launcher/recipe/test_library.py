@@ -3,13 +3,16 @@
 from itertools import accumulate
 
 import pytest
+import torch
 import yaml
+from torch.nn import functional
 
 from encoder_core.families import albert, bert, deberta, electra, eurobert, modernbert, roberta, xlm, xlnet
 from encoder_core.families.build import ModelConfig
-from launcher.recipe.load import bundled, load, loads
+from launcher.recipe.load import load, loads
 from launcher.recipe.objective import meta_module, parameter_count
 from launcher.recipe.schema import PLACEHOLDER, Recipe
+from launcher.recipe.source import bundled
 from launcher.recipe.summary import discriminator_parameters, kind, parameters, tokens_per_step
 from launcher.recipe.timeline import tokens_before
 from launcher.recipe.tiny import tiny
@@ -180,6 +183,20 @@ def test_modernberts_phases_have_the_published_tokens(
     rising = recipe.phases[0].batch.warmup
     assert rising is not None
     assert tokens_before(recipe, rising.steps) == pytest.approx(rise, rel=5e-3)
+
+
+def test_albert_xxlarge_has_the_papers_parameters_but_for_the_pooler() -> None:
+    module = meta_module(load("albert-xxlarge").model, load("albert-xxlarge").objective)
+    pooler = sum(p.numel() for name, p in module.named_parameters() if "pooler" in name)
+    assert pooler == 4096 * 4096 + 4096
+    assert round(parameter_count(module) / 1e6) == 223
+    assert round((parameter_count(module) - pooler) / 1e6) == 206
+
+
+def test_the_two_forms_of_gelu_differ_by_less_than_is_said() -> None:
+    values = torch.linspace(-12, 12, 1_000_001, dtype=torch.float64)
+    difference = (functional.gelu(values) - functional.gelu(values, approximate="tanh")).abs().max()
+    assert 0.0004 < difference < 0.0005
 
 
 def test_bert_trains_nine_tenths_on_short_rows() -> None:

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import RecipeError
-from launcher.recipe.load import bundled, load, reload
+from launcher.recipe.load import load, reload
 from launcher.recipe.schema import Recipe
+from launcher.recipe.source import bundled
 from launcher.recipe.tiny import tiny
 
 

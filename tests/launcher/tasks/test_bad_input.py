@@ -121,10 +121,29 @@ def test_what_cannot_be_used_is_named(
 
 
 def test_bytes_that_are_not_in_the_encoding(tmp_path: Path) -> None:
-    content = "a\tb\ty\nRené\tz\tno\n".encode("latin-1")
-    with pytest.raises(TaskError, match=r"line 2: byte 3 \(0xe9\) is not utf-8"):
+    content = ("a\tb\ty\n" + "René Müller, Köln\tz\tno\n" * 9).encode("latin-1")
+    with pytest.raises(TaskError, match=r"line 2: byte 3 \(0xe9\) is not utf-8") as caught:
         made(PAIRS, tmp_path, content).read("dev")
-    assert made(PAIRS, tmp_path, content, encoding="latin-1").read("dev").first == ("René",)  # type: ignore[union-attr]
+    assert "`encoding: cp1252`" in caught.value.remedy
+    found = made(PAIRS, tmp_path, content, encoding="latin-1").read("dev")
+    assert found.first == ("René Müller, Köln",) * 9  # type: ignore[union-attr]
+    with pytest.raises(TaskError, match="line 2: it has bytes that are not shift_jis"):
+        made(PAIRS, tmp_path, b"a\tb\ty\nx\xff\tz\tno\n", encoding="shift_jis").read("dev")
+
+
+def test_encodings_and_delimiters_that_cannot_be(tmp_path: Path) -> None:
+    for more in ({"encoding": "utf-9"}, {"encoding": "rot13"}, {"delimiter": ";;"}, {"delimiter": ""}):
+        with pytest.raises(TaskError, match=next(iter(more))):
+            made(PAIRS, tmp_path, b"", **more)
+    table = b"a;b;c;y\nx;z;w;no\n"
+    with pytest.raises(TaskError, match=r"it has a, b, c, y") as caught:
+        made(PAIRS | {"fields": {"first": "a", "second": "q", "label": "y"}}, tmp_path, table).read("dev")
+    assert "`delimiter`" in caught.value.remedy
+    numbers = PAIRS | {"fields": {"first": 1, "second": 2, "label": 4}}
+    with pytest.raises(TaskError, match="line 1: 1 field, but column 4 is needed") as caught:
+        made(numbers, tmp_path, table).read("dev")
+    assert "`delimiter`" in caught.value.remedy
+    assert len(made(numbers, tmp_path, table.split(b"\n")[1], delimiter=";").read("dev")) == 1
 
 
 def test_a_damaged_archive_and_no_parquet(tmp_path: Path) -> None:

@@ -77,6 +77,51 @@ def test_the_same_examples_in_every_format(rows: list[tuple[str, str, str]]) -> 
             assert digest(pairs(folder, form).read("train")) == digest(expected), form
 
 
+ALPHABETS = {
+    "latin-1": "aß äö",
+    "GB18030": "a中文。🙂",
+    "shift_jis": "aかナ漢表",  # a byte of the last is a backslash
+    "utf-16-le": "aßĊ中",  # a byte of the third is a line feed
+    "utf-16": "aßĊ中🙂",
+    "utf-8-sig": "aß中",
+}
+MARKED = ("utf-16", "utf-8-sig")
+
+
+@st.composite
+def written_tables(draw: st.DrawFn) -> tuple[str, str, str, list[tuple[str, str]]]:
+    """(form, encoding, delimiter, rows), the delimiter in none of the cells of plain tables."""
+    encoding = draw(st.sampled_from(sorted(ALPHABETS)))
+    cell = st.text(st.sampled_from(ALPHABETS[encoding]), min_size=1, max_size=9)
+    form, delimiter = draw(st.sampled_from(["csv", "tsv"])), draw(st.sampled_from(",;\t|"))
+    quoted = cell.map(lambda text: f'{text}{delimiter}"') if form == "csv" else cell
+    return form, encoding, delimiter, draw(st.lists(st.tuples(quoted, cell), min_size=1, max_size=5))
+
+
+@settings(max_examples=40, deadline=None)
+@given(written_tables(), st.booleans())
+def test_the_same_examples_in_every_encoding_and_with_every_delimiter(
+    written: tuple[str, str, str, list[tuple[str, str]]], said: bool
+) -> None:
+    form, encoding, delimiter, rows = written
+    text = io.StringIO(newline="")
+    table = csv.writer(
+        text,
+        delimiter=delimiter,
+        quotechar='"' if form == "csv" else None,
+        quoting=csv.QUOTE_MINIMAL if form == "csv" else csv.QUOTE_NONE,
+    )
+    table.writerows([("id", "a", "b", "y"), *((0, *row, "no") for row in rows)])
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, f"pairs.{form}").write_bytes(text.getvalue().encode(encoding))
+        declared = {} if encoding in MARKED else {"encoding": encoding}
+        more = {"delimiter": delimiter} if said else {}
+        examples = pairs(folder, form, **declared, **more).read("train")
+        assert isinstance(examples, Sentences)
+        assert examples.second is not None
+        assert list(zip(examples.first, examples.second, strict=True)) == rows
+
+
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.tuples(st.text(max_size=9), st.text(max_size=9)), min_size=1, max_size=5))
 def test_quoted_cells_hold_anything_that_utf_8_can(cells: list[tuple[str, str]]) -> None:

@@ -15,7 +15,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 Fault = Literal[
-    *("error 500", "slow down", "expired token", "unknown key"),
+    *("error 500", "slow down", "expired token", "unknown key", "denied", "no such key"),
     *("reset", "reset after", "truncate", "garble", "stall", "bad record"),
 ]
 
@@ -26,6 +26,8 @@ _ERRORS: dict[Fault, tuple[int, str]] = {
     "slow down": (503, "SlowDown"),
     "expired token": (400, "ExpiredToken"),
     "unknown key": (403, "InvalidAccessKeyId"),
+    "denied": (403, "AccessDenied"),
+    "no such key": (404, "NoSuchKey"),
 }
 
 

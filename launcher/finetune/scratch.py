@@ -1,8 +1,9 @@
-"""Checkpoints of an embedding training, on this machine's disk: what makes a killed training go on.
+"""Checkpoints of a fine-tuning or an embedding training, on this machine's disk: what makes a killed training go on.
 
-They are the trainer's own files, optimizer state in torch's format among them. So they are read again only if all of
-this holds: the folder is this user's and closed to writers beside, it was written for the very same training, and every
-file is, by SHA-256, as it was written. Whatever else lies there is not opened. Nothing of it is ever put into a store.
+An embedding training's are the trainer's own files, optimizer state in torch's format among them. So they are read
+again only if all of this holds: the folder is this user's and closed to writers beside, it was written for the very
+same training, and every file is, by SHA-256, as it was written. Whatever else lies there is not opened. Nothing of it
+is ever put into a store.
 """
 
 import fcntl
@@ -16,16 +17,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from launcher.errors import RunError
 from launcher.output import write_file
 
-if TYPE_CHECKING:
-    from torch import nn
-
 _LOG = logging.getLogger(__name__)
-_TRAINING, _WRITTEN, _LOSS = "training.json", "written.json", "loss.safetensors"
+TRAINING = "training.json"
+"""Marks a scratch folder, and says of which training it is."""
+_WRITTEN = "written.json"
 _PREFIX = "checkpoint-"
 
 
@@ -49,14 +48,22 @@ class Scratch:
             _LOG.warning("%s is not whole and is left out", path)
         return None
 
-    def remove_checkpoints(self) -> None:
+    def place(self, step: int) -> Path:
+        """An empty folder for the checkpoint of that step."""
+        path = self.folder / f"{_PREFIX}{step}"
+        shutil.rmtree(path, ignore_errors=True)
+        path.mkdir()
+        return path
+
+    def remove_checkpoints(self, but: Path | None = None) -> None:
         for path in self.folder.glob(f"{_PREFIX}*"):
-            shutil.rmtree(path)
+            if path != but:
+                shutil.rmtree(path)
 
     def remove(self) -> None:
         """The checkpoints, and the folder unless something else lies in it."""
         self.remove_checkpoints()
-        for path in (self.folder / _TRAINING, self.folder / "eval"):
+        for path in (self.folder / TRAINING, self.folder / "eval"):
             with suppress(FileNotFoundError, NotADirectoryError, OSError):
                 path.rmdir() if path.is_dir() else path.unlink()
         with suppress(OSError):
@@ -96,7 +103,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _of_this_training(folder: Path, identity: str) -> Scratch:
-    scratch, record = Scratch(folder, kept=True), folder / _TRAINING
+    scratch, record = Scratch(folder, kept=True), folder / TRAINING
     former = record.read_text("utf-8") if record.is_file() else None
     if former is None and any(folder.iterdir()):
         raise RunError(
@@ -120,29 +127,9 @@ def _check_owner(folder: Path) -> None:
         )
 
 
-def seal(checkpoint: Path, loss: "nn.Module") -> None:
-    """Complete the trainer's checkpoint: add the loss's own weights (softmax has some), then the list of all files with
-    their hashes."""
-    from safetensors.torch import save_file
-
-    weights = _own_weights(loss)
-    if weights:
-        save_file({name: weight.detach().cpu() for name, weight in weights.items()}, checkpoint / _LOSS)
+def seal(checkpoint: Path) -> None:
+    """Complete a checkpoint with the list of all its files and their hashes."""
     write_file(checkpoint / _WRITTEN, json.dumps(_digests(checkpoint), sort_keys=True, indent=1))
-
-
-def restore_loss(checkpoint: Path, loss: "nn.Module") -> None:
-    """Put the loss's own weights of a checkpoint back."""
-    from safetensors.torch import load_file
-
-    if not _own_weights(loss):
-        return
-    loss.load_state_dict(load_file(checkpoint / _LOSS), strict=False)
-
-
-def _own_weights(loss: "nn.Module") -> "dict[str, nn.Parameter]":
-    """Those that are not the model's, which every loss holds as `model`."""
-    return {name: weight for name, weight in loss.named_parameters() if "model" not in name.split(".")[:-1]}
 
 
 def _is_as_written(checkpoint: Path) -> bool:

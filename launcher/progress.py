@@ -1,0 +1,248 @@
+"""Signs of life: what a command does, how far it is, and how long it still takes, on standard error.
+
+    with work("reading train", total=len(rows), unit="rows") as now:
+        now.advance()
+
+Code only says what it does. Nothing is shown before a command line asks for it (`shown`); then a thread shows the
+innermost work that has begun and not ended: on a terminal in a line that is rewritten, anywhere else in a new line once
+it has lasted 3 s, and every 10 s from then on, less often after ten minutes. So a call into a library that reports
+nothing has a name and a time, too.
+"""
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import IO, TypeVar
+
+from data_service.visible import visible
+from launcher.format import human_bytes, human_count, human_duration
+
+BYTES = "B"
+"""A unit that is shown as KiB, MiB, ..."""
+_FIRST_S, _EVERY_S, _SELDOM_S = 3.0, 10.0, 60.0  # lines of a log
+_SHARE = 60  # a line is due after this part of the command's age, within these bounds
+_DRAW_S, _DRAW_FIRST_S = 0.25, 1.0  # a terminal's line
+_WIDTH = 80  # of a terminal that does not say
+_EXACT = 100_000  # larger counts are shortened
+
+T = TypeVar("T")
+
+
+class Work:
+    """Something that a command does.
+
+    Attributes:
+        name: for people, such as `reading train`.
+        total: of its units; None where nobody knows.
+        unit: what is counted, or BYTES; empty: nothing is.
+        note: shown beside the figures, such as a loss.
+    """
+
+    def __init__(self, name: str, total: float | None, unit: str, began: float) -> None:
+        self.name, self.total, self.unit, self.note = name, total, unit, ""
+        self._began = began
+        self._done = self._already = 0.0
+        self._lock = threading.Lock()
+        self.told = False
+
+    def advance(self, units: float = 1) -> None:
+        with self._lock:
+            self._done += units
+
+    def at(self, done: float, total: float | None = None) -> None:
+        """So much is done now, of so much."""
+        with self._lock:
+            self.total = self.total if total is None else total
+            self._done = done
+
+    def begin(self, name: str, total: float | None = None) -> None:
+        """Another part of it begins, which counts from nothing."""
+        with self._lock:
+            self.name, self.total, self.told = name, total, False
+            self._done = self._already = 0.0
+            self._began = time.monotonic()
+
+    def begin_at(self, done: float) -> None:
+        """So much was done by an earlier command: it says nothing about the pace."""
+        with self._lock:
+            self._done = self._already = done
+
+    def age(self, now: float) -> float:
+        return now - self._began
+
+    def describe(self, now: float) -> str:
+        """What is done, how much of how much, and how long it still takes at its pace."""
+        parts = [part for part in (self._amount(), self.note, self._time(now)) if part]
+        return visible(f"{self.name}: {', '.join(parts)}")
+
+    def _amount(self) -> str:
+        if not self.unit or (not self._done and self.total is None):
+            return ""
+        spell = human_bytes if self.unit == BYTES else _count
+        of = f" of {spell(self.total)}" if self.total is not None else ""
+        return f"{spell(self._done)}{of}{'' if self.unit == BYTES else f' {self.unit}'}"
+
+    def _time(self, now: float) -> str:
+        made, spent = self._done - self._already, now - self._began
+        if self.total is not None and made > 0:
+            return f"about {human_duration(spent * (max(0.0, self.total - self._done) / made))} left"
+        return f"{human_duration(spent)} so far"
+
+
+def _count(value: float) -> str:
+    return f"{value:,.0f}" if value < _EXACT else human_count(value)
+
+
+class _Screen:
+    """Shows the newest work. `descriptor` is standard error's, `columns` a terminal's width, or None."""
+
+    def __init__(
+        self, write: Callable[[bytes], object], columns: Callable[[], int] | None, now: float
+    ) -> None:
+        self._write, self._columns = write, columns
+        self._began = self._said = now
+        self._drawn = False
+        self._at_start = True  # of a line: what others wrote ended in a line's end
+        self._lock = threading.RLock()
+
+    def tick(self, current: Work | None, now: float) -> None:
+        """Show `current` if it is time to."""
+        with self._lock:
+            if current is None:
+                self.clear()
+            elif self._columns is not None:
+                if self._at_start and (self._drawn or now - self._said >= _DRAW_FIRST_S):
+                    self._draw(current.describe(now)[: self._columns() - 1])
+            elif self._is_due(current, now):
+                current.told, self._said = True, now
+                self._put(f"{current.describe(now)}\n".encode())
+
+    def _is_due(self, current: Work, now: float) -> bool:
+        silent = now - self._said
+        if not current.told and current.age(now) >= _FIRST_S and silent >= _FIRST_S:
+            return True
+        return silent >= min(_SELDOM_S, max(_EVERY_S, (now - self._began) / _SHARE))
+
+    def others_write(self, text: str, now: float) -> None:
+        """Before `text` goes to standard output or error."""
+        with self._lock:
+            self.clear()
+            if text:
+                self._at_start, self._said = text.endswith("\n"), now
+
+    def clear(self) -> None:
+        if self._drawn:
+            self._put(b"\r\x1b[K")
+            self._drawn = False
+
+    def _draw(self, line: str) -> None:
+        self._put(f"\r{line}\x1b[K".encode())
+        self._drawn = True
+
+    def _put(self, data: bytes) -> None:
+        with suppress(OSError):  # whoever read it has gone
+            self._write(data)
+
+
+_works: list[Work] = []  # what has begun and not ended, the innermost last
+_screen: _Screen | None = None
+_silenced = 0
+
+
+@contextmanager
+def work(name: str, total: float | None = None, unit: str = "") -> Iterator[Work]:
+    """While this lasts, `name` is what the command does."""
+    begun = Work(name, total, unit, time.monotonic())
+    _works.append(begun)
+    try:
+        yield begun
+    finally:
+        _works.remove(begun)
+
+
+def counted(
+    items: Iterable[T], name: str, total: float | None, unit: str, size: Callable[[T], float] | None = None
+) -> Iterator[T]:
+    """`items`, while `name` counts them, or their `size`, as they are taken."""
+    with work(name, total, unit) as begun:
+        for item in items:
+            yield item
+            begun.advance(1 if size is None else size(item))
+
+
+@contextmanager
+def shown_elsewhere() -> Iterator[None]:
+    """While this lasts nothing is shown here: a display of its own does, such as that of training."""
+    global _silenced
+    _silenced += 1
+    try:
+        yield
+    finally:
+        _silenced -= 1
+
+
+def others_write(text: str) -> None:
+    """To be called before anything else is written to the screen: the line that is rewritten makes room."""
+    if _screen is not None:
+        _screen.others_write(text, time.monotonic())
+
+
+@contextmanager
+def shown(name: str) -> Iterator[None]:
+    """While this lasts, people see what this process does; it does `name` where it says nothing else."""
+    global _screen
+    descriptor, ended = os.dup(2), threading.Event()
+    columns = (lambda: _width(descriptor)) if os.isatty(descriptor) else None
+    screen = _screen = _Screen(lambda data: os.write(descriptor, data), columns, time.monotonic())
+    streams = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = _Heard(sys.stdout), _Heard(sys.stderr)
+    thread = threading.Thread(target=_show, args=(screen, ended), name="progress", daemon=True)
+    try:
+        with work(name):
+            thread.start()
+            yield
+    finally:
+        ended.set()
+        thread.join()
+        screen.clear()
+        _screen = None
+        sys.stdout, sys.stderr = streams
+        os.close(descriptor)
+
+
+def _width(terminal: int) -> int:
+    try:
+        return os.get_terminal_size(terminal).columns or _WIDTH
+    except OSError:
+        return _WIDTH
+
+
+def _forget() -> None:
+    """A forked process has no thread that shows, and is not the command."""
+    global _screen
+    _screen = None
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+def _show(screen: _Screen, ended: threading.Event) -> None:
+    while not ended.wait(_DRAW_S):
+        screen.tick(_works[-1] if _works and not _silenced else None, time.monotonic())
+
+
+class _Heard:
+    """Standard output or error: the screen hears what is written."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        others_write(text)
+        return self._stream.write(text)
