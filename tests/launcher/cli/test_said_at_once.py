@@ -226,11 +226,13 @@ def told(lines: list[list[str]], places: dict[str, str]) -> list[tuple[list[str]
     return [(line, code, said) for line, (code, said) in zip(lines, answers, strict=True)]
 
 
-def test_mistakes_are_told_before_what_is_heavy(places: dict[str, str]) -> None:
-    """Every argument and option of every command that may be wrong; in any order, since a failed import leaves
-    traces."""
+@pytest.mark.parametrize("most", [80, pytest.param(10_000, marks=pytest.mark.long)])
+def test_mistakes_are_told_before_what_is_heavy(places: dict[str, str], most: int) -> None:
+    """Arguments and options of all commands that may be wrong, drawn at random, or every one; in any order, since a
+    failed import leaves traces."""
     lines = list(mistakes())
     random.Random(3).shuffle(lines)
+    lines = lines[:most]
     wrong = [
         (" ".join(line), code, said[-300:])
         for line, code, said in told(lines, places)

@@ -247,7 +247,9 @@ def test_a_store_that_hangs_keeps_nobody_waiting(run: ToldRun) -> None:
         ask.until("step 210 of")
 
 
-@pytest.mark.parametrize("draw", range(3))
+@pytest.mark.parametrize(
+    "draw", [0, 1, *(pytest.param(draw, marks=pytest.mark.long) for draw in range(2, 8))]
+)
 def test_a_page_is_fresh_when_it_is_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, draw: int
 ) -> None:
@@ -267,6 +269,7 @@ def test_a_page_is_fresh_when_it_is_opened(
             asleep()
 
 
+@pytest.mark.long
 def test_what_was_read_before_is_shown_where_a_store_hangs_on_opening(
     run: ToldRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
